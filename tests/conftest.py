@@ -17,7 +17,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, is_hypothesis_test, settings
 
-from model_folders import SHAPES, write_random_model
+from model_folders import RandomModels
 from tiers import Tier, TierList
 from twostroke.errors import ModelNotFound, SetupError
 from twostroke.model.fetch import fetch
@@ -137,5 +137,5 @@ def one_thread() -> None:
 
 @pytest.fixture(scope="session")
 def random_models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """One random float32 model of each family."""
-    return {family: write_random_model(tmp_path_factory.mktemp(family), family) for family in SHAPES}
+    """One random float32 model of each family, written when it is asked for."""
+    return RandomModels(tmp_path_factory.mktemp)

@@ -30,8 +30,8 @@ class FaultyExecutor:
         model: Any = inner._runner._model  # type: ignore[attr-defined]
         embed = model.embed
 
-        def poisoned(input_ids: Tensor) -> Tensor:
-            hidden = embed(input_ids)
+        def poisoned(input_ids: Tensor, positions: Tensor | None = None) -> Tensor:
+            hidden = embed(input_ids, positions)
             hidden[input_ids == POISON] = math.nan
             return hidden
 

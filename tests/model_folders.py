@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import tokenizers
 import torch
-import transformers
 from tokenizers.decoders import ByteLevel as ByteLevelDecoder
 from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
 
-from oracle.naive_model import config_class
+from oracle.naive_model import config_class, model_class
 
 VOCAB_SIZE = 320
 """256 bytes, a few merges and special tokens; the embedding has some rows more, as real models do."""
@@ -91,10 +91,53 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "qwen3": ("Qwen3", {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32}),
+    "phi": ("Phi", {"num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 2}),
+    "gpt_neox": ("GPTNeoX", {"num_attention_heads": 4, "num_hidden_layers": 2}),
+    "stablelm": (
+        "StableLm",
+        {
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "num_hidden_layers": 2,
+            "use_qkv_bias": True,
+            "qk_layernorm": True,
+        },
+    ),
+    "cohere": (
+        "Cohere",
+        {"num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 2, "use_qk_norm": True},
+    ),
+    "arcee": ("Arcee", {"num_attention_heads": 4, "num_key_value_heads": 2}),
+    "nemotron": ("Nemotron", {"num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 2}),
+    "helium": ("Helium", {"num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 16, "num_hidden_layers": 2}),
+    "apertus": (
+        "Apertus",
+        {
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0},
+        },
+    ),
+    "falcon": (
+        "Falcon",
+        {
+            "num_attention_heads": 4,
+            "num_kv_heads": 2,
+            "new_decoder_architecture": True,
+            "ffn_hidden_size": 96,
+            "num_hidden_layers": 2,
+        },
+    ),
+    "gptj": ("GPTJ", {"num_attention_heads": 4, "rotary_dim": 8, "n_inner": 96, "num_hidden_layers": 2}),
+    "opt": ("OPT", {"num_attention_heads": 4, "ffn_dim": 96, "init_std": 0.15, "num_hidden_layers": 2}),
+    "gpt2": ("GPT2", {"num_attention_heads": 4, "n_inner": 96, "num_hidden_layers": 2}),
 }
 """One of each family: GQA, MQA with a window, soft caps, two kinds of rotation, norms at outputs or around with windows
 in some layers, a layer without rotation, parallel blocks, layer norms without a gate, heads rotated in part or by
-neighbours, MHA with windows in some layers, own head_dim with qk-norm."""
+neighbours, MHA with windows in some layers, own head_dim with qk-norm; then exact GELU with a bias on logits, q, k and
+v by KV head beside two norms that read the residual stream, biases on q, k and v alone, layer norms of each head,
+squared ReLU, layer norms with 1 added, wide norms, a learned activation, one KV head for several in one tensor,
+keys of its own, learned positions, and ReLU with positions that begin at row 2."""
 
 
 def write_tokenizer(folder: Path, num_characters: int = 256) -> None:
@@ -128,7 +171,27 @@ def write_random_model(folder: Path, family: str, *, dtype: str = "float32", see
     }
     config = config_class(kind)(dtype=dtype, **(sizes | shape | fields))
     torch.manual_seed(seed)
-    model = getattr(transformers, f"{kind}ForCausalLM")(config).to(getattr(torch, dtype))
+    model = model_class(kind)(config).to(getattr(torch, dtype))
     model.save_pretrained(folder)
     write_tokenizer(folder)
     return folder
+
+
+class RandomModels(dict[str, Path]):
+    """Folders of random float32 models, by family."""
+
+    def __init__(self, new_folder: Callable[[str], Path]) -> None:
+        """Takes what makes a folder of a name."""
+        super().__init__()
+        self._new_folder = new_folder
+
+    def __missing__(self, family: str) -> Path:
+        """Write the model."""
+        if family not in SHAPES:
+            raise KeyError(family)
+        self[family] = write_random_model(self._new_folder(family), family)
+        return self[family]
+
+    def get(self, family: str, default: Any = None) -> Any:
+        """Return the folder of a family; what is none has the default."""
+        return self[family] if family in SHAPES else default

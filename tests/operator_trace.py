@@ -75,9 +75,9 @@ def record_model(model: DecoderModel, monkeypatch: pytest.MonkeyPatch, trace: Tr
     """Record a model's embedding and logits, which are not operators."""
     embed, compute_logits = model.embed, model.compute_logits
 
-    def recorded_embed(input_ids: Tensor) -> Tensor:
+    def recorded_embed(input_ids: Tensor, positions: Tensor | None = None) -> Tensor:
         trace.calls.append(Call("embed", len(input_ids)))
-        return embed(input_ids)
+        return embed(input_ids, positions)
 
     def recorded_logits(hidden: Tensor) -> Tensor:
         trace.calls.append(Call("logits", len(hidden)))

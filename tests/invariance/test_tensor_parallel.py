@@ -72,6 +72,12 @@ ODD_SIZES = {"vocab_size": 333, "intermediate_size": 97, "tie_word_embeddings": 
         ("qwen2", "bfloat16", {}),
         ("qwen3", "float32", {}),
         ("qwen3", "bfloat16", ODD_SIZES),
+        ("phi", "bfloat16", {"vocab_size": 333, "intermediate_size": 97}),
+        ("gpt_neox", "float32", ODD_SIZES),
+        ("cohere", "bfloat16", {}),
+        ("nemotron", "bfloat16", {"intermediate_size": 97}),
+        ("apertus", "bfloat16", {}),
+        ("falcon", "bfloat16", {}),
     ],
     ids=str,
 )

@@ -119,10 +119,21 @@ def essence(outputs: Sequence[RequestOutput]) -> list[Any]:
     ]
 
 
+class Expected(dict[str, list[Any]]):
+    """What each model answers, computed when it is asked for."""
+
+    def __init__(self, random_models: dict[str, Path]) -> None:
+        super().__init__()
+        self._random_models = random_models
+
+    def __missing__(self, model: str) -> list[Any]:
+        self[model] = essence(generate(folder(model, self._random_models), *requests()))
+        return self[model]
+
+
 @pytest.fixture(scope="module")
 def expected(random_models: dict[str, Path]) -> dict[str, list[Any]]:
-    prompts, params = requests()
-    return {model: essence(generate(folder(model, random_models), prompts, params)) for model in MODELS}
+    return Expected(random_models)
 
 
 @pytest.mark.parametrize("model", MODELS)

@@ -30,6 +30,11 @@ def config_class(kind: str) -> Any:
     return getattr(transformers, {"Gemma3": "Gemma3TextConfig"}.get(kind, f"{kind}Config"))
 
 
+def model_class(kind: str) -> Any:
+    """Return the class of the model with a head."""
+    return getattr(transformers, f"{kind}LMHeadModel" if kind == "GPT2" else f"{kind}ForCausalLM")
+
+
 def build(folder: Path, kind: str, seed: int = 0, **changes: Any) -> Any:
     """A random `kind` ("Llama", "Mistral", "Qwen2", "Qwen3", …), saved to `folder`; returns transformers' model.
 
@@ -38,14 +43,16 @@ def build(folder: Path, kind: str, seed: int = 0, **changes: Any) -> Any:
     config = config_class(kind)(**{**SMALL, **changes})
     config._attn_implementation = "eager"
     torch.manual_seed(seed)
-    model = getattr(transformers, f"{kind}ForCausalLM")(config).eval()
+    model = model_class(kind)(config).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if "norm" in name:
-                stored = 1.0 if kind.startswith("Gemma") else 0.0  # less 1
+            if "norm" in name or ".ln_" in name:
+                stored = 1.0 if kind.startswith(("Gemma", "Nemotron")) else 0.0  # less 1
                 parameter.uniform_(0.5 - stored, 1.5 - stored)
             elif name.endswith("bias"):
                 parameter.normal_(0, 0.5)
+            elif "alpha" in name:
+                parameter.uniform_(-1.0, 1.0)
     model.save_pretrained(folder)
     return model
 
@@ -72,11 +79,19 @@ def layer_outputs(model: Any, token_ids: list[int]) -> list[Tensor]:
     def keep_input(_module: Any, inputs: Any) -> None:
         found.append(inputs[0][0].float())
 
-    hooks = [part.register_forward_hook(keep) for part in (*model.model.layers, model.model.norm)]
-    hooks.append(model.model.layers[0].register_forward_pre_hook(keep_input))
+    layers, norm = _layers(model)
+    hooks = [part.register_forward_hook(keep) for part in (*layers, norm)]
+    hooks.append(layers[0].register_forward_pre_hook(keep_input))
     try:
         model(input_ids=torch.tensor([token_ids]), use_cache=False)
     finally:
         for hook in hooks:
             hook.remove()
     return found
+
+
+def _layers(model: Any) -> tuple[Any, Any]:
+    """Return the layers of a transformers model, and its final norm."""
+    base = getattr(model.base_model, "decoder", model.base_model)
+    norms = (getattr(base, name, None) for name in ("norm", "final_layernorm", "final_layer_norm", "ln_f"))
+    return (base.layers if hasattr(base, "layers") else base.h), next(norm for norm in norms if norm is not None)

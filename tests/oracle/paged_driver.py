@@ -71,7 +71,7 @@ class PagedDriver:
             [num_tokens, hidden_size].
         """
         _, ids, positions, metadata = self._inputs([(request, num_tokens)])
-        found = [self.model.embed(ids)]
+        found = [self.model.embed(ids, positions)]
         for layer_id in range(self.model.config.num_layers):
             hidden = found[-1].clone()  # a layer may add to its input in place
             found.append(self.model.forward_layers(hidden, range(layer_id, layer_id + 1), positions, metadata, self.kv))

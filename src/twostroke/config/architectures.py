@@ -5,11 +5,13 @@ Defaults of absent keys are those of transformers 5.23.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from twostroke.config.layer_spec import Activation, NormKind, NormPlace, QKNorm
+from twostroke.config.fields import count, switch
+from twostroke.config.layer_spec import NormKind, NormPlace, PlainActivation, QKNorm
+from twostroke.errors import UnsupportedModel
 
 WindowRule = Literal["none", "all_layers", "by_layer", "by_type"]
 """Which layers have `sliding_window`: none, all, those of `layer_types` or from `max_window_layers` on where
@@ -18,6 +20,17 @@ RopeRule = Literal["same", "only_windows", "windows_alone", "plain_windows", "lo
 """Of a model with windows in some layers: all layers are rotated alike; full ones are not rotated, if there are windows
 or in any case; `rope_scaling` is of the full ones alone; or that, and windows have `rope_local_base_freq`, and
 max_position_embeddings counts the stretching already."""
+
+
+_SILU: Mapping[str, PlainActivation] = {"silu": "silu"}
+_GELU_TANH: Mapping[str, PlainActivation] = {"gelu_pytorch_tanh": "gelu_tanh"}
+_GELUS: Mapping[str, PlainActivation] = {
+    "gelu_new": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "gelu": "gelu",
+    **_GELU_TANH,
+}
+_RELU2: Mapping[str, PlainActivation] = {"relu2": "relu2"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,14 +42,22 @@ class ArchitectureTraits:
     reads_attention_bias: bool = False
     """`attention_bias` adds biases to q, k, v and to the output projection."""
     reads_mlp_bias: bool = False
-    activation: Activation = "silu"
-    """The one of its MLP."""
+    keys: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Its own names of keys, by the common ones."""
+    derived: Callable[[Mapping[str, Any]], dict[str, Any]] | None = None
+    """Returns common keys that follow from several of its own."""
+    only: Mapping[str, object] = field(default_factory=dict[str, object])
+    """Keys of which one value is implemented."""
+    activations: Mapping[str, PlainActivation] = field(default_factory=lambda: _SILU)
+    """Activations of its MLP, by what its configs call them. One without a name means the first."""
     activation_keys: tuple[str, ...] = ("hidden_act",)
     """Keys that name it; the first that a config has counts. A config may leave it out."""
-    activation_names: tuple[str, ...] = ("silu",)
-    """Values of those keys that mean this activation."""
     norm_offset: float = 0.0
     """Added to the weights of norms; checkpoints of Gemma store them less 1."""
+    has_wide_norms: bool = False
+    """The weights of RMS norms are float32, and the result is rounded behind them."""
+    head_bias: bool = False
+    """A bias on logits."""
     scales_embeddings: bool = False
     """Embeddings are multiplied by the square root of `hidden_size`."""
     reads_query_scalar: bool = False
@@ -46,6 +67,8 @@ class ArchitectureTraits:
     reads_output_bias: bool = False
     """`attention_out_bias` says alone whether the output projection has biases."""
     qk_norm: QKNorm = "none"
+    qk_norm_key: str | None = None
+    """A switch of that norm."""
     norms: NormPlace = "before"
     norm: NormKind = "rms"
     epsilon_key: str = "rms_norm_eps"
@@ -53,6 +76,12 @@ class ArchitectureTraits:
     """One key for the biases of all products."""
     has_gate: bool = True
     is_parallel: bool = False
+    parallel_key: str | None = None
+    """A switch that says it instead."""
+    parallel_norms: NormPlace = "shared"
+    """Where norms stand in a parallel block."""
+    num_norms_key: str | None = None
+    """The number of norms in a parallel block; with 2 they stand before attention and MLP."""
     reads_logit_scale: bool = False
     """`logit_scale` is a factor on logits."""
     windows: WindowRule = "none"
@@ -61,6 +90,8 @@ class ArchitectureTraits:
     reads_window_pattern: bool = True
     """`sliding_window_pattern` says another n."""
     rope_of_windows: RopeRule = "same"
+    position_offset: int | None = None
+    """Positions are learned, and nothing is rotated: the row of position 0 in their table."""
     rotates_parts: bool = False
     """`partial_rotary_factor` of each head is rotated."""
     interleaves_rotation: bool = False
@@ -75,10 +106,10 @@ class ArchitectureTraits:
 
 _GEMMA = ArchitectureTraits(
     reads_attention_bias=True,
-    activation="gelu_tanh",
+    activations=_GELU_TANH,
     activation_keys=("hidden_activation", "hidden_act"),
-    activation_names=("gelu_pytorch_tanh",),
     norm_offset=1.0,
+    has_wide_norms=True,
     scales_embeddings=True,
     defaults={"num_key_value_heads": 16, "head_dim": 256, "tie_word_embeddings": True},
 )
@@ -100,6 +131,52 @@ _GEMMA2 = replace(
     },
 )
 
+
+_GPT = ArchitectureTraits(
+    reads_attention_bias=True,
+    reads_mlp_bias=True,
+    norm="layer_bias",
+    epsilon_key="layer_norm_epsilon",
+    has_gate=False,
+    activations=_GELUS,
+    rotates_parts=True,
+)
+_GPT2_KEYS = {
+    "hidden_size": "n_embd",
+    "num_attention_heads": "n_head",
+    "num_hidden_layers": "n_layer",
+    "max_position_embeddings": "n_positions",
+}
+
+
+def _of_falcon(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what Falcon's first architecture (7B) says otherwise than its second (40B, 180B, 11B)."""
+    is_new = switch(given, "new_decoder_architecture")
+    num_kv_heads = 1 if switch(given, "multi_query", default=True) else given.get("num_attention_heads")
+    return {
+        "num_key_value_heads": given.get("num_kv_heads") if is_new else num_kv_heads,
+        "intermediate_size": given.get("ffn_hidden_size") or 4 * count(given, "hidden_size"),
+        "parallel_attn": is_new or switch(given, "parallel_attn", default=True),
+        "num_ln_in_parallel_attn": count(given, "num_ln_in_parallel_attn", 2, most=2) if is_new else 1,
+    }
+
+
+def _of_gpt2(given: Mapping[str, Any]) -> dict[str, Any]:
+    return {"intermediate_size": given.get("n_inner") or 4 * count(given, "hidden_size")}
+
+
+def _of_opt(given: Mapping[str, Any]) -> dict[str, Any]:
+    width, hidden_size = given.get("word_embed_proj_dim"), given.get("hidden_size")
+    if width not in (None, hidden_size):
+        raise UnsupportedModel(f"word_embed_proj_dim={width!r} is not implemented; known: hidden_size ({hidden_size}).")
+    return {}
+
+
+def _of_gptj(given: Mapping[str, Any]) -> dict[str, Any]:
+    head_dim = count(given, "hidden_size") // count(given, "num_attention_heads")
+    return _of_gpt2(given) | {"partial_rotary_factor": count(given, "rotary_dim", most=head_dim) / head_dim}
+
+
 _GLM = ArchitectureTraits(
     reads_attention_bias=True,
     reads_output_bias=True,
@@ -116,7 +193,7 @@ _GLM = ArchitectureTraits(
 
 ARCHITECTURE_TRAITS: dict[str, ArchitectureTraits] = {
     # "gelu" means the tanh formula in Gemma's first configs
-    "GemmaForCausalLM": replace(_GEMMA, activation_names=("gelu_pytorch_tanh", "gelu")),
+    "GemmaForCausalLM": replace(_GEMMA, activations={**_GELU_TANH, "gelu": "gelu_tanh"}),
     "Gemma2ForCausalLM": _GEMMA2,
     "Gemma3ForCausalLM": replace(
         _GEMMA2,
@@ -184,6 +261,22 @@ ARCHITECTURE_TRAITS: dict[str, ArchitectureTraits] = {
         reads_logit_scale=True,
         defaults={"tie_word_embeddings": True, "layer_norm_eps": 1e-5, "logit_scale": 0.0625},
     ),
+    "CohereForCausalLM": ArchitectureTraits(
+        reads_attention_bias=True,
+        qk_norm="own_heads",
+        qk_norm_key="use_qk_norm",
+        norm="layer",
+        epsilon_key="layer_norm_eps",
+        is_parallel=True,
+        interleaves_rotation=True,
+        reads_logit_scale=True,
+        defaults={
+            "tie_word_embeddings": True,
+            "layer_norm_eps": 1e-5,
+            "logit_scale": 0.0625,
+            "rope_theta": 500_000.0,
+        },
+    ),
     "Starcoder2ForCausalLM": ArchitectureTraits(
         reads_attention_bias=True,
         reads_mlp_bias=True,
@@ -191,8 +284,7 @@ ARCHITECTURE_TRAITS: dict[str, ArchitectureTraits] = {
         norm="layer_bias",
         epsilon_key="norm_epsilon",
         has_gate=False,
-        activation="gelu_tanh",
-        activation_names=("gelu_pytorch_tanh",),
+        activations=_GELU_TANH,
         windows="all_layers",
         defaults={
             "num_key_value_heads": 2,
@@ -241,6 +333,137 @@ ARCHITECTURE_TRAITS: dict[str, ArchitectureTraits] = {
         qk_norm="heads",
         windows="by_layer",
         defaults={"num_key_value_heads": 32, "head_dim": 128},
+    ),
+    "PhiForCausalLM": replace(
+        _GPT,
+        head_bias=True,
+        only={"qk_layernorm": False},
+        epsilon_key="layer_norm_eps",
+        is_parallel=True,
+        defaults={"attention_bias": True, "mlp_bias": True, "layer_norm_eps": 1e-5, "partial_rotary_factor": 0.5},
+    ),
+    "GPTNeoXForCausalLM": replace(
+        _GPT,
+        keys={"partial_rotary_factor": "rotary_pct", "rope_theta": "rotary_emb_base"},
+        epsilon_key="layer_norm_eps",
+        parallel_key="use_parallel_residual",
+        parallel_norms="before",
+        activations={"gelu": "gelu", **_GELUS},
+        defaults={
+            "attention_bias": True,
+            "mlp_bias": True,
+            "layer_norm_eps": 1e-5,
+            "use_parallel_residual": True,
+            "partial_rotary_factor": 0.25,
+        },
+    ),
+    "StableLmForCausalLM": ArchitectureTraits(
+        keys={"attention_bias": "use_qkv_bias"},
+        reads_attention_bias=True,
+        reads_output_bias=True,
+        qk_norm="own_heads",
+        qk_norm_key="qk_layernorm",
+        norm="layer_bias",
+        epsilon_key="layer_norm_eps",
+        parallel_key="use_parallel_residual",
+        rotates_parts=True,
+        defaults={"num_key_value_heads": 32, "layer_norm_eps": 1e-5, "partial_rotary_factor": 0.25},
+    ),
+    "ArceeForCausalLM": ArchitectureTraits(
+        reads_attention_bias=True,
+        reads_mlp_bias=True,
+        has_gate=False,
+        activations=_RELU2,
+        defaults={"rms_norm_eps": 1e-5},
+    ),
+    "NemotronForCausalLM": ArchitectureTraits(
+        reads_attention_bias=True,
+        reads_mlp_bias=True,
+        norm="layer_bias",
+        norm_offset=1.0,
+        epsilon_key="norm_eps",
+        has_gate=False,
+        activations=_RELU2,
+        rotates_parts=True,
+        defaults={"norm_eps": 1e-5, "partial_rotary_factor": 0.5},
+    ),
+    "HeliumForCausalLM": ArchitectureTraits(
+        reads_attention_bias=True,
+        reads_output_bias=True,
+        reads_mlp_bias=True,
+        has_wide_norms=True,
+        interleaves_rotation=True,
+        defaults={"num_key_value_heads": 20, "head_dim": 128, "rms_norm_eps": 1e-8, "rope_theta": 100_000.0},
+    ),
+    "ApertusForCausalLM": ArchitectureTraits(
+        reads_attention_bias=True,
+        qk_norm="heads",
+        has_gate=False,
+        activations={"xielu": "xielu"},
+        defaults={
+            "rms_norm_eps": 1e-5,
+            "rope_parameters": {
+                "rope_type": "llama3",
+                "rope_theta": 12_000_000.0,
+                "factor": 8.0,
+                "original_max_position_embeddings": 8192,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+            },
+        },
+    ),
+    "FalconForCausalLM": replace(
+        _GPT,
+        derived=_of_falcon,
+        only={"alibi": False},
+        bias_key="bias",
+        parallel_key="parallel_attn",
+        num_norms_key="num_ln_in_parallel_attn",
+        rotates_parts=False,
+        activations={"gelu": "gelu", **_GELUS},
+        activation_keys=("activation",),
+        defaults={"max_position_embeddings": 2048, "layer_norm_epsilon": 1e-5, "tie_word_embeddings": True},
+    ),
+    "GPTJForCausalLM": replace(
+        _GPT,
+        keys=_GPT2_KEYS,
+        derived=_of_gptj,
+        head_bias=True,
+        is_parallel=True,
+        activation_keys=("activation_function",),
+        interleaves_rotation=True,
+        defaults={"mlp_bias": True, "layer_norm_epsilon": 1e-5, "rotary_dim": 64},
+    ),
+    "GPT2LMHeadModel": replace(
+        _GPT,
+        keys=_GPT2_KEYS,
+        derived=_of_gpt2,
+        only={"scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False, "add_cross_attention": False},
+        activation_keys=("activation_function",),
+        position_offset=0,
+        rotates_parts=False,
+        defaults={
+            "attention_bias": True,
+            "mlp_bias": True,
+            "layer_norm_epsilon": 1e-5,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "OPTForCausalLM": replace(
+        _GPT,
+        keys={"intermediate_size": "ffn_dim"},
+        derived=_of_opt,
+        only={
+            "do_layer_norm_before": True,
+            "_remove_final_layer_norm": False,
+            "layer_norm_elementwise_affine": True,
+        },
+        bias_key="enable_bias",
+        activations={"relu": "relu", **_GELUS},
+        activation_keys=("activation_function",),
+        position_offset=2,
+        rotates_parts=False,
+        defaults={"enable_bias": True, "layer_norm_epsilon": 1e-5, "tie_word_embeddings": True},
     ),
 }
 """Architectures whose config.json can be read; model/registry.py says where their maths is."""

@@ -13,15 +13,20 @@ from typing import Literal
 from twostroke.config.kv_format import KVFormat, slot_bytes
 from twostroke.config.rope import RopeConfig
 
-QKNorm = Literal["none", "heads", "rows"]
-"""RMS norm of q and k before the rotation: none, over each head, or over all heads of q, and of k, at once."""
+QKNorm = Literal["none", "heads", "own_heads", "rows"]
+"""Norm of q and k before the rotation: none, over each head by one weight for all, over each head by a weight of its
+own, or over all heads of q, and of k, at once. Those with a weight for each head are layer norms, the others RMS norms.
+"""
 NormKind = Literal["rms", "layer", "layer_bias"]
 """RMS norm, or layer norm (Ba et al. 2016, arXiv:1607.06450) without or with a bias."""
-NormPlace = Literal["before", "after", "around"]
-"""Where the norms of attention and MLP stand: at their input, at their output, or at both."""
+NormPlace = Literal["before", "after", "around", "shared"]
+"""Where the norms of attention and MLP stand: at their input, at their output, at both, or one at the input of both."""
 Activation = Literal["silu", "gelu_tanh"]
-"""What the MLP's gate, or an MLP without one, passes through: SiLU, or GELU by its tanh formula (Hendrycks and Gimpel
-2016, arXiv:1606.08415)."""
+"""What the MLP's gate passes through: SiLU, or GELU by its tanh formula (Hendrycks and Gimpel 2016,
+arXiv:1606.08415)."""
+PlainActivation = Literal["silu", "gelu_tanh", "gelu", "relu", "relu2", "xielu"]
+"""What the products of an MLP without a gate pass through: one of these, GELU by the error function, ReLU, its square
+(So et al. 2021, arXiv:2109.08668), or xIELU, which has learned parameters (model/apertus.py)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +70,7 @@ class LayerSpec:
     has_gate: bool = True
     """Whether the MLP is gated (Shazeer 2020, arXiv:2002.05202)."""
     is_parallel: bool = False
-    """Whether attention and MLP read one norm's output, and both are added to the residual stream."""
+    """Whether the MLP reads the residual stream before attention is added to it."""
     qkv_bias: bool = False
     """Biases on the q, k and v projections."""
     output_bias: bool = False
@@ -73,7 +78,8 @@ class LayerSpec:
     mlp_bias: bool = False
     qk_norm: QKNorm = "none"
     norms: NormPlace = "before"
-    activation: Activation = "silu"
+    activation: PlainActivation = "silu"
+    """With a gate, an Activation."""
     score_scale: float | None = None
     """Factor on q · k; None: 1 / sqrt(head_dim)."""
     score_cap: float | None = None

@@ -9,7 +9,7 @@ from typing import Any
 
 from twostroke.config.architectures import ARCHITECTURE_TRAITS, ArchitectureTraits
 from twostroke.config.fields import count, is_number, list_of, mapping, switch
-from twostroke.config.layer_spec import KVSpec, LayerSpec, NormKind
+from twostroke.config.layer_spec import KVSpec, LayerSpec, NormKind, NormPlace, PlainActivation
 from twostroke.config.nearest import nearest, unknown_parts
 from twostroke.config.quantization import QuantizationConfig
 from twostroke.config.rope import DEFAULT_ROPE_THETA, RopeConfig
@@ -45,7 +45,13 @@ class ModelConfig:
     logits_cap: float | None = None
     """Logits are cap * tanh(logits / cap); None: as they are."""
     norm_offset: float = 0.0
-    """Added to the weights of norms, which are float32 then."""
+    """Added to the weights of norms."""
+    has_wide_norms: bool = False
+    """Whether the weights of RMS norms are float32, and the result is rounded behind them."""
+    head_bias: bool = False
+    """A bias on logits."""
+    position_offset: int | None = None
+    """Row of position 0 in the table of positions, which is added to the embeddings of tokens; None: there is none."""
     dtype: str = "float32"
     """Type of the checkpoint's floats as config.json states it."""
     quantization: QuantizationConfig | None = None
@@ -107,9 +113,12 @@ class ModelConfig:
         architecture = _architecture(config)
         traits = ARCHITECTURE_TRAITS[architecture]
         given = {**traits.defaults, **{key: value for key, value in config.items() if not _is_left_out(key, value)}}
+        given |= {ours: given[theirs] for ours, theirs in traits.keys.items() if theirs in given}
+        if traits.derived is not None:
+            given |= traits.derived(given)
         if traits.bias_key is not None:
             given["attention_bias"] = given["mlp_bias"] = switch(given, traits.bias_key)
-        _check_activation(given, traits)
+        _refuse_others(given, traits)
         _refuse_bidirectional(given)
         num_heads = count(given, "num_attention_heads")
         num_kv_heads = count(given, "num_key_value_heads", num_heads)
@@ -120,19 +129,21 @@ class ModelConfig:
         full_rope, window_rope = _ropes(given, traits, head_dim)
         _check_heads(given, hidden_size, num_heads, num_kv_heads, head_dim)
         has_attention_bias = traits.reads_attention_bias and switch(given, "attention_bias")
+        is_parallel = traits.is_parallel if traits.parallel_key is None else switch(given, traits.parallel_key)
+        has_qk_norm = traits.qk_norm_key is None or switch(given, traits.qk_norm_key)
         layer = LayerSpec(
             num_heads=num_heads,
             kv=KVSpec(num_kv_heads=num_kv_heads, head_dim=head_dim),
             rope=full_rope,
             intermediate_size=count(given, "intermediate_size"),
             has_gate=traits.has_gate,
-            is_parallel=traits.is_parallel,
+            is_parallel=is_parallel,
             qkv_bias=traits.qkv_bias or has_attention_bias,
             output_bias=switch(given, "attention_out_bias") if traits.reads_output_bias else has_attention_bias,
             mlp_bias=traits.reads_mlp_bias and switch(given, "mlp_bias"),
-            qk_norm=traits.qk_norm,
-            norms=traits.norms,
-            activation=traits.activation,
+            qk_norm=traits.qk_norm if has_qk_norm else "none",
+            norms=_norm_place(given, traits, is_parallel=is_parallel),
+            activation=_activation(given, traits),
             score_scale=_score_scale(given, traits),
             score_cap=_soft_cap(given, "attn_logit_softcapping") if traits.reads_softcaps else None,
             residual_scale=_number(given, "residual_multiplier") if traits.reads_multipliers else 1.0,
@@ -163,12 +174,17 @@ class ModelConfig:
             logits_divisor=_logits_divisor(given, traits),
             logits_cap=_soft_cap(given, "final_logit_softcapping") if traits.reads_softcaps else None,
             norm_offset=traits.norm_offset,
+            has_wide_norms=traits.has_wide_norms,
+            head_bias=traits.head_bias,
+            position_offset=traits.position_offset,
             dtype=_dtype(given),
             quantization=QuantizationConfig.from_hf(mapping(given, "quantization_config")),
             early_exit_layers=_early_exit_layers(given, num_layers),
         )
         if any(rope.rope_type == "dynamic" and (rope.rotary_dim or head_dim) < 4 for rope in (full_rope, window_rope)):
             raise CorruptCheckpoint(f"config.json: dynamic rope scaling needs a head_dim of 4, found {head_dim}.")
+        if read.head_bias and read.tie_word_embeddings:
+            raise UnsupportedModel("tie_word_embeddings=True is not implemented beside a bias on logits; known: False.")
         if read.max_context < 2:
             raise CorruptCheckpoint(
                 f"config.json: max_position_embeddings {max_positions} and rope factor {full_rope.factor:g} leave a "
@@ -219,12 +235,25 @@ def _check_heads(given: Mapping[str, Any], hidden_size: int, num_heads: int, num
         raise CorruptCheckpoint(f"config.json: head_dim {head_dim} is odd; rotary embedding needs pairs.")
 
 
-def _check_activation(given: Mapping[str, Any], traits: ArchitectureTraits) -> None:
+def _activation(given: Mapping[str, Any], traits: ArchitectureTraits) -> PlainActivation:
     named = ((key, given[key]) for key in traits.activation_keys if given.get(key) is not None)
-    key, activation = next(named, ("", traits.activation_names[0]))
-    if activation not in traits.activation_names:
-        known = ", ".join(traits.activation_names)
-        raise UnsupportedModel(f"{key}={activation!r} is not implemented; known: {known}.")
+    key, name = next(named, ("", next(iter(traits.activations))))
+    if not isinstance(name, str) or name not in traits.activations:
+        raise UnsupportedModel(f"{key}={name!r} is not implemented; known: {', '.join(traits.activations)}.")
+    return traits.activations[name]
+
+
+def _norm_place(given: Mapping[str, Any], traits: ArchitectureTraits, *, is_parallel: bool) -> NormPlace:
+    if not is_parallel:
+        return traits.norms
+    has_two = traits.num_norms_key is not None and given.get(traits.num_norms_key) == 2
+    return "before" if has_two else traits.parallel_norms
+
+
+def _refuse_others(given: Mapping[str, Any], traits: ArchitectureTraits) -> None:
+    for key, known in traits.only.items():
+        if given.get(key) not in (None, known):
+            raise UnsupportedModel(f"{key}={given[key]!r} is not implemented for this architecture; known: {known!r}.")
 
 
 def _refuse_bidirectional(given: Mapping[str, Any]) -> None:
@@ -379,6 +408,8 @@ def _layers_with_rope(
     given: Mapping[str, Any], traits: ArchitectureTraits, windows: Sequence[int | None]
 ) -> tuple[bool, ...]:
     num_layers = len(windows)
+    if traits.position_offset is not None:
+        return (False,) * num_layers
     if traits.rope_of_windows == "windows_alone":
         return tuple(window is not None for window in windows)
     if traits.rope_of_windows == "only_windows" and given.get("sliding_window", 4096) is not None:

@@ -2,6 +2,8 @@
 
 SiLU   x / (1 + exp(-x))
 GELU   0.5 x (1 + tanh(u)) with u = sqrt(2 / pi) (x + 0.044715 x^3), which equals x / (1 + exp(-2 u))
+       exactly: 0.5 x (1 + erf(x / sqrt(2)))
+ReLU   max(x, 0), or its square
 """
 
 from __future__ import annotations
@@ -9,13 +11,21 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from twostroke.config.layer_spec import Activation
+from twostroke.config.layer_spec import PlainActivation
 
 _GELU_LINEAR, _GELU_CUBIC = 1.5957691216057308, 0.07135481282553325
 """2 sqrt(2 / pi), and 0.044715 times as much."""
+_SQRT_HALF = 0.5**0.5
 
 
-def activated(x: Tensor, activation: Activation) -> Tensor:
+def activated(x: Tensor, activation: PlainActivation) -> Tensor:
     """Return the activation of x, float32 [...], as a tensor of its own."""
+    if activation == "relu":
+        return x.relu()
+    if activation == "relu2":
+        return x.relu().square_()
+    if activation == "gelu":
+        return (x * _SQRT_HALF).erf_().add_(1.0).mul_(x).mul_(0.5)
+    assert activation in ("silu", "gelu_tanh"), activation
     slope = x if activation == "silu" else (x * x).mul_(_GELU_CUBIC).add_(_GELU_LINEAR).mul_(x)
     return x / torch.neg(slope).exp_().add_(1.0)

@@ -13,7 +13,7 @@ from twostroke.config.model import ModelConfig
 from twostroke.errors import CorruptCheckpoint, ModelNotFound
 from twostroke.log import get_logger
 from twostroke.model.model_path import HUB_ID, no_config, no_folder
-from twostroke.model.text_tensors import text_name
+from twostroke.model.text_tensors import is_constant, text_name
 from twostroke.plain_words import reason_of
 
 log = get_logger(__name__)
@@ -142,6 +142,8 @@ class Checkpoint:
                     both = f"{self._home_of[name]} and {path.name}"
                     raise CorruptCheckpoint(f"{path.parent}: {name} is in {both}. Remove the file that is no part.")
                 self._home_of[name] = path.name
+                if is_constant(name):
+                    continue
                 ours = text_name(name)
                 if ours is None:
                     skipped.append(name)

@@ -81,8 +81,11 @@ class DecoderModel(ABC):
         """Every tensor the model is built from, by our name, `.weight` or `.bias` last."""
 
     @abstractmethod
-    def embed(self, input_ids: Tensor) -> Tensor:
-        """Token ids [num_tokens] int64 to hidden states [num_tokens, hidden_size]."""
+    def embed(self, input_ids: Tensor, positions: Tensor | None = None) -> Tensor:
+        """Token ids and positions [num_tokens] int64 to hidden states [num_tokens, hidden_size].
+
+        Without positions, their embeddings are left out where a model has some.
+        """
 
     @abstractmethod
     def forward_layers(
@@ -120,7 +123,7 @@ class DecoderModel(ABC):
         Returns:
             Final-normed hidden states [num_tokens, hidden_size].
         """
-        hidden = self.embed(input_ids)
+        hidden = self.embed(input_ids, positions)
         hidden = self.forward_layers(hidden, range(self.config.num_layers), positions, attention, kv)
         return self.final_norm(hidden)
 
@@ -146,7 +149,7 @@ class DecoderModel(ABC):
             Final-normed hidden states [num_tokens, hidden_size], and side by side the inputs of `feature_layers`,
             [num_tokens, len(feature_layers) x hidden_size].
         """
-        hidden = self.embed(input_ids)
+        hidden = self.embed(input_ids, positions)
         size = self.config.hidden_size
         features = hidden.new_empty((len(hidden), len(feature_layers) * size))
         parts = dict(zip(feature_layers, features.split(size, dim=1), strict=True))

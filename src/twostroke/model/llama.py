@@ -1,6 +1,6 @@
 """Llama (Touvron et al. 2023, arXiv:2302.13971), and what differs from it by what a LayerSpec says: Mistral, SmolLM3,
-Granite, Qwen2, Qwen3 (Yang et al. 2025, arXiv:2505.09388), OLMo 2 (arXiv:2501.00656), Gemma 3 (arXiv:2503.19786) and
-others."""
+Granite, Qwen2, Qwen3 (Yang et al. 2025, arXiv:2505.09388), OLMo 2 (arXiv:2501.00656), Gemma 3 (arXiv:2503.19786),
+GPT-NeoX (arXiv:2204.06745) and others."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from twostroke.config.layer_spec import Activation, LayerSpec, NormPlace
+from twostroke.config.layer_spec import LayerSpec, NormPlace, PlainActivation
 from twostroke.config.model import ModelConfig
 from twostroke.kernels.activation import activated
 from twostroke.kernels.dispatch import Linear, Operators
@@ -27,14 +27,16 @@ _NORMS: Mapping[NormPlace, tuple[str, ...]] = {
     "before": ("attention_norm", "mlp_norm"),
     "after": ("attention_out_norm", "mlp_out_norm"),
     "around": ("attention_norm", "mlp_norm", "attention_out_norm", "mlp_out_norm"),
+    "shared": ("attention_norm",),
 }
-_ROW_NORMS = ("q_norm", "k_norm")
+_QK_NORMS = ("q_norm", "k_norm")
 
 
 class LlamaLayer:
     """x + attention(norm(x)), then x + mlp(norm(x)); the feed-forward is gated (Shazeer 2020, arXiv:2002.05202).
 
-    The norms stand at the inputs of attention and MLP, at their outputs, or at both.
+    The norms stand at the inputs of attention and MLP, at their outputs, or at both. Where both are computed in
+    parallel, the MLP reads what attention reads, by a norm of its own or by the same.
     """
 
     def __init__(self, config: ModelConfig, weights: Mapping[str, Any], layer_id: int, placement: Placement) -> None:
@@ -43,12 +45,15 @@ class LlamaLayer:
         self._num_heads, self._num_kv_heads = split.share(spec.num_heads), split.share(spec.kv.num_kv_heads)
         self._head_dim, self._width = spec.kv.head_dim, spec.q_size
         self._residual_scale, self._is_parallel = spec.residual_scale, spec.is_parallel
+        self._shares_norm, self._norms_rows = spec.norms == "shared", spec.qk_norm == "rows"
         self._split = split
-        names = _block_norms(spec) + (_ROW_NORMS if spec.qk_norm == "rows" else ())
-        norms = {name: _norm(config, weights, name, operators) for name in names}
+        names = _NORMS[spec.norms] + (_QK_NORMS if spec.qk_norm == "rows" else ())
+        norms: dict[str, Norm] = {name: _norm(config, weights, name, operators) for name in names}
+        if spec.qk_norm == "own_heads":
+            norms |= {name: LayerNorm(weights[f"{name}.weight"], None, config.norm_eps) for name in _QK_NORMS}
         self.attention_norm, self.mlp_norm = norms.get("attention_norm", _same), norms.get("mlp_norm", _same)
         self._attention_out_norm, self._mlp_out_norm = norms.get("attention_out_norm"), norms.get("mlp_out_norm")
-        self._row_norms = [norms[name] for name in _ROW_NORMS if name in norms]
+        self._qk_norms = [norms[name] for name in _QK_NORMS if name in norms]
         self._qkv = operators.pack_linear(weights["qkv.weight"], weights.get("qkv.bias"))
         head_norm = self.head_norm(config, weights, operators) if spec.qk_norm == "heads" else None
         self._attention = Attention(layer_id, spec, operators, head_norm)
@@ -62,6 +67,7 @@ class LlamaLayer:
         """Return what the MLP computes before its down projection: [num_tokens, hidden_size] -> intermediate_size."""
         operators = placement.operators
         if spec.has_gate:
+            assert spec.activation in ("silu", "gelu_tanh"), spec
             inner = operators.pack_gated(weights["gate_up.weight"], weights.get("gate_up.bias"), spec.activation)
         else:
             up = operators.pack_linear(weights["up.weight"], weights.get("up.bias"))
@@ -92,9 +98,10 @@ class LlamaLayer:
             query_scales: [num_tokens, 1, 1], factors on q, where the layer has them.
         """
         normed = self.attention_norm(x)
+        beside = self.mlp_norm(x) if self._is_parallel and not self._shares_norm else normed
         attended = self.attend(normed, rotation, attention, kv, query_scales)
         x = self._added(x, self.output, attended, self._attention_out_norm)
-        normed = normed if self._is_parallel else self.mlp_norm(x)
+        normed = beside if self._is_parallel else self.mlp_norm(x)
         return self._added(x, self.down, self.inner(normed), self._mlp_out_norm)
 
     def _added(self, residual: Tensor, linear: Linear, x: Tensor, norm: Norm | None) -> Tensor:
@@ -113,10 +120,10 @@ class LlamaLayer:
     ) -> Tensor:
         """Self-attention of x [num_tokens, hidden_size], before the output projection."""
         qkv = self._qkv(x).view(x.shape[0], self._num_heads + 2 * self._num_kv_heads, self._head_dim)
-        if self._row_norms:
+        if self._qk_norms:
             q, k, _ = qkv.split((self._num_heads, self._num_kv_heads, self._num_kv_heads), dim=1)
-            for part, norm in zip((q, k), self._row_norms, strict=True):
-                part.copy_(norm(part.flatten(1)).view_as(part))
+            for part, norm in zip((q, k), self._qk_norms, strict=True):
+                part.copy_(norm(part.flatten(1)).view_as(part) if self._norms_rows else norm(part))
         if query_scales is not None:
             qkv[:, : self._num_heads].mul_(query_scales)
         return self._split.gather(self._attention(qkv, rotation, attention, kv), self._width)
@@ -127,12 +134,7 @@ def _same(x: Tensor) -> Tensor:
     return x
 
 
-def _block_norms(spec: LayerSpec) -> tuple[str, ...]:
-    """Names of the norms of attention and MLP."""
-    return ("attention_norm",) if spec.is_parallel else _NORMS[spec.norms]
-
-
-def _plain(up: Linear, activation: Activation, x: Tensor) -> Tensor:
+def _plain(up: Linear, activation: PlainActivation, x: Tensor) -> Tensor:
     """Compute what an MLP without a gate does before its down projection."""
     inner = up(x)
     return activated(inner.float(), activation).to(inner.dtype)
@@ -142,17 +144,18 @@ def _norm(config: ModelConfig, weights: Mapping[str, Any], name: str, operators:
     weight = weights[f"{name}.weight"]
     if config.norm == "rms":
         return RMSNorm(_norm_weight(config, weight), config.norm_eps, operators)
-    return LayerNorm(weight, weights[f"{name}.bias"] if config.norm == "layer_bias" else None, config.norm_eps)
+    bias = weights[f"{name}.bias"] if config.norm == "layer_bias" else None
+    return LayerNorm(_norm_weight(config, weight), bias, config.norm_eps)
 
 
 def _norm_weight(config: ModelConfig, weight: Tensor) -> Tensor:
     """Return what a norm multiplies with, from what checkpoints store."""
-    return weight.float() + config.norm_offset if config.norm_offset else weight
+    return weight.float() + config.norm_offset if config.has_wide_norms or config.norm_offset else weight
 
 
 def _norm_parameters(config: ModelConfig, name: str, size: int, num_copies: int = 1) -> dict[str, Parameter]:
     """Return the tensors of a norm; those that compute in float32 are kept in it."""
-    is_wide = config.norm != "rms" or config.norm_offset != 0
+    is_wide = config.norm != "rms" or config.has_wide_norms
     kinds = ("weight", "bias") if config.norm == "layer_bias" else ("weight",)
     return {f"{name}.{kind}": Parameter((size,), num_copies=num_copies, is_wide=is_wide) for kind in kinds}
 
@@ -169,8 +172,13 @@ class Llama(DecoderModel):
             "embedding.weight": Parameter((config.vocab_size,), config.hidden_size, is_split=True),
             **_norm_parameters(config, "norm", config.hidden_size),
         }
+        if config.position_offset is not None:
+            num_rows = config.max_position_embeddings + config.position_offset
+            found["positions.weight"] = Parameter((num_rows,), config.hidden_size)
         if not config.tie_word_embeddings:
             found["lm_head.weight"] = Parameter((config.vocab_size,), config.hidden_size, is_split=True)
+        if config.head_bias:
+            found["lm_head.bias"] = Parameter((config.vocab_size,), is_split=True)
         for i in range(config.num_layers):
             found |= {f"layers.{i}.{name}": shape for name, shape in cls.layer_parameters(config, i).items()}
         return found
@@ -187,7 +195,7 @@ class Llama(DecoderModel):
             "down": ((hidden,), wide, spec.mlp_bias),
         }
         found: dict[str, Parameter] = {}
-        for norm in _block_norms(spec):
+        for norm in _NORMS[spec.norms]:
             found |= _norm_parameters(config, norm, hidden)
         for name, (rows, columns, has_bias) in linears.items():
             found[f"{name}.weight"] = Parameter(rows, columns, is_split=True, is_gated=name == "gate_up")
@@ -195,10 +203,12 @@ class Llama(DecoderModel):
                 found[f"{name}.bias"] = Parameter(rows, is_split=True)
         if spec.qk_norm == "rows":
             found |= _norm_parameters(config, "q_norm", q) | _norm_parameters(config, "k_norm", kv)
-        if spec.qk_norm == "heads":
-            num_heads = {"q_norm": spec.num_heads, "k_norm": spec.kv.num_kv_heads}
-            for name, num in num_heads.items():
+        num_heads = {"q_norm": spec.num_heads, "k_norm": spec.kv.num_kv_heads}
+        for name, num in num_heads.items():
+            if spec.qk_norm == "heads":
                 found |= _norm_parameters(config, name, spec.kv.head_dim, num_copies=num)
+            if spec.qk_norm == "own_heads":
+                found[f"{name}.weight"] = Parameter((num,), spec.kv.head_dim, is_split=True, is_wide=True)
         return found
 
     def __init__(self, config: ModelConfig, weights: Mapping[str, Any], placement: Placement) -> None:
@@ -208,8 +218,10 @@ class Llama(DecoderModel):
         scale = torch.tensor(config.embedding_scale, dtype=torch.float64)
         self._embedding_scale = float(scale.to(placement.dtype) if config.rounds_embedding_scale else scale)
         self._table = None if config.tie_word_embeddings else weights["embedding.weight"]
+        self._positions = None if config.position_offset is None else weights["positions.weight"]
         # the largest matrix first: what quantizing it takes for a moment is given back before the others are there
-        lm_head = placement.operators.pack_linear(weights[head], None)
+        head_bias = weights["lm_head.bias"] if config.head_bias else None
+        lm_head = placement.operators.pack_linear(weights[head], head_bias)
         self._lm_head = placement.split.linear(lm_head, config.vocab_size)
         self._split = placement.split
         self._layers = [
@@ -238,13 +250,17 @@ class Llama(DecoderModel):
         ]
 
     @torch.inference_mode()
-    def embed(self, input_ids: Tensor) -> Tensor:
+    def embed(self, input_ids: Tensor, positions: Tensor | None = None) -> Tensor:
         """See DecoderModel."""
         if self._table is None:
             rows = self._lm_head.rows(input_ids)
         else:
             rows = self._split.rows(input_ids, self.config.vocab_size, partial(_rows_of, self._table))
-        return rows if self._embedding_scale == 1.0 else rows * self._embedding_scale
+        if self._embedding_scale != 1.0:
+            rows = rows * self._embedding_scale
+        if self._positions is None or positions is None:
+            return rows
+        return rows + F.embedding(positions + (self.config.position_offset or 0), self._positions)
 
     @torch.inference_mode()
     def forward_layers(

@@ -27,6 +27,8 @@ from twostroke.model.float_weights import FloatWeights
 from twostroke.model.quantized_checkpoint import QuantizedCheckpoint
 from twostroke.model.registry import architecture, model_class
 from twostroke.model.rotary_order import in_rotary_order
+from twostroke.model.stacked_norms import StackedNorms
+from twostroke.model.transposed import Transposed
 from twostroke.model.weight_map import checkpoint_names
 from twostroke.model.weight_pieces import Piece, is_multiplied, is_one_weight, pieces_of
 from twostroke.model.weight_size import weight_bytes
@@ -51,7 +53,12 @@ def open_weights(folder: Path, config: ModelConfig, quantization: Quantization |
     """
     checkpoint = Checkpoint(folder)
     stored = config.quantization
-    source = FloatWeights(checkpoint) if stored is None else QuantizedCheckpoint(checkpoint, stored)
+    source: WeightSource = FloatWeights(checkpoint) if stored is None else QuantizedCheckpoint(checkpoint, stored)
+    entry = architecture(config.architecture)
+    if entry.has_transposed_matrices and stored is None:
+        source = Transposed(source)
+    if entry.has_norms_by_head:
+        source = StackedNorms(source)
     check_quantization(source, quantization)
     return source
 

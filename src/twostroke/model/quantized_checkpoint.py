@@ -98,6 +98,7 @@ class QuantizedCheckpoint:
         for name, shape in plain.items():
             module = name.removesuffix(".weight")
             is_map_of_layer = ".layers." in module and module != name and len(shape) == 2
+            is_map_of_layer &= not module.endswith("norm")  # which may have a weight for each head
             if is_map_of_layer and not self._config.leaves_out(module):
                 main = f"{module}.{self._layout.main}"
                 raise UnsupportedModel(

@@ -9,7 +9,26 @@ from typing import TYPE_CHECKING
 from twostroke.config.architectures import ARCHITECTURE_TRAITS, ArchitectureTraits
 from twostroke.config.model import ModelConfig
 from twostroke.errors import UnsupportedModel
-from twostroke.model.weight_map import GEMMA2, GLM, GLM4, LLAMA, OLMO2, PHI3, QWEN3, STARCODER2, NameTable
+from twostroke.model.weight_map import (
+    APERTUS,
+    ARCEE,
+    FALCON,
+    GEMMA2,
+    GLM,
+    GLM4,
+    GPT2,
+    GPT_NEOX,
+    GPTJ,
+    LLAMA,
+    OLMO2,
+    OPT,
+    PHI,
+    PHI3,
+    QWEN3,
+    STABLELM,
+    STARCODER2,
+    NameTable,
+)
 
 if TYPE_CHECKING:
     from twostroke.model.decoder import DecoderModel
@@ -24,6 +43,12 @@ class Architecture:
     names: NameTable
     can_split: bool = False
     """Whether its layers know that they may have some of the heads only (Placement.split)."""
+    has_transposed_matrices: bool = False
+    """Whether checkpoints of floats store the matrices of layers as [inputs, outputs]."""
+    has_norms_by_head: bool = False
+    """Whether checkpoints store the weights of q's and k's norms as one tensor for each head."""
+    has_qkv_by_kv_head: bool = False
+    """Whether checkpoints store q, k and v as one tensor, in which what belongs to one KV head lies together."""
 
 
 ARCHITECTURES: dict[str, Architecture] = {
@@ -38,6 +63,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "GraniteForCausalLM": Architecture("twostroke.model.llama:Llama", LLAMA, can_split=True),
     "SmolLM3ForCausalLM": Architecture("twostroke.model.llama:Llama", LLAMA, can_split=True),
     "Phi3ForCausalLM": Architecture("twostroke.model.llama:Llama", PHI3, can_split=True),
+    "CohereForCausalLM": Architecture("twostroke.model.llama:Llama", QWEN3, can_split=True),
     "Cohere2ForCausalLM": Architecture("twostroke.model.llama:Llama", LLAMA, can_split=True),
     "Starcoder2ForCausalLM": Architecture("twostroke.model.llama:Llama", STARCODER2, can_split=True),
     "Ministral3ForCausalLM": Architecture("twostroke.model.llama:Llama", LLAMA, can_split=True),
@@ -47,6 +73,21 @@ ARCHITECTURES: dict[str, Architecture] = {
     "Gemma2ForCausalLM": Architecture("twostroke.model.llama:Llama", GEMMA2, can_split=True),
     "Gemma3ForCausalLM": Architecture("twostroke.model.llama:Llama", GEMMA2, can_split=True),
     "Qwen3ForCausalLM": Architecture("twostroke.model.llama:Llama", QWEN3, can_split=True),
+    "PhiForCausalLM": Architecture("twostroke.model.llama:Llama", PHI, can_split=True),
+    "GPTNeoXForCausalLM": Architecture(
+        "twostroke.model.llama:Llama", GPT_NEOX, can_split=True, has_qkv_by_kv_head=True
+    ),
+    "StableLmForCausalLM": Architecture(
+        "twostroke.model.llama:Llama", STABLELM, can_split=True, has_norms_by_head=True
+    ),
+    "ArceeForCausalLM": Architecture("twostroke.model.llama:Llama", ARCEE, can_split=True),
+    "NemotronForCausalLM": Architecture("twostroke.model.llama:Llama", ARCEE, can_split=True),
+    "HeliumForCausalLM": Architecture("twostroke.model.llama:Llama", LLAMA, can_split=True),
+    "ApertusForCausalLM": Architecture("twostroke.model.apertus:Apertus", APERTUS, can_split=True),
+    "FalconForCausalLM": Architecture("twostroke.model.llama:Llama", FALCON, can_split=True, has_qkv_by_kv_head=True),
+    "GPTJForCausalLM": Architecture("twostroke.model.llama:Llama", GPTJ, can_split=True),
+    "OPTForCausalLM": Architecture("twostroke.model.llama:Llama", OPT, can_split=True),
+    "GPT2LMHeadModel": Architecture("twostroke.model.llama:Llama", GPT2, can_split=True, has_transposed_matrices=True),
 }
 
 

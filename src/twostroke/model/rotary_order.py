@@ -1,4 +1,4 @@
-"""The rows of q and k in the order in which kernels rotate.
+"""The rows of q, k and v in the order in which kernels read and rotate them.
 
 Kernels turn number j of the first half of a head against number j of the second half. A checkpoint may pair neighbours
 instead, or rotate only the first numbers of a head. Since q · k adds up products over a head, any order of its numbers
@@ -6,11 +6,15 @@ serves, as long as q and k have the same one: so the rows that make them are put
 
     rotated in part, 4 of 8:   a0 a1 b0 b1 c d e f   ─►   a0 a1 c d   b0 b1 e f
     neighbours:                a0 b0 a1 b1 a2 b2     ─►   a0 a1 a2    b0 b1 b2
+
+A checkpoint may also keep together what belongs to one KV head; here all of q comes first, then k, then v.
+
+    by KV head:                q0 q1 k0 v0   q2 q3 k1 v1   ─►   q0 q1 q2 q3   k0 k1   v0 v1
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -26,22 +30,20 @@ from twostroke.model.weight_source import ALL_ROWS, StoredWeight, WeightSource
 
 def in_rotary_order(source: WeightSource, config: ModelConfig) -> WeightSource:
     """Return the same weights with the rows of q and k in order; the source itself where they are."""
-    names = architecture(config.architecture).names
-    orders: dict[str, Tensor] = {}
+    entry = architecture(config.architecture)
+    rows: dict[str, Tensor] = {}
+    columns: dict[str, Tensor] = {}
     for layer_id, layer in enumerate(config.layers):
         order = head_order(layer)
-        if order is None:
-            continue
-        q, k = (_of_heads(order, num_heads) for num_heads in (layer.num_heads, layer.kv.num_kv_heads))
-        for kind in ("weight", "bias"):
-            parts = checkpoint_names(names, f"layers.{layer_id}.qkv.{kind}")
-            v = len(q) + len(k) + torch.arange(layer.kv_size)
-            of_parts = (torch.cat([q, len(q) + k, v]),) if len(parts) == 1 else (q, k)
-            orders |= dict(zip(parts, of_parts, strict=False))
-        if layer.qk_norm == "heads":
+        if order is not None or entry.has_qkv_by_kv_head:
+            for kind in ("weight", "bias"):
+                parts = checkpoint_names(entry.names, f"layers.{layer_id}.qkv.{kind}")
+                rows |= _qkv_rows(parts, layer, order, by_kv_head=entry.has_qkv_by_kv_head)
+        if order is not None and layer.qk_norm in ("heads", "own_heads"):
             for norm in ("q_norm", "k_norm"):
-                orders |= dict.fromkeys(checkpoint_names(names, f"layers.{layer_id}.{norm}.weight"), order)
-    return _OrderedRows(source, orders) if orders else source
+                parts = checkpoint_names(entry.names, f"layers.{layer_id}.{norm}.weight")
+                (rows if layer.qk_norm == "heads" else columns).update(dict.fromkeys(parts, order))
+    return _Ordered(source, rows, columns) if rows else source
 
 
 def head_order(layer: LayerSpec) -> Tensor | None:
@@ -57,16 +59,33 @@ def head_order(layer: LayerSpec) -> Tensor | None:
     return None if torch.equal(order, torch.arange(head_dim)) else order
 
 
-def _of_heads(order: Tensor, num_heads: int) -> Tensor:
-    """Of the rows of several heads, one behind the other."""
-    return (torch.arange(num_heads)[:, None] * len(order) + order).flatten()
+def _qkv_rows(parts: Sequence[str], layer: LayerSpec, order: Tensor | None, *, by_kv_head: bool) -> dict[str, Tensor]:
+    """Return where the rows of q, k and v are stored, for each stored part: one of all three, or one of each."""
+    in_order = torch.arange(layer.kv.head_dim)
+    order = in_order if order is None else order
+    num_q, num_kv = layer.num_heads, layer.kv.num_kv_heads
+    q, k = torch.arange(num_q), torch.arange(num_kv)
+    if len(parts) > 1:
+        return {parts[0]: _of_heads(q, order), parts[1]: _of_heads(k, order)}
+    k, v = num_q + k, num_q + num_kv + k
+    if by_kv_head:
+        num_together = num_q // num_kv
+        q = q + 2 * (q // num_together)  # behind the k and the v of each KV head before
+        k = torch.arange(num_kv) * (num_together + 2) + num_together
+        v = k + 1
+    return {parts[0]: torch.cat([_of_heads(q, order), _of_heads(k, order), _of_heads(v, in_order)])}
 
 
-class _OrderedRows:
-    """A WeightSource that gives some weights' rows in another order."""
+def _of_heads(heads: Tensor, order: Tensor) -> Tensor:
+    """Return the rows of some heads, one behind the other."""
+    return (heads[:, None] * len(order) + order).flatten()
 
-    def __init__(self, source: WeightSource, orders: Mapping[str, Tensor]) -> None:
-        self._source, self._orders = source, orders
+
+class _Ordered:
+    """A WeightSource that gives the rows of some weights, and the columns of others, in another order."""
+
+    def __init__(self, source: WeightSource, rows: Mapping[str, Tensor], columns: Mapping[str, Tensor]) -> None:
+        self._source, self._rows, self._columns = source, rows, columns
 
     @property
     def path(self) -> Path:
@@ -85,7 +104,11 @@ class _OrderedRows:
 
     def read(self, name: str, dtype: torch.dtype, rows: slice = ALL_ROWS) -> Tensor | QuantizedWeight:
         """See WeightSource."""
-        if name not in self._orders:
+        if name in self._columns:
+            norm = self._source.read(name, dtype, rows)
+            assert isinstance(norm, Tensor), name
+            return norm[:, self._columns[name]]
+        if name not in self._rows:
             return self._source.read(name, dtype, rows)
-        whole, places = self._source.read(name, dtype), self._orders[name][rows]
+        whole, places = self._source.read(name, dtype), self._rows[name][rows]
         return whole[places] if isinstance(whole, Tensor) else whole.of_rows(places)

@@ -3,6 +3,9 @@
 model.language_model.layers.0.mlp.up_proj.weight   ─► model.layers.0.mlp.up_proj.weight
 language_model.model.norm.weight                   ─► model.norm.weight
 vision_tower.encoder.layers.0.layer_norm1.weight   ─► none: a request with images is refused
+embed_out.weight                                   ─► lm_head.weight: GPT-NeoX's first name of it
+h.0.attn.c_attn.weight                             ─► transformer.h.0.attn.c_attn.weight: GPT-2's
+transformer.h.0.ln_mlp.weight                      ─► transformer.h.0.post_attention_layernorm.weight: Falcon 40B's
 """
 
 from __future__ import annotations
@@ -18,6 +21,31 @@ def text_name(name: str) -> str | None:
     """
     if name.removeprefix("model.").startswith(_TOWERS):
         return None
+    if name.startswith("embed_out."):
+        return name.replace("embed_out", "lm_head", 1)
+    if name.startswith(("h.", "wte.", "wpe.", "ln_f.")):
+        return f"transformer.{name}"
+    if name.startswith("transformer.h."):
+        return name.replace(".ln_attn.", ".input_layernorm.").replace(".ln_mlp.", ".post_attention_layernorm.")
     if name.startswith("model.language_model."):
         return name.replace("language_model.", "", 1)
     return name.removeprefix("language_model.")
+
+
+_CONSTANTS = (
+    ".attention.bias",
+    ".attention.masked_bias",
+    ".attn.bias",
+    ".attn.masked_bias",
+    ".mlp.act_fn.beta",
+    ".mlp.act_fn.eps",
+)
+
+
+def is_constant(name: str) -> bool:
+    """Whether a tensor is no weight: the causal masks in old checkpoints of GPT, and what all xIELUs have in common.
+
+    >>> is_constant("transformer.h.0.attn.bias"), is_constant("transformer.h.0.attn.c_attn.bias")
+    (True, False)
+    """
+    return name.endswith(_CONSTANTS)

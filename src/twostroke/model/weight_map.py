@@ -63,6 +63,100 @@ OLMO2: NameTable = {
 GEMMA2: NameTable = {**OLMO2, "layers.{i}.mlp_norm": "model.layers.{i}.pre_feedforward_layernorm"}
 """Norms around them: Gemma 2 and 3."""
 
+PHI: NameTable = {
+    **LLAMA,
+    "layers.{i}.output": "model.layers.{i}.self_attn.dense",
+    "layers.{i}.up": "model.layers.{i}.mlp.fc1",
+    "layers.{i}.down": "model.layers.{i}.mlp.fc2",
+    "norm": "model.final_layernorm",
+}
+
+STABLELM: NameTable = {
+    **LLAMA,
+    "layers.{i}.q_norm": "model.layers.{i}.self_attn.q_layernorm",
+    "layers.{i}.k_norm": "model.layers.{i}.self_attn.k_layernorm",
+}
+
+ARCEE: NameTable = {**LLAMA, "layers.{i}.up": "model.layers.{i}.mlp.up_proj"}
+"""An MLP without a gate: Arcee and Nemotron."""
+
+APERTUS: NameTable = {
+    **QWEN3,
+    "layers.{i}.attention_norm": "model.layers.{i}.attention_layernorm",
+    "layers.{i}.mlp_norm": "model.layers.{i}.feedforward_layernorm",
+    "layers.{i}.up": "model.layers.{i}.mlp.up_proj",
+    "layers.{i}.activation": "model.layers.{i}.mlp.act_fn",
+}
+
+GPT_NEOX: NameTable = {
+    "embedding": "gpt_neox.embed_in",
+    "layers.{i}.attention_norm": "gpt_neox.layers.{i}.input_layernorm",
+    "layers.{i}.qkv": "gpt_neox.layers.{i}.attention.query_key_value",
+    "layers.{i}.output": "gpt_neox.layers.{i}.attention.dense",
+    "layers.{i}.mlp_norm": "gpt_neox.layers.{i}.post_attention_layernorm",
+    "layers.{i}.up": "gpt_neox.layers.{i}.mlp.dense_h_to_4h",
+    "layers.{i}.down": "gpt_neox.layers.{i}.mlp.dense_4h_to_h",
+    "norm": "gpt_neox.final_layer_norm",
+    "lm_head": "lm_head",
+}
+
+FALCON: NameTable = {
+    "embedding": "transformer.word_embeddings",
+    "layers.{i}.attention_norm": "transformer.h.{i}.input_layernorm",
+    "layers.{i}.qkv": "transformer.h.{i}.self_attention.query_key_value",
+    "layers.{i}.output": "transformer.h.{i}.self_attention.dense",
+    "layers.{i}.mlp_norm": "transformer.h.{i}.post_attention_layernorm",
+    "layers.{i}.up": "transformer.h.{i}.mlp.dense_h_to_4h",
+    "layers.{i}.down": "transformer.h.{i}.mlp.dense_4h_to_h",
+    "norm": "transformer.ln_f",
+    "lm_head": "lm_head",
+}
+
+GPTJ: NameTable = {
+    "embedding": "transformer.wte",
+    "layers.{i}.attention_norm": "transformer.h.{i}.ln_1",
+    "layers.{i}.qkv": (
+        "transformer.h.{i}.attn.q_proj",
+        "transformer.h.{i}.attn.k_proj",
+        "transformer.h.{i}.attn.v_proj",
+    ),
+    "layers.{i}.output": "transformer.h.{i}.attn.out_proj",
+    "layers.{i}.up": "transformer.h.{i}.mlp.fc_in",
+    "layers.{i}.down": "transformer.h.{i}.mlp.fc_out",
+    "norm": "transformer.ln_f",
+    "lm_head": "lm_head",
+}
+
+GPT2: NameTable = {
+    "embedding": "transformer.wte",
+    "positions": "transformer.wpe",
+    "layers.{i}.attention_norm": "transformer.h.{i}.ln_1",
+    "layers.{i}.qkv": "transformer.h.{i}.attn.c_attn",
+    "layers.{i}.output": "transformer.h.{i}.attn.c_proj",
+    "layers.{i}.mlp_norm": "transformer.h.{i}.ln_2",
+    "layers.{i}.up": "transformer.h.{i}.mlp.c_fc",
+    "layers.{i}.down": "transformer.h.{i}.mlp.c_proj",
+    "norm": "transformer.ln_f",
+    "lm_head": "lm_head",
+}
+
+OPT: NameTable = {
+    "embedding": "model.decoder.embed_tokens",
+    "positions": "model.decoder.embed_positions",
+    "layers.{i}.attention_norm": "model.decoder.layers.{i}.self_attn_layer_norm",
+    "layers.{i}.qkv": (
+        "model.decoder.layers.{i}.self_attn.q_proj",
+        "model.decoder.layers.{i}.self_attn.k_proj",
+        "model.decoder.layers.{i}.self_attn.v_proj",
+    ),
+    "layers.{i}.output": "model.decoder.layers.{i}.self_attn.out_proj",
+    "layers.{i}.mlp_norm": "model.decoder.layers.{i}.final_layer_norm",
+    "layers.{i}.up": "model.decoder.layers.{i}.fc1",
+    "layers.{i}.down": "model.decoder.layers.{i}.fc2",
+    "norm": "model.decoder.final_layer_norm",
+    "lm_head": "lm_head",
+}
+
 
 _GGUF_MODULES = {
     "model.embed_tokens": "token_embd",

@@ -24,7 +24,7 @@ def step_bytes(model: ModelConfig, *, max_tokens: int, max_num_seqs: int, bytes_
     """Most memory that one step takes beside weights and KV.
 
     ```
-    per token      3 hidden (residual, norm, output) + the larger of
+    per token      3 hidden (residual, norm, output; 4 where two norms read the residual) + the larger of
                      attention  2 qkv + 3 q            a product's output exists twice while tiles are joined,
                      MLP        5 intermediate         gate and up are two of them, their product one
                                 or, without a gate, 2 and 4 in float32 (the activation)
@@ -49,7 +49,7 @@ def step_bytes(model: ModelConfig, *, max_tokens: int, max_num_seqs: int, bytes_
         )
         for layer in model.kinds
     )
-    elements = 3 * model.hidden_size + max(of_layers)
+    elements = _num_hidden(model) * model.hidden_size + max(of_layers)
     per_token = elements * bytes_per_element + 2 * model.hidden_size * _FLOAT32
     sampled = 5 * min(max_num_seqs, max_tokens)
     scored = 4 * min(num_slice_rows(model.vocab_size), max_tokens)
@@ -59,11 +59,16 @@ def step_bytes(model: ModelConfig, *, max_tokens: int, max_num_seqs: int, bytes_
     return max_tokens * per_token + max(sampled, scored) * model.vocab_size * _FLOAT32 + attention
 
 
+def _num_hidden(model: ModelConfig) -> int:
+    """Return how many tensors of a step are as wide as the residual stream at once."""
+    return 4 if any(layer.is_parallel and layer.norms != "shared" for layer in model.kinds) else 3
+
+
 def card_step_bytes(model: ModelConfig, *, max_tokens: int, max_num_seqs: int, bytes_per_element: int) -> int:
     """Return the most memory that one step takes on a GPU beside weights and KV, by what Triton's kernels allocate.
 
     ```
-    per token      3 hidden (residual, norm, output) + the larger of
+    per token      3 hidden (residual, norm, output; 4 where two norms read the residual) + the larger of
                      attention  qkv + q             a product is written once, heads are rotated in place
                      MLP        3 intermediate      gate and up, and their product; without a gate as above
     per logits row 5 vocab in float32               logits, processed, probabilities, sorted, noise
@@ -85,7 +90,7 @@ def card_step_bytes(model: ModelConfig, *, max_tokens: int, max_num_seqs: int, b
         max(2 * (layer.q_size + layer.kv_size), (3 if layer.has_gate else without_gate) * layer.intermediate_size)
         for layer in model.kinds
     )
-    elements = 3 * model.hidden_size + max(of_layers)
+    elements = _num_hidden(model) * model.hidden_size + max(of_layers)
     sampled = 5 * min(max_num_seqs, max_tokens)
     scored = 3 * min(num_slice_rows(model.vocab_size), max_tokens)
     attention = PART_ROWS * max(layer.q_size for layer in model.kinds) * _FLOAT32

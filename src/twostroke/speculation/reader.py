@@ -88,8 +88,9 @@ class Reader:
             layout=self._layout,
             operator=self._model.attention,
         )
-        hidden = self._model.embed(self._tensor(token_ids))
-        hidden = self._model.forward_layers(hidden, self._layers, self._tensor(positions), attention, self._kv)
+        at = self._tensor(positions)
+        hidden = self._model.embed(self._tensor(token_ids), at)
+        hidden = self._model.forward_layers(hidden, self._layers, at, attention, self._kv)
         if not ends:
             return hidden.new_empty((0, self._model.config.vocab_size), dtype=torch.float32)
         last = self._tensor(query_start_loc[1:][list(ends)].astype(np.int64) - 1)

@@ -266,6 +266,212 @@ PUBLISHED: dict[str, tuple[dict[str, Any], int]] = {
         },
         9_399_951_360,
     ),
+    "phi-2": (
+        {
+            **COMMON,
+            "architectures": ["PhiForCausalLM"],
+            "hidden_act": "gelu_new",
+            "hidden_size": 2560,
+            "intermediate_size": 10240,
+            "layer_norm_eps": 1e-05,
+            "max_position_embeddings": 2048,
+            "num_attention_heads": 32,
+            "num_hidden_layers": 32,
+            "num_key_value_heads": 32,
+            "partial_rotary_factor": 0.4,
+            "qk_layernorm": False,
+            "rope_scaling": None,
+            "rope_theta": 10000.0,
+            "tie_word_embeddings": False,
+            "vocab_size": 51200,
+        },
+        2_779_683_840,
+    ),
+    "pythia-160m": (
+        {
+            **COMMON,
+            "architectures": ["GPTNeoXForCausalLM"],
+            "hidden_act": "gelu",
+            "hidden_size": 768,
+            "intermediate_size": 3072,
+            "layer_norm_eps": 1e-05,
+            "max_position_embeddings": 2048,
+            "num_attention_heads": 12,
+            "num_hidden_layers": 12,
+            "rotary_emb_base": 10000,
+            "rotary_pct": 0.25,
+            "tie_word_embeddings": False,
+            "use_parallel_residual": True,
+            "vocab_size": 50304,
+        },
+        162_322_944,
+    ),
+    "stablelm-3b-4e1t": (
+        {
+            **COMMON,
+            "architectures": ["StableLmForCausalLM"],
+            "hidden_size": 2560,
+            "intermediate_size": 6912,
+            "layer_norm_eps": 1e-05,
+            "max_position_embeddings": 4096,
+            "num_attention_heads": 32,
+            "num_hidden_layers": 32,
+            "num_key_value_heads": 32,
+            "partial_rotary_factor": 0.25,
+            "rope_theta": 10000,
+            "tie_word_embeddings": False,
+            "use_qkv_bias": False,
+            "vocab_size": 50304,
+        },
+        2_795_443_200,
+    ),
+    "stablelm-2-12b": (
+        {
+            **COMMON,
+            "architectures": ["StableLmForCausalLM"],
+            "hidden_size": 5120,
+            "intermediate_size": 13824,
+            "layer_norm_eps": 1e-05,
+            "max_position_embeddings": 4096,
+            "num_attention_heads": 32,
+            "num_hidden_layers": 40,
+            "num_key_value_heads": 8,
+            "partial_rotary_factor": 0.25,
+            "qk_layernorm": True,
+            "rope_theta": 10000,
+            "tie_word_embeddings": False,
+            "use_parallel_residual": True,
+            "use_qkv_bias": False,
+            "vocab_size": 100352,
+        },
+        12_143_185_920,
+    ),
+    "command-r": (
+        {
+            **COMMON,
+            "architectures": ["CohereForCausalLM"],
+            "attention_bias": False,
+            "hidden_size": 8192,
+            "intermediate_size": 22528,
+            "layer_norm_eps": 1e-05,
+            "logit_scale": 0.0625,
+            "max_position_embeddings": 8192,
+            "num_attention_heads": 64,
+            "num_hidden_layers": 40,
+            "num_key_value_heads": 64,
+            "rope_theta": 8000000.0,
+            "use_qk_norm": False,
+            "vocab_size": 256000,
+        },
+        34_980_831_232,
+    ),
+    "command-r-plus": (
+        {
+            **COMMON,
+            "architectures": ["CohereForCausalLM"],
+            "attention_bias": False,
+            "hidden_size": 12288,
+            "intermediate_size": 33792,
+            "layer_norm_eps": 1e-05,
+            "logit_scale": 0.8333333333333334,
+            "max_position_embeddings": 8192,
+            "num_attention_heads": 96,
+            "num_hidden_layers": 64,
+            "num_key_value_heads": 8,
+            "rope_theta": 75000000.0,
+            "use_qk_norm": True,
+            "vocab_size": 256000,
+        },
+        103_810_674_688,
+    ),
+    "Apertus-8B": (
+        {
+            **COMMON,
+            "architectures": ["ApertusForCausalLM"],
+            "attention_bias": False,
+            "hidden_act": "xielu",
+            "hidden_size": 4096,
+            "intermediate_size": 21504,
+            "max_position_embeddings": 65536,
+            "num_attention_heads": 32,
+            "num_hidden_layers": 32,
+            "num_key_value_heads": 8,
+            "rms_norm_eps": 1e-05,
+            "rope_scaling": {**LLAMA3_ROPE, "factor": 8.0},
+            "rope_theta": 12000000,
+            "tie_word_embeddings": False,
+            "vocab_size": 131072,
+        },
+        8_053_338_176,
+    ),
+    "falcon-7b": (
+        {
+            "architectures": ["FalconForCausalLM"],
+            "alibi": False,
+            "bias": False,
+            "hidden_size": 4544,
+            "layer_norm_epsilon": 1e-05,
+            "multi_query": True,
+            "new_decoder_architecture": False,
+            "num_attention_heads": 71,
+            "num_hidden_layers": 32,
+            "num_kv_heads": 71,
+            "parallel_attn": True,
+            "torch_dtype": "bfloat16",
+            "vocab_size": 65024,
+        },
+        6_921_720_704,
+    ),
+    "gpt-j-6b": (
+        {
+            "architectures": ["GPTJForCausalLM"],
+            "activation_function": "gelu_new",
+            "layer_norm_epsilon": 1e-05,
+            "n_embd": 4096,
+            "n_head": 16,
+            "n_inner": None,
+            "n_layer": 28,
+            "n_positions": 2048,
+            "rotary_dim": 64,
+            "scale_attn_weights": True,
+            "tie_word_embeddings": False,
+            "torch_dtype": "bfloat16",
+            "vocab_size": 50400,
+        },
+        6_050_882_784,
+    ),
+    "opt-1.3b": (
+        {
+            "_remove_final_layer_norm": False,
+            "activation_function": "relu",
+            "architectures": ["OPTForCausalLM"],
+            "do_layer_norm_before": True,
+            "ffn_dim": 8192,
+            "hidden_size": 2048,
+            "max_position_embeddings": 2048,
+            "num_attention_heads": 32,
+            "num_hidden_layers": 24,
+            "torch_dtype": "bfloat16",
+            "vocab_size": 50272,
+            "word_embed_proj_dim": 2048,
+        },
+        1_315_758_080,
+    ),
+    "gpt2": (
+        {
+            "architectures": ["GPT2LMHeadModel"],
+            "activation_function": "gelu_new",
+            "layer_norm_epsilon": 1e-05,
+            "n_ctx": 1024,
+            "n_embd": 768,
+            "n_head": 12,
+            "n_layer": 12,
+            "n_positions": 1024,
+            "torch_dtype": "bfloat16",
+            "vocab_size": 50257,
+        },
+        124_439_808,
+    ),
 }
 
 
@@ -281,7 +487,7 @@ def test_published_models_have_the_published_number_of_parameters(name: str) -> 
     read = ModelConfig.from_hf(config)
     assert num_parameters(read) == expected
     assert read.dtype == "bfloat16"
-    assert len(read.layer_windows) == config["num_hidden_layers"]
+    assert len(read.layer_windows) == config.get("num_hidden_layers", config.get("n_layer"))
 
 
 def test_values_of_published_models() -> None:
@@ -312,6 +518,21 @@ def test_values_of_gemma_and_phi() -> None:
     assert (rope.rope_type, rope.rotary_dim, rope.factor, phi.max_context) == ("longrope", 96, 32.0, 131072)
 
 
+def test_values_of_older_families() -> None:
+    phi, pythia, command = (ModelConfig.from_hf(PUBLISHED[name][0]) for name in ("phi-2", "pythia-160m", "command-r"))
+    assert (phi.layers[0].activation, phi.layers[0].norms, phi.ropes[0][0].rotary_dim) == ("gelu_tanh", "shared", 32)
+    layer = pythia.layers[0]
+    assert (layer.activation, layer.norms, layer.is_parallel, pythia.head_bias) == ("gelu", "before", True, False)
+    serial = ModelConfig.from_hf({**PUBLISHED["pythia-160m"][0], "use_parallel_residual": False}).layers[0]
+    assert (serial.norms, serial.is_parallel) == ("before", False)
+    assert (command.layers[0].qk_norm, command.logits_divisor) == ("none", 16.0)
+    plus = ModelConfig.from_hf(PUBLISHED["command-r-plus"][0])
+    assert plus.layers[0].qk_norm == "own_heads"
+    falcon, gptj = (ModelConfig.from_hf(PUBLISHED[name][0]) for name in ("falcon-7b", "gpt-j-6b"))
+    assert (falcon.layers[0].kv.num_kv_heads, falcon.layers[0].intermediate_size) == (1, 18176)
+    assert (gptj.ropes[0][0].rotary_dim, gptj.layers[0].intermediate_size, gptj.head_bias) == (64, 16384, True)
+
+
 @pytest.mark.parametrize(
     ("name", "changes", "error", "said"),
     [
@@ -319,6 +540,19 @@ def test_values_of_gemma_and_phi() -> None:
         ("gemma-3-1b", {"use_bidirectional_attention": True}, UnsupportedModel, "use_bidirectional_attention"),
         ("gemma-2-2b", {"attn_logit_softcapping": -1}, CorruptCheckpoint, "attn_logit_softcapping must be null or a"),
         ("gemma-2-2b", {"final_logit_softcapping": 1e9}, CorruptCheckpoint, "must be null or a number from 1 to 10000"),
+        ("phi-2", {"qk_layernorm": True}, UnsupportedModel, "qk_layernorm=True is not implemented for this arch"),
+        ("phi-2", {"tie_word_embeddings": True}, UnsupportedModel, "tie_word_embeddings=True .* bias on logits"),
+        ("falcon-7b", {"alibi": True}, UnsupportedModel, "alibi=True is not implemented"),
+        (
+            "falcon-7b",
+            {"new_decoder_architecture": True, "num_kv_heads": 71, "num_ln_in_parallel_attn": 3},
+            CorruptCheckpoint,
+            "num_ln_in_parallel_attn must be an integer above 0 .at most 2",
+        ),
+        ("opt-1.3b", {"do_layer_norm_before": False}, UnsupportedModel, "do_layer_norm_before=False"),
+        ("opt-1.3b", {"word_embed_proj_dim": 512}, UnsupportedModel, "word_embed_proj_dim=512 .* hidden_size .2048"),
+        ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, UnsupportedModel, "scale_attn_by_inverse_layer_idx=True"),
+        ("gpt-j-6b", {"rotary_dim": 512}, CorruptCheckpoint, r"rotary_dim must be an integer above 0 .at most 256"),
         (
             "phi-4",
             {
@@ -433,7 +667,7 @@ def test_windows_by_layer() -> None:
 @pytest.mark.parametrize(
     ("changes", "error", "said"),
     [
-        ({"architectures": ["GPT2LMHeadModel"]}, UnsupportedModel, "known: .*LlamaForCausalLM"),
+        ({"architectures": ["BloomForCausalLM"]}, UnsupportedModel, "known: .*LlamaForCausalLM"),
         (
             {"architectures": ["Qwen2MoeForCausalLM"], "num_experts": 60},
             UnsupportedModel,

@@ -13,6 +13,7 @@ from torch import Tensor
 from twostroke.config.layer_spec import Activation
 from twostroke.config.load import Kernels
 from twostroke.kernels import native
+from twostroke.kernels.activation import activated
 from twostroke.kernels.dispatch import Operators, operators_for
 from twostroke.kernels.reference.elementwise import gate_and_mul, rms_norm
 from twostroke.kernels.soft_cap import soft_cap
@@ -44,6 +45,9 @@ OPERATORS: dict[str, Callable[[Operators, Tensor], Tensor]] = {
     "wide norm": lambda operators, x: operators.rms_norm(x, WEIGHT, 1e-6),
     "silu": lambda _, x: gate_and_mul(x, "silu"),
     "gelu": lambda _, x: gate_and_mul(x, "gelu_tanh"),
+    "exact gelu": lambda _, x: activated(x.float(), "gelu").to(x.dtype),
+    "squared relu": lambda _, x: activated(x.float(), "relu2").to(x.dtype),
+    "expm1": lambda _, x: x.float().expm1_().to(x.dtype),
     "rotation": rotated,
 }
 
@@ -81,6 +85,8 @@ def test_odd_widths(width: int) -> None:
     x = torch.randn(37, 2 * width, generator=torch.Generator().manual_seed(2))
     for activation in get_args(Activation):
         assert torch.equal(gate_and_mul(x, activation)[5:6], gate_and_mul(x[5:6], activation))
+    for plain in ("gelu", "relu", "relu2"):
+        assert torch.equal(activated(x, plain)[5:6], activated(x[5:6], plain))
     weight = torch.ones(2 * width)
     assert torch.equal(rms_norm(x, weight, 1e-6)[36:], rms_norm(x[36:], weight, 1e-6))
 
@@ -89,6 +95,9 @@ def test_activations_equal_torchs() -> None:
     x = torch.tensor([[-1e6, -200.0, -30.0, -1.0, 0.0, 0.3, 2.0, 90.0, 1e6] + [1.0] * 9])
     torch.testing.assert_close(gate_and_mul(x, "silu"), F.silu(x[:, :9]))
     torch.testing.assert_close(gate_and_mul(x, "gelu_tanh"), F.gelu(x[:, :9], approximate="tanh"))
+    torch.testing.assert_close(activated(x, "gelu"), F.gelu(x))
+    assert torch.equal(activated(x, "relu"), F.relu(x))
+    torch.testing.assert_close(activated(x, "relu2"), x.clamp(min=0).square())
 
 
 def test_soft_caps_equal_torchs_tanh_and_do_not_know_their_place() -> None:

@@ -212,6 +212,93 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
         },
     ),
+    "phi": ("Phi", {}),
+    "phi-mha-less-rotation": ("Phi", {"num_key_value_heads": 4, "partial_rotary_factor": 0.25}),
+    "gpt-neox": ("GPTNeoX", {"num_key_value_heads": 4}),
+    "gpt-neox-one-after-the-other-tied": (
+        "GPTNeoX",
+        {
+            "num_key_value_heads": 4,
+            "use_parallel_residual": False,
+            "hidden_act": "gelu_fast",
+            "rotary_pct": 1.0,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "stablelm": ("StableLm", {}),
+    "stablelm-parallel-biases-qk-norm": (
+        "StableLm",
+        {
+            "qk_layernorm": True,
+            "use_parallel_residual": True,
+            "use_qkv_bias": True,
+            "partial_rotary_factor": 0.75,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "cohere": ("Cohere", {"pad_token_id": 0}),
+    "cohere-qk-norm-biases-tied": (
+        "Cohere",
+        {
+            "use_qk_norm": True,
+            "attention_bias": True,
+            "tie_word_embeddings": True,
+            "logit_scale": 0.7,
+            "pad_token_id": 0,
+        },
+    ),
+    "arcee": ("Arcee", {}),
+    "arcee-biases": ("Arcee", {"attention_bias": True, "mlp_bias": True}),
+    "nemotron": ("Nemotron", {}),
+    "nemotron-biases-whole-rotation": (
+        "Nemotron",
+        {"attention_bias": True, "mlp_bias": True, "partial_rotary_factor": 1.0, "head_dim": 32},
+    ),
+    "helium": ("Helium", {"head_dim": 16}),
+    "helium-biases-tied": (
+        "Helium",
+        {"head_dim": 16, "attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True},
+    ),
+    "apertus": (
+        "Apertus",
+        rope("llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=128),
+    ),
+    "apertus-biases-tied": ("Apertus", {"attention_bias": True, "tie_word_embeddings": True, **rope("default")}),
+    "falcon": ("Falcon", {}),
+    "falcon-new": (
+        "Falcon",
+        {
+            "new_decoder_architecture": True,
+            "num_kv_heads": 2,
+            "num_ln_in_parallel_attn": 1,
+            "ffn_hidden_size": 96,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "falcon-new-two-norms": ("Falcon", {"new_decoder_architecture": True, "num_kv_heads": 2, "ffn_hidden_size": 96}),
+    "falcon-mha-biases-one-after-the-other": (
+        "Falcon",
+        {"multi_query": False, "parallel_attn": False, "bias": True, "ffn_hidden_size": 96},
+    ),
+    "gptj": ("GPTJ", {"num_key_value_heads": 4, "rotary_dim": 8}),
+    "gptj-whole-rotation": ("GPTJ", {"num_key_value_heads": 4, "rotary_dim": 16, "n_inner": 96}),
+    "opt": (
+        "OPT",
+        {"num_key_value_heads": 4, "ffn_dim": 96, "init_std": 0.15, "pad_token_id": 0, "tie_word_embeddings": True},
+    ),
+    "opt-no-biases-untied": (
+        "OPT",
+        {
+            "num_key_value_heads": 4,
+            "ffn_dim": 96,
+            "init_std": 0.15,
+            "pad_token_id": 0,
+            "enable_bias": False,
+            "activation_function": "gelu",
+        },
+    ),
+    "gpt2": ("GPT2", {"num_key_value_heads": 4, "tie_word_embeddings": True}),
+    "gpt2-untied": ("GPT2", {"num_key_value_heads": 4, "n_inner": 96, "activation_function": "gelu"}),
 }
 
 
