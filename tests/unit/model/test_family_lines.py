@@ -1,0 +1,117 @@
+"""What each family costs in lines, counted in the source, and the table of docs/adding-an-architecture.md."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from twostroke.config.architectures import ARCHITECTURE_TRAITS
+from twostroke.model.registry import ARCHITECTURES
+
+REPOSITORY = Path(__file__).parents[3]
+SOURCE = REPOSITORY / "src" / "twostroke"
+SHARED = "twostroke.model.llama:Llama"
+"""The maths that families share; another file of maths is a family's own."""
+MOST_LINES = 40
+"""Of a family without new maths."""
+
+
+@dataclass
+class Table:
+    """A dict in the source: the lines of each entry, and of what stands beside it under a name."""
+
+    lines: dict[str, int] = field(default_factory=dict[str, int])
+    """Of each entry."""
+    uses: dict[str, set[str]] = field(default_factory=dict[str, set[str]])
+    """By entry or name: the names that it is made from."""
+    named: dict[str, int] = field(default_factory=dict[str, int])
+    """Lines of what has a name at the top of the file."""
+
+    def brought(self, entry: str, seen: set[str]) -> int:
+        """Return the lines of names that no entry before this one is made from; they are `seen` from now on."""
+        found, waiting = 0, list(self.uses[entry])
+        while waiting:
+            name = waiting.pop()
+            if name in self.named and name not in seen:
+                seen.add(name)
+                found += self.named[name]
+                waiting += self.uses[name]
+        return found
+
+
+def read(path: Path, table: str | None = None) -> Table:
+    """Read the assignments and functions at the top of a file, and the entries of one dict among them."""
+    found = Table()
+    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.FunctionDef):
+            name, value = node.name, node
+        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.value is not None:
+            name, value = node.target.id, node.value
+        elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+            name, value = node.targets[0].id, node.value
+        else:
+            continue
+        if name == table and isinstance(value, ast.Dict):
+            for key, entry in zip(value.keys, value.values, strict=True):
+                assert isinstance(key, ast.Constant)
+                found.lines[str(key.value)] = num_lines(entry)
+                found.uses[str(key.value)] = names_in(entry)
+        else:
+            found.named[name], found.uses[name] = num_lines(node), names_in(value)
+    return found
+
+
+def num_lines(node: ast.AST) -> int:
+    first, last = getattr(node, "lineno", 0), getattr(node, "end_lineno", 0)
+    return last - first + 1
+
+
+def names_in(node: ast.AST) -> set[str]:
+    return {part.id for part in ast.walk(node) if isinstance(part, ast.Name)}
+
+
+def costs() -> Mapping[str, tuple[int, int, int, int]]:
+    """Return for each family the lines of its traits, of its names, of its entry in the registry, and of its own file.
+
+    What several families are made from counts for the first of them; Llama's names, and the maths of all, for none.
+    """
+    traits = read(SOURCE / "config" / "architectures.py", "ARCHITECTURE_TRAITS")
+    registry = read(SOURCE / "model" / "registry.py", "ARCHITECTURES")
+    tables = read(SOURCE / "model" / "weight_map.py")
+    seen_traits, seen_tables = {"ArchitectureTraits"}, {"LLAMA"}
+    found: dict[str, tuple[int, int, int, int]] = {}
+    for family, num_traits in traits.lines.items():
+        tables.uses[family] = registry.uses[family]
+        module, _, _ = ARCHITECTURES[family].path.partition(":")
+        own = SOURCE.parent / f"{module.replace('.', '/')}.py"
+        found[family] = (
+            num_traits + traits.brought(family, seen_traits),
+            tables.brought(family, seen_tables),
+            registry.lines[family],
+            0 if ARCHITECTURES[family].path == SHARED else len(own.read_text(encoding="utf-8").splitlines()),
+        )
+    return found
+
+
+def shown() -> str:
+    """Return the table as the page has it."""
+    rows = ["| architecture | traits | names | entry | own file | together |", "|---|---|---|---|---|---|"]
+    for family, lines in sorted(costs().items()):
+        rows.append(f"| {family} | {' | '.join(map(str, (*lines, sum(lines))))} |")
+    return "\n".join(rows)
+
+
+def test_every_family_is_counted() -> None:
+    assert set(costs()) == set(ARCHITECTURE_TRAITS) == set(ARCHITECTURES)
+    assert all(traits and entry for traits, _, entry, _ in costs().values())
+
+
+def test_a_family_without_new_maths_costs_forty_lines_at_most() -> None:
+    assert {family: lines for family, lines in costs().items() if not lines[3] and sum(lines) > MOST_LINES} == {}
+
+
+def test_the_page_has_the_table() -> None:
+    page = (REPOSITORY / "docs" / "adding-an-architecture.md").read_text(encoding="utf-8")
+    assert shown() in page, f"docs/adding-an-architecture.md wants this table:\n{shown()}"
