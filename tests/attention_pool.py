@@ -102,7 +102,7 @@ class Pool:
             seq_lens=lens,
             block_tables=[table],
             layout=AttentionLayout.of(
-                [((0, 1), shape.kv)],
+                [((0, 1), shape.kv, 2)],
                 num_heads=shape.num_heads,
                 block_size=shape.block_size,
                 kv_format=shape.stored_as,

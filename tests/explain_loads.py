@@ -34,7 +34,7 @@ def random_load(seed: int) -> list[Event]:
 @functools.cache
 def _run(seed: int) -> tuple[Event, ...]:
     dice = random.Random(seed)
-    layout = make_layout(dice.choice([[None], [None], [None, 6]]), dice.choice([1, 2, 4]))
+    layout = make_layout(dice.choice([[None], [None], [None, 6, 6]]), dice.choice([1, 2, 4]))
     is_chunked = dice.random() < 0.8
     settings = SchedulerConfig(
         max_num_batched_tokens=dice.choice([1, 4, 8, 20]),

@@ -126,6 +126,7 @@ def make_facts(num_blocks: int = 100) -> EngineFacts:
         max_num_seqs=64,
         num_blocks=num_blocks,
         block_size=16,
+        prefix_tokens=16,
         uses_priority=False,
         serves_background=True,
         is_fair=False,

@@ -27,7 +27,7 @@ from twostroke.engine.messages import Add, Command, DropKV, EndHold, FetchKV, Fi
 from twostroke.engine.output_processor import TokenUpdate
 from twostroke.events import EventRing
 from twostroke.kv_cache.holds import KVImport
-from twostroke.kv_cache.layout import KVLayout
+from twostroke.kv_cache.layout import KVGroup, KVLayout
 from twostroke.kv_cache.manager import KVCacheManager
 from twostroke.kv_check import KVCheck, KVDifference
 from twostroke.kv_transfer.address import Address
@@ -114,6 +114,13 @@ class FakeLender:
         pass
 
 
+def slots_of_page(layout: KVLayout, group: KVGroup, page_id: int) -> list[tuple[int, int]]:
+    """Return (block, token in it) of each token of a page."""
+    ids = layout.page_ids(group)
+    first = page_id % ids.stride // ids.step * layout.block_size
+    return [(page_id // ids.stride, first + token) for token in range(layout.block_size)]
+
+
 @dataclass
 class FakeTransfer:
     """A prefix on its way; `advance` does the next little thing."""
@@ -168,12 +175,12 @@ class FakeTransfer:
             for entry in range(max(part.first, self.into.first_missing[group_id]), part.end):
                 theirs = part.rows[group_id][entry - part.first]
                 mine = self.into.rows[group_id][entry]
-                for offset in range(layout.block_size):
-                    found = lender.device.fake.memory.get((theirs, offset), (group_id, GARBAGE))
+                for there, here in zip(*(slots_of_page(layout, group, page) for page in (theirs, mine)), strict=True):
+                    found = lender.device.fake.memory.get(there, (group_id, GARBAGE))
                     memory = self.borrower.device.fake.memory
-                    if self.layer != group.layer_ids[0] and memory.get((mine, offset)) != found:
+                    if self.layer != group.layer_ids[0] and memory.get(here) != found:
                         found = (group_id, GARBAGE)
-                    memory[mine, offset] = found
+                    memory[here] = found
         lender.lender.book.progress(lease, lender.pools.now_s)
         self.layer += 1
         if self.layer == sum(len(group.layer_ids) for group in layout.groups):
@@ -206,7 +213,7 @@ class FakeWorker:
         self.scheduler = Scheduler(pools.scheduler, self.kv, max_model_len=pools.max_model_len)
         num_layers = sum(len(group.layer_ids) for group in self.layout.groups)
         self.lender = FakeLender(num_layers, lambda: pools.now_s)
-        lending = KVLending(self.scheduler, self.lender, self.layout.block_size)
+        lending = KVLending(self.scheduler, self.lender, self.layout)
         self.device.layer_written = lending.layer_written
         started = engine_started(
             pools.scheduler,
@@ -223,7 +230,7 @@ class FakeWorker:
             self.scheduler,
             self,
             journal,
-            block_size=self.layout.block_size,
+            layout=self.layout,
             clock=lambda: pools.now_s,
             is_done=lambda import_id, fetched: self.commands.append(KVFetched(import_id, fetched)),
         )
@@ -341,7 +348,8 @@ class FakePools:
         """A new process."""
         epoch = next(self._epochs)
         facts = LenderFacts(Address(path=f"/{epoch}"), epoch) if role is Role.PREFILL else None
-        member = Member(f"{role}.{epoch}", role, facts, self.layout.block_size, self.scheduler.max_num_seqs)
+        size, whole = self.layout.block_size, self.layout.prefix_tokens
+        member = Member(f"{role}.{epoch}", role, facts, size, self.scheduler.max_num_seqs, prefix_tokens=whole)
         self.workers.append(FakeWorker(self, member, epoch))
         self.carry_out(self.dispatcher.worker_ready(member))
 

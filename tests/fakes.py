@@ -69,6 +69,7 @@ class FakeExecutor:
 
     def __init__(self, layout: KVLayout, rng: random.Random) -> None:
         self.layout = layout
+        self.most_tokens = max(map(layout.tokens_per_block, layout.groups))
         self.rng = rng
         self.generations: dict[str, FakeGeneration] = {}
         self.tables: dict[str, list[list[int]]] = {}
@@ -101,10 +102,10 @@ class FakeExecutor:
         and what a pass writes there is lost."""
         self._wait_for_prefetches()
         for store in moves.stores:
-            self.host[store.slot] = [self.memory.get((store.block_id, i)) for i in range(self.layout.block_size)]
+            self.host[store.slot] = [self.memory.get((store.block_id, i)) for i in range(self.most_tokens)]
         self._load(moves.loads)
         for load in moves.prefetches:
-            for offset in range(self.layout.block_size):
+            for offset in range(self.most_tokens):
                 self.memory.pop((load.block_id, offset), None)
         self.late = moves.prefetches if step % 2 else ()
         self._load(() if step % 2 else moves.prefetches)
@@ -115,24 +116,24 @@ class FakeExecutor:
 
     def _load(self, loads: Iterable[KVLoad]) -> None:
         for load in loads:
-            for offset, content in enumerate(self.host[load.slot]):
+            num_tokens = self.layout.tokens_per_block(self.layout.groups[load.group_id])
+            for offset, content in enumerate(self.host[load.slot][:num_tokens]):
                 assert content is not None, f"{load} finds nothing at {offset}"
                 assert content[0] == load.group_id, f"{load} finds {content}"
                 self.memory[load.block_id, offset] = content
 
     def check(self, check: KVCheck) -> None:
-        """The block holds its request's tokens, and the context what they see: nothing was evicted meanwhile."""
+        """The page holds its request's tokens, and the context what they see: nothing was evicted meanwhile."""
         self._wait_for_prefetches()
         generation, block_size = self.generations[check.request_id], self.layout.block_size
         begin = check.entry * block_size
         for group_id, group in enumerate(self.layout.groups):
+            size = self.layout.tokens_per_block(group)
             first = 0 if group.window is None else max(0, begin - group.window + 1)
-            blocks = (*check.context[group_id], check.block_ids[group_id])
-            assert len(blocks) == check.entry + 1
+            assert len(check.context[group_id]) == -(-begin // size)
             for position in range(first, begin + block_size):
-                entry, offset = divmod(position, block_size)
-                block_id = blocks[entry]
-                assert block_id is not None or entry == check.entry, f"{check} lacks context"
+                entry, offset = divmod(position, size)
+                block_id = check.context[group_id][entry] if position < begin else check.block_ids[group_id]
                 if block_id is not None:
                     assert self.memory[block_id, offset] == (group_id, generation.content(position)), f"{check}"
 
@@ -146,7 +147,7 @@ class FakeExecutor:
                 row[update.start :] = update.block_ids
 
     def _slot(self, request_id: str, group_id: int, position: int) -> tuple[int, int]:
-        entry, offset = divmod(position, self.layout.block_size)
+        entry, offset = divmod(position, self.layout.tokens_per_block(self.layout.groups[group_id]))
         return self.tables[request_id][group_id][entry], offset
 
     def _write(self, scheduled: ScheduledRequest, written: dict[tuple[int, int], str]) -> None:

@@ -57,7 +57,7 @@ class FaultyExecutor:
             time.sleep(3600)
         if ROT in self.step and batch.requests[0].num_computed_tokens == 0:
             kv: Any = self.inner._runner._kv  # type: ignore[attr-defined]
-            heads = kv.tensor[: kv.num_blocks, 0, 0, 0]  # uint8 [num_blocks, bytes per head]: the first layer's K
+            heads = kv.tensors[0][: kv.num_blocks, 0, 0, 0]  # uint8 [num_blocks, bytes per head]: the first layer's K
             heads[heads.any(1), 1] ^= 0x40  # an exponent
         self.inner.submit(batch)
 

@@ -29,7 +29,7 @@ from twostroke.kv_transfer.transport import Fetched, KVSource
 
 PLAIN = uniform_layout([None] * 4, block_size=4, num_kv_heads=2, head_dim=8, kv_format="bf16")
 WINDOWED = uniform_layout([None, 8, None, None, 8, None], block_size=4, num_kv_heads=2, head_dim=8, kv_format="bf16")
-"""Three groups of two layers each, which are no neighbours in the model."""
+"""Two groups, of layers that are no neighbours in the model; a block is one page of the first, or two of the second."""
 DIGEST = b"the last block"
 EPOCH = 77
 NUM_BLOCKS = 40
@@ -61,7 +61,7 @@ class Pools:
     over: queue.SimpleQueue[int]
     """Leases that are."""
     rows: tuple[tuple[int, ...], ...]
-    """The lender's, of every prompt."""
+    """The lender's, of every prompt: page ids, per KV group."""
 
     def source(self, lease_id: int, **other: Any) -> KVSource:
         return KVSource(**{"address": self.address, "epoch": EPOCH, "lease_id": lease_id, **other})
@@ -123,8 +123,23 @@ def pools(
         patience_s=patience_s,
     )
     address = lender.listen(address_by(transport, folder))
-    rows = rng.permutation(NUM_BLOCKS)[: NUM_ENTRIES * len(layout.groups)].reshape(len(layout.groups), NUM_ENTRIES)
-    return Pools(layout, lender, address, blocks, geometry, over, tuple(tuple(map(int, row)) for row in rows))
+    return Pools(layout, lender, address, blocks, geometry, over, rows_of(layout, rng))
+
+
+def rows_of(layout: KVLayout, rng: np.random.Generator) -> tuple[tuple[int, ...], ...]:
+    """Return page ids of NUM_ENTRIES pages in each KV group, in blocks of their own."""
+    blocks = iter(rng.permutation(NUM_BLOCKS).tolist())
+    return tuple(
+        tuple(layout.page_ids(group).of_blocks([next(blocks) for _ in range(NUM_ENTRIES // group.pages_per_block)]))
+        for group in layout.groups
+    )
+
+
+def layers_of_pages(layout: KVLayout, group_id: int, page_ids: Sequence[int]) -> list[int]:
+    """Return where the layers of pages are, when the pool is seen as [layers, bytes of a layer in a page]."""
+    group = layout.groups[group_id]
+    firsts = (page_id * layout.page_ids(group).layers_per_id for page_id in page_ids)
+    return [first + layer for first in firsts for layer in range(len(group.layer_ids))]
 
 
 class Borrowing:
@@ -145,8 +160,7 @@ class Borrowing:
         }
         memory = KVMemory(layout, memoryview(data))
         self.borrower = KVBorrower(memory, geometry, nixl=NixlAgent(memory) if by_nixl else None, **given)
-        found = np.random.default_rng(seed).permutation(NUM_BLOCKS)[: NUM_ENTRIES * len(layout.groups)]
-        rows = tuple(tuple(map(int, row)) for row in found.reshape(len(layout.groups), NUM_ENTRIES))
+        rows = rows_of(layout, np.random.default_rng(seed))
         num_tokens = NUM_ENTRIES * layout.block_size
         self.into = KVImport(num_tokens, 0, rows, (0,) * len(layout.groups))
         self.ended: queue.SimpleQueue[Fetched] = queue.SimpleQueue()
@@ -167,11 +181,17 @@ class Borrowing:
     @property
     def num_bytes_missing(self) -> int:
         """By the formula."""
-        return self.into.num_blocks * self.layout.bytes_per_block
+        missing = zip(self.layout.groups, self.into.rows, self.into.first_missing, strict=True)
+        num_layers = sum((len(row) - first) * len(group.layer_ids) for group, row, first in missing)
+        return num_layers * self.layout.block_size * self.layout.bytes_per_token_and_layer
 
     def check(self, blocks: np.ndarray[Any, np.dtype[np.uint8]], rows: Sequence[Sequence[int]]) -> None:
         """What was missing is the lender's, byte for byte, and nothing else was touched."""
-        expected = np.full_like(self.blocks, UNTOUCHED)
-        for mine, theirs, first in zip(self.into.rows, rows, self.into.first_missing, strict=True):
-            expected[list(mine[first:])] = blocks[list(theirs[first:])]
-        np.testing.assert_array_equal(self.blocks, expected)
+        found, theirs = (pool.reshape(-1, self.layout.bytes_per_layer) for pool in (self.blocks, blocks))
+        expected = np.full_like(found, UNTOUCHED)
+        for group_id, first in enumerate(self.into.first_missing):
+            here, there = (
+                layers_of_pages(self.layout, group_id, row[group_id][first:]) for row in (self.into.rows, rows)
+            )
+            expected[here] = theirs[there]
+        np.testing.assert_array_equal(found, expected)

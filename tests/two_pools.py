@@ -78,7 +78,8 @@ class Worker:
 
     def source(self, lease_id: int) -> KVSource:
         assert self.built.lender is not None
-        return KVSource(self.built.lender.address, self.epoch, lease_id, self.built.facts.block_size)
+        facts = self.built.facts
+        return KVSource(self.built.lender.address, self.epoch, lease_id, facts.block_size, facts.prefix_tokens)
 
 
 class TwoPools:
@@ -119,7 +120,7 @@ class TwoPools:
                 request.cache_salt,
                 self.prefill.source(number),
             )
-            there = self.decode.built.facts.block_size
+            there = self.decode.built.facts.prefix_tokens
             here = replace(request, max_tokens=len(new.output_token_ids) + 1, lend_as=number, lend_block_size=there)
             self.prefill.engine.add_request(here)
         while self.prefill.engine.has_work:

@@ -33,7 +33,7 @@ from twostroke.errors import InvalidParameter, UnreadableEvent
 from twostroke.kv_check import NO_SUSPECTS, Suspects, Verdict
 from twostroke.request import Arrival, FinishReason
 
-EVENT_LOG_VERSION = 5
+EVENT_LOG_VERSION = 6
 MAX_TIME_S = 1e12
 """Of a process's clock."""
 

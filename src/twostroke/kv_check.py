@@ -26,16 +26,16 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class KVCheck:
-    """A block of a cached prefix that is to be computed again."""
+    """A page of a cached prefix that is to be computed again."""
 
     request_id: str
     """Whose prefix it was found for, and whose tokens are in it."""
     entry: int
-    """Which entry of the block tables: it holds the tokens from entry x block_size on."""
+    """Which page: it holds the tokens from entry x block_size on."""
     block_ids: tuple[int | None, ...]
-    """One per KV group; None where the group has it no longer (a window has passed it)."""
+    """One per KV group, which holds the page; None where the group has it no longer (a window has passed it)."""
     context: tuple[tuple[int, ...], ...]
-    """Per KV group the blocks before it, from entry 0 on; any id where the block's tokens do not look."""
+    """Per KV group the blocks of the pages before it, from the first on; any id where the page's tokens do not look."""
 
 
 @dataclass(frozen=True, slots=True)

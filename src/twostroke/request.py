@@ -60,7 +60,8 @@ class Arrival:
     lend_as: int | None = None
     """When it ends by itself its blocks are on loan under this number, for the process where it goes on."""
     lend_block_size: int = 0
-    """Tokens of a block over there: whole blocks of both sizes are on loan; 0: as many as here."""
+    """Where blocks of all KV groups end over there (KVLayout.prefix_tokens); what is in whole blocks of both sides is
+    on loan. 0: as here."""
     import_id: int | None = None
     """Its prefix was fetched under this number, which ends when it runs or ends."""
 

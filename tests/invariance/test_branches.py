@@ -96,7 +96,7 @@ def test_a_branch_changes_no_bit(
     def find_drafter(given: Any, surroundings: Surroundings) -> GivenDrafter:
         del given
         layout = surroundings.layout
-        num_blocks = MAX_BRANCHES * len(layout.groups) * blocks_of_branch(DEPTH, layout.block_size)
+        num_blocks = MAX_BRANCHES * blocks_of_branch(DEPTH, layout)
         return GivenDrafter(Knowing(texts), "one that knows", DrafterFacts(num_branch_blocks=num_blocks))
 
     monkeypatch.setattr(BranchBlocks, "keep", counting)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from pathlib import Path
 from typing import Any
@@ -102,7 +103,11 @@ def test_pools_of_other_block_sizes(
             assert replay([from_json(to_json(event)) for event in worker.events]) is None
         ends = [event for event in pools.decode.events if isinstance(event, KVImportEnded)]
         came = {event.request_id for event in ends if not event.problem}
-        assert {"r2", "r4"} <= came or knobs == "windows, budget 30", ends
+        # one whole block of each KV group in both pools
+        whole = math.lcm(*(worker.built.facts.prefix_tokens for worker in (pools.prefill, pools.decode)))
+        expected = {name for name, num_tokens in (("r2", 77), ("r4", 70)) if num_tokens >= whole}
+        assert expected <= came or knobs == "windows, budget 30", ends
+        assert expected or knobs == "bf16 KV", "only blocks of windows and full layers together are so large"
     finally:
         pools.close()
 
@@ -177,7 +182,9 @@ def test_engines_of_several_ranks(
             for _ in range(2):
                 assert same(pools.run(requests()), want)
             ends = [event for event in pools.decode.events if isinstance(event, KVImportEnded)]
-            assert {"r2", "r4"} <= {event.request_id for event in ends if not event.problem}, ends
+            # blocks of both kinds end at 64 there, where the window of r2's last chunk has moved on
+            moved_on = {"r2"} if (family, block_size) == ("qwen2", 32) else set[str]()
+            assert {"r2", "r4"} - moved_on <= {event.request_id for event in ends if not event.problem}, ends
         finally:
             pools.close()
 

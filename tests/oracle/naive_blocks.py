@@ -89,14 +89,28 @@ def longest_prefix(
     layout: KVLayout, block_hashes: Sequence[bytes], num_tokens: int, known: set[tuple[int, bytes]]
 ) -> int:
     """Tokens of the longest usable prefix: tries every length, the longest first."""
-    for length in range(min(len(block_hashes), (num_tokens - 1) // layout.block_size), 0, -1):
+    for length in range(min(len(block_hashes) * layout.block_size, num_tokens - 1), 0, -1):
         if all(
-            (group_id, block_hashes[entry]) in known
+            length % layout.tokens_per_block(group) == 0
+            and names_needed(layout, group_id, length, block_hashes) <= known
             for group_id, group in enumerate(layout.groups)
-            for entry in range(layout.first_needed_block(group, length * layout.block_size), length)
         ):
-            return length * layout.block_size
+            return length
     return 0
+
+
+def names_needed(
+    layout: KVLayout, group_id: int, num_tokens: int, block_hashes: Sequence[bytes]
+) -> set[tuple[int, bytes]]:
+    """Names of the blocks of a group that the query behind `num_tokens` tokens, whole blocks, sees."""
+    group = layout.groups[group_id]
+    size, first = layout.tokens_per_block(group), 0
+    if group.window is not None:
+        first = max(0, num_tokens - group.window + 1) // size
+    return {
+        (group_id, block_hashes[end * size // layout.block_size - 1])
+        for end in range(first + 1, num_tokens // size + 1)
+    }
 
 
 def largest_window_demand(layout: KVLayout, num_tokens: int, chunk: int) -> int:
@@ -105,8 +119,8 @@ def largest_window_demand(layout: KVLayout, num_tokens: int, chunk: int) -> int:
     for start in range(0, num_tokens, chunk):
         end = min(num_tokens, start + chunk)
         held = sum(
-            layout.num_blocks_of_prefix(end)
-            - min(layout.first_needed_block(group, start), layout.num_blocks_of_prefix(end))
+            layout.num_blocks_of_prefix(group, end)
+            - min(layout.first_needed_block(group, start), layout.num_blocks_of_prefix(group, end))
             for group in layout.groups
         )
         worst = max(worst, held)

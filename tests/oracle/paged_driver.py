@@ -98,7 +98,7 @@ class PagedDriver:
 
     def _make_room(self, request: DrivenRequest, end: int) -> None:
         for table, group in zip(request.block_tables, self.layout.groups, strict=True):
-            while len(table) < self.layout.num_blocks_of_prefix(end):
+            while len(table) < self.layout.num_blocks_of_prefix(group, end):
                 table.append(self._free.pop())
             # what a query can no longer see goes back at once, and may be overwritten in this very step
             for entry in range(self.layout.first_needed_block(group, request.num_computed)):
@@ -110,11 +110,11 @@ class PagedDriver:
         self, work: Sequence[tuple[DrivenRequest, int]], starts: list[int], lens: list[int]
     ) -> AttentionMetadata:
         tables = []
-        for group in range(len(self.layout.groups)):
-            widest = max(len(request.block_tables[group]) for request, _ in work)
-            table = np.full((len(work), widest + 1), -1, np.int32)
-            for row, (request, _) in enumerate(work):
-                table[row, : len(request.block_tables[group])] = request.block_tables[group]
+        for group, ids in enumerate(self.kv.page_ids):
+            rows = [ids.of_blocks(request.block_tables[group]) for request, _ in work]
+            table = np.full((len(work), max(map(len, rows)) + 1), -1, np.int32)
+            for entries, row in zip(table, rows, strict=True):
+                entries[: len(row)] = row
             tables.append(table)
         return AttentionMetadata.build(
             query_start_loc=np.array(starts, np.int32),

@@ -41,7 +41,7 @@ STEP_TIMES = StepTimeModel(
 
 def make_engine(dice: random.Random) -> FakeEngine:
     """Any combination of settings, and a pool that one longest request just fits into, or a little more."""
-    windows = dice.choice([[None], [None], [6], [None, None, 6], [None, 3, 9], [2, 5]])
+    windows = dice.choice([[None], [None], [6], [None, None, 6], [None, 3, 9], [2, 5], [5, 5, 5, None], [3, 3, None]])
     layout = make_layout(windows, dice.choice([1, 2, 4]))
     max_model_len = dice.choice([12, 40])
     kind = dice.choice(["paged"] * 8 + ["contiguous", "no KV cache"])
@@ -65,7 +65,7 @@ def make_engine(dice: random.Random) -> FakeEngine:
         kv_check_rate=dice.choice([0, 0.3, 1]) if has_cache else 0,
         kv_offloading_size=num_slots * layout.bytes_per_block if has_cache and num_slots else None,
     )
-    whole = layout.num_blocks_of_prefix(max_model_len) * len(layout.groups)
+    whole = layout.run_blocks(max_model_len)
     step = min(max_model_len, scheduler_config.max_num_batched_tokens) if is_chunked else max_model_len
     least = whole if kind == "contiguous" else layout.peak_blocks(max_model_len, step)
     log = EventRing(1_000_000)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -45,8 +45,9 @@ def counting_engine(
     max_model_len: int,
     event_log: Path | None = None,
     at_submit: Callable[[KVCacheManager], None] | None = None,
+    specs: Sequence[KVSpec] = (KVSpec(num_kv_heads=1, head_dim=1),),
 ) -> CountingEngine:
-    """Builds one. Its model has a single layer, so a block is a block.
+    """Builds one.
 
     Args:
         scheduler: as for any engine.
@@ -54,12 +55,14 @@ def counting_engine(
         max_model_len: longest prompt plus output.
         event_log: a file for the event log.
         at_submit: called with the KV memory's account when a step is decided.
+        specs: KV of each layer of its model.
     """
-    spec = KVSpec(num_kv_heads=1, head_dim=1)
-    layer = LayerSpec(num_heads=1, kv=spec, rope=RopeConfig(DEFAULT_ROPE_THETA), intermediate_size=1)
-    layout = KVLayout.of([spec], block_size=cache.block_size, kv_format="bf16")
-    shape = ModelShape(hidden_size=1, vocab_size=1, layers=(layer,), bytes_per_weight=2, kv_format="bf16")
-    num_blocks = cache.num_kv_blocks or layout.num_blocks_of_prefix(max_model_len) * scheduler.max_num_seqs
+    layers = tuple(
+        LayerSpec(num_heads=1, kv=spec, rope=RopeConfig(DEFAULT_ROPE_THETA), intermediate_size=1) for spec in specs
+    )
+    layout = KVLayout.of(specs, block_size=cache.block_size, kv_format="bf16")
+    shape = ModelShape(hidden_size=1, vocab_size=1, layers=layers, bytes_per_weight=2, kv_format="bf16")
+    num_blocks = cache.num_kv_blocks or layout.run_blocks(max_model_len) * scheduler.max_num_seqs
     kv = KVCacheManager(layout, num_blocks, cache, max_model_len)
     clock = SimulatedClock()
 
@@ -80,7 +83,7 @@ def counting_engine(
     engine = Engine(
         Scheduler(scheduler, kv, max_model_len=max_model_len),
         executor,
-        block_size=cache.block_size,
+        block_size=layout.block_size,
         hashes_blocks=cache.enable_prefix_caching,
         journal=Journal(started, shape, None if event_log is None else JsonlEventLog(event_log)),
         clock=clock,

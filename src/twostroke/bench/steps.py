@@ -76,7 +76,7 @@ def measure_steps(
     most = min(load.max_model_len or model.max_context, model.max_context)
     sizes = _Sizes.of(most, scheduler, longest, repeats)
     layout = KVLayout.of(model.kv_specs, block_size=cache.block_size, kv_format="bf16")  # for its groups alone
-    num_blocks = len(layout.groups) * (sizes.num_tokens // cache.block_size + sizes.heights[0])
+    num_blocks = sum(sizes.num_tokens // layout.tokens_per_block(g) + sizes.heights[0] for g in layout.groups)
     cache = replace(
         cache, enable_prefix_caching=False, num_kv_blocks=num_blocks, kv_cache_memory=None, gpu_memory_utilization=None
     )

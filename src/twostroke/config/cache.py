@@ -36,7 +36,8 @@ class CacheConfig:
     """How KV memory is cut up and shared."""
 
     block_size: int = 16
-    """Tokens per KV block: a power of two, at most 128."""
+    """Tokens per KV block: a power of two, at most 128. Of a model with several kinds of layers (full, and of a
+    window) the most in one page, which kernels read at once; a block of each kind has as many pages as fit."""
     kv_cache_dtype: KVCacheDType = "auto"
     """How K and V are stored: 'auto' in the model's type, 'bf16' or 'f32', rounded to 'fp8' (e4m3, up to 448), or
     quantized to 'int8' or 'int4' with a scale and a zero per token and head. 'int4' is a trial: it raised the

@@ -178,6 +178,7 @@ def build_engine(
         max_num_seqs=config.scheduler.max_num_seqs,
         num_blocks=sizing.num_blocks,
         block_size=layout.block_size,
+        prefix_tokens=layout.prefix_tokens,
         uses_priority=config.scheduler.policy == "priority",
         serves_background=config.scheduler.serves_background,
         is_fair=config.scheduler.policy == "fair",
@@ -231,7 +232,7 @@ def _build_engine(  # noqa: PLR0913 (everything that was found out before)
     engine = Engine(
         scheduler,
         executor if around_executor is None else around_executor(executor),
-        block_size=config.cache.block_size,
+        block_size=layout.block_size,
         hashes_blocks=config.cache.enable_prefix_caching,
         journal=journal,
         kv_tolerance=tolerance(layout.kv_format, str(loaded.dtype).removeprefix("torch."), loaded.config.num_layers),
@@ -467,8 +468,8 @@ def _startup_lines(
     weights = f"{num_weight_bytes:,} bytes of weights, loaded in {load_s:.2f} s"
     per_token = f"{layout.kv_format}, {layout.bytes_per_token:,} bytes per token"
     beside = f" and {sizing.num_scratch_blocks} to check them with" if sizing.num_scratch_blocks else ""
-    blocks = f"{sizing.num_blocks:,} blocks of {layout.block_size} tokens{beside} = {sizing.kv_bytes:,} bytes"
-    capacity = sizing.num_blocks // len(layout.groups) * layout.block_size
+    blocks = f"{sizing.num_blocks:,} blocks of {layout.block_words}{beside} = {sizing.kv_bytes:,} bytes"
+    capacity = layout.capacity_tokens(sizing.num_blocks)
     limit = f" ({sizing.limit})" if sizing.limit else ""
     return (
         f"model    {model}; {weights}",

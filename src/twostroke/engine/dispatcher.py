@@ -19,6 +19,7 @@ and is dropped, whoever sent it.
 from __future__ import annotations
 
 import itertools
+import math
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -52,6 +53,13 @@ class Member:
     max_num_seqs: int
     numerics: Mapping[str, str] = field(default_factory=dict[str, str])
     """By what it computes; where that differs, so may the last bits."""
+    prefix_tokens: int = 0
+    """Prefixes of a multiple of so many tokens can be handed over, see KVLayout; 0: of block_size."""
+
+    @property
+    def whole_tokens(self) -> int:
+        """Where blocks of all KV groups end."""
+        return self.prefix_tokens or self.block_size
 
 
 @dataclass(frozen=True, slots=True)
@@ -332,9 +340,9 @@ class Dispatcher:
         assert lender is not None, f"{place.prefill} lends nothing"
         number = sequence.import_id = next(self._numbers)
         new = request.new_request
-        source = KVSource(lender.address, lender.epoch, number, giver.block_size)
+        source = KVSource(lender.address, lender.epoch, number, giver.block_size, giver.whole_tokens)
         max_tokens = len(sequence.token_ids) + 1
-        here = replace(request, max_tokens=max_tokens, lend_as=number, lend_block_size=taker.block_size)
+        here = replace(request, max_tokens=max_tokens, lend_as=number, lend_block_size=taker.whole_tokens)
         outcome.orders.append(Order(place.prefill, Add(here)))
         fetch = FetchKV(
             number, request.request_id, new.prompt_token_ids + new.output_token_ids, sequence.cache_salt, source
@@ -460,7 +468,7 @@ class LeastBusy:
         new = request.new_request
         if prefill is None:
             return Place(decode.worker_id, reason="no prefill worker is ready")
-        if len(token_ids) < max(decode.block_size, prefill.block_size):
+        if len(token_ids) < math.lcm(decode.whole_tokens, prefill.whole_tokens):
             return Place(decode.worker_id, reason="not one full block")
         if new.params.prompt_logprobs is not None or new.wants_hidden_state:
             return Place(decode.worker_id, reason="the whole prompt is what it is about")

@@ -34,7 +34,7 @@ from twostroke.speculation.history import FeatureHistory
 from twostroke.speculation.medusa import MedusaProposer
 from twostroke.speculation.ngram import NgramProposer
 from twostroke.speculation.proposer import Proposer
-from twostroke.speculation.reader import Reader
+from twostroke.speculation.reader import Reader, TargetTable
 from twostroke.tokenizer.tokenizer import Tokenizer
 
 
@@ -188,8 +188,8 @@ class _EarlyExit:
     def build(self, target: Target) -> Proposer:
         """See Drafter."""
         layout = target.kv.attention_layout(target.model.num_heads)
-        groups = range(len(layout.shapes))
-        reader = Reader(target.model, self.num_layers, target.kv, layout, groups, self.surroundings.device)
+        tables = [TargetTable(group_id) for group_id in range(len(layout.shapes))]
+        reader = Reader(target.model, self.num_layers, target.kv, layout, tables, self.surroundings.device)
         return ChainProposer(reader, ReadByTarget(), target.sampler, max_tokens=target.max_tokens)
 
 
@@ -244,10 +244,10 @@ class _DraftModel:
             max_model_len=target.max_model_len,
             operators=around.operators,
         )
-        kv = KVStorage(self._layout, target.kv.num_blocks, around.device)
-        attention, group = _layout_beside(self.config, self._layout, around.layout)
-        groups = [group] * len(attention.shapes)
-        reader = Reader(model, self.config.num_layers, kv, attention, groups, around.device)
+        attention = _layout_beside(self.config, self._layout, around.layout)
+        kv = _storage_beside(self._layout, target.kv.num_blocks, around.device, attention)
+        tables = [_table_beside(around.layout)] * len(attention.shapes)
+        reader = Reader(model, self.config.num_layers, kv, attention, tables, around.device)
         return ChainProposer(reader, ReadByDraftModel(), target.sampler, max_tokens=target.max_tokens)
 
 
@@ -274,8 +274,7 @@ class _Medusa:
         around, num_heads = self.surroundings, medusa_shape(self.folder).num_heads
         num_branch_blocks = 0
         if self.num_places > num_heads + 1:  # one more is no place for a branch
-            per_branch = blocks_of_branch(num_heads, around.layout.block_size)
-            num_branch_blocks = MAX_BRANCHES * len(around.layout.groups) * per_branch
+            num_branch_blocks = MAX_BRANCHES * blocks_of_branch(num_heads, around.layout)
         return DrafterFacts(
             max_drafts=num_heads,
             num_weight_bytes=medusa_bytes(self.folder, around.dtype, around.operators.packed_sizes),
@@ -353,10 +352,11 @@ class _Eagle:
         """See Drafter."""
         around = self.surroundings
         head = EagleHead(self.folder, target.model, around.placement(target))
-        attention, group = _layout_beside(self.config, self._layout, around.layout)
-        kv = KVStorage(self._layout, target.kv.num_blocks, around.device)
+        attention = _layout_beside(self.config, self._layout, around.layout)
+        kv = _storage_beside(self._layout, target.kv.num_blocks, around.device, attention)
+        num_pages = target.kv.num_blocks * self._layout.groups[0].pages_per_block
         history = FeatureHistory(self._feature_layers, target.max_tokens + _KEPT_TOKENS * target.max_num_seqs)
-        memory = HeadMemory(kv, target.kv.num_blocks, attention, group)
+        memory = HeadMemory(kv, num_pages, attention, _table_beside(around.layout))
         return EagleProposer(head, memory, history, target.sampler, around.device)
 
 
@@ -373,21 +373,34 @@ def _model_of(config: SpeculativeConfig, surroundings: Surroundings, kind: str) 
     return str(path)
 
 
+def _group_beside(target: KVLayout) -> int:
+    """Return the group of the target by whose block table a drafter goes: that which reaches back most."""
+    windows = [group.window for group in target.groups]
+    return min(range(len(windows)), key=lambda group: (windows[group] is not None, -(windows[group] or 0)))
+
+
+def _table_beside(target: KVLayout) -> TargetTable:
+    group_id = _group_beside(target)
+    return TargetTable(group_id, target.page_ids(target.groups[group_id]))
+
+
 def _kv_beside(drafter: ModelConfig, target: Surroundings) -> KVLayout:
     """One group that holds all layers of what drafts; what each of them sees is the attention layout's business."""
-    layers = KVGroup(tuple(range(drafter.num_layers)), replace(drafter.layers[0].kv, window=None))
+    num_pages = target.layout.groups[_group_beside(target.layout)].pages_per_block
+    layers = KVGroup(tuple(range(drafter.num_layers)), replace(drafter.layers[0].kv, window=None), num_pages)
     return KVLayout((layers,), target.layout.block_size, target.kv_format)
 
 
-def _layout_beside(drafter: ModelConfig, kv: KVLayout, target: KVLayout) -> tuple[AttentionLayout, int]:
-    """Layers of the same window are a group, and all go by one block table: the target's that reaches back most.
+def _storage_beside(layout: KVLayout, num_blocks: int, device: torch.device, attention: AttentionLayout) -> KVStorage:
+    """Make the storage of what drafts; all groups of its attention layout find their layers in the one group."""
+    kv = KVStorage(layout, num_blocks, device)
+    kv.tensors *= len(attention.shapes)
+    return kv
 
-    Returns:
-        The layout, and that group of the target.
-    """
-    windows = [group.window for group in target.groups]
-    by = min(range(len(windows)), key=lambda group: (windows[group] is not None, -(windows[group] or 0)))
-    held = windows[by]  # what the target has given back of its blocks, nobody sees any more
+
+def _layout_beside(drafter: ModelConfig, kv: KVLayout, target: KVLayout) -> AttentionLayout:
+    """Layers of the same window are a group, and all go by one block table of the target."""
+    held = target.groups[_group_beside(target)].window  # what the target has given back, nobody sees any more
     seen = [min((w for w in (own, held) if w is not None), default=None) for own in drafter.layer_windows]
     kinds = list(dict.fromkeys(seen))
     shapes = (
@@ -401,7 +414,7 @@ def _layout_beside(drafter: ModelConfig, kv: KVLayout, target: KVLayout) -> tupl
         for window in kinds
     )
     slots = ((kinds.index(window), layer) for layer, window in enumerate(seen))
-    return AttentionLayout(tuple(slots), tuple(shapes)), by
+    return AttentionLayout(tuple(slots), tuple(shapes))
 
 
 def _check_vocabulary(files: ModelFiles, draft: ModelConfig, target: Surroundings, *, has_tokenizer: bool) -> None:

@@ -25,6 +25,9 @@ class EngineFacts:
     max_num_seqs: int
     num_blocks: int
     block_size: int
+    """Tokens by which prefixes are named: of a page, see KVLayout."""
+    prefix_tokens: int
+    """Prefixes of a multiple of so many tokens can be found, and handed over."""
     uses_priority: bool
     serves_background: bool
     """Whether it can put work beside other work, a little at a time."""

@@ -101,9 +101,7 @@ def open_ends(
             is_over=ends.is_over,
             order=runner.head_order(block_size),
         )
-        lending = KVLending(
-            scheduler, lender, block_size, split_layers=memory.num_layers if memory.num_ranks > 1 else 0
-        )
+        lending = KVLending(scheduler, lender, kv.layout, split_layers=memory.num_layers if memory.num_ranks > 1 else 0)
         kv.layer_written = lending.layer_written
         try:
             where = LenderFacts(lender.listen(port.lends_at), ends.epoch)
@@ -119,6 +117,6 @@ def open_ends(
             nixl=NixlAgent(memory) if port.fetches_by_nixl else None,
         )
         fetching = KVFetching(
-            scheduler, borrower, journal, block_size=block_size, clock=monotonic_clock, is_done=ends.is_fetched
+            scheduler, borrower, journal, layout=kv.layout, clock=monotonic_clock, is_done=ends.is_fetched
         )
     return lending, fetching, where

@@ -12,6 +12,7 @@ may touch before it has said that it is done.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -19,6 +20,7 @@ from twostroke.engine.clock import Clock
 from twostroke.engine.generation import GenerationRequest
 from twostroke.engine.journal import Journal
 from twostroke.kv_cache.block_hash import hash_blocks
+from twostroke.kv_cache.layout import KVLayout
 from twostroke.kv_transfer.transport import Fetched, FetchingSide, KVSource
 from twostroke.scheduler.scheduler import Scheduler
 
@@ -47,7 +49,7 @@ class KVFetching:
         scheduler: of the engine.
         borrower: fetches.
         journal: of the engine.
-        block_size: tokens in a block.
+        layout: of the engine's KV.
         clock: in seconds.
         is_done: called in another thread when the bytes of an import have come, or will not; the engine's thread then
             calls `fetched`.
@@ -59,14 +61,14 @@ class KVFetching:
         borrower: FetchingSide,
         journal: Journal,
         *,
-        block_size: int,
+        layout: KVLayout,
         clock: Clock,
         is_done: Callable[[int, Fetched], object],
     ) -> None:
         self._scheduler = scheduler
         self._borrower = borrower
         self._journal = journal
-        self._block_size = block_size
+        self._layout, self._block_size = layout, layout.block_size
         self._clock = clock
         self._is_done = is_done
         self._imports: dict[int, _Import] = {}
@@ -81,7 +83,7 @@ class KVFetching:
         """
         assert import_id not in self._imports, f"import {import_id} is not new"
         their_size = source.block_size or self._block_size
-        whole = max(self._block_size, their_size)
+        whole = math.lcm(self._layout.prefix_tokens, source.prefix_tokens or their_size)
         token_ids = token_ids[: len(token_ids) // whole * whole]
         hashes = hash_blocks(token_ids, self._block_size, cache_salt)
         if hashes:  # else there is no full block, nothing to fetch and nothing to wait for
@@ -117,7 +119,7 @@ class KVFetching:
             def is_done(fetched: Fetched, import_id: int = import_id) -> None:
                 self._is_done(import_id, fetched)
 
-            this.give_up = self._borrower.fetch(this.source, into, this.digest, is_done)
+            this.give_up = self._borrower.fetch(this.source, into.in_pages(self._layout), this.digest, is_done)
         return freed
 
     def holds_back(self, request: GenerationRequest) -> bool:

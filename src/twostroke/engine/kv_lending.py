@@ -8,10 +8,12 @@ ends            on loan: complete, or the lease is dead
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from twostroke.batch import ScheduledBatch
 from twostroke.engine.generation import Generation
+from twostroke.kv_cache.layout import KVLayout
 from twostroke.kv_transfer.transport import LendingSide
 from twostroke.scheduler.scheduler import Scheduler
 
@@ -20,8 +22,9 @@ from twostroke.scheduler.scheduler import Scheduler
 class _Loan:
     lease_id: int
     num_blocks: int
+    """Pages of each KV group."""
     digest: bytes
-    """Name of the last block."""
+    """Name of the last page."""
 
 
 class KVLending:
@@ -30,15 +33,16 @@ class KVLending:
     Args:
         scheduler: of the engine.
         lender: serves the others.
-        block_size: tokens in a block.
+        layout: of the engine's KV.
         split_layers: layers of a model that several ranks compute; 0: one rank has all of it. What this rank has
             written the others may be about to write; between two layers all ranks gather, so then it is there.
     """
 
-    def __init__(self, scheduler: Scheduler, lender: LendingSide, block_size: int, *, split_layers: int = 0) -> None:
+    def __init__(self, scheduler: Scheduler, lender: LendingSide, layout: KVLayout, *, split_layers: int = 0) -> None:
         self._scheduler = scheduler
         self._lender = lender
-        self._block_size = block_size
+        self._block_size, self._prefix_tokens = layout.block_size, layout.prefix_tokens
+        self._page_ids = tuple(map(layout.page_ids, layout.groups))
         self._split_layers = split_layers
         self._loans: dict[str, _Loan] = {}
         self._in_step: list[int] = []
@@ -49,7 +53,7 @@ class KVLending:
         arrival = generation.arrival
         if arrival.lend_as is None:
             return
-        whole = max(self._block_size, arrival.lend_block_size)
+        whole = math.lcm(self._prefix_tokens, arrival.lend_block_size or 1)
         num_blocks = arrival.num_prompt_tokens // whole * whole // self._block_size
         hashes = arrival.block_hashes[:num_blocks]
         self._lender.grant(arrival.lend_as, num_blocks)
@@ -69,7 +73,8 @@ class KVLending:
         for share in batch.requests:
             loan = self._loans.get(share.request_id)
             if loan is not None:
-                rows = self._scheduler.block_tables(share.request_id)
+                tables = zip(self._page_ids, self._scheduler.block_tables(share.request_id), strict=True)
+                rows = [ids.of_blocks(row) for ids, row in tables]
                 num_cached = cached.get(share.request_id, 0) // self._block_size
                 self._lender.begin_part(loan.lease_id, rows, num_cached, is_computed=True)
                 end = (share.num_computed_tokens + share.num_scheduled_tokens) // self._block_size

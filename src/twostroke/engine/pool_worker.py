@@ -264,6 +264,7 @@ class PoolWorker:
                 report.facts.block_size,
                 report.facts.max_num_seqs,
                 report.geometry.numerics,
+                report.facts.prefix_tokens,
             )
             if not self._is_closing.is_set():
                 self.state, self.cause = EngineState.RUNNING, ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -103,12 +104,14 @@ class RoutedPlacer:
             return None
         # the largest of all: whoever has its blocks has what is in them in blocks of its own, too
         block_size = max(worker.facts.block_size for worker in self._workers.values())
+        whole = math.lcm(*(worker.facts.prefix_tokens for worker in self._workers.values()))
         new = request.new_request
         asked = RouteRequest(
             num_prompt_tokens=len(token_ids),
             num_output_tokens=request.max_tokens - (len(token_ids) - len(new.prompt_token_ids)),
             block_hashes=hash_blocks(token_ids, block_size, request.cache_salt),
             block_size=block_size,
+            whole_tokens=whole,
             may_be_handed_over=new.params.prompt_logprobs is None and not new.wants_hidden_state,
         )
         route = self._router.route(asked)

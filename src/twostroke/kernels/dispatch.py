@@ -77,7 +77,9 @@ class GroupShape:
     kv: KVSpec
     """Of each of its layers."""
     block_size: int
+    """Tokens for which one id of a block table stands."""
     layers_per_block: int
+    """Layers from one id to the next; where a block has more of them, its ids are further apart."""
     kv_format: KVFormat
 
     @property

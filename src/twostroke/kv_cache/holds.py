@@ -35,7 +35,7 @@ class KVImport:
     num_cached_tokens: int
     """Of these, here already."""
     rows: tuple[tuple[int, ...], ...]
-    """Per KV group, one entry per block of the prefix."""
+    """Per KV group, its blocks of the prefix."""
     first_missing: tuple[int, ...]
     """Per KV group, the first entry that is to be filled; all behind it are, too."""
 
@@ -43,6 +43,35 @@ class KVImport:
     def num_blocks(self) -> int:
         """To be filled, over all groups."""
         return sum(len(row) - first for row, first in zip(self.rows, self.first_missing, strict=True))
+
+    def in_pages(self, layout: KVLayout) -> KVImport:
+        """Return the same with page ids in place of blocks, as those who move KV see it."""
+        rows = tuple(
+            tuple(layout.page_ids(group).of_blocks(row)) for group, row in zip(layout.groups, self.rows, strict=True)
+        )
+        missing = zip(layout.groups, self.first_missing, strict=True)
+        first_missing = tuple(first * group.pages_per_block for group, first in missing)
+        return KVImport(self.num_tokens, self.num_cached_tokens, rows, first_missing)
+
+
+def name_full_blocks(
+    layout: KVLayout, prefix_cache: PrefixCache, table: BlockTable, block_hashes: Sequence[bytes], num_tokens: int
+) -> None:
+    """Make the full blocks of the first `num_tokens` tokens findable, as far as they are not.
+
+    Args:
+        layout: of the pool.
+        prefix_cache: that is told.
+        table: of a request, or of a hold.
+        block_hashes: names, one per page: a block's is that of its last page.
+        num_tokens: computed and final; whole pages.
+    """
+    for group_id, (group, size) in enumerate(zip(layout.groups, table.block_tokens, strict=True)):
+        row = table.rows[group_id]
+        for entry in range(max(table.first_held[group_id], table.num_named // size), num_tokens // size):
+            name = block_hashes[(entry + 1) * group.pages_per_block - 1]
+            prefix_cache.insert(row[entry], group_id, name)
+    table.num_named = max(table.num_named, num_tokens)
 
 
 class KVHolds:
@@ -85,24 +114,23 @@ class KVHolds:
         """
         assert hold_id not in self._tables, f"hold {hold_id} is not new"
         table = self._tables[hold_id] = self._reservation.open_for(cached, num_tokens)
-        first_missing = tuple(max(first, table.num_named) for first in table.first_held)
+        named = (table.num_named // size for size in table.block_tokens)
+        first_missing = tuple(max(*firsts) for firsts in zip(table.first_held, named, strict=True))
         rows = tuple(tuple(row) for row in table.rows)
         return KVImport(num_tokens, cached.num_tokens, rows, first_missing)
 
     def complete_import(self, hold_id: int, block_hashes: Sequence[bytes]) -> None:
-        """All blocks are filled: they can be found by these names, one per entry."""
+        """All blocks are filled: they can be found by these names, one per page."""
         table = self._tables[hold_id]
-        for group_id, (row, first) in enumerate(zip(table.rows, table.first_held, strict=True)):
-            for entry in range(max(first, table.num_named), len(row)):
-                self._prefix_cache.insert(row[entry], group_id, block_hashes[entry])
-        table.num_named = len(table.rows[0])
+        name_full_blocks(self._layout, self._prefix_cache, table, block_hashes, table.num_tokens)
 
     def lend(self, hold_id: int, table: BlockTable) -> None:
         """Keeps the full blocks of a request that ends; what is not full is given back."""
         assert hold_id not in self._tables, f"hold {hold_id} is not new"
-        num_tokens = table.num_tokens // self._layout.block_size * self._layout.block_size
-        self._reservation.shrink(table, num_tokens)
-        table.num_tokens = num_tokens
+        whole = self._layout.prefix_tokens
+        table.num_tokens = table.num_tokens // whole * whole
+        table.num_named = min(table.num_named, table.num_tokens)
+        self._reservation.shrink(table, table.num_tokens)
         self._tables[hold_id] = table
 
     def end(self, hold_id: int) -> None:

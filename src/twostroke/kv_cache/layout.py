@@ -1,21 +1,24 @@
 """How KV memory is divided: the exact size formula, and which layers share a block.
 
-Every block of the pool has the same number of bytes, whatever kind of layer it serves. Layers of one kind (same
-sliding window, or none) are dealt into groups of equal size, and a block holds `block_size` tokens of one group:
+Every block of the pool has the same number of bytes, whatever kind of layer it serves. Layers of one kind (equal
+KVSpec) are a group. A block holds some tokens of all layers of a group, and a request has one block table per group:
 
-    6 full layers, 3 with a window         layers_per_block = gcd(6, 3) = 3
-      group 0: full    layers 0 1 2
-      group 1: full    layers 3 4 5          a request has one block table per group;
-      group 2: window  layers 6 7 8          group 2 gives back what fell out of the window
+    22 layers with a window, 4 full ones         a block: 44 x 8 tokens of a layer
+      group 0: window    16 tokens x 22 layers   = 2 pages of 8 tokens      gives back what fell out of the window
+      group 1: full      88 tokens x  4 layers   = 11 pages of 8 tokens
 
-    bytes per block = layers_per_block x (K, V) x num_kv_heads x block_size x slot bytes
+A page is `block_size` tokens of all layers of a group. It is what kernels read by one id of a block table, and the
+step in which prefixes are named. Where all layers are alike, which is so in most models, a block is a page.
+
+    bytes per page  = layers x (K, V) x num_kv_heads x block_size x slot bytes
+    bytes per block = the largest of pages_per_block x bytes per page, over the groups
 
 A slot is K, or V, of one token in one head: head_dim numbers and, where they are quantized, their scale and zero
 (config/kv_format.py). The slots of a head are its own contiguous run of bytes, so that (offset, length) says where any
 heads of any layer are; their order inside is the backend's (`AttentionOperator.kv_order`). Against bfloat16 a block of
 equal bytes holds, at head_dim 128, 256 / 132 = 1.94 times the tokens in int8 and 256 / 68 = 3.76 times in int4.
 
-Most models have layers of one kind and hence one group that holds all of them.
+docs/decisions/043 says why blocks are cut like this and what it costs.
 """
 
 from __future__ import annotations
@@ -27,6 +30,15 @@ from dataclasses import dataclass, replace
 from twostroke.config.kv_format import KVFormat, slot_bytes
 from twostroke.config.layer_spec import KVSpec
 
+MAX_WASTE = 0.04
+"""Share of the blocks' bytes that may hold nothing; see `_division`."""
+_TYPICAL_TOKENS = (128, 512, 2048)
+"""Lengths of the requests for which a division is chosen. What these waste is within 0.7 percentage points of what the
+skewed workload (bench/reproduce/skewed.py) wastes, for all sizes of Gemma 3."""
+_MOST_PARTS = 4
+"""A block is at most so many times as large as a page of the largest group, and a page at least such a part of the
+block size that was asked for."""
+
 
 @dataclass(frozen=True, slots=True)
 class KVGroup:
@@ -35,6 +47,7 @@ class KVGroup:
     layer_ids: tuple[int, ...]
     spec: KVSpec
     """Of each of them."""
+    pages_per_block: int = 1
 
     @property
     def window(self) -> int | None:
@@ -43,33 +56,74 @@ class KVGroup:
 
 
 @dataclass(frozen=True, slots=True)
+class PageIds:
+    """The ids by which kernels find the pages of a group.
+
+    An id counts steps of `layers_per_id` layers' bytes from the start of the pool; the layers of a page follow each
+    other there.
+
+    ```
+    block       | 0                                       | 1                                        44 layers each
+    window id   | 0                   | 1                 | 2                   | 3                  22 layers
+    full id     | 0 | 1 | 2 | 3 | 4 | 5 | 6 | 7 | 8 | 9 |10 | 11 | 12 …                               4 layers
+    ```
+    """
+
+    per_block: int
+    """Pages of a block."""
+    step: int
+    """From the id of a page to that of the next one in its block."""
+    stride: int
+    """From the id of a block's first page to that of the next block's."""
+    layers_per_id: int
+
+    def of_blocks(self, block_ids: Sequence[int]) -> list[int]:
+        """Return the ids of all pages of these blocks, in order.
+
+        >>> PageIds(per_block=2, step=3, stride=10, layers_per_id=1).of_blocks([0, 4])
+        [0, 3, 40, 43]
+        """
+        if self.per_block == 1 and self.stride == 1:
+            return list(block_ids)
+        pages = range(0, self.per_block * self.step, self.step)
+        return [block_id * self.stride + page for block_id in block_ids for page in pages]
+
+    def num_ids(self, num_blocks: int) -> int:
+        """Return how many ids such a pool has; not each of them is a page's."""
+        return num_blocks * self.stride
+
+
+@dataclass(frozen=True, slots=True)
 class KVLayout:
     """The division of KV memory for one model, block size and format."""
 
     groups: tuple[KVGroup, ...]
     block_size: int
+    """Tokens of a page."""
     kv_format: KVFormat
 
     @classmethod
     def of(cls, layers: Sequence[KVSpec], *, block_size: int, kv_format: KVFormat) -> KVLayout:
-        """Deals the layers into groups. Their KV differs in the window at most.
+        """Make each kind of layer a group. Their KV differs in the window at most.
 
-        >>> full, window = (KVSpec(num_kv_heads=2, head_dim=8, window=window) for window in (None, 64))
-        >>> layout = KVLayout.of([full] * 6 + [window] * 3, block_size=16, kv_format="bf16")
-        >>> [(g.layer_ids, g.window) for g in layout.groups]
-        [((0, 1, 2), None), ((3, 4, 5), None), ((6, 7, 8), 64)]
+        Args:
+            layers: the model's.
+            block_size: tokens of a block, where all layers are alike. Else of the block of one group, and pages may
+                be smaller.
+            kv_format: of K and V.
+
+        >>> full, window = (KVSpec(num_kv_heads=2, head_dim=8, window=window) for window in (None, 512))
+        >>> layout = KVLayout.of(([window] * 5 + [full]) * 4 + [window] * 2, block_size=16, kv_format="bf16")
+        >>> layout.block_size, [(len(g.layer_ids), g.window, layout.tokens_per_block(g)) for g in layout.groups]
+        (8, [(22, 512, 16), (4, None, 88)])
         """
         kinds: dict[KVSpec, list[int]] = {}
         for layer_id, spec in enumerate(layers):
             kinds.setdefault(spec, []).append(layer_id)
         assert len({replace(spec, window=None) for spec in kinds}) == 1, f"KV of several shapes: {list(kinds)}"
-        per_block = math.gcd(*(len(ids) for ids in kinds.values()))
-        groups = tuple(
-            KVGroup(tuple(ids[i : i + per_block]), spec)
-            for spec, ids in kinds.items()
-            for i in range(0, len(ids), per_block)
-        )
-        return cls(groups, block_size, kv_format)
+        page_size, pages = _division([(len(ids), spec.window) for spec, ids in kinds.items()], block_size)
+        groups = (KVGroup(tuple(ids), spec, n) for (spec, ids), n in zip(kinds.items(), pages, strict=True))
+        return cls(tuple(groups), page_size, kv_format)
 
     @property
     def num_kv_heads(self) -> int:
@@ -92,20 +146,65 @@ class KVLayout:
         )
         return replace(self, groups=tuple(groups))
 
+    def tokens_per_block(self, group: KVGroup) -> int:
+        """Tokens of one block of this group."""
+        return group.pages_per_block * self.block_size
+
+    @property
+    def block_words(self) -> str:
+        """What is in a block, for people.
+
+        >>> full, window = (KVSpec(num_kv_heads=1, head_dim=8, window=window) for window in (None, 512))
+        >>> KVLayout.of([full], block_size=16, kv_format="bf16").block_words
+        '16 tokens'
+        >>> KVLayout.of([window] * 22 + [full] * 4, block_size=16, kv_format="bf16").block_words
+        '16 tokens of the layers that see 512, or 88 of those that see all'
+        """
+        sizes = {self.tokens_per_block(group) for group in self.groups}
+        if len(sizes) == 1:
+            return f"{sizes.pop():,} tokens"
+        first, *others = (
+            (self.tokens_per_block(group), "all" if group.window is None else f"{group.window:,}")
+            for group in self.groups
+        )
+        words = f"{first[0]:,} tokens of the layers that see {first[1]}"
+        return ", ".join([words, *(f"or {tokens:,} of those that see {seen}" for tokens, seen in others)])
+
+    @property
+    def prefix_tokens(self) -> int:
+        """Where blocks of all groups end: only prefixes of a multiple of so many tokens can be found.
+
+        >>> full, window = (KVSpec(num_kv_heads=1, head_dim=8, window=window) for window in (None, 512))
+        >>> KVLayout.of([window] * 22 + [full] * 4, block_size=16, kv_format="bf16").prefix_tokens
+        176
+        """
+        return math.lcm(*(group.pages_per_block for group in self.groups)) * self.block_size
+
+    def page_ids(self, group: KVGroup) -> PageIds:
+        """How the pages of this group are numbered."""
+        num_layers, per_block = len(group.layer_ids), self.layers_per_block
+        per_id = math.gcd(num_layers, per_block)
+        return PageIds(group.pages_per_block, num_layers // per_id, per_block // per_id, per_id)
+
     @property
     def layers_per_block(self) -> int:
-        """Layers whose K and V one block holds."""
-        return len(self.groups[0].layer_ids)
+        """Layers' pages for which one block has room; a group may leave a rest."""
+        return max(len(group.layer_ids) * group.pages_per_block for group in self.groups)
 
     @property
     def bytes_per_head(self) -> int:
-        """What the K, or the V, of one KV head takes in a block: one contiguous run."""
+        """What the K, or the V, of one KV head takes in a page: one contiguous run."""
         return self.block_size * slot_bytes(self.kv_format, self.head_dim)
 
     @property
     def bytes_per_token_and_layer(self) -> int:
         """K and V of one token in one layer."""
         return self.groups[0].spec.bytes_per_token(self.kv_format)
+
+    @property
+    def bytes_per_layer(self) -> int:
+        """K and V of one layer in a page."""
+        return self.block_size * self.bytes_per_token_and_layer
 
     @property
     def bytes_per_token(self) -> int:
@@ -115,28 +214,45 @@ class KVLayout:
     @property
     def bytes_per_block(self) -> int:
         """What one block takes; the same for every group."""
-        return self.layers_per_block * self.block_size * self.bytes_per_token_and_layer
+        return self.layers_per_block * self.bytes_per_layer
 
-    def num_blocks_of_prefix(self, num_tokens: int) -> int:
-        """Entries of one block table that cover `num_tokens` tokens."""
+    def num_pages(self, num_tokens: int) -> int:
+        """Pages of one group that cover `num_tokens` tokens."""
         return -(-num_tokens // self.block_size)
+
+    def num_blocks_of_prefix(self, group: KVGroup, num_tokens: int) -> int:
+        """Entries of a group's block table that cover `num_tokens` tokens."""
+        return -(-num_tokens // self.tokens_per_block(group))
 
     def first_needed_block(self, group: KVGroup, num_computed_tokens: int) -> int:
         """First block table entry of `group` that the query at position `num_computed_tokens` can still see.
 
         ```
-        window 6, block_size 4, query at position 13 (q):   keys 8..13 are visible
-        |0 1 2 3|4 5 6 7|8 9 10 11|12 q .. |                first needed entry: 2
+        window 6, blocks of 4 tokens, query at position 13 (q):   keys 8..13 are visible
+        |0 1 2 3|4 5 6 7|8 9 10 11|12 q .. |                      first needed entry: 2
         ```
         """
-        if group.window is None:
-            return 0
-        first_visible = max(0, num_computed_tokens - group.window + 1)
-        return first_visible // self.block_size
+        return self.first_visible(group, num_computed_tokens) // self.tokens_per_block(group)
+
+    @staticmethod
+    def first_visible(group: KVGroup, position: int) -> int:
+        """First position that the query at `position` sees."""
+        return 0 if group.window is None else max(0, position - group.window + 1)
 
     def run_blocks(self, max_model_len: int) -> int:
         """Blocks of a contiguous reservation: every group's whole table, windows or not, for the longest request."""
-        return self.num_blocks_of_prefix(max_model_len) * len(self.groups)
+        return sum(self.num_blocks_of_prefix(group, max_model_len) for group in self.groups)
+
+    def capacity_tokens(self, num_blocks: int) -> int:
+        """Tokens of the longest request that so many blocks hold, windows aside."""
+        low, high = 0, num_blocks * max(map(self.tokens_per_block, self.groups))
+        while low < high:
+            middle = (low + high + 1) // 2
+            if self.run_blocks(middle) <= num_blocks:
+                low = middle
+            else:
+                high = middle - 1
+        return low
 
     def peak_blocks(self, num_tokens: int, max_tokens_per_step: int) -> int:
         """Most blocks, over all groups, that a request of `num_tokens` holds at once.
@@ -145,10 +261,60 @@ class KVLayout:
         """
         total = 0
         for group in self.groups:
-            blocks = self.num_blocks_of_prefix(num_tokens)
+            blocks = self.num_blocks_of_prefix(group, num_tokens)
             if group.window is not None:
                 # window - 1 earlier tokens and the step's own can begin anywhere inside a block
                 span = group.window - 1 + max_tokens_per_step
-                blocks = min(blocks, (span + self.block_size - 2) // self.block_size + 1)
+                size = self.tokens_per_block(group)
+                blocks = min(blocks, (span + size - 2) // size + 1)
             total += blocks
         return total
+
+
+def _division(kinds: Sequence[tuple[int, int | None]], block_size: int) -> tuple[int, list[int]]:
+    """Choose the tokens of a page, and for each kind the pages of a block.
+
+    The smaller a block, the less is idle at a request's end, and the finer are the steps in which prefixes are found;
+    the better the kinds' layers divide it, the less is idle in every block. So: the largest pages of which some block
+    keeps the waste of typical requests within MAX_WASTE (or twice what it is anyhow, with blocks of `block_size` tokens
+    for each kind), and the smallest such block.
+
+    Args:
+        kinds: of each, how many layers it has, and their window.
+        block_size: tokens of a page, at most; a power of two.
+
+    >>> _division([(40, 1024), (8, None)], 16), _division([(6, None)], 16)
+    ((16, [1, 5]), (16, [1]))
+    """
+    if len(kinds) == 1:
+        return block_size, [1]
+    largest = max(num_layers for num_layers, _ in kinds)
+    limit = max(MAX_WASTE, 2 * _waste(kinds, [(block_size, num_layers * block_size) for num_layers, _ in kinds]))
+    least: tuple[float, int, list[int]] | None = None
+    page_size = block_size
+    while page_size and page_size * _MOST_PARTS >= block_size:
+        for num_layers_in_all in range(largest, _MOST_PARTS * largest + 1):
+            pages = [num_layers_in_all // num_layers for num_layers, _ in kinds]
+            waste = _waste(kinds, [(n * page_size, num_layers_in_all * page_size) for n in pages])
+            if waste <= limit:
+                return page_size, pages
+            least = min(least or (waste, page_size, pages), (waste, page_size, pages))
+        page_size //= 2
+    assert least is not None
+    return least[1:]
+
+
+def _waste(kinds: Sequence[tuple[int, int | None]], blocks: Sequence[tuple[int, int]]) -> float:
+    """Share of the blocks of typical requests that holds nothing, when their last blocks are half full.
+
+    Args:
+        kinds: as above.
+        blocks: of each, tokens of a block, and its size in tokens of one layer.
+    """
+    allocated = used = 0.0
+    for (num_layers, window), (tokens, size) in zip(kinds, blocks, strict=True):
+        for length in _TYPICAL_TOKENS:
+            num_tokens = length if window is None else min(length, window)
+            allocated += (num_tokens / tokens + 0.5) * size
+            used += num_tokens * num_layers
+    return 1 - used / allocated

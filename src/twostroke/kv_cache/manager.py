@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from twostroke.batch import BlockTableUpdate, KVMoves
 from twostroke.config.cache import CacheConfig
 from twostroke.kv_cache.block_pool import BlockPool
 from twostroke.kv_cache.block_table import BlockTable
-from twostroke.kv_cache.holds import KVHolds
+from twostroke.kv_cache.holds import KVHolds, name_full_blocks
 from twostroke.kv_cache.host_tier import HostTier, host_slots
 from twostroke.kv_cache.layout import KVLayout
 from twostroke.kv_cache.prefix_cache import CachedPrefix, NoPrefixCache, PrefixCache, SharedPrefixCache
@@ -27,17 +28,17 @@ class KVUsage:
     num_cached: int
     num_unreachable: int
     """Free blocks that nobody can be given because no gap is long enough: external fragmentation. 0 when paged."""
-    num_allocated_slots: int
-    """Places for tokens in used blocks; a token has one in each KV group."""
-    num_used_slots: int
-    """Of these, places that hold a token or will at the end of the steps decided so far."""
+    allocated_bytes: int
+    """Bytes of used blocks."""
+    filled_bytes: int
+    """Bytes of these that hold K and V of a token, or will at the end of the steps decided so far."""
     num_quarantined: int = 0
     """Blocks that were found corrupt and are out of use."""
 
     @property
     def waste(self) -> float:
-        """Share of the allocated slots that hold nothing: internal fragmentation."""
-        return 1 - self.num_used_slots / self.num_allocated_slots if self.num_allocated_slots else 0.0
+        """Share of the allocated bytes that hold nothing: internal fragmentation."""
+        return 1 - self.filled_bytes / self.allocated_bytes if self.allocated_bytes else 0.0
 
 
 class KVCacheManager:
@@ -99,8 +100,8 @@ class KVCacheManager:
         self._prefix_cache.load(cached, block_hashes)
 
     def prefetch(self, cached: CachedPrefix, block_hashes: Sequence[bytes], max_tokens: int) -> int:
-        """The same beside the pass of the step that is being decided: of the first blocks, for `max_tokens` tokens in
-        one group, but for one at least. Returns how many blocks that is."""
+        """The same beside the pass of the step that is being decided: of the first blocks, as many as `max_tokens`
+        tokens fill where all layers are alike, but one at least. Returns how many blocks that is."""
         return self._prefix_cache.prefetch(cached, block_hashes, max(1, max_tokens // self._block_size))
 
     def take_moves(self, *, runs: bool) -> KVMoves | None:
@@ -139,34 +140,29 @@ class KVCacheManager:
             nothing has changed.
         """
         table = self._tables[request_id]
-        if end <= table.num_slots and table.num_reported:
+        if end <= table.num_slots and any(table.num_reported):
             table.num_tokens = end
             return self._unchanged
         if not self._reservation.try_grow(table, start, end):
             return None
-        first = table.num_reported
-        table.num_reported = len(table.rows[0])
+        firsts, table.num_reported = table.num_reported, list(map(len, table.rows))
         table.num_tokens = end
-        return tuple(BlockTableUpdate(first, tuple(row[first:])) for row in table.rows)
+        rows = zip(firsts, table.rows, strict=True)
+        return tuple(BlockTableUpdate(first, tuple(row[first:])) for first, row in rows)
 
     def name_blocks(self, request_id: str, block_hashes: Sequence[bytes], num_tokens: int) -> None:
         """Lets others find the full blocks of the first `num_tokens` tokens, which are computed and final."""
         table = self._tables[request_id]
-        num_full = num_tokens // self._block_size
-        if num_full <= table.num_named:
+        if num_tokens - table.num_named < self._block_size:
             return
-        num_full = min(num_full, len(block_hashes))
-        for entry in range(table.num_named, num_full):
-            for group_id, row in enumerate(table.rows):
-                if entry >= table.first_held[group_id]:
-                    self._prefix_cache.insert(row[entry], group_id, block_hashes[entry])
-        table.num_named = max(table.num_named, num_full)
+        end = min(num_tokens // self._block_size, len(block_hashes)) * self._block_size
+        name_full_blocks(self.layout, self._prefix_cache, table, block_hashes, end)
 
     def roll_back(self, request_id: str, num_tokens: int) -> None:
         """Forgets what was computed beyond `num_tokens`; whole blocks right of it are free again."""
         table = self._tables[request_id]
         self._reservation.shrink(table, num_tokens)
-        table.num_reported = min(table.num_reported, len(table.rows[0]))
+        table.num_reported = [min(*known) for known in zip(table.num_reported, map(len, table.rows), strict=True)]
         table.num_tokens = num_tokens
 
     def pin(self, block_hashes: Sequence[bytes]) -> None:
@@ -183,49 +179,65 @@ class KVCacheManager:
         return self._prefix_cache.forget()
 
     def find_check(self, request_id: str, block_hashes: Sequence[bytes], entry: int) -> KVCheck | None:
-        """How to compute entry `entry` of a prefix again; None when its block, or one that its tokens see, is gone."""
-        block_ids = self._prefix_cache.find_entry(block_hashes[entry])
+        """How to compute page `entry` of a prefix again; None when its blocks, or one that its tokens see, are gone."""
+        block_ids = self._prefix_cache.find_page(block_hashes, entry)
         context = self._prefix_cache.find_context(block_hashes, entry)
         if context is None or all(block_id is None for block_id in block_ids):
             return None
         return KVCheck(request_id, entry, block_ids, context)
 
-    def may_have_read(self, request_id: str, entry: int, block_ids: Sequence[int | None], *, names_it: bool) -> bool:
-        """Whether a request with a block table may have read any of these blocks as its entry `entry`.
+    def may_have_read(
+        self,
+        request_id: str,
+        entry: int,
+        block_ids: Sequence[int | None],
+        *,
+        block_hashes: Sequence[bytes],
+        content: Sequence[bytes],
+    ) -> bool:
+        """Whether a request with a block table may have read any of these blocks for its page `entry`.
 
         Args:
             request_id: of the request.
-            entry: of the blocks.
+            entry: the page, which the blocks hold.
             block_ids: per KV group; None asks nothing of the group.
-            names_it: whether its entry has the content that these blocks were to hold. Of a block that a window gave
-                back nothing else is known.
+            block_hashes: of the request. Of a block that a window gave back nothing but its name is known.
+            content: the same of the request that these blocks were found for.
         """
         table = self._tables[request_id]
-        if entry >= len(table.rows[0]):
-            return False
-        return any(
-            block_id is not None and (row[entry] == block_id if entry >= first else names_it)
-            for row, first, block_id in zip(table.rows, table.first_held, block_ids, strict=True)
-        )
+        for group, row, first, block_id in zip(
+            self.layout.groups, table.rows, table.first_held, block_ids, strict=True
+        ):
+            own = entry // group.pages_per_block
+            if block_id is None or own >= len(row):
+                continue
+            last_page = (own + 1) * group.pages_per_block - 1
+            name = block_hashes[last_page : last_page + 1]
+            if row[own] == block_id if own >= first else name and name == content[last_page : last_page + 1]:
+                return True
+        return False
 
     def quarantine(self, block_ids: Sequence[int]) -> None:
         """Takes blocks that nobody holds out of use; no prefix computed so far is found any more."""
         self._prefix_cache.quarantine(block_ids)
 
-    def can_lend(self, request_id: str, their_block_size: int = 0) -> bool:
-        """Whether it holds all blocks that the token behind its last full block sees, whole blocks of both sides.
+    def can_lend(self, request_id: str, their_prefix_tokens: int = 0) -> bool:
+        """Whether it holds what the token behind its last full blocks of both sides sees, in whole blocks of both.
 
         A window may have moved on, where a request's last step began behind that block.
 
         Args:
             request_id: of the request.
-            their_block_size: tokens of a block over there; 0: as many as here.
+            their_prefix_tokens: where blocks end over there, see KVLayout.prefix_tokens; 0: as here.
         """
-        table = self._tables[request_id]
-        whole = replace(self.layout, block_size=max(self._block_size, their_block_size))
-        end = table.num_tokens // whole.block_size * whole.block_size
-        firsts = (whole.first_needed_block(group, end) * whole.block_size for group in whole.groups)
-        return all(held * self._block_size <= first for held, first in zip(table.first_held, firsts, strict=True))
+        table, layout = self._tables[request_id], self.layout
+        whole = math.lcm(layout.prefix_tokens, their_prefix_tokens or layout.prefix_tokens)
+        end = table.num_tokens // whole * whole
+        for group, first_held, size in zip(layout.groups, table.first_held, table.block_tokens, strict=True):
+            of_both = math.lcm(size, their_prefix_tokens or size)
+            if first_held * size > layout.first_visible(group, end) // of_both * of_both:
+                return False
+        return True
 
     def lend(self, request_id: str, hold_id: int) -> None:
         """Ends a request's hold on its blocks; the full ones are on loan from now on, see KVHolds."""
@@ -248,23 +260,34 @@ class KVCacheManager:
         return tuple(tuple(row) for row in self._tables[request_id].rows)
 
     def usage(self) -> KVUsage:
-        """Where the blocks are. O(requests)."""
+        """Where the blocks are. O(requests); O(blocks) where blocks have a rest."""
         num_free, num_used, num_cached, num_quarantined = self._reservation.counts()
-        num_groups = len(self.layout.groups)
-        # Shared blocks are full, so idle slots are only at the requests' ends and never counted twice.
-        tables = [*self._tables.values(), *self.holds.tables]  # blocks that are being filled are full
-        num_idle = sum(table.num_slots - table.num_tokens for table in tables) * num_groups
-        num_allocated = num_used * self._block_size
+        allocated_bytes = num_used * self.layout.bytes_per_block
         return KVUsage(
             num_blocks=self.num_blocks,
             num_free=num_free,
             num_used=num_used,
             num_cached=num_cached,
             num_unreachable=num_free + num_cached - self.num_free_blocks,
-            num_allocated_slots=num_allocated,
-            num_used_slots=num_allocated - num_idle,
+            allocated_bytes=allocated_bytes,
+            filled_bytes=allocated_bytes - self._idle_bytes(),
             num_quarantined=num_quarantined,
         )
+
+    def _idle_bytes(self) -> int:
+        """Bytes of used blocks that hold nothing."""
+        layout, idle = self.layout, 0
+        # shared blocks, and those that are being filled, are full: slots are idle at the requests' ends alone
+        tables = [*self._tables.values(), *self.holds.tables]
+        for group_id, group in enumerate(layout.groups):
+            size = layout.tokens_per_block(group)
+            num_slots = sum(len(table.rows[group_id]) * size - table.num_tokens for table in tables)
+            idle += num_slots * len(group.layer_ids) * layout.bytes_per_token_and_layer
+            rest = layout.layers_per_block - len(group.layer_ids) * group.pages_per_block
+            if rest:
+                held = {block_id for table in tables for block_id in table.rows[group_id][table.first_held[group_id] :]}
+                idle += len(held) * rest * layout.bytes_per_layer
+        return idle
 
     def check_invariants(self) -> None:
         """Free, used, cached and quarantined blocks make up the pool; references are the tables' entries."""
@@ -273,15 +296,13 @@ class KVCacheManager:
         assert num_known == self.num_blocks, f"{usage}"
         tables = [*self._tables.values(), *self.holds.tables]
         for block_id in self._prefix_cache.held_block_ids:
-            tables.append(BlockTable([[block_id]], [0], self._block_size))
+            tables.append(BlockTable([[block_id]], [0], [self._block_size]))
             tables[-1].num_tokens = self._block_size
         self._reservation.check_invariants(tables)
         self._prefix_cache.check_invariants()
         for request_id, table in self._tables.items():
-            lengths = {len(row) for row in table.rows}
-            assert lengths == {table.num_slots // self._block_size}, f"{request_id}: rows of {lengths} entries"
             assert table.num_tokens <= table.num_slots, f"{request_id}: {table.num_tokens} > {table.num_slots}"
-            assert table.num_named * self._block_size <= table.num_tokens, f"{request_id}: named more than computed"
+            assert table.num_named <= table.num_tokens, f"{request_id}: named more than computed"
 
 
 def _parts(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import itertools
 from typing import Protocol
 
 from twostroke.kv_cache.block_pool import BlockPool
@@ -71,12 +72,13 @@ class Reservation(Protocol):
 
 
 class PagedReservation:
-    """Blocks come one at a time from a shared pool; at most block_size - 1 slots per request and group are idle."""
+    """Blocks come one at a time from a shared pool; per request and group less than a block's slots are idle."""
 
     def __init__(self, layout: KVLayout, pool: BlockPool) -> None:
         self._layout = layout
         self._pool = pool
         self._window_groups = [(g, group) for g, group in enumerate(layout.groups) if group.window is not None]
+        self._block_tokens = tuple(map(layout.tokens_per_block, layout.groups))
 
     @property
     def num_free_blocks(self) -> int:
@@ -114,9 +116,8 @@ class PagedReservation:
         """Shares the cached blocks."""
         assert not cached.offloaded, f"{cached.offloaded} are not loaded"
         self._pool.share(cached.block_ids)
-        table = BlockTable([list(row) for row in cached.rows], list(cached.first_held), self._layout.block_size)
-        table.num_tokens = cached.num_tokens
-        table.num_named = len(table.rows[0])
+        table = BlockTable([list(row) for row in cached.rows], list(cached.first_held), self._block_tokens)
+        table.num_tokens = table.num_named = cached.num_tokens
         return table
 
     def num_to_hold(self, cached: CachedPrefix, num_tokens: int) -> tuple[int, int]:
@@ -138,23 +139,23 @@ class PagedReservation:
         held, new = self._to_hold(cached, num_tokens)
         for row in held:
             self._pool.share(row)
-        num_entries = self._layout.num_blocks_of_prefix(num_tokens)
         rows: list[list[int]] = []
-        for shared, missing in zip(held, new, strict=True):
+        first_held: list[int] = []
+        for group, shared, missing in zip(self._layout.groups, held, new, strict=True):
             found = [*shared, *self._pool.allocate(len(missing))]
-            rows.append([NO_BLOCK] * (num_entries - len(found)) + found)
-        first_held = [num_entries - len(shared) - len(missing) for shared, missing in zip(held, new, strict=True)]
-        table = BlockTable(rows, first_held, self._layout.block_size)
+            first_held.append(self._layout.num_blocks_of_prefix(group, num_tokens) - len(found))
+            rows.append([NO_BLOCK] * first_held[-1] + found)
+        table = BlockTable(rows, first_held, self._block_tokens)
         table.num_tokens = num_tokens
-        table.num_named = min(num_entries, len(cached.rows[0]))
+        table.num_named = min(num_tokens, cached.num_tokens)
         return table
 
     def _to_hold(self, cached: CachedPrefix, num_tokens: int) -> tuple[list[list[int]], list[range]]:
         """Per group the cached blocks, and the entries that are missing."""
-        num_entries = self._layout.num_blocks_of_prefix(num_tokens)
         held: list[list[int]] = []
         new: list[range] = []
         for group, row, first_cached in zip(self._layout.groups, cached.rows, cached.first_held, strict=True):
+            num_entries = self._layout.num_blocks_of_prefix(group, num_tokens)
             first = min(num_entries, self._layout.first_needed_block(group, num_tokens))
             assert first >= first_cached, "a longer prefix needs no earlier block"
             held.append(list(row[first:]))
@@ -169,16 +170,18 @@ class PagedReservation:
                         given back first                             then taken
         ```
         """
-        num_new = self._layout.num_blocks_of_prefix(end) - len(table.rows[0])
-        if num_new > 0:
+        num_new = [
+            max(0, self._layout.num_blocks_of_prefix(group, end) - len(row))
+            for group, row in zip(self._layout.groups, table.rows, strict=True)
+        ]
+        if any(num_new):
             leaving = self._leaving(table, start)
             freed = sum(self._pool.ref_count(block_id) == 1 for block_id in leaving)
-            if num_new * len(table.rows) > self._pool.num_free_blocks + freed:
+            if sum(num_new) > self._pool.num_free_blocks + freed:
                 return False
             self._give_back_left_of_window(table, start, leaving)
-            for row in table.rows:
-                row.extend(self._pool.allocate(num_new))
-            table.num_slots = len(table.rows[0]) * self._layout.block_size
+            for row, num in zip(table.rows, num_new, strict=True):
+                row.extend(self._pool.allocate(num))
         return True
 
     def _leaving(self, table: BlockTable, start: int) -> list[int]:
@@ -206,13 +209,12 @@ class PagedReservation:
                         stays         goes back
         ```
         """
-        num_kept = self._layout.num_blocks_of_prefix(num_tokens)
-        assert num_kept >= table.num_named, f"{num_kept} blocks kept, {table.num_named} are in the prefix cache"
-        if num_kept < len(table.rows[0]):
-            self._pool.free(table.tail_first(num_kept))
-            for row in table.rows:
-                del row[num_kept:]
-            table.num_slots = num_kept * self._layout.block_size
+        assert num_tokens >= table.num_named, f"{num_tokens} tokens kept, {table.num_named} are in the prefix cache"
+        num_kept = [self._layout.num_blocks_of_prefix(group, num_tokens) for group in self._layout.groups]
+        if any(num < len(row) for num, row in zip(num_kept, table.rows, strict=True)):
+            self._pool.free(table.tail_first(num_tokens))
+            for row, num in zip(table.rows, num_kept, strict=True):
+                del row[num:]
 
     def close(self, table: BlockTable) -> None:
         """Tail first, so that a prefix outlives what follows it."""
@@ -223,7 +225,8 @@ class PagedReservation:
         self._pool.check_invariants()
         ref_counts = [0] * self._pool.num_blocks
         for table in tables:
-            assert table.num_slots - table.num_tokens < self._layout.block_size, f"{table.num_tokens} tokens"
+            for row, size in zip(table.rows, table.block_tokens, strict=True):
+                assert len(row) == -(-table.num_tokens // size), f"{table.num_tokens} tokens in {len(row)} x {size}"
             for block_id in table.tail_first():
                 ref_counts[block_id] += 1
         for block_id, ref_count in enumerate(ref_counts):
@@ -243,7 +246,8 @@ class ContiguousReservation:
     def __init__(self, layout: KVLayout, num_blocks: int, max_model_len: int) -> None:
         self._layout = layout
         self._num_blocks = num_blocks
-        self._row_len = layout.num_blocks_of_prefix(max_model_len)
+        self._row_lens = [layout.num_blocks_of_prefix(group, max_model_len) for group in layout.groups]
+        self._block_tokens = tuple(map(layout.tokens_per_block, layout.groups))
         self._run_len = layout.run_blocks(max_model_len)
         self._starts: list[int] = []  # of the runs given out, in order
 
@@ -277,9 +281,9 @@ class ContiguousReservation:
         run = next((start for start, end in self._gaps() if end - start >= self._run_len), None)
         assert run is not None, f"no run of {self._run_len} blocks; {self._starts}"
         bisect.insort(self._starts, run)
-        borders = range(run, run + self._run_len, self._row_len)
-        rows = [list(range(start, start + self._row_len)) for start in borders]
-        return BlockTable(rows, [0] * len(rows), self._layout.block_size)
+        ends = list(itertools.accumulate(self._row_lens, initial=run))
+        rows = [list(range(start, end)) for start, end in itertools.pairwise(ends)]
+        return BlockTable(rows, [0] * len(rows), self._block_tokens)
 
     def num_to_hold(self, cached: CachedPrefix, num_tokens: int) -> tuple[int, int]:
         """Never asked: without a prefix cache nothing is fetched into it."""

@@ -12,6 +12,7 @@ from dataclasses import replace
 from twostroke.config.load import MAX_RANKS
 from twostroke.errors import EngineError
 from twostroke.kv_cache.holds import KVImport
+from twostroke.kv_cache.layout import KVLayout
 from twostroke.kv_transfer.address import connect
 from twostroke.kv_transfer.connection import Connection
 from twostroke.kv_transfer.frames import (
@@ -247,7 +248,7 @@ class _Fetching:
 
     def _question(self, source: KVSource, into: KVImport, their_size: int) -> Fetch:
         if into.num_tokens % their_size:
-            raise TransferBroken(f"{into.num_tokens} tokens are no whole blocks of {their_size}.")
+            raise TransferBroken(f"{into.num_tokens} tokens are no whole pages of {their_size}.")
         return Fetch(
             PROTOCOL,
             source.epoch,
@@ -272,7 +273,7 @@ class _Fetching:
             terms = self._agreed(receive(connection, FROM_LENDER, head), their_size)
             num_ranks = terms.geometry.num_ranks
             layout = self._memory.layout.dealt_among(num_ranks, self._memory.num_ranks)
-            layout = replace(layout, block_size=their_size)
+            layout = _with_blocks_of(terms.geometry, layout)
             order = None
             if self._geometry.has_other_blocks(terms.geometry):
                 layout, order = replace(layout, kv_format=terms.geometry.kv_format), terms.order
@@ -308,6 +309,15 @@ class _Fetching:
         if not num_ranks or num_kv_heads % num_ranks:
             raise TransferBroken(f"{num_kv_heads} KV heads cannot be dealt among its {num_ranks} ranks.")
         return terms
+
+
+def _with_blocks_of(geometry: KVGeometry, layout: KVLayout) -> KVLayout:
+    """Return a layout with the pages and blocks that a lender says it has."""
+    pages = geometry.pages_per_block
+    if len(pages) != len(layout.groups) or not all(pages):
+        raise TransferBroken(f"pages in a block of {len(pages)} KV groups; {len(layout.groups)} groups are here.")
+    groups = (replace(group, pages_per_block=n) for group, n in zip(layout.groups, pages, strict=True))
+    return replace(layout, block_size=geometry.block_size, groups=tuple(groups))
 
 
 class _Due:

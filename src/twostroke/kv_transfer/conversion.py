@@ -1,7 +1,7 @@
-"""Blocks of one shape filled from blocks of another: the same tokens of the same heads, each where they belong.
+"""Pages of one size filled from pages of another: the same tokens of the same heads, each where they belong.
 
 Both sizes are multiples of the smaller one, the step; so is where a token range begins and ends, and a move is a step's
-tokens of some layers and heads from one block to another:
+tokens of some layers and heads from one page to another:
 
 ```
 theirs, 16 tokens    | 0 .. 15 | 16 .. 31 | 32 .. 47 | 48 .. 63 |
@@ -56,7 +56,7 @@ class Conversion:
             if part[0].size
         ]
         for of_ours, of_theirs in self._parts:
-            assert of_ours.shape[4:] == of_theirs.shape[4:], (of_ours.shape, of_theirs.shape)
+            assert of_ours.shape[3:] == of_theirs.shape[3:], (of_ours.shape, of_theirs.shape)
 
     def _cut(
         self, memory: KVMemory, rank: int, kind: int, sections: Sequence[Section], num_heads_there: int, there: int
@@ -67,7 +67,7 @@ class Conversion:
         shared = slice(
             max(first, theirs) - first, max(0, min(first + layout.num_kv_heads, theirs + num_heads_there) - first)
         )
-        heads = memory.heads(rank)[:, :, :, shared]
+        heads = memory.heads(rank)[:, :, shared]
         found: list[_Bytes] = []
         at = 0
         for section in sections:
@@ -84,11 +84,11 @@ class Conversion:
         first_missing: Sequence[int],
         layers: range,
     ) -> int:
-        """Fills our blocks, as far as they are missing, with the tokens of some of theirs.
+        """Fills our pages, as far as they are missing, with the tokens of some of theirs.
 
         Args:
             first: which entry of their tables their rows begin with.
-            their_rows: per KV group, ids of their blocks.
+            their_rows: per KV group, ids of their pages.
             rows: per KV group, our whole table.
             first_missing: per KV group, our first entry that is to be filled.
             layers: ids in a row.
@@ -97,25 +97,28 @@ class Conversion:
             Bytes that were copied.
         """
         pieces: list[Piece] = []
-        for group, their_row, row, missing in zip(
-            self._ours.layout.groups, their_rows, rows, first_missing, strict=True
+        for group_id, (group, their_row, row, missing) in enumerate(
+            zip(self._ours.layout.groups, their_rows, rows, first_missing, strict=True)
         ):
             begin, end = layers_of_group(group, layers)
             if begin < end:
                 for entry, their_id in enumerate(their_row, first):
+                    there = self._theirs.first_layer(group_id, their_id)
                     for start in range(entry * self._their_size, (entry + 1) * self._their_size, self._step):
                         ours = start // self._our_size
                         if missing <= ours < len(row):
-                            pieces += self._move(row[ours], their_id, start, begin, end)
+                            here = self._ours.first_layer(group_id, row[ours])
+                            ranges = slice(here + begin, here + end), slice(there + begin, there + end)
+                            pieces += self._move(*ranges, start)
         return copy_pieces(pieces)
 
-    def _move(self, block_id: int, their_id: int, start: int, begin: int, end: int) -> list[Piece]:
-        """The tokens of a step, from `start` on, in layers `begin` to before `end` of both blocks."""
+    def _move(self, here: slice, there: slice, start: int) -> list[Piece]:
+        """The tokens of a step, from `start` on, in some layers of one of our pages and one of theirs."""
         moved: list[Piece] = []
         for ours, theirs in self._parts:
             tile, part = divmod(start % self._our_size // self._step, ours.shape[2])
             their_tile, their_part = divmod(start % self._their_size // self._step, theirs.shape[2])
-            moved.append((ours[block_id, tile, part, begin:end], theirs[their_id, their_tile, their_part, begin:end]))
+            moved.append((ours[here, tile, part], theirs[there, their_tile, their_part]))
         return moved
 
 
@@ -123,20 +126,20 @@ def _steps(heads: _Bytes, kind: int, at: int, section: Section, block_size: int,
     """A section of all heads of a pool, cut into steps; a view.
 
     Args:
-        heads: [blocks, layers, 2, heads, bytes of a run].
+        heads: [layers of pages, 2, heads, bytes of a run].
         kind: 0: K; 1: V.
         at: where the section begins in a run.
         section: which.
-        block_size: tokens of a block.
+        block_size: tokens of a page.
         step: tokens.
 
     Returns:
-        [blocks, runs of tiles, steps in each, layers, heads, tiles in a step, units, bytes of a unit's lanes].
+        [layers of pages, runs of tiles, steps in each, heads, tiles in a step, units, bytes of a unit's lanes].
     """
     lanes, units, unit_bytes = section.lanes, section.units, section.unit_bytes
-    runs = heads[:, :, kind, :, at : at + block_size * section.bytes_per_token]
+    runs = heads[:, kind, :, at : at + block_size * section.bytes_per_token]
     if step >= lanes:
-        whole = runs.reshape(*runs.shape[:3], block_size // step, 1, step // lanes, units, lanes * unit_bytes)
-        return whole.transpose(0, 3, 4, 1, 2, 5, 6, 7)
-    cut = runs.reshape(*runs.shape[:3], block_size // lanes, 1, units, lanes // step, step * unit_bytes)
-    return cut.transpose(0, 3, 6, 1, 2, 4, 5, 7)
+        whole = runs.reshape(*runs.shape[:2], block_size // step, 1, step // lanes, units, lanes * unit_bytes)
+        return whole.transpose(0, 2, 3, 1, 4, 5, 6)
+    cut = runs.reshape(*runs.shape[:2], block_size // lanes, 1, units, lanes // step, step * unit_bytes)
+    return cut.transpose(0, 2, 5, 1, 3, 4, 6)

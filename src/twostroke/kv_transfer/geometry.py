@@ -11,6 +11,7 @@ from twostroke.errors import EngineError
 from twostroke.kv_cache.layout import KVLayout
 
 _BLOCK_SIZE = "block_size"
+_PAGES = "pages in a block"
 _RANKS = "ranks"
 _ORDER = "order in a block"
 KV_LAYOUT = ("block_size", "tensor_parallel_size", "kv_order")
@@ -33,8 +34,13 @@ class KVGeometry(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def block_size(self) -> int:
-        """Tokens of a block; 0: it does not say."""
+        """Tokens of a page; 0: it does not say."""
         return _number(self.layout.get(_BLOCK_SIZE, ""))
+
+    @property
+    def pages_per_block(self) -> tuple[int, ...]:
+        """Per KV group; empty: it does not say."""
+        return tuple(_number(said) for said in self.layout.get(_PAGES, "").split())
 
     @property
     def num_ranks(self) -> int:
@@ -77,7 +83,7 @@ class KVGeometry(msgspec.Struct, frozen=True, array_like=True):
         >>> here.refusal(KVGeometry({"model": "a"}, {"kernels": "avx2"}, {"block_size": "32"}), allows_drift=False)
         ''
         """
-        exempt = {_BLOCK_SIZE, _RANKS} if _sizes_fit(self.block_size, other.block_size) else set[str]()
+        exempt = {_BLOCK_SIZE, _PAGES, _RANKS} if _sizes_fit(self.block_size, other.block_size) else set[str]()
         exempt |= {_ORDER} if allows_drift else set[str]()
         for what, mine, yours, remedy in (
             ("models", self.identity, other.identity, "Give both pools the same model with the same settings."),
@@ -105,7 +111,7 @@ class KVGeometry(msgspec.Struct, frozen=True, array_like=True):
 
 
 def _sizes_fit(here: int, there: int) -> bool:
-    """Whether blocks of one size are whole blocks of the other, or several of them.
+    """Whether pages of one size are whole pages of the other, or several of them.
 
     >>> _sizes_fit(16, 4), _sizes_fit(16, 24), _sizes_fit(16, 0)
     (True, False, False)
@@ -143,6 +149,7 @@ def layout_facts(layout: KVLayout, kv_order: str, num_ranks: int = 1) -> dict[st
     """
     return {
         _BLOCK_SIZE: str(layout.block_size),
+        _PAGES: " ".join(str(group.pages_per_block) for group in layout.groups),
         _RANKS: str(num_ranks),
         "KV heads": f"{layout.num_kv_heads * num_ranks} of {layout.head_dim}",
         _ORDER: kv_order,

@@ -23,7 +23,7 @@ from twostroke.kv_cache.layout import KVLayout
 from twostroke.kv_transfer.connection import Connection
 from twostroke.kv_transfer.conversion import Conversion, OrderOf
 from twostroke.kv_transfer.frames import Ready, TransferBroken, receive_pieces
-from twostroke.kv_transfer.memory import KVMemory
+from twostroke.kv_transfer.memory import KVMemory, pages_of
 from twostroke.kv_transfer.recoding import Recode, RecodedConversion
 
 _STAGED_BYTES = 4 << 20
@@ -51,11 +51,11 @@ class Bringing(contextlib.AbstractContextManager["Bringing"], Protocol):
         ...
 
     def bring(self, memory: KVMemory, rows: Sequence[Sequence[int]], ready: Ready, entries: Sequence[range]) -> int:
-        """Fills the layers that are ready of some blocks.
+        """Fills the layers that are ready of some pages.
 
         Args:
             memory: whose blocks, of the lender's shape.
-            rows: per KV group, ids of blocks in it.
+            rows: per KV group, ids of pages in it.
             ready: what the lender has ready.
             entries: per KV group, which of these are wanted; the first is 0.
 
@@ -202,31 +202,32 @@ class _BroughtBeside:
         self._into, self._first_entries, self._bringing = into, first_entries, bringing
 
     def take(self, ready: Ready) -> int:
-        """Whole blocks of the lender's come, also where only some tokens of the first are missing here."""
+        """Whole pages of the lender's come, also where only some tokens of the first are missing here."""
         layers, num_bytes = range(ready.first_layer, ready.end_layer), 0
-        num_groups, num_staged = len(self._first_entries), self._staged.num_blocks
+        num_groups = len(self._first_entries)
         for group_id, first in enumerate(self._first_entries):
-            for begin in range(max(first, ready.first), ready.end, num_staged):
-                num_blocks = min(num_staged, ready.end - begin)
+            room = pages_of(self._staged, group_id)
+            for begin in range(max(first, ready.first), ready.end, len(room)):
+                num_pages = min(len(room), ready.end - begin)
                 at = begin - ready.first
-                entries = [range(at, at + num_blocks if group_id == other else at) for other in range(num_groups)]
-                staged = [range(len(wanted)) for wanted in entries]
+                entries = [range(at, at + num_pages if group_id == other else at) for other in range(num_groups)]
+                staged = [room[: len(wanted)] for wanted in entries]
                 num_bytes += self._bringing.bring(self._staged, staged, ready, entries)
                 self._conversion.copy(begin, staged, self._into.rows, self._into.first_missing, layers)
         return num_bytes
 
 
 def _wanted(ready: Ready, into: KVImport) -> tuple[list[tuple[int, ...]], list[int]]:
-    """Per KV group our blocks of the entries that are ready, and which of them is the first that is missing."""
+    """Per KV group our pages of the entries that are ready, and which of them is the first that is missing."""
     rows = [row[ready.first : ready.end] for row in into.rows]
     return rows, [max(0, first - ready.first) for first in into.first_missing]
 
 
 def _rows_of(ready: Ready, theirs: KVMemory) -> tuple[tuple[int, ...], ...]:
-    """The lender's blocks, which are there."""
+    """The lender's pages, which are there."""
     num_entries, num_groups = ready.end - ready.first, len(theirs.layout.groups)
     if [len(row) for row in ready.rows] != [num_entries] * num_groups:
-        raise TransferBroken(f"{num_entries} entries, but not as many of its blocks in each KV group.")
-    if any(not 0 <= block_id < theirs.num_blocks for row in ready.rows for block_id in row):
-        raise TransferBroken(f"blocks that it does not have: it has {theirs.num_blocks}.")
+        raise TransferBroken(f"{num_entries} entries, but not as many of its pages in each KV group.")
+    if any(not theirs.has_page(group_id, page_id) for group_id, row in enumerate(ready.rows) for page_id in row):
+        raise TransferBroken(f"pages that it does not have: it has {theirs.num_blocks} blocks.")
     return ready.rows

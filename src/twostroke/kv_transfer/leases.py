@@ -24,12 +24,12 @@ _OVER_REMEMBERED = 1024
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Blocks that a step fills, in all layers, one after the other."""
+    """Pages that a step fills, in all layers, one after the other."""
 
     first: int
-    """Entry of the block tables."""
+    """Entry of the page tables."""
     rows: tuple[tuple[int, ...], ...]
-    """Per KV group the blocks of entries `first`, `first` + 1, …"""
+    """Per KV group the pages of entries `first`, `first` + 1, …"""
 
     @property
     def end(self) -> int:
@@ -39,10 +39,10 @@ class Part:
 
 @dataclass(slots=True, eq=False)
 class Lease:
-    """One prompt's blocks."""
+    """One prompt's pages."""
 
     num_blocks: int
-    """Entries in all: whole blocks of the prompt."""
+    """Entries in all: whole pages of the prompt."""
     expires_s: float
     parts: list[Part] = field(default_factory=list[Part])
     num_layers_ready: int = 0

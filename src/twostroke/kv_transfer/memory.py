@@ -1,4 +1,7 @@
-"""KV memory as bytes: which of them are the K and V of one layer of one block."""
+"""KV memory as bytes: which of them are the K and V of one layer of one page.
+
+All that goes from pool to pool is told in pages (kv_cache/layout.py): rows hold page ids, and an entry is a page.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ class KVMemory:
     """The blocks of a pool, wherever they lie.
 
     ```
-    block 0: | layer 0: K V | layer 1: K V | …   block 1: | …     a piece is the K and V of some layers of one block
+    page 0: | layer 0: K V | layer 1: K V | …    page 1: | …      a piece is the K and V of some layers of one page
     ```
 
     Where several ranks compute, each has all blocks, with its share of the KV heads: the first rank the first heads.
@@ -36,11 +39,10 @@ class KVMemory:
     def __init__(self, layout: KVLayout, *of_ranks: memoryview) -> None:
         self.layout = layout
         self._of_ranks = tuple(data.cast("B") for data in of_ranks)
-        self._layer_bytes = layout.block_size * layout.bytes_per_token_and_layer
-        self._blocks: tuple[NDArray[np.uint8], ...] = tuple(
-            np.frombuffer(data, np.uint8).reshape(-1, layout.layers_per_block, self._layer_bytes)
-            for data in self._of_ranks
+        self._layers: tuple[NDArray[np.uint8], ...] = tuple(
+            np.frombuffer(data, np.uint8).reshape(-1, layout.bytes_per_layer) for data in self._of_ranks
         )
+        self._layers_per_id = [layout.page_ids(group).layers_per_id for group in layout.groups]
 
     @property
     def num_ranks(self) -> int:
@@ -55,16 +57,25 @@ class KVMemory:
     @property
     def num_blocks(self) -> int:
         """That are there."""
-        return len(self._blocks[0])
+        return len(self._layers[0]) // self.layout.layers_per_block
 
     def address(self, rank: int) -> int:
         """Where a rank's memory begins in this process."""
-        return int(self._blocks[rank].ctypes.data)
+        return int(self._layers[rank].ctypes.data)
 
     def heads(self, rank: int) -> NDArray[np.uint8]:
-        """A rank's bytes, [blocks, layers in a block, K and V, its KV heads, bytes of a head]."""
+        """A rank's bytes, [layers of pages, K and V, its KV heads, bytes of a head]."""
         layout = self.layout
-        return self._blocks[rank].reshape(-1, layout.layers_per_block, 2, layout.num_kv_heads, layout.bytes_per_head)
+        return self._layers[rank].reshape(-1, 2, layout.num_kv_heads, layout.bytes_per_head)
+
+    def first_layer(self, group_id: int, page_id: int) -> int:
+        """Where among `heads` the layers of a page begin."""
+        return page_id * self._layers_per_id[group_id]
+
+    def has_page(self, group_id: int, page_id: int) -> bool:
+        """Whether all layers of such a page lie in this memory."""
+        first, num_layers = self.first_layer(group_id, page_id), len(self.layout.groups[group_id].layer_ids)
+        return 0 <= first <= len(self._layers[0]) - num_layers
 
     @property
     def num_layers(self) -> int:
@@ -72,27 +83,24 @@ class KVMemory:
         return sum(len(group.layer_ids) for group in self.layout.groups)
 
     def pieces(self, rows: Sequence[Sequence[int]], layers: range, starts: Sequence[int]) -> list[memoryview]:
-        """The bytes of some layers of blocks: group after group, block after block, in it rank
+        """The bytes of some layers of pages: group after group, page after page, in it rank
         after rank, layer after layer.
 
-        Layers that are neighbours in a block are one piece: what a piece costs is paid once for them.
+        Layers that are neighbours in a page are one piece: what a piece costs is paid once for them.
 
         Args:
-            rows: per KV group, ids of blocks that are there.
+            rows: per KV group, ids of pages that are there.
             layers: ids in a row.
-            starts: per KV group, which of its blocks is the first that is wanted.
+            starts: per KV group, which of its pages is the first that is wanted.
         """
         found: list[memoryview] = []
-        block_bytes, layer_bytes = self.layout.bytes_per_block, self._layer_bytes
-        for group, row, start in zip(self.layout.groups, rows, starts, strict=True):
+        layer_bytes = self.layout.bytes_per_layer
+        for group_id, (group, row, start) in enumerate(zip(self.layout.groups, rows, starts, strict=True)):
             first, end = layers_of_group(group, layers)
             if first < end:
-                begin, size = first * layer_bytes, (end - first) * layer_bytes
-                found += [
-                    data[at : at + size]
-                    for at in (block_id * block_bytes + begin for block_id in row[start:])
-                    for data in self._of_ranks
-                ]
+                size = (end - first) * layer_bytes
+                begins = ((self.first_layer(group_id, page_id) + first) * layer_bytes for page_id in row[start:])
+                found += [data[at : at + size] for at in begins for data in self._of_ranks]
         return found
 
     def copy_from(
@@ -103,19 +111,25 @@ class KVMemory:
         layers: range,
         starts: Sequence[int],
     ) -> int:
-        """The same pieces of another pool's blocks, of as many ranks, into those of this one.
+        """The same pieces of another pool's pages, of as many ranks, into those of this one.
 
         Returns:
             Bytes that were copied.
         """
         pieces: list[Piece] = []
-        for group, their_row, row, start in zip(self.layout.groups, their_rows, rows, starts, strict=True):
+        for group_id, (group, their_row, row, start) in enumerate(
+            zip(self.layout.groups, their_rows, rows, starts, strict=True)
+        ):
             first, end = layers_of_group(group, layers)
             if first < end:
+                places = [
+                    (self.first_layer(group_id, page_id), theirs.first_layer(group_id, their_id))
+                    for page_id, their_id in zip(row[start:], their_row[start:], strict=True)
+                ]
                 pieces += [
-                    (ours[block_id, first:end], others[their_id, first:end])
-                    for ours, others in zip(self._blocks, theirs._blocks, strict=True)
-                    for block_id, their_id in zip(row[start:], their_row[start:], strict=True)
+                    (ours[here + first : here + end], others[there + first : there + end])
+                    for ours, others in zip(self._layers, theirs._layers, strict=True)
+                    for here, there in places
                 ]
         return copy_pieces(pieces)
 
@@ -146,8 +160,13 @@ def _copy(pieces: Sequence[Piece]) -> None:
 
 
 def layers_of_group(group: KVGroup, layers: range) -> tuple[int, int]:
-    """Where in a block of the group these layers begin and end: its ids ascend, so they are neighbours."""
+    """Where in a page of the group these layers begin and end: its ids ascend, so they are neighbours."""
     return bisect_left(group.layer_ids, layers.start), bisect_left(group.layer_ids, layers.stop)
+
+
+def pages_of(memory: KVMemory, group_id: int) -> list[int]:
+    """Return the ids of all pages of a group for which there is room, when no other group takes any."""
+    return memory.layout.page_ids(memory.layout.groups[group_id]).of_blocks(range(memory.num_blocks))
 
 
 class SharedMapping:

@@ -196,7 +196,7 @@ class NixlReading:
 
     def __init__(self, agent: NixlAgent, peer: _Peer, remote: RemoteMemory, layout: KVLayout, num_bytes: int) -> None:
         self._agent, self._peer, self._remote, self._layout = agent, peer, remote, layout
-        self._num_blocks = num_bytes // layout.bytes_per_block
+        self._num_layers = num_bytes // layout.bytes_per_layer
         self._staged: Any = None
 
     def staging(self, memory: KVMemory) -> KVMemory:
@@ -208,10 +208,12 @@ class NixlReading:
         """See Bringing."""
         num_entries = ready.end - ready.first
         if [len(row) for row in ready.rows] != [num_entries] * len(rows):
-            raise TransferBroken(f"{num_entries} entries, but not as many of its blocks in each KV group.")
+            raise TransferBroken(f"{num_entries} entries, but not as many of its pages in each KV group.")
         theirs = [row[wanted.start : wanted.stop] for row, wanted in zip(ready.rows, entries, strict=True)]
-        if any(not 0 <= block_id < self._num_blocks for row in theirs for block_id in row):
-            raise TransferBroken(f"blocks that it does not have: it has {self._num_blocks}.")
+        for group, row in zip(self._layout.groups, theirs, strict=True):
+            per_id, num_layers = self._layout.page_ids(group).layers_per_id, len(group.layer_ids)
+            if any(not 0 <= page_id * per_id <= self._num_layers - num_layers for page_id in row):
+                raise TransferBroken(f"pages that it does not have: its memory ends at {self._num_layers} layers.")
         layers = range(ready.first_layer, ready.end_layer)
         here = (memory.address(rank) for rank in range(memory.num_ranks))
         places = _spans(memory.layout, here, rows, layers)
@@ -235,14 +237,15 @@ class NixlReading:
 def _spans(
     layout: KVLayout, addresses: Iterable[int], rows: Sequence[Sequence[int]], layers: range
 ) -> NDArray[np.uint64]:
-    """Some layers of blocks, rank after rank in each block: where each begins, how long it is, on device 0."""
+    """Some layers of pages, rank after rank in each page: where each begins, how long it is, on device 0."""
     begins = np.array(list(addresses), np.uint64)
-    layer_bytes = layout.block_size * layout.bytes_per_token_and_layer
+    layer_bytes = layout.bytes_per_layer
     found = [np.zeros((0, 3), np.uint64)]
     for group, row in zip(layout.groups, rows, strict=True):
         first, end = layers_of_group(group, layers)
         if first < end and len(row):
-            offsets = np.array(row, np.uint64) * np.uint64(layout.bytes_per_block) + np.uint64(first * layer_bytes)
+            id_bytes = layout.page_ids(group).layers_per_id * layer_bytes
+            offsets = np.array(row, np.uint64) * np.uint64(id_bytes) + np.uint64(first * layer_bytes)
             spans = np.zeros((len(row) * len(begins), 3), np.uint64)
             spans[:, 0] = (offsets[:, None] + begins).ravel()
             spans[:, 1] = (end - first) * layer_bytes

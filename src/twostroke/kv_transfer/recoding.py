@@ -5,7 +5,7 @@ theirs: int8, 16 tokens  ──► slots ──► float32 ──► slots ─�
                         their order    the codec         our order                conversion.py
 ```
 
-Conversion goes block by block. It changes numbers, so a borrower accepts such KV only if its user allows drift. Block
+Conversion goes page by page. It changes numbers, so a borrower accepts such KV only if its user allows drift. Block
 sizes and ranks do not matter here: the staged blocks have the lender's, and a Conversion moves them.
 """
 
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from twostroke.config.kv_format import KVFormat
 from twostroke.kernels.head_order import HeadOrder
 from twostroke.kv_transfer.conversion import Conversion, OrderOf
-from twostroke.kv_transfer.memory import KVMemory, layers_of_group
+from twostroke.kv_transfer.memory import KVMemory, layers_of_group, pages_of
 
 Recode = Callable[[NDArray[np.uint8], KVFormat, KVFormat], NDArray[np.uint8]]
 """Converter of slots [n, slot bytes] from one format to another, both in plain order."""
@@ -74,8 +74,8 @@ class RecodedConversion:
         self._recoder = BlockRecoder(
             recode, theirs.layout.kv_format, their_order, layout.kv_format, order(layout.block_size)
         )
-        self._num_staged = max(1, _STAGED_BYTES // (theirs.num_ranks * layout.bytes_per_block))
-        of_ranks = [bytearray(self._num_staged * layout.bytes_per_block) for _ in range(theirs.num_ranks)]
+        num_staged = max(1, _STAGED_BYTES // (theirs.num_ranks * layout.bytes_per_block))
+        of_ranks = [bytearray(num_staged * layout.bytes_per_block) for _ in range(theirs.num_ranks)]
         self._staged = KVMemory(layout, *map(memoryview, of_ranks))
         self._conversion = Conversion(ours, self._staged, order)
         self._our_size = ours.layout.block_size
@@ -99,22 +99,32 @@ class RecodedConversion:
             if begin_layer == end_layer:
                 continue
             wanted = max(first, first_missing[group_id] * self._our_size // self._block_size)
-            for begin in range(wanted, first + len(their_row), self._num_staged):
-                some = their_row[begin - first : begin - first + self._num_staged]
-                num_bytes += self._stage(some, begin_layer, end_layer)
-                staged = [range(len(some)) if other == group_id else range(0) for other in range(len(their_rows))]
+            room = pages_of(self._staged, group_id)
+            for begin in range(wanted, first + len(their_row), len(room)):
+                some = their_row[begin - first : begin - first + len(room)]
+                places = room[: len(some)]
+                num_bytes += self._stage(group_id, some, places, range(begin_layer, end_layer))
+                staged = [places if other == group_id else [] for other in range(len(their_rows))]
                 self._conversion.copy(begin, staged, rows, first_missing, layers)
         return num_bytes
 
-    def _stage(self, block_ids: Sequence[int], begin: int, end: int) -> int:
-        """Convert layers `begin` to `end` - 1 of some of their blocks into staged ones; return the bytes read."""
+    def _stage(self, group_id: int, their_ids: Sequence[int], ids: Sequence[int], layers: range) -> int:
+        """Convert some layers of some of their pages into staged ones; return the bytes read.
+
+        Args:
+            group_id: of all of these pages.
+            their_ids: pages of theirs.
+            ids: as many staged ones.
+            layers: of a page.
+        """
         num_bytes = 0
+        their_rows = [self._theirs.first_layer(group_id, page) + layer for page in their_ids for layer in layers]
+        rows = [self._staged.first_layer(group_id, page) + layer for page in ids for layer in layers]
         for rank in range(self._theirs.num_ranks):
-            there = self._theirs.heads(rank)[list(block_ids), begin:end]
-            here = self._staged.heads(rank)[: len(block_ids), begin:end]
+            there, here = self._theirs.heads(rank)[their_rows], self._staged.heads(rank)
             num_bytes += there.nbytes
             for kind in (0, 1):
-                heads = there[:, :, kind]
+                heads = there[:, kind]
                 recoded = self._recoder.heads(heads.reshape(-1, heads.shape[-1]), self._block_size, values=bool(kind))
-                here[:, :, kind] = recoded.reshape(*heads.shape[:-1], -1)
+                here[rows, kind] = recoded.reshape(*heads.shape[:-1], -1)
         return num_bytes

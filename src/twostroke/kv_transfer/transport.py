@@ -23,7 +23,9 @@ class KVSource(msgspec.Struct, frozen=True, array_like=True):
     """Of the process: another one at the same address has not lent it."""
     lease_id: int
     block_size: int = 0
-    """Tokens of a block there, as far as whoever names the source knows; 0: as many as here."""
+    """Tokens of a page there, as far as whoever names the source knows; 0: as many as here."""
+    prefix_tokens: int = 0
+    """Likewise where blocks of all KV groups end there, see KVLayout; 0: where each page does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +49,7 @@ class LendingSide(Protocol):
     """Of an engine whose KV is fetched. Called in the engine's thread; nothing waits."""
 
     def grant(self, lease_id: int, num_blocks: int) -> None:
-        """A request has come that will lend so many blocks, entries of its block tables."""
+        """A request has come that will lend so many pages of each KV group."""
         ...
 
     def begin_part(self, lease_id: int, rows: Sequence[Sequence[int]], end: int, *, is_computed: bool) -> None:
@@ -55,8 +57,8 @@ class LendingSide(Protocol):
 
         Args:
             lease_id: whose.
-            rows: per KV group the whole block table.
-            end: entry behind the last full one.
+            rows: per KV group its page ids, all of them.
+            end: page behind the last full one.
             is_computed: they are there already.
         """
         ...
@@ -88,7 +90,7 @@ class FetchingSide(Protocol):
 
         Args:
             source: where from.
-            into: the blocks; they are written to until `is_done` is called, and not afterwards.
+            into: the pages; they are written to until `is_done` is called, and not afterwards.
             digest: the lender's name of the prefix's last block, by its own block size.
             is_done: called once, in any thread.
 

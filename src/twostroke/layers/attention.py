@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from torch import Tensor
@@ -18,8 +18,9 @@ class KVTensors(Protocol):
     """What a layer needs of the KV storage."""
 
     @property
-    def tensor(self) -> Tensor:
-        """uint8 [num_blocks, layers_per_block, 2, num_kv_heads, block_size * slot bytes], contiguous."""
+    def tensors(self) -> Sequence[Tensor]:
+        """Per group of the attention layout: uint8 [num_blocks, layers_per_block, 2, num_kv_heads, block_size * slot
+        bytes], contiguous."""
         ...
 
     @property
@@ -58,7 +59,7 @@ class Attention:
         else:
             shape = attention.layout.shapes[group]
             self._turn_(qkv[:, : shape.num_heads + shape.num_kv_heads], rotation)
-        attended = operator(qkv, kv.tensor, plan, index, self._softmax_scale, turn, self._score_cap)
+        attended = operator(qkv, kv.tensors[group], plan, index, self._softmax_scale, turn, self._score_cap)
         kv.layer_written(self._layer_id)
         return attended
 

@@ -20,34 +20,39 @@ class AttentionLayout:
     """What the layers must know of the KV storage, in plain values; the runner fills it from its KVLayout."""
 
     layer_slots: tuple[tuple[int, int], ...]
-    """Per layer of the model: its KV group, and which of that group's layers it is inside a block."""
+    """Per layer of the model: its KV group, and which of that group's layers it is inside a page."""
     shapes: tuple[GroupShape, ...]
     """One per KV group."""
 
     @property
     def block_size(self) -> int:
-        """Tokens of a block."""
+        """Tokens of a page."""
         return self.shapes[0].block_size
 
     @classmethod
     def of(
-        cls, groups: Sequence[tuple[Sequence[int], KVSpec]], *, num_heads: int, block_size: int, kv_format: KVFormat
+        cls,
+        groups: Sequence[tuple[Sequence[int], KVSpec, int]],
+        *,
+        num_heads: int,
+        block_size: int,
+        kv_format: KVFormat,
     ) -> AttentionLayout:
-        """From (layer ids, their KV) per KV group.
+        """From (layer ids, their KV, layers for which one id of a block table stands) per KV group.
 
         >>> full, window = (KVSpec(num_kv_heads=2, head_dim=8, window=window) for window in (None, 64))
-        >>> groups = [((0, 2), full), ((1, 3), window)]
+        >>> groups = [((0, 2), full, 2), ((1, 3), window, 2)]
         >>> layout = AttentionLayout.of(groups, num_heads=4, block_size=16, kv_format="int8")
         >>> layout.layer_slots, [shape.window for shape in layout.shapes]
         (((0, 0), (1, 0), (0, 1), (1, 1)), [None, 64])
         """
         slots = {
-            layer_id: (group, index) for group, (ids, _) in enumerate(groups) for index, layer_id in enumerate(ids)
+            layer_id: (group, index) for group, (ids, _, _) in enumerate(groups) for index, layer_id in enumerate(ids)
         }
         assert sorted(slots) == list(range(len(slots))), f"layers missing from the KV groups: {sorted(slots)}"
         return cls(
             tuple(slots[layer_id] for layer_id in range(len(slots))),
-            tuple(GroupShape(num_heads, spec, block_size, len(ids), kv_format) for ids, spec in groups),
+            tuple(GroupShape(num_heads, spec, block_size, per_id, kv_format) for _, spec, per_id in groups),
         )
 
 
@@ -78,8 +83,8 @@ class AttentionMetadata:
             query_start_loc: [num_seqs + 1]: where each request's query tokens begin in the flat batch. Every request
                 has at least one.
             seq_lens: [num_seqs]: context length after this step; the queries are its last tokens.
-            block_tables: per KV group [num_seqs, max_blocks] block ids. Entries before a group's window or after the
-                context are never read and may hold anything.
+            block_tables: per KV group [num_seqs, max_pages] page ids (PageIds). Entries before a group's window or
+                after the context are never read and may hold anything.
             layout: of the storage.
             operator: the model's.
             tree_masks: for steps with draft trees; None when every query sees all before it.

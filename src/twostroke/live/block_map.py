@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from enum import IntEnum
 from itertools import groupby
@@ -31,7 +32,9 @@ class Table:
         self.rows: list[list[int]] = [[] for _ in range(num_groups)]
         self.first_held = [0] * num_groups
         self.hashes = hashes
+        """One per page."""
         self.num_named = 0
+        """Tokens."""
 
     def held(self) -> Iterable[int]:
         """All blocks that it refers to."""
@@ -51,7 +54,11 @@ class BlockMap:
     def __init__(self, started: EngineStarted) -> None:
         groups: list[dict[str, Any]] = started.layout["groups"]
         self.num_blocks = started.num_blocks
-        self.block_size: int = started.layout["block_size"]
+        self.page_size: int = started.layout["block_size"]
+        self._pages: tuple[int, ...] = tuple(group["pages_per_block"] for group in groups)
+        self.block_tokens: tuple[int, ...] = tuple(pages * self.page_size for pages in self._pages)
+        """Per KV group, tokens of a block."""
+        self._prefix_tokens = math.lcm(*self.block_tokens)
         self.windows: tuple[int | None, ...] = tuple(group["spec"]["window"] for group in groups)
         self._gives_back = started.cache["kv_reservation"] != "contiguous"
         self._has_names: bool = started.cache["enable_prefix_caching"]
@@ -115,8 +122,8 @@ class BlockMap:
         """
         if not any(update.block_ids for update in updates):
             return
-        num_shared = num_cached // self.block_size
         for group_id, update in enumerate(updates):
+            num_shared = num_cached // self.block_tokens[group_id]
             row, first = table.rows[group_id], table.first_held[group_id]
             self._drop(row[max(first, update.start) :])
             del row[update.start :]
@@ -131,26 +138,24 @@ class BlockMap:
             table.first_held[group_id] = min(seen, len(row))
             for entry, block_id in enumerate(update.block_ids[new_first:], update.start + new_first):
                 self._take(block_id, is_shared=entry < num_shared)
-        table.num_named = max(table.num_named, num_shared)
+        table.num_named = max(table.num_named, num_cached)
 
     def computed(self, table: Table, num_tokens: int) -> None:
         """Its first `num_tokens` tokens are computed and final: full blocks have names now."""
-        num_full = num_tokens // self.block_size
-        if num_full <= table.num_named or not self._has_names:
+        if num_tokens - table.num_named < self.page_size or not self._has_names:
             return
-        num_full = min(num_full, len(table.hashes))
-        for entry in range(table.num_named, num_full):
-            for group_id, row in enumerate(table.rows):
-                if table.first_held[group_id] <= entry < len(row):
-                    self._name(row[entry], (group_id, table.hashes[entry]))
-        table.num_named = max(table.num_named, num_full)
+        end = min(num_tokens // self.page_size, len(table.hashes)) * self.page_size
+        for group_id, (row, size) in enumerate(zip(table.rows, self.block_tokens, strict=True)):
+            for entry in range(max(table.first_held[group_id], table.num_named // size), min(end // size, len(row))):
+                self._name(row[entry], (group_id, self._name_of(table, group_id, entry)))
+        table.num_named = max(table.num_named, end)
 
     def roll_back(self, table: Table, num_tokens: int) -> None:
         """Drafts were rejected: whole blocks right of `num_tokens` are given back."""
         if not self._gives_back:
             return
-        num_kept = -(-num_tokens // self.block_size)
         for group_id, row in enumerate(table.rows):
+            num_kept = -(-num_tokens // self.block_tokens[group_id])
             self._drop(reversed(row[max(num_kept, table.first_held[group_id]) :]))
             del row[num_kept:]
 
@@ -163,7 +168,7 @@ class BlockMap:
 
     def lend(self, table: Table, num_tokens: int) -> Table:
         """Its full blocks are on loan; the rest is given back. Returns the loan's table."""
-        self.roll_back(table, num_tokens // self.block_size * self.block_size)
+        self.roll_back(table, num_tokens // self._prefix_tokens * self._prefix_tokens)
         loan = self.table(table.hashes)
         loan.rows, loan.first_held = [list(row) for row in table.rows], list(table.first_held)
         self._hold(loan)
@@ -178,7 +183,7 @@ class BlockMap:
             table.rows[group_id] = list(row)
             table.first_held[group_id] = first = min(len(row), self._first_seen(group_id, num_tokens))
             for entry in range(first, len(row)):
-                is_shared = self._names[row[entry]] == (group_id, table.hashes[entry])
+                is_shared = self._names[row[entry]] == (group_id, self._name_of(table, group_id, entry))
                 self._take(row[entry], is_shared=is_shared)
         self._hold(table)
         return table
@@ -236,7 +241,11 @@ class BlockMap:
 
     def _first_seen(self, group_id: int, start: int) -> int:
         window = self.windows[group_id]
-        return 0 if window is None else max(0, start - window + 1) // self.block_size
+        return 0 if window is None else max(0, start - window + 1) // self.block_tokens[group_id]
+
+    def _name_of(self, table: Table, group_id: int, entry: int) -> bytes:
+        """Return the name of a block: that of its last page."""
+        return table.hashes[(entry + 1) * self._pages[group_id] - 1]
 
     def _take(self, block_id: int, *, is_shared: bool) -> None:
         if not is_shared:

@@ -260,14 +260,14 @@ class LiveEngine:
         """Blocks that the last step with tokens writes to."""
         if not self._steps or self._blocks is None:
             return []
-        size = self._blocks.block_size
+        sizes = self._blocks.block_tokens
         written: set[int] = set()
         for share in self._steps[-1].batch.requests:
             request = self._requests.get(share.request_id)
             if request is not None and request.is_running:
-                entries = slice(share.token_range.start // size, (share.token_range.stop - 1) // size + 1)
-                for row, first in zip(request.table.rows, request.table.first_held, strict=True):
-                    written.update(row[max(first, entries.start) : entries.stop])
+                begin, last = share.token_range.start, share.token_range.stop - 1
+                for row, first, size in zip(request.table.rows, request.table.first_held, sizes, strict=True):
+                    written.update(row[max(first, begin // size) : last // size + 1])
         return sorted(written)
 
     # ------------------------------------------------------------------ events
@@ -313,8 +313,7 @@ class LiveEngine:
             for request_id, num_cached in cached.items():
                 self._admitted(request_id, num_cached)
         for share in batch.requests:
-            tables = share.block_tables
-            if tables and tables[0].block_ids:  # all KV groups grow together
+            if any(update.block_ids for update in share.block_tables):
                 self._grown(share, cached.get(share.request_id, 0), blocks)
         step = LiveStep(event.time_s, batch, event.cost, self._stamp)
         if not batch.is_empty:
@@ -366,8 +365,7 @@ class LiveEngine:
                     end = share.num_computed_tokens + commit.num_tokens
                     blocks.roll_back(request.table, end)
                 request.num_computed = end
-                if end // blocks.block_size > request.table.num_named:
-                    blocks.computed(request.table, end)
+                blocks.computed(request.table, end)
             if commit.finish_reason is not None:
                 self._end(commit.request_id, commit.finish_reason, event.time_s)
         blocks.arrive()
@@ -407,7 +405,7 @@ class LiveEngine:
         if event.problem:
             self._end_hold(event.import_id)
         else:
-            blocks.computed(table, len(table.rows[0]) * blocks.block_size)
+            blocks.computed(table, len(table.rows[0]) * blocks.block_tokens[0])
 
     @property
     def _next_step(self) -> int:
@@ -471,11 +469,12 @@ def _paired(shares: Sequence[ScheduledRequest], commits: Sequence[Commit]) -> It
 
 
 def _config_of(started: EngineStarted) -> dict[str, Any]:
-    groups: Iterable[dict[str, Any]] = started.layout["groups"]
+    groups: list[dict[str, Any]] = started.layout["groups"]
     return {
         "num_blocks": started.num_blocks,
         "block_size": started.layout["block_size"],
-        "num_groups": len(started.layout["groups"]),
+        "block_tokens": [group["pages_per_block"] * started.layout["block_size"] for group in groups],
+        "num_groups": len(groups),
         "windows": [group["spec"]["window"] for group in groups],
         "max_num_seqs": started.scheduler["max_num_seqs"],
         "max_num_batched_tokens": started.scheduler["max_num_batched_tokens"],

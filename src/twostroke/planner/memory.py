@@ -88,7 +88,7 @@ class MemoryPlan:
     @property
     def kv_capacity_tokens(self) -> int:
         """Tokens in all blocks, windows aside."""
-        return self.num_blocks // len(self.layout.groups) * self.layout.block_size
+        return self.layout.capacity_tokens(self.num_blocks)
 
     def concurrent_requests(self, num_tokens: int) -> int:
         """Requests of so many tokens, prompt and output, whose blocks fit at once; none beyond max_model_len."""
@@ -261,7 +261,7 @@ def _sizes_that_fit(
         except InvalidParameter:
             continue
         specs = [spec.of_rank(size) for spec in prepared.config.kv_specs]
-        layout = KVLayout.of(specs, block_size=prepared.layout.block_size, kv_format=prepared.layout.kv_format)
+        layout = KVLayout.of(specs, block_size=config.cache.block_size, kv_format=prepared.layout.kv_format)
         if fits(split, replace(prepared, layout=layout, num_ranks=size)):
             return [size]
     return []

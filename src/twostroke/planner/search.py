@@ -111,7 +111,8 @@ def search_placement(config: EngineConfig, plan: PlanOptions, options: SearchOpt
     if not longest:
         limit = f"leaves no candidate: the smallest worker takes {min(_devices_of(kind) for kind in kinds)}"
         raise InvalidParameter("max_devices", most_devices, limit, "Give more devices or memory, or fewer --ranks.")
-    runs.workload = read_workload(options, block_size=config.cache.block_size, longest=longest)
+    block_size = next(iter(kinds.values())).prepared.layout.block_size  # ranks and threads do not change it
+    runs.workload = read_workload(options, block_size=block_size, longest=longest)
     loading = tuple(one for one in candidates if runs.longest_of(one))
     fitting = tuple(one for one in loading if runs.longest_of(one) >= runs.workload.longest)
     for number, why in (

@@ -160,7 +160,7 @@ def _memory(plan: Plan) -> Table:
     table.add_row("tables of the context", f"{memory.context_bytes:,}", "")
     if memory.reserve_bytes:
         table.add_row("reserve", f"{memory.reserve_bytes:,}", "with recorded passes")
-    blocks = f"{memory.num_blocks:,} blocks of {memory.layout.block_size} tokens, {memory.layout.kv_format}"
+    blocks = f"{memory.num_blocks:,} blocks of {memory.layout.block_words}, {memory.layout.kv_format}"
     table.add_row("KV cache", f"{memory.kv_bytes:,}", blocks)
     kinds = ", ".join(_kind(kind) for kind in memory.kinds)
     table.add_row("KV per token", f"{memory.kv_bytes_per_token:,}", kinds)

@@ -27,7 +27,7 @@ def print_replayed_trace(found: TraceReplayed, console: Console | None = None) -
         if number:
             say(f"note: {number:,} more are left out: longer than {why}")
     say(f"step times of {found.model} on {found.machine}: {found.predicted_by}")
-    say(f"KV memory: {memory.num_blocks:,} blocks of {memory.layout.block_size} tokens, {memory.kv_bytes:,} bytes")
+    say(f"KV memory: {memory.num_blocks:,} blocks of {memory.layout.block_words}, {memory.kv_bytes:,} bytes")
     num_cached = figures(found.predicted.run)["num_cached_tokens"]
     say(f"prefix cache: {num_cached:,} prompt tokens found, {num_cached / found.num_prompt_tokens:.1%} of all")
     say_speed_and_what_ifs(say, found.predicted, found.what_ifs)

@@ -85,12 +85,14 @@ def replay_trace(
     """
     options = options or TraceOptions()
     entries = read_trace(path)
-    block_size, divisor = config.cache.block_size, options.trace_divisor
-    requests_of_trace((), block_size=block_size, divisor=divisor)  # whether sizes divide, before a model is looked at
+    divisor = options.trace_divisor
+    # whether sizes divide, before a model is looked at
+    requests_of_trace((), block_size=config.cache.block_size, divisor=divisor)
     config, prepared = prepared_for(config, options.device_name)
     machine = _machine(config, prepared, options)
     memory = plan_memory(config, prepared, machine.memory_bytes, others_bytes=machine.others_bytes)
     longest = memory.max_model_len
+    block_size = prepared.layout.block_size
     requests, num_left_out = requests_of_trace(entries, block_size=block_size, divisor=divisor, longest=longest)
     if not requests:
         shortest = min(sum(num_tokens_of(entry, divisor)) for entry in entries)

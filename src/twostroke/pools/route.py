@@ -25,13 +25,15 @@ class RouteRequest:
     block_size: int = 16
     """Tokens that a hash stands for: the largest of all members' blocks. One whose blocks do not divide it has none of
     these."""
+    whole_tokens: int = 0
+    """Prefixes of a multiple of so many tokens can be handed over, whoever the members are; 0: of block_size."""
     may_be_handed_over: bool = True
     """False for what only the member that decodes can answer, as prompt_logprobs."""
 
     @property
     def has_full_block(self) -> bool:
         """Whether there is KV to hand over: at least one whole block of every member's size."""
-        return self.num_prompt_tokens >= self.block_size
+        return self.num_prompt_tokens >= (self.whole_tokens or self.block_size)
 
     def __post_init__(self) -> None:
         """Checks counts."""

@@ -11,12 +11,14 @@ is that what paths have in common is computed once for each.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
+from twostroke.kv_cache.layout import KVLayout
 from twostroke.runner.input_batch import InputBatch
 from twostroke.runner.kv_storage import KVStorage
 from twostroke.runner.request_table import RequestRow, RequestTable
@@ -25,13 +27,19 @@ MAX_BRANCHES = 16
 """In one step, over all requests: what does not fit is not verified."""
 
 
-def blocks_of_branch(max_tokens: int, block_size: int) -> int:
-    """Blocks per KV group that a branch of so many tokens may touch, the last known token's included.
+def pages_of_branch(max_tokens: int, block_size: int) -> int:
+    """Pages per KV group that a branch of so many tokens may touch, the last known token's included.
 
-    >>> blocks_of_branch(4, 16), blocks_of_branch(4, 1)
+    >>> pages_of_branch(4, 16), pages_of_branch(4, 1)
     (2, 5)
     """
     return (block_size - 1 + max_tokens) // block_size + 1
+
+
+def blocks_of_branch(max_tokens: int, layout: KVLayout) -> int:
+    """Blocks that hold the pages of a branch, over all KV groups."""
+    num_pages = pages_of_branch(max_tokens, layout.block_size)
+    return sum(-(-num_pages // group.pages_per_block) for group in layout.groups)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -44,10 +52,10 @@ class Branch:
     """Position of the last known token."""
     first: int
     """Place of that token in the flat batch; the branch follows."""
-    first_block: int
-    """Index of the first block that is its own, in the sequence's block tables."""
-    block_ids: tuple[tuple[int, ...], ...]
-    """Per KV group, of its own blocks."""
+    first_page: int
+    """Index of the first page that is its own, in the sequence's block tables."""
+    page_ids: tuple[tuple[int, ...], ...]
+    """Per KV group, of its own pages."""
 
     @property
     def num_tokens(self) -> int:
@@ -64,11 +72,11 @@ class FlatBatch:
     query_start_loc: npt.NDArray[np.int32]
     seq_lens: npt.NDArray[np.int32]
     block_tables: Sequence[npt.NDArray[np.int32]]
-    """Per KV group, [sequences, max_blocks]."""
+    """Per KV group, [sequences, max_pages]."""
 
 
 class BranchBlocks:
-    """The spare blocks that branches are written to.
+    """The spare blocks to whose pages branches are written.
 
     Args:
         kv: the KV memory, with `branch_ids`.
@@ -93,22 +101,28 @@ class BranchBlocks:
                 if len(branches) == MAX_BRANCHES:
                     return branches
                 begin = int(table.num_tokens[row.index]) - 1
-                first_block, last_block = begin // self._block_size, (begin + len(token_ids)) // self._block_size
-                count = last_block + 1 - first_block
-                block_ids = tuple(tuple(next(spare) for _ in range(count)) for _ in table.block_tables)
-                branches.append(Branch(row, token_ids, begin, num_tokens, first_block, block_ids))
+                first_page, last_page = begin // self._block_size, (begin + len(token_ids)) // self._block_size
+                count = last_page + 1 - first_page
+                page_ids = tuple(
+                    tuple(ids.of_blocks(list(itertools.islice(spare, -(-count // ids.per_block))))[:count])
+                    for ids in self._kv.page_ids
+                )
+                branches.append(Branch(row, token_ids, begin, num_tokens, first_page, page_ids))
                 num_tokens += 1 + len(token_ids)
-                if begin % self._block_size:  # else the step opens the block, and zeroes it
-                    for group, ids in zip(table.block_tables, block_ids, strict=True):
-                        self._kv.tensor[ids[0]] = self._kv.tensor[group[row.index, first_block]]
+                if begin % self._block_size:  # else the step opens the page, and zeroes it
+                    for group_id, (group, ids) in enumerate(zip(table.block_tables, page_ids, strict=True)):
+                        self._copy(group_id, int(group[row.index, first_page]), ids[0])
         return branches
 
     def keep(self, branch: Branch, num_tokens: int, table: RequestTable) -> None:
         """The first tokens of a branch stood: they are the sequence's."""
-        num_blocks = (branch.begin + num_tokens - 1) // self._block_size + 1 - branch.first_block
-        for group, ids in zip(table.block_tables, branch.block_ids, strict=True):
-            for place, block_id in enumerate(ids[:num_blocks]):
-                self._kv.tensor[group[branch.row.index, branch.first_block + place]] = self._kv.tensor[block_id]
+        num_pages = (branch.begin + num_tokens - 1) // self._block_size + 1 - branch.first_page
+        for group_id, (group, ids) in enumerate(zip(table.block_tables, branch.page_ids, strict=True)):
+            for place, page_id in enumerate(ids[:num_pages]):
+                self._copy(group_id, page_id, int(group[branch.row.index, branch.first_page + place]))
+
+    def _copy(self, group_id: int, from_id: int, to_id: int) -> None:
+        self._kv.page(group_id, to_id).copy_(self._kv.page(group_id, from_id))
 
 
 def flat_batch(inputs: InputBatch, branches: Sequence[Branch], table: RequestTable, block_size: int) -> FlatBatch:
@@ -122,17 +136,17 @@ def flat_batch(inputs: InputBatch, branches: Sequence[Branch], table: RequestTab
     if branches:
         lens = np.array([branch.begin + branch.num_tokens for branch in branches], np.int32)
         seq_lens = np.concatenate((seq_lens, lens))
-    max_blocks = -(-int(seq_lens.max()) // block_size)
-    tables = [group[inputs.row_indexes, :max_blocks] for group in table.block_tables]
+    max_pages = -(-int(seq_lens.max()) // block_size)
+    tables = [group[inputs.row_indexes, :max_pages] for group in table.block_tables]
     if not branches:
         return FlatBatch(inputs.input_ids, inputs.positions, inputs.query_start_loc, seq_lens, tables)
     known = [int(table.token_ids[branch.row.index, branch.begin]) for branch in branches]
     ends = inputs.query_start_loc[-1] + np.cumsum([branch.num_tokens for branch in branches], dtype=np.int32)
     for place, group in enumerate(table.block_tables):
-        own = group[[branch.row.index for branch in branches], :max_blocks]
+        own = group[[branch.row.index for branch in branches], :max_pages]
         for entries, branch in zip(own, branches, strict=True):
-            ids = branch.block_ids[place]
-            entries[branch.first_block : branch.first_block + len(ids)] = ids
+            ids = branch.page_ids[place]
+            entries[branch.first_page : branch.first_page + len(ids)] = ids
         tables[place] = np.concatenate((tables[place], own))
     return FlatBatch(
         np.concatenate((inputs.input_ids, *([k, *b.token_ids] for k, b in zip(known, branches, strict=True)))),

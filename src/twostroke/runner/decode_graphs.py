@@ -157,7 +157,7 @@ class DecodeGraphs:
         assert isinstance(attention, RecordableAttention), f"{type(attention).__name__} cannot be recorded"
         self._model, self._kv, self._attention, self._layout = model, kv, attention, layout
         self._recorder = recorder
-        self._max_blocks = kv.layout.num_blocks_of_prefix(max_model_len)
+        self._max_blocks = kv.layout.num_pages(max_model_len)
         self._largest = bucket_of(max_num_seqs)
         self._input_ids, self._positions = torch.zeros(2, self._largest, dtype=torch.int64, device=device)
         self._passes: dict[tuple[int, int], _RecordedPass] = {}

@@ -32,7 +32,7 @@ class KVMover:
     """
 
     def __init__(self, kv: KVStorage, num_slots: int) -> None:
-        self._blocks = kv.tensor.flatten(1)
+        self._blocks = kv.tensor
         self._is_on_gpu = kv.tensor.device.type == "cuda"
         block_bytes = self._blocks.shape[1]
         self._slots = (

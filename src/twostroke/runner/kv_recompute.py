@@ -15,9 +15,9 @@ from twostroke.runner.kv_storage import KVStorage
 
 
 class KVRecomputer:
-    """One pass over the tokens of a block.
+    """One pass over the tokens of a page.
 
-    They stand at their own positions and read the blocks before theirs in the pool; what they write, and then read of
+    They stand at their own positions and read the pages before theirs in the pool; what they write, and then read of
     each other, lies in scratch blocks, one per KV group. Nothing in the pool changes.
 
     Args:
@@ -31,6 +31,9 @@ class KVRecomputer:
         self._model = model
         self._kv = kv
         self._device = device
+        self._scratch_pages = [
+            ids.of_blocks([scratch_id])[0] for ids, scratch_id in zip(kv.page_ids, kv.scratch_ids, strict=True)
+        ]
         self._attention_layout = kv.attention_layout(model.num_heads)
 
     @torch.inference_mode()
@@ -38,17 +41,18 @@ class KVRecomputer:
         """What is not as it was computed again, of K and of V of each layer; empty when every byte is the same.
 
         Args:
-            check: which block.
-            token_ids: the block's, all of them.
+            check: which page.
+            token_ids: the page's, all of them.
         """
         block_size = self._kv.layout.block_size
-        assert len(token_ids) == block_size, f"{len(token_ids)} tokens in a block of {block_size}"
+        assert len(token_ids) == block_size, f"{len(token_ids)} tokens in a page of {block_size}"
         begin = check.entry * block_size
-        rows = zip(check.context, self._kv.scratch_ids, strict=True)
+        contexts = zip(self._kv.page_ids, check.context, strict=True)
+        rows = zip((ids.of_blocks(row)[: check.entry] for ids, row in contexts), self._scratch_pages, strict=True)
         attention = AttentionMetadata.build(
             query_start_loc=np.array([0, block_size], np.int32),
             seq_lens=np.array([begin + block_size], np.int32),
-            block_tables=[np.array([(*context, scratch_id)], np.int32) for context, scratch_id in rows],
+            block_tables=[np.array([(*context, scratch_page)], np.int32) for context, scratch_page in rows],
             layout=self._attention_layout,
             operator=self._model.attention,
         )
@@ -58,14 +62,18 @@ class KVRecomputer:
         return tuple(self._compare(check))
 
     def _compare(self, check: KVCheck) -> Iterator[KVDifference]:
-        tensor, groups = self._kv.tensor, self._kv.layout.groups
-        for group_id, (block_id, scratch_id) in enumerate(zip(check.block_ids, self._kv.scratch_ids, strict=True)):
-            if block_id is None or torch.equal(tensor[block_id], tensor[scratch_id]):
+        for group_id, (block_id, scratch_page) in enumerate(zip(check.block_ids, self._scratch_pages, strict=True)):
+            if block_id is None:
                 continue
-            for index, layer_id in enumerate(groups[group_id].layer_ids):
+            group, ids = self._kv.layout.groups[group_id], self._kv.page_ids[group_id]
+            page_id = ids.of_blocks([block_id])[check.entry % ids.per_block]
+            pages = [self._kv.page(group_id, which) for which in (page_id, scratch_page)]
+            if torch.equal(*pages):
+                continue
+            for index, layer_id in enumerate(group.layer_ids):
                 for is_value in (False, True):
                     # uint8 [num_kv_heads, bytes per head]
-                    stored, computed = (tensor[which, index, int(is_value)] for which in (block_id, scratch_id))
+                    stored, computed = (page[index, int(is_value)] for page in pages)
                     if not torch.equal(stored, computed):
                         yield self._difference(group_id, layer_id, stored, computed, values=is_value)
 

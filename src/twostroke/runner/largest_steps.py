@@ -104,6 +104,5 @@ def _piled_up(num_tokens: int, num_requests: int, longest: int) -> list[int]:
 
 def _at_the_end(request_id: str, longest: int, num_tokens: int, layout: KVLayout) -> ScheduledRequest:
     """The last tokens of a context."""
-    table = BlockTableUpdate(0, (0,) * layout.num_blocks_of_prefix(longest))
-    tables = (table,) * len(layout.groups)
+    tables = tuple(BlockTableUpdate(0, (0,) * layout.num_blocks_of_prefix(group, longest)) for group in layout.groups)
     return ScheduledRequest(request_id, Stroke.PREFILL, longest - num_tokens, num_tokens, 0, True, tables)

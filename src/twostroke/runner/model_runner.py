@@ -284,8 +284,13 @@ class ModelRunner:
     def _update_blocks(self, row: RequestRow, updates: Sequence[BlockTableUpdate]) -> None:
         self._table.update_blocks(row, updates)
         if self._proposer is not None:  # what it keeps in these blocks was somebody else's
-            first = min(update.start for update in updates if update.block_ids)
-            self._proposer.forget(row.index, first * self._kv.layout.block_size)
+            layout = self._kv.layout
+            first = min(
+                update.start * layout.tokens_per_block(group)
+                for group, update in zip(layout.groups, updates, strict=True)
+                if update.block_ids
+            )
+            self._proposer.forget(row.index, first)
 
     def _guess(self, proposer: Proposer, batch: ScheduledBatch) -> None:
         """Puts drafts where places were made for them."""

@@ -44,17 +44,18 @@ class RequestTable:
     Attributes:
         token_ids: int32 [num_rows, max_model_len]; prompt, then output as it is sampled.
         num_tokens: int32 [num_rows]; valid entries of each row of token_ids.
-        block_tables: per KV group, int32 [num_rows, max_blocks].
+        block_tables: per KV group, int32 [num_rows, max_pages]; page ids, which are block ids where a block is a page.
         num_wanting_hidden_state: rows of requests that end with a hidden state.
     """
 
     def __init__(self, layout: KVLayout, max_model_len: int) -> None:
         self._rows: dict[str, RequestRow] = {}
         self._free_indexes: list[int] = list(range(_FIRST_ROWS - 1, -1, -1))
-        max_blocks = layout.num_blocks_of_prefix(max_model_len)
+        max_pages = layout.num_pages(max_model_len)
         self.token_ids = np.zeros((_FIRST_ROWS, max_model_len), np.int32)
         self.num_tokens = np.zeros(_FIRST_ROWS, np.int32)
-        self.block_tables = [np.zeros((_FIRST_ROWS, max_blocks), np.int32) for _ in layout.groups]
+        self.block_tables = [np.zeros((_FIRST_ROWS, max_pages), np.int32) for _ in layout.groups]
+        self._page_ids = tuple(map(layout.page_ids, layout.groups))
         self.num_wanting_hidden_state = 0
 
     @staticmethod
@@ -63,7 +64,7 @@ class RequestTable:
         num_rows = _FIRST_ROWS
         while num_rows < num_requests:
             num_rows *= 2
-        per_row = max_model_len + 1 + len(layout.groups) * layout.num_blocks_of_prefix(max_model_len)
+        per_row = max_model_len + 1 + len(layout.groups) * layout.num_pages(max_model_len)
         num_old_rows = num_rows // 2 if num_rows > _FIRST_ROWS else 0
         return (num_rows + num_old_rows) * per_row * np.dtype(np.int32).itemsize
 
@@ -114,10 +115,11 @@ class RequestTable:
 
     def update_blocks(self, row: RequestRow, updates: Sequence[BlockTableUpdate]) -> None:
         """Writes the changed entries of the request's block tables."""
-        for table, update in zip(self.block_tables, updates, strict=True):
+        for table, ids, update in zip(self.block_tables, self._page_ids, updates, strict=True):
             if update.block_ids:
-                end = update.start + len(update.block_ids)
-                table[row.index, update.start : end] = update.block_ids
+                begin = update.start * ids.per_block
+                pages = ids.of_blocks(update.block_ids)[: table.shape[1] - begin]
+                table[row.index, begin : begin + len(pages)] = pages
 
     def append_tokens(self, rows: Sequence[RequestRow], token_ids: Sequence[tuple[int, ...]]) -> None:
         """Takes the next tokens of each row behind the known ones; what a full context never feeds is not kept."""

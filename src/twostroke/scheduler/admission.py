@@ -177,10 +177,9 @@ def check_that_one_fits(kv: KVCacheManager, chunk_rule: ChunkRule, max_model_len
     """
     needed = kv.num_blocks_to_compute(max_model_len, chunk_rule.max_tokens_per_step(max_model_len))
     if needed > kv.num_blocks:
-        block_size, num_groups = kv.layout.block_size, len(kv.layout.groups)
         raise DoesNotFit(
-            f"max_model_len={max_model_len} needs {needed} KV blocks ({block_size} tokens each, {num_groups} KV "
-            f"groups), {kv.num_blocks} are there. Lower max_model_len, or give the KV cache "
+            f"max_model_len={max_model_len} needs {needed} KV blocks of {kv.layout.block_words}, "
+            f"{kv.num_blocks} are there. Lower max_model_len, or give the KV cache "
             f"{needed * kv.layout.bytes_per_block:,} bytes or more."
         )
 

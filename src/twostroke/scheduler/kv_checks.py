@@ -66,14 +66,18 @@ class KVChecks:
     def suspects(
         self, running: Iterable[Request], found_for: Request, entry: int, block_ids: Sequence[int | None]
     ) -> list[Request]:
-        """Those who may have read these blocks, which are entry `entry` of the prefix of `found_for`."""
-        content = found_for.block_hashes[entry]
-
-        def may_have_read(request: Request) -> bool:
-            names_it = request.block_hashes[entry : entry + 1] == [content]
-            return self._kv.may_have_read(request.request_id, entry, block_ids, names_it=names_it)
-
-        return [request for request in running if may_have_read(request)]
+        """Those who may have read these blocks, which hold page `entry` of the prefix of `found_for`."""
+        return [
+            request
+            for request in running
+            if self._kv.may_have_read(
+                request.request_id,
+                entry,
+                block_ids,
+                block_hashes=request.block_hashes,
+                content=found_for.block_hashes,
+            )
+        ]
 
     def _of_hit(self, request: Request, num_cached_tokens: int) -> KVCheck | None:
         """Where a window has let go of what the chosen block was computed from, the next one takes its place."""

@@ -119,7 +119,10 @@ def layers_of(started: EngineStarted) -> Layers:
 
 def layout_of(fields: dict[str, Any]) -> KVLayout:
     """That of an EngineStarted."""
-    groups = tuple(KVGroup(tuple(group["layer_ids"]), KVSpec(**group["spec"])) for group in fields["groups"])
+    groups = tuple(
+        KVGroup(tuple(group["layer_ids"]), KVSpec(**group["spec"]), group["pages_per_block"])
+        for group in fields["groups"]
+    )
     return KVLayout(groups, fields["block_size"], fields["kv_format"])
 
 

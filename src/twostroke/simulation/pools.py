@@ -263,6 +263,7 @@ class PoolSimulation:
             num_output_tokens=arrival.max_tokens,
             block_hashes=self._names(live, arrival.num_prompt_tokens),
             block_size=block_size,
+            whole_tokens=self._layout.prefix_tokens,
             may_be_handed_over=arrival.reads_prefix_cache,
         )
         route = self._router.route(asked)
@@ -279,7 +280,8 @@ class PoolSimulation:
             self._places[arrival.request_id] = giver
             giver.inbox.append(partial(giver.engine.arrive, live, arrival))
             return
-        hand_over = _HandOver(next(self._numbers), live, giver, taker, tuple(asked.block_hashes))
+        num_pages = arrival.num_prompt_tokens // self._layout.prefix_tokens * self._layout.prefix_tokens // block_size
+        hand_over = _HandOver(next(self._numbers), live, giver, taker, tuple(asked.block_hashes[:num_pages]))
         self._num_handed_over += 1
         self._places[arrival.request_id] = hand_over
         giver.inbox.append(partial(self._lend, hand_over))
@@ -414,16 +416,17 @@ class PoolSimulation:
                 hand_over.transfer.add(self._pieces(hand_over, first, hand_over.parts[-1]))
 
     def _pieces(self, hand_over: _HandOver, first: int, part: tuple[int, float, float]) -> Iterator[tuple[float, int]]:
-        """Of the blocks from `first` on, what the taker lacks, by layers: when they are there, and their bytes."""
+        """Of the pages from `first` on, what the taker lacks, by layers: when they are there, and their bytes."""
         end, begin_s, end_s = part
-        layer_bytes = self._layout.block_size * self._layout.bytes_per_token_and_layer
-        group_of = {
-            layer_id: group_id for group_id, group in enumerate(self._layout.groups) for layer_id in group.layer_ids
+        first_pages = {
+            layer_id: missing * group.pages_per_block
+            for group, missing in zip(self._layout.groups, hand_over.first_missing, strict=True)
+            for layer_id in group.layer_ids
         }
         for layer_id in range(self._layers.num_layers):
-            num_blocks = end - max(first, hand_over.first_missing[group_of[layer_id]])
+            num_pages = end - max(first, first_pages[layer_id])
             ready_s = begin_s + (layer_id + 1) / self._layers.num_layers * (end_s - begin_s)
-            yield ready_s, max(0, num_blocks) * layer_bytes
+            yield ready_s, max(0, num_pages) * self._layout.bytes_per_layer
 
     def _settle_loan(self, hand_over: _HandOver) -> None:
         """Its request is through at the giver: the blocks are on loan, or they are not."""

@@ -7,7 +7,7 @@ import difflib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, cast
+from typing import Any
 
 from twostroke.config.cache import CacheConfig
 from twostroke.config.kv_format import KVFormat
@@ -15,6 +15,8 @@ from twostroke.config.layer_spec import KVSpec
 from twostroke.config.scheduler import SchedulerConfig
 from twostroke.errors import InvalidParameter
 from twostroke.events import EngineStarted, plain
+from twostroke.kv_cache.layout import KVLayout
+from twostroke.scheduler.replay import layout_of
 from twostroke.simulation.pools import SimulatedPools
 from twostroke.simulation.requests import SimulatedRequest
 
@@ -105,19 +107,19 @@ class WhatIf:
         if self.pools is not None or of_cache.get("enable_prefix_caching") is False:
             sizes["kv_offloading_size"] = None  # does not go with either
         cache = CacheConfig(**started.cache | sizes | of_cache)
-        layout = dict(started.layout)
-        bytes_before = _bytes_per_block(layout)
-        layout["block_size"] = cache.block_size
+        before = after = layout_of(started.layout)
+        if "block_size" in given:
+            after = KVLayout.of(_specs_of(before), block_size=cache.block_size, kv_format=before.kv_format)
         if "kv_cache_dtype" in given:
-            layout["kv_format"] = _kv_format(cache.kv_cache_dtype)
-        memory = cache.kv_cache_memory or started.num_blocks * bytes_before
-        num_blocks = cache.num_kv_blocks or int(memory // _bytes_per_block(layout))
+            after = replace(after, kv_format=_kv_format(cache.kv_cache_dtype))
+        memory = cache.kv_cache_memory or started.num_blocks * before.bytes_per_block
+        num_blocks = cache.num_kv_blocks or int(memory // after.bytes_per_block)
         max_model_len = given.get("max_model_len", started.max_model_len)
         return replace(
             started,
             scheduler=plain(scheduler),
             cache=plain(cache),
-            layout=layout,
+            layout=plain(after),
             num_blocks=num_blocks,
             max_model_len=max_model_len,
         )
@@ -189,10 +191,10 @@ def _value(text: str) -> Any:
         return text
 
 
-def _bytes_per_block(layout: Mapping[str, Any]) -> int:
-    group = cast(Mapping[str, Any], layout["groups"][0])
-    per_token = KVSpec(**group["spec"]).bytes_per_token(layout["kv_format"])
-    return len(group["layer_ids"]) * layout["block_size"] * per_token
+def _specs_of(layout: KVLayout) -> list[KVSpec]:
+    """Return the KV of each layer."""
+    found = {layer_id: group.spec for group in layout.groups for layer_id in group.layer_ids}
+    return [found[layer_id] for layer_id in sorted(found)]
 
 
 def _kv_format(name: str) -> KVFormat:

@@ -18,6 +18,7 @@ from twostroke.sampling.sampler import Sampler
 from twostroke.speculation.draws import DraftDraws
 from twostroke.speculation.history import FeatureHistory
 from twostroke.speculation.proposer import DraftRequest, Drafts, TargetStep
+from twostroke.speculation.reader import TargetTable
 from twostroke.speculation.wakefulness import Wakefulness
 
 
@@ -34,29 +35,28 @@ class _Place(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HeadMemory:
-    """Where the head's K and V are: beside the target's, block by block."""
+    """Where the head's K and V are: beside the target's, page by page."""
 
     kv: KVTensors
-    num_blocks: int
+    num_pages: int
     layout: AttentionLayout
-    group: int
-    """Of the target, whose block tables it goes by."""
+    table: TargetTable
 
 
 class EagleProposer:
     """Reads what the target made of a sequence when drafts of it are wanted, then goes on from its own guesses.
 
     ```
-    blocks          |  0  |  1  |  2  |  3  |  4  |  5  |
+    pages           |  0  |  1  |  2  |  3  |  4  |  5  |
     target has read  ###################################            and features of the latest tokens are kept
-    head has read          ==================                       contiguous, from the beginning of a block on
+    head has read          ==================                       contiguous, from the beginning of a page on
     next draft             ------------------++++++++++++           it reads the rest in one pass first
     ```
 
-    Its K and V lie beside the target's, block by block, so that a prefix that is found in the cache is one for the head
+    Its K and V lie beside the target's, page by page, so that a prefix that is found in the cache is one for the head
     as well, as far as it has read it. What it has not read and nobody remembers is as if it were not there: that makes
     guesses worse and changes no token. When it is not asked for long, it watches prompts only; asked again in the midst
-    of a text, it has to see the beginning of a block first.
+    of a text, it has to see the beginning of a page first.
 
     Args:
         head: the drafting layer.
@@ -76,7 +76,7 @@ class EagleProposer:
     ) -> None:
         self.feature_layers = history.layers
         self._head = head
-        self._kv, self._layout, self._group = memory.kv, memory.layout, memory.group
+        self._kv, self._layout, self._table = memory.kv, memory.layout, memory.table
         self._history = history
         self._sampler = sampler
         self._device = device
@@ -84,8 +84,8 @@ class EagleProposer:
         self._wakefulness = Wakefulness()
         self._has_read: dict[int, range] = {}
         """Per row: positions whose K and V are the head's own reading."""
-        self._is_read = np.zeros(memory.num_blocks, bool)
-        """Blocks of which it has read every position, since the target last wrote them."""
+        self._is_read = np.zeros(memory.num_pages, bool)
+        """Pages of which it has read every position, since the target last wrote them."""
 
     def watches(self, reads_prompts: bool) -> bool:
         """See Watcher."""
@@ -95,15 +95,15 @@ class EagleProposer:
         """See Watcher: it reads nothing yet."""
         self._wakefulness.shown(step)
         self._history.add(step)
-        size, table = self._layout.block_size, step.block_tables[self._group]
+        size, table = self._layout.block_size, step.block_tables[self._table.group_id]
         for read in step.reads:
             opened, behind = -(-read.begin // size), -(-read.end // size)
             if opened < behind:
-                self._is_read[table[read.row, opened:behind]] = False
+                self._is_read[self._table.pages(table[read.row, opened:behind])] = False
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Drafts]:
         """See Proposer."""
-        if not self._wakefulness.is_awake:  # which blocks the target wrote meanwhile was not seen
+        if not self._wakefulness.is_awake:  # which pages the target wrote meanwhile was not seen
             self._is_read[:] = False
         self._wakefulness.asked()
         places = {i: place for i, request in enumerate(requests) if (place := self._unread(request)) is not None}
@@ -132,7 +132,7 @@ class EagleProposer:
         span, last = self._history.span(request.row), len(request.token_ids) - 1
         if span.stop != last:
             return None
-        table = request.block_tables[self._group]
+        table = self._table.pages(request.block_tables[self._table.group_id])
         has_read = self._has_read.get(request.row)
         if has_read is not None and span.start <= has_read.stop:
             start, begin = has_read.start, min(has_read.stop, last - 1)  # the last position is always read: y is wanted
@@ -140,8 +140,8 @@ class EagleProposer:
             size = self._layout.block_size
             first = -(-span.start // size)
             unread = np.flatnonzero(~self._is_read[table[:first]])
-            block = int(unread[-1]) + 1 if len(unread) else 0
-            start, begin = block * size, first * size
+            page = int(unread[-1]) + 1 if len(unread) else 0
+            start, begin = page * size, first * size
         return _Place(start, begin, request.token_ids[begin + 1 :], table) if span.start <= begin < last else None
 
     def _read(self, places: dict[int, _Place]) -> Tensor:
@@ -157,7 +157,7 @@ class EagleProposer:
 
     def _behind(self, request: DraftRequest, start: int, drafts: Sequence[int]) -> _Place:
         """The position whose next token is the last draft."""
-        table = request.block_tables[self._group]
+        table = self._table.pages(request.block_tables[self._table.group_id])
         begin = len(request.token_ids) + len(drafts) - 2
         return _Place(start, begin, np.array(drafts[-1:], np.int32), table)
 

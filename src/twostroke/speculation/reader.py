@@ -10,6 +10,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from twostroke.kv_cache.layout import PageIds
 from twostroke.layers.attention import KVTensors
 from twostroke.layers.attention_metadata import AttentionLayout, AttentionMetadata
 from twostroke.model.decoder import DecoderModel
@@ -26,11 +27,33 @@ class Reading:
     token_ids: npt.NDArray[np.int32]
 
 
+@dataclass(frozen=True, slots=True)
+class TargetTable:
+    """The block table of the target by which drafting layers go."""
+
+    group_id: int
+    """Of the target."""
+    ids: PageIds | None = None
+    """Of the target's pages, where K and V are in a storage of their own, whose pages are numbered without gaps; None
+    where they are the target's."""
+
+    def pages(self, page_ids: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
+        """Return the pages that go with some of the target's.
+
+        >>> table = TargetTable(0, PageIds(per_block=2, step=3, stride=10, layers_per_id=1))
+        >>> table.pages(np.array([0, 3, 40, 43])).tolist()
+        [0, 1, 8, 9]
+        """
+        if self.ids is None or self.ids.per_block == self.ids.stride:
+            return page_ids
+        return page_ids // self.ids.stride * self.ids.per_block + page_ids % self.ids.stride // self.ids.step
+
+
 class Reader:
     """The first layers of a model, its norm and its head.
 
     ```
-    draft model   all layers of its own, K and V in a storage of its own: block i of it goes with block i of the target
+    draft model   all layers of its own, K and V in a storage of its own: page i of it goes with page i of the target
     early exit    the first layers of the target, whose K and V the target reads and writes as well
     ```
 
@@ -39,7 +62,7 @@ class Reader:
         num_layers: how many, from the first on.
         kv: where their K and V are.
         layout: of that storage.
-        groups: per KV group of `layout`, the group of the target whose block table it goes by.
+        tables: per KV group of `layout`, the block table of the target that it goes by.
         device: where the tensors of a pass are made.
     """
 
@@ -49,15 +72,15 @@ class Reader:
         num_layers: int,
         kv: KVTensors,
         layout: AttentionLayout,
-        groups: Sequence[int],
+        tables: Sequence[TargetTable],
         device: torch.device,
     ) -> None:
-        assert len(groups) == len(layout.shapes), f"{groups} for {layout}"
+        assert len(tables) == len(layout.shapes), f"{tables} for {layout}"
         self._model = model
         self._layers = range(num_layers)
         self._kv = kv
         self._layout = layout
-        self._groups = tuple(groups)
+        self._tables = tuple(tables)
         self._device = device
 
     @torch.inference_mode()
@@ -77,13 +100,15 @@ class Reader:
         seq_lens = np.array([reading.begin for reading in readings], np.int32) + lens.astype(np.int32)
         positions = np.concatenate([np.arange(r.begin, r.begin + len(r.token_ids)) for r in readings])
         token_ids = np.concatenate([reading.token_ids for reading in readings]).astype(np.int64)
-        max_blocks = -(-int(seq_lens.max()) // self._layout.block_size)
+        max_pages = -(-int(seq_lens.max()) // self._layout.block_size)
         attention = AttentionMetadata.build(
             query_start_loc=query_start_loc,
             seq_lens=seq_lens,
             block_tables=[
-                np.stack([reading.request.block_tables[group][:max_blocks] for reading in readings])
-                for group in self._groups
+                table.pages(
+                    np.stack([reading.request.block_tables[table.group_id][:max_pages] for reading in readings])
+                )
+                for table in self._tables
             ],
             layout=self._layout,
             operator=self._model.attention,

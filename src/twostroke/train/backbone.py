@@ -44,9 +44,9 @@ class Backbone:
             operators=operators,
         )
         layout = KVLayout.of(config.kv_specs, block_size=_BLOCK_SIZE, kv_format=resolve_kv_format("auto", config.dtype))
-        self._num_blocks = layout.num_blocks_of_prefix(window)
-        self._num_groups = len(layout.groups)
-        self._kv = KVStorage(layout, self._num_blocks * self._num_groups * max_windows, self._device)
+        self._num_blocks = layout.run_blocks(window)
+        self._kv = KVStorage(layout, self._num_blocks * max_windows, self._device)
+        self._longest = window
         self._attention_layout = self._kv.attention_layout(self._model.num_heads)
         self.hidden_size, self.vocab_size = config.hidden_size, config.vocab_size
         # What the head makes of the axes is its matrix, whatever form it is stored in.
@@ -56,12 +56,13 @@ class Backbone:
     def states(self, token_ids: Tensor) -> Tensor:
         """Final-normed states of windows [n, T] int64: [n, T, H]."""
         num_windows, length = token_ids.shape
-        shape = (self._num_groups, num_windows, self._num_blocks)
-        tables = np.arange(np.prod(shape), dtype=np.int32).reshape(shape)
+        firsts = range(0, num_windows * self._num_blocks, self._num_blocks)
+        rows = [self._kv.rows_of_runs(self._longest, first) for first in firsts]
+        tables = [np.array(of_group, np.int32) for of_group in zip(*rows, strict=True)]
         attention = AttentionMetadata.build(
             query_start_loc=np.arange(num_windows + 1, dtype=np.int32) * length,
             seq_lens=np.full(num_windows, length, np.int32),
-            block_tables=list(tables),
+            block_tables=tables,
             layout=self._attention_layout,
             operator=self._model.attention,
         )

@@ -40,6 +40,7 @@ FACTS = EngineFacts(
     max_num_seqs=4,
     num_blocks=100_000,
     block_size=16,
+    prefix_tokens=16,
     uses_priority=False,
     serves_background=True,
     is_fair=False,

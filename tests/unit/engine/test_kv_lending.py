@@ -6,6 +6,7 @@ from unittest.mock import Mock, call
 
 import pytest
 
+from factories import make_layout
 from twostroke.batch import NewRequest
 from twostroke.engine.generation import Generation, GenerationRequest
 from twostroke.engine.kv_lending import KVLending
@@ -22,7 +23,8 @@ def test_of_several_ranks_a_layer_is_there_when_the_next_is_written(
     split_layers: int, behind: list[int | None]
 ) -> None:
     lender = Mock()
-    lending = KVLending(Mock(**{"block_tables.return_value": ((0, 1),)}), lender, 4, split_layers=split_layers)
+    scheduler = Mock(**{"block_tables.return_value": ((0, 1),)})
+    lending = KVLending(scheduler, lender, make_layout(block_size=4), split_layers=split_layers)
     lending.arrived(arrival(8))
     share = Mock(request_id="r", num_computed_tokens=0, num_scheduled_tokens=8)
     lending.decided(Mock(preempted_request_ids=(), admitted=(), requests=(share,)))
@@ -36,6 +38,6 @@ def test_of_several_ranks_a_layer_is_there_when_the_next_is_written(
 @pytest.mark.parametrize(("their_size", "num_blocks"), [(0, 5), (2, 5), (4, 5), (8, 4), (16, 4), (32, 0)])
 def test_whole_blocks_of_both_sides_are_lent(their_size: int, num_blocks: int) -> None:
     lender = Mock()
-    KVLending(Mock(), lender, 4).arrived(arrival(22, lend_block_size=their_size))
+    KVLending(Mock(), lender, make_layout(block_size=4)).arrived(arrival(22, lend_block_size=their_size))
     lender.grant.assert_called_once_with(7, num_blocks)
     assert lender.kill.called == (num_blocks == 0)

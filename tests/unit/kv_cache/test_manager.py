@@ -38,8 +38,9 @@ def test_the_gauge_grows_by_a_block_per_block_size_tokens_and_wastes_less_than_o
         kv.try_allocate("a", num_tokens - 1, num_tokens)
         usage = kv.usage()
         assert usage.num_used == -(-num_tokens // 4)
-        assert usage.num_used_slots == num_tokens
-        assert usage.num_allocated_slots - usage.num_used_slots <= 3
+        per_token = kv.layout.bytes_per_token
+        assert usage.filled_bytes == num_tokens * per_token
+        assert usage.allocated_bytes - usage.filled_bytes <= 3 * per_token
         assert usage.num_unreachable == 0
 
 
@@ -91,7 +92,7 @@ def test_rejected_drafts_give_whole_blocks_back_and_are_never_found() -> None:
     kv.try_allocate("a", 6, 13)
     kv.roll_back("a", 7)
     assert kv.block_tables("a") == ((0, 1),)
-    assert kv.usage().num_used_slots == 7
+    assert kv.usage().filled_bytes == 7 * kv.layout.bytes_per_token
     kv.name_blocks("a", hashes, 7)
     assert kv.find_cached(hashes, 13).num_tokens == 4
     assert kv.try_allocate("a", 7, 9) == (BlockTableUpdate(2, (2,)),), "the new block replaces the rejected one"

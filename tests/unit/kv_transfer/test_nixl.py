@@ -101,10 +101,10 @@ def test_blocks_are_read_and_nothing_is_sent(lent: NixlAgent) -> None:
 @pytest.mark.parametrize(
     ("changed", "rows", "problem"),
     [
-        ({}, ((0, 1, 2, 3, 4, NUM_BLOCKS),), f"blocks that it does not have: it has {NUM_BLOCKS}"),
-        ({}, ((0, 1, 2, 3, 4, -1),), "blocks that it does not have"),
-        ({}, ((0, 1),), "not as many of its blocks"),
-        ({}, (), "not as many of its blocks"),
+        ({}, ((0, 1, 2, 3, 4, NUM_BLOCKS),), "pages that it does not have: its memory ends at 160 layers"),
+        ({}, ((0, 1, 2, 3, 4, -1),), "pages that it does not have"),
+        ({}, ((0, 1),), "not as many of its pages"),
+        ({}, (), "not as many of its pages"),
         ({"agent": b"nobody"}, ROWS, "NIXL: "),
         ({"addresses": (4096,)}, ROWS, "NIXL: "),
         ({"addresses": ()}, ROWS, "memory of 0 ranks; it has 1"),

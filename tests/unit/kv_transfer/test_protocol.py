@@ -263,10 +263,10 @@ def test_a_lender_that_falls_silent_is_given_up(says: list[LenderSays | bytes]) 
 @pytest.mark.parametrize(
     ("num_bytes", "rows", "problem"),
     [
-        (2 * PLAIN.bytes_per_block, ((0, 1, 0, 1, 0, 2),), "blocks that it does not have: it has 2"),
-        (2 * PLAIN.bytes_per_block, ((0, 1, 0, 1, 0, -1),), "blocks that it does not have"),
-        (2 * PLAIN.bytes_per_block, ((0, 1),), "not as many of its blocks"),
-        (2 * PLAIN.bytes_per_block, (), "not as many of its blocks"),
+        (2 * PLAIN.bytes_per_block, ((0, 1, 0, 1, 0, 2),), "pages that it does not have: it has 2"),
+        (2 * PLAIN.bytes_per_block, ((0, 1, 0, 1, 0, -1),), "pages that it does not have"),
+        (2 * PLAIN.bytes_per_block, ((0, 1),), "not as many of its pages"),
+        (2 * PLAIN.bytes_per_block, (), "not as many of its pages"),
         (2 * PLAIN.bytes_per_block + 1, ((0, 1, 0, 1, 0, 1),), "is none"),
         (3 * PLAIN.bytes_per_block, ((0, 1, 0, 1, 0, 1),), "is none"),
     ],
@@ -324,7 +324,7 @@ def test_a_prefix_that_is_no_whole_blocks_of_the_lenders_is_not_asked_for(make_p
     lent = make_pools()
     lent.lend(1)
     fetched = Borrowing(PLAIN, lent.geometry).fetch(lent.source(1, block_size=16))
-    assert "24 tokens are no whole blocks of 16" in fetched.problem
+    assert "24 tokens are no whole pages of 16" in fetched.problem
     assert lent.lender.num_leases == 1
 
 

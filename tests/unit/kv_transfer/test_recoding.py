@@ -32,6 +32,7 @@ class Side:
 
     def __init__(self, layout: KVLayout, order_name: str, num_tokens: int, rng: np.random.Generator) -> None:
         self.layout, self.order_name = layout, order_name
+        assert {group.pages_per_block for group in layout.groups} == {1}, "blocks are pages"
         num_entries = num_tokens // layout.block_size
         num_blocks = num_entries * len(layout.groups) + 2
         self.bytes = np.zeros((num_blocks, layout.bytes_per_block), np.uint8)
@@ -43,10 +44,15 @@ class Side:
     def order(self) -> HeadOrder:
         return order_of(self.order_name, self.layout.kv_format, self.layout.head_dim, self.layout.block_size)
 
+    def _blocks(self) -> np.ndarray:
+        """[blocks, layers, 2, heads, bytes of a head]."""
+        heads = self.memory.heads(0)
+        return heads.reshape(-1, self.layout.layers_per_block, *heads.shape[1:])
+
     def write(self, numbers: np.ndarray) -> None:
         """Write [groups, layers in a block, 2, heads, tokens, head_dim], each number rounded to the format."""
         size, kv_format = self.layout.block_size, self.layout.kv_format
-        heads = self.memory.heads(0)
+        heads = self._blocks()
         for group, row in enumerate(self.rows):
             for entry, block_id in enumerate(row):
                 of_block = numbers[group, ..., entry * size : (entry + 1) * size, :]
@@ -63,7 +69,7 @@ class Side:
         for row in self.rows:
             kinds = []
             for kind in (0, 1):
-                heads = torch.from_numpy(self.memory.heads(0)[row][:, :, kind].copy())
+                heads = torch.from_numpy(self._blocks()[row][:, :, kind].copy())
                 flat = heads.flatten(0, 2)
                 if self.order_name == "plain":
                     found = decode(flat.reshape(len(flat) * size, -1), kv_format, torch.float32)

@@ -33,8 +33,8 @@ def test_byte_ranges_find_keys_and_values(kv_format: KVFormat) -> None:
     kv.tensor.copy_(torch.arange(kv.tensor.numel()).remainder(251).view_as(kv.tensor))
     raw = kv.tensor.flatten()
     for block_id, layer, heads in ((0, 0, range(3)), (3, 1, range(1, 3)), (4, 0, range(2, 3))):
-        for part, (offset, length) in enumerate(kv.byte_ranges(block_id, layer, heads)):
-            expected = kv.tensor[block_id, layer, part, heads.start : heads.stop].flatten()
+        for part, (offset, length) in enumerate(kv.byte_ranges(0, block_id, layer, heads)):
+            expected = kv.tensors[0][block_id, layer, part, heads.start : heads.stop].flatten()
             assert torch.equal(raw[offset : offset + length], expected)
 
 

@@ -112,9 +112,9 @@ export class BlockMap {
       setText(this.#told, "Point at a block, or choose one with the arrow keys; a click or Enter follows its request.");
       return;
     }
-    const size = this.#engine.config.block_size;
+    const sizes = this.#engine.config.block_tokens;
     const owners = this.#engine.ownersOf(this.#chosen);
-    const told = owners.slice(0, 6).map(({ id, group, entry }) => `${short(id)} (tokens ${whole(entry * size)} to ${whole((entry + 1) * size - 1)}${this.#engine.config.num_groups > 1 ? `, KV group ${group}` : ""})`);
+    const told = owners.slice(0, 6).map(({ id, group, entry }) => `${short(id)} (tokens ${whole(entry * sizes[group])} to ${whole((entry + 1) * sizes[group] - 1)}${this.#engine.config.num_groups > 1 ? `, KV group ${group}` : ""})`);
     const more = owners.length > 6 ? `, and ${owners.length - 6} more` : "";
     setText(this.#told, `Block ${whole(this.#chosen)}: ${STATES[this.#engine.blocks[this.#chosen]]}${owners.length > 0 ? `, of ${told.join(", ")}${more}` : ""}.`);
   }

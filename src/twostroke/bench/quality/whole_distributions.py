@@ -123,6 +123,6 @@ class WholeDistributions:
 
 def _storage(prepared: Prepared, context: int) -> tuple[KVStorage, list[np.ndarray[Any, np.dtype[np.int32]]]]:
     """Return the KV memory of one sequence, and its block table in each KV group."""
-    num_blocks, num_groups = prepared.layout.num_blocks_of_prefix(context), len(prepared.layout.groups)
-    ids = np.arange(num_blocks * num_groups, dtype=np.int32).reshape(num_groups, 1, num_blocks)
-    return KVStorage(prepared.layout, num_blocks * num_groups, prepared.device), list(ids)
+    layout = prepared.layout
+    kv = KVStorage(layout, layout.run_blocks(context), prepared.device)
+    return kv, [np.array([row], np.int32) for row in kv.rows_of_runs(context)]

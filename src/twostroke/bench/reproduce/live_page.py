@@ -205,6 +205,7 @@ class _MadeUpEngine:
             "config": {
                 "num_blocks": NUM_BLOCKS,
                 "block_size": 16,
+                "block_tokens": [16],
                 "num_groups": 1,
                 "windows": [None],
                 "max_num_seqs": NUM_RUNNING,

@@ -23,19 +23,19 @@ Reservation = Literal["paged", "contiguous"]
 
 
 class WasteSampler:
-    """Adds up allocated and used slots over all steps."""
+    """Adds up the bytes of used blocks, and those that hold something, over all steps."""
 
     def __init__(self) -> None:
         self.allocated = self.used = 0
 
     def __call__(self, kv: KVCacheManager) -> None:
         usage = kv.usage()
-        self.allocated += usage.num_allocated_slots
-        self.used += usage.num_used_slots
+        self.allocated += usage.allocated_bytes
+        self.used += usage.filled_bytes
 
     @property
     def waste(self) -> float:
-        """Share of the allocated slots that held nothing."""
+        """Share of the allocated bytes that held nothing."""
         return 1 - self.used / self.allocated
 
 
