@@ -113,7 +113,8 @@ class PoolWorker:
         self.geometry: KVGeometry | None = None
         """KV geometry of the process that runs now; None while none does."""
         self.has_started: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        """Done when its model is loaded for the first time; raises SetupError where that is refused."""
+        """Done when its model is loaded for the first time; raises SetupError where that is refused, and is cancelled
+        where the start is given up."""
 
     @property
     def worker_id(self) -> str:
@@ -271,7 +272,8 @@ class PoolWorker:
             await self._pool.worker_ready(self, report.facts)
             if not self._was_ready:
                 self._was_ready = True
-                self.has_started.set_result(None)
+                if not self.has_started.done():  # whoever waited may have left
+                    self.has_started.set_result(None)
             return await self._hear(process)
         finally:
             if self._process is None:  # it was not loaded, and hears nothing before it is
@@ -303,7 +305,7 @@ class PoolWorker:
         return self._has_no_start(cause)
 
     def _has_no_start(self, cause: str) -> str:
-        if not self._was_ready:  # with these settings it never will be
+        if not self._was_ready and not self.has_started.done():  # with these settings it never will be
             self.has_started.set_exception(SetupError(cause))
         return cause
 

@@ -349,7 +349,14 @@ def main(around_executor: Callable[[Executor], Executor] | None = None, folder: 
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="engine: %(levelname)s %(message)s")
     # a child of the fork server goes on without that one, whose end is no reason to be killed
     end_with_parent(signal.SIGKILL if folder is None else signal.SIGCONT)
-    sys.exit(serve(Path(folder or sys.argv[1]), around_executor))
+    home = Path(folder or sys.argv[1])
+    try:
+        code = serve(home, around_executor)
+    except Exception:
+        if home.exists():
+            raise
+        code = 1  # whoever started this process has given it up, and removed what it needs: nobody is to be told
+    sys.exit(code)
 
 
 if __name__ == "__main__":
