@@ -23,11 +23,14 @@ from typing import IO, Any, cast
 
 import msgspec
 
+from twostroke.api.protocol.shapes import CHECKED_BYTES
 from twostroke.errors import InvalidParameter, shown
 
 MAX_LINE_BYTES = 64 * 2**20
 """Of a request: far beyond any context, and little enough to hold many at a time."""
 MAX_ID_CHARS = 512
+_MAX_SMALL = 12 * MAX_ID_CHARS + 2
+"""Bytes of the JSON of an id: at most two escapes for each character, in quotes."""
 
 _BLOCK_BYTES = 2**20
 
@@ -40,7 +43,8 @@ class BatchRequest:
     """Its number, from 1."""
     custom_id: str
     url: str
-    body: dict[str, Any]
+    body: dict[str, Any] | bytes
+    """Of a large one its JSON: nothing is made of it before its shape is known to be right."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,8 +155,12 @@ class ResultsFile:
 
     def _append(self, name: str, custom_id: str | None, response: Any, error: Any) -> None:
         whole = {"id": f"batch_req_{name}", "custom_id": custom_id, "response": response, "error": error}
+        try:
+            content = msgspec.json.encode(whole)
+        except UnicodeEncodeError:  # a message about a name that has half a character
+            content = json.dumps(whole, ensure_ascii=False).encode("utf-8", "replace")
         # one write, handed to the system at once: a process that is killed leaves whole lines
-        self._file.write(msgspec.json.encode(whole) + b"\n")
+        self._file.write(content + b"\n")
         self._file.flush()
 
     def _read(self) -> tuple[set[bytes], set[int]]:
@@ -183,6 +191,15 @@ class ResultsFile:
         return done, bad_lines
 
 
+class _LargeRow(msgspec.Struct):
+    """A line of which nothing is made; what is missing is null."""
+
+    custom_id: msgspec.Raw = msgspec.Raw(b"null")
+    method: msgspec.Raw = msgspec.Raw(b"null")
+    url: msgspec.Raw = msgspec.Raw(b"null")
+    body: msgspec.Raw = msgspec.Raw(b"null")
+
+
 class _Error(msgspec.Struct):
     line: int | None = None
 
@@ -198,26 +215,51 @@ def _request(number: int, content: bytes, urls: frozenset[str]) -> BatchRequest 
     if not content.strip():
         return None
     try:
-        row = json.loads(content)
-    except (ValueError, RecursionError) as error:
+        fields = _fields(content)
+    except (ValueError, RecursionError, msgspec.DecodeError) as error:
         return BadLine(number, None, "invalid_json_line", f"the line is no JSON ({error}).")
-    if not isinstance(row, dict):
+    if fields is None:
         return BadLine(number, None, "invalid_json_line", "the line is no JSON object.")
-    fields = cast(dict[str, Any], row)
     custom_id, url, body = fields.get("custom_id"), fields.get("url"), fields.get("body")
     if not isinstance(custom_id, str) or not 0 < len(custom_id) <= MAX_ID_CHARS:
         told = f"custom_id must be a text of 1 to {MAX_ID_CHARS} characters."
         return BadLine(number, None, "missing_required_parameter", told)
+    if any(0xD800 <= ord(char) < 0xE000 for char in custom_id):
+        told = "custom_id has half a character (a lone surrogate), which no result can hold."
+        return BadLine(number, None, "invalid_request", told)
     problem = ""
     if fields.get("method") != "POST":
         problem = f"method must be POST; it is {shown(fields.get('method'))}."
     elif not isinstance(url, str) or url not in urls:
         problem = f"url must be one of {', '.join(sorted(urls))}; it is {shown(url)}."
-    elif not isinstance(body, dict):
+    elif not isinstance(body, (dict, bytes)):
         problem = f"body must be an object; it is {shown(body)}."
     if problem:
         return BadLine(number, custom_id, "invalid_request", problem)
-    return BatchRequest(number, custom_id, cast(str, url), cast(dict[str, Any], body))
+    return BatchRequest(number, custom_id, cast(str, url), cast("dict[str, Any] | bytes", body))
+
+
+def _fields(content: bytes) -> dict[str, Any] | None:
+    """Return the fields of a line, and of a large one's body the JSON alone; None where it is no object.
+
+    Raises what the readers of JSON raise.
+    """
+    if len(content) <= CHECKED_BYTES:
+        value = json.loads(content)
+        return cast(dict[str, Any], value) if isinstance(value, dict) else None
+    try:
+        row = msgspec.json.decode(content, type=_LargeRow)
+    except msgspec.ValidationError:
+        return None
+    fields: dict[str, Any] = {name: _small_value(getattr(row, name)) for name in ("custom_id", "method", "url")}
+    body = bytes(row.body)
+    return fields | {"body": body if body.startswith(b"{") else _small_value(row.body)}
+
+
+def _small_value(written: msgspec.Raw) -> Any:
+    """Return a value; of one that is longer than any right one the beginning of its JSON."""
+    content = bytes(written)
+    return json.loads(content) if len(content) <= _MAX_SMALL else content[:_MAX_SMALL].decode("utf-8", "replace")
 
 
 def _lines(path: Path) -> Iterator[tuple[int, bytes | None]]:

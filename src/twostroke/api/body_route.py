@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import codecs
-import json
 from collections.abc import Callable, Coroutine
 from typing import Any, get_type_hints
 
@@ -12,9 +10,9 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from twostroke.api.http_errors import ErrorAnswer, HTTPError, nested_too_deeply
+from twostroke.api.http_errors import ErrorAnswer, HTTPError
 from twostroke.api.protocol.fields import WireObject
-from twostroke.api.protocol.shapes import CHECKED_BYTES, check_shape
+from twostroke.api.protocol.shapes import read_body
 
 Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 
@@ -53,19 +51,13 @@ class _BodyRequest(Request):
         self._kind = kind
 
     async def json(self) -> Any:
-        """Return the body's value; raise RefusedBody where it cannot be one of this kind, or no JSON at all."""
+        """Return the body's value; raise RefusedBody where it cannot be one of this kind.
+
+        The framework says where a body is no JSON.
+        """
         content = await self.body()
         self._body = b""
         try:
-            if len(content) > CHECKED_BYTES:
-                check_shape(self._kind, content.removeprefix(codecs.BOM_UTF8))
-            return json.loads(content)
+            return read_body(self._kind, content)
         except HTTPError as error:
             raise RefusedBody(error.answer) from error
-        except json.JSONDecodeError:
-            raise  # the framework says where
-        except RecursionError as error:
-            raise RefusedBody(nested_too_deeply().answer) from error
-        except ValueError as error:  # a number of thousands of digits, or text in another encoding
-            told = HTTPError(400, f"the body is no valid JSON ({error}).", code="invalid_json")
-            raise RefusedBody(told.answer) from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from twostroke.api.dialect import check_parsers
 from twostroke.api.generation import Caller
 from twostroke.api.http_errors import ErrorAnswer, HTTPError, error_body, validation_answer
 from twostroke.api.protocol.fields import WireObject
+from twostroke.api.protocol.shapes import no_json, read_body
 from twostroke.config.checks import whole_number
 from twostroke.config.engine import EngineConfig
 from twostroke.config.server import ServerConfig
@@ -171,7 +173,7 @@ class _Batch:
 
     async def _ask_once(self, request: BatchRequest) -> dict[str, Any]:
         kind = CALLS[request.url]
-        asked = kind.body.model_validate(request.body)
+        asked = kind.body.model_validate(_value_of(kind.body, request.body))
         if asked.stream:
             message = "stream: a batch has no streams. Leave it out."
             raise HTTPError(400, message, param="stream")
@@ -204,6 +206,16 @@ class _Batch:
 
 class _EngineGone(Exception):
     """Nothing more will be answered; not an answer to one request."""
+
+
+def _value_of(kind: type[WireObject], body: dict[str, Any] | bytes) -> Any:
+    """Return what a body says; raise HTTPError where a large one cannot be of this kind."""
+    if not isinstance(body, bytes):
+        return body
+    try:
+        return read_body(kind, body)
+    except json.JSONDecodeError as error:
+        raise no_json(str(error)) from error
 
 
 def _told(error: Exception) -> ErrorAnswer:

@@ -5,14 +5,18 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from twostroke.api.batch_file import BatchRequest, read_requests
 from twostroke.api.calls import CALLS
 from twostroke.api.context import ServerContext
+from twostroke.api.protocol.lists import MAX_CONTAINERS
+from twostroke.api.protocol.shapes import CHECKED_BYTES
 from twostroke.api.run_batch import BatchCount, answer_file, run_batch
 from twostroke.bench.hostile.fields import fields_of
 from twostroke.bench.hostile.values import value_of, wrong_for
@@ -26,6 +30,7 @@ from twostroke.engine.output_processor import OutputKind
 from twostroke.errors import EngineError, EngineUnavailable, InvalidParameter
 from twostroke.model.model_files import find_model
 from twostroke.outputs import CompletionOutput, RequestOutput
+from twostroke.planner.reproduce.hostile_kinds import BATCH, KINDS, mutated_copy
 from twostroke.request import FinishReason
 
 TOKENIZER = find_model("embedded", with_weights=False).tokenizer()
@@ -288,3 +293,83 @@ def test_large_values_of_every_wrong_type_fail_alone(tmp_path: Path) -> None:
         assert len(json.dumps(row)) < 2000, "no value is sent back"
     (last,) = (row["response"] for row in told if row["custom_id"] == "good")
     assert last["body"]["choices"][0]["text"] == "fine"
+
+
+def with_body(url: str, body: str) -> bytes:
+    return f'{{"custom_id": "large", "method": "POST", "url": "{url}", "body": {body}}}\n'.encode()
+
+
+PADDING = f'"user": "{"u" * CHECKED_BYTES}"'
+PARTS = ",".join(['{"type": "text", "text": "["}'] * 3)
+MESSAGES = ",".join([f'{{"role": "user", "content": [{PARTS}]}}'] * (MAX_CONTAINERS // 5 + 1))
+
+
+@pytest.mark.parametrize(
+    ("url", "body", "status", "told"),
+    [
+        ("/v1/completions", f'{{"prompt": {"[1.5" + ",1.5" * 30_000}]}}', 400, "a whole number"),
+        ("/v1/chat/completions", f'{{"messages": [{MESSAGES}]}}', 413, "more than 32768 lists and objects"),
+        ("/v1/completions", f'{{"prompt": "x", {PADDING}, "zz": {"9" * 5000}}}', 400, "no valid JSON"),
+        ("/v1/completions", f'{{"prompt": "x", {PADDING}, "max_tokens": 2}}', 200, ""),
+        ("/v1/completions", f'{{"prompt": "x", {PADDING}, "stop": [1]}}', 400, "stop"),
+    ],
+)
+def test_large_bodies_have_the_limits_of_the_http_doors(
+    tmp_path: Path, url: str, body: str, status: int, told: str
+) -> None:
+    (tmp_path / "in").write_bytes(with_body(url, body))
+    answer(EchoEngine(), tmp_path / "in", tmp_path / "out")
+    response = results(tmp_path / "out")["large"]["response"]
+    assert response["status_code"] == status
+    assert told in response["body"].get("error", {}).get("message", "")
+
+
+def test_a_large_line_that_is_nested_too_deeply_is_no_request(tmp_path: Path) -> None:
+    body = f'{{"prompt": "x", {PADDING}, "zz": {"[" * 5000}{"]" * 5000}}}'
+    (tmp_path / "in").write_bytes(with_body("/v1/completions", body) + json.dumps(line("good", "fine")).encode())
+    assert answer(EchoEngine(), tmp_path / "in", tmp_path / "out") == BatchCount(answered=1, bad_lines=1)
+
+
+def test_nothing_is_made_of_a_large_body_before_its_shape_is_right(tmp_path: Path) -> None:
+    (tmp_path / "in").write_bytes(with_body("/v1/completions", f'{{"prompt": ["a", {{}}{",{}" * 300_000}]}}'))
+    (found,) = read_requests(tmp_path / "in", frozenset(CALLS))
+    assert isinstance(found, BatchRequest)
+    assert isinstance(found.body, bytes)
+    tracemalloc.start()
+    answer(EchoEngine(), tmp_path / "in", tmp_path / "out")
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 10 * len(found.body)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_a_mutated_file_never_ends_the_batch(tmp_path: Path, seed: int) -> None:
+    """Through the whole path: each line has one result, and a second run finds them all."""
+    kind = KINDS["batch file"]
+    (tmp_path / "sound").mkdir()
+    kind.write(tmp_path / "sound")
+    requests = mutated_copy(kind, tmp_path / "sound", tmp_path / "copy", seed) / BATCH
+    found = answer(EchoEngine(), requests, tmp_path / "out")
+    told = [json.loads(row) for row in (tmp_path / "out").read_text().splitlines()]
+    assert found.answered + found.refused + found.bad_lines == len(told)
+    for row in told:
+        assert row["error"] is not None or row["response"]["status_code"] in (200, 400, 404, 413), row
+    again = answer(EchoEngine(), requests, tmp_path / "out")
+    assert again == BatchCount(there_before=len(told))
+
+
+def test_half_a_character_in_any_text_of_a_line_is_refused(tmp_path: Path) -> None:
+    rows = [
+        line("a\ud800", "x"),
+        line("url", "x") | {"url": "\ud800"},
+        line("prompt", "\ud800"),
+        line("model", "x", model="\ud800"),
+        line("name", "x", **{"\ud800": 1}),
+        line("value", "x", temperature="\ud800"),
+        line("inner", "x", stream_options={"\ud800": 1}),
+        line("good", "fine"),
+    ]
+    found = answer(EchoEngine(), write(tmp_path / "in", *rows), tmp_path / "out")
+    assert found.answered + found.refused + found.bad_lines == len(rows)
+    assert results(tmp_path / "out")["good"]["response"]["status_code"] == 200
+    assert answer(EchoEngine(), tmp_path / "in", tmp_path / "out") == BatchCount(there_before=len(rows))

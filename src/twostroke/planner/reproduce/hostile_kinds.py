@@ -13,6 +13,7 @@ from random import Random
 from typing import Any
 
 from twostroke.api.batch_file import count_lines, read_requests
+from twostroke.api.calls import CALLS
 from twostroke.bench.counting_engine import counting_engine
 from twostroke.bench.hostile.mutations import mutated_bytes, mutated_json, mutated_template
 from twostroke.bench.hostile.sound_files import CHATML, write_folder, write_gguf
@@ -31,6 +32,8 @@ from twostroke.planner.replay import replay_log
 from twostroke.tokenizer.chat_template import ChatTemplate
 
 _MACHINE = MachineLimits(1e11, 1e10)
+BATCH = "requests.jsonl"
+"""The file of a batch's requests."""
 _GGUF = "small.gguf"
 _HEAD_BYTES = 3000
 """Of the sound GGUF file, what stands before the tensors' bytes is a little longer."""
@@ -207,18 +210,25 @@ def _read_calibration(folder: Path) -> None:
 
 
 def _write_batch(folder: Path) -> None:
-    bodies: list[dict[str, Any]] = [{"prompt": "a", "max_tokens": 3}, {"prompt": [1, 2], "logit_bias": {"5": 1}}]
-    lines = [
-        json.dumps({"custom_id": str(i), "method": "POST", "url": "/v1/completions", "body": body})
-        for i, body in enumerate(bodies * 3)
+    chat: dict[str, Any] = {"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}]}], "stop": ["b"]}
+    asked: list[tuple[str, dict[str, Any]]] = [
+        ("/v1/completions", {"prompt": "a", "max_tokens": 3}),
+        ("/v1/completions", {"prompt": [1, 2], "logit_bias": {"5": 1}}),
+        ("/v1/chat/completions", chat),
+        ("/v1/responses", {"input": [{"role": "user", "content": "a"}], "metadata": {"b": "c"}}),
+        ("/v1/embeddings", {"input": ["a", "b"], "encoding_format": "float"}),
     ]
-    (folder / "requests.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    lines = [
+        json.dumps({"custom_id": str(i), "method": "POST", "url": url, "body": body})
+        for i, (url, body) in enumerate(asked * 2)
+    ]
+    (folder / BATCH).write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 def _read_batch(folder: Path) -> None:
-    path = folder / "requests.jsonl"
+    path = folder / BATCH
     count_lines(path)
-    for line in read_requests(path, frozenset({"/v1/completions"})):
+    for line in read_requests(path, frozenset(CALLS)):
         str(line).encode("utf-8", "surrogatepass")
 
 
@@ -257,7 +267,7 @@ KINDS = {
         Kind("template", _write_template, _mutate_template, _read_template),
         Kind("event log", _write_event_log, _mutate_lines("events.jsonl"), _read_event_log),
         Kind("calibration", _write_calibration, _mutate_calibration, _read_calibration),
-        Kind("batch file", _write_batch, _mutate_lines("requests.jsonl"), _read_batch),
+        Kind("batch file", _write_batch, _mutate_lines(BATCH), _read_batch),
     )
 }
 """By name."""
