@@ -45,8 +45,8 @@ LARGE_AMOUNT = 1 << 16
 HUGE_LENGTH = 1 << 18
 """Preparing so many takes seconds, and memory that is worth giving back."""
 _PATIENT = ThreadPoolExecutor(1, thread_name_prefix="twostroke-long-text")
-"""Huge texts are prepared one after the other: each takes some 200 bytes of memory a character, and the threads that
-others wait for are few."""
+"""Huge texts are prepared one after the other: with some tokenizers each takes 200 bytes of memory a character, and the
+threads that others wait for are few."""
 _COMPILERS = ThreadPoolExecutor(2, thread_name_prefix="twostroke-grammar")
 """Grammars are tried by child processes, so many at once: not one for every stranger who sends a new one."""
 

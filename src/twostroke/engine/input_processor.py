@@ -9,7 +9,7 @@ from typing import Any, Literal, TypedDict, cast
 
 from twostroke.config.checks import whole_number
 from twostroke.engine.stop_checker import StopFinder, StopStrings
-from twostroke.errors import InvalidParameter, InvalidPrompt, UnknownParameter
+from twostroke.errors import InvalidParameter, InvalidPrompt, UnknownParameter, shown
 from twostroke.grammar.backend import FreeCalls, GrammarBackend
 from twostroke.grammar.guidance import Guidance
 from twostroke.plain_words import kind_of
@@ -236,8 +236,10 @@ class InputProcessor:
             template_kwargs=chat_template_kwargs,
         )
 
-    def encode(self, text: Any, *, add_special_tokens: bool = True) -> list[int]:
+    def encode(self, text: Any, *, add_special_tokens: bool = True) -> Sequence[int]:
         """Token ids of any text, an empty or a long one too.
+
+        Those of a long one are an array; see Tokenizer.encode_compactly.
 
         Raises:
             InvalidPrompt: no text, half a character, or one that the tokenizer has no ids for.
@@ -250,7 +252,7 @@ class InputProcessor:
             raise InvalidPrompt(
                 f"the prompt has half a character (a lone surrogate) at position {error.start}; send valid Unicode."
             ) from error
-        return self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        return self._tokenizer.encode_compactly(text, add_special_tokens=add_special_tokens)
 
     def _kept(self, most: int | None, side: TruncationSide | None, params: SamplingParams) -> slice:
         """Return which of its tokens a prompt keeps."""
@@ -274,9 +276,9 @@ class InputProcessor:
             raise self._too_long(f"at least {least} tokens, by its {len(text)} characters", least)
         if isinstance(text, str) and kept == WHOLE:
             self._check_beginnings(text, add_special_tokens)
-        token_ids = tuple(self.encode(text, add_special_tokens=add_special_tokens))
+        token_ids = self.encode(text, add_special_tokens=add_special_tokens)
         # Not out of range for a tokenizer that passed check_vocab, so only its length is looked at.
-        return self._checked(text, token_ids[kept], params, calls)
+        return self._checked(text, tuple(token_ids[kept]), params, calls)
 
     def _check_beginnings(self, text: str, add_special_tokens: bool) -> None:
         """Refuse a text that is far too long by a beginning of it: turning all of it into tokens may take minutes.
@@ -301,7 +303,7 @@ class InputProcessor:
         for position, token_id in enumerate(token_ids):
             if not isinstance(token_id, int) or isinstance(token_id, bool):
                 raise InvalidPrompt(
-                    f"prompt_token_ids[{position}] is {token_id!r}, {kind_of(token_id)}; ids are whole numbers."
+                    f"prompt_token_ids[{position}] is {shown(token_id)}, {kind_of(token_id)}; ids are whole numbers."
                 )
             if not 0 <= token_id < self._vocab_size:
                 raise InvalidPrompt(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Annotated, Any
 
 import msgspec
 from fastapi import APIRouter
 from pydantic import Field
-from starlette.responses import Response
+from starlette.responses import Response, StreamingResponse
 
 from twostroke.api.body_route import BodyRoute
 from twostroke.api.context import ServerContext
@@ -19,6 +21,10 @@ from twostroke.api.protocol.lists import MAX_TOOLS, AtMost, TokenId
 from twostroke.api.protocol.message_fields import Conversation
 from twostroke.api.routes.generate import json_response
 from twostroke.errors import InvalidParameter, InvalidPrompt
+from twostroke.tokenizer.tokenizer import Tokenizer
+
+_SLICE = 4096
+"""Tokens whose JSON is written at once, which takes about a millisecond."""
 
 
 class TokenizeRequest(WireObject):
@@ -76,8 +82,13 @@ def models_router(context: ServerContext) -> APIRouter:
         context.check_model(body.model)
         amount = amount_of(body.prompt, body.messages, body.tools, body.chat_template_kwargs)
         renders = body.messages is not None
-        counted = await off_the_loop(lambda: _counted(context, body), amount, renders=renders)
-        return Response(counted, headers=dict(headers), media_type="application/json")
+        token_ids = await off_the_loop(lambda: _token_ids(context, body), amount, renders=renders)
+        tokenizer = context.engine.tokenizer if body.return_token_strs else None
+        written = _written(token_ids, context.engine.facts.max_model_len, tokenizer)
+        if len(token_ids) <= _SLICE:
+            content = b"".join([piece async for piece in written])
+            return Response(content, headers=dict(headers), media_type="application/json")
+        return StreamingResponse(written, headers=dict(headers), media_type="application/json")
 
     @router.post("/detokenize")
     async def detokenize(body: DetokenizeRequest) -> Response:
@@ -104,17 +115,35 @@ def models_router(context: ServerContext) -> APIRouter:
     return router
 
 
-def _counted(context: ServerContext, body: TokenizeRequest) -> bytes:
-    """Return the answer as JSON; of a long text it is long, too."""
-    token_ids = _token_ids(context, body)
-    return msgspec.json.encode(
-        {
-            "count": len(token_ids),
-            "max_model_len": context.engine.facts.max_model_len,
-            "tokens": token_ids,
-            "token_strs": context.engine.tokenizer.tokens(token_ids) if body.return_token_strs else None,
-        }
-    )
+async def _written(token_ids: Sequence[int], max_model_len: int, tokenizer: Tokenizer | None) -> AsyncIterator[bytes]:
+    """Yield the answer as JSON, in slices: one of many tokens never is in memory as a whole.
+
+    Args:
+        token_ids: of the text.
+        max_model_len: of the engine.
+        tokenizer: writes the tokens as texts; None: they are not asked for.
+    """
+    yield b'{"count":%d,"max_model_len":%d,"tokens":' % (len(token_ids), max_model_len)
+    async for piece in _list_of(token_ids, list):
+        yield piece
+    yield b',"token_strs":'
+    if tokenizer is None:
+        yield b"null"
+    else:
+        async for piece in _list_of(token_ids, tokenizer.tokens):
+            yield piece
+    yield b"}"
+
+
+async def _list_of(token_ids: Sequence[int], items_of: Callable[[Sequence[int]], list[Any]]) -> AsyncIterator[bytes]:
+    """Yield the JSON of a list with an item for each token; others have their turn after each slice."""
+    yield b"["
+    for begin in range(0, len(token_ids), _SLICE):
+        if begin:
+            await asyncio.sleep(0)
+            yield b","
+        yield msgspec.json.encode(items_of(token_ids[begin : begin + _SLICE]))[1:-1]
+    yield b"]"
 
 
 def _text(context: ServerContext, token_ids: list[int]) -> str:
@@ -124,7 +153,7 @@ def _text(context: ServerContext, token_ids: list[int]) -> str:
     return context.engine.tokenizer.decode(token_ids, skip_special_tokens=False)
 
 
-def _token_ids(context: ServerContext, body: TokenizeRequest) -> list[int]:
+def _token_ids(context: ServerContext, body: TokenizeRequest) -> Sequence[int]:
     inputs = context.engine.inputs
     if (body.messages is None) == (body.prompt is None):
         raise InvalidPrompt("send either a prompt or messages, one of the two.")

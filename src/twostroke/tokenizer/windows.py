@@ -1,0 +1,190 @@
+"""Token ids of a long text, window by window: the library takes 200 bytes for each character that it encodes at once.
+
+    text     aaaa bbbb cccc dddd eeee ffff
+    window 1 ├──────────────┤    ╎         its end may be cut within a word, so its last words are not used
+    window 2           ├──────────────┤    begins where a word of window 1 does
+
+The ids are those of the whole text. A pre-tokenizer that is a regular expression goes on from the end of a word as if
+the text began there. A word that is longer than a window is cut between two of its tokens: byte-pair encodings are
+right if each two neighbours are, so two windows that have one token in common, in one word, continue each other.
+(Berglund and van der Merwe, Formalizing BPE tokenization, 2023.) Where a window is not made of the text's own bytes,
+or where two windows contradict each other, there is no answer.
+"""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+import json
+import re
+import unicodedata
+from array import array
+from dataclasses import dataclass
+from typing import Any
+
+from tokenizers import Tokenizer as RawTokenizer
+from tokenizers import models, normalizers
+
+from twostroke.tokenizer.token_text import ByteLevelText, TokenText
+
+WINDOW_CHARS = 1 << 14
+"""A window takes some 4 MB."""
+_MARGIN_BYTES = 1 << 10
+"""At the end of a window. A pre-tokenizer looks ahead by a few characters, and no token is nearly as long."""
+_OVERLAP_BYTES = 1 << 12
+"""Of two windows within one word."""
+
+_CLASS = re.compile(r"\[(?:\\.|[^\]\\])*\]")
+"""A set of characters in a regular expression."""
+_LOOKS_BACK = re.compile(r"\(\?<|\\[bBAGKzZ]|[\^$]")
+"""What matches by what stands before, or at an end of the text."""
+
+
+class WindowEncoder:
+    """Encodes long texts; without begin and end tokens.
+
+    Args:
+        raw: must not be changed any more.
+        text: what its tokens stand for.
+    """
+
+    def __init__(self, raw: RawTokenizer, text: TokenText) -> None:
+        self._raw = raw
+        self._composes = isinstance(raw.normalizer, normalizers.NFC)
+        is_known = (raw.normalizer is None or self._composes) and _merges_pairs(raw) and _forgets_what_it_read(raw)
+        self._text = text if isinstance(text, ByteLevelText) and is_known else None
+        self._token_bytes: dict[int, bytes] = {}
+
+    def encode(self, text: str) -> array[int] | None:
+        """Return the ids; None where windows cannot be trusted with this tokenizer or this text."""
+        if self._text is None:
+            return None
+        if self._composes:
+            text = unicodedata.normalize("NFC", text)
+        found: array[int] = array("I")
+        begin, before = 0, None
+        while True:
+            window = self._window(text[begin : begin + WINDOW_CHARS])
+            first = 0 if before is None or window is None else before.go_on(window, found)
+            if window is None or first is None:
+                return None
+            if begin + WINDOW_CHARS >= len(text):
+                found.extend(window.ids[first:])
+                return found
+            before = window.from_word() or window.within_word()
+            if before is None or before.cut < first:
+                return None
+            found.extend(window.ids[first : before.cut])
+            begin += len(window.content[: before.begin].decode("utf-8"))
+
+    def _window(self, content: str) -> _Window | None:
+        encoding = self._raw.encode_batch([content], add_special_tokens=False)[0]
+        pieces = [self._bytes_of(token_id) for token_id in encoding.ids]
+        written = content.encode("utf-8")
+        if b"".join(pieces) != written:
+            return None
+        ends = list(itertools.accumulate(map(len, pieces)))
+        return _Window(encoding.ids, encoding.word_ids, ends, written)
+
+    def _bytes_of(self, token_id: int) -> bytes:
+        known = self._token_bytes.get(token_id)
+        if known is None:
+            assert self._text is not None
+            known = self._token_bytes[token_id] = self._text.token_bytes(self._raw.id_to_token(token_id) or "")
+        return known
+
+
+@dataclass(frozen=True, slots=True)
+class _Window:
+    """Tokens of a part of a text."""
+
+    ids: list[int]
+    words: list[int | None]
+    """Number of the word that each token is of."""
+    ends: list[int]
+    """Where each token ends, in bytes of the content."""
+    content: bytes
+
+    def from_word(self) -> _Rest | None:
+        """Return what follows the last word boundary before the margin; None where there is none."""
+        most = len(self.content) - _MARGIN_BYTES
+        for cut in range(len(self.ids) - 1, 0, -1):
+            if self.ends[cut - 1] <= most and self.words[cut] != self.words[cut - 1]:
+                # the last word may go on, and what stands before it may depend on it
+                last = self.words.index(self.words[-1])
+                usable = self.words.index(self.words[last - 1]) if last > cut else cut
+                return self._rest(cut, usable, self.ends[cut - 1], is_word=True)
+        return None
+
+    def within_word(self) -> _Rest | None:
+        """Return what follows a character near the end, before the margin; None where the window is too short."""
+        first, most = len(self.content) - _OVERLAP_BYTES, len(self.content) - _MARGIN_BYTES
+        # where a token ends, tokens of a run go on in step; where none ends with a character, any character may do
+        begins = (*reversed(self.ends[: bisect.bisect_right(self.ends, first)]), *range(max(0, first), most))
+        begin = next((place for place in begins if self.content[place] & 0xC0 != 0x80), 0)
+        cut = bisect.bisect_left(self.ends, begin) + 1
+        usable = bisect.bisect_right(self.ends, most)
+        return self._rest(cut, usable, begin, is_word=False) if begin > 0 and cut < usable else None
+
+    def _rest(self, cut: int, usable: int, begin: int, *, is_word: bool) -> _Rest:
+        ends = [end - begin for end in self.ends[cut - 1 : usable]]
+        return _Rest(cut, begin, self.ids[cut:usable], ends[:-1], ends[1:], is_word=is_word)
+
+
+@dataclass(frozen=True, slots=True)
+class _Rest:
+    """Tokens that the next window should have, too."""
+
+    cut: int
+    """Number of the first of them in their window."""
+    begin: int
+    """Where the next window begins, in bytes of this one."""
+    ids: list[int]
+    starts: list[int]
+    ends: list[int]
+    """In bytes of the next window."""
+    is_word: bool
+    """Whether they begin a word; else they are within one, and the next window may find others at first."""
+
+    def go_on(self, window: _Window, found: array[int]) -> int | None:
+        """Add tokens up to one that the window has, too; return the window's token behind it, None if there is none."""
+        if self.is_word:
+            return 0 if window.ids[: len(self.ids)] == self.ids else None
+        mine = theirs = 0
+        while mine < len(self.ids) and theirs < len(window.ids) and window.words[theirs] == window.words[0]:
+            if self._token(mine) == (window.ids[theirs], window.ends[theirs - 1] if theirs else 0, window.ends[theirs]):
+                found.extend(self.ids[: mine + 1])
+                return theirs + 1
+            my_end, their_end = self.ends[mine], window.ends[theirs]
+            mine += my_end <= their_end
+            theirs += their_end <= my_end
+        return None
+
+    def _token(self, place: int) -> tuple[int, int, int]:
+        return self.ids[place], self.starts[place], self.ends[place]
+
+
+def _merges_pairs(raw: RawTokenizer) -> bool:
+    """Return whether tokens of a word are merged by rank alone."""
+    model = raw.model
+    return (
+        isinstance(model, models.BPE)
+        and not model.dropout
+        and not model.continuing_subword_prefix
+        and not model.end_of_word_suffix
+    )
+
+
+def _forgets_what_it_read(raw: RawTokenizer) -> bool:
+    """Return whether words do not depend on what stands before the one they follow."""
+    if raw.pre_tokenizer is None:
+        return True
+    waiting: list[dict[str, Any]] = [json.loads(raw.pre_tokenizer.__getstate__())]
+    while waiting:
+        step = waiting.pop()
+        waiting += step.get("pretokenizers", ())
+        if step["type"] not in ("Sequence", "Split", "ByteLevel", "Digits"):
+            return False
+        if _LOOKS_BACK.search(_CLASS.sub("", step.get("pattern", {}).get("Regex", ""))):
+            return False
+    return True
