@@ -75,6 +75,30 @@ def test_every_beginning(output: Output) -> None:
         assert found == expected(output, text)
 
 
+@pytest.mark.parametrize("output", [o for o in OUTPUTS if o.tool_call_parser], ids=str)
+def test_nothing_of_a_call_that_max_tokens_cut_is_content(output: Output) -> None:
+    """At every place; streamed as whole. Content is a beginning of what it is in the whole text."""
+    name = output.tool_call_parser
+    assert name is not None
+    family = TOOL_CALL_FAMILIES[name]
+    opening = REASONING_FAMILIES[output.reasoning_parser].opens if output.reasoning_parser else ()
+    for end in range(len(output.text) + 1):
+        text = output.text[:end]
+        whole, stream = (
+            make_parser(name, output.reasoning_parser, tools=TOOLS, prompt=output.prompt) for _ in range(2)
+        )
+        found = whole.parse(text, is_cut=True)
+        deltas = [delta for char in text for delta in stream.push(char)] + stream.finish(is_cut=True)
+        assert join_deltas(deltas) == found
+        assert found.tool_calls == expected(output, text).tool_calls
+        content = found.content.rstrip()
+        if content[-1:] in {marker[0] for marker in family.markers}:  # one character may as well be text
+            content = content[:-1].rstrip()
+        is_told = not family.bare or any(tool.name in text for tool in TOOLS)
+        if is_told and not any(tag.startswith(text) for tag in opening):
+            assert output.message.content.startswith(content)
+
+
 @given(output=st.sampled_from(OUTPUTS), data=st.data())
 def test_outputs_with_slips(output: Output, data: st.DataObject) -> None:
     """Something left out, doubled, put in, or from another output."""

@@ -44,7 +44,8 @@ class ChatChoice:
 
     def message(self, part: CompletionOutput) -> Object:
         """The whole message."""
-        parsed = self._parser.parse(part.text, self._token_texts.of(part.token_ids))
+        is_cut = part.finish_reason is not FinishReason.STOP
+        parsed = self._parser.parse(part.text, self._token_texts.of(part.token_ids), is_cut=is_cut)
         self._has_calls = bool(parsed.tool_calls)
         content = self._prefix + parsed.content
         message: Object = {
@@ -65,7 +66,7 @@ class ChatChoice:
         """What is new, as the deltas of chunks; empty when nothing is certain yet."""
         found = self._parser.push(part.text, self._token_texts.of(part.token_ids))
         if part.finish_reason is not None:
-            found += self._parser.finish()
+            found += self._parser.finish(is_cut=part.finish_reason is not FinishReason.STOP)
         written = [self._written(delta) for delta in _joined(found)]
         deltas = [delta for delta in written if delta is not None]
         if not self._has_begun:

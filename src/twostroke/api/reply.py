@@ -59,7 +59,8 @@ class Reply:
         output = await self._conversation.whole()
         part = output.outputs[0]
         parser = self._parser = self._conversation.parser()
-        message = parser.push_whole(part.text, self._conversation.token_texts().of(part.token_ids))
+        texts, is_cut = self._conversation.token_texts(), part.finish_reason is not FinishReason.STOP
+        message = parser.push_whole(part.text, texts.of(part.token_ids), is_cut=is_cut)
         self.blocks.push(message)
         self.blocks.finish()
         self._count(output, part)
@@ -71,7 +72,8 @@ class Reply:
         part = output.outputs[0]
         happened = self.blocks.push(parser.push(part.text, texts.of(part.token_ids)))
         if part.finish_reason is not None:
-            happened += self.blocks.push(parser.finish()) + self.blocks.finish()
+            is_cut = part.finish_reason is not FinishReason.STOP
+            happened += self.blocks.push(parser.finish(is_cut=is_cut)) + self.blocks.finish()
         self._count(output, part)
         return happened
 

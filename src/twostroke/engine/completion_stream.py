@@ -120,7 +120,8 @@ class CompletionStream:
         # the text that was held back is that of the last token but the one that ended it
         num_text_tokens = self.num_tokens - self._ends_text(self._token_ids, reason, stop_reason)
         may_stop = reason in (FinishReason.LENGTH, FinishReason.STOP) and num_text_tokens > self._params.min_tokens
-        if not (self._add_text(self._detokenizer.finish(), may_stop) or self._end_text(may_stop)):
+        is_cut = reason is not FinishReason.STOP
+        if not (self._add_text(self._detokenizer.finish(), may_stop) or self._end_text(may_stop, is_cut=is_cut)):
             self.finish_reason, self.stop_reason = reason, stop_reason
         self.times.finish_s = time_s
         self.has_news = True
@@ -164,9 +165,9 @@ class CompletionStream:
             return False
         return self._take(*self._stops.push(text, may_stop))
 
-    def _end_text(self, may_stop: bool) -> bool:
+    def _end_text(self, may_stop: bool, *, is_cut: bool) -> bool:
         """Appends what was held back; True when a stop string ended it."""
-        return self._has_stops and self._take(*self._stops.finish(may_stop))
+        return self._has_stops and self._take(*self._stops.finish(may_stop, is_cut=is_cut))
 
     def _take(self, text: str, match: StopMatch | None) -> bool:
         if match is None:

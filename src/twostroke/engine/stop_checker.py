@@ -116,8 +116,13 @@ class StopFinder(Protocol):
         """
         ...
 
-    def finish(self, may_stop: bool = True) -> tuple[str, StopMatch | None]:
-        """Take the end of the text; return what `push` returns, with nothing held any more."""
+    def finish(self, may_stop: bool = True, *, is_cut: bool = False) -> tuple[str, StopMatch | None]:
+        """Take the end of the text; return what `push` returns, with nothing held any more.
+
+        Args:
+            may_stop: as for `push`.
+            is_cut: whether the model would have gone on.
+        """
         ...
 
 
@@ -157,7 +162,7 @@ class StopStrings(StopFinder):
         self._held = unreleased[len(released) :]
         return released, None
 
-    def finish(self, may_stop: bool = True) -> tuple[str, StopMatch | None]:
+    def finish(self, may_stop: bool = True, *, is_cut: bool = False) -> tuple[str, StopMatch | None]:
         """Return what was held, which is no stop string."""
         held, self._held = self._held, ""
         return held, None

@@ -186,3 +186,16 @@ def test_what_is_found_depends_on_the_text_alone(pieces: list[str], stops: list[
         assert text[len(kept) :].startswith(stop)
         if not mine.tool_calls:
             assert not any(one in mine.content for one in stops)
+
+
+@pytest.mark.parametrize("end", range(1, CALL.index('"a"')))
+@pytest.mark.parametrize("stop", [(), ("\n",), ("name",)], ids=str)
+def test_a_call_that_max_tokens_cuts_in_its_head_is_no_content_and_no_stop(end: int, stop: tuple[str, ...]) -> None:
+    found = Answer(f"Sure. {CALL[:end]}", *stop, ends=FinishReason.LENGTH)
+    assert found.content.rstrip() == ("Sure. <" if end == 1 else "Sure.")
+    assert found.reason == "length"
+
+
+def test_a_marker_behind_which_the_model_itself_ends_is_content() -> None:
+    assert Answer("Write <tool_call>").content == "Write <tool_call>"
+    assert Answer("Write <tool_call>", ends=FinishReason.LENGTH).content.rstrip() == "Write"

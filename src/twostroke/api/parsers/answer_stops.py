@@ -50,10 +50,10 @@ class AnswerStops(StopFinder):
             decided = min(decided, self._content_end - self._num_watched)
         return self._taken(decided)
 
-    def finish(self, may_stop: bool = True) -> tuple[str, StopMatch | None]:
+    def finish(self, may_stop: bool = True, *, is_cut: bool = False) -> tuple[str, StopMatch | None]:
         """Take the end of the text, as StopFinder.finish: what was undecided may turn out to be content."""
         self._may_stop = may_stop
-        self._parser.finish()
+        self._parser.finish(is_cut=is_cut)
         return self._taken(self._num_released + len(self._held))
 
     def _taken(self, until: int) -> tuple[str, StopMatch | None]:

@@ -128,20 +128,25 @@ class ChatParser:
                 break
         return self._output.drain()
 
-    def finish(self) -> list[Delta]:
-        """The generation has ended, for whatever reason: what is left."""
-        self._source.has_ended = True
+    def finish(self, *, is_cut: bool = False) -> list[Delta]:
+        """The generation has ended: what is left.
+
+        Args:
+            is_cut: whether the model would have gone on, as where max_tokens ends it. A call that is cut in its head is
+                left out then; otherwise it is content, as nothing else is to come.
+        """
+        self._source.has_ended, self._source.is_cut = True, is_cut
         next(self._reading, None)
         self._output.finish()
         return self._output.drain()
 
-    def parse(self, text: str, token_texts: Iterable[str] = ()) -> ParsedMessage:
-        """A whole generation as a message; the arguments are those of `push`."""
-        return join_deltas(self.push_whole(text, token_texts))
+    def parse(self, text: str, token_texts: Iterable[str] = (), *, is_cut: bool = False) -> ParsedMessage:
+        """A whole generation as a message; the arguments are those of `push` and `finish`."""
+        return join_deltas(self.push_whole(text, token_texts, is_cut=is_cut))
 
-    def push_whole(self, text: str, token_texts: Iterable[str] = ()) -> list[Delta]:
-        """A whole generation at once; for a parser that has read nothing. The arguments are those of `push`."""
-        return self.push(text, token_texts) + self.finish()
+    def push_whole(self, text: str, token_texts: Iterable[str] = (), *, is_cut: bool = False) -> list[Delta]:
+        """A whole generation at once, for a parser that has read nothing; arguments of `push` and `finish`."""
+        return self.push(text, token_texts) + self.finish(is_cut=is_cut)
 
     @property
     def _is_reasoning_uncounted(self) -> bool:

@@ -57,14 +57,14 @@ class ToolCallFamily:
 def read_content(source: Source, output: Output, family: ToolCallFamily, tools: Tools) -> Reading[None]:
     """Content and calls to the end of the text; the source has forgotten what came before.
 
-    A marker with no call behind it is content.
+    A marker with no call behind it is content, unless the text was cut before it could be one.
     """
     has_called = False
     if family.bare:
         yield from source.space()
         if (yield from source.literal(family.bare)):
             source.position -= 1
-            has_called = yield from family.read_calls(source, output, tools, "")
+            has_called = yield from _read_calls(source, output, family, tools, "")
         if not has_called:
             source.position = 0
     if family.comes_first and not has_called and not (yield from _read_first_calls(source, output, family, tools)):
@@ -73,9 +73,9 @@ def read_content(source: Source, output: Output, family: ToolCallFamily, tools: 
         yield from read_plain_content(source, output.content if family.has_content else _drop)
         return
     markers = Stops(*family.markers)
-    while marker := (yield from source.copy_until(markers, output.content)):
+    while marker := (yield from source.copy_until(markers, output.content, drops_half=True)):
         source.position = len(marker)
-        if not (yield from family.read_calls(source, output, tools, marker)):
+        if not (yield from _read_calls(source, output, family, tools, marker)):
             source.position = 0
             output.content(marker)
             source.position = len(marker)
@@ -85,7 +85,7 @@ def _read_first_calls(source: Source, output: Output, family: ToolCallFamily, to
     """Calls with which the text begins. Without any, all is read: content, or the beginning of a call that was cut."""
     yield from source.space()
     marker = (yield from source.literal(*family.markers)) if family.markers else ""
-    if marker and (yield from family.read_calls(source, output, tools, marker)):
+    if marker and (yield from _read_calls(source, output, family, tools, marker)):
         return True
     unread = source.text[source.position :]
     is_cut = source.has_ended and unread and any(text.startswith(unread) for text in family.markers)
@@ -93,6 +93,21 @@ def _read_first_calls(source: Source, output: Output, family: ToolCallFamily, to
         source.position = 0
     yield from read_plain_content(source, _drop if marker or is_cut else output.content)
     return False
+
+
+def _read_calls(source: Source, output: Output, family: ToolCallFamily, tools: Tools, marker: str) -> Reading[bool]:
+    """Calls behind a marker; False if there is none, with nothing handed on.
+
+    Of a call in whose head the text was cut nothing is handed on either. Without a marker only the name of a function
+    tells it from an answer.
+    """
+    source.lacks_text = False
+    is_call = yield from family.read_calls(source, output, tools, marker)
+    names_function = marker != "" or any(name in source.text for name in tools)
+    is_half = source.is_cut and source.lacks_text and (is_call or names_function)
+    if is_half:
+        source.position = len(source.text)
+    return is_call or is_half
 
 
 def _drop(_: str) -> None:

@@ -107,7 +107,10 @@ def read_short_string(source: Source, max_chars: int = MAX_HEAD_CHARS) -> Readin
     while not (text := source.match(_STRING)):
         if source.num_unread > max_chars or not (yield from source.more(source.num_unread + 1)):
             return None
-    return decoded_string(text) if len(text) <= max_chars else None
+    if len(text) > max_chars:  # as where it has not come to its end
+        source.position -= len(text)
+        return None
+    return decoded_string(text)
 
 
 def decoded_string(text: str) -> str | None:

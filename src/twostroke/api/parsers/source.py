@@ -57,6 +57,10 @@ class Source:
         self.text = ""
         self.position = 0
         self.has_ended = False
+        self.is_cut = False
+        """Whether the text ended where its writer would have gone on, as by max_tokens."""
+        self.lacks_text = False
+        """Whether more was waited for when the text had ended; for whoever sets it back before."""
         self.num_forgotten = 0
         """Characters of the generation before `text`."""
 
@@ -78,6 +82,7 @@ class Source:
         """Waits for so many unread characters; False if the text ends before."""
         while self.num_unread < num_chars:
             if self.has_ended:
+                self.lacks_text = True
                 return False
             yield
         return True
@@ -112,6 +117,7 @@ class Source:
                     self.position += len(text)
                     return text
             if self.has_ended or not self._may_become(expected):
+                self.lacks_text |= self.has_ended and self._may_become(expected)
                 return ""
             yield
 
@@ -139,22 +145,31 @@ class Source:
                 text, self.position = self.text[self.position : end], end
                 return text
             if self.has_ended or self.num_unread > MAX_HEAD_CHARS + wanted.max_chars:
+                self.lacks_text |= self.num_unread <= MAX_HEAD_CHARS + wanted.max_chars
                 return None
             yield
 
-    def copy_until(self, stops: Stops, emit: Callable[[str], None]) -> Reading[str]:
+    def copy_until(self, stops: Stops, emit: Callable[[str], None], *, drops_half: bool = False) -> Reading[str]:
         """Hands text on as it comes, up to the first stop, which stays unread and is returned; "" if none comes.
 
         What may be the beginning of a stop is kept back until that is decided. Forgets what it has read.
+
+        Args:
+            stops: to look for.
+            emit: takes the text.
+            drops_half: whether a stop in which the text is cut is handed to nobody, unless one character is all of it.
         """
         while True:
             self.forget()
             found = stops.find(self.text)
-            num_undecided = 0 if found or self.has_ended else stops.num_undecided(self.text)
+            is_whole = self.has_ended and not (self.is_cut and drops_half)
+            num_undecided = 0 if found or is_whole else stops.num_undecided(self.text)
+            if self.has_ended and num_undecided == 1:
+                num_undecided = 0
             end = found[0] if found else len(self.text) - num_undecided
             if end:
                 emit(self.text[:end])
-            self.position = end
+            self.position = len(self.text) if self.has_ended and not found else end
             self.forget()
             if found or self.has_ended:
                 return found[1] if found else ""
