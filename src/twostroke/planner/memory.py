@@ -200,20 +200,34 @@ def with_quantization(config: EngineConfig, prepared: Prepared, quantization: Qu
     return replace(config, load=replace(config.load, quantization=quantization, group_size=None))
 
 
+def weights_fit(config: EngineConfig, prepared: Prepared, memory_bytes: int, *, others_bytes: int = 0) -> bool:
+    """Return whether there is room for the weights; the arguments are those of `plan_memory`.
+
+    What would fit instead is not looked for, which takes long.
+    """
+    own_bytes = memory_bytes // config.load.num_local_ranks
+    return _weight_bytes(config, prepared) <= _room_for_weights(config, own_bytes, others_bytes)
+
+
 def _check_weights_fit(config: EngineConfig, prepared: Prepared, own_bytes: int, others_bytes: int) -> None:
-    drafts = prepared.drafter_facts.num_weight_bytes
-    needed = loaded_weight_bytes(config, prepared, prepared.num_ranks) + drafts
-    room, words = own_bytes, f"{own_bytes:,}"
-    if config.load.device == "cuda":
-        room = int(config.cache.utilization * own_bytes) - others_bytes
-        words = f"{config.cache.utilization:g} x {own_bytes:,}"
-        words += f" - {others_bytes:,} that others hold" if others_bytes else ""
-        words = f"{words} = {room:,}"
+    needed, room, words = _weight_bytes(config, prepared), _room_for_weights(config, own_bytes, others_bytes), ""
     if needed <= room:
         return
-    missing = f"the weights of {prepared.path.name} take {needed:,} bytes of {words}: {needed - room:,} more"
+    if config.load.device == "cuda":
+        words = f"{config.cache.utilization:g} x {own_bytes:,}"
+        words += f" - {others_bytes:,} that others hold = " if others_bytes else " = "
+    missing = f"the weights of {prepared.path.name} take {needed:,} bytes of {words}{room:,}: {needed - room:,} more"
     what_would = _what_would_fit(config, prepared, own_bytes, others_bytes)
     raise DoesNotFit(f"{missing} than there are. {what_would}")
+
+
+def _weight_bytes(config: EngineConfig, prepared: Prepared) -> int:
+    """Return the bytes of a rank's weights, those of its drafter included."""
+    return loaded_weight_bytes(config, prepared, prepared.num_ranks) + prepared.drafter_facts.num_weight_bytes
+
+
+def _room_for_weights(config: EngineConfig, own_bytes: int, others_bytes: int) -> int:
+    return int(config.cache.utilization * own_bytes) - others_bytes if config.load.device == "cuda" else own_bytes
 
 
 def _what_would_fit(config: EngineConfig, prepared: Prepared, own_bytes: int, others_bytes: int) -> str:

@@ -25,7 +25,7 @@ from twostroke.explain.words import counted
 from twostroke.planner.devices import devices, find_device
 from twostroke.planner.least_work import goodput_bound
 from twostroke.planner.machine import memory_here, prepared_for, published_machine
-from twostroke.planner.memory import MemoryPlan, plan_memory
+from twostroke.planner.memory import MemoryPlan, plan_memory, weights_fit
 from twostroke.planner.options import PlanOptions
 from twostroke.planner.placement import Candidate, Limits, Outcome, Ranking, Space, candidates_of, outcome_of, search
 from twostroke.planner.replay import predict
@@ -173,6 +173,8 @@ class _Runs:
         self._limits = limits
         self._link = link_bytes_per_s
         self._memory: dict[Candidate, MemoryPlan | None] = {}
+        self._planned: dict[tuple[int | None, int, int, int, int], MemoryPlan | None] = {}
+        """By kind, budget and bytes: workers of a split are like one alone where each has a device of its own."""
         self._here: dict[tuple[int | None, int], tuple[int, int]] = {}
         """Bytes of this machine for each kind of worker, read once: what is free changes by itself."""
         self.why_not: TwostrokeError | None = None
@@ -240,14 +242,24 @@ class _Runs:
 
     def _memory_of(self, candidate: Candidate) -> MemoryPlan | None:
         if candidate not in self._memory:
-            kind, config = self._kind_of(candidate), self._config_of(candidate)
             num_bytes, others = self._bytes_of(candidate)
-            try:
-                self._memory[candidate] = plan_memory(config, kind.prepared, num_bytes, others_bytes=others)
-            except TwostrokeError as error:
-                self.why_not = self.why_not or error
-                self._memory[candidate] = None
+            key = candidate.threads, candidate.ranks, candidate.max_num_batched_tokens, num_bytes, others
+            if key not in self._planned:
+                self._planned[key] = self._plan_memory(candidate, num_bytes, others)
+            self._memory[candidate] = self._planned[key]
         return self._memory[candidate]
+
+    def _plan_memory(self, candidate: Candidate, num_bytes: int, others: int) -> MemoryPlan | None:
+        """Return the plan of one worker; note why the first that does not fit does not: saying it takes a second."""
+        kind, config = self._kind_of(candidate), self._config_of(candidate)
+        is_told = self.why_not is not None
+        if is_told and not weights_fit(config, kind.prepared, num_bytes, others_bytes=others):
+            return None
+        try:
+            return plan_memory(config, kind.prepared, num_bytes, others_bytes=others)
+        except TwostrokeError as error:
+            self.why_not = self.why_not or error
+            return None
 
     def _bytes_of(self, candidate: Candidate) -> tuple[int, int]:
         """Return a worker's memory, its own devices' or its share of this machine, and what others have of it."""

@@ -22,7 +22,7 @@ from twostroke.cost.step_model import Curve, StepTimeModel
 from twostroke.engine.preparation import Prepared
 from twostroke.errors import DoesNotFit, InvalidParameter
 from twostroke.events import to_json
-from twostroke.planner import search, trace_replay
+from twostroke.planner import memory, search, trace_replay
 from twostroke.planner.memory import MemoryPlan, plan_memory
 from twostroke.planner.options import PlanOptions
 from twostroke.planner.search import Searched, search_placement
@@ -212,6 +212,22 @@ def test_a_model_too_large_for_one_gpu_is_searched_with_more_ranks(large: str) -
         searched(PlanOptions(device_name="H100-SXM"), load | {"max_model_len": 10_000_000}, **given, ranks="4")
     few = searched(PlanOptions(device_name="H100-SXM"), load, **given, max_devices=2)
     assert "no split is searched: none of them fits" in few.notes
+
+
+def test_what_would_fit_is_looked_for_once(large: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes a second, and there are dozens of candidates."""
+    looked_for, what_would_fit = 0, getattr(memory, "_what_would_fit")  # noqa: B009 (of another module, and private)
+
+    def counted(*arguments: Any) -> str:
+        nonlocal looked_for
+        looked_for += 1
+        return what_would_fit(*arguments)
+
+    monkeypatch.setattr(memory, "_what_would_fit", counted)
+    given: dict[str, Any] = {"request_rate": 1.0, "budgets": "256,512,1024,2048", "max_workers": 4}
+    with pytest.raises(DoesNotFit, match="No candidate fits"):
+        searched(PlanOptions(device_name="L4"), {"model": large, "load_format": "dummy"}, **given)
+    assert looked_for == 1
 
 
 def test_no_figure_is_cut_at_80_columns() -> None:
