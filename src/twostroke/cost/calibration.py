@@ -30,6 +30,8 @@ from twostroke.cost.step_model import StepTimeModel
 from twostroke.errors import InvalidParameter
 
 VERSION = 2
+MAX_BYTES = 16 * 2**20
+"""Of a file. One that was written has some kilobytes."""
 LEAST_GAIN = 1.03
 """Less is within what measuring can tell, and not recommended."""
 
@@ -167,7 +169,10 @@ class Calibration:
         """
         remedy = "Give a file that `twostroke calibrate` wrote."
         try:
-            data = path.read_bytes()
+            with path.open("rb") as file:
+                data = file.read(MAX_BYTES + 1)
+            if len(data) > MAX_BYTES:
+                raise InvalidParameter("calibration", str(path), f"has more than {MAX_BYTES} bytes", remedy)
             version = msgspec.json.decode(data, type=_Versioned).version
             if version != VERSION:
                 limit = f"is of version {version}; this is version {VERSION}"

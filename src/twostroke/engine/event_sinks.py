@@ -11,6 +11,9 @@ from types import TracebackType
 from twostroke.errors import InvalidParameter, TwostrokeError, UnreadableEvent
 from twostroke.events import Event, from_json, to_json
 
+MAX_LINE_CHARS = 2**26
+"""Of an event. The arrival of a million tokens has ten million."""
+
 
 class JsonlEventLog:
     """Appends events to a file, a line each.
@@ -59,7 +62,11 @@ def read_events(path: Path) -> Iterator[Event]:
     """
     try:
         with path.open(encoding="utf-8") as lines:
-            for number, line in enumerate(lines, 1):
+            number = 0
+            while line := lines.readline(MAX_LINE_CHARS + 1):
+                number += 1
+                if len(line) > MAX_LINE_CHARS:
+                    raise UnreadableEvent(f"{path}, line {number}: more than {MAX_LINE_CHARS} characters are no event.")
                 if line.endswith("\n"):
                     yield _event_of(line, f"{path}, line {number}")
     except UnicodeDecodeError as error:

@@ -19,6 +19,8 @@ from twostroke.plain_words import reason_of
 log = get_logger(__name__)
 
 _EMBEDDED = Path(__file__).resolve().parent.parent / "embedded"
+MAX_JSON_BYTES = 64 * 2**20
+"""Of a config or an index. The index of a thousand layers has a few megabytes."""
 _HUB_FILES = ["*.json", "*.safetensors", "*.model", "*.jinja", "*.txt"]
 _HUB_FILES_LEFT_OUT = ["consolidated*", "original/*"]
 """The same weights a second time, in the format of the model's makers."""
@@ -82,6 +84,8 @@ def read_model_config(folder: Path) -> ModelConfig:
 def read_json(path: Path) -> dict[str, Any] | None:
     if not path.is_file():
         return None
+    if path.stat().st_size > MAX_JSON_BYTES:
+        raise CorruptCheckpoint(f"{path}: {path.stat().st_size} bytes; at most {MAX_JSON_BYTES} are read.")
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError, OSError) as error:
@@ -134,6 +138,8 @@ class Checkpoint:
             )
 
     def _open(self, path: Path, skipped: list[str]) -> None:
+        if path.exists() and not path.is_file():  # opening a pipe would wait for its other end
+            raise CorruptCheckpoint(f"{path} is no file. Download it again.")
         try:
             file: Any = safe_open(path, framework="pt")
             for name in file.keys():  # noqa: SIM118  a handle, not a mapping

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import stat
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any, cast
 
 from tokenizers import AddedToken
 
-from twostroke.errors import CorruptCheckpoint, ModelNotFound
+from twostroke.errors import CorruptCheckpoint, ModelNotFound, shown
 from twostroke.plain_words import kind_of
 
 NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
@@ -83,7 +84,7 @@ def read_eos_token_ids(folder: Path, eos_token_id: int | None, vocab_size: int |
     given = config.get("eos_token_id", text.get("eos_token_id") if isinstance(text, dict) else None)
     ids: list[Any] = [] if given is None else given if isinstance(given, list) else [given]
     if any(not isinstance(i, int) or isinstance(i, bool) or i < 0 for i in ids):
-        raise CorruptCheckpoint(f"{path}: eos_token_id is {given!r}; it must be a token id or a list of them.")
+        raise CorruptCheckpoint(f"{path}: eos_token_id is {shown(given)}; it must be a token id or a list of them.")
     outside = [i for i in ids if vocab_size is not None and i >= vocab_size]
     if outside:
         raise CorruptCheckpoint(f"{path}: eos_token_id {outside[0]} is outside vocab_size {vocab_size}.")
@@ -102,9 +103,11 @@ def read_text(path: Path) -> str:
 
     Raises:
         ModelNotFound: there is no such file, or it may not be read.
-        CorruptCheckpoint: it is not UTF-8, or absurdly large.
+        CorruptCheckpoint: it is a pipe or a device, not UTF-8, or absurdly large.
     """
     try:
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise CorruptCheckpoint(f"{path} is no file. Fetch the model again.")
         if path.stat().st_size > MAX_SETTINGS_BYTES:
             raise CorruptCheckpoint(f"{path}: {path.stat().st_size} bytes; at most {MAX_SETTINGS_BYTES} are read.")
         return path.read_text(encoding="utf-8")
@@ -140,7 +143,8 @@ def _added_token(given: Any, where: Path, role: str) -> AddedToken:
     rules = cast(dict[str, Any], given if isinstance(given, dict) else {"content": given, "normalized": False})
     content = rules.get("content")
     if not isinstance(content, str) or not content or not is_whole_text(content):
-        raise CorruptCheckpoint(f"{where}: {role} is {given!r}; it must be a token's text or an object with 'content'.")
+        wanted = "a token's text or an object with 'content'"
+        raise CorruptCheckpoint(f"{where}: {role} is {shown(given)}; it must be {wanted}.")
     switches = {name: bool(rules[name]) for name in ("single_word", "lstrip", "rstrip", "normalized") if name in rules}
     return AddedToken(content, special=bool(rules.get("special", True)), **switches)
 
@@ -174,7 +178,7 @@ def _is_added(token_id: str, rules: Any) -> bool:
 def _switch(given: Mapping[str, Any], name: str, where: Path) -> bool | None:
     value = given.get(name)
     if value is not None and not isinstance(value, bool):
-        raise CorruptCheckpoint(f"{where}: {name} is {value!r}; it must be true or false.")
+        raise CorruptCheckpoint(f"{where}: {name} is {shown(value)}; it must be true or false.")
     return value
 
 
