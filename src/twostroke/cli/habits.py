@@ -1,4 +1,4 @@
-"""What users of Ollama, llama.cpp and vLLM type first, and what it is called here."""
+"""What users of Ollama, llama.cpp, vLLM, SGLang and TGI type first, and what it is called here."""
 
 from __future__ import annotations
 
@@ -20,10 +20,23 @@ COMMANDS = {
     "pull": _FETCH,
     "push": "nothing is uploaded; `hf upload` does that",
     "download": _FETCH,
+    "install": _FETCH,
+    "get": _FETCH,
+    "fetch": _FETCH,
+    "search": "models are found at huggingface.co; `twostroke models` lists those with short names",
+    "login": "`hf auth login` keeps a token for the Hugging Face hub",
+    "update": "`pip install --upgrade twostroke` brings the newest release",
+    "upgrade": "`pip install --upgrade twostroke` brings the newest release",
     "list": _KEPT,
     "ls": _KEPT,
     "rm": _KEPT,
     "cp": _KEPT,
+    "ask": _TALK,
+    "prompt": _TALK,
+    "info": "`twostroke plan MODEL` says what a model is and takes",
+    "inspect": "`twostroke plan MODEL` says what a model is and takes",
+    "eval": "`twostroke bench quality` measures what a model predicts of a text",
+    "benchmark": "`twostroke bench` lists what can be measured",
     "show": "`twostroke plan MODEL` says what a model is and takes",
     "create": "a model is a folder, a GGUF file or a hub id; a system message is given with `twostroke chat --system`",
     "ps": _SERVER,
@@ -32,6 +45,16 @@ COMMANDS = {
     "server": _SERVER,
     "llama-server": _SERVER,
     "api-server": _SERVER,
+    "launch": _SERVER,
+    "launch_server": _SERVER,
+    "deploy": _SERVER,
+    "up": _SERVER,
+    "load": _SERVER,
+    "kill": _SERVER,
+    "web": f"{_SERVER}; its address shows a page to try it on",
+    "ui": f"{_SERVER}; its address shows a page to try it on",
+    "embed": f"{_SERVER}, and answers POST /v1/embeddings",
+    "tokenize": f"{_SERVER}, and answers POST /tokenize",
     "batch": "`twostroke run-batch REQUESTS --output RESULTS` answers a file of requests",
     "convert": "GGUF files and Hugging Face folders are read as they are; `twostroke quantize` makes a smaller copy",
 }
@@ -45,8 +68,28 @@ _HUB = "the hub id itself, in the model's place"
 _KV = "--kv-cache-dtype"
 _UNNEEDED = "nothing: leave it out"
 
+_SLOTS = "--max-num-seqs"
+_RANKS = "--tensor-parallel-size"
+
 FLAGS = {
     "-m": "--model",
+    "--model-path": "--model",
+    "--model-id": "--model",
+    "--tokenizer-path": "--tokenizer",
+    "--tp": _RANKS,
+    "--tp-size": _RANKS,
+    "--num-shard": _RANKS,
+    "--mem-fraction-static": "--gpu-memory-utilization",
+    "--cuda-memory-fraction": "--gpu-memory-utilization",
+    "--max-running-requests": _SLOTS,
+    "--max-concurrent-requests": _SLOTS,
+    "--max-batch-size": _SLOTS,
+    "--chunked-prefill-size": "--max-num-batched-tokens",
+    "--max-batch-prefill-tokens": "--max-num-batched-tokens",
+    "--max-total-tokens": _LENGTH,
+    "--quantize": "--quantization",
+    "--listen": "--host",
+    "--hostname": "--host",
     "-p": _PROMPT,
     "--prompt": _PROMPT,
     "-f": "--prompt-file",

@@ -12,8 +12,9 @@ from decimal import Decimal
 
 from twostroke.errors import InvalidParameter
 
-_INTEGER = r"(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9][0-9_]*)?"
-_WRITTEN = re.compile(rf"\s*\+?({_INTEGER}(?:\.[0-9]*)?(?:[eE]\+?[0-9]{{1,2}})?)\s*([A-Za-z]*)\s*")
+_INTEGER = r"(?:[0-9]{1,3}(?:,[0-9]{3}){1,12}|[0-9][0-9_]{0,40})?"
+"""Longer ones are no sizes; of thousands of digits Python makes no number."""
+_WRITTEN = re.compile(rf"\s*\+?({_INTEGER}(?:\.[0-9]{{0,40}})?(?:[eE]\+?[0-9]{{1,2}})?)\s*([A-Za-z]*)\s*")
 _POWERS = {letter: power for power, letter in enumerate("kmgtp", start=1)}
 _BYTE_WORDS = ("", "b", "byte", "bytes")
 

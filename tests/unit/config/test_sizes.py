@@ -83,7 +83,7 @@ def test_numbers_of_tokens(written: str, number: int) -> None:
     assert count("max_model_len", written) == number
 
 
-@pytest.mark.parametrize("written", ["1.5", "32kB", "ten", "k", "4,5k", "1,00"])
+@pytest.mark.parametrize("written", ["1.5", "32kB", "ten", "k", "4,5k", "1,00", "0x20", "²", "max", "9" * 5000])
 def test_what_is_no_whole_number(written: str) -> None:
     with pytest.raises(InvalidParameter, match="must be a whole number"):
         count("max_model_len", written)
