@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from twostroke.bench.hostile.fields import fields_of
+from twostroke.bench.hostile.heavy import heavy_requests, long_texts
 from twostroke.bench.hostile.values import VALUES, is_right_within, value_of, wrong_for
 
 ASKED: dict[str, Any] = {
@@ -67,3 +68,19 @@ def test_values_have_their_size_and_their_type(name: str) -> None:
     assert 0.8 < len(value_of(name, 1000)) / 1000 < 1.2
     kinds = {"array": list, "object": dict, "string": str, "number": int}
     assert isinstance(json.loads(value_of(name, 200)), kinds[VALUES[name][0]])
+
+
+@pytest.mark.parametrize("divisor", [1, 8])
+def test_heavy_requests_are_many_kinds_of_json(divisor: int) -> None:
+    found = list(heavy_requests(4096, divisor))
+    assert len({name for name, _, _ in found}) == len(found) > 25
+    assert len({route for _, route, _ in found}) == 8
+    named = {key for _, _, body in found for key in json.loads(body)}
+    assert {"prompt_logprobs", "response_format", "tools", "logit_bias", "stop", "bad_words", "documents"} <= named
+
+
+def test_long_texts_are_cut_at_either_end_and_sent_back() -> None:
+    found = {name: json.loads(body) for name, _, body in long_texts(10_000)}
+    assert len(found) == 12
+    assert all(9000 < len(json.dumps(body)) < 11_000 for body in found.values())
+    assert {"left", "right"} == {body.get("truncation_side", "left") for body in found.values()}

@@ -2,6 +2,8 @@
 
 wrong types   each field once with each value of 1 MB: who else asks meanwhile, and how much memory it takes
 digits        4 MB of digits as a prompt, a chat, and to be counted: the slowest text for most tokenizers
+long texts    4 MB of digits and of words whose tokens are cut, counted and sent back: how much memory that takes
+heavy         requests that are right, and as large as each parameter may be
 unfinished    200 clients that send all but the last byte of 4 MB
 scores        prompt_logprobs of a long prompt: the longest gap between the tokens of another stream
 """
@@ -20,6 +22,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from twostroke.bench.hostile.fields import Field, fields_of
+from twostroke.bench.hostile.heavy import heavy_requests, long_texts
 from twostroke.bench.hostile.probe import Effect, Probe, as_json
 from twostroke.bench.hostile.values import is_right_within, value_of, wrong_for
 from twostroke.bench.reproduce.claim import Claim, ReproduceOptions, Reproduction
@@ -54,14 +57,27 @@ def reproduce(options: ReproduceOptions) -> Reproduction:
         right_within = {f"{field}: {name}" for field, name in cases if is_right_within(field, name)}
         unfinished = _unfinished(server, NUM_UNFINISHED if options.full else 40)
         digits = {route: probe.effect_of(route, body, f"digits {route}") for route, body in _digits()}
-        gap_ms, scored_ms = _gaps_ms(server, probe, 64 if options.full else 16)
+        longest = _longest(server)
+        texts = {
+            name: probe.effect_of(route, body, f"text {name}")
+            for name, route, body in long_texts(DIGITS_BYTES if options.full else DIGITS_BYTES // 8)
+        }
+        heavy = {
+            name: probe.effect_of(route, body, f"heavy {name}")
+            for name, route, body in heavy_requests(longest, 1 if options.full else 8)
+        }
+        gap_ms, scored_ms = _gaps_ms(server, probe, longest, 64 if options.full else 16)
     worst_held = max(effects, key=lambda name: effects[name].beyond_parsing_s)
     wrong = {name: effect for name, effect in effects.items() if name not in right_within}
     worst_size = max(wrong, key=lambda name: wrong[name].times_body)
     many_size = max((effects[name].times_body for name in right_within), default=0.0)
     judged = options.full
     claims = (
-        Claim.equal("answers of 5xx", 0, sum(effect.status >= 500 for effect in effects.values())),
+        Claim.equal(
+            "answers of 5xx",
+            0,
+            sum(effect.status >= 500 for found in (effects, digits, texts, heavy) for effect in found.values()),
+        ),
         Claim.at_most(
             "longest time the loop was held beyond parsing the body, ms",
             GOAL_HELD_MS,
@@ -74,6 +90,21 @@ def reproduce(options: ReproduceOptions) -> Reproduction:
             "longest time 4 MB of digits held the loop beyond parsing, ms",
             GOAL_HELD_MS,
             max(1000 * effect.beyond_parsing_s for effect in digits.values()),
+        ).judged(judged),
+        Claim.at_most(
+            "longest time a long text held the loop beyond parsing, ms",
+            GOAL_HELD_MS,
+            max(1000 * effect.beyond_parsing_s for effect in texts.values()),
+        ).judged(judged),
+        Claim.at_most(
+            "most memory that a long text took, times its size",
+            GOAL_TIMES_BODY,
+            max(effect.times_body for effect in (*digits.values(), *texts.values())),
+        ).judged(judged),
+        Claim.at_most(
+            "longest time a large right request held the loop beyond parsing, ms",
+            GOAL_HELD_MS,
+            max(1000 * effect.beyond_parsing_s for effect in heavy.values()),
         ).judged(judged),
         Claim.at_most(
             f"memory of {unfinished['num_bodies']} unfinished bodies, times the room for them",
@@ -96,6 +127,8 @@ def reproduce(options: ReproduceOptions) -> Reproduction:
             "worst_held": {worst_held: as_json(effects[worst_held])},
             "worst_size": {worst_size: as_json(effects[worst_size])},
             "digits": {route: as_json(effect) for route, effect in digits.items()},
+            "long_texts": {name: as_json(effect) for name, effect in texts.items()},
+            "heavy": {name: as_json(effect) for name, effect in heavy.items()},
             "unfinished": unfinished,
             "by_value": _worst(effects, lambda name: name.rpartition(": ")[2]),
             "by_route": _worst(effects, lambda name: name.partition(" ")[0]),
@@ -171,10 +204,15 @@ def _unfinished(server: LocalServer, number: int) -> dict[str, Any]:
     return {"grown_bytes": largest - before, "num_bodies": number, "num_given_up": statuses.count(503)}
 
 
-def _gaps_ms(server: LocalServer, probe: Probe, num_tokens: int) -> tuple[float, float]:
-    """Return the longest gap of another stream beside a long prompt, without its scores and with them."""
+def _longest(server: LocalServer) -> int:
+    """Return the tokens of the longest request."""
     with urllib.request.urlopen(f"{server.url}/v1/models") as answer:
-        longest = json.load(answer)["data"][0]["max_model_len"]
+        longest: int = json.load(answer)["data"][0]["max_model_len"]
+    return longest
+
+
+def _gaps_ms(server: LocalServer, probe: Probe, longest: int, num_tokens: int) -> tuple[float, float]:
+    """Return the longest gap of another stream beside a long prompt, without its scores and with them."""
     prompt = [7 + i % 50 for i in range(longest - 8)]
     return (
         _longest_gap_ms(server, probe, {"prompt": prompt, "max_tokens": 1}, num_tokens),
