@@ -60,7 +60,8 @@ class InvalidParameter(ClientError, ValueError):
 
     def __init__(self, name: str, value: object, limit: str, remedy: str = "") -> None:
         self.name, self.value, self.limit, self.remedy = name, value, limit, remedy
-        super().__init__(f"{name}={shown(value)}: {limit}." + (f" {remedy}" if remedy else ""))
+        head = f"{name} is not given" if value is None else f"{name}={shown(value)}"
+        super().__init__(f"{head}: {limit}." + (f" {remedy}" if remedy else ""))
 
 
 class UnknownParameter(ClientError, TypeError):
@@ -152,6 +153,8 @@ def shown(value: object) -> str:
     "[1, 'a']"
     >>> shown(["text"] * 1000)[-20:]
     "', 'te… (1000 items)"
+    >>> shown({"stream": True, "stop": [None]})
+    "{'stream': true, 'stop': [null]}"
     """
     text = _beginning(value, _MOST_LEVELS)
     match value:
@@ -166,7 +169,9 @@ def shown(value: object) -> str:
 
 
 def _beginning(value: Any, num_levels: int) -> str:
-    """Return `repr` of a value, but for what is long or deep in it."""
+    """Return `repr` of a value, but for what is long or deep in it, and what JSON and users spell otherwise."""
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
     if isinstance(value, PurePath):
         value = str(value)
     kind: type[Any] = type(value)

@@ -29,7 +29,7 @@ from twostroke.batch import Commit, ScheduledBatch
 from twostroke.config.speculation import MAX_DRAFTS
 from twostroke.cost.step_cost import MachineLimits, StepCost
 from twostroke.cost.step_model import StepTimeModel
-from twostroke.errors import InvalidParameter, UnreadableEvent
+from twostroke.errors import InvalidParameter, UnreadableEvent, shown
 from twostroke.kv_check import NO_SUSPECTS, Suspects, Verdict
 from twostroke.request import Arrival, FinishReason
 
@@ -381,7 +381,7 @@ def from_json(line: str) -> Event:
     if event is None:
         remedy = "Read it with the release that wrote it."
         raise UnreadableEvent(
-            f"event log version {version!r}; this release reads version {EVENT_LOG_VERSION}. {remedy}"
+            f"event log version {shown(version)}; this release reads version {EVENT_LOG_VERSION}. {remedy}"
         )
     return event
 

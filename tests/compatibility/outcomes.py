@@ -42,23 +42,23 @@ def _split_drafts() -> Iterator[Refusal]:
 
 REFUSALS = (
     Refusal(
-        "async_scheduling=True: drafts are guessed from tokens that are known. Leave one of them out.",
+        "async_scheduling=true: drafts are guessed from tokens that are known. Leave one of them out.",
         tuple(("steps ahead", name) for name in _DRAFTS),
     ),
     Refusal(
-        "async_scheduling=True: tensor_parallel_size=2: ranks compute one step after the other. Leave one of them out.",
+        "async_scheduling=true: tensor_parallel_size=2: ranks compute one step after the other. Leave one of them out.",
         (("steps ahead", "tensor parallelism"),),
     ),
     Refusal(
-        "enable_chunked_prefill=True: needs the KV cache. Switch it off as well (--no-enable-chunked-prefill).",
+        "enable_chunked_prefill=true: needs the KV cache. Switch it off as well (--no-enable-chunked-prefill).",
         (("chunked prefill", "no KV cache"),),
     ),
     Refusal(
-        "enable_prefix_caching=True: needs the KV cache. Switch it off as well (--no-enable-prefix-caching).",
+        "enable_prefix_caching=true: needs the KV cache. Switch it off as well (--no-enable-prefix-caching).",
         (("prefix caching", "no KV cache"),),
     ),
     Refusal(
-        "enable_prefix_caching=True: needs kv_reservation='paged'. Switch it off as well (--no-enable-prefix-caching).",
+        "enable_prefix_caching=true: needs kv_reservation paged. Switch it off as well (--no-enable-prefix-caching).",
         (("prefix caching", "contiguous KV"),),
     ),
     Refusal(
@@ -107,7 +107,7 @@ REFUSALS = (
         tuple(("KV in host memory", pools) for pools in _POOLS),
     ),
     Refusal(
-        "enable_prefix_caching=False: KV is handed over through the prefix cache. "
+        "enable_prefix_caching=false: KV is handed over through the prefix cache. "
         "Leave the prefix cache on, or leave --prefill out.",
         tuple((name, pools) for name in ("contiguous KV", "no KV cache") for pools in _POOLS),
     ),

@@ -154,5 +154,5 @@ def _of_format(response_format: ResponseFormat) -> StructuredOutputs:
         return StructuredOutputs(json_object=True)
     wanted = response_format.json_schema
     if wanted is None or wanted.schema_ is None:
-        raise InvalidParameter("response_format.json_schema", None, "needs a schema with type json_schema")
+        raise InvalidParameter("response_format.json_schema", None, "type json_schema needs a schema")
     return StructuredOutputs(json=wanted.schema_)

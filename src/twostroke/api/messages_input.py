@@ -65,7 +65,7 @@ def _tool_choice(choice: ToolChoice) -> str | Object:
     if choice.type != "tool":
         return {"auto": "auto", "any": "required", "none": "none"}[choice.type]
     if choice.name is None:
-        raise InvalidParameter("tool_choice.name", None, "is needed with type tool", "Name one of tools.")
+        raise InvalidParameter("tool_choice.name", None, "type tool needs one", "Name one of tools.")
     return {"type": "function", "function": {"name": choice.name}}
 
 

@@ -97,7 +97,7 @@ class CacheConfig:
         if not self.enable_kv_cache:
             raise InvalidParameter("enable_prefix_caching", True, "needs the KV cache", remedy)
         if self.kv_reservation == "contiguous":
-            raise InvalidParameter("enable_prefix_caching", True, "needs kv_reservation='paged'", remedy)
+            raise InvalidParameter("enable_prefix_caching", True, "needs kv_reservation paged", remedy)
 
     def _check_offloading(self) -> None:
         given = self.kv_offloading_size

@@ -24,7 +24,7 @@ def one_of(name: str, value: object, allowed: tuple[str, ...]) -> None:
 def switch(name: str, value: object) -> None:
     """Refuses what is neither True nor False: a text is true whatever it says."""
     if not isinstance(value, bool):
-        raise InvalidParameter(name, value, "must be True or False")
+        raise InvalidParameter(name, value, "must be true or false")
 
 
 def text(name: str, value: object) -> None:

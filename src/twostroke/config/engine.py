@@ -35,7 +35,7 @@ class EngineConfig:
             raise InvalidParameter("speculative_config.method", self.speculative_config.method, limit, remedy)
         self._check_async_scheduling()
         if self.cache.kv_check_rate and not self.load.batch_invariant:
-            limit = "compares bits, which may differ with batch_invariant=False"
+            limit = "compares bits, which may differ where batch_invariant is off"
             raise InvalidParameter("kv_check_rate", self.cache.kv_check_rate, limit, "Leave one of them out.")
         utilization = self.cache.gpu_memory_utilization
         if utilization is not None and self.load.device != "cuda":

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, TypeGuard, cast
 
-from twostroke.errors import CorruptCheckpoint
+from twostroke.errors import CorruptCheckpoint, shown
 
 MAX_COUNT = 2**31 - 1
 """Of heads, rows, tokens: no honest config comes near, and products of a few stay within 64 bits."""
@@ -22,7 +22,8 @@ def count(given: Mapping[str, Any], name: str, default: int | None = None, *, mo
     if value is None:
         value = default
     if isinstance(value, bool) or not isinstance(value, int) or not 0 < value <= most:
-        raise CorruptCheckpoint(f"config.json: {name} must be an integer above 0 (at most {most}), found {value!r}.")
+        wanted = f"an integer above 0 (at most {most})"
+        raise CorruptCheckpoint(f"config.json: {name} must be {wanted}, found {shown(value)}.")
     return value
 
 
@@ -32,7 +33,7 @@ def switch(given: Mapping[str, Any], name: str, *, default: bool = False) -> boo
     if value is None:
         return default
     if not isinstance(value, bool):
-        raise CorruptCheckpoint(f"config.json: {name} must be true or false, found {value!r}.")
+        raise CorruptCheckpoint(f"config.json: {name} must be true or false, found {shown(value)}.")
     return value
 
 
@@ -42,7 +43,7 @@ def mapping(given: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     if value is None:
         return {}
     if not isinstance(value, Mapping):
-        raise CorruptCheckpoint(f"config.json: {name} must be an object, found {value!r}.")
+        raise CorruptCheckpoint(f"config.json: {name} must be an object, found {shown(value)}.")
     return cast(Mapping[str, Any], value)
 
 
@@ -52,7 +53,7 @@ def list_of(given: Mapping[str, Any], name: str) -> list[Any]:
     if value is None:
         return []
     if not isinstance(value, list | tuple):
-        raise CorruptCheckpoint(f"config.json: {name} must be a list, found {value!r}.")
+        raise CorruptCheckpoint(f"config.json: {name} must be a list, found {shown(value)}.")
     return list(cast(list[Any], value))
 
 

@@ -14,7 +14,7 @@ from twostroke.config.nearest import nearest, unknown_parts
 from twostroke.config.quantization import QuantizationConfig
 from twostroke.config.rope import DEFAULT_ROPE_THETA, RopeConfig
 from twostroke.config.text_config import TEXT_MODELS, text_config
-from twostroke.errors import CorruptCheckpoint, UnsupportedModel
+from twostroke.errors import MOST_SHOWN, CorruptCheckpoint, UnsupportedModel, shown
 
 DTYPE_NAMES = ("float32", "float16", "bfloat16")
 MAX_LAYERS = 4096
@@ -184,7 +184,7 @@ class ModelConfig:
         if any(rope.rope_type == "dynamic" and (rope.rotary_dim or head_dim) < 4 for rope in (full_rope, window_rope)):
             raise CorruptCheckpoint(f"config.json: dynamic rope scaling needs a head_dim of 4, found {head_dim}.")
         if read.head_bias and read.tie_word_embeddings:
-            raise UnsupportedModel("tie_word_embeddings=True is not implemented beside a bias on logits; known: False.")
+            raise UnsupportedModel("tie_word_embeddings=true is not implemented beside a bias on logits; known: false.")
         if read.max_context < 2:
             raise CorruptCheckpoint(
                 f"config.json: max_position_embeddings {max_positions} and rope factor {full_rope.factor:g} leave a "
@@ -198,6 +198,11 @@ def _is_left_out(key: str, value: object) -> bool:
     return key == "rope_parameters" and value is None
 
 
+def _shortened(name: object) -> str:
+    text = str(name)
+    return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}…"
+
+
 def _architecture(config: Mapping[str, Any]) -> str:
     names = list_of(config, "architectures")
     for name in names:
@@ -205,10 +210,10 @@ def _architecture(config: Mapping[str, Any]) -> str:
             return name
     known = sorted([*ARCHITECTURE_TRAITS, *TEXT_MODELS])
     kind = config.get("model_type")
-    what = f"the architecture {', '.join(map(str, names))}" if names else "no architecture"
+    what = f"the architecture {', '.join(map(_shortened, names))}" if names else "no architecture"
     if not names and kind is not None:
         what += f" beside model_type {kind!r}"
-    name = str(names[0]) if names else "".join(part.capitalize() for part in str(kind or "").split("_"))
+    name = _shortened(names[0]) if names else "".join(part.capitalize() for part in str(kind or "").split("_"))
     raise UnsupportedModel(f"config.json names {what}; {_nearest_known(name, config, known)}known: {', '.join(known)}.")
 
 
@@ -239,7 +244,7 @@ def _activation(given: Mapping[str, Any], traits: ArchitectureTraits) -> PlainAc
     named = ((key, given[key]) for key in traits.activation_keys if given.get(key) is not None)
     key, name = next(named, ("", next(iter(traits.activations))))
     if not isinstance(name, str) or name not in traits.activations:
-        raise UnsupportedModel(f"{key}={name!r} is not implemented; known: {', '.join(traits.activations)}.")
+        raise UnsupportedModel(f"{key}={shown(name)} is not implemented; known: {', '.join(traits.activations)}.")
     return traits.activations[name]
 
 
@@ -253,7 +258,8 @@ def _norm_place(given: Mapping[str, Any], traits: ArchitectureTraits, *, is_para
 def _refuse_others(given: Mapping[str, Any], traits: ArchitectureTraits) -> None:
     for key, known in traits.only.items():
         if given.get(key) not in (None, known):
-            raise UnsupportedModel(f"{key}={given[key]!r} is not implemented for this architecture; known: {known!r}.")
+            told = f"{key}={shown(given[key])} is not implemented for this architecture; known: {shown(known)}."
+            raise UnsupportedModel(told)
 
 
 def _refuse_bidirectional(given: Mapping[str, Any]) -> None:
@@ -274,7 +280,7 @@ def _early_exit_layers(given: Mapping[str, Any], num_layers: int) -> tuple[int, 
     for layer in layers:
         if isinstance(layer, bool) or not isinstance(layer, int) or not 0 < layer < num_layers:
             raise CorruptCheckpoint(
-                f"config.json: early_exit_layers has {layer!r}; a layer from 1 to {num_layers - 1}."
+                f"config.json: early_exit_layers has {shown(layer)}; a layer from 1 to {num_layers - 1}."
             )
     return tuple(layers)
 
@@ -292,7 +298,7 @@ def _epsilon(given: Mapping[str, Any], key: str) -> float:
     if not is_number(value) or not _SMALLEST_EPSILON <= value < 1:
         raise CorruptCheckpoint(
             f"config.json: {key} must be a number above 0 (at least {_SMALLEST_EPSILON:g}) and below 1, found "
-            f"{value!r}."
+            f"{shown(value)}."
         )
     return float(value)
 
@@ -300,7 +306,7 @@ def _epsilon(given: Mapping[str, Any], key: str) -> float:
 def _number(given: Mapping[str, Any], name: str) -> float:
     value = given.get(name, 1.0)
     if not is_number(value) or not _SMALLEST_EPSILON <= value <= 1 / _SMALLEST_EPSILON:
-        raise CorruptCheckpoint(f"config.json: {name} must be a number above 0, found {value!r}.")
+        raise CorruptCheckpoint(f"config.json: {name} must be a number above 0, found {shown(value)}.")
     return float(value)
 
 
@@ -321,7 +327,7 @@ def _soft_cap(given: Mapping[str, Any], name: str) -> float | None:
     cap = given.get(name)
     if cap is not None and not (is_number(cap) and _CAPS[0] <= cap <= _CAPS[1]):
         raise CorruptCheckpoint(
-            f"config.json: {name} must be null or a number from {_CAPS[0]:g} to {_CAPS[1]:g}, found {cap!r}."
+            f"config.json: {name} must be null or a number from {_CAPS[0]:g} to {_CAPS[1]:g}, found {shown(cap)}."
         )
     return None if cap is None else float(cap)
 
@@ -399,7 +405,7 @@ def _default_windows(
     first_windowed = given.get("max_window_layers", 28)
     if isinstance(first_windowed, bool) or not isinstance(first_windowed, int) or first_windowed < 0:
         raise CorruptCheckpoint(
-            f"config.json: max_window_layers must be an integer of at least 0, found {first_windowed!r}."
+            f"config.json: max_window_layers must be an integer of at least 0, found {shown(first_windowed)}."
         )
     return tuple(window if layer_id >= first_windowed else None for layer_id in range(num_layers))
 
@@ -422,7 +428,7 @@ def _layers_with_rope(
     flags = list_of(given, "no_rope_layers")
     if len(flags) < num_layers or any(flag not in (0, 1) for flag in flags):
         raise CorruptCheckpoint(
-            f"config.json: no_rope_layers must have a 0 or a 1 for each of {num_layers} layers, found {flags!r}."
+            f"config.json: no_rope_layers must have a 0 or a 1 for each of {num_layers} layers, found {shown(flags)}."
         )
     return tuple(bool(flag) for flag in flags[:num_layers])
 

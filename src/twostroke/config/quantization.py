@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, cast, get_args
 
 from twostroke.config.fields import count, list_of, mapping, switch
-from twostroke.errors import UnsupportedModel
+from twostroke.errors import UnsupportedModel, shown
 
 QuantMethod = Literal["awq", "gptq", "compressed-tensors"]
 PackedLayoutName = Literal["awq-gemm", "gptq", "gptq_v2", "pack-quantized", "int-quantized"]
@@ -152,7 +152,7 @@ def _check_activations(given: Mapping[str, Any]) -> None:
     found = {"num_bits": 8, "type": "int", "dynamic": False, "symmetric": True, "strategy": "token", **given}
     for name, value in {"num_bits": 8, "type": "int", "dynamic": True, "symmetric": True, "strategy": "token"}.items():
         if found[name] != value:
-            raise _unsupported(f"input_activations.{name}", found[name], f"{value!r}, or no input_activations")
+            raise _unsupported(f"input_activations.{name}", found[name], f"{shown(value)}, or no input_activations")
 
 
 def _has_act_order(weights: Mapping[str, Any]) -> bool:
@@ -240,4 +240,5 @@ def _refuse_if_set(given: Mapping[str, Any], *names: str) -> None:
 
 
 def _unsupported(name: str, value: object, known: str) -> UnsupportedModel:
-    return UnsupportedModel(f"config.json: quantization_config: {name}={value!r} is not implemented; known: {known}.")
+    given = f"{name}={shown(value)}"
+    return UnsupportedModel(f"config.json: quantization_config: {given} is not implemented; known: {known}.")

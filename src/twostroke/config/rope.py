@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from twostroke.config.fields import count, is_number, list_of, mapping, switch
-from twostroke.errors import CorruptCheckpoint, UnsupportedModel
+from twostroke.errors import CorruptCheckpoint, UnsupportedModel, shown
 
 RopeType = Literal["default", "linear", "dynamic", "yarn", "llama3", "longrope"]
 
@@ -138,7 +138,7 @@ def _rotary_dim(partial: object, head_dim: int) -> int | None:
     if rotated < 2 or rotated % 2:
         raise CorruptCheckpoint(
             f"config.json: partial_rotary_factor must give an even number of at least 2 of the {head_dim} numbers of a "
-            f"head, found {partial!r}."
+            f"head, found {shown(partial)}."
         )
     return None if rotated == head_dim else rotated
 
@@ -187,7 +187,7 @@ def _check_rope_numbers(rope_type: str, numbers: Mapping[str, Any], original: in
             key = "rope_theta" if name == "theta" else name
             raise CorruptCheckpoint(
                 f"config.json: rope type {rope_type!r} needs a number above 0 (from {low:g} to {high:g}) for {key}, "
-                f"found {value!r}."
+                f"found {shown(value)}."
             )
     if rope_type == "yarn" and numbers["theta"] <= 1:
         raise CorruptCheckpoint(f"config.json: rope type 'yarn' needs a rope_theta above 1, found {numbers['theta']}.")

@@ -84,6 +84,23 @@ def fit_step_model(steps: Iterable[TimedStep]) -> StepTimeModel:
     return replace(found, quality=quality_of(found, usual))
 
 
+def fit_log(steps: Iterable[TimedStep], log: str) -> StepTimeModel:
+    """Return the mean step model of a log's steps.
+
+    Args:
+        steps: that the log holds.
+        log: its name, for the error.
+
+    Raises:
+        InvalidParameter: there are too few different steps in the log.
+    """
+    try:
+        return fit_mean_step_model(steps)
+    except InvalidParameter as error:
+        limit = f"holds {error.value} different steps, and a model of their times takes {LEAST_STEPS} and more"
+        raise InvalidParameter("event_log", log, limit, "Record a longer run.") from error
+
+
 def fit_mean_step_model(steps: Iterable[TimedStep]) -> StepTimeModel:
     """Return the model whose predictions add up to the measured time, outliers included.
 

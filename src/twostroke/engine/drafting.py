@@ -368,7 +368,7 @@ def _model_of(config: SpeculativeConfig, surroundings: Surroundings, kind: str) 
     """
     path = config.model or companion(surroundings.path, kind)
     if path is None:
-        limit = f"is needed: nothing of that method comes with {surroundings.path.name}"
+        limit = f"nothing of that method comes with {surroundings.path.name}"
         raise InvalidParameter("speculative_config.model", None, limit, "Give a folder, or a hub id.")
     return str(path)
 

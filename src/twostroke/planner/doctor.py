@@ -19,7 +19,7 @@ from itertools import accumulate
 from math import inf
 
 from twostroke.bench.from_log import run_of_log
-from twostroke.cost.step_fit import fit_mean_step_model
+from twostroke.cost.step_fit import fit_log
 from twostroke.cost.step_model import StepTimeModel
 from twostroke.errors import InvalidParameter
 from twostroke.events import EngineStarted, Event
@@ -107,7 +107,7 @@ def _tried(
         known = after_gap(events)
         recording, measured = recording_of(known), run_of_log(known)
         _check_predictable(recording.started)
-        model = step_times or fit_mean_step_model(measured_steps(events))
+        model = step_times or fit_log(measured_steps(events), recording.started.process)
     except InvalidParameter as error:  # a pool engine or too few steps: diagnose without predictions
         return (), f"{REFUSED}, as nothing can be predicted: {error}"
     num_all = len(recording.requests)

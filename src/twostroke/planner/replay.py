@@ -17,7 +17,7 @@ from typing import Any
 from twostroke.bench.from_log import run_of_log
 from twostroke.bench.summary import summarize
 from twostroke.config.scheduler import SchedulerConfig
-from twostroke.cost.step_fit import TimedStep, fit_mean_step_model, quality_of
+from twostroke.cost.step_fit import TimedStep, fit_log, quality_of
 from twostroke.cost.step_model import FitQuality, StepTimeModel, scaled
 from twostroke.errors import InvalidParameter
 from twostroke.events import EngineStarted, Event, MeasurementBegan
@@ -92,7 +92,7 @@ def replay_log(
     for what_if in what_ifs:
         check_rate_factor(what_if, recording.requests, measured.duration_s)
         what_if.apply(recording.started)  # check before anything is predicted
-    model = step_times or fit_mean_step_model(steps)
+    model = step_times or fit_log(steps, recording.started.process)
     back_test = predict(recording, model, WhatIf())
     refused = too_few(len(measured.requests)) or refusal(figures(back_test.run), figures(measured))
     return Replayed(

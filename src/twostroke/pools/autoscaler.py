@@ -64,7 +64,7 @@ class PrefillLoad:
         whole_number("num_queued_prompt_tokens", self.num_queued_prompt_tokens, 0)
         number("prompt_tokens_per_s", self.prompt_tokens_per_s, 0, _MOST, "0 or more tokens a second")
         if self.prefill_tokens_per_s is not None:
-            limit = "more than 0 tokens a second; None while it is not measured"
+            limit = "more than 0 tokens a second, or nothing while it is not measured"
             number("prefill_tokens_per_s", self.prefill_tokens_per_s, 0, _MOST, limit, low_open=True)
 
 

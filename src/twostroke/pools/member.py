@@ -108,7 +108,7 @@ class Member:
         limit = f"at most num_blocks, {self.num_blocks}"
         whole_number("num_free_blocks", self.num_free_blocks, 0, self.num_blocks, limit=limit)
         if self.prefill_tokens_per_s is not None:
-            limit = "more than 0 tokens a second; None while it is not measured"
+            limit = "more than 0 tokens a second, or nothing while it is not measured"
             number("prefill_tokens_per_s", self.prefill_tokens_per_s, 0, _MOST, limit, low_open=True)
         for name in ("step_s", "silent_s"):
             number(name, getattr(self, name), 0, _MOST, "0 or more seconds")

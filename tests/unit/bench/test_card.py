@@ -327,8 +327,8 @@ def test_everything_runs_on_the_processors_with_transformers(tmp_path: Path) -> 
         assert words in names
     assert "no card" in found.remarks[0]
     no_graphs, no_invariance = found.remarks[1:]
-    assert no_graphs.startswith("graphs off: not measured. enforce_eager=True: changes nothing with device=cpu")
-    assert no_invariance.startswith("not batch-invariant: not measured. batch_invariant=False: is about a GPU")
+    assert no_graphs.startswith("graphs off: not measured. enforce_eager=true: changes nothing with device=cpu")
+    assert no_invariance.startswith("not batch-invariant: not measured. batch_invariant=false: is about a GPU")
     assert "card" not in saved["hardware"]
     assert saved["config"]["load"]["model"] == "a tiny shape"
     assert saved["config"]["transformers"]["version"]

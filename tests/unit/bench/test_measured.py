@@ -109,7 +109,7 @@ def test_a_page_without_marks_is_refused_and_the_rest_of_one_is_left() -> None:
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"write": True, "check": True}, "check=True: cannot be given beside --write"),
+        ({"write": True, "check": True}, "check=true: cannot be given beside --write"),
         ({"page": Path("README.md")}, "page='README.md': changes nothing by itself. Give --write or --check"),
         ({"results": Path("nowhere")}, "results='nowhere': is no folder of results"),
         ({"results": ROOT / "src"}, "is no folder of results"),

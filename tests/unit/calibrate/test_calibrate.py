@@ -138,7 +138,7 @@ def test_options_that_mean_nothing_are_refused(given: dict[str, Any], told: str)
         ({}, LoadConfig(event_log=Path("e.jsonl")), "event_log='e.jsonl': is for one engine"),
         ({}, LoadConfig(max_logprobs=3), "max_logprobs=3: changes nothing"),
         ({}, LoadConfig(load_format="dummy"), "load_format='dummy': random weights do not tell how many drafts"),
-        ({}, LoadConfig(kernels="reference", batch_invariant=False), "batch_invariant=False: drafts are held against"),
+        ({}, LoadConfig(kernels="reference", batch_invariant=False), "batch_invariant=false: drafts are held against"),
     ],
     ids=str,
 )

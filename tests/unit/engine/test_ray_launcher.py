@@ -50,7 +50,7 @@ def test_without_a_cluster_processes_are_this_machines() -> None:
         ({"decode": 1, "cluster": "ray://head:10001"}, "must be 'auto' or HOST:PORT.*no node"),
         ({"decode": 1, "cluster": "head"}, "must be 'auto' or HOST:PORT"),
         ({"decode": 1, "cluster": "auto", "kv_transport": "shm"}, "kv_transport='shm': .* no memory"),
-        ({"decode": 1, "cluster_roles": True}, "cluster_roles=True: needs a cluster"),
+        ({"decode": 1, "cluster_roles": True}, "cluster_roles=true: needs a cluster"),
         ({"decode": 1, "cluster": "auto", "cluster_roles": "yes"}, "cluster_roles='yes'"),
     ],
 )

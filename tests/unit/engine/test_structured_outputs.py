@@ -246,7 +246,7 @@ def test_what_was_compiled_travels_to_another_process(engines: dict[str, LLM]) -
         ({}, "exactly one of json, regex, choice, grammar, json_object"),
         ({"regex": "a", "choice": ["a"]}, r"\['regex', 'choice'\]: must have exactly one"),
         ({"json_object": False}, "exactly one"),
-        ({"json_object": 1}, "must be True or False"),
+        ({"json_object": 1}, "must be true or false"),
         ({"json": "{"}, "must be a JSON schema; Expecting property name"),
         ({"json": "[]"}, "must be a JSON schema, an object"),
         ({"json": "[" * 50_000}, "not nested as deeply"),

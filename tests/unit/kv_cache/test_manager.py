@@ -150,7 +150,7 @@ def test_the_baseline_reuses_the_gap_of_a_request_that_ended() -> None:
 
 
 def test_shared_prefixes_and_runs_exclude_each_other() -> None:
-    with pytest.raises(InvalidParameter, match=r"enable_prefix_caching=True: needs kv_reservation='paged'"):
+    with pytest.raises(InvalidParameter, match=r"enable_prefix_caching=true: needs kv_reservation paged"):
         make_kv(kv_reservation="contiguous")
     assert not CacheConfig(kv_reservation="contiguous", enable_prefix_caching=False).enable_prefix_caching
 

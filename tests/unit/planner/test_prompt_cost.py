@@ -87,7 +87,7 @@ def test_a_file_is_read(tmp_path: Path) -> None:
     [
         ({"prompt": "@/nowhere/at/all"}, r"cannot be read \(No such file.*@@ for a prompt"),
         ({"prompt": "@~nobodyxyz/f"}, r"cannot be read \(Could not determine home directory\).*@@ for a prompt"),
-        ({"chat": True}, "chat=True: changes nothing without a prompt. Give --prompt"),
+        ({"chat": True}, "chat=true: changes nothing without a prompt. Give --prompt"),
         ({"max_tokens": 3}, "max_tokens=3: changes nothing without a prompt"),
         ({"prompt": "x", "max_tokens": 0}, "max_tokens=0"),
         ({"prompt": ""}, "prompt"),

@@ -449,7 +449,7 @@ def test_a_pool_too_small_for_one_request_is_refused_with_the_arithmetic() -> No
 
 def test_chunks_need_a_cache() -> None:
     kv = make_kv(enable_kv_cache=False, enable_prefix_caching=False)
-    with pytest.raises(InvalidParameter, match="enable_chunked_prefill=True: needs the KV cache"):
+    with pytest.raises(InvalidParameter, match="enable_chunked_prefill=true: needs the KV cache"):
         make_scheduler(kv=kv)
     make_scheduler(kv=kv, enable_chunked_prefill=False)
 

@@ -214,7 +214,7 @@ def test_a_folder_that_holds_no_heads_is_refused(tmp_path: Path) -> None:
 
 def test_a_model_without_companions_says_so(random_models: dict[str, Path]) -> None:
     for kind in ("medusa", "eagle", "draft_model"):
-        with pytest.raises(InvalidParameter, match="model=None: is needed: nothing of that method comes with"):
+        with pytest.raises(InvalidParameter, match="model is not given: nothing of that method comes with"):
             LLM(str(random_models["llama"]), threads=1, speculative_config={"method": kind})
 
 
