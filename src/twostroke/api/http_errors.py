@@ -121,7 +121,7 @@ def validation_answer(problems: Sequence[Mapping[str, Any]]) -> ErrorAnswer:
         reason = problems[0].get("ctx", {}).get("error", "")
         message = f"the body is no valid JSON ({reason}, at character {problems[0]['loc'][-1]})."
         return ErrorAnswer(400, _body(message, "invalid_request_error", "invalid_json", None))
-    first = min(problems, key=lambda problem: -len(problem.get("loc", ())), default={})
+    first = min(problems, key=_rank, default={})
     place = [part for part in first.get("loc", ()) if part != "body"]
     name = ".".join(str(part) for part in place if not (isinstance(part, str) and _KIND.fullmatch(part)))
     value = first.get("input")
@@ -135,6 +135,13 @@ def validation_answer(problems: Sequence[Mapping[str, Any]]) -> ErrorAnswer:
 
 _KIND = re.compile(r".*\[.*|[A-Z]\w*|str|int|float|bool|dict|list|none")
 """Parts of a place that name a kind: where a field may be of several, pydantic puts each one's name there."""
+
+
+def _rank(problem: Mapping[str, Any]) -> tuple[int, bool]:
+    """Order problems: the deepest first; of a field of several kinds what is wrong with the kind that was sent."""
+    return -len(problem.get("loc", ())), str(problem.get("type", "")).endswith("_type")
+
+
 _OBJECTS = ("model_type", "model_attributes_type", "dataclass_type", "dict_type", "mapping_type")
 
 
@@ -142,6 +149,9 @@ def _words(problem: Mapping[str, Any]) -> str:
     """Return the problem in words, without names of classes."""
     if problem.get("type") in _OBJECTS:
         return "Input should be an object"
+    if problem.get("type") == "union_tag_invalid":
+        about = problem["ctx"]
+        return f"type {shown(about['tag'])} is not known; known: {about['expected_tags']}"
     words = str(problem.get("msg", "see the schema"))
     return words.removeprefix("Value error, ").removeprefix("Assertion failed, ").rstrip(".")
 

@@ -60,12 +60,14 @@ def origin_form(target: bytes) -> tuple[bytes, bytes | None]:
 
     >>> origin_form(b"/health"), origin_form(b"http://x:80?a=b")
     ((b'/health', None), (b'/?a=b', b'x:80'))
+    >>> origin_form(b"//v1/models")
+    (b'/%2Fv1/models', None)
     """
     found = _ABSOLUTE.fullmatch(target)
-    if found is None:
-        return target, None
-    path = found[2]
-    return (path if path.startswith(b"/") else b"/" + path), found[1]
+    path = target if found is None else found[2]
+    if path.startswith(b"//"):  # a path whose first segment is empty, which parsers take for a host
+        path = b"/%2F" + path[2:]
+    return (path if path.startswith(b"/") else b"/" + path), None if found is None else found[1]
 
 
 def framing_of(headers: Headers) -> bytes:

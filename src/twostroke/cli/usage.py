@@ -17,6 +17,7 @@ from cyclopts import (
 )
 
 from twostroke.cli.habits import COMMANDS, flag_here
+from twostroke.errors import shown
 
 STDIN = "-"
 """The prompt, or the file of it, that stands for the standard input."""
@@ -93,7 +94,7 @@ def told(error: CycloptsError, arguments: Sequence[str]) -> str:
             wanted = dict.fromkeys(_wanted(kind))
             if error.__cause__ is None and get_origin(kind) is not Literal and wanted:
                 name = token.keyword or (error.argument.name.lstrip("-").upper() if error.argument else "the value")
-                return f"{name}={token.value!r}: must be {' or '.join(wanted)}."
+                return f"{name}={shown(token.value)}: must be {' or '.join(wanted)}."
             return _one_line(error)
         case UnusedCliTokensError(unused_tokens=[*words]):
             more = "chat takes the model alone: a question is typed when it has started, or comes on stdin. "

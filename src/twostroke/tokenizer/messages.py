@@ -28,6 +28,8 @@ MAX_PARTS = 65536
 """Of one message."""
 _WITHOUT_CONTENT = frozenset({"assistant", "tool"})
 """Roles whose messages may say nothing: a turn that only calls tools, and the result of a tool that returns nothing."""
+_ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function"})
+"""Roles of OpenAI's; templates may know others."""
 _TEXTS = ("name", "tool_call_id", "refusal", *REASONING_FIELDS)
 """Fields of a message that are texts; templates would write anything else as Python does."""
 
@@ -132,11 +134,16 @@ def _checked(message: JSON, where: str, knows_developer: bool, reads_argument_te
     role = message.get("role")
     if not isinstance(role, str) or not role:
         raise InvalidPrompt(f"{where} has no role; use for example 'system', 'user' or 'assistant'.")
+    if role not in _ROLES and role.lower() in _ROLES:
+        raise InvalidPrompt(f"{where} has the role {shown(role)}; roles are in lower case: {role.lower()!r}.")
     if role == "developer" and not knows_developer:
         message["role"] = role = "system"
     _check_texts(message, _TEXTS, where)
     message["content"] = _content(message, role, where)
     calls = message.pop("tool_calls", None)
+    older = message.pop("function_call", None)  # OpenAI's form of a single call, before there were several
+    if older is not None and calls in (None, []):
+        calls = [{"type": "function", "function": older}]
     if calls is not None and not isinstance(calls, list):
         raise InvalidPrompt(f"{where}.tool_calls must be a list of calls, not {kind_of(calls)}.")
     if calls:  # an empty list is no call: templates that only ask whether the field is there would open one
@@ -211,7 +218,8 @@ def _function(function: JSON, where: str, reads_argument_text: bool) -> JSON:
         return {**function, "arguments": CallArguments(cast(JSON, given), json.dumps(given, ensure_ascii=False))}
     if given is not None and not isinstance(given, str):
         raise InvalidPrompt(f"{where}.arguments must be a JSON object or the text of one, not {kind_of(given)}.")
-    text = (given or "").strip() or "{}"
+    text = (given or "").strip()
+    text = "{}" if text in ("", "null") else text
     if reads_argument_text:
         return {**function, "arguments": text}
     return {**function, "arguments": CallArguments(_fields(text, where), text)}

@@ -143,7 +143,14 @@ def test_developer_is_system_where_the_template_does_not_know_it() -> None:
     assert rendered(KNOWS_TEXTS.replace("{{ m", "{{ message.role ~ m"), messages) == "systembe briefuserhi"
 
 
-@pytest.mark.parametrize("role", ["critic", "function", "tool", "ipython", "System", "system "])
+@pytest.mark.parametrize("role", ["System", "USER", "Assistant"])
+@pytest.mark.parametrize("known", ["['system', 'user', 'assistant']", "[message.role]"])
+def test_a_role_in_capitals_is_refused_whatever_the_template_knows(role: str, known: str) -> None:
+    with pytest.raises(InvalidPrompt, match=rf"messages\[0\] has the role '{role}'; .* lower case: '{role.lower()}'"):
+        rendered(ROLES.replace("KNOWN", known), [{"role": role, "content": "see this"}])
+
+
+@pytest.mark.parametrize("role", ["critic", "function", "tool", "ipython", "system "])
 def test_a_role_that_the_template_leaves_out_is_refused(role: str) -> None:
     source = ROLES.replace("KNOWN", "['system', 'user', 'assistant']")
     messages = [{"role": "user", "content": "hi"}, {"role": role, "content": "see this"}]

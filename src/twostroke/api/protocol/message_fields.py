@@ -52,6 +52,7 @@ class MessageShape(msgspec.Struct, gc=False):
     content: str | list[str | _Part] | None = None
     name: str | None = None
     tool_calls: list[_Call] | None = None
+    function_call: _Function | None = None
     tool_call_id: str | None = None
     refusal: str | None = None
     reasoning_content: str | None = None
@@ -63,7 +64,17 @@ Messages = list[Annotated[dict[str, Any], LooksLike(MessageShape)]]
 Conversation = Annotated[Messages, AtMost(MAX_OBJECTS, at_least=1)]
 
 # Beside those that act: what OpenAI's own clients send back of an answer, and Anthropic's mark of what to cache.
-_MESSAGE = {"role", "content", "name", "tool_calls", "tool_call_id", *REASONING_FIELDS, "refusal", "annotations"}
+_MESSAGE = {
+    "role",
+    "content",
+    "name",
+    "tool_calls",
+    "function_call",
+    "tool_call_id",
+    *REASONING_FIELDS,
+    "refusal",
+    "annotations",
+}
 _PART = {"type", "text", "refusal", "cache_control"}
 _CALL = {"id", "type", "function", "index"}
 _FUNCTION = {"name", "arguments"}
