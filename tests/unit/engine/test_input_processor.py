@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +61,7 @@ def test_begin_token_is_added_once() -> None:
         ({"prompt": "a", "prompt_token_ids": [1]}, "either 'prompt' or 'prompt_token_ids'"),
         ({"prompt_token_ids": "abc"}, "must be a list of token ids, not a text"),
         ({"prompt_token_ids": 5}, "must be a list of token ids, not a number"),
-        ({"prompt_token_ids": [1, True]}, r"prompt_token_ids\[1\] is True, a bool"),
+        ({"prompt_token_ids": [1, True]}, r"prompt_token_ids\[1\] is true, a bool"),
         ({"prompt_token_ids": [1.0]}, r"prompt_token_ids\[0\] is 1.0, a number"),
         ({"prompt_token_ids": ["1"]}, r"prompt_token_ids\[0\] is '1', a text"),
         ({"prompt_token_ids": [0, -1]}, r"prompt_token_ids\[1\] is -1; this model's ids go from 0 to \d+"),
@@ -184,6 +185,10 @@ class CountingTokenizer:
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         self.num_chars += len(text)
         return self._tokenizer.encode(text, add_special_tokens)
+
+    def encode_compactly(self, text: str, add_special_tokens: bool = True) -> Sequence[int]:
+        self.num_chars += len(text)
+        return self._tokenizer.encode_compactly(text, add_special_tokens)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._tokenizer, name)
