@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from twostroke.config.kv_format import KVFormat
@@ -31,6 +31,7 @@ def identity_facts(path: Path, config: ModelConfig, load: LoadConfig) -> dict[st
         "architecture": config.architecture,
         "shape": f"{config.num_layers} layers of {config.hidden_size}, {config.vocab_size} tokens",
         "rope": rope,
+        "maths": _digest(_maths(config)),
         "weights": fingerprint(path) if load.load_format == "auto" else f"random, of {_digest(config)}",
     }
 
@@ -62,6 +63,11 @@ def numerics_facts(
         "activation_quantization": "none" if quantized == "none" else of_activations,
         "batch_invariant": "yes" if load.batch_invariant else "no",
     }
+
+
+def _maths(config: ModelConfig) -> ModelConfig:
+    """Return what a model computes with its weights; where two differ, no weight tells."""
+    return replace(config, dtype="", max_position_embeddings=0, max_context=0, early_exit_layers=())
 
 
 def _digest(config: ModelConfig) -> str:

@@ -143,6 +143,9 @@ def test_pools_tell_them_from_a_checkpoint(folder: Path) -> None:
     assert facts[0]["weights"] != facts[1]["weights"]
     other = replace(config, norm_eps=config.norm_eps * 2)  # what no weight tells
     assert identity_facts(folder, other, LoadConfig(load_format="dummy")) != facts[1]
+    assert identity_facts(folder, other, LoadConfig()) != facts[0]
+    same = replace(config, dtype="bfloat16", max_position_embeddings=config.max_position_embeddings // 2)
+    assert identity_facts(folder, same, LoadConfig()) == facts[0]
 
 
 def test_whoever_starts_it_is_told(folder: Path) -> None:
