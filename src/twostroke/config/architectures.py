@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from twostroke.config.fields import count, switch
 from twostroke.config.layer_spec import NormKind, NormPlace, PlainActivation, QKNorm
-from twostroke.errors import UnsupportedModel
+from twostroke.errors import UnsupportedModel, shown
 
 WindowRule = Literal["none", "all_layers", "by_layer", "by_type"]
 """Which layers have `sliding_window`: none, all, those of `layer_types` or from `max_window_layers` on where
@@ -168,7 +168,8 @@ def _of_gpt2(given: Mapping[str, Any]) -> dict[str, Any]:
 def _of_opt(given: Mapping[str, Any]) -> dict[str, Any]:
     width, hidden_size = given.get("word_embed_proj_dim"), given.get("hidden_size")
     if width not in (None, hidden_size):
-        raise UnsupportedModel(f"word_embed_proj_dim={width!r} is not implemented; known: hidden_size ({hidden_size}).")
+        known = f"hidden_size ({hidden_size})"
+        raise UnsupportedModel(f"word_embed_proj_dim={shown(width)} is not implemented; known: {known}.")
     return {}
 
 
