@@ -136,7 +136,7 @@ def test_a_step_that_fails_costs_its_own_requests(random_models: dict[str, Path]
     [
         ({"speculative_config": {"method": "ngram"}}, "drafts are guessed"),
         ({"tensor_parallel_size": 2}, "tensor_parallel_size=2"),
-        ({"async_scheduling": "yes"}, "True or False"),
+        ({"async_scheduling": "yes"}, "true or false"),
     ],
 )
 def test_refused(settings: dict[str, Any], told: str, random_models: dict[str, Path]) -> None:

@@ -218,7 +218,7 @@ def test_drafts_with_cached_prefixes_and_in_any_company(
     if method == "draft_model":
         speculation["model"] = folder(model, random_models)
     elif method == "early_exit":
-        speculation["exit_layer"] = 2
+        speculation["exit_layer"] = 1
     prompts, params = requests()
     order = random.Random(8).sample(range(len(prompts)), len(prompts))
     config: dict[str, Any] = {"kv_cache_memory": 1 << 26, "threads": 1, "speculative_config": speculation}

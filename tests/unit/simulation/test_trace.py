@@ -34,7 +34,7 @@ def test_what_was_written_is_read(tmp_path: Path) -> None:
         (GOOD + GOOD.replace("7", "6.5"), "line 2: timestamp=6.5 is before the last one, 7"),
         (GOOD.replace("7", "-7"), "line 1: timestamp=-7: must be milliseconds"),
         (GOOD.replace("7", "NaN"), "line 1: timestamp=nan"),
-        (GOOD.replace("600", "true"), "line 1: input_length=True"),
+        (GOOD.replace("600", "true"), "line 1: input_length=true"),
         (GOOD.replace("600", "1e99"), "line 1: input_length=1e+99"),
         (GOOD.replace("3,", "-3,"), "line 1: output_length=-3"),
         (GOOD.replace("[1, 2]", '["a", 2]'), "line 1: hash_ids='a'"),
