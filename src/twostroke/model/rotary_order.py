@@ -15,7 +15,6 @@ A checkpoint may also keep together what belongs to one KV head; here all of q c
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -25,7 +24,7 @@ from twostroke.config.model import ModelConfig
 from twostroke.kernels.quantized_weight import QuantizedWeight
 from twostroke.model.registry import architecture
 from twostroke.model.weight_map import checkpoint_names
-from twostroke.model.weight_source import ALL_ROWS, StoredWeight, WeightSource
+from twostroke.model.weight_source import ALL_ROWS, WeightSource, WrappedSource
 
 
 def in_rotary_order(source: WeightSource, config: ModelConfig) -> WeightSource:
@@ -81,26 +80,12 @@ def _of_heads(heads: Tensor, order: Tensor) -> Tensor:
     return (heads[:, None] * len(order) + order).flatten()
 
 
-class _Ordered:
-    """A WeightSource that gives the rows of some weights, and the columns of others, in another order."""
+class _Ordered(WrappedSource):
+    """Gives the rows of some weights, and the columns of others, in another order."""
 
     def __init__(self, source: WeightSource, rows: Mapping[str, Tensor], columns: Mapping[str, Tensor]) -> None:
-        self._source, self._rows, self._columns = source, rows, columns
-
-    @property
-    def path(self) -> Path:
-        """See WeightSource."""
-        return self._source.path
-
-    @property
-    def quantization(self) -> str | None:
-        """See WeightSource."""
-        return self._source.quantization
-
-    @property
-    def weights(self) -> Mapping[str, StoredWeight]:
-        """See WeightSource."""
-        return self._source.weights
+        super().__init__(source)
+        self._rows, self._columns = rows, columns
 
     def read(self, name: str, dtype: torch.dtype, rows: slice = ALL_ROWS) -> Tensor | QuantizedWeight:
         """See WeightSource."""
@@ -109,6 +94,6 @@ class _Ordered:
             assert isinstance(norm, Tensor), name
             return norm[:, self._columns[name]]
         if name not in self._rows:
-            return self._source.read(name, dtype, rows)
+            return super().read(name, dtype, rows)
         whole, places = self._source.read(name, dtype), self._rows[name][rows]
         return whole[places] if isinstance(whole, Tensor) else whole.of_rows(places)

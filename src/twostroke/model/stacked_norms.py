@@ -7,21 +7,19 @@ model.layers.0.self_attn.q_layernorm.norms.1.weight  ┴─►  model.layers.0.s
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from twostroke.errors import CorruptCheckpoint
 from twostroke.kernels.quantized_weight import QuantizedWeight
-from twostroke.model.weight_source import ALL_ROWS, StoredWeight, WeightSource
+from twostroke.model.weight_source import ALL_ROWS, StoredWeight, WeightSource, WrappedSource
 
 _OF_A_HEAD = re.compile(r"(.+_layernorm)\.norms\.(\d+)\.weight")
 
 
-class StackedNorms:
-    """A WeightSource."""
+class StackedNorms(WrappedSource):
+    """Gives the norms of a layer's heads as one weight."""
 
     def __init__(self, source: WeightSource) -> None:
         """Takes the weights as they are stored.
@@ -29,7 +27,6 @@ class StackedNorms:
         Raises:
             CorruptCheckpoint: a head's norm is missing, or another shape than the first's.
         """
-        self._source = source
         self._heads: dict[str, dict[int, str]] = {}
         found: dict[str, StoredWeight] = {}
         for name, weight in source.weights.items():
@@ -43,22 +40,12 @@ class StackedNorms:
             if len(shapes) > 1 or sorted(heads) != list(range(len(heads))):
                 raise CorruptCheckpoint(f"{source.path}: {name} is not whole: heads {sorted(heads)}, shapes {shapes}.")
             found[name] = StoredWeight((len(heads), *shapes.pop()))
-        self.weights: Mapping[str, StoredWeight] = found
-
-    @property
-    def path(self) -> Path:
-        """See WeightSource."""
-        return self._source.path
-
-    @property
-    def quantization(self) -> str | None:
-        """See WeightSource."""
-        return self._source.quantization
+        super().__init__(source, found)
 
     def read(self, name: str, dtype: torch.dtype, rows: slice = ALL_ROWS) -> Tensor | QuantizedWeight:
         """See WeightSource."""
         if name not in self._heads:
-            return self._source.read(name, dtype, rows)
+            return super().read(name, dtype, rows)
         found: list[Tensor] = []
         for head in range(len(self._heads[name]))[rows]:
             norm = self._source.read(self._heads[name][head], dtype)

@@ -2,35 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from twostroke.model.weight_source import ALL_ROWS, StoredWeight, WeightSource
+from twostroke.model.weight_source import ALL_ROWS, StoredWeight, WeightSource, WrappedSource
 
 _LAYERS = "transformer.h."
 
 
-class Transposed:
-    """A WeightSource of floats."""
-
-    quantization = None
+class Transposed(WrappedSource):
+    """Gives matrices of floats the other way round."""
 
     def __init__(self, source: WeightSource) -> None:
         """Takes the weights as they are stored."""
-        self._source = source
-        self.weights: Mapping[str, StoredWeight] = {
+        weights = {
             name: replace(weight, shape=weight.shape[::-1]) if _is_matrix(name, weight) else weight
             for name, weight in source.weights.items()
         }
-
-    @property
-    def path(self) -> Path:
-        """See WeightSource."""
-        return self._source.path
+        super().__init__(source, weights)
 
     def read(self, name: str, dtype: torch.dtype, rows: slice = ALL_ROWS) -> Tensor:
         """See WeightSource."""

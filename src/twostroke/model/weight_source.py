@@ -65,3 +65,26 @@ class WeightSource(Protocol):
             UnsupportedModel: it is stored in a way that is not implemented.
         """
         ...
+
+
+class WrappedSource:
+    """A WeightSource that stands before another one; as it is, it gives what that gives."""
+
+    def __init__(self, source: WeightSource, weights: Mapping[str, StoredWeight] | None = None) -> None:
+        """Takes the other source, and what there is where that differs."""
+        self._source = source
+        self.weights: Mapping[str, StoredWeight] = source.weights if weights is None else weights
+
+    @property
+    def path(self) -> Path:
+        """See WeightSource."""
+        return self._source.path
+
+    @property
+    def quantization(self) -> str | None:
+        """See WeightSource."""
+        return self._source.quantization
+
+    def read(self, name: str, dtype: torch.dtype, rows: slice = ALL_ROWS) -> Tensor | QuantizedWeight:
+        """See WeightSource."""
+        return self._source.read(name, dtype, rows)
