@@ -24,6 +24,8 @@ from twostroke.runner.kv_storage import KVStorage
 
 GEMMA_3 = Path(__file__).parents[2] / "fixtures" / "gemma3"
 """config.json of each size, see make.py there."""
+DECISION = Path(__file__).parents[3] / "docs" / "decisions" / "043-one-block-table-for-each-kind-of-layer.md"
+"""Its table has the waste of each size."""
 SIZES = {"1b": (8, (16, 88)), "4b": (8, (8, 48)), "12b": (16, (16, 80)), "27b": (16, (16, 80))}
 """Tokens of a page, and of a block of window layers and of full ones, at the default block size."""
 
@@ -66,7 +68,10 @@ def test_the_skewed_workload_wastes_little(size: str, tmp_path: Path) -> None:
             usage, start = kv.usage(), end
             allocated, filled = allocated + usage.allocated_bytes, filled + usage.filled_bytes
         kv.free("r")
-    assert 0 < 1 - filled / allocated <= MAX_WASTE
+    waste = 1 - filled / allocated
+    assert 0 < waste <= MAX_WASTE
+    row = next(line for line in DECISION.read_text().splitlines() if line.startswith(f"| {size.upper()} |"))
+    assert row.endswith(f"| {100 * waste:.1f} % |"), f"{size}: {waste:.4f}"
 
 
 @pytest.mark.parametrize("size", SIZES)
