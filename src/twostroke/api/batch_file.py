@@ -44,7 +44,7 @@ class BatchRequest:
     custom_id: str
     url: str
     body: dict[str, Any] | bytes
-    """Of a large one its JSON: nothing is made of it before its shape is known to be right."""
+    """The parsed object; of a large line the JSON, which is parsed when its shape was checked."""
 
 
 @dataclass(frozen=True, slots=True)

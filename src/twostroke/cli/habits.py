@@ -1,4 +1,4 @@
-"""What users of Ollama, llama.cpp, vLLM, SGLang and TGI type first, and what it is called here."""
+"""First words and flags of Ollama, llama.cpp, vLLM, SGLang and TGI, each with its name here."""
 
 from __future__ import annotations
 

@@ -17,9 +17,14 @@ WindowRule = Literal["none", "all_layers", "by_layer", "by_type"]
 """Which layers have `sliding_window`: none, all, those of `layer_types` or from `max_window_layers` on where
 `use_sliding_window` is set, or those of `layer_types` whatever that says."""
 RopeRule = Literal["same", "only_windows", "windows_alone", "plain_windows", "local_windows"]
-"""Of a model with windows in some layers: all layers are rotated alike; full ones are not rotated, if there are windows
-or in any case; `rope_scaling` is of the full ones alone; or that, and windows have `rope_local_base_freq`, and
-max_position_embeddings counts the stretching already."""
+"""How the layers of a model with windows are rotated:
+
+- same: all alike;
+- only_windows: full layers are not rotated if there are layers with a window;
+- windows_alone: full layers are never rotated;
+- plain_windows: `rope_scaling` is of the full layers alone;
+- local_windows: as plain_windows. Windows have `rope_local_base_freq`; max_position_embeddings counts the stretching.
+"""
 
 
 _SILU: Mapping[str, PlainActivation] = {"silu": "silu"}

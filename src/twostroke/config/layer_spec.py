@@ -22,11 +22,10 @@ NormKind = Literal["rms", "layer", "layer_bias"]
 NormPlace = Literal["before", "after", "around", "shared"]
 """Where the norms of attention and MLP stand: at their input, at their output, at both, or one at the input of both."""
 Activation = Literal["silu", "gelu_tanh"]
-"""What the MLP's gate passes through: SiLU, or GELU by its tanh formula (Hendrycks and Gimpel 2016,
-arXiv:1606.08415)."""
+"""The function of an MLP's gate: SiLU, or GELU by its tanh formula (Hendrycks and Gimpel 2016, arXiv:1606.08415)."""
 PlainActivation = Literal["silu", "gelu_tanh", "gelu", "relu", "relu2", "xielu"]
-"""What the products of an MLP without a gate pass through: one of these, GELU by the error function, ReLU, its square
-(So et al. 2021, arXiv:2109.08668), or xIELU, which has learned parameters (model/apertus.py)."""
+"""The function between the two products of an MLP without a gate. `gelu` is exact, by the error function; `relu2` is
+the square of ReLU (So et al. 2021, arXiv:2109.08668); `xielu` has learned parameters (model/apertus.py)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

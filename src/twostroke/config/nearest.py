@@ -1,4 +1,4 @@
-"""What to say of an architecture that is not known: which known one is nearest, and what its config has beside."""
+"""Help for an unknown architecture: the nearest known one, and the parts in which they differ."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _PARTS: Mapping[str, tuple[str, ...]] = {
     "images": ("vision_config",),
     "sound": ("audio_config",),
 }
-"""What a model may have that no known architecture has, and the keys that say so where they are neither null nor 0."""
+"""Parts that no known architecture has. A model has one if one of its keys is neither null nor 0."""
 _LAYER_TYPES = {"full_attention", "sliding_attention"}
 
 

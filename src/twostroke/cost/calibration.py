@@ -31,7 +31,7 @@ from twostroke.errors import InvalidParameter
 
 VERSION = 2
 MAX_BYTES = 16 * 2**20
-"""Of a file. One that was written has some kilobytes."""
+"""Largest file that is read. Those that `calibrate` writes have some kilobytes."""
 LEAST_GAIN = 1.03
 """Less is within what measuring can tell, and not recommended."""
 

@@ -12,7 +12,7 @@ from twostroke.errors import InvalidParameter, TwostrokeError, UnreadableEvent
 from twostroke.events import Event, from_json, to_json
 
 MAX_LINE_CHARS = 2**26
-"""Of an event. The arrival of a million tokens has ten million."""
+"""Longest line that is read. The arrival of a prompt of a million tokens takes ten million characters."""
 
 
 class JsonlEventLog:

@@ -152,7 +152,7 @@ class KVLayout:
 
     @property
     def block_words(self) -> str:
-        """What is in a block, for people.
+        """The contents of a block, in words for messages.
 
         >>> full, window = (KVSpec(num_kv_heads=1, head_dim=8, window=window) for window in (None, 512))
         >>> KVLayout.of([full], block_size=16, kv_format="bf16").block_words
@@ -193,7 +193,7 @@ class KVLayout:
 
     @property
     def bytes_per_head(self) -> int:
-        """What the K, or the V, of one KV head takes in a page: one contiguous run."""
+        """Bytes of the K, or of the V, of one KV head in a page. They are contiguous."""
         return self.block_size * slot_bytes(self.kv_format, self.head_dim)
 
     @property

@@ -100,8 +100,13 @@ class KVCacheManager:
         self._prefix_cache.load(cached, block_hashes)
 
     def prefetch(self, cached: CachedPrefix, block_hashes: Sequence[bytes], max_tokens: int) -> int:
-        """The same beside the pass of the step that is being decided: of the first blocks, as many as `max_tokens`
-        tokens fill where all layers are alike, but one at least. Returns how many blocks that is."""
+        """Load the first blocks while the step that is being decided runs; return how many.
+
+        Args:
+            cached: the prefix that was found.
+            block_hashes: of the request.
+            max_tokens: at most max_tokens // block_size blocks, but at least one.
+        """
         return self._prefix_cache.prefetch(cached, block_hashes, max(1, max_tokens // self._block_size))
 
     def take_moves(self, *, runs: bool) -> KVMoves | None:

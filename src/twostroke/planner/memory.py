@@ -217,7 +217,7 @@ def _check_weights_fit(config: EngineConfig, prepared: Prepared, own_bytes: int,
         words = f"{config.cache.utilization:g} x {own_bytes:,}"
         words += f" - {others_bytes:,} that others hold = " if others_bytes else " = "
     missing = f"the weights of {prepared.path.name} take {needed:,} bytes of {words}{room:,}: {needed - room:,} more"
-    what_would = _what_would_fit(config, prepared, own_bytes, others_bytes)
+    what_would = what_would_fit(config, prepared, own_bytes, others_bytes)
     raise DoesNotFit(f"{missing} than there are. {what_would}")
 
 
@@ -230,7 +230,7 @@ def _room_for_weights(config: EngineConfig, own_bytes: int, others_bytes: int) -
     return int(config.cache.utilization * own_bytes) - others_bytes if config.load.device == "cuda" else own_bytes
 
 
-def _what_would_fit(config: EngineConfig, prepared: Prepared, own_bytes: int, others_bytes: int) -> str:
+def what_would_fit(config: EngineConfig, prepared: Prepared, own_bytes: int, others_bytes: int) -> str:
     """Return settings with which the whole engine fits, not its weights alone."""
 
     def fits(changed: EngineConfig, moved: Prepared) -> bool:

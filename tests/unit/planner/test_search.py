@@ -216,14 +216,14 @@ def test_a_model_too_large_for_one_gpu_is_searched_with_more_ranks(large: str) -
 
 def test_what_would_fit_is_looked_for_once(large: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """It takes a second, and there are dozens of candidates."""
-    looked_for, what_would_fit = 0, getattr(memory, "_what_would_fit")  # noqa: B009 (of another module, and private)
+    looked_for, what_would_fit = 0, memory.what_would_fit
 
     def counted(*arguments: Any) -> str:
         nonlocal looked_for
         looked_for += 1
         return what_would_fit(*arguments)
 
-    monkeypatch.setattr(memory, "_what_would_fit", counted)
+    monkeypatch.setattr(memory, "what_would_fit", counted)
     given: dict[str, Any] = {"request_rate": 1.0, "budgets": "256,512,1024,2048", "max_workers": 4}
     with pytest.raises(DoesNotFit, match="No candidate fits"):
         searched(PlanOptions(device_name="L4"), {"model": large, "load_format": "dummy"}, **given)
