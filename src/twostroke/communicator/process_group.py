@@ -96,7 +96,10 @@ class ProcessGroupCommunicator:
             raise self._lost
 
     def close(self) -> None:
-        """See Communicator."""
+        """See Communicator.
+
+        Call it before the interpreter ends: a watcher that aborts the group meanwhile ends the process with SIGABRT.
+        """
         self._is_closed.set()
         self._watcher.join()
         self._abort()
@@ -144,7 +147,11 @@ def process_group(beside: Watching, device_type: str) -> ProcessGroupCommunicato
     except RuntimeError as error:
         raise RankLost(0 if beside.rank else 1, f"it did not come to a process group ({error})") from error
     communicator = ProcessGroupCommunicator(beside, group)
-    communicator.barrier()
+    try:
+        communicator.barrier()
+    except BaseException:
+        communicator.close()
+        raise
     return communicator
 
 

@@ -170,12 +170,13 @@ def test_a_rank_that_leaves_is_noticed(backend: str, meet: Meeting) -> None:
 
 _PEER = """
 import sys
+from contextlib import closing
 sys.path.append(sys.argv[3])
 from test_communicator import communicator_of
 from twostroke.communicator.rendezvous import join
-peer = communicator_of(sys.argv[2], 1, join(sys.argv[1], 1, 2, 30))
-peer.barrier()
-peer.broadcast(None)
+with closing(communicator_of(sys.argv[2], 1, join(sys.argv[1], 1, 2, 30))) as peer:
+    peer.barrier()
+    peer.broadcast(None)
 """
 
 
