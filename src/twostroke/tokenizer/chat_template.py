@@ -16,7 +16,7 @@ from twostroke.log import get_logger
 from twostroke.tokenizer.dropped_roles import DroppedRoles
 from twostroke.tokenizer.messages import checked_messages, with_joined_content
 from twostroke.tokenizer.plain_json import JSON, plain_json
-from twostroke.tokenizer.template_process import TemplateSource
+from twostroke.tokenizer.template_process import TemplateSource, TemplateStopped
 from twostroke.tokenizer.unwritten import Unwritten
 
 log = get_logger(__name__)
@@ -175,11 +175,22 @@ class _Template:
             )
         self._source = TemplateSource(source)
         self.facts = self._source.facts
-        self.dropped_roles = DroppedRoles(self.render)
-        self.unwritten = Unwritten(self.render, named_tokens)
+        self.dropped_roles = DroppedRoles(self._probe)
+        self.unwritten = Unwritten(self._probe, named_tokens)
+        self._stopped: TemplateStopped | None = None
+        """Why nothing more is to be learned of it."""
 
     def render(self, variables: JSON) -> str:
         return self._source.render(variables)
+
+    def _probe(self, variables: JSON) -> str:
+        if self._stopped is not None:
+            raise self._stopped
+        try:
+            return self._source.render(variables, probes=True)
+        except TemplateStopped as error:
+            self._stopped = error
+            raise
 
 
 def _mark_final_message(chat: list[JSON]) -> str:

@@ -33,7 +33,8 @@ class DroppedRoles:
     """Which messages one template leaves out.
 
     Args:
-        render: the template; it takes its variables, and raises InvalidPrompt where it refuses.
+        render: the template; it takes its variables, and raises InvalidPrompt where it refuses, and TemplateStopped
+            where it takes too long.
     """
 
     def __init__(self, render: Callable[[JSON], str]) -> None:
@@ -53,7 +54,10 @@ class DroppedRoles:
         key = pattern, _switches(variables)
         dropped = self._known.get(key)
         if dropped is None:
-            dropped = self._dropped(pattern, variables)
+            try:
+                dropped = self._dropped(pattern, variables)
+            except TemplateStopped:  # nothing is known of a template that takes so long
+                return
             if len(pattern) <= _MAX_REMEMBERED and all(len(role) <= _MAX_ROLE for role, _ in pattern):
                 if len(self._known) >= _MAX_KNOWN:
                     self._known.clear()

@@ -28,6 +28,7 @@ from twostroke.tokenizer.template_wire import (
     EXHAUSTED,
     LOOK,
     MAX_ANSWER_BYTES,
+    PROBE,
     REFUSED,
     RENDER,
     REQUEST,
@@ -65,11 +66,12 @@ class TemplateSource:
             why = _overrun(error.code, len(self._source))
             raise InvalidPrompt(f"the model's chat template cannot be compiled: it {why}.") from None
 
-    def render(self, variables: Mapping[str, Any]) -> str:
+    def render(self, variables: Mapping[str, Any], *, probes: bool = False) -> str:
         """Return the text of a conversation.
 
         Args:
             variables: JSON values by name.
+            probes: the conversation is one of ours, to learn something of the template, and may take little time.
 
         Raises:
             InvalidPrompt: the template refuses or fails.
@@ -81,7 +83,7 @@ class TemplateSource:
         except ValueError as error:
             raise InvalidPrompt(f"the conversation cannot be given to the chat template ({error}).") from error
         try:
-            return decoded(_runner.ask(RENDER, self._source, content))
+            return decoded(_runner.ask(PROBE if probes else RENDER, self._source, content))
         except _Ended as error:
             why = _overrun(error.code, len(self._source) + len(content))
             raise TemplateStopped(f"the chat template was stopped: it {why}.") from None

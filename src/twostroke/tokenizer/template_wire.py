@@ -18,8 +18,8 @@ from typing import Any, cast
 
 from twostroke.tokenizer.messages import CallArguments
 
-LOOK, RENDER = b"L", b"R"
-"""Compile only, and say what the template expects; or render."""
+LOOK, RENDER, PROBE = b"L", b"R", b"P"
+"""Compile only, and say what the template expects; render; or render a conversation of our own to learn something."""
 FACTS, TEXT, REFUSED, EXHAUSTED = b"F", b"T", b"E", b"M"
 """Three flags, the text, why there is none, and the same of a process that has no memory left and ends."""
 REQUEST = struct.Struct("<cQQ")
@@ -33,6 +33,8 @@ MAX_ANSWER_BYTES = 4 * MAX_PROMPT_CHARS
 
 CPU_S = 0.75
 """Processor time of one rendering, or of compiling; an ordinary conversation takes a thousandth of it."""
+PROBE_CPU_S = 0.05
+"""Of rendering a probe. A conversation waits for up to a dozen of them."""
 CPU_S_PER_MIB = 0.5
 """What is added for long conversations, by their size as JSON."""
 MEMORY_MIB = 384
@@ -52,9 +54,9 @@ class TemplateFacts:
     """It names the role developer."""
 
 
-def cpu_limit_s(num_bytes: int) -> float:
-    """Return the processor time for a request of so many bytes."""
-    return CPU_S + CPU_S_PER_MIB * num_bytes / _MIB
+def cpu_limit_s(num_bytes: int, op: bytes = RENDER) -> float:
+    """Return the processor time for a request of so many bytes; of a probe, the time after compiling."""
+    return (PROBE_CPU_S if op == PROBE else CPU_S) + CPU_S_PER_MIB * num_bytes / _MIB
 
 
 def encoded(text: str) -> bytes:

@@ -26,6 +26,7 @@ from twostroke.tokenizer.template_wire import (
     FACTS,
     LOOK,
     MEMORY_MIB,
+    PROBE,
     REFUSED,
     REQUEST,
     TEXT,
@@ -36,6 +37,7 @@ from twostroke.tokenizer.template_wire import (
     unpacked,
 )
 
+_NO_LIMIT = 0.0
 _MOST_COMPILED = 4
 """Templates that are kept compiled."""
 
@@ -43,7 +45,10 @@ _MOST_COMPILED = 4
 def answer(op: bytes, source: bytes, variables: bytes) -> tuple[bytes, bytes]:
     """Return the kind of an answer and its text."""
     try:
+        _allow(cpu_limit_s(len(source) + len(variables)))
         program = _compiled(source)
+        if op == PROBE:
+            _allow(cpu_limit_s(len(variables), PROBE))
         if op == LOOK:
             return FACTS, encoded(json.dumps(asdict(program.facts)))
         return TEXT, encoded(program.render(unpacked(variables)))
@@ -51,6 +56,11 @@ def answer(op: bytes, source: bytes, variables: bytes) -> tuple[bytes, bytes]:
         return REFUSED, encoded(str(error))
     except MemoryError:
         return EXHAUSTED, encoded(f"the chat template needs more than {MEMORY_MIB} MiB of memory.")
+
+
+def _allow(cpu_s: float) -> None:
+    """End this process when it has taken so much more processor time."""
+    signal.setitimer(signal.ITIMER_PROF, cpu_s)
 
 
 @lru_cache(maxsize=_MOST_COMPILED)
@@ -63,9 +73,8 @@ def serve(connection: socket.socket) -> None:
     while len(head := receive(connection, REQUEST.size)) == REQUEST.size:
         op, num_source, num_variables = REQUEST.unpack(head)
         source, variables = receive(connection, num_source), receive(connection, num_variables)
-        signal.setitimer(signal.ITIMER_PROF, cpu_limit_s(num_source + num_variables))
         kind, text = answer(op, source, variables)
-        signal.setitimer(signal.ITIMER_PROF, 0.0)
+        _allow(_NO_LIMIT)
         del source, variables
         connection.sendall(ANSWER.pack(kind, len(text)))
         connection.sendall(text)

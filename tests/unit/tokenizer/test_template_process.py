@@ -48,6 +48,25 @@ def repeated(start: str, following: str) -> str:
     return LOOP.replace("START", start).replace("NEXT", following)
 
 
+SPIN = "{% for i in range(99999) %}{% for i in range(99999) %}{% endfor %}{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    "chat", [CHAT, [{"role": "critic", "content": "Hi"}]], ids=["tools and calls", "a role of its own"]
+)
+def test_what_is_to_be_learned_of_a_template_takes_little_of_its_time(chat: list[dict[str, str]]) -> None:
+    """A template that spins for our own conversations alone is stopped once, and answers the user's."""
+    found = "{% set ours = messages | map(attribute='content') | join %}"
+    source = found + "{% if 'mark' in ours %}" + SPIN + "{% endif %}{{ ours }}"
+    template = ChatTemplate({"default": source}, {})
+    pids: list[int] = [the_process()]
+    calls = [{"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "f", "arguments": "{}"}}]}]
+    for _ in range(2):
+        assert template.render([*chat, *calls, *CHAT], tools=[{"name": "f"}]) == chat[0]["content"] + "Hi"
+        pids.append(the_process())
+    assert len(set(pids)) == 2, "more than one process was ended"
+
+
 @pytest.mark.parametrize(
     ("source", "told"),
     [
