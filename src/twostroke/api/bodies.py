@@ -107,7 +107,10 @@ class BodyReader:
                     if len(content) + len(chunk) > self._max_bytes:
                         raise self._too_large()
                     if not message.get("more_body", False):
-                        return bytes(content + chunk) if content else chunk
+                        if not content:
+                            return chunk
+                        content += chunk
+                        return bytes(content)
                     body = body or self._unfinished.begin(patience)
                     content += chunk
                     self._unfinished.grow(body, len(chunk))

@@ -239,7 +239,7 @@ class InputProcessor:
     def encode(self, text: Any, *, add_special_tokens: bool = True) -> Sequence[int]:
         """Token ids of any text, an empty or a long one too.
 
-        Those of a long one are an array; see Tokenizer.encode_compactly.
+        Those of a long one take four bytes each; see Tokenizer.encode_compactly.
 
         Raises:
             InvalidPrompt: no text, half a character, or one that the tokenizer has no ids for.

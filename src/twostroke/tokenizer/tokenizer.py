@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import NoneType
@@ -119,17 +118,12 @@ class Tokenizer:
         if len(text) < WHOLE_CHARS or frame is None:
             return self.encode(text, add_special_tokens)
         try:
-            found = self._windows.encode(text)
+            found = self._windows.encode(text, frame)
         except (KeyboardInterrupt, SystemExit):
             raise
         except BaseException as error:  # as in encode
             raise InvalidPrompt(f"the model's tokenizer cannot encode the text ({error}).") from error
-        if found is None:
-            return self.encode(text, add_special_tokens)
-        before, behind = frame
-        found[:0] = array("I", before)
-        found.extend(behind)
-        return found
+        return self.encode(text, add_special_tokens) if found is None else found
 
     @functools.cached_property
     def _frame(self) -> tuple[Sequence[int], Sequence[int]] | None:

@@ -18,10 +18,11 @@ import itertools
 import json
 import re
 import unicodedata
-from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from tokenizers import Tokenizer as RawTokenizer
 from tokenizers import models, normalizers
 
@@ -33,6 +34,9 @@ _MARGIN_BYTES = 1 << 10
 """At the end of a window. A pre-tokenizer looks ahead by a few characters, and no token is nearly as long."""
 _OVERLAP_BYTES = 1 << 12
 """Of two windows within one word."""
+
+_MOST_CHAR_BYTES = 4
+"""A character has at most so many bytes, and a token has at least one."""
 
 _CLASS = re.compile(r"\[(?:\\.|[^\]\\])*\]")
 """A set of characters in a regular expression."""
@@ -55,13 +59,19 @@ class WindowEncoder:
         self._text = text if isinstance(text, ByteLevelText) and is_known else None
         self._token_bytes: dict[int, bytes] = {}
 
-    def encode(self, text: str) -> array[int] | None:
-        """Return the ids; None where windows cannot be trusted with this tokenizer or this text."""
+    def encode(self, text: str, frame: tuple[Sequence[int], Sequence[int]] = ((), ())) -> Sequence[int] | None:
+        """Return the ids; None where windows cannot be trusted with this tokenizer or this text.
+
+        Args:
+            text: any text.
+            frame: ids to put before its own, and behind them.
+        """
         if self._text is None:
             return None
         if self._composes:
             text = unicodedata.normalize("NFC", text)
-        found: array[int] = array("I")
+        found = _Ids(sum(map(len, frame)) + _MOST_CHAR_BYTES * len(text))
+        found.extend(frame[0])
         begin, before = 0, None
         while True:
             window = self._window(text[begin : begin + WINDOW_CHARS])
@@ -70,7 +80,8 @@ class WindowEncoder:
                 return None
             if begin + WINDOW_CHARS >= len(text):
                 found.extend(window.ids[first:])
-                return found
+                found.extend(frame[1])
+                return found.view()
             before = window.from_word() or window.within_word()
             if before is None or before.cut < first:
                 return None
@@ -92,6 +103,27 @@ class WindowEncoder:
             assert self._text is not None
             known = self._token_bytes[token_id] = self._text.token_bytes(self._raw.id_to_token(token_id) or "")
         return known
+
+
+class _Ids:
+    """Token ids that take four bytes each.
+
+    Room for the most is reserved at the start, and takes no memory before it is written to. A list that grows is
+    copied now and then, and takes twice the memory meanwhile.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._room = np.empty(most, np.uint32)
+        self._size = 0
+
+    def extend(self, ids: Sequence[int]) -> None:
+        """Add some behind those that are there."""
+        self._room[self._size : self._size + len(ids)] = ids
+        self._size += len(ids)
+
+    def view(self) -> Sequence[int]:
+        """Return those that are there."""
+        return memoryview(self._room)[: self._size]
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +178,7 @@ class _Rest:
     is_word: bool
     """Whether they begin a word; else they are within one, and the next window may find others at first."""
 
-    def go_on(self, window: _Window, found: array[int]) -> int | None:
+    def go_on(self, window: _Window, found: _Ids) -> int | None:
         """Add tokens up to one that the window has, too; return the window's token behind it, None if there is none."""
         if self.is_word:
             return 0 if window.ids[: len(self.ids)] == self.ids else None
