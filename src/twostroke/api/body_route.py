@@ -50,12 +50,16 @@ class _BodyRequest(Request):
         super().__init__(request.scope, request.receive)
         self._kind = kind
 
+    async def body(self) -> bytes:
+        """Return the beginning of the body: the framework asks whether there is one, and holds it until the answer."""
+        return (await super().body())[:1]
+
     async def json(self) -> Any:
         """Return the body's value; raise RefusedBody where it cannot be one of this kind.
 
         The framework says where a body is no JSON.
         """
-        content = await self.body()
+        content = await super().body()
         self._body = b""
         try:
             return read_body(self._kind, content)

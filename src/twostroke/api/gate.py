@@ -129,7 +129,10 @@ class Gate:
                 # before its body is read: refusing costs next to nothing, which is what overload asks for
                 self._admission.check(state["tenant"], patience_s(headers))
             check_media_type(scope["method"], scope["path"], headers)
-            body = await self._bodies.read(headers, decoded(receive_awaited, headers, self._max_body_bytes))
+            # not held here: whoever reads it may let go of it
+            replay = _replay(
+                await self._bodies.read(headers, decoded(receive_awaited, headers, self._max_body_bytes)), receive
+            )
         except (HTTPError, TwostrokeError) as error:
             answer = shaped_for(scope["path"], error_body(error))
             if "expect" in headers and not is_awaited:
@@ -140,7 +143,7 @@ class Gate:
         state["arrival_time_s"] = self._now_s()
         if scope["path"] in GENERATING_PATHS:
             await self._turns.wait()
-        await self._app(scope, _replay(body, receive), send)
+        await self._app(scope, replay, send)
 
     def _check_key(self, scope: Message, headers: Headers) -> str:
         """The tenant whose key was sent; refuses a request that needs a key and has none."""

@@ -246,12 +246,13 @@ class InputProcessor:
         """
         if not isinstance(text, str):
             raise InvalidPrompt(f"the prompt must be a text, not {kind_of(text)}.")
-        try:
-            text.encode("utf-8")
-        except UnicodeEncodeError as error:
-            raise InvalidPrompt(
-                f"the prompt has half a character (a lone surrogate) at position {error.start}; send valid Unicode."
-            ) from error
+        if not text.isascii():
+            try:
+                text.encode("utf-8")
+            except UnicodeEncodeError as error:
+                raise InvalidPrompt(
+                    f"the prompt has half a character (a lone surrogate) at position {error.start}; send valid Unicode."
+                ) from error
         return self._tokenizer.encode_compactly(text, add_special_tokens=add_special_tokens)
 
     def _kept(self, most: int | None, side: TruncationSide | None, params: SamplingParams) -> slice:

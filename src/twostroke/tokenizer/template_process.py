@@ -141,7 +141,7 @@ class _Process:
                 raise EngineError(f"no process for chat templates could be started ({error}).") from error
             raise
 
-    def ask(self, op: bytes, source: bytes, variables: bytes) -> tuple[bytes, bytes]:
+    def ask(self, op: bytes, source: bytes, variables: bytes) -> tuple[bytes, bytearray]:
         """Return the kind of the answer and its text.
 
         Raises:
@@ -178,7 +178,7 @@ class _Process:
         self._connection.close()
         self.child.returncode = 0  # nobody here is to wait for it
 
-    def _receive(self, num_bytes: int, until_s: float) -> bytes:
+    def _receive(self, num_bytes: int, until_s: float) -> bytearray:
         self._connection.settimeout(max(0.01, until_s - time.monotonic()))
         found = receive(self._connection, num_bytes)
         if len(found) < num_bytes:
@@ -193,7 +193,7 @@ class _Runner:
         self._process: _Process | None = None
         self._lock = threading.Lock()
 
-    def ask(self, op: bytes, source: bytes, variables: bytes) -> bytes:
+    def ask(self, op: bytes, source: bytes, variables: bytes) -> bytearray:
         """Return the text of the answer.
 
         Raises:
@@ -233,7 +233,7 @@ class _Runner:
         if process is not None:
             process.forget()
 
-    def _ask_once(self, op: bytes, source: bytes, variables: bytes) -> tuple[bytes, bytes]:
+    def _ask_once(self, op: bytes, source: bytes, variables: bytes) -> tuple[bytes, bytearray]:
         process, self._process = self._process, None
         if process is not None and process.child.poll() is not None:  # it was ended meanwhile
             process.end()

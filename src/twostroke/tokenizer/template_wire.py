@@ -64,7 +64,7 @@ def encoded(text: str) -> bytes:
     return text.encode("utf-8", "surrogatepass")
 
 
-def decoded(content: bytes) -> str:
+def decoded(content: bytes | bytearray) -> str:
     """Return the text that was encoded."""
     return content.decode("utf-8", "surrogatepass")
 
@@ -84,7 +84,7 @@ def packed(variables: Mapping[str, Any]) -> bytes:
     return encoded(json.dumps([variables, words], ensure_ascii=False))
 
 
-def unpacked(content: bytes) -> JSON:
+def unpacked(content: bytes | bytearray) -> JSON:
     """Return the variables that were packed."""
     variables, words = json.loads(decoded(content))
     for index, number, text in words:
@@ -94,7 +94,7 @@ def unpacked(content: bytes) -> JSON:
     return variables
 
 
-def receive(connection: socket.socket, num_bytes: int) -> bytes:
+def receive(connection: socket.socket, num_bytes: int) -> bytearray:
     """Return exactly so many bytes; fewer where the other end has closed."""
     found = bytearray(min(num_bytes, 1 << 20))
     filled = 0
@@ -106,4 +106,5 @@ def receive(connection: socket.socket, num_bytes: int) -> bytes:
         if not count:
             break
         filled += count
-    return bytes(memoryview(found)[:filled])
+    del found[filled:]
+    return found

@@ -42,7 +42,7 @@ _MOST_COMPILED = 4
 """Templates that are kept compiled."""
 
 
-def answer(op: bytes, source: bytes, variables: bytes) -> tuple[bytes, bytes]:
+def answer(op: bytes, source: bytes, variables: bytes | bytearray) -> tuple[bytes, bytes]:
     """Return the kind of an answer and its text."""
     try:
         _allow(cpu_limit_s(len(source) + len(variables)))
@@ -72,7 +72,7 @@ def serve(connection: socket.socket) -> None:
     """Answer until the other end closes, or until there is no memory left."""
     while len(head := receive(connection, REQUEST.size)) == REQUEST.size:
         op, num_source, num_variables = REQUEST.unpack(head)
-        source, variables = receive(connection, num_source), receive(connection, num_variables)
+        source, variables = bytes(receive(connection, num_source)), receive(connection, num_variables)
         kind, text = answer(op, source, variables)
         _allow(_NO_LIMIT)
         del source, variables

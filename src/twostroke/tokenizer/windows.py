@@ -26,6 +26,7 @@ import numpy as np
 from tokenizers import Tokenizer as RawTokenizer
 from tokenizers import models, normalizers
 
+from twostroke.process_memory import return_free_memory
 from twostroke.tokenizer.token_text import ByteLevelText, TokenText
 
 WINDOW_CHARS = 1 << 14
@@ -70,6 +71,7 @@ class WindowEncoder:
             return None
         if self._composes:
             text = unicodedata.normalize("NFC", text)
+        return_free_memory()  # of a body, which was decoded, rendered and copied on its way here
         found = _Ids(sum(map(len, frame)) + _MOST_CHAR_BYTES * len(text))
         found.extend(frame[0])
         begin, before = 0, None
