@@ -125,7 +125,7 @@ class _Ids:
 
     def view(self) -> Sequence[int]:
         """Return those that are there."""
-        return memoryview(self._room)[: self._size]
+        return self._room[: self._size].data
 
 
 @dataclass(frozen=True, slots=True)
