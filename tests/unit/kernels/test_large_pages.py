@@ -9,7 +9,7 @@ import platform
 import pytest
 import torch
 
-from twostroke.kernels.large_pages import _Pieces, large_pages, return_unused
+from twostroke.kernels.large_pages import _Kept, _Pieces, empty, large_pages, return_unused, wide
 from twostroke.process_memory import anonymous_bytes
 
 
@@ -51,6 +51,38 @@ def test_any_size(num_bytes: int) -> None:
         assert piece.shape == (num_bytes,)
         piece[0] = piece[-1] = 1
     assert len({piece.data_ptr() for piece in found}) == 3
+
+
+def test_memory_is_taken_again_when_its_last_tensor_is_gone() -> None:
+    kept = _Kept()
+    first, second = kept.take(20 << 20), kept.take(20 << 20)
+    begins = {first.data_ptr(), second.data_ptr()}
+    assert len(begins) == 2
+    view = first[5:7]
+    at = first.data_ptr()
+    del first
+    assert kept.take(20 << 20).data_ptr() not in begins, "a view of it is left"
+    del view
+    smaller = kept.take(18 << 20)
+    assert smaller.data_ptr() == at
+    assert second.data_ptr() in begins
+
+
+def test_mappings_that_became_too_small_are_dropped() -> None:
+    kept = _Kept()
+    for num_bytes in (17 << 20, 18 << 20, 40 << 20):
+        kept.take(num_bytes)
+    assert [len(pages) for pages in kept._maps] == [42 << 20]
+
+
+@pytest.mark.parametrize("num_rows", [1, 3, 32])
+def test_wide_is_float(num_rows: int) -> None:
+    """32 rows of bfloat16 take 16 MiB, and twice as much in float32."""
+    values = empty((num_rows, 1 << 18), torch.bfloat16).copy_(torch.randn(num_rows, 1 << 18))
+    for _ in range(2):
+        assert torch.equal(wide(values), values.float())
+    single = values.float()
+    assert wide(single) is single
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library keeps no holes, or cannot be told")

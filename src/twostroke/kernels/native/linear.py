@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from twostroke.config.layer_spec import Activation
-from twostroke.kernels.large_pages import large_pages
+from twostroke.kernels.large_pages import empty, large_pages
 from twostroke.kernels.native.extension import TYPE_CODES, Kernels, address, native
 from twostroke.kernels.quantized_weight import QuantizedFormat, QuantizedWeight
 from twostroke.kernels.stacked_weight import StackedWeight, stack
@@ -37,7 +37,7 @@ class _Panels(ABC):
     def multiply(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
         """x [num_rows, K] to [num_rows, N]."""
         assert x.dtype is self._dtype, (x.dtype, self._dtype)
-        y = torch.empty(x.shape[0], self._n, dtype=self._dtype)
+        y = empty((x.shape[0], self._n), self._dtype)
         self._multiply(x if x.stride(-1) == 1 else x.contiguous(), residual, y)
         return y
 
