@@ -19,7 +19,6 @@ from collections.abc import Iterable
 from twostroke.engine import process
 from twostroke.engine.child import kill_child
 from twostroke.engine.forking import FORK_REPLIES, FORKS, Ended, Forked, ForkFailed
-from twostroke.parent_death import signal_at_parents_death
 
 LARGEST_QUESTION = 1 << 16
 
@@ -108,7 +107,6 @@ def _leave_home(control: socket.socket, standard_input: int) -> None:
 def main() -> None:
     """The process's entry."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal_at_parents_death(signal.SIGCONT)
     gc.freeze()  # what is never looked at is never written to, and stays one copy for all
     folder = fork_on_demand(socket.socket(fileno=int(sys.argv[1])))
     if folder is not None:

@@ -17,7 +17,6 @@ from dataclasses import asdict
 from functools import lru_cache
 
 from twostroke.errors import InvalidPrompt
-from twostroke.parent_death import signal_at_parents_death
 from twostroke.tokenizer.template_confinement import confine
 from twostroke.tokenizer.template_program import TemplateProgram
 from twostroke.tokenizer.template_wire import (
@@ -86,7 +85,6 @@ def main() -> None:
     """The process's entry."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGPROF, signal.SIG_DFL)  # which ends the process
-    signal_at_parents_death(signal.SIGCONT)
     connection = socket.socket(fileno=int(sys.argv[1]))
     confine()
     with contextlib.suppress(OSError):  # nobody is left to answer
