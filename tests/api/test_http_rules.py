@@ -138,6 +138,12 @@ RULES = [
     Rule("9112 3.2 no Host by name", get(host=b"host: a b\r\n"), 400),
     Rule("9112 3.2 a URL as Host", get(host=b"host: http://x/\r\n"), 400),
     Rule("9112 3.2 empty Host", get(host=b"host:\r\n"), 200),
+    Rule("9110 4.2.1 a port that there is not", get(host=b"host: localhost:99999\r\n"), 400, (rb"65535",)),
+    Rule("9110 4.2.1 the first of those", get(host=b"host: localhost:65536\r\n"), 400),
+    Rule("9110 4.2.1 the last port", get(host=b"host: localhost:65535\r\n"), 200),
+    Rule("9110 4.2.1 zeros before a port", get(host=b"host: localhost:0000080\r\n"), 200),
+    Rule("9110 4.2.1 a port without end", get(host=b"host: localhost:" + b"9" * 5000 + b"\r\n"), 400),
+    Rule("9110 4.2.1 such a port in the target", get(path=b"http://localhost:65536/health"), 400),
     Rule("9112 3.2 Host with a port", get(host=b"HOST: [::1]:8000\r\n"), 200),
     # lines
     Rule("9112 2.2 empty lines before the request", b"\r\n\r\n" + get(), 200),
@@ -166,6 +172,11 @@ RULES = [
     Rule(
         "9112 7.1.1 chunk extensions are ignored",
         post(b"transfer-encoding: chunked\r\n", body=CHUNKS.replace(b"5\r\n", b'5;a=b;c="d"\r\n', 1)),
+        200,
+    ),
+    Rule(
+        "9112 7.1.1 spaces before a chunk extension are ignored",
+        post(b"transfer-encoding: chunked\r\n", body=CHUNKS.replace(b"5\r\n", b"5 \t;a=b\r\n", 1)),
         200,
     ),
     Rule(

@@ -13,7 +13,8 @@ Headers = Sequence[tuple[bytes, bytes]]
 UNIQUE_HEADERS = frozenset({b"content-length", b"transfer-encoding", b"host", b"authorization", b"x-api-key"})
 """Two of these and two readers may believe different ones."""
 VERSIONS = ("1.0", "1.1")
-_HOST = re.compile(rb"(\[[0-9A-Fa-f:.]+\]|[\w.~!$&'()*+,;=%-]*)(:[0-9]*)?", re.ASCII)
+_HOST = re.compile(rb"(\[[0-9A-Fa-f:.]+\]|[\w.~!$&'()*+,;=%-]*)(?::([0-9]*))?", re.ASCII)
+MAX_PORT = 65535
 _ABSOLUTE = re.compile(rb"https?://([^/?#]*)(.*)", re.IGNORECASE | re.DOTALL)
 _REQUEST_LINE = re.compile(rb"(?:\r\n)*[!#$%&'*+.^_`|~0-9A-Za-z-]+ [^\s]+ HTTP/(\d\.\d)\r\n")
 
@@ -46,7 +47,7 @@ def check_head(method: bytes, version: str, target: bytes, headers: Headers) -> 
     given = dict(headers)
     _check_host(version, given.get(b"host"))
     _, named = origin_form(target)
-    if named is not None and (not named or _HOST.fullmatch(named) is None):
+    if named is not None and (not named or not _is_host(named)):
         raise HTTPError(
             400, f"the request target names no host ({named[:64].decode('latin-1')!r}); send http://HOST/PATH."
         )
@@ -100,9 +101,19 @@ def unreadable(data: bytes, *, is_method: bool) -> HTTPError | None:
 def _check_host(version: str, host: bytes | None) -> None:
     if host is None and version == "1.1":
         raise HTTPError(400, "the request has no 'host' header, which HTTP/1.1 needs.")
-    if host is not None and _HOST.fullmatch(host) is None:
+    if host is not None and not _is_host(host):
         told = host[:64].decode("latin-1")
-        raise HTTPError(400, f"the header host={told!r} is not a host; send a name, or NAME:PORT.")
+        raise HTTPError(
+            400, f"the header host={told!r} is not a host; send a name, or NAME:PORT with a port up to {MAX_PORT}."
+        )
+
+
+def _is_host(text: bytes) -> bool:
+    found = _HOST.fullmatch(text)
+    if found is None:
+        return False
+    port = (found[2] or b"").lstrip(b"0")
+    return len(port) <= 5 and int(port or b"0") <= MAX_PORT
 
 
 def _check_coding(version: str, coding: bytes | None) -> None:

@@ -2,7 +2,11 @@
 
 uvicorn's parser has no limits of its own. These are: how long and how large the head of a request may be, how many
 connections there may be, and shapes that two readers could read differently (request smuggling, RFC 9112, 6.3 and
-11.2; request_head.py). What is wrong is told in the shape of every other error, and the connection is closed.
+11.2; request_head.py). What is wrong is told in the shape of every other error, behind the answers of the requests
+before it, and the connection is closed.
+
+A client that shuts down its half of the connection has left, and its requests are aborted: one that is gone looks the
+same until something is written to it, and a whole answer is written when all of its work is done.
 """
 
 from __future__ import annotations
@@ -58,6 +62,7 @@ class GuardedProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Somebody has connected."""
         super().connection_made(transport)
+        self._take_leniently()
         self._num_head_bytes = 0
         self._num_pending_bytes = 0
         """That the parser may keep: of a header that has not ended, or of what frames a body."""
@@ -67,6 +72,8 @@ class GuardedProtocol(HttpToolsProtocol):
         self._reads_body = False
         self._received = b""
         """What the parser reads now."""
+        self._ended_within = False
+        """Whether a request ends in it, so that it does not begin with the line of the one that is read."""
         self._framing = b""
         """The header that says where the body ends, of a request at which the parser stops."""
         self._is_replaying = False
@@ -74,6 +81,8 @@ class GuardedProtocol(HttpToolsProtocol):
         self._refusal: HTTPError | None = None
         self._answering: RequestResponseCycle | None = None
         """What is being answered, or was answered last; requests may wait behind it."""
+        self._last_words = b""
+        """What is said, and nothing read any more, when the requests before it have their answers."""
         self._head_timer: asyncio.TimerHandle | None = None
         self._reader_timer: asyncio.TimerHandle | None = None
         if len(self.connections) > self.max_connections:
@@ -92,17 +101,19 @@ class GuardedProtocol(HttpToolsProtocol):
                 cycle.message_event.set()
         self.pipeline.clear()
         self._answering = None
+        self._last_words = b""
         super().connection_lost(exc)
         # it refers back to this object; thousands of connections would wait for the collector of cycles
         self.cycle = None  # pyright: ignore[reportAttributeAccessIssue] (as before the first request)
 
     def data_received(self, data: bytes) -> None:
         """Bytes came."""
-        if self.transport.is_closing():
+        if self.transport.is_closing() or self._last_words:
             return
         if self._head_timer is None and (not self._has_request or self.cycle.response_complete):
             self._await_head()  # a request has to come of it, or the rest of one that was answered before its end
         self._received = data
+        self._ended_within = False
         self._has_body_part = False
         super().data_received(data)
         self._received = b""
@@ -199,19 +210,23 @@ class GuardedProtocol(HttpToolsProtocol):
         if self.pipeline:
             self._answering = self.pipeline[-1][0]
         super().on_response_complete()
+        if self._last_words and not self._owes_an_answer and not self.transport.is_closing():
+            self.transport.write(self._last_words)
+            self.transport.close()
 
     def on_message_complete(self) -> None:
         """The body is there, or what was left of one that nobody waited for."""
         if self._framing:  # so the parser believes; the body is what comes next
             return
         self._reads_body = False
+        self._ended_within = True
         self._head_is_there()
         super().on_message_complete()
 
     def send_400_response(self, msg: str) -> None:
         """The bytes are no request, or not one that is taken."""
         refusal = self._refusal
-        if refusal is None and not self._reads_body:
+        if refusal is None and not self._reads_body and not self._ended_within:
             is_method = isinstance(sys.exception(), httptools.HttpParserInvalidMethodError)
             refusal = unreadable(self._received, is_method=is_method)
         refusal = refusal or HTTPError(400, msg)
@@ -228,7 +243,7 @@ class GuardedProtocol(HttpToolsProtocol):
         framing, self._framing = self._framing, b""
         if framing:
             self.parser = httptools.HttpRequestParser(self)
-            self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn has it
+            self._take_leniently()
             self._is_replaying = True
             self.parser.feed_data(b"POST / HTTP/1.1\r\n" + framing + b"\r\n")
             self._is_replaying = False
@@ -306,11 +321,10 @@ class GuardedProtocol(HttpToolsProtocol):
         return self._reads_body and self.cycle is self._answering and not self.cycle.response_started
 
     def _answer_and_close(self, status: int, message: str, *, has_content: bool = True) -> None:
-        if self.transport.is_closing():
+        if self.transport.is_closing() or self._last_words:
             return
-        if self._owes_an_answer and not self._reads_its_body:
-            # whatever were written would be taken for that answer, or for a part of it
-            self.transport.close()
+        if self._reads_body and self.cycle is self._answering and self.cycle.response_started and self._owes_an_answer:
+            self.transport.close()  # whatever were written would be taken for a part of that answer
             return
         answer: dict[str, Any] = HTTPError(status, message).answer.body
         body = msgspec.json.encode(answer)
@@ -319,8 +333,27 @@ class GuardedProtocol(HttpToolsProtocol):
             f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\ncontent-type: application/json\r\n"
             f"content-length: {len(body)}\r\nconnection: close\r\n"
         )
-        self.transport.write(head.encode("ascii") + standing + b"\r\n" + (body if has_content else b""))
+        words = head.encode("ascii") + standing + b"\r\n" + (body if has_content else b"")
+        if self._owes_an_answer and not self._reads_its_body:
+            self._say_last(words)
+            return
+        self.transport.write(words)
         self.transport.close()
+
+    def _say_last(self, words: bytes) -> None:
+        """Answer the whole requests that came before, and then with this."""
+        self._last_words = words
+        self._head_is_there()
+        if self._reads_body and self.pipeline and self.pipeline[0][0] is self.cycle:  # the words are its answer
+            self.pipeline.popleft()
+            assert self._answering is not None, "an answer is owed"
+            self.cycle = self.pipeline[0][0] if self.pipeline else self._answering
+        self._reads_body = False
+        self.flow.resume_reading()  # or nobody would see the client leave
+
+    def _take_leniently(self) -> None:
+        """Take bytes behind a request that ends the connection, as uvicorn has it, and spaces behind chunk sizes."""
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=True, lenient_spaces_after_chunk_size=True)
 
 
 async def _send_unframed(cycle: RequestResponseCycle, send: Any, message: Message) -> None:

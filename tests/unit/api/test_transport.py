@@ -67,6 +67,75 @@ def test_bytes_that_two_readers_could_read_differently_are_refused(served: Serve
     assert served.http.get("/health").status_code == 200
 
 
+GET = b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n"
+POST = HEAD + length(BODY) + b"\r\n" + BODY
+CHUNKED = HEAD + b"transfer-encoding: chunked\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("sent", "statuses"),
+    [
+        (GET + b"\x16\x03\x01 garbage", [200, 400]),
+        (GET + b"nonsense\r\n\r\n", [200, 400]),
+        (POST + b"}", [200, 400]),
+        (HEAD + b"content-length: %d\r\n\r\n" % (len(BODY) - 1) + BODY, [400, 400]),
+        (HEAD + b"\r\n" + BODY, [400, 400]),
+        (POST + POST + b"\0", [200, 200, 400]),
+        (GET + POST + HEAD + b"content-length: x\r\n\r\n", [200, 200, 400]),
+        (POST + CHUNKED + b"zz\r\n", [200, 400]),
+        (POST + GET + CHUNKED + b"5\r\nhello\r\nzz\r\n", [200, 200, 400]),
+        (POST + b"GET / HTTP/3.0\r\n\r\n", [200, 400]),
+        (POST + b"BREW / HTTP/1.1\r\n\r\n", [200, 400]),
+        (POST + b"GET / HTTP/1.1\r\n\r\n", [200, 400]),
+        (POST + b"GET /" + b"a" * 70_000, [200, 414]),
+        (POST + HEAD + b"x: " + b"y" * 70_000 + b"\r\n\r\n", [200, 431]),
+        (POST + GET.replace(b"\r\n\r\n", b"\r\nconnection: close\r\n\r\n") + b"garbage", [200, 200]),
+        (GET * 10, [200] * 9 + [400]),
+    ],
+    ids=lambda given: repr(given)[-60:],
+)
+def test_whole_requests_before_bytes_that_are_none_are_answered(
+    served: ServerProcess, sent: bytes, statuses: list[int]
+) -> None:
+    answers = say(served, sent)
+    assert [int(status) for status in re.findall(rb"HTTP/1\.1 (\d+)", answers)] == statuses, answers
+    assert answers.count(b"connection: close") == 1
+
+
+def test_a_stream_ends_before_bytes_behind_it_are_refused(served: ServerProcess) -> None:
+    """And however many of them come, none is kept."""
+    body = b'{"prompt":"x","max_tokens":40,"ignore_eos":true,"stream":true}'
+    with connect(served) as connection:
+        connection.sendall(HEAD + length(body) + b"\r\n" + body)
+        answers = connection.recv(65536)
+        connection.sendall(b"\0" * 1_000_000)
+        while chunk := connection.recv(65536):
+            answers += chunk
+    whole, _, refusal = answers.partition(b"0\r\n\r\n")
+    assert whole.endswith(b"data: [DONE]\n\n\r\n")
+    assert refusal.startswith(b"HTTP/1.1 400")
+
+
+def test_who_leaves_behind_bytes_that_are_none_is_seen_to_leave(served: ServerProcess) -> None:
+    body = b'{"prompt":"x","max_tokens":3000,"ignore_eos":true,"n":4}'
+    with connect(served) as connection:
+        connection.sendall(HEAD + length(body) + b"\r\n" + body + b"\0" * 100_000)
+        served.wait_for("begun", "/server_info", lambda answer: answer.json()["health"]["num_requests"] > 0)
+    served.wait_for("ended", "/server_info", lambda answer: answer.json()["health"]["num_requests"] == 0)
+    aborted = re.compile(r'request_success_total\{.*finished_reason="abort".*\} 4.0')
+    served.wait_for("counted", "/metrics", lambda answer: aborted.search(answer.text) is not None)
+
+
+def test_who_shuts_down_its_half_has_left(served: ServerProcess) -> None:
+    body = b'{"prompt":"x","max_tokens":3000,"ignore_eos":true}'
+    with connect(served) as connection:
+        connection.sendall(HEAD + length(body) + b"\r\n" + body)
+        served.wait_for("begun", "/server_info", lambda answer: answer.json()["health"]["num_requests"] > 0)
+        connection.shutdown(socket.SHUT_WR)
+        assert connection.recv(65536) == b""
+        served.wait_for("ended", "/server_info", lambda answer: answer.json()["health"]["num_requests"] == 0)
+
+
 def test_a_body_that_comes_after_its_answer_is_no_new_head(served: ServerProcess) -> None:
     body = b" " * 5_000_000
     with connect(served) as connection:
