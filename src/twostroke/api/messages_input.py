@@ -33,7 +33,10 @@ def chat_of_messages(request: CountTokensRequest) -> ChatRequest:
     request.check_refused()
     fields = request.as_chat_fields()
     fields["messages"] = messages = list(_messages(request))
-    fields["continue_final_message"] = messages[-1]["role"] == "assistant" and "tool_calls" not in messages[-1]
+    last = messages[-1]
+    fields["continue_final_message"] = continues = last["role"] == "assistant" and "tool_calls" not in last
+    if continues and not isinstance(last["content"], str):  # one text, in which the model goes on
+        last["content"] = "".join(part["text"] for part in last["content"])
     if request.tools:
         fields["tools"] = [
             {

@@ -106,3 +106,14 @@ def test_a_developer_is_the_same(name: str) -> None:
     expected = template.render(messages)
     assert ("<dev>" in expected) == (name == "developers")
     assert template.render(of_items(messages).messages) == expected
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_a_turn_that_is_continued_is_one_text_of_its_blocks(name: str) -> None:
+    template = ChatTemplate({"default": TEMPLATES[name]}, {})
+    user = {"role": "user", "content": "hi"}
+    said = [*texts("text", "def ", "f("), {"type": "thinking", "thinking": "Hm."}, *texts("text", "x", "")]
+    chat = of_turns([user, {"role": "assistant", "content": said}])
+    assert chat.continue_final_message
+    rendered = template.render(chat.messages, add_generation_prompt=False, continue_final_message=True)
+    assert rendered == template.render([user, {"role": "assistant", "content": "def f(x"}])
