@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 from server_process import ServerProcess
 from twostroke import LLM, SamplingParams
 from twostroke.api.messages_input import chat_of_messages
+from twostroke.api.parsers.json_text import is_whole_value
 from twostroke.api.protocol.messages import CountTokensRequest, MessagesRequest
 from twostroke.tokenizer.chat_template import ChatTemplate
 
@@ -163,11 +165,33 @@ def test_parallel_calls_can_be_forbidden(client: Any) -> None:
     assert set(one) == {1}
 
 
-def test_a_call_that_was_cut_off_says_so(client: Any) -> None:
-    answer = create(client, tools=[WEATHER], tool_choice={"type": "tool", "name": "weather"}, max_tokens=4)
-    assert answer.stop_reason == "max_tokens"
-    assert answer.content[0].type == "tool_use"
-    assert set(answer.content[0].input) <= {"city", "days"}
+@pytest.mark.parametrize("max_tokens", range(1, 25, 3))
+def test_half_a_call_is_no_call(server: ServerProcess, client: Any, max_tokens: int) -> None:
+    """A client would run it. Whoever reads a stream is told at its end, and gets what was written."""
+    fields: Any = {"tools": [WEATHER], "tool_choice": {"type": "tool", "name": "weather"}, "max_tokens": max_tokens}
+    answer = create(client, **fields)
+    body = {"messages": USER, "temperature": 0, "stream": True, **fields}
+    events = [
+        json.loads(line[6:]) for line in server.post("/v1/messages", body).text.splitlines() if line[:5] == "data:"
+    ]
+    written = "".join(
+        event["delta"].get("partial_json", "") for event in events if "index" in event and "delta" in event
+    )
+    (end,) = [event["delta"] for event in events if event["type"] == "message_delta"]
+    assert end["stop_reason"] == answer.stop_reason
+    if is_whole_value(written):
+        assert [block.input for block in answer.content] == [json.loads(written)]
+    else:
+        assert (answer.content, answer.stop_reason) == ([], "max_tokens")
+
+
+def test_whole_calls_before_half_a_call_are_there(client: Any) -> None:
+    choice = {"type": "any"}
+    fields: Any = {"tools": [NOW], "tool_choice": choice, "temperature": 1.5, "max_tokens": 40}
+    answers = [create(client, seed=seed, **fields) for seed in range(8)]
+    cut = [answer for answer in answers if answer.stop_reason == "max_tokens" and answer.content]
+    assert cut
+    assert all(block.type == "tool_use" and block.input == {} for answer in answers for block in answer.content)
 
 
 def test_tool_results_are_turns_of_their_own(client: Any, llm: LLM) -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from twostroke.api.parsers.deltas import ContentDelta, Delta, ReasoningDelta, ToolCallArguments, ToolCallBegin
+from twostroke.api.parsers.json_text import is_whole_value
 
 
 class BlockKind(StrEnum):
@@ -34,6 +35,11 @@ class Block:
     def text(self) -> str:
         """All there is so far; of a call the JSON text of its arguments."""
         return "".join(self.pieces)
+
+    @property
+    def is_half_call(self) -> bool:
+        """Whether it is a call whose arguments are not there to their end."""
+        return self.kind is BlockKind.CALL and not is_whole_value(self.text)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from typing import Any
 
 from twostroke.api.parsers.chat_parser import ChatParser
 from twostroke.api.parsers.deltas import ContentDelta, Delta, ReasoningDelta, ToolCallArguments, ToolCallBegin
+from twostroke.api.parsers.json_text import is_whole_value
 from twostroke.outputs import CompletionOutput
 from twostroke.request import FinishReason
 from twostroke.tokenizer.detokenizer import TokenTexts
@@ -47,18 +48,20 @@ class ChatChoice:
         is_cut = part.finish_reason is not FinishReason.STOP
         parsed = self._parser.parse(part.text, self._token_texts.of(part.token_ids), is_cut=is_cut)
         self._has_calls = bool(parsed.tool_calls)
+        # that a call is half is told by finish reason "length" and by nothing else
+        calls = [call for call in parsed.tool_calls if is_cut or is_whole_value(call.arguments)]
         content = self._prefix + parsed.content
         message: Object = {
             "role": "assistant",
-            "content": None if self._has_calls and not content else content,
+            "content": None if calls and not content else content,
             "refusal": None,
         }
         if parsed.reasoning and self._shows_reasoning:
             message |= {"reasoning": parsed.reasoning, "reasoning_content": parsed.reasoning}
-        if parsed.tool_calls:
+        if calls:
             message["tool_calls"] = [
                 {"id": _call_id(), "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
-                for call in parsed.tool_calls
+                for call in calls
             ]
         return message
 

@@ -52,7 +52,7 @@ class MessageCall:
     async def answer(self) -> Object:
         """The whole answer; raises what Generation.whole raises."""
         await self._reply.read()
-        content = [_whole(block) for block in self._reply.blocks.all]
+        content = [_whole(block) for block in self._reply.whole_blocks]
         return {**self._head, "content": content, **self._end(), "usage": self._usage()}
 
     def events(self, number: int, output: RequestOutput) -> bytes:
@@ -140,12 +140,12 @@ def _whole(block: Block) -> Object:
 
 
 def _input(arguments: str) -> Object:
-    """The arguments of a call as an object: of one that was cut off what is there, as Anthropic's client reads streams.
+    """The arguments of a call as an object.
 
-    What is no object at all is handed on as the one value of `arguments`: the client has to see what the model wrote.
+    What is none is handed on as the one value of `arguments`: the client has to see what the model wrote.
     """
     try:
-        found = from_json(arguments, allow_partial="trailing-strings")
+        found = from_json(arguments)
     except ValueError:
         found = None
     return cast(Object, found) if isinstance(found, dict) else {"arguments": arguments}

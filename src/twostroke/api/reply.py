@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from twostroke.api.blocks import BlockEvent, Blocks
+from twostroke.api.blocks import Block, BlockEvent, Blocks
 from twostroke.api.conversation import Conversation
 from twostroke.api.parsers.chat_parser import ChatParser
 from twostroke.outputs import CompletionOutput, NumericDrift, RequestOutput
@@ -53,6 +53,11 @@ class Reply:
     def has_half_call(self) -> bool:
         """Whether the model has stopped within a call."""
         return self._parser is not None and self._parser.has_half_call
+
+    @property
+    def whole_blocks(self) -> list[Block]:
+        """All blocks but half calls, which nobody could tell from whole ones."""
+        return [block for block in self.blocks.all if not block.is_half_call]
 
     async def read(self) -> None:
         """Waits for the end; raises what Generation.whole raises."""

@@ -90,22 +90,22 @@ class ResponseCall:
     def _status(self) -> str:
         return "incomplete" if self._reply.finish_reason is FinishReason.LENGTH else "completed"
 
-    def _last_status(self) -> str:
-        """Status of the last item, which can be a call that the model has not finished."""
-        return "incomplete" if self._reply.has_half_call else self._status()
+    def _status_of(self, block: Block) -> str:
+        """Status of an item that has ended: the last can have been cut off, and a call can be half at any place."""
+        is_last = self._reply.finish_reason is not None and block is self._reply.blocks.all[-1]
+        return "incomplete" if block.is_half_call else self._status() if is_last else "completed"
 
     def _response(self, status: str | None = None) -> Object:
         """The answer as it is now; in its last status when none is given."""
         has_ended = status is None
         status = status or self._status()
         request, blocks = self._request, self._reply.blocks.all if has_ended else []
-        statuses = ["completed"] * (len(blocks) - 1) + [self._last_status()]
         return {
             **self._head,
             "status": status,
             "error": None,
             "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
-            "output": [_item(block, end, block.text) for block, end in zip(blocks, statuses, strict=False)],
+            "output": [_item(block, self._status_of(block), block.text) for block in blocks],
             "usage": self._usage() if has_ended else None,
             "instructions": request.instructions,
             "max_output_tokens": request.max_output_tokens,
@@ -176,12 +176,8 @@ class ResponseCall:
         written = self._event(f"{_DELTA[block.kind]}.done", {**place, **whole})
         if block.kind is not BlockKind.CALL:
             written += self._event("response.content_part.done", {**place, "part": _part(block.kind, text)})
-        # only the last block can have been cut off, and it ends with the reply
-        is_last = self._reply.finish_reason is not None and block is self._reply.blocks.all[-1]
-        status = self._last_status() if is_last else "completed"
-        return written + self._event(
-            "response.output_item.done", {"output_index": block.index, "item": _item(block, status, text)}
-        )
+        done = {"output_index": block.index, "item": _item(block, self._status_of(block), text)}
+        return written + self._event("response.output_item.done", done)
 
     def _event(self, name: str, fields: Object) -> bytes:
         number, self._num_events = self._num_events, self._num_events + 1

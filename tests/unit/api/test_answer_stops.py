@@ -12,6 +12,7 @@ from chat_outputs import TOOLS
 from twostroke.api.chat_choice import ChatChoice
 from twostroke.api.parsers.answer_stops import AnswerStops
 from twostroke.api.parsers.chat_parser import ChatParser, make_parser
+from twostroke.api.parsers.json_text import is_whole_value
 from twostroke.api.parsers.output import HearContent
 from twostroke.engine.input_processor import PromptInput
 from twostroke.engine.output_processor import OutputKind, OutputProcessor, SequenceNews, TokenUpdate
@@ -34,7 +35,10 @@ def find_stops(stops: Any) -> AnswerStops:
 
 
 class Answer:
-    """What a client gets of a generation, streamed and whole; both have to be the same."""
+    """What a client gets of a generation, streamed and whole; both have to be the same.
+
+    But for half a call with which the model itself has ended: streamed it was sent before it was known to be half.
+    """
 
     def __init__(self, text: str, *stop: str, tokens: int = 1, ends: FinishReason = FinishReason.STOP, **params: Any):
         ids = TOKENIZER.encode(text, add_special_tokens=False)
@@ -76,6 +80,8 @@ class Answer:
                         message["calls"][call["index"]][1] += call["function"]["arguments"]
                 if part.finish_reason is not None:
                     reason = choice.finish_reason(part)
+                    if kind is OutputKind.DELTA and reason == "stop":
+                        message["calls"] = [call for call in message["calls"] if is_whole_value(call[1])]
                     return message, reason, part.stop_reason, num_tokens, choice.num_reasoning_tokens
         raise AssertionError("it never ended")
 
@@ -138,11 +144,22 @@ def test_the_first_tokens_end_nothing() -> None:
     assert Answer(text, "Question:", min_tokens=first).content == "x Question: y "
 
 
-@pytest.mark.parametrize("ends", [FinishReason.STOP, FinishReason.LENGTH])
-def test_half_a_call_is_no_call_that_was_made(ends: FinishReason) -> None:
-    answer = Answer('<tool_call>\n{"name": "now", "arguments": {"a": ', ends=ends)
-    assert answer.calls == [["now", '{"a": ']]
-    assert answer.reason == ends.value
+HALF = CALL[: CALL.index("1")]
+
+
+def test_half_a_call_that_is_cut_is_told_by_its_finish_reason() -> None:
+    answer = Answer(HALF, ends=FinishReason.LENGTH)
+    assert (answer.calls, answer.reason) == ([["now", '{"a": ']], "length")
+
+
+@pytest.mark.parametrize(
+    ("text", "content", "num_calls"),
+    [(HALF, "", 0), (f"Sure. {HALF}", "Sure.", 0), (f"{CALL}\n{HALF}", "", 1)],
+)
+def test_half_a_call_with_which_the_model_ends_is_none(text: str, content: str, num_calls: int) -> None:
+    answer = Answer(text)
+    assert (answer.content.rstrip(), answer.calls) == (content, [["now", '{"a": 1}']] * num_calls)
+    assert answer.reason == "stop"
 
 
 PIECES = ["<think>", "</think>", CALL, "<tool_call>", "</tool_call>", '{"name"', "Q:", "Q", ":", "a", "\n", " "]
