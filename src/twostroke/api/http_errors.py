@@ -145,13 +145,22 @@ def _rank(problem: Mapping[str, Any]) -> tuple[int, bool]:
 _OBJECTS = ("model_type", "model_attributes_type", "dataclass_type", "dict_type", "mapping_type")
 
 
+_INSTEAD = {
+    "custom_tool_call": ". Send a 'function_call' whose arguments have the input as a text",
+    "custom_tool_call_output": ". Send a 'function_call_output'",
+}
+"""Behind the types that are known."""
+
+
 def _words(problem: Mapping[str, Any]) -> str:
     """Return the problem in words, without names of classes."""
     if problem.get("type") in _OBJECTS:
         return "Input should be an object"
     if problem.get("type") == "union_tag_invalid":
         about = problem["ctx"]
-        return f"type {shown(about['tag'])} is not known; known: {about['expected_tags']}"
+        return (
+            f"type {shown(about['tag'])} is not known; known: {about['expected_tags']}{_INSTEAD.get(about['tag'], '')}"
+        )
     words = str(problem.get("msg", "see the schema"))
     return words.removeprefix("Value error, ").removeprefix("Assertion failed, ").rstrip(".")
 

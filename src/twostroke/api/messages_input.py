@@ -13,6 +13,7 @@ from twostroke.api.protocol.messages import (
     CountTokensRequest,
     Message,
     MessagesRequest,
+    RedactedThinkingBlock,
     TextBlock,
     ThinkingBlock,
     ToolChoice,
@@ -81,7 +82,7 @@ def _messages(request: CountTokensRequest) -> Iterator[Object]:
 
 _OWN_BLOCKS: dict[str, tuple[type[ContentBlock], ...]] = {
     "user": (TextBlock, ToolResultBlock),
-    "assistant": (TextBlock, ThinkingBlock, ToolUseBlock),
+    "assistant": (TextBlock, ThinkingBlock, RedactedThinkingBlock, ToolUseBlock),
     "system": (TextBlock,),
 }
 """What each role may say."""

@@ -203,6 +203,11 @@ def _call(call: Any, where: str, reads_argument_text: bool) -> JSON:
         raise InvalidPrompt(f"{where} must be an object with a function, not {kind_of(call)}.")
     given = {name: value for name, value in cast(JSON, call).items() if value is not None}
     _check_texts(given, ("id",), where)
+    if given.get("type") == "custom":
+        raise InvalidPrompt(
+            f"{where} is of type 'custom', which is not supported; send a call of type 'function' whose arguments have "
+            "the input as a text."
+        )
     if "function" not in given:
         return _function(given, where, reads_argument_text)
     if not isinstance(given["function"], dict):

@@ -12,6 +12,7 @@ from twostroke.api.protocol.fields import WireObject, bookkeeping, refused
 from twostroke.api.protocol.lists import MAX_OBJECTS, MAX_TOOLS, AtMost, Texts
 from twostroke.api.protocol.message_fields import Conversation, unknown_in_messages
 from twostroke.api.protocol.sampling import ReasoningEffort, SamplingFields
+from twostroke.api.protocol.tool_kinds import FunctionKind
 
 
 class JsonSchemaFormat(WireObject):
@@ -42,7 +43,7 @@ class FunctionDefinition(WireObject):
 class Tool(WireObject):
     """A tool; functions are the only kind."""
 
-    type: Literal["function"]
+    type: FunctionKind
     function: FunctionDefinition
 
 
@@ -55,7 +56,7 @@ class NamedFunction(WireObject):
 class NamedTool(WireObject):
     """The one tool to call."""
 
-    type: Literal["function"]
+    type: FunctionKind
     function: NamedFunction
 
 

@@ -40,8 +40,10 @@ class _Call(msgspec.Struct, gc=False):
     name: str | None = None
     arguments: str | AnyObject | None = None
 
+    type: str | None = None
+
     def __post_init__(self) -> None:
-        if self.function is self.name is None:
+        if self.function is self.name is None and self.type != "custom":  # those are refused by name
             raise ValueError("A call needs a function")
 
 

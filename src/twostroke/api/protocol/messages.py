@@ -30,6 +30,13 @@ class ThinkingBlock(WireObject):
     signature: str | None = bookkeeping("Reasoning is not signed here.")
 
 
+class RedactedThinkingBlock(WireObject):
+    """Reasoning of an earlier turn that nobody can read here; it is taken, and shown to no template."""
+
+    type: Literal["redacted_thinking"]
+    data: str | None = bookkeeping("Encrypted for who wrote it.")
+
+
 class ToolUseBlock(WireObject):
     """A call that the model made in an earlier turn."""
 
@@ -51,7 +58,7 @@ class ToolResultBlock(WireObject):
     cache_control: dict[str, Any] | None = bookkeeping(_CACHE_CONTROL)
 
 
-ContentBlock = TextBlock | ThinkingBlock | ToolUseBlock | ToolResultBlock
+ContentBlock = TextBlock | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock | ToolResultBlock
 """Images, documents and the blocks of tools that Anthropic runs are refused by the name of their type."""
 
 

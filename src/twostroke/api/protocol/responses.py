@@ -10,6 +10,7 @@ from twostroke.api.protocol.conversation import ConversationFields
 from twostroke.api.protocol.fields import WireObject, bookkeeping, refused
 from twostroke.api.protocol.lists import MAX_OBJECTS, MAX_TOOLS, AtMost, Texts
 from twostroke.api.protocol.sampling import ReasoningEffort
+from twostroke.api.protocol.tool_kinds import FunctionKind
 
 
 class InputText(WireObject):
@@ -110,7 +111,7 @@ _TaggedItem = Annotated[
 class FunctionTool(WireObject):
     """A function that the model may call; tools that OpenAI runs are refused by the name of their type."""
 
-    type: Literal["function"]
+    type: FunctionKind
     name: str = Field(min_length=1, max_length=256)
     parameters: dict[str, Any] | None = None
     description: str | None = None
@@ -123,7 +124,7 @@ class FunctionTool(WireObject):
 class NamedFunction(WireObject):
     """The one function to call."""
 
-    type: Literal["function"]
+    type: FunctionKind
     name: str
 
 

@@ -1,0 +1,24 @@
+"""Kinds of tools: functions are the only one; the others are refused by name, with what to send instead."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator
+from pydantic_core import PydanticCustomError
+
+_INSTEAD = {
+    "custom": "custom tools are not supported; offer a function whose parameters have one text",
+    "allowed_tools": "a choice of tools is not supported; send those alone in tools, and its mode as tool_choice",
+}
+
+
+def _check_kind(kind: Any) -> Any:
+    if not isinstance(kind, str) or kind == "function":
+        return kind
+    told = _INSTEAD.get(kind, "functions are the only kind of tool, and the client runs them; send type 'function'")
+    raise PydanticCustomError("tool_kind", "{told}", {"told": told})
+
+
+FunctionKind = Annotated[Literal["function"], BeforeValidator(_check_kind)]
+"""The type of a tool, or of the one that is chosen."""
