@@ -327,7 +327,7 @@ def test_log_probabilities(server: ServerProcess) -> None:
         ({"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tools": [TOOL, TOOL]}, "tools"),
-        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
+        ({"response_format": {"type": "json_schema"}}, "response_format"),
         ({"response_format": {"type": "json_object"}, "structured_outputs": {"regex": "a"}}, None),
         ({"structured_outputs": {}}, "structured_outputs"),
         ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, "structured_outputs"),

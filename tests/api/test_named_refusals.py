@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -78,3 +79,83 @@ def test_redacted_thinking_is_taken_and_shown_to_nobody(server: ServerProcess) -
     assert prompts[0].status_code == 200
     assert "x-ignored-params" not in prompts[1].headers
     assert "redacted_thinking" in refused(server, MESSAGES, messages=[{"role": "user", "content": redacted}])[0]
+
+
+SCHEMAS: dict[str, dict[str, Any]] = {
+    "unknown type": {"type": "strin"},
+    "reference elsewhere": {"$ref": "http://x/y"},
+    "not implemented": {"type": "array", "uniqueItems": True},
+    "no regex": {"type": "string", "pattern": "("},
+    "never": {"not": {}},
+}
+WANTING: dict[str, tuple[str, Any]] = {
+    "response_format": (
+        CHAT,
+        lambda schema: {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}},
+    ),
+    "text.format": (RESPONSES, lambda schema: {"text": {"format": {"type": "json_schema", "schema": schema}}}),
+    "output_config.format": (
+        MESSAGES,
+        lambda schema: {"output_config": {"format": {"type": "json_schema", "schema": schema}}},
+    ),
+    "structured_outputs.json": (CHAT, lambda schema: {"structured_outputs": {"json": schema}}),
+    "tools": (CHAT, lambda schema: {"tools": [called(schema)], "tool_choice": "required"}),
+    "tools='f'": (CHAT, lambda schema: {"tools": [called(schema)], "tool_choice": FUNCTION}),
+    "tools=": (
+        RESPONSES,
+        lambda schema: {"tools": [FLAT_FUNCTION | called(schema)["function"]], "tool_choice": "required"},
+    ),
+    "tools='f": (
+        MESSAGES,
+        lambda schema: {"tools": [{"name": "f", "input_schema": taking(schema)}], "tool_choice": {"type": "any"}},
+    ),
+}
+
+
+def taking(schema: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "object", "properties": {"a": schema}, "required": ["a"], "additionalProperties": False}
+
+
+def called(schema: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": "f", "parameters": taking(schema)}}
+
+
+@pytest.mark.parametrize("field", WANTING)
+@pytest.mark.parametrize("schema", SCHEMAS)
+def test_a_form_is_refused_by_the_field_that_asked(server: ServerProcess, field: str, schema: str) -> None:
+    path, fields = WANTING[field]
+    message, param = refused(server, path, **fields(SCHEMAS[schema]))
+    assert message.startswith(field)
+    assert "cannot be followed" in message
+    assert "minItems" not in message
+    assert path == MESSAGES or param == field.partition("=")[0]
+
+
+@pytest.mark.parametrize("field", ["response_format", "text.format"])
+def test_a_form_without_its_schema_is_named_likewise(server: ServerProcess, field: str) -> None:
+    given = {"type": "json_schema"}
+    fields = {"response_format": given} if field == "response_format" else {"text": {"format": given}}
+    message, param = refused(server, CHAT if field == "response_format" else RESPONSES, **fields)
+    assert (message, param) == (f"{field}='json_schema': needs a schema.", field)
+
+
+@pytest.mark.parametrize("form", ["json_object", "json_schema"])
+def test_a_required_call_has_no_use_for_the_form_of_an_answer(server: ServerProcess, form: str) -> None:
+    schema = {"enum": ["a"]}
+    required: dict[str, Any] = {"temperature": 0, "tool_choice": "required", "parallel_tool_calls": False}
+    chat = {**LEAST[CHAT], **required, "tools": [called(schema)], "max_tokens": 60}
+    wanted = {"response_format": {"type": form, "json_schema": {"name": "x", "schema": schema}}}
+    (choice,) = server.post(CHAT, chat | wanted).json()["choices"]
+    assert choice["finish_reason"] == "tool_calls"
+    assert json.loads(choice["message"]["tool_calls"][0]["function"]["arguments"]) == {"a": "a"}
+    tools = [FLAT_FUNCTION | called(schema)["function"]]
+    body = {**LEAST[RESPONSES], **required, "tools": tools, "max_output_tokens": 60}
+    (item,) = server.post(RESPONSES, body | {"text": {"format": {"type": form, "schema": schema}}}).json()["output"]
+    assert json.loads(item["arguments"]) == {"a": "a"}
+
+
+def test_two_forms_are_refused(server: ServerProcess) -> None:
+    both = {"response_format": {"type": "json_object"}, "structured_outputs": {"choice": ["a"]}}
+    assert refused(server, CHAT, **both)[0].startswith("structured_outputs and response_format=")
+    required = {"tools": [FUNCTION], "tool_choice": "required", "structured_outputs": {"choice": ["a"]}}
+    assert refused(server, CHAT, **required)[0].startswith("structured_outputs and tools=")

@@ -189,7 +189,7 @@ def test_forced_calls_have_objects_and_show_no_grammar(server: ServerProcess, na
             "one of tools: f",
         ),
         ({"tools": [tool({})], "tool_choice": "f"}, "tool_choice"),
-        ({"response_format": {"type": "json_schema"}}, "type json_schema needs a schema"),
+        ({"response_format": {"type": "json_schema"}}, "needs a schema"),
         ({"response_format": {"type": "yaml"}}, "response_format"),
         (
             {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"enum": []}}}},

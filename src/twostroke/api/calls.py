@@ -80,7 +80,7 @@ def message(context: ServerContext, chat: ChatRequest) -> MessageCall:
     """Answer in Anthropic's words a conversation that came in them."""
     answer_id = context.answer_id("msg", None)
     return MessageCall(
-        conversation(context, chat, answer_id),
+        conversation(context, chat, answer_id, format_field="output_config.format"),
         answer_id=answer_id,
         model=context.check_model(chat.model),
     )
@@ -91,7 +91,7 @@ def response(context: ServerContext, body: ResponsesRequest, chat: ChatRequest) 
     answer_id = context.answer_id("resp", None)
     return ResponseCall(
         body,
-        conversation(context, chat, answer_id),
+        conversation(context, chat, answer_id, format_field="text.format"),
         answer_id=answer_id,
         model=context.check_model(body.model),
         created=context.created(),
@@ -108,14 +108,21 @@ def embeddings(context: ServerContext, body: EmbeddingRequest) -> Embeddings:
     )
 
 
-def conversation(context: ServerContext, request: ChatRequest, answer_id: str) -> Conversation:
+def conversation(context: ServerContext, request: ChatRequest, answer_id: str, *, format_field: str) -> Conversation:
     """One that came in other words than those of chats; the limits on parameters are checked here.
+
+    Args:
+        context: of the server.
+        request: the chat that asks for the same.
+        answer_id: of the answer.
+        format_field: what the client calls `response_format`.
 
     Raises:
         InvalidParameter: its parameters are too long.
     """
     context.admission.check_items(request)
-    return Conversation(context.engine, limited(request, context.config), context.dialect, answer_id)
+    limits = limited(request, context.config)
+    return Conversation(context.engine, limits, context.dialect, answer_id, format_field=format_field)
 
 
 def limited(request: ChatRequest, config: ServerConfig) -> ChatRequest:

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from twostroke.api.dialect import structured_outputs
+from twostroke.api.forms import structured_outputs
 from twostroke.api.generation import Caller, Generation, prepared
 from twostroke.api.logprobs import CompletionLogprobs, as_written, prompt_logprobs, takes_long
 from twostroke.api.prompts import amount_of, prompts_of
@@ -73,7 +73,8 @@ class Completion:
         request = self._request
         request.check_refused()
         check_stream_options(request)
-        params = completion_params(request, structured_outputs(request.structured_outputs, None, None))
+        form = request.structured_outputs
+        params = completion_params(request, None if form is None else structured_outputs(form))
         given = prompts_of(request.prompt, "prompt")
         frames = request.add_special_tokens is not False
 

@@ -7,10 +7,12 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from typing import Any
 
-from twostroke.api.dialect import PROMPT_TAIL_TOKENS, ChatTools, Dialect, structured_outputs
+from twostroke.api.dialect import PROMPT_TAIL_TOKENS, ChatTools, Dialect
+from twostroke.api.forms import Form, form_of
 from twostroke.api.generation import Caller, Generation, beside_the_loop, off_the_loop, prepared
 from twostroke.api.parsers.answer_stops import AnswerStops
 from twostroke.api.parsers.chat_parser import ChatParser
@@ -37,16 +39,26 @@ class Conversation:
         request: checked against the schema.
         dialect: how the model writes reasoning and tool calls.
         answer_id: of the answer.
+        format_field: what the client calls `response_format`.
     """
 
-    def __init__(self, engine: EngineClient, request: ChatRequest, dialect: Dialect, answer_id: str) -> None:
+    def __init__(
+        self,
+        engine: EngineClient,
+        request: ChatRequest,
+        dialect: Dialect,
+        answer_id: str,
+        *,
+        format_field: str = "response_format",
+    ) -> None:
         self.engine = engine
         self.request = request
         self.usage = UsageCount()
         self.tools = ChatTools((), "none", parallel=True)
         self._dialect = dialect
         self._id = answer_id
-        self._is_constrained = False
+        self._format_field = format_field
+        self._form: Form | None = None
         self._prompt_tail = ""
         self._shown_token_ids = frozenset[int]()
         self._generation: Generation | None = None
@@ -119,14 +131,18 @@ class Conversation:
         request.check_refused()
         check_stream_options(request)
         self.tools = self._dialect.tools_of(request)
-        form = structured_outputs(request.structured_outputs, request.response_format, self.tools)
-        self._is_constrained = form is not None
-        return chat_params(request, form)
+        self._form = form = form_of(request.structured_outputs, request.response_format, self.tools, self._format_field)
+        return chat_params(request, None if form is None else form.wanted)
 
     async def _prepared(self, params: SamplingParams) -> PromptInput:
         compiles = self._is_constrained
-        (prompt,) = await prepared(lambda: [self._prompt(params)], self._amount(), compiles=compiles, renders=True)
+        with contextlib.nullcontext() if self._form is None else self._form.asker.named():
+            (prompt,) = await prepared(lambda: [self._prompt(params)], self._amount(), compiles=compiles, renders=True)
         return prompt
+
+    @property
+    def _is_constrained(self) -> bool:
+        return self._form is not None
 
     def _amount(self) -> int:
         """How much is looked at, rendered and turned into tokens."""

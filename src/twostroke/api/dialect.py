@@ -9,13 +9,11 @@ from twostroke.api.parsers.chat_parser import ChatParser, make_parser
 from twostroke.api.parsers.families import TOOL_CALL_FAMILIES, free_calls
 from twostroke.api.parsers.output import HearContent
 from twostroke.api.parsers.tool_choice import NamedTool, Tool, ToolChoice, checked_tool_choice, tool_choice_schema
-from twostroke.api.protocol.chat import ChatRequest, ResponseFormat
+from twostroke.api.protocol.chat import ChatRequest
 from twostroke.api.protocol.chat import NamedTool as WireNamedTool
-from twostroke.api.protocol.sampling import StructuredOutputsField
 from twostroke.config.server import ServerConfig
 from twostroke.errors import InvalidParameter
 from twostroke.grammar.backend import FreeCalls
-from twostroke.sampling_params import StructuredOutputs
 
 PROMPT_TAIL_TOKENS = 16
 """Of the prompt's end, for the parser to see whether the template has opened the reasoning."""
@@ -124,35 +122,3 @@ def check_parsers(config: ServerConfig) -> None:
         InvalidParameter: names the setting and the parsers there are.
     """
     Dialect(config.tool_call_parser, config.reasoning_parser)
-
-
-def structured_outputs(
-    field: StructuredOutputsField | None, response_format: ResponseFormat | None, tools: ChatTools | None
-) -> StructuredOutputs | None:
-    """The one form that the output has to have, whichever field asks for it.
-
-    Raises:
-        InvalidParameter: several ask, or one that cannot be followed.
-    """
-    found: dict[str, StructuredOutputs] = {}
-    if field is not None:
-        # JSON null is "not given"; unknown kinds were named already
-        given = {"json" if name == "json_" else name: getattr(field, name) for name in type(field).model_fields}
-        found["structured_outputs"] = StructuredOutputs(**{k: v for k, v in given.items() if v is not None})
-    if response_format is not None and response_format.type != "text":
-        found["response_format"] = _of_format(response_format)
-    schema = None if tools is None else tools.schema
-    if schema is not None:
-        found["tool_choice"] = StructuredOutputs(json=schema)
-    if len(found) > 1:
-        raise InvalidParameter(" and ".join(found), "...", "each constrains the output", "Ask for one of them.")
-    return next(iter(found.values()), None)
-
-
-def _of_format(response_format: ResponseFormat) -> StructuredOutputs:
-    if response_format.type == "json_object":
-        return StructuredOutputs(json_object=True)
-    wanted = response_format.json_schema
-    if wanted is None or wanted.schema_ is None:
-        raise InvalidParameter("response_format.json_schema", None, "type json_schema needs a schema")
-    return StructuredOutputs(json=wanted.schema_)

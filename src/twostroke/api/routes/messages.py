@@ -58,4 +58,4 @@ def _counted(context: ServerContext, body: CountTokensRequest) -> tuple[Mapping[
     chat = chat_of_messages(body)
     headers = context.check_fields(body, chat)
     context.check_model(body.model)
-    return headers, conversation(context, chat, "count")
+    return headers, conversation(context, chat, "count", format_field="output_config.format")
