@@ -9,8 +9,10 @@ import pytest
 
 from twostroke.api.messages_input import chat_of_messages
 from twostroke.api.protocol.chat import ChatRequest
-from twostroke.api.protocol.messages import CountTokensRequest
+from twostroke.api.protocol.fields import WireObject
+from twostroke.api.protocol.messages import CountTokensRequest, MessagesRequest
 from twostroke.api.protocol.responses import ResponsesRequest
+from twostroke.api.protocol.shapes import CHECKED_BYTES, read_body
 from twostroke.api.responses_input import chat_of_response
 from twostroke.tokenizer.chat_template import ChatTemplate
 
@@ -117,3 +119,35 @@ def test_a_turn_that_is_continued_is_one_text_of_its_blocks(name: str) -> None:
     assert chat.continue_final_message
     rendered = template.render(chat.messages, add_generation_prompt=False, continue_final_message=True)
     assert rendered == template.render([user, {"role": "assistant", "content": "def f(x"}])
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_a_part_may_be_a_plain_text_at_every_door(name: str) -> None:
+    template = ChatTemplate({"default": TEMPLATES[name]}, {})
+    said: list[Any] = ["a", "b"]
+    call = {"type": "tool_use", "id": "1", "name": "f", "input": {}}
+    chat = [
+        *({"role": role, "content": said} for role in ("system", "user")),
+        {"role": "assistant", "content": said, "tool_calls": [{"id": "1", "function": {"name": "f"}}]},
+        {"role": "tool", "tool_call_id": "1", "content": said},
+    ]
+    turns = [
+        {"role": "user", "content": said},
+        {"role": "assistant", "content": [*said, call]},
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "1", "content": said}]},
+    ]
+    items = [
+        *({"role": role, "content": said} for role in ("system", "user", "assistant")),
+        {"type": "function_call", "call_id": "1", "name": "f", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "1", "output": said},
+    ]
+    expected = template.render(chat)
+    assert template.render(of_turns(turns, system=said).messages) == expected
+    assert template.render(of_items(items).messages) == expected
+
+
+@pytest.mark.parametrize("kind", [ChatRequest, MessagesRequest, ResponsesRequest])
+def test_plain_texts_among_the_parts_of_a_large_body_are_taken(kind: type[WireObject]) -> None:
+    messages = [{"role": "user", "content": ["a", "x" * CHECKED_BYTES]}]
+    body = {"input": messages} if kind is ResponsesRequest else {"messages": messages, "max_tokens": 1}
+    kind.model_validate(read_body(kind, json.dumps(body).encode()))

@@ -9,6 +9,7 @@ from pydantic import Field
 from twostroke.api.protocol.conversation import ConversationFields
 from twostroke.api.protocol.fields import WireObject, bookkeeping, refused
 from twostroke.api.protocol.lists import MAX_OBJECTS, MAX_TOOLS, AtMost, Texts
+from twostroke.api.protocol.plain_parts import OrText
 
 _CACHE_CONTROL = "Prefixes are found by their content."
 
@@ -53,7 +54,7 @@ class ToolResultBlock(WireObject):
 
     type: Literal["tool_result"]
     tool_use_id: str
-    content: str | Annotated[list[TextBlock], AtMost(MAX_OBJECTS)] | None = None
+    content: str | Annotated[list[Annotated[TextBlock, OrText("text")]], AtMost(MAX_OBJECTS)] | None = None
     is_error: bool | None = bookkeeping("Chat templates know none; the text says it.")
     cache_control: dict[str, Any] | None = bookkeeping(_CACHE_CONTROL)
 
@@ -66,7 +67,9 @@ class Message(WireObject):
     """One turn."""
 
     role: Literal["user", "assistant", "system"]
-    content: str | Annotated[list[Annotated[ContentBlock, Field(discriminator="type")]], AtMost(MAX_OBJECTS)]
+    content: (
+        str | Annotated[list[Annotated[ContentBlock, Field(discriminator="type"), OrText("text")]], AtMost(MAX_OBJECTS)]
+    )
 
 
 class Tool(WireObject):
@@ -122,7 +125,7 @@ class CountTokensRequest(ConversationFields):
     """A conversation to count."""
 
     messages: Annotated[list[Message], AtMost(MAX_OBJECTS, at_least=1)] = Field(description="The conversation.")
-    system: str | Annotated[list[TextBlock], AtMost(MAX_OBJECTS)] | None = Field(
+    system: str | Annotated[list[Annotated[TextBlock, OrText("text")]], AtMost(MAX_OBJECTS)] | None = Field(
         default=None, description="Stands before the messages."
     )
     tools: Annotated[list[Tool], AtMost(MAX_TOOLS)] | None = Field(

@@ -9,6 +9,7 @@ from pydantic import Discriminator, Field, Tag
 from twostroke.api.protocol.conversation import ConversationFields
 from twostroke.api.protocol.fields import WireObject, bookkeeping, refused
 from twostroke.api.protocol.lists import MAX_OBJECTS, MAX_TOOLS, AtMost, Texts
+from twostroke.api.protocol.plain_parts import OrText
 from twostroke.api.protocol.sampling import ReasoningEffort
 from twostroke.api.protocol.tool_kinds import FunctionKind
 
@@ -43,7 +44,10 @@ class InputMessage(WireObject):
     role: Literal["user", "assistant", "system", "developer"]
     content: (
         str
-        | Annotated[list[Annotated[InputText | OutputText | Refusal, Field(discriminator="type")]], AtMost(MAX_OBJECTS)]
+        | Annotated[
+            list[Annotated[InputText | OutputText | Refusal, Field(discriminator="type"), OrText("input_text")]],
+            AtMost(MAX_OBJECTS),
+        ]
     )
     id: str | None = bookkeeping("Of an earlier answer.")
     status: str | None = bookkeeping("Of an earlier answer.")
@@ -66,7 +70,7 @@ class FunctionCallOutput(WireObject):
 
     type: Literal["function_call_output"]
     call_id: str
-    output: str | Annotated[list[InputText], AtMost(MAX_OBJECTS)]
+    output: str | Annotated[list[Annotated[InputText, OrText("input_text")]], AtMost(MAX_OBJECTS)]
     id: str | None = bookkeeping("The client's.")
     status: str | None = bookkeeping("The client's.")
 

@@ -25,6 +25,7 @@ import msgspec
 from twostroke.api.http_errors import HTTPError, nested_too_deeply
 from twostroke.api.protocol.fields import WireObject
 from twostroke.api.protocol.lists import MAX_CONTAINERS, MAX_OBJECTS, AtMost
+from twostroke.api.protocol.plain_parts import OrText
 
 CHECKED_BYTES = 64 * 1024
 """Bodies that are larger are checked before they are parsed."""
@@ -255,6 +256,8 @@ def _shape_of(hint: Any) -> _Shape:
         ready = [extra.shape for extra in parts[1:] if isinstance(extra, LooksLike)]
         if ready:
             return _Shape(objects=frozenset(ready))
+        if any(isinstance(extra, OrText) for extra in parts[1:]):
+            return _shape_of(parts[0]) | _Shape(frozenset((str,)))
         limits = [extra.items for extra in parts[1:] if isinstance(extra, AtMost)]
         return _shape_of(parts[0]).with_limit(limits[0]) if limits else _shape_of(parts[0])
     if origin in (Union, UnionType):
