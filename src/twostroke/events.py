@@ -373,11 +373,13 @@ def from_json(line: str) -> Event:
     """
     try:
         record: Any = json.loads(line)
+        if not isinstance(record, dict):
+            raise TypeError("it is no object")
         version = record.pop("v")
         event = _event_of(record) if version == EVENT_LOG_VERSION else None
     except _MISFITS as error:
         why = f"no {error} in it that is known" if isinstance(error, KeyError) else str(error)
-        raise UnreadableEvent(f"no event: {line[:80]!r} ({why}).") from error
+        raise UnreadableEvent(f"no event: {line[:80]!r} ({why}). {WHOLE_LOG}") from error
     if event is None:
         remedy = "Read it with the release that wrote it."
         raise UnreadableEvent(
@@ -386,6 +388,8 @@ def from_json(line: str) -> Event:
     return event
 
 
+WHOLE_LOG = "Give the whole file as --event-log wrote it; a dump that was cut off is to be fetched anew."
+"""What to do about a log that cannot be read."""
 _MISFITS = (
     *(ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError),
     msgspec.MsgspecError,

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import TracebackType
 
 from twostroke.errors import InvalidParameter, TwostrokeError, UnreadableEvent
-from twostroke.events import Event, from_json, to_json
+from twostroke.events import WHOLE_LOG, Event, from_json, to_json
 
 MAX_LINE_CHARS = 2**26
 """Longest line that is read. The arrival of a prompt of a million tokens takes ten million characters."""
@@ -66,11 +66,12 @@ def read_events(path: Path) -> Iterator[Event]:
             while line := lines.readline(MAX_LINE_CHARS + 1):
                 number += 1
                 if len(line) > MAX_LINE_CHARS:
-                    raise UnreadableEvent(f"{path}, line {number}: more than {MAX_LINE_CHARS} characters are no event.")
+                    told = f"{path}, line {number}: more than {MAX_LINE_CHARS} characters are no event."
+                    raise UnreadableEvent(f"{told} {WHOLE_LOG}")
                 if line.endswith("\n"):
                     yield _event_of(line, f"{path}, line {number}")
     except UnicodeDecodeError as error:
-        raise UnreadableEvent(f"{path} is no event log: it is no UTF-8 text ({error}).") from error
+        raise UnreadableEvent(f"{path} is no event log: it is no UTF-8 text ({error}). {WHOLE_LOG}") from error
     except OSError as error:
         raise InvalidParameter(
             "event_log", str(path), f"cannot be read ({_reason(error)})", "Give a file that --event-log wrote."

@@ -58,6 +58,28 @@ def test_a_log_of_another_version_is_refused_by_version(
     assert "Read it with the release that wrote it." in str(refused.value)
 
 
+@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize(
+    "torn",
+    [b"half", b"[1]\n", b"null\n", b'{"v":', b"\xff\xfe\n", b'{"v": 1}x\n'],
+    ids=["a line in the middle", "a list", "null", "its last line", "no text", "more behind"],
+)
+def test_a_torn_log_says_what_to_do(door: str, torn: bytes, lines: list[str], tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    whole = "".join(line + "\n" for line in lines).encode()
+    path.write_bytes(whole[:300] + b"\n" + whole if torn == b"half" else torn + b"\n" + whole)
+    with pytest.raises(UnreadableEvent, match="Give the whole file as --event-log wrote it; a dump") as refused:
+        DOORS[door](path)
+    assert "object has no attribute" not in str(refused.value)
+
+
+def test_a_dump_that_was_cut_off_says_what_to_do(lines: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    dump = "".join(line + "\n" for line in lines)
+    monkeypatch.setattr(explain.Server, "get", lambda _self, _path: dump[:-10])
+    with pytest.raises(UnreadableEvent, match=r"http://there: no event: .* is to be fetched anew\."):
+        doctor(url="http://there")
+
+
 @pytest.mark.parametrize("version", [EVENT_LOG_VERSION - 1, EVENT_LOG_VERSION + 1])
 def test_the_live_pages_recording_refuses_another_version(version: int, lines: list[str], tmp_path: Path) -> None:
     """It does so even if only a later one of several files is of another version."""
