@@ -49,8 +49,8 @@ def replay(  # noqa: PLR0913 (what an engine is given, and what is asked)
 
     The scheduler is the one that serves; only time is predicted. Of an event log, from a model that is fitted to its
     steps: its error on the run as it was recorded is printed first, and above 25 %, or with fewer than 10 requests, no
-    what-if is answered and the exit code is 1. Of a trace, from the model's calibration on this
-    machine, or from the floors of a published device.
+    what-if is answered and the exit code is 1; of single figures that are further off, none is told. Of a trace, from
+    the model's calibration on this machine, or from the floors of a published device.
 
     Parameters
     ----------

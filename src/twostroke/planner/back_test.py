@@ -33,6 +33,15 @@ def errors(predicted: Mapping[str, Any], measured: Mapping[str, Any]) -> dict[st
     }
 
 
+def unreliable(predicted: Mapping[str, Any], measured: Mapping[str, Any]) -> list[str]:
+    """Return the figures that are off by more than the limit: nothing is concluded of these, whatever the others are.
+
+    >>> unreliable({"ttft_p50": 1.1, "itl_max": 0.7}, {"ttft_p50": 1.0, "itl_max": 1.0})
+    ['itl_max']
+    """
+    return [name for name, error in errors(predicted, measured).items() if abs(error) > LIMIT]
+
+
 def refusal(predicted: Mapping[str, Any], measured: Mapping[str, Any], judged: Iterable[str] = JUDGED) -> str:
     """Return why a back-test allows no conclusion: figure, limit and remedy. Empty: it is accurate enough.
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-from twostroke.planner.back_test import errors
+from twostroke.planner.back_test import LIMIT, errors, unreliable
 from twostroke.planner.replay import Predicted, Replayed, figures
 from twostroke.planner.words import significant
 
@@ -39,6 +39,10 @@ def print_replayed(found: Replayed, console: Console | None = None) -> None:
     if found.unfinished:
         say(f"note: {found.unfinished} requests had not ended; they are taken to end with the tokens they had")
     say_speed_and_what_ifs(say, found.back_test, found.what_ifs)
+    withheld = [name for name in (*_TIMES, *_RATES, *_COUNTS) if name in _withheld(found)]
+    if found.what_ifs and withheld:
+        told = ", ".join(map(_label, withheld))
+        say(f"note: no what-if of {told}: the back-test is off by more than {LIMIT:.0%} there")
     if found.refusal:
         say(f"[bold red]refused[/]: no what-if is answered from this log: {found.refusal}")
     console.print(_table(found))
@@ -66,17 +70,23 @@ def replayed_json(found: Replayed) -> dict[str, Any]:
         },
         "measured": measured,
         "back_test": {**predicted, "error": errors(predicted, measured), "speed": found.back_test.speed},
-        "what_if": [what_if_json(predicted) for predicted in found.what_ifs],
+        "what_if": [what_if_json(predicted, _withheld(found)) for predicted in found.what_ifs],
         "refusal": found.refusal,
         "unfinished": found.unfinished,
     }
 
 
-def what_if_json(predicted: Predicted) -> dict[str, Any]:
-    """One for programs."""
+def _withheld(found: Replayed) -> list[str]:
+    """Return the figures of which no what-if is told."""
+    return unreliable(figures(found.back_test.run), figures(found.measured))
+
+
+def what_if_json(predicted: Predicted, withheld: Collection[str] = ()) -> dict[str, Any]:
+    """One for programs; figures that are withheld are null."""
     settings = dict(predicted.what_if.settings)
     pools = {} if predicted.hand_overs is None else {"hand_overs": asdict(predicted.hand_overs)}
-    return {"settings": settings, **figures(predicted.run), **pools, "speed": predicted.speed}
+    told = figures(predicted.run) | dict.fromkeys(withheld)
+    return {"settings": settings, **told, **pools, "speed": predicted.speed}
 
 
 def _words_of_pools(predicted: Predicted) -> str:
@@ -95,12 +105,15 @@ def _table(found: Replayed) -> Table:
     measured, back_test = figures(found.measured), figures(found.back_test.run)
     off_by = {name: f"{error:+.1%}" for name, error in errors(back_test, measured).items()}
     columns = {"measured": cells(measured), "predicted": cells(back_test), "off by": off_by}
-    return table_of({**columns, **what_if_columns(found.what_ifs)})
+    return table_of({**columns, **what_if_columns(found.what_ifs, _withheld(found))})
 
 
-def what_if_columns(what_ifs: Sequence[Predicted]) -> dict[str, dict[str, str]]:
-    """One for each, by letters."""
-    return {f"what if {chr(ord('A') + i)}": cells(figures(predicted.run)) for i, predicted in enumerate(what_ifs)}
+def what_if_columns(what_ifs: Sequence[Predicted], withheld: Collection[str] = ()) -> dict[str, dict[str, str]]:
+    """One for each, by letters; "-" for figures that are withheld."""
+    return {
+        f"what if {chr(ord('A') + i)}": cells(figures(predicted.run) | dict.fromkeys(withheld))
+        for i, predicted in enumerate(what_ifs)
+    }
 
 
 def table_of(columns: Mapping[str, Mapping[str, str]]) -> Table:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
@@ -58,6 +59,27 @@ def test_a_back_test_off_by_more_than_a_quarter_refuses_what_ifs(factor: float, 
         print_replayed(found, console)
         assert found.refusal in console.export_text()
         assert "what if A" not in console.export_text()
+
+
+def test_what_ifs_of_a_figure_that_the_back_test_misses_are_withheld() -> None:
+    """Its other figures are within the limit, so the others are told."""
+    stalled = [replace(event, time_s=event.time_s + 0.2) if event.time_s > 1.0 else event for event in log_of()]
+    found = replay_log(stalled, [MORE_SLOTS], STEP_TIMES)
+    off_by = replayed_json(found)["back_test"]["error"]
+    missed = {name for name, error in off_by.items() if abs(error) > 0.25}
+    assert found.refusal == ""
+    assert "itl_max" in missed
+    assert "itl_p50" not in missed
+    (what_if,) = replayed_json(found)["what_if"]
+    assert {name for name in off_by if what_if[name] is None} == missed
+    console = Console(record=True, width=200)
+    print_replayed(found, console)
+    text = console.export_text()
+    rows = {line[:16].strip(): line.split()[-1] for line in text.splitlines()}
+    assert (rows["ITL max ms"], rows["ITL p50 ms"]) == ("-", f"{float(rows['ITL p50 ms']):g}")
+    (note,) = [line for line in text.splitlines() if line.startswith("note: no what-if of ")]
+    assert "ITL max ms" in note
+    assert note.endswith("the back-test is off by more than 25% there")
 
 
 def test_the_figure_that_is_off_most_is_named() -> None:
