@@ -202,6 +202,7 @@ RULES = [
     Rule("9112 6.3 coding identity", post(b"transfer-encoding: identity\r\n"), 400, (rb"not 'chunked'",)),
     # expectations
     Rule("9110 10.1.1 unknown expectation", sized(b"expect: miracles\r\n"), 417),
+    Rule("9110 10.1.1 it may stand in a line of its own", sized(b"expect: miracles\r\nexpect: 100-continue\r\n"), 417),
     Rule(
         "9110 10.1.1 an answer instead of 100",
         post(b"content-length: 99999999\r\nexpect: 100-continue\r\n", body=b"").replace(b"connection: close\r\n", b""),
@@ -222,6 +223,9 @@ RULES = [
         415,
         (rb"the body is 'application/json, application/json'",),
     ),
+    Rule("9110 5.3 two lines of types", sized(b"content-type: text/plain\r\n"), 400, (rb"\(content-type\)",)),
+    Rule("9110 5.3 that say the same", sized(JSON), 400),
+    Rule("6454 7.3 two origins", get(b"origin: http://localhost\r\n", b"origin: http://evil.example\r\n"), 400),
     Rule("9110 8.3.1 no subtype", sized().replace(b"application/json", b"json"), 415, (rb"the body is 'json'",)),
     Rule("9110 15.5.16 a form", sized().replace(b"application/json", b"application/x-www-form-urlencoded"), 415),
     Rule("9110 8.3 no type", sized().replace(JSON, b""), 415),

@@ -10,7 +10,12 @@ from twostroke.api.http_errors import HTTPError
 Headers = Sequence[tuple[bytes, bytes]]
 """Names in lower case, and values."""
 
-UNIQUE_HEADERS = frozenset({b"content-length", b"transfer-encoding", b"host", b"authorization", b"x-api-key"})
+UNIQUE_HEADERS = frozenset(
+    {
+        *(b"content-length", b"transfer-encoding", b"content-type"),
+        *(b"host", b"origin", b"authorization", b"x-api-key"),
+    }
+)
 """Two of these and two readers may believe different ones."""
 VERSIONS = ("1.0", "1.1")
 _HOST = re.compile(rb"(\[[0-9A-Fa-f:.]+\]|[\w.~!$&'()*+,;=%-]*)(?::([0-9]*))?", re.ASCII)
@@ -52,7 +57,8 @@ def check_head(method: bytes, version: str, target: bytes, headers: Headers) -> 
             400, f"the request target names no host ({named[:64].decode('latin-1')!r}); send http://HOST/PATH."
         )
     _check_coding(version, given.get(b"transfer-encoding"))
-    if version == "1.1" and given.get(b"expect", b"100-continue").lower() != b"100-continue":
+    expected = {value.lower() for name, value in headers if name == b"expect"}
+    if version == "1.1" and not expected <= {b"100-continue"}:
         raise HTTPError(417, "the expectation is not known; the one that is is 'expect: 100-continue'.")
 
 
