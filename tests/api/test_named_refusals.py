@@ -44,6 +44,7 @@ ALLOWED = {"type": "allowed_tools", "mode": "auto", "tools": [FUNCTION]}
         (RESPONSES, {"input": [{"type": "custom_tool_call", "input": "x"}]}, "'custom_tool_call'", "'function_call' w"),
         (RESPONSES, {"input": [{"type": "custom_tool_call_output"}]}, "'custom_tool_call_o", "'function_call_output'."),
         (CHAT, {"messages": [*USER, {"role": "assistant", "tool_calls": [CUSTOM_CALL]}]}, "'custom'", "'function'"),
+        (MESSAGES, {"tools": [{"type": "bash_20250124", "name": "bash"}]}, "tools.0.type='bash_2", "an input_schema"),
         (
             CHAT,
             {
@@ -159,3 +160,20 @@ def test_two_forms_are_refused(server: ServerProcess) -> None:
     assert refused(server, CHAT, **both)[0].startswith("structured_outputs and response_format=")
     required = {"tools": [FUNCTION], "tool_choice": "required", "structured_outputs": {"choice": ["a"]}}
     assert refused(server, CHAT, **required)[0].startswith("structured_outputs and tools=")
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"stop_sequences": [""]}, "stop_sequences="),
+        ({"stop_sequences": ["x" * 70_000]}, "stop_sequences="),
+        ({"tool_choice": {"type": "any"}}, "tool_choice='any'"),
+        ({"tool_choice": {"type": "tool"}}, "tool_choice.name"),
+    ],
+    ids=str,
+)
+def test_parameters_have_the_names_of_their_api(server: ServerProcess, fields: dict[str, Any], named: str) -> None:
+    assert refused(server, MESSAGES, **fields)[0].startswith(named)
+    if "tool_choice" in fields:
+        answer = server.post(f"{MESSAGES}/count_tokens", {"messages": USER, **fields})
+        assert answer.json()["error"]["message"].startswith(named)

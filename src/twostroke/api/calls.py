@@ -7,18 +7,21 @@ from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
 from twostroke.api.chat import Chat
+from twostroke.api.client_words import Words, in_words
 from twostroke.api.completions import Completion
 from twostroke.api.context import ServerContext
 from twostroke.api.conversation import Conversation
 from twostroke.api.embeddings import Embeddings
 from twostroke.api.generation import Caller
 from twostroke.api.messages import MessageCall
+from twostroke.api.messages_input import MESSAGES_WORDS
 from twostroke.api.protocol.chat import ChatRequest
 from twostroke.api.protocol.completions import CompletionRequest
 from twostroke.api.protocol.embeddings import EmbeddingRequest
 from twostroke.api.protocol.responses import ResponsesRequest
 from twostroke.api.protocol.sampling import SamplingFields
 from twostroke.api.responses import ResponseCall
+from twostroke.api.responses_input import RESPONSES_WORDS
 from twostroke.api.sse import StreamedCall
 from twostroke.config.server import ServerConfig
 
@@ -80,7 +83,7 @@ def message(context: ServerContext, chat: ChatRequest) -> MessageCall:
     """Answer in Anthropic's words a conversation that came in them."""
     answer_id = context.answer_id("msg", None)
     return MessageCall(
-        conversation(context, chat, answer_id, format_field="output_config.format"),
+        conversation(context, chat, answer_id, MESSAGES_WORDS),
         answer_id=answer_id,
         model=context.check_model(chat.model),
     )
@@ -91,7 +94,7 @@ def response(context: ServerContext, body: ResponsesRequest, chat: ChatRequest) 
     answer_id = context.answer_id("resp", None)
     return ResponseCall(
         body,
-        conversation(context, chat, answer_id, format_field="text.format"),
+        conversation(context, chat, answer_id, RESPONSES_WORDS),
         answer_id=answer_id,
         model=context.check_model(body.model),
         created=context.created(),
@@ -108,21 +111,21 @@ def embeddings(context: ServerContext, body: EmbeddingRequest) -> Embeddings:
     )
 
 
-def conversation(context: ServerContext, request: ChatRequest, answer_id: str, *, format_field: str) -> Conversation:
+def conversation(context: ServerContext, request: ChatRequest, answer_id: str, words: Words) -> Conversation:
     """One that came in other words than those of chats; the limits on parameters are checked here.
 
     Args:
         context: of the server.
         request: the chat that asks for the same.
         answer_id: of the answer.
-        format_field: what the client calls `response_format`.
+        words: what the client calls parameters.
 
     Raises:
         InvalidParameter: its parameters are too long.
     """
-    context.admission.check_items(request)
-    limits = limited(request, context.config)
-    return Conversation(context.engine, limits, context.dialect, answer_id, format_field=format_field)
+    with in_words(words):
+        context.admission.check_items(request)
+    return Conversation(context.engine, limited(request, context.config), context.dialect, answer_id, words=words)
 
 
 def limited(request: ChatRequest, config: ServerConfig) -> ChatRequest:

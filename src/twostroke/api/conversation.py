@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
+from types import MappingProxyType
 from typing import Any
 
+from twostroke.api.client_words import Words, in_words
 from twostroke.api.dialect import PROMPT_TAIL_TOKENS, ChatTools, Dialect
 from twostroke.api.forms import Form, form_of
 from twostroke.api.generation import Caller, Generation, beside_the_loop, off_the_loop, prepared
@@ -39,7 +41,7 @@ class Conversation:
         request: checked against the schema.
         dialect: how the model writes reasoning and tool calls.
         answer_id: of the answer.
-        format_field: what the client calls `response_format`.
+        words: what the client calls parameters, where that differs.
     """
 
     def __init__(
@@ -49,7 +51,7 @@ class Conversation:
         dialect: Dialect,
         answer_id: str,
         *,
-        format_field: str = "response_format",
+        words: Words = MappingProxyType({}),
     ) -> None:
         self.engine = engine
         self.request = request
@@ -57,7 +59,7 @@ class Conversation:
         self.tools = ChatTools((), "none", parallel=True)
         self._dialect = dialect
         self._id = answer_id
-        self._format_field = format_field
+        self._words = words
         self._form: Form | None = None
         self._prompt_tail = ""
         self._shown_token_ids = frozenset[int]()
@@ -72,8 +74,9 @@ class Conversation:
     async def open(self, caller: Caller) -> None:
         """Checks everything and queues the conversation; raises what Completion.open raises."""
         request = self.request
-        params = await beside_the_loop(self._checked_params, self._amount())
-        prompt = await self._prepared(params)
+        with in_words(self._words):
+            params = await beside_the_loop(self._checked_params, self._amount())
+            prompt = await self._prepared(params)
         tail = prompt.prompt_token_ids[-PROMPT_TAIL_TOKENS:]
         self._shown_token_ids = prompt.shown_token_ids
         self._prompt_tail = self.engine.tokenizer.decode(tail, skip_special_tokens=False)
@@ -90,7 +93,8 @@ class Conversation:
 
     async def count_tokens(self) -> int:
         """Tokens of the prompt, with everything checked as `open` does, and nothing run."""
-        await beside_the_loop(self._checked_params, self._amount())
+        with in_words(self._words):
+            await beside_the_loop(self._checked_params, self._amount())
         inputs = self.engine.inputs
         frames = bool(self.request.add_special_tokens)
 
@@ -131,7 +135,7 @@ class Conversation:
         request.check_refused()
         check_stream_options(request)
         self.tools = self._dialect.tools_of(request)
-        self._form = form = form_of(request.structured_outputs, request.response_format, self.tools, self._format_field)
+        self._form = form = form_of(request.structured_outputs, request.response_format, self.tools)
         return chat_params(request, None if form is None else form.wanted)
 
     async def _prepared(self, params: SamplingParams) -> PromptInput:

@@ -48,7 +48,7 @@ class Form:
 
 
 def form_of(
-    field: StructuredOutputsField | None, response_format: ResponseFormat | None, tools: ChatTools, format_field: str
+    field: StructuredOutputsField | None, response_format: ResponseFormat | None, tools: ChatTools
 ) -> Form | None:
     """Return the one form that the output of a chat has to have.
 
@@ -58,7 +58,6 @@ def form_of(
         field: of the request.
         response_format: of the request.
         tools: of the request.
-        format_field: what the client calls `response_format`.
 
     Raises:
         InvalidParameter: several ask, or one that cannot be followed.
@@ -72,9 +71,9 @@ def form_of(
         with asker.named():
             found.append(Form(StructuredOutputs(json=schema), asker))
     elif response_format is not None and response_format.type != "text":
-        asker = Asker(format_field)
+        asker = Asker("response_format")
         with asker.named():
-            found.append(Form(_of_format(response_format, format_field), asker))
+            found.append(Form(_of_format(response_format), asker))
     if len(found) > 1:
         asked = " and ".join(form.asker.field for form in found)
         raise InvalidParameter(asked, "...", "each constrains the output", "Ask for one of them.")
@@ -92,10 +91,10 @@ def structured_outputs(field: StructuredOutputsField) -> StructuredOutputs:
     return StructuredOutputs(**{kind: value for kind, value in given.items() if value is not None})
 
 
-def _of_format(response_format: ResponseFormat, name: str) -> StructuredOutputs:
+def _of_format(response_format: ResponseFormat) -> StructuredOutputs:
     if response_format.type == "json_object":
         return StructuredOutputs(json_object=True)
     wanted = response_format.json_schema
     if wanted is None or wanted.schema_ is None:
-        raise InvalidParameter(name, response_format.type, "needs a schema")
+        raise InvalidParameter("response_format", response_format.type, "needs a schema")
     return StructuredOutputs(json=wanted.schema_)

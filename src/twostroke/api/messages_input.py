@@ -23,6 +23,8 @@ from twostroke.api.protocol.messages import (
 from twostroke.errors import InvalidParameter
 
 Object = dict[str, Any]
+MESSAGES_WORDS = {"response_format": "output_config.format", "stop": "stop_sequences"}
+"""What Anthropic's API calls parameters of chats."""
 
 
 def chat_of_messages(request: CountTokensRequest) -> ChatRequest:
@@ -47,7 +49,7 @@ def chat_of_messages(request: CountTokensRequest) -> ChatRequest:
             for tool in request.tools
         ]
     if request.tool_choice is not None:
-        fields["tool_choice"] = _tool_choice(request.tool_choice)
+        fields["tool_choice"] = _tool_choice(request.tool_choice, has_tools=bool(request.tools))
         fields["parallel_tool_calls"] = not request.tool_choice.disable_parallel_tool_use
     if request.thinking is not None:
         fields["include_reasoning"] = request.thinking.display != "omitted"
@@ -65,7 +67,9 @@ def chat_of_messages(request: CountTokensRequest) -> ChatRequest:
     return ChatRequest.model_validate(fields)
 
 
-def _tool_choice(choice: ToolChoice) -> str | Object:
+def _tool_choice(choice: ToolChoice, *, has_tools: bool) -> str | Object:
+    if choice.type == "any" and not has_tools:
+        raise InvalidParameter("tool_choice", choice.type, "needs at least one of tools")
     if choice.type != "tool":
         return {"auto": "auto", "any": "required", "none": "none"}[choice.type]
     if choice.name is None:

@@ -22,6 +22,8 @@ from twostroke.api.protocol.responses import (
 )
 
 Object = dict[str, Any]
+RESPONSES_WORDS = {"response_format": "text.format", "max_tokens": "max_output_tokens"}
+"""What the Responses API calls parameters of chats."""
 
 
 def chat_of_response(request: ResponsesRequest) -> ChatRequest:

@@ -10,6 +10,7 @@ from twostroke.api.protocol.conversation import ConversationFields
 from twostroke.api.protocol.fields import WireObject, bookkeeping, refused
 from twostroke.api.protocol.lists import MAX_OBJECTS, MAX_TOOLS, AtMost, Texts
 from twostroke.api.protocol.plain_parts import OrText
+from twostroke.api.protocol.tool_kinds import ToolKind
 
 _CACHE_CONTROL = "Prefixes are found by their content."
 
@@ -75,10 +76,10 @@ class Message(WireObject):
 class Tool(WireObject):
     """A function that the model may call; those that Anthropic runs are refused by the name of their type."""
 
+    type: ToolKind | None = None
     name: str = Field(min_length=1, max_length=256)
     input_schema: dict[str, Any]
     description: str | None = None
-    type: Literal["custom"] | None = None
     cache_control: dict[str, Any] | None = bookkeeping(_CACHE_CONTROL)
     strict: bool | None = bookkeeping("Required calls always fit the schema; others are for the client to check.")
     eager_input_streaming: bool | None = bookkeeping("Arguments are streamed as they come.")

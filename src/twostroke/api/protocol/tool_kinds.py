@@ -20,5 +20,14 @@ def _check_kind(kind: Any) -> Any:
     raise PydanticCustomError("tool_kind", "{told}", {"told": told})
 
 
+def _check_own(kind: Any) -> Any:
+    if not isinstance(kind, str) or kind == "custom":
+        return kind
+    told = "no tools are run here; send a tool with an input_schema, and without a type, which the client runs"
+    raise PydanticCustomError("tool_kind", "{told}", {"told": told})
+
+
 FunctionKind = Annotated[Literal["function"], BeforeValidator(_check_kind)]
 """The type of a tool, or of the one that is chosen."""
+ToolKind = Annotated[Literal["custom"], BeforeValidator(_check_own)]
+"""The same in Anthropic's words."""

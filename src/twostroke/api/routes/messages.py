@@ -13,7 +13,7 @@ from twostroke.api.context import ServerContext
 from twostroke.api.conversation import Conversation
 from twostroke.api.generation import beside_the_loop
 from twostroke.api.messages import MessageCall
-from twostroke.api.messages_input import chat_of_messages
+from twostroke.api.messages_input import MESSAGES_WORDS, chat_of_messages
 from twostroke.api.openapi import EVENTS
 from twostroke.api.prompts import amount_of
 from twostroke.api.protocol.chat import ChatRequest
@@ -58,4 +58,4 @@ def _counted(context: ServerContext, body: CountTokensRequest) -> tuple[Mapping[
     chat = chat_of_messages(body)
     headers = context.check_fields(body, chat)
     context.check_model(body.model)
-    return headers, conversation(context, chat, "count", format_field="output_config.format")
+    return headers, conversation(context, chat, "count", MESSAGES_WORDS)
