@@ -24,6 +24,7 @@ from tqdm.auto import tqdm
 
 from twostroke.bench.command import command_line, model_name, settings
 from twostroke.bench.from_log import run_of_log
+from twostroke.bench.goals import PREDICTION_MEDIAN, PREDICTION_P95
 from twostroke.bench.model_engine import ModelEngine, model_engine
 from twostroke.bench.report import DEFAULT_FOLDER, BenchResult, check_folder, percentiles, save
 from twostroke.bench.steps import measure_steps
@@ -40,7 +41,6 @@ from twostroke.planner.replay import figures
 from twostroke.simulation.requests import recording_of
 from twostroke.simulation.simulate import simulate
 
-GOAL_MEDIAN, GOAL_P95 = 0.10, 0.20
 COMPARED = ("ttft_p50", "tpot_p50", "output_tok_s")
 _SOME_TOKENS = 128
 
@@ -104,7 +104,7 @@ def run_prediction(options: PredictionOptions) -> dict[str, Any]:
     results = {
         "median_error": statistics.median(off),
         "p95_error": percentiles(off)["p95"],
-        "holds": statistics.median(off) <= GOAL_MEDIAN and percentiles(off)["p95"] <= GOAL_P95,
+        "holds": statistics.median(off) <= PREDICTION_MEDIAN and percentiles(off)["p95"] <= PREDICTION_P95,
         "by_figure": {name: percentiles([abs(row[name]["error"]) for row in rows]) for name in COMPARED},
         "rows": rows,
     }
@@ -135,7 +135,7 @@ def print_prediction(results: dict[str, Any], console: Console | None = None) ->
         table.add_row(*cells)
     console.print(table)
     median, p95 = results["median_error"], results["p95_error"]
-    goals = f"goals {GOAL_MEDIAN:.0%} and {GOAL_P95:.0%}"
+    goals = f"goals {PREDICTION_MEDIAN:.0%} and {PREDICTION_P95:.0%}"
     console.print(f"off by {median:.1%} in the median, {p95:.1%} at the 95th percentile ({goals})", highlight=False)
 
 
