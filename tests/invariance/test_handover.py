@@ -160,8 +160,8 @@ def test_pools_of_other_formats(random_models: dict[str, Path], tmp_path: Path, 
             assert of_got.logprobs[0] == pytest.approx(of_want.logprobs[0], abs=0.25)
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen2"])
-@pytest.mark.parametrize("ranks", [(1, 2), (2, 1), (2, 2)], ids=str)
+@pytest.mark.parametrize("family", ["llama", "qwen2", "mistral"])
+@pytest.mark.parametrize("ranks", [(1, 2), (2, 1), (2, 2), (2, 4)], ids=str)
 def test_engines_of_several_ranks(
     random_models: dict[str, Path],
     tmp_path: Path,
@@ -170,7 +170,8 @@ def test_engines_of_several_ranks(
     family: str,
     transport: str,
 ) -> None:
-    """Each with its heads, and blocks of two sizes on top; a chunk at a time, layer by layer."""
+    """Each with its heads, and blocks of two sizes on top; a chunk at a time, layer by layer. Mistral has one KV
+    head, so that two ranks have the same."""
     ranks_are_threads(monkeypatch)
     given = {"model": str(random_models[family]), "threads": 1, "num_kv_blocks": 900, "max_model_len": 256}
     given |= {"max_num_batched_tokens": 30, "kv_cache_dtype": "int8" if family == "qwen2" else "auto"}

@@ -60,6 +60,7 @@ def same(model: Path | str, **config: Any) -> None:
     )
 
 
+THREE_KV_HEADS: dict[str, Any] = {"hidden_size": 96, "num_attention_heads": 12, "num_key_value_heads": 3}
 ODD_SIZES = {"vocab_size": 333, "intermediate_size": 97, "tie_word_embeddings": True}
 
 
@@ -139,6 +140,26 @@ def test_four_ranks(random_models: dict[str, Path]) -> None:
     same(random_models["qwen2"], tensor_parallel_size=4)
 
 
+@pytest.mark.parametrize("kv_cache_dtype", ["auto", "int8", "int4"])
+@pytest.mark.parametrize(
+    ("family", "num_ranks", "fields"),
+    [
+        ("mistral", 2, {}),
+        ("gemma3", 4, {}),
+        ("qwen3", 4, {}),
+        ("falcon", 4, {}),
+        ("cohere", 4, {}),
+        ("llama", 6, {**THREE_KV_HEADS, "attention_bias": True}),
+    ],
+    ids=str,
+)
+def test_fewer_kv_heads_than_ranks(
+    family: str, num_ranks: int, fields: dict[str, Any], kv_cache_dtype: str, tmp_path: Path
+) -> None:
+    """Several ranks keep the same head, each for query heads of its own."""
+    same(write_random_model(tmp_path, family, **fields), tensor_parallel_size=num_ranks, kv_cache_dtype=kv_cache_dtype)
+
+
 @pytest.mark.parametrize(
     ("family", "config"),
     [
@@ -167,8 +188,8 @@ def test_a_process_group_as_between_gpus(
 @pytest.mark.parametrize(
     ("model", "config", "words"),
     [
-        ("mistral", {}, "must divide the 1 KV heads"),
-        ("llama", {"tensor_parallel_size": 3}, "must divide the 2 KV heads"),
+        ("llama", {"tensor_parallel_size": 3}, r"must divide the 4 query heads of the model.* Take one of 1, 2, 4\."),
+        ("llama", {"tensor_parallel_size": 8}, "must divide the 4 query heads"),
         ("llama", {"kernels": "reference"}, "kernels=reference"),
         ("llama", {"kv_check_rate": 0.5}, "kv_check_rate=0.5"),
         ("llama", {"speculative_config": {"method": "early_exit", "exit_layer": 1}}, "early_exit"),
@@ -177,6 +198,13 @@ def test_a_process_group_as_between_gpus(
 def test_refused(model: str, config: dict[str, Any], words: str, random_models: dict[str, Path]) -> None:
     with pytest.raises(InvalidParameter, match=words):
         LLM(str(random_models[model]), **{"tensor_parallel_size": 2, **config})
+
+
+def test_neither_divides_the_other(tmp_path: Path) -> None:
+    """12 query heads and 3 KV heads: two ranks would have one and a half of these."""
+    model = write_random_model(tmp_path, "llama", **THREE_KV_HEADS)
+    with pytest.raises(InvalidParameter, match=r"divide its 3 KV heads or be a multiple.* Take one of 1, 3, 6, 12\."):
+        LLM(str(model), tensor_parallel_size=2)
 
 
 def test_random_weights(random_models: dict[str, Path]) -> None:

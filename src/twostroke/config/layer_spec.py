@@ -37,14 +37,44 @@ class KVSpec:
     """Numbers in a vector of K, and in one of V."""
     window: int | None = None
     """Tokens that a query sees, itself included; None: all."""
+    num_holders: int = 1
+    """Ranks that keep the same heads, where there are fewer heads than ranks."""
+
+    def can_deal(self, num_ranks: int) -> bool:
+        """Return whether every rank can have equally many KV heads, or several the same one.
+
+        >>> [n for n in range(1, 13) if KVSpec(num_kv_heads=3, head_dim=64).can_deal(n)]
+        [1, 3, 6, 9, 12]
+        """
+        return self.num_kv_heads % num_ranks == 0 or num_ranks % self.num_kv_heads == 0
 
     def of_rank(self, num_ranks: int) -> KVSpec:
-        """Return the share of one of several ranks, which have equally many KV heads.
+        """Return the share of each of several ranks. All have equally many KV heads; where there are fewer than ranks,
+        each has one, and neighbours have the same.
 
         >>> KVSpec(num_kv_heads=8, head_dim=64).of_rank(4).num_kv_heads
         2
+        >>> shared = KVSpec(num_kv_heads=2, head_dim=64).of_rank(4)
+        >>> shared.num_kv_heads, [shared.heads_of_rank(rank).start for rank in range(4)]
+        (1, [0, 0, 1, 1])
         """
-        return replace(self, num_kv_heads=self.num_kv_heads // num_ranks)
+        assert self.num_holders == 1, self
+        num_holders = max(1, num_ranks // self.num_kv_heads)
+        return replace(self, num_kv_heads=max(1, self.num_kv_heads // num_ranks), num_holders=num_holders)
+
+    def of_all(self, num_ranks: int) -> KVSpec:
+        """Return what the ranks have together, where this is the share of each of them.
+
+        >>> spec = KVSpec(num_kv_heads=2, head_dim=64)
+        >>> [spec.of_rank(num_ranks).of_all(num_ranks) == spec for num_ranks in (1, 2, 4)]
+        [True, True, True]
+        """
+        return replace(self, num_kv_heads=self.num_kv_heads * num_ranks // self.num_holders, num_holders=1)
+
+    def heads_of_rank(self, rank: int) -> range:
+        """Return which of the model's KV heads a rank has, where this is its share."""
+        first = rank // self.num_holders * self.num_kv_heads
+        return range(first, first + self.num_kv_heads)
 
     def bytes_per_token(self, kv_format: KVFormat) -> int:
         """Return the bytes of K and V of one token.

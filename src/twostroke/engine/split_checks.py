@@ -24,10 +24,16 @@ def check_can_split(config: EngineConfig, model: ModelConfig, operators: Operato
     def refuse(limit: str, remedy: str) -> None:
         raise InvalidParameter("tensor_parallel_size", size, limit, remedy)
 
-    num_kv_heads = math.gcd(*(spec.num_kv_heads for spec in model.kv_specs))
-    if num_kv_heads % size:
-        sizes = [str(n) for n in range(1, num_kv_heads + 1) if num_kv_heads % n == 0]
-        refuse(f"must divide the {num_kv_heads} KV heads of the model", f"Take one of {', '.join(sizes)}.")
+    num_heads = math.gcd(*(layer.num_heads for layer in model.kinds))
+    divisors = [n for n in range(1, num_heads + 1) if num_heads % n == 0]
+    sizes = [n for n in divisors if all(spec.can_deal(n) for spec in model.kv_specs)]
+    if size not in sizes:
+        kv_heads = " or ".join(str(n) for n in sorted({spec.num_kv_heads for spec in model.kv_specs}))
+        refuse(
+            f"must divide the {num_heads} query heads of the model, and divide its {kv_heads} KV heads or be a "
+            "multiple of them",
+            f"Take one of {', '.join(map(str, sizes))}.",
+        )
     if not architecture(model.architecture).can_split:
         refuse(f"{model.architecture} is not written for a share of its heads", "Leave it out.")
     if operators.name == "reference":

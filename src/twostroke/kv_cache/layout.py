@@ -137,13 +137,7 @@ class KVLayout:
 
     def dealt_among(self, num_ranks: int, num_ranks_here: int) -> KVLayout:
         """Return the layout of each of `num_ranks` ranks, where this is that of each of `num_ranks_here`."""
-        groups = (
-            replace(
-                group,
-                spec=replace(group.spec, num_kv_heads=group.spec.num_kv_heads * num_ranks_here // num_ranks),
-            )
-            for group in self.groups
-        )
+        groups = (replace(group, spec=group.spec.of_all(num_ranks_here).of_rank(num_ranks)) for group in self.groups)
         return replace(self, groups=tuple(groups))
 
     def tokens_per_block(self, group: KVGroup) -> int:

@@ -305,9 +305,9 @@ class _Fetching:
         if terms.geometry.block_size != block_size:
             said = f"its blocks have {terms.geometry.block_size} tokens"
             raise TransferBroken(f"{said}; blocks of {block_size} were asked for.")
-        num_ranks, num_kv_heads = terms.geometry.num_ranks, self._memory.layout.num_kv_heads * self._memory.num_ranks
-        if not num_ranks or num_kv_heads % num_ranks:
-            raise TransferBroken(f"{num_kv_heads} KV heads cannot be dealt among its {num_ranks} ranks.")
+        num_ranks, of_model = terms.geometry.num_ranks, self._memory.layout.dealt_among(1, self._memory.num_ranks)
+        if not num_ranks or not all(group.spec.can_deal(num_ranks) for group in of_model.groups):
+            raise TransferBroken(f"{of_model.num_kv_heads} KV heads cannot be dealt among its {num_ranks} ranks.")
         return terms
 
 

@@ -10,13 +10,13 @@ ours, 32 tokens      | 0 ......... 31     | 32 ........ 63      |      of a tile
                                                                        step, a step is some lanes of each unit
 ```
 
-Where one side has more ranks, each of them has fewer heads: a move is between two ranks that have heads in common.
+Where one side has more ranks, each of them has fewer heads: a move is between two ranks that have heads in common. Of
+their ranks that have the same head, the first gives it.
 """
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,28 +46,21 @@ class Conversion:
         mine, others = order(self._our_size), order(self._their_size)
         self._parts = [
             part
-            for rank, their_rank in itertools.product(range(ours.num_ranks), range(theirs.num_ranks))
+            for rank, their_rank, heads in _heads_in_common(ours, theirs)
             for kind, (sections, their_sections) in enumerate(((mine.keys, others.keys), (mine.values, others.values)))
             for part in zip(
-                self._cut(ours, rank, kind, sections, theirs.layout.num_kv_heads, their_rank),
-                self._cut(theirs, their_rank, kind, their_sections, ours.layout.num_kv_heads, rank),
+                self._cut(ours, rank, kind, sections, heads),
+                self._cut(theirs, their_rank, kind, their_sections, heads),
                 strict=True,
             )
-            if part[0].size
         ]
         for of_ours, of_theirs in self._parts:
             assert of_ours.shape[3:] == of_theirs.shape[3:], (of_ours.shape, of_theirs.shape)
 
-    def _cut(
-        self, memory: KVMemory, rank: int, kind: int, sections: Sequence[Section], num_heads_there: int, there: int
-    ) -> list[_Bytes]:
-        """Each section of the K, or the V, by steps, of those heads of a rank that rank `there` has, too."""
-        layout = memory.layout
-        first, theirs = rank * layout.num_kv_heads, there * num_heads_there
-        shared = slice(
-            max(first, theirs) - first, max(0, min(first + layout.num_kv_heads, theirs + num_heads_there) - first)
-        )
-        heads = memory.heads(rank)[:, :, shared]
+    def _cut(self, memory: KVMemory, rank: int, kind: int, sections: Sequence[Section], wanted: range) -> list[_Bytes]:
+        """Each section of the K, or the V, by steps, of some of the model's heads that a rank has."""
+        layout, first = memory.layout, _heads_of(memory, rank).start
+        heads = memory.heads(rank)[:, :, wanted.start - first : wanted.stop - first]
         found: list[_Bytes] = []
         at = 0
         for section in sections:
@@ -120,6 +113,22 @@ class Conversion:
             their_tile, their_part = divmod(start % self._their_size // self._step, theirs.shape[2])
             moved.append((ours[here, tile, part], theirs[there, their_tile, their_part]))
         return moved
+
+
+def _heads_in_common(ours: KVMemory, theirs: KVMemory) -> Iterator[tuple[int, int, range]]:
+    """Which of our ranks has which of the model's heads from which of theirs: each of its heads once."""
+    for rank in range(ours.num_ranks):
+        heads = _heads_of(ours, rank)
+        for their_rank in range(theirs.num_ranks):
+            there = _heads_of(theirs, their_rank)
+            common = range(max(heads.start, there.start), min(heads.stop, there.stop))
+            if common:
+                yield rank, their_rank, common
+                heads = range(common.stop, heads.stop)
+
+
+def _heads_of(memory: KVMemory, rank: int) -> range:
+    return memory.layout.groups[0].spec.heads_of_rank(rank)
 
 
 def _steps(heads: _Bytes, kind: int, at: int, section: Section, block_size: int, step: int) -> _Bytes:

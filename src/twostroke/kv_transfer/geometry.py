@@ -147,11 +147,12 @@ def layout_facts(layout: KVLayout, kv_order: str, num_ranks: int = 1) -> dict[st
         kv_order: the backend's order inside a head's run.
         num_ranks: among whom the KV heads are dealt.
     """
+    of_model = layout.dealt_among(1, num_ranks)
     return {
         _BLOCK_SIZE: str(layout.block_size),
         _PAGES: " ".join(str(group.pages_per_block) for group in layout.groups),
         _RANKS: str(num_ranks),
-        "KV heads": f"{layout.num_kv_heads * num_ranks} of {layout.head_dim}",
+        "KV heads": f"{of_model.num_kv_heads} of {of_model.head_dim}",
         _ORDER: kv_order,
         "layers": " ".join(f"{group.layer_ids}:{group.window}" for group in layout.groups),
     }

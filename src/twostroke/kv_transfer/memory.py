@@ -29,7 +29,7 @@ class KVMemory:
     page 0: | layer 0: K V | layer 1: K V | …    page 1: | …      a piece is the K and V of some layers of one page
     ```
 
-    Where several ranks compute, each has all blocks, with its share of the KV heads: the first rank the first heads.
+    Where several ranks compute, each has all blocks, with its share of the KV heads (KVSpec.heads_of_rank).
 
     Args:
         layout: of the pool, as each rank has it.

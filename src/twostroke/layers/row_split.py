@@ -23,12 +23,16 @@ from twostroke.kernels.dispatch import GatedLinear, Linear
 
 
 def rows_of(rank: int, size: int, num_rows: int) -> range:
-    """The rows that a rank of `size` has of `num_rows`; where they do not divide, some have one more.
+    """The rows, or heads, that a rank of `size` has of `num_rows`; where they do not divide, some have one more. Of
+    fewer than there are ranks, each has one, and neighbours have the same.
 
     >>> [rows_of(rank, 3, 10) for rank in range(3)]
     [range(0, 3), range(3, 6), range(6, 10)]
+    >>> [rows_of(rank, 4, 2) for rank in range(4)]
+    [range(0, 1), range(0, 1), range(1, 2), range(1, 2)]
     """
-    return range(num_rows * rank // size, num_rows * (rank + 1) // size)
+    first = num_rows * rank // size
+    return range(first, max(first + 1, num_rows * (rank + 1) // size))
 
 
 class RowSplit:
@@ -44,9 +48,9 @@ class RowSplit:
         return self._communicator.size
 
     def share(self, num: int) -> int:
-        """This rank's of `num` heads, which the number of ranks divides."""
-        assert num % self.size == 0, (num, self.size)
-        return num // self.size
+        """How many of `num` heads this rank has: equally many as any other."""
+        assert num % self.size == 0 or self.size % num == 0, (num, self.size)
+        return len(self.own(num))
 
     def own(self, num_rows: int) -> range:
         """The rows that this rank has of `num_rows`."""
@@ -124,4 +128,5 @@ class _GatheredLinear:
 @cache
 def _widths(size: int, num_columns: int, bytes_per_element: int) -> tuple[int, ...]:
     """Bytes of a row that each rank has; matrices have few shapes."""
+    assert num_columns >= size, (num_columns, size)
     return tuple(len(rows_of(rank, size, num_columns)) * bytes_per_element for rank in range(size))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,6 +28,8 @@ class Parameter:
     """None for a vector."""
     is_split: bool = False
     """Whether each rank has only its share of the rows of each part (layers/row_split.py)."""
+    rows_together: int = 1
+    """Rows of a part that a rank has all or none of: those of a head."""
     is_gated: bool = False
     """Whether it is packed for a gated product (`pack_gated`)."""
     is_wide: bool = False
@@ -43,6 +45,17 @@ class Parameter:
     def shape(self, num_rows: int) -> tuple[int, ...]:
         """Of `num_rows` of its rows."""
         return (num_rows,) if self.columns is None else (num_rows, self.columns)
+
+    def own_rows(self, num_rows: int, own: Callable[[int], range]) -> range:
+        """The rows that a rank has of a part with `num_rows`.
+
+        >>> Parameter((32, 8, 8), 64, is_split=True, rows_together=8).own_rows(32, lambda num: range(num // 2))
+        range(0, 16)
+        """
+        if not self.is_split:
+            return range(num_rows)
+        heads, size = own(num_rows // self.rows_together), self.rows_together
+        return range(heads.start * size, heads.stop * size)
 
 
 @dataclass(frozen=True, slots=True)

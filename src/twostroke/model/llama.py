@@ -199,9 +199,12 @@ class Llama(DecoderModel):
         for norm in _NORMS[spec.norms]:
             found |= _norm_parameters(config, norm, hidden)
         for name, (rows, columns, has_bias) in linears.items():
-            found[f"{name}.weight"] = Parameter(rows, columns, is_split=True, is_gated=name == "gate_up")
+            together = spec.kv.head_dim if name == "qkv" else 1
+            found[f"{name}.weight"] = Parameter(
+                rows, columns, is_split=True, rows_together=together, is_gated=name == "gate_up"
+            )
             if has_bias:
-                found[f"{name}.bias"] = Parameter(rows, is_split=True)
+                found[f"{name}.bias"] = Parameter(rows, is_split=True, rows_together=together)
         if spec.qk_norm == "rows":
             found |= _norm_parameters(config, "q_norm", q) | _norm_parameters(config, "k_norm", kv)
         num_heads = {"q_norm": spec.num_heads, "k_norm": spec.kv.num_kv_heads}

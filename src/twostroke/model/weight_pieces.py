@@ -43,7 +43,7 @@ def pieces_of(
     num_stored = [source.weights[part].shape[0] for part in parts]
     offset = 0
     for num_rows in parameter.rows:
-        mine = own(num_rows) if parameter.is_split else range(num_rows)
+        mine = parameter.own_rows(num_rows, own)
         wanted, offset = range(offset + mine.start, offset + mine.stop), offset + num_rows
         start = 0
         for part, size in zip(parts, num_stored, strict=True):

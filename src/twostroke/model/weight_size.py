@@ -102,7 +102,7 @@ class _Counts:
         return total
 
     def _of_tensor(self, parameter: Parameter, own: Callable[[int], range], num_ranks: int) -> int:
-        num_rows = sum(len(own(rows)) if parameter.is_split else rows for rows in parameter.rows)
+        num_rows = sum(len(parameter.own_rows(rows, own)) for rows in parameter.rows)
         num_copies = max(1, parameter.num_copies // num_ranks)
         dtype = torch.float32 if parameter.is_wide else self._dtype
         return num_copies * num_rows * (parameter.columns or 1) * dtype.itemsize

@@ -267,7 +267,7 @@ def _sizes_that_fit(
     if config.load.device != "cuda":
         return []
     now = config.load.tensor_parallel_size
-    most = max(spec.num_kv_heads for spec in prepared.config.kv_specs)
+    most = max(layer.num_heads for layer in prepared.config.kinds)
     for size in range(now + 1, most + 1):
         split = replace(config, load=replace(config.load, tensor_parallel_size=size))
         try:

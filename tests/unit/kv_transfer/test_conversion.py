@@ -17,6 +17,8 @@ from twostroke.kv_transfer.conversion import Conversion, OrderOf
 from twostroke.kv_transfer.memory import KVMemory
 
 UNTOUCHED = 0xA5
+NUM_HEADS = 4
+"""KV heads of all ranks together."""
 SIZES = st.sampled_from([1, 2, 4, 8, 16, 32, 128])
 FORMATS = st.sampled_from(["f32", "bf16", "int8", "int4"])
 
@@ -54,17 +56,22 @@ class Filled:
             self.rows.append(layout.page_ids(group).of_blocks(ids)[: num_tokens // layout.block_size])
         self.memory = KVMemory(layout, *(memoryview(of_rank).cast("B") for of_rank in self.bytes))
 
-    def token(
-        self, order: HeadOrder, group: int, layer: int, kind: int, head: int, position: int
-    ) -> tuple[int, list[int]]:
-        """Its rank, and where in its bytes those of the token are."""
+    def ranks_of(self, head: int) -> list[tuple[int, int]]:
+        """Who has a head, and where among its own: each has equally many, or a head is that of several in a row."""
+        num_ranks, num_own = len(self.bytes), self.layout.num_kv_heads
+        if num_ranks <= NUM_HEADS:
+            return [divmod(head, num_own)]
+        num_holders = num_ranks // NUM_HEADS
+        return [(rank, 0) for rank in range(head * num_holders, (head + 1) * num_holders)]
+
+    def token(self, order: HeadOrder, group: int, layer: int, kind: int, head: int, position: int) -> list[int]:
+        """Where in the bytes of a rank those of the token are; `head` is one of its own."""
         layout = self.layout
-        rank, head = divmod(head, layout.num_kv_heads)
         entry, token = divmod(position, layout.block_size)
         layer += self.rows[group][entry] * layout.page_ids(layout.groups[group]).layers_per_id
         run = ((layer * 2 + kind) * layout.num_kv_heads + head) * layout.bytes_per_head
         sections = order.values if kind else order.keys
-        return rank, [run + at for at in offsets(sections, layout.block_size, token)]
+        return [run + at for at in offsets(sections, layout.block_size, token)]
 
 
 @given(data=st.data(), seed=st.integers(0, 99), order_name=st.sampled_from(["plain", "native"]), kv_format=FORMATS)
@@ -74,8 +81,8 @@ def test_every_token_arrives_where_it_belongs(
     """Random sizes, ranks, tables, layers and beginnings, against the definition."""
     our_size, their_size = data.draw(SIZES), data.draw(SIZES)
     windows = data.draw(st.sampled_from([[None], [None, None, None], [None, 8, 8, None], [8, 8, None]]))
-    num_heads, head_dim = 4, data.draw(st.sampled_from([2, 16]))
-    our_ranks, their_ranks = data.draw(st.sampled_from([1, 2, 4])), data.draw(st.sampled_from([1, 2, 4]))
+    head_dim = data.draw(st.sampled_from([2, 16]))
+    our_ranks, their_ranks = data.draw(st.sampled_from([1, 2, 4, 8])), data.draw(st.sampled_from([1, 2, 4, 8]))
     rng = np.random.default_rng(seed)
     num_tokens = max(our_size, their_size) * data.draw(st.integers(1, 3))
 
@@ -83,10 +90,10 @@ def test_every_token_arrives_where_it_belongs(
         layout = uniform_layout(
             windows,
             block_size=block_size,
-            num_kv_heads=num_heads // num_ranks,
+            num_kv_heads=NUM_HEADS,
             head_dim=head_dim,
             kv_format=kv_format,
-        )
+        ).dealt_among(num_ranks, 1)
         return Filled(layout, num_tokens, rng, num_ranks)
 
     ours, theirs = filled(our_size, our_ranks), filled(their_size, their_ranks)
@@ -101,12 +108,15 @@ def test_every_token_arrives_where_it_belongs(
     for group_id, group in enumerate(ours.layout.groups):
         for in_block, layer_id in enumerate(group.layer_ids):
             for position in range(max(first * their_size, missing[group_id] * our_size), end * their_size):
-                for kind, head in np.ndindex(2, num_heads):
+                for kind, head in np.ndindex(2, NUM_HEADS):
                     if layer_id in layers:
-                        rank, at = ours.token(order(our_size), group_id, in_block, kind, head, position)
-                        whence, from_ = theirs.token(order(their_size), group_id, in_block, kind, head, position)
-                        expected.reshape(our_ranks, -1)[rank, at] = theirs.bytes.reshape(their_ranks, -1)[whence, from_]
-                        num_bytes += len(at)
+                        whence, of_theirs = theirs.ranks_of(head)[0]
+                        from_ = theirs.token(order(their_size), group_id, in_block, kind, of_theirs, position)
+                        for rank, of_ours in ours.ranks_of(head):
+                            at = ours.token(order(our_size), group_id, in_block, kind, of_ours, position)
+                            found = theirs.bytes.reshape(their_ranks, -1)[whence, from_]
+                            expected.reshape(our_ranks, -1)[rank, at] = found
+                            num_bytes += len(at)
     conversion = Conversion(ours.memory, theirs.memory, order)
     their_rows = [row[first:end] for row in theirs.rows]
     assert conversion.copy(first, their_rows, ours.rows, missing, layers) == num_bytes

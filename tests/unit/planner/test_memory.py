@@ -184,6 +184,20 @@ def test_ranks_share_the_memory_and_the_rows(random_models: dict[str, Path]) -> 
     assert alone.weight_bytes // 2 < half.weight_bytes < alone.weight_bytes
 
 
+@pytest.mark.parametrize(("family", "num_ranks"), [("mistral", 2), ("qwen3", 4)])
+def test_ranks_that_have_the_same_kv_head_count_it_each(
+    random_models: dict[str, Path], family: str, num_ranks: int
+) -> None:
+    """Also what is allocated: one head for each rank."""
+    if not native.is_built():
+        pytest.skip("ranks need the native kernels")
+    config = EngineConfig.from_keywords(model=str(random_models[family]), tensor_parallel_size=num_ranks)
+    plan, prepared = plan_of(config), prepare(config)
+    spec = prepared.config.layers[0].kv
+    assert plan.kv_bytes_per_token == prepared.config.num_layers * 2 * spec.head_dim * 4
+    assert KVStorage(prepared.layout, plan.num_blocks, prepared.device).nbytes == plan.kv_bytes
+
+
 def test_weights_that_do_not_fit_are_refused_with_their_bytes(random_models: dict[str, Path]) -> None:
     config = EngineConfig.from_keywords(model=str(random_models["llama"]))
     prepared = prepare(config)

@@ -278,11 +278,11 @@ def test_a_trace_and_a_device_with_ranks(tmp_path: Path) -> None:
     path = write_trace(tmp_path / "chats[b].jsonl", conversations(40))
     plan = PlanOptions(device_name="L4", price_per_hour=1.0)
     found = searched(
-        plan, {"block_size": 8}, workload=path, trace_divisor=64, num_requests=20, ranks="1,2,4", rate_factors="1,100"
+        plan, {"block_size": 8}, workload=path, trace_divisor=64, num_requests=20, ranks="1,2,4,8", rate_factors="1,100"
     )
     assert len(found.workload.requests) == 20
-    assert {one.ranks for one in found.space.candidates} == {1, 2}
-    assert any("4 ranks are left out" in note for note in found.notes)
+    assert {one.ranks for one in found.space.candidates} == {1, 2, 4}
+    assert any("8 ranks are left out" in note for note in found.notes)
     assert found.are_floors
     text = text_of(found)
     for words in ("chats[b].jsonl: 20 requests", "best: one process", "published figures", "per GPU"):
