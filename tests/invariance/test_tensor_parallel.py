@@ -75,6 +75,7 @@ ODD_SIZES = {"vocab_size": 333, "intermediate_size": 97, "tie_word_embeddings": 
         ("qwen3", "bfloat16", ODD_SIZES),
         ("phi", "bfloat16", {"vocab_size": 333, "intermediate_size": 97}),
         ("gpt_neox", "float32", ODD_SIZES),
+        ("olmo3", "bfloat16", {}),
         ("cohere", "bfloat16", {}),
         ("nemotron", "bfloat16", {"intermediate_size": 97}),
         ("apertus", "bfloat16", {}),
@@ -146,6 +147,7 @@ def test_four_ranks(random_models: dict[str, Path]) -> None:
     [
         ("mistral", 2, {}),
         ("gemma3", 4, {}),
+        ("olmo3", 4, {}),
         ("qwen3", 4, {}),
         ("falcon", 4, {}),
         ("cohere", 4, {}),

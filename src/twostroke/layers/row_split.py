@@ -11,7 +11,7 @@ one rank, and groups of quantized weights, which lie along K, are never cut.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 
 import torch
@@ -69,6 +69,30 @@ class RowSplit:
         widths = _widths(self.size, num_columns, local.itemsize)
         self._communicator.all_gather(local, whole, widths, local.shape[0])
         return whole
+
+    def gather_heads(self, own: Tensor, nums: Sequence[int]) -> list[Tensor]:
+        """This rank's heads to those of all ranks, for what is computed over all of them.
+
+        Args:
+            own: [T, heads, head_dim]; of several kinds (q and k, say), one behind the other.
+            nums: heads of each kind, of all ranks together.
+
+        Returns:
+            Of each kind [T, num, head_dim].
+
+        Raises:
+            RankLost: another rank is gone.
+        """
+        if self.size == 1:
+            return list(own.split(tuple(nums), dim=1))
+        own = own.contiguous()
+        of_ranks = own.new_empty(self.size, *own.shape)
+        self._communicator.all_gather(own, of_ranks, [own.nbytes] * self.size)
+        found: list[Tensor] = []
+        for num, of_kind in zip(nums, of_ranks.split([self.share(num) for num in nums], dim=2), strict=True):
+            once = of_kind[:: max(1, self.size // num)]  # neighbours may have the same head
+            found.append(once.transpose(0, 1).flatten(1, 2))
+        return found
 
     def rows(self, ids: Tensor, num_rows: int, of_own: Callable[[Tensor], Tensor]) -> Tensor:
         """Rows of a table [num_rows, K] whose rows are dealt out.

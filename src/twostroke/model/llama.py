@@ -4,7 +4,7 @@ GPT-NeoX (arXiv:2204.06745) and others."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -45,6 +45,7 @@ class LlamaLayer:
         operators, split, spec = placement.operators, placement.split, config.layers[layer_id]
         self._num_heads, self._num_kv_heads = split.share(spec.num_heads), split.share(spec.kv.num_kv_heads)
         self._head_dim, self._width = spec.kv.head_dim, spec.q_size
+        self._heads_of_all = (spec.num_heads, spec.kv.num_kv_heads)
         self._residual_scale, self._is_parallel = spec.residual_scale, spec.is_parallel
         self._shares_norm, self._norms_rows = spec.norms == "shared", spec.qk_norm == "rows"
         self._split = split
@@ -122,12 +123,23 @@ class LlamaLayer:
         """Self-attention of x [num_tokens, hidden_size], before the output projection."""
         qkv = self._qkv(x).view(x.shape[0], self._num_heads + 2 * self._num_kv_heads, self._head_dim)
         if self._qk_norms:
-            q, k, _ = qkv.split((self._num_heads, self._num_kv_heads, self._num_kv_heads), dim=1)
-            for part, norm in zip((q, k), self._qk_norms, strict=True):
-                part.copy_(norm(part.flatten(1)).view_as(part) if self._norms_rows else norm(part))
+            qk = qkv[:, : self._num_heads + self._num_kv_heads]
+            parts = qk.split((self._num_heads, self._num_kv_heads), dim=1)
+            if self._norms_rows:
+                self._norm_rows_(qk, parts)
+            else:
+                for part, norm in zip(parts, self._qk_norms, strict=True):
+                    part.copy_(norm(part))
         if query_scales is not None:
             qkv[:, : self._num_heads].mul_(query_scales)
         return self._split.gather(self._attention(qkv, rotation, attention, kv), self._width)
+
+    def _norm_rows_(self, qk: Tensor, parts: Sequence[Tensor]) -> None:
+        """Norm q and k over the heads of all ranks, in place; each rank goes on with its own."""
+        wholes = self._split.gather_heads(qk, self._heads_of_all)
+        for part, whole, norm in zip(parts, wholes, self._qk_norms, strict=True):
+            own = self._split.own(whole.shape[1])
+            part.copy_(norm(whole.flatten(1)).view_as(whole)[:, own.start : own.stop])
 
 
 def _same(x: Tensor) -> Tensor:
