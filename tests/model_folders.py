@@ -12,7 +12,7 @@ from tokenizers.decoders import ByteLevel as ByteLevelDecoder
 from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
 
-from oracle.naive_model import config_class, model_class
+from oracle.naive_model import config_class, model_class, randomize_vectors
 
 VOCAB_SIZE = 320
 """256 bytes, a few merges and special tokens; the embedding has some rows more, as real models do."""
@@ -20,6 +20,41 @@ VOCAB_SIZE = 320
 SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {"num_attention_heads": 4, "num_key_value_heads": 2}),
     "mistral": ("Mistral", {"num_attention_heads": 4, "num_key_value_heads": 1, "sliding_window": 24}),
+    "ministral": (
+        "Ministral",
+        {
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "head_dim": 16,
+            "sliding_window": 24,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0},
+        },
+    ),
+    "ministral3": (
+        "Ministral3",
+        {
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "head_dim": 16,
+            "num_hidden_layers": 2,
+            "pad_token_id": 0,
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 10_000.0,
+                "factor": 10.0,
+                "original_max_position_embeddings": 64,
+                "llama_4_scaling_beta": 0.3,
+                "mscale": 1.0,
+                "mscale_all_dim": 1.0,
+            },
+        },
+    ),
+    "seed_oss": ("SeedOss", {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32, "mlp_bias": True}),
+    "gemma": (
+        "Gemma",
+        {"num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 32, "num_hidden_layers": 2},
+    ),
     "gemma2": (
         "Gemma2",
         {
@@ -54,8 +89,13 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
             "logits_scaling": 0.8,
         },
     ),
+    "olmo2": ("Olmo2", {"num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 2}),
     "olmo3": (
         "Olmo3",
+        {"num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 4, "sliding_window": 24},
+    ),
+    "exaone4": (
+        "Exaone4",
         {"num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 4, "sliding_window": 24},
     ),
     "smollm3": ("SmolLM3", {"num_attention_heads": 4, "num_key_value_heads": 2, "no_rope_layers": [1, 0, 1]}),
@@ -76,6 +116,16 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
             "num_attention_heads": 4,
             "num_key_value_heads": 2,
             "partial_rotary_factor": 0.75,
+            "pad_token_id": 0,
+        },
+    ),
+    "glm": (
+        "Glm",
+        {
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "head_dim": 16,
+            "num_hidden_layers": 2,
             "pad_token_id": 0,
         },
     ),
@@ -132,12 +182,17 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "opt": ("OPT", {"num_attention_heads": 4, "ffn_dim": 96, "init_std": 0.15, "num_hidden_layers": 2}),
     "gpt2": ("GPT2", {"num_attention_heads": 4, "n_inner": 96, "num_hidden_layers": 2}),
 }
-"""One of each family: GQA, MQA with a window, soft caps, two kinds of rotation, norms at outputs or around with windows
-in some layers, a layer without rotation, parallel blocks, layer norms without a gate, heads rotated in part or by
-neighbours, MHA with windows in some layers, own head_dim with qk-norm; then exact GELU with a bias on logits, q, k and
-v by KV head beside two norms that read the residual stream, biases on q, k and v alone, layer norms of each head,
+"""One of each family, by what is special about it: GQA, MQA with a window, windows in some layers, scales on q by
+position, biases on q, k, v and the MLP, wide norms with 1 added, soft caps, two kinds of rotation, multipliers, norms
+at outputs and over all heads without and with windows in some layers, norms at outputs and over each head, a layer
+without rotation, parallel blocks, layer norms without a gate, heads rotated in part or by neighbours without and with
+norms around, MHA with windows in some layers, own head_dim with qk-norm; then exact GELU with a bias on logits, q, k
+and v by KV head beside two norms that read the residual stream, biases on q, k and v alone, layer norms of each head,
 squared ReLU, layer norms with 1 added, wide norms, a learned activation, one KV head for several in one tensor,
-keys of its own, learned positions, and ReLU with positions that begin at row 2."""
+keys of its own, learned positions, and ReLU with positions that begin at row 2.
+
+Every suite that is about families takes them from here (tests/invariance/test_every_family.py has a small one of each).
+"""
 
 
 def write_tokenizer(folder: Path, num_characters: int = 256) -> None:
@@ -156,7 +211,7 @@ def write_tokenizer(folder: Path, num_characters: int = 256) -> None:
 
 
 def write_random_model(folder: Path, family: str, *, dtype: str = "float32", seed: int = 0, **fields: Any) -> Path:
-    """Random weights, wide enough that outputs are peaked and depend on every position."""
+    """Random weights, norms and biases; wide enough that outputs are peaked and depend on every position."""
     kind, shape = SHAPES[family]
     sizes: dict[str, Any] = {
         "vocab_size": VOCAB_SIZE,
@@ -171,8 +226,9 @@ def write_random_model(folder: Path, family: str, *, dtype: str = "float32", see
     }
     config = config_class(kind)(dtype=dtype, **(sizes | shape | fields))
     torch.manual_seed(seed)
-    model = model_class(kind)(config).to(getattr(torch, dtype))
-    model.save_pretrained(folder)
+    model = model_class(kind)(config)
+    randomize_vectors(model, kind)
+    model.to(getattr(torch, dtype)).save_pretrained(folder)
     write_tokenizer(folder)
     return folder
 

@@ -6,6 +6,8 @@ from pathlib import Path
 
 from compatibility.features import FEATURES, GROUPS, PAIRS, Feature, Pair
 from compatibility.outcomes import idle_of, refusal_of
+from model_folders import SHAPES
+from oracle.naive_model import model_class
 
 PAGE = Path(__file__).parents[2] / "docs" / "compatibility.md"
 
@@ -27,6 +29,18 @@ small model, {num_pairs} in all:
 Every run has greedy and seeded requests with filters and penalties, some that begin alike, and some that arrive while
 others decode. The model is a small Llama where the pair names no other. What is not named in the table is what
 `twostroke serve --help` gives as its default, but for small blocks, KV memory and token budgets.
+"""
+
+_FAMILIES = """\
+
+## The families
+
+{num_families} architectures. Each runs on a small model, by one table (`tests/invariance/test_every_family.py`,
+`tests/unit/planner/test_memory.py`): chunks, company and cached prefixes; weights in float32, bfloat16, int8 and int4;
+KV in int8 and int4; two and four ranks; hand-over between engines of one, two and four ranks; planned bytes; native
+kernels against torch's operators.
+
+{names}
 """
 
 
@@ -64,6 +78,8 @@ def markdown() -> str:
         for feature in features:
             number = FEATURES.index(feature) + 1
             lines.append(f"| {number} | {feature.name} | {_code(feature.how)} | {group} |")
+    names = [f"`{model_class(kind).__name__}`" for kind, _ in SHAPES.values()]
+    lines.append(_FAMILIES.format(num_families=len(names), names=", ".join(sorted(names))).rstrip())
     return "\n".join(lines) + "\n"
 
 

@@ -237,7 +237,16 @@ def test_one_token_at_a_time(model: str, random_models: dict[str, Path], expecte
     assert essence(outputs) == expected[model][:5]
 
 
-SMALL_POOL = {"mistral": 6, "qwen2": 20, "olmo3": 24, "gemma2": 20, "gemma3": 24, "cohere2": 24}
+SMALL_POOL = {
+    "mistral": 6,
+    "ministral": 20,
+    "qwen2": 20,
+    "olmo3": 24,
+    "exaone4": 24,
+    "gemma2": 20,
+    "gemma3": 24,
+    "cohere2": 24,
+}
 """Blocks for one longest request and little more: windows give blocks back, and each group of layers has a table."""
 
 
@@ -303,7 +312,7 @@ def test_checks_of_cached_blocks_change_nothing_and_find_nothing(
     """In chunks, in any batch, after preemptions: a block is what its tokens give by themselves, to the last bit."""
     prompts, params = requests()
     # of three or four KV groups a prefix needs more blocks
-    num_blocks = 240 if model in ("olmo3", "gemma2", "gemma3", "cohere2") else 120
+    num_blocks = 240 if model in ("olmo3", "exaone4", "gemma2", "gemma3", "cohere2") else 120
     settings = {
         "kv_cache_dtype": kv_cache_dtype,
         "threads": 1,

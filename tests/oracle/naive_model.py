@@ -44,17 +44,22 @@ def build(folder: Path, kind: str, seed: int = 0, **changes: Any) -> Any:
     config._attn_implementation = "eager"
     torch.manual_seed(seed)
     model = model_class(kind)(config).eval()
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if "norm" in name or ".ln_" in name:
-                stored = 1.0 if kind.startswith(("Gemma", "Nemotron")) else 0.0  # less 1
-                parameter.uniform_(0.5 - stored, 1.5 - stored)
-            elif name.endswith("bias"):
-                parameter.normal_(0, 0.5)
-            elif "alpha" in name:
-                parameter.uniform_(-1.0, 1.0)
+    randomize_vectors(model, kind)
     model.save_pretrained(folder)
     return model
+
+
+@torch.no_grad()
+def randomize_vectors(model: Any, kind: str) -> None:
+    """Give norms and biases random numbers, where transformers starts with ones and zeros."""
+    for name, parameter in model.named_parameters():
+        if "norm" in name or ".ln_" in name:
+            stored = 1.0 if kind.startswith(("Gemma", "Nemotron")) else 0.0  # less 1
+            parameter.uniform_(0.5 - stored, 1.5 - stored)
+        elif name.endswith("bias"):
+            parameter.normal_(0, 0.5)
+        elif "alpha" in name:
+            parameter.uniform_(-1.0, 1.0)
 
 
 @torch.no_grad()

@@ -40,7 +40,7 @@ class RanksOptions:
     """What is measured, and where the result goes."""
 
     model: str = "embedded"
-    """A model folder, a GGUF file, a hub id, or 'embedded'; with at least two KV heads."""
+    """A model folder, a GGUF file, a hub id, or 'embedded'; with an even number of query heads."""
     gathers: int = 400
     """Of each size, in each of two turns of each communicator."""
     batch: int = 4

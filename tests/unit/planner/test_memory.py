@@ -320,14 +320,15 @@ class OneOfSeveral(Alone):
         self.rank, self.size = rank, size
 
 
-@pytest.mark.parametrize("quantization", [None, "int8"])
-@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
+@pytest.mark.parametrize("quantization", [None, "int8", "int4"])
+@pytest.mark.parametrize("num_ranks", [2, 4])
+@pytest.mark.parametrize("family", SHAPES)
 def test_exact_for_the_rank_that_has_most(
-    random_models: dict[str, Path], family: str, quantization: Quantization | None
+    random_models: dict[str, Path], family: str, num_ranks: int, quantization: Quantization | None
 ) -> None:
     if not native.is_built():
         pytest.skip("ranks need the native kernels")
-    given = {"model": str(random_models[family]), "quantization": quantization, "tensor_parallel_size": 2}
+    given = {"model": str(random_models[family]), "quantization": quantization, "tensor_parallel_size": num_ranks}
     config = EngineConfig.from_keywords(**given)
     prepared = prepare(config)
     sizes = [
@@ -340,9 +341,9 @@ def test_exact_for_the_rank_that_has_most(
                 max_model_len=64,
                 operators=prepared.operators,
                 quantization=quantization,
-                split=RowSplit(OneOfSeveral(rank, 2)),
+                split=RowSplit(OneOfSeveral(rank, num_ranks)),
             )
         )
-        for rank in range(2)
+        for rank in range(num_ranks)
     ]
     assert max(sizes) == plan_memory(config, prepared, MEMORY).weight_bytes
