@@ -1,7 +1,7 @@
 """The goals of each kind of result, and whether a saved result keeps them. Pure.
 
-A reproduction writes its claims with their verdicts. Other benchmarks write figures alone. Their goals are here, so that
-one function says of every file under `benchmarks/results` which goals it misses.
+A reproduction writes its claims with their verdicts. Other benchmarks write figures alone. Their goals are here, so
+that one function says of every file under `benchmarks/results` which goals it misses.
 """
 
 from __future__ import annotations
