@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from twostroke.bench.measured.render import BEGIN, END, Tables, put_into, render
-from twostroke.bench.measured.values import Row, at, claim, operators_of, predicted
+from twostroke.bench.measured.values import Row, at, claim, is_old, operators_of, predicted
 from twostroke.bench.report import BenchResult, save
 from twostroke.cli.bench import table
 from twostroke.errors import InvalidParameter
@@ -51,11 +52,12 @@ def test_a_row_shows_its_figures_and_one_without_a_result_says_so(tmp_path: Path
     )
     lines = render(tmp_path, Tables(rows, (), ())).splitlines()
     assert lines[2:5] == [
-        "| fast | `r` | native amx | 2 | 1.9x / 50% | a |",
-        "| counts | `r` | (counted) |  | 3 | a |",
+        "| fast | `r` | native amx | 2 | 1.9x / 50% | `0123456`, Some CPU† |",
+        "| counts | `r` | (counted) |  | 3 | `0123456`, Some CPU |",
         "| later | `not-yet` |  |  | not measured |  |",
     ]
-    assert lines[-1] == "- Some CPU, 2 cores: a `0123456` of 2026-01-02"
+    assert lines[-3] == "- Some CPU, 2 cores: `0123456` of 2026-01-02"
+    assert lines[-1].startswith("† Older than the default operators of today")
 
 
 def test_a_figure_that_a_result_lacks_is_an_error(tmp_path: Path) -> None:
@@ -69,19 +71,23 @@ def test_a_loss_is_bold_and_a_peer_that_failed_has_no_figure(tmp_path: Path) -> 
     def figures(tok_s: float, ratio: float) -> dict[str, Any]:
         return {"figures": {"prefill 512": {"median_tok_s": tok_s, "twostroke_to_this": ratio}}}
 
-    engines = {"twostroke": figures(90, 1.0), "llama.cpp": figures(45, 2.0), "vllm": figures(1000, 0.09)}
+    about = {"about": {"startup": "model X, cpu, native avx2 kernels; 5 bytes"}}
+    engines = {"twostroke": {**figures(90, 1.0), **about}, "llama.cpp": figures(45, 2.0), "vllm": figures(1000, 0.09)}
     _saved(tmp_path, "compare-x", {"engines": {**engines, "openvino": {"figures": {}}}})
     found = render(tmp_path, Tables((), (("a model", "compare-x"), ("another", "compare-y")), ()))
-    assert "| a model | prefill 512 | 90.0 | 45.0 (2.00x) |  | 1,000 (**0.09x**) | a |" in found
-    assert "| another |  | not measured |  |  |  |  |" in found
+    assert (
+        "| a model | prefill 512 | native avx2 | 90.0 | 45.0 (2.00x) |  | 1,000 (**0.09x**) | `0123456`, Some CPU† |"
+        in found
+    )
+    assert "| another |  |  | not measured |  |  |  |  |" in found
 
 
 def test_distances_of_ours_and_of_a_peer(tmp_path: Path) -> None:
     figures = {"mean_kl": 0.01, "max_kl": 1.5, "top1_agreement": 0.9, "perplexity": 8.0, "float32_perplexity": 7.9}
     _saved(tmp_path, "q", {"base": {"against_float32": figures}, "llama.cpp": {"against_float32": None}})
     lines = render(tmp_path, Tables((), (), (("a model", "q"),))).splitlines()
-    assert "| a model | ours | 0.0100 | 1.50 | 90.0% | 8.000 | 7.900 | a |" in lines
-    assert "|  | llama.cpp |  |  |  |  |  | a |" in lines
+    assert "| a model | ours | 0.0100 | 1.50 | 90.0% | 8.000 | 7.900 | `0123456`, Some CPU |" in lines
+    assert "|  | llama.cpp |  |  |  |  |  | `0123456`, Some CPU |" in lines
 
 
 @pytest.mark.parametrize(
@@ -97,6 +103,26 @@ def test_distances_of_ours_and_of_a_peer(tmp_path: Path) -> None:
 )
 def test_operators_are_those_that_the_result_names(tmp_path: Path, config: dict[str, Any], operators: str) -> None:
     assert operators_of(_saved(tmp_path, "r", {}, **config)) == operators
+
+
+def test_the_level_of_the_kernels_is_what_the_engine_said_at_its_start(tmp_path: Path) -> None:
+    said = ["model X, bfloat16, cpu, 2 threads, native avx512 kernels; 5 bytes", "kv cache"]
+    assert operators_of(_saved(tmp_path, "offline", {"startup": said}, load={"kernels": "auto"})) == "native avx512"
+    engines = {"twostroke": {"about": {"startup": said[0]}}, "vllm": {"about": {}}}
+    assert operators_of(_saved(tmp_path, "compare", {"engines": engines}, precision="bf16")) == "native avx512"
+
+
+@pytest.mark.parametrize(
+    ("date", "kernels", "old"),
+    [
+        ("2026-11-20T22:36:53+00:00", "native avx2", True),
+        ("2026-11-25T11:02:09+00:00", "native avx2", False),
+        ("2026-11-25T11:02:09+00:00", "torch", True),
+    ],
+    ids=str,
+)
+def test_old_is_what_todays_operators_did_not_measure(tmp_path: Path, date: str, kernels: str, old: bool) -> None:
+    assert is_old(replace(_saved(tmp_path, "r", {}, kernels=kernels), date=date)) == old
 
 
 def test_a_page_without_marks_is_refused_and_the_rest_of_one_is_left() -> None:

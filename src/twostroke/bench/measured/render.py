@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from twostroke.bench.measured.rows import COMPARED, PEERS, QUALITY, QUALITY_FIGURES, QUALITY_ROWS, ROWS
-from twostroke.bench.measured.values import Row, operators_of
+from twostroke.bench.measured.values import OPERATORS_SINCE, Row, is_old, operators_of
 from twostroke.bench.report import BenchResult, load
 from twostroke.errors import InvalidParameter
 
@@ -16,6 +16,7 @@ BEGIN = "<!-- made by `twostroke bench table --write`; do not edit below -->"
 END = "<!-- end of what `twostroke bench table` made -->"
 
 _MISSING = "not measured"
+_SOURCE = "commit, processor"
 
 _BESIDE_OTHERS = """Beside other engines on the same weights (`twostroke bench compare`): tokens per second, and in
 brackets how many times faster ours is. A **bold** one is a loss."""
@@ -25,43 +26,43 @@ divergence in nats, positions with the same first choice, perplexity. A comparis
 is not larger than the peer's."""
 
 
+_OLD = "†"
+
+
 class Sources:
-    """The results of a folder. Each pair of machine and commit that results were measured on gets a letter."""
+    """The results of a folder, and the commits and machines of those that were shown."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._letters: dict[tuple[str, str], str] = {}
+        self._machines: dict[str, dict[str, None]] = {}
+        self._has_old = False
 
     def find(self, name: str) -> BenchResult | None:
         """Return a result; None if there is none."""
         path = self._folder / f"{name}.json"
         return load(path) if path.is_file() else None
 
-    def letter(self, result: BenchResult) -> str:
-        """Return the letter of a result's machine and commit."""
-        return self._letters.setdefault((_machine(result), _commit(result)), _letter_of(len(self._letters)))
+    def cell(self, result: BenchResult, *, is_counted: bool = False) -> str:
+        """Return a result's commit and processor, and a mark if today's operators are newer.
+
+        Args:
+            result: that the row shows.
+            is_counted: whether its figures are counts, which no operator changes.
+        """
+        commit = f"`{result.commit[:7]}`{' (changed)' if result.dirty else ''}"
+        machine = f"{result.hardware['cpu']}, {result.hardware['cores']} cores"
+        self._machines.setdefault(machine, {})[f"{commit} of {result.date[:10]}"] = None
+        old = not is_counted and is_old(result)
+        self._has_old |= old
+        return f"{commit}, {result.hardware['cpu']}{_OLD if old else ''}"
 
     @property
     def lines(self) -> list[str]:
-        """Return a line for each letter: its machine and commit."""
-        machines: dict[str, list[str]] = {}
-        for (machine, commit), letter in self._letters.items():
-            machines.setdefault(machine, []).append(f"{letter} {commit}")
-        return [f"- {machine}: {', '.join(commits)}" for machine, commits in machines.items()]
-
-
-def _letter_of(number: int) -> str:
-    """Return a, b, ..., z, aa, ab, ..."""
-    first, last = divmod(number, 26)
-    return (_letter_of(first - 1) if first else "") + chr(ord("a") + last)
-
-
-def _machine(result: BenchResult) -> str:
-    return f"{result.hardware['cpu']}, {result.hardware['cores']} cores"
-
-
-def _commit(result: BenchResult) -> str:
-    return f"`{result.commit[:7]}`{' (changed)' if result.dirty else ''} of {result.date[:10]}"
+        """Return a line for each machine with its commits, and one that explains the mark."""
+        lines = [f"- {machine}: {', '.join(commits)}" for machine, commits in self._machines.items()]
+        if self._has_old:
+            lines += ["", f"{_OLD} Older than the default operators of today, which are of {OPERATORS_SINCE[:10]}."]
+        return lines
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +87,9 @@ def render(folder: Path, tables: Tables | None = None) -> str:
         _compared(tables.compared, sources),
         _OF_FLOAT32,
         _quality(tables.quality, sources),
-        "\n".join(["Where and by which commit each was measured:", "", *sources.lines]),
+        "\n".join(
+            ["Rows are of different machines and commits; compare within a row. The machines:", "", *sources.lines]
+        ),
     ]
     return "\n\n".join(parts) + "\n"
 
@@ -125,7 +128,7 @@ def put_into(page: str, rendered: str, path: Path) -> str:
 
 
 def _rows(rows: Sequence[Row], sources: Sources) -> str:
-    lines = [_line("what", "result", "operators", "predicted", "measured", ""), "|---|---|---|---|---|---|"]
+    lines = [_line("what", "result", "operators", "predicted", "measured", _SOURCE), "|---|---|---|---|---|---|"]
     for row in rows:
         result = sources.find(row.result)
         if result is None:
@@ -133,22 +136,25 @@ def _rows(rows: Sequence[Row], sources: Sources) -> str:
             continue
         expected, found = (" / ".join(figure(result) for figure in part) for part in (row.predicted, row.measured))
         operators = "(counted)" if row.is_counted else operators_of(result)
-        lines.append(_line(row.what, f"`{row.result}`", operators, expected, found, sources.letter(result)))
+        source = sources.cell(result, is_counted=row.is_counted)
+        lines.append(_line(row.what, f"`{row.result}`", operators, expected, found, source))
     return "\n".join(lines)
 
 
 def _compared(compared: Sequence[tuple[str, str]], sources: Sources) -> str:
-    lines = [_line("model", "work", "ours", *PEERS, ""), f"|---|---|{'---|' * (len(PEERS) + 2)}"]
+    lines = [_line("model", "work", "operators", "ours", *PEERS, _SOURCE), f"|---|---|---|{'---|' * (len(PEERS) + 2)}"]
     for model, name in compared:
         result = sources.find(name)
         if result is None:
-            lines.append(_line(model, "", _MISSING, *("" for _ in PEERS), ""))
+            lines.append(_line(model, "", "", _MISSING, *("" for _ in PEERS), ""))
             continue
         engines: Mapping[str, Any] = result.results["engines"]
         for index, (work, ours) in enumerate(engines["twostroke"]["figures"].items()):
             theirs = (_beside(engines.get(peer), work) for peer in PEERS)
             shown = f"{ours['median_tok_s']:,.0f}" if ours["median_tok_s"] >= 100 else f"{ours['median_tok_s']:.1f}"
-            lines.append(_line("" if index else model, work, shown, *theirs, sources.letter(result)))
+            lines.append(
+                _line("" if index else model, work, operators_of(result), shown, *theirs, sources.cell(result))
+            )
     return "\n".join(lines)
 
 
@@ -164,7 +170,7 @@ def _beside(peer: Mapping[str, Any] | None, work: str) -> str:
 
 
 def _quality(quality: Sequence[tuple[str, str]], sources: Sources) -> str:
-    lines = [_line("model", "", "mean KL", "max KL", "same top-1", "perplexity", "of float32", "")]
+    lines = [_line("model", "", "mean KL", "max KL", "same top-1", "perplexity", "of float32", _SOURCE)]
     lines.append("|---|---|---|---|---|---|---|---|")
     for model, name in quality:
         result = sources.find(name)
@@ -175,7 +181,7 @@ def _quality(quality: Sequence[tuple[str, str]], sources: Sources) -> str:
         for index, (key, words) in enumerate(shown):
             found = replace(result, results=result.results[key]["against_float32"] or {})
             figures = [figure(found) if found.results else "" for figure in QUALITY_FIGURES]
-            lines.append(_line("" if index else model, words, *figures, sources.letter(result)))
+            lines.append(_line("" if index else model, words, *figures, sources.cell(result, is_counted=True)))
     return "\n".join(lines)
 
 

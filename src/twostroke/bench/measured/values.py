@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -75,15 +76,22 @@ class Row:
     """Whether the figures are counts, which no kernel and no machine changes."""
 
 
-def operators_of(result: BenchResult) -> str:
-    """Return the operators that a result was measured with.
+OPERATORS_SINCE = "2026-11-22T01:55:31+00:00"
+"""When a processor's default operators last became faster or slower (commit 38b048de). Such a change moves it."""
 
-    Loads have the setting `kernels` since native kernels exist: a load without it used torch's operators. Reproductions
-    record it since `bench table` exists.
+
+def operators_of(result: BenchResult) -> str:
+    """Return the operators that a result was measured with, and the level of the native ones where it says so.
+
+    Reproductions record them since `bench table` exists. Loads have the setting `kernels` since native kernels exist: a
+    load without it used torch's operators. What started an engine often saved what the engine said.
     """
     config = result.config
     if "kernels" in config:
         return str(config["kernels"])
+    said = re.search(r"(native \w+|torch) kernels", _said_at_start(result))
+    if said:
+        return said[1]
     load = config.get("load")
     if not isinstance(load, Mapping):
         return "not recorded"
@@ -91,3 +99,16 @@ def operators_of(result: BenchResult) -> str:
         return "torch"
     kernels = str(load["kernels"])
     return {"auto": "native", "reference": "torch"}.get(kernels, kernels)
+
+
+def is_old(result: BenchResult) -> bool:
+    """Return whether a result is older than the default operators of today."""
+    return result.date < OPERATORS_SINCE or operators_of(result) == "torch"
+
+
+def _said_at_start(result: BenchResult) -> str:
+    """Return the lines that our engine logged when it started."""
+    lines: Any = result.results.get("startup", ())
+    engines: Mapping[str, Any] = result.results.get("engines", {})
+    about = engines.get("twostroke", {}).get("about", {})
+    return "\n".join([*lines, about.get("startup", "")])
