@@ -14,7 +14,7 @@ from oracle.naive_attention import naive_attention
 from twostroke.config.kv_format import KVFormat, resolve_kv_format, slot_bytes
 from twostroke.config.layer_spec import KVSpec
 from twostroke.config.load import Kernels
-from twostroke.kernels.dispatch import AttentionOperator, HeadTurn, operators_for
+from twostroke.kernels.dispatch import AttentionOperator, HeadTurn, Scoring, operators_for
 from twostroke.kernels.tree_mask import TreeMasks
 from twostroke.layers.attention_metadata import AttentionLayout, AttentionMetadata
 
@@ -35,6 +35,14 @@ class Shape:
     backend: Kernels = "reference"
     kv_format: KVFormat | None = None  # of the dtype, when it is not said
     score_cap: float | None = None
+    has_sinks: bool = False
+    has_slopes: bool = False
+
+    @property
+    def scoring(self) -> Scoring:
+        sinks = torch.linspace(-1, 6, self.num_heads) if self.has_sinks else None
+        slopes = 2.0 ** -torch.arange(1.0, self.num_heads + 1) if self.has_slopes else None
+        return Scoring(self.head_dim**-0.5, self.score_cap, sinks, slopes)
 
     @property
     def kv(self) -> KVSpec:
@@ -48,10 +56,6 @@ class Shape:
         operators = operators_for(CPU, self.dtype, self.backend)
         return operators.attention(self.num_heads, self.num_kv_heads, self.head_dim, self.dtype, CPU)
 
-    @property
-    def scale(self) -> float:
-        return self.head_dim**-0.5
-
     def qkv(self, num_tokens: int, seed: int) -> Tensor:
         """[num_tokens, num_heads + 2 * num_kv_heads, head_dim]"""
         generator = torch.Generator().manual_seed(seed)
@@ -62,8 +66,9 @@ class Shape:
     def dense(self, qkv: Tensor) -> Tensor:
         """The oracle's answer for a whole request, from K and V as stored. [num_tokens, num_heads * head_dim]"""
         q, k, v = qkv.split([self.num_heads, self.num_kv_heads, self.num_kv_heads], dim=1)
+        s = self.scoring
         k, v = (naive_kv.stored(x, self.stored_as, self.dtype) for x in (k, v))
-        return naive_attention(q, k, v, 0, self.window, self.scale, self.score_cap).flatten(1)
+        return naive_attention(q, k, v, 0, self.window, s.scale, s.cap, s.sinks, s.slopes).flatten(1)
 
 
 class Pool:
@@ -111,7 +116,7 @@ class Pool:
             tree_masks=tree_masks,
         )
         qkv = torch.cat([self.requests[row][self.done[row] : self.done[row] + n] for row, n in work])
-        out = self.operator(qkv, self.storage, metadata.plans[0], LAYER, shape.scale, turn, shape.score_cap)
+        out = self.operator(qkv, self.storage, metadata.plans[0], LAYER, shape.scoring, turn)
         for (row, n), part in zip(work, out.split([n for _, n in work]), strict=True):
             self.outputs[row].append(part)
             self.done[row] += n

@@ -14,7 +14,7 @@ from torch import Tensor
 
 import twostroke.engine.preparation as preparation
 from twostroke.config.layer_spec import Activation
-from twostroke.kernels.dispatch import AttentionOperator, GroupShape, Linear, Operators, Weight
+from twostroke.kernels.dispatch import AttentionOperator, GroupShape, Linear, Operators, Scoring, Weight
 from twostroke.kernels.tree_mask import TreeMasks
 from twostroke.model.decoder import DecoderModel
 from twostroke.sampling.sampler import SampledTokens, Sampler
@@ -176,18 +176,17 @@ class _TracedAttention:
         storage: Tensor,
         plan: _Plan,
         layer_in_block: int,
-        softmax_scale: float,
+        scoring: Scoring,
         turn: Any = None,
-        score_cap: float | None = None,
     ) -> Tensor:
         given, before = qkv.clone(), self._stored(storage, plan, layer_in_block)
-        output = self._inner(qkv, storage, plan.inner, layer_in_block, softmax_scale, turn, score_cap)
+        output = self._inner(qkv, storage, plan.inner, layer_in_block, scoring, turn)
         after = self._stored(storage, plan, layer_in_block)
         new = slice(plan.kv_len - plan.num_queries, plan.kv_len)
         if not torch.equal(before[:, new], after[:, new]):
             self._trace.calls.append(Call("append k v", plan.num_queries))
         self._trace.calls.append(Call("attend", plan.num_queries, kv_len=plan.kv_len))
-        self._trace.attended.append(Attended(given, output.clone(), softmax_scale, before, after))
+        self._trace.attended.append(Attended(given, output.clone(), scoring.scale, before, after))
         return output
 
     def _stored(self, storage: Tensor, plan: _Plan, layer_in_block: int) -> Tensor:

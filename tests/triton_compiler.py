@@ -112,7 +112,7 @@ def attend() -> None:
     from twostroke.config.kv_format import KVFormat, slot_bytes
     from twostroke.config.layer_spec import KVSpec
     from twostroke.kernels.cuda.attention import TritonAttention
-    from twostroke.kernels.dispatch import GroupShape, HeadTurn
+    from twostroke.kernels.dispatch import GroupShape, HeadTurn, Scoring
 
     formats: list[KVFormat] = ["bf16", "fp8", "int8", "int4"]
     heads = torch.zeros(40, 128, dtype=torch.bfloat16)
@@ -133,7 +133,12 @@ def attend() -> None:
             )
             qkv = torch.zeros(sum(queries), 48, 128, dtype=torch.bfloat16)
             turn = HeadTurn(*torch.zeros(2, sum(queries), 1, 128, dtype=torch.bfloat16), heads, 1e-6)
-            operator(qkv, storage, plan, 0, 0.1, turn)
+            operator(qkv, storage, plan, 0, Scoring(0.1), turn)
+            of_heads = torch.zeros(32)
+            if kv_format == "fp8":
+                operator(qkv, storage, plan, 0, Scoring(0.1, sinks=of_heads), turn)
+            if kv_format == "int8":
+                operator(qkv, storage, plan, 0, Scoring(0.1, slopes=of_heads), turn)
 
 
 def draw() -> None:

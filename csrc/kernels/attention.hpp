@@ -109,6 +109,7 @@ struct Rows {
   const char* q[ITEM_ROWS];
   int64_t oldest[ITEM_ROWS], newest[ITEM_ROWS];  // keys; the newest ones rise
   const uint64_t* tree[ITEM_ROWS];               // and of those from first_own on only these (see tree_row)
+  float slope[ITEM_ROWS];                        // of AttentionArgs::slopes
   int64_t first_own, tree_words;
   KeySpan keys;  // of all rows together
 
@@ -122,6 +123,7 @@ struct Rows {
       oldest[r] = oldest_key(args, item.seq, query);
       newest[r] = first_own + query;
       tree[r] = tree_row(args, item.seq, query);
+      slope[r] = args.slopes ? args.slopes[head] : 0;
     }
   }
 
@@ -159,6 +161,7 @@ INLINE float weights_of(const AttentionArgs& args, const Rows& rows, int64_t row
     s[v] *= splat(args.scale);
     // tanh(y) = 1 - 2 / (1 + exp(2 y))
     if (args.cap > 0) s[v] = splat(args.cap) - splat(2 * args.cap) / (splat(1.0f) + exp(s[v] * splat(2 / args.cap)));
+    if (args.slopes) s[v] = fma(to_float(lane_numbers() + (int32_t)(v * LANES - newest)), splat(rows.slope[row]), s[v]);
     if (!all) {
       i32x16 key = lane_numbers() + (int32_t)(v * LANES);
       i32x16 seen = (key <= clamped(newest)) & (key >= clamped(oldest));
@@ -221,6 +224,17 @@ INLINE void fold(State& into, const State& part, int64_t rows, int64_t head_dim)
     into.l[r] = into.l[r] * keep[0] + part.l[r] * add[0];
     into.m[r] = highest;
   }
+}
+
+// Folds in what every query gives to its head's sink, like a last partition of one key without a value.
+INLINE void fold_sinks(const AttentionArgs& args, const AttentionItem& item, State& into, State& part) {
+  int64_t group = args.heads / args.kv_heads;
+  part.clear(item.num_rows, args.head_dim);
+  for (int64_t r = 0; r < item.num_rows; r++) {
+    part.m[r] = args.sinks[item.kv_head * group + (item.first_row + r) % group];
+    part.l[r] = 1;
+  }
+  fold(into, part, item.num_rows, args.head_dim);
 }
 
 // The products of an item's rows with one chunk after the other, in vectors.
@@ -311,6 +325,7 @@ void attend(const AttentionArgs& args, const AttentionItem& item) {
       attend_keys<P>(args, item, rows, rows.keys.first_partition() + i, part);
       fold(total, part, item.num_rows, args.head_dim);
     }
+    if (args.sinks) fold_sinks(args, item, total, part);
     write_out<typename P::Element>(args, item, total);
   });
 }
@@ -341,6 +356,7 @@ void combine(const AttentionArgs& args, const AttentionItem& item, const float* 
     }
     fold(total, part, item.num_rows, args.head_dim);
   }
+  if (args.sinks) fold_sinks(args, item, total, part);
   with_products(args.type, [&]<typename P>(P) { write_out<typename P::Element>(args, item, total); });
 }
 

@@ -66,6 +66,8 @@ struct AttentionArgs {
   int64_t window;       // keys a query sees, itself included; 0 sees all
   float scale;
   float cap;        // scores are cap * tanh(score / cap); 0: as they are
+  const float* sinks;   // [heads]: the score of a key without a value that every query sees, or null
+  const float* slopes;  // [heads]: what a score loses for each token between its query and its key, or null; not with trees
   Dtype type;       // of qkv and out, and what products are computed in
   KvFormat format;  // of what is stored
   // Queries of draft trees: bits [query][own token of the step] in whole words per query, from tree + tree_start[seq] on;

@@ -55,6 +55,19 @@ struct Shape {
   Values values = Values::normal;
   KvFormat format = KvFormat::f32;
   float cap = 0;
+  bool has_sinks = false, has_slopes = false;
+
+  // Per head: a sink above, among and below usual scores.
+  std::vector<float> sinks() const { return of_heads(has_sinks, [](int64_t h) { return 6.0f - 3.0f * (float)h; }); }
+  std::vector<float> slopes() const { return of_heads(has_slopes, [](int64_t h) { return std::exp2(-1.0f - (float)h); }); }
+
+ private:
+  template <typename F>
+  std::vector<float> of_heads(bool has, F value) const {
+    std::vector<float> values;
+    for (int64_t h = 0; has && h < heads; h++) values.push_back(value(h));
+    return values;
+  }
 };
 
 // Head sizes, groups of heads, block sizes and windows, in pairs rather than in all combinations.
@@ -100,10 +113,12 @@ struct Request {
 
   void check(const T* out, int64_t token, const std::string& name) const {
     int64_t first = shape.window ? std::max<int64_t>(0, token - shape.window + 1) : 0, d = shape.head_dim;
+    std::vector<float> sinks = shape.sinks(), slopes = shape.slopes();
     for (int64_t h = 0; h < shape.heads; h++) {
       int64_t k_head = shape.heads + h / (shape.heads / shape.kv_heads), v_head = k_head + shape.kv_heads;
       std::vector<double> scores;
       double highest = -INFINITY, score_error = 0, total = 0;
+      if (shape.has_sinks) highest = sinks[(size_t)h];
       for (int64_t key = first; key <= token; key++) {
         double score = 0, magnitude = 0;
         for (int64_t i = 0; i < d; i++) {
@@ -111,11 +126,16 @@ struct Request {
           score += term;
           magnitude += std::fabs(term);
         }
+        if (shape.has_slopes) {
+          double loss = (double)slopes[(size_t)h] * (double)(token - key);
+          score -= loss, magnitude += loss;
+        }
         if (shape.cap > 0) score = shape.cap * std::tanh(score / shape.cap), magnitude += shape.cap;
         scores.push_back(score);
         highest = std::max(highest, score);
         score_error = std::max(score_error, magnitude * (double)(d + 4) * 0x1p-24);
       }
+      if (shape.has_sinks) total = std::exp(sinks[(size_t)h] - highest);
       for (double& score : scores) total += score = std::exp(score - highest);
       // Weights err as their scores do, and are rounded to T before they meet the values.
       double relative = 4 * score_error + 2.1 * ROUNDING<T> + (double)(token - first + 32) * 0x1p-23;
@@ -138,7 +158,8 @@ template <typename T>
 class Pool {
  public:
   Pool(const Kernels& kernels, std::vector<Request<T>> requests, uint64_t seed = 1)
-      : kernels_(kernels), requests_(std::move(requests)), shape_(requests_[0].shape), done_(requests_.size()) {
+      : kernels_(kernels), requests_(std::move(requests)), shape_(requests_[0].shape), done_(requests_.size()), sinks_(shape_.sinks()),
+        slopes_(shape_.slopes()) {
     int64_t num_blocks = 2;  // that nobody owns
     for (const auto& request : requests_) {
       blocks_needed_.push_back((request.len + shape_.block_size - 1) / shape_.block_size);
@@ -188,7 +209,8 @@ class Pool {
     out.resize((size_t)(starts.back() * shape_.heads * shape_.head_dim));
     attention(kernels_, at(qkv), at(storage_) + (uintptr_t)layer_bytes_, at(out), at(starts), at(lens), at(table), at(tree),
               at(tree_start), (int64_t)work.size(), max_blocks_, 2 * layer_bytes_, shape_.heads, shape_.kv_heads,
-              shape_.head_dim, shape_.block_size, shape_.window, requests_[0].scale(), shape_.cap, TYPE<T>, (int)shape_.format);
+              shape_.head_dim, shape_.block_size, shape_.window, requests_[0].scale(), shape_.cap, at(sinks_), at(slopes_),
+              TYPE<T>, (int)shape_.format);
     int64_t row_elements = shape_.heads * shape_.head_dim, from = 0;
     for (auto [which, count] : work) {
       std::copy_n(out.begin() + from, count * row_elements, outputs_[which].begin() + done_[which] * row_elements);
@@ -223,6 +245,7 @@ class Pool {
   int64_t max_blocks_ = 0, layer_bytes_ = 0;
   std::vector<int32_t> free_;
   std::vector<std::vector<int32_t>> tables_;
+  std::vector<float> sinks_, slopes_;
   std::vector<uint8_t> storage_;
   std::vector<std::vector<T>> outputs_;
 };
@@ -243,7 +266,7 @@ void expect_same(const std::vector<T>& found, const std::vector<T>& expected, co
 template <typename T>
 void check_shape(const Kernels& kernels, Shape shape) {
   std::string name = text(kernels.level, " attention ", TYPE_NAME<T>, " heads=", shape.heads, "/", shape.kv_heads, " head_dim=",
-                          shape.head_dim, " block_size=", shape.block_size, " window=", shape.window, " cap=", shape.cap, " kv=", name_of(shape.format), " ", name_of(shape.values));
+                          shape.head_dim, " block_size=", shape.block_size, " window=", shape.window, " cap=", shape.cap, shape.has_sinks ? " sinks" : "", shape.has_slopes ? " slopes" : "", " kv=", name_of(shape.format), " ", name_of(shape.values));
   std::vector<Request<T>> requests;
   std::vector<std::vector<T>> expected;
   for (int64_t len : lens_of(shape, OWN_FORMAT<T>)) {
@@ -260,7 +283,7 @@ void check_shape(const Kernels& kernels, Shape shape) {
       expect_same(pool.output(i), expected[i], text(name, ": other bits in a batch, len=", requests[i].len, " threads=", threads));
   }
   set_num_threads(1);
-  if (shape.window) return;  // trees have none
+  if (shape.window || shape.has_slopes) return;  // trees have none
   std::vector<std::pair<size_t, int64_t>> all;
   for (size_t i = 0; i < requests.size(); i++) all.push_back({i, requests[i].len});
   Pool<T> trees(kernels, requests);
@@ -319,6 +342,11 @@ void all_cases(const Kernels& kernels) {
   for (Shape shape : {Shape{4, 2, 64, 16, 0}, Shape{2, 1, 256, 16, 37}}) {
     shape.format = own;
     shape.cap = 1.5f;
+    check_shape<T>(kernels, shape);
+    shape.cap = 0;
+    shape.has_sinks = true;
+    check_shape<T>(kernels, shape);
+    shape.has_slopes = true;
     check_shape<T>(kernels, shape);
   }
   for (KvFormat format : FORMATS) {

@@ -29,6 +29,9 @@ SHAPES = {
     "wide window, bf16": Shape(window=66, dtype=torch.bfloat16),
     "f16": Shape(dtype=torch.float16),
     "capped": Shape(score_cap=1.5, block_size=8, window=37),
+    "sinks": Shape(has_sinks=True, block_size=8, window=37),
+    "slopes": Shape(has_slopes=True),
+    "sinks and slopes, bf16": Shape(has_sinks=True, has_slopes=True, dtype=torch.bfloat16, head_dim=64),
     "capped, bf16": Shape(score_cap=1.5, dtype=torch.bfloat16, head_dim=64),
     "int8": Shape(kv_format="int8"),
     "int4, small blocks": Shape(kv_format="int4", head_dim=24, block_size=4),
@@ -106,7 +109,7 @@ def test_an_empty_batch() -> None:
         np.zeros(0, np.int32),
         np.zeros((0, 2), np.int32),
     )
-    assert pool.operator(torch.zeros(0, 8, 16), pool.storage, plan, 0, 1.0).shape == (0, 64)
+    assert pool.operator(torch.zeros(0, 8, 16), pool.storage, plan, 0, cuda_attention.Scoring(1.0)).shape == (0, 64)
 
 
 @pytest.mark.parametrize("kv_format", ["f32", "f16", "bf16", "fp8", "int8", "int4"])
@@ -164,7 +167,7 @@ def test_drafts_in_a_tree_see_their_ancestors() -> None:
     for token in (0, 1, 7, 33, 39):
         path = [*range(prefix), *(prefix + np.flatnonzero(mask[token]))]
         q, k, v = qkv[path].split([4, 2, 2], dim=1)
-        dense = naive_attention(q[-1:], k, v, len(path) - 1, shape.window, shape.scale).flatten(1)
+        dense = naive_attention(q[-1:], k, v, len(path) - 1, shape.window, shape.scoring.scale).flatten(1)
         torch.testing.assert_close(found[token].double(), dense[0], rtol=1e-4, atol=1e-5)
 
 

@@ -127,6 +127,22 @@ class HeadTurn:
     """Of the norm."""
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Scoring:
+    """What one layer makes of q · k before the softmax."""
+
+    scale: float
+    """Factor on q · k."""
+    cap: float | None = None
+    """Scores are cap * tanh(score / cap); None: as they are."""
+    sinks: Tensor | None = None
+    """float32 [num_heads]: the score of a key without a value, which every query sees; None: there is none
+    (gpt-oss, arXiv:2508.10925)."""
+    slopes: Tensor | None = None
+    """float32 [num_heads]: what a score loses for each token between its query and its key (ALiBi, Press et al. 2022,
+    arXiv:2108.12409). None: nothing. Draft trees, whose tokens are not at the place of their key, have none."""
+
+
 class AttentionOperator(Protocol):
     """Attention over the paged KV of one model.
 
@@ -169,9 +185,8 @@ class AttentionOperator(Protocol):
         storage: Tensor,
         plan: Any,
         layer_in_block: int,
-        softmax_scale: float,
+        scoring: Scoring,
         turn: HeadTurn | None = None,
-        score_cap: float | None = None,
     ) -> Tensor:
         """Writes the step's K and V into the storage, then attends over what is stored.
 
@@ -181,9 +196,8 @@ class AttentionOperator(Protocol):
                 order inside the last is the backend's own (`kv_order`).
             plan: of this step and the layer's KV group.
             layer_in_block: which of a block's layers this is.
-            softmax_scale: factor on the scores.
+            scoring: of the layer.
             turn: of q and k, before anything else; None: they are turned. Only for who `turns_heads`.
-            score_cap: scores are cap * tanh(score / cap); None: they are as they are.
 
         Returns:
             [num_tokens, num_heads * head_dim] in qkv's type.

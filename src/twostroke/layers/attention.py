@@ -8,7 +8,7 @@ from typing import Protocol
 from torch import Tensor
 
 from twostroke.config.layer_spec import LayerSpec
-from twostroke.kernels.dispatch import HeadTurn, Operators
+from twostroke.kernels.dispatch import HeadTurn, Operators, Scoring
 from twostroke.layers.attention_metadata import AttentionMetadata
 from twostroke.layers.norm import RMSNorm
 from twostroke.layers.rotary import Rotation
@@ -35,7 +35,7 @@ class Attention:
     def __init__(self, layer_id: int, spec: LayerSpec, operators: Operators, head_norm: RMSNorm | None = None) -> None:
         """Takes the layer's spec, and the norm over each head of q and k, before they are rotated."""
         self._layer_id = layer_id
-        self._softmax_scale, self._score_cap = spec.softmax_scale, spec.score_cap
+        self._scoring = Scoring(spec.softmax_scale, spec.score_cap)
         self._head_norm, self._rotate_heads_ = head_norm, operators.rotate_heads_
 
     def __call__(self, qkv: Tensor, rotation: Rotation | None, attention: AttentionMetadata, kv: KVTensors) -> Tensor:
@@ -59,7 +59,7 @@ class Attention:
         else:
             shape = attention.layout.shapes[group]
             self._turn_(qkv[:, : shape.num_heads + shape.num_kv_heads], rotation)
-        attended = operator(qkv, kv.tensors[group], plan, index, self._softmax_scale, turn, self._score_cap)
+        attended = operator(qkv, kv.tensors[group], plan, index, self._scoring, turn)
         kv.layer_written(self._layer_id)
         return attended
 

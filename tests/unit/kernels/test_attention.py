@@ -28,6 +28,9 @@ SHAPES = {
     "wide window, bf16": Shape(window=200, dtype=torch.bfloat16),
     "bf16": Shape(dtype=torch.bfloat16, head_dim=64),
     "capped": Shape(score_cap=1.5, block_size=8, window=37),
+    "sinks": Shape(has_sinks=True, block_size=8, window=37),
+    "slopes": Shape(has_slopes=True),
+    "sinks and slopes, bf16": Shape(has_sinks=True, has_slopes=True, dtype=torch.bfloat16, head_dim=64),
     "capped, bf16": Shape(score_cap=1.5, dtype=torch.bfloat16, head_dim=64),
     "int8": Shape(kv_format="int8"),
     "int4, small blocks": Shape(kv_format="int4", head_dim=24, block_size=4),
@@ -139,7 +142,7 @@ def test_a_long_context_in_small_memory(backend: Kernels) -> None:
         pool.step([(0, min(1_500, 8_999 - pool.done[0]))])
     pool.step([(0, 1)])
     q, k, v = qkv.split([2, 1, 1], dim=1)
-    last = naive_attention(q[-1:], k, v, 8_999, None, shape.scale).flatten(1)
+    last = naive_attention(q[-1:], k, v, 8_999, None, shape.scoring.scale).flatten(1)
     torch.testing.assert_close(pool.results()[0][-1:].double(), last, rtol=1e-4, atol=1e-5)
 
 

@@ -45,7 +45,7 @@ def expected(shape: Shape, qkv: Tensor, prefix_len: int, mask: BoolArray) -> Ten
         visible &= key_position > (prefix_len + depth)[:, None] - shape.window
     q, k, v = qkv.split([shape.num_heads, shape.num_kv_heads, shape.num_kv_heads], dim=1)
     k, v = (naive_kv.stored(x, shape.stored_as, shape.dtype) for x in (k, v))
-    return attention_over(q[prefix_len:], k, v, visible, shape.scale).flatten(1)
+    return attention_over(q[prefix_len:], k, v, visible, shape.scoring.scale).flatten(1)
 
 
 def run(shape: Shape, qkv: Tensor, prefix_len: int, mask: BoolArray | None, chunk: int = 1000) -> Tensor:

@@ -13,7 +13,7 @@ from twostroke.bench.operators.subject import Point, Subject, against_reference
 from twostroke.config.kv_format import KVFormat
 from twostroke.config.model import ModelConfig
 from twostroke.kernels import reference
-from twostroke.kernels.dispatch import GroupShape, Operators
+from twostroke.kernels.dispatch import GroupShape, Operators, Scoring
 
 BLOCK_SIZE = 16
 CPU = torch.device("cpu")
@@ -65,10 +65,11 @@ def _subject(config: ModelConfig, kv_format: KVFormat, name: str, batch: Batch) 
     def build(operators: Operators) -> Callable[[int], Tensor]:
         attention = operators.attention(heads, kv_heads, dim, _DTYPE, CPU)
         storage = torch.zeros(int(ends[-1]), 1, 2, kv_heads, BLOCK_SIZE * shape.slot_bytes, dtype=torch.uint8)
+        scoring = Scoring(dim**-0.5)
         # the cache is filled by the operator itself: the order inside a block is its own
-        attention(context_qkv, storage, attention.plan(shape, _starts(contexts), contexts, table), 0, dim**-0.5)
+        attention(context_qkv, storage, attention.plan(shape, _starts(contexts), contexts, table), 0, scoring)
         plan = attention.plan(shape, _starts(queries), contexts, table)
-        return lambda _: attention(step_qkv, storage, plan, 0, dim**-0.5)
+        return lambda _: attention(step_qkv, storage, plan, 0, scoring)
 
     kv_bytes = int(contexts.sum()) * 2 * kv_heads * shape.slot_bytes
     # of a chunk's queries, the last sees all of the context and each one before it one key less

@@ -23,7 +23,7 @@ from twostroke.bench.figure import MEASURED, bars
 from twostroke.bench.report import median
 from twostroke.bench.reproduce.claim import Claim, ReproduceOptions, Reproduction
 from twostroke.config.model import ModelConfig
-from twostroke.kernels.dispatch import GroupShape
+from twostroke.kernels.dispatch import GroupShape, Scoring
 from twostroke.kernels.reference.attention import PagedAttention
 from twostroke.kernels.reference.linear import PackedLinear
 from twostroke.model.model_files import find_model
@@ -119,7 +119,7 @@ def _attention(
     k, v = torch.randn(2, num_seqs, kv_heads, context, dim, generator=generator).to(dtype)
 
     def paged() -> Tensor:
-        return attention(qkv, storage.view(torch.uint8), plan, 0, dim**-0.5)
+        return attention(qkv, storage.view(torch.uint8), plan, 0, Scoring(dim**-0.5))
 
     def contiguous() -> Tensor:
         return F.scaled_dot_product_attention(q, k, v, is_causal=num_queries > 1, enable_gqa=True)

@@ -13,7 +13,7 @@ from twostroke.kernels.cuda import kv_programs
 from twostroke.kernels.cuda.attention_plan import Cut, FixedStepPlan, HostPlan, StepPlan, plan_step, sent
 from twostroke.kernels.cuda.card import processors_of, shared_memory_of
 from twostroke.kernels.cuda.jit import AS_WRITTEN, power_of_two
-from twostroke.kernels.dispatch import AttentionOperator, FixedSize, GroupShape, HeadTurn
+from twostroke.kernels.dispatch import AttentionOperator, FixedSize, GroupShape, HeadTurn, Scoring
 from twostroke.kernels.head_order import HeadOrder, Section, plain_order
 from twostroke.kernels.reference.attention import PagedAttention
 from twostroke.kernels.reference.attention_plan import PlannedBatch
@@ -106,13 +106,13 @@ class TritonAttention:
         storage: Tensor,
         plan: StepPlan,
         layer_in_block: int,
-        softmax_scale: float,
+        scoring: Scoring,
         turn: HeadTurn | None = None,
-        score_cap: float | None = None,
     ) -> Tensor:
         """See AttentionOperator."""
         shape = plan.shape
         assert qkv.is_contiguous(), qkv.stride()
+        assert scoring.slopes is None or not plan.has_trees, "draft trees have no slopes"
         out = torch.empty(plan.num_tokens, shape.num_heads * shape.head_dim, dtype=qkv.dtype, device=qkv.device)
         if not plan.num_tokens:
             return out
@@ -124,6 +124,7 @@ class TritonAttention:
             + (plan.num_part_rows * shape.num_heads * shape.head_dim,)
         ]
         width = _width(shape.head_dim)
+        sinks, slopes = (parts[0] if of_heads is None else of_heads for of_heads in (scoring.sinks, scoring.slopes))
         programs.attend[(len(plan.items), shape.num_kv_heads)](
             plan.items,
             plan.tokens,
@@ -134,13 +135,15 @@ class TritonAttention:
             memory.halves,
             out,
             *parts,
+            sinks,
+            slopes,
             plan.num_tokens,
             plan.table.shape[1],
             qkv.stride(0),
             *memory.strides,
             shape.num_heads,
-            softmax_scale,
-            score_cap or 0.0,
+            scoring.scale,
+            scoring.cap or 0.0,
             GROUP=shape.heads_per_kv_head,
             ROWS=self._cut.tile_rows,
             HEAD_DIM=shape.head_dim,
@@ -150,7 +153,9 @@ class TritonAttention:
             SEGMENT=self._cut.segment,
             LEVELS=memory.levels,
             HAS_TREES=plan.has_trees,
-            HAS_CAP=score_cap is not None,
+            HAS_CAP=scoring.cap is not None,
+            HAS_SINKS=scoring.sinks is not None,
+            HAS_SLOPES=scoring.slopes is not None,
             num_stages=num_stages(self._cut, shape.head_dim, qkv.dtype, self._shared_memory) or 1,
             **AS_WRITTEN,
         )
@@ -159,11 +164,13 @@ class TritonAttention:
             programs.fold_parts[(len(plan.splits), -(-shape.num_heads // heads))](
                 plan.splits,
                 *parts,
+                sinks,
                 out,
                 shape.num_heads,
                 HEADS=heads,
                 HEAD_DIM=shape.head_dim,
                 WIDTH=width,
+                HAS_SINKS=scoring.sinks is not None,
                 **AS_WRITTEN,
             )
         return out

@@ -36,6 +36,12 @@ def folded(m, total, acc, m_next, total_next, acc_next):
 
 
 @jit
+def with_sinks(m, total, acc, sinks):
+    """The state of each row with its head's sink behind it, like a last segment of one key without a value."""
+    return folded(m, total, acc, sinks * LOG2_E, tl.full(total.shape, 1.0, tl.float32), tl.zeros_like(acc))
+
+
+@jit
 def sees(keys, position, oldest, tree_row, own_first, trees, HAS_TREES: tl.constexpr):
     """Which keys [n] each row sees. [rows, n]
 
@@ -64,6 +70,8 @@ def attend(
     part_m,
     part_total,
     part_acc,
+    sinks,
+    slopes,
     num_tokens,
     max_blocks,
     q_stride,
@@ -83,6 +91,8 @@ def attend(
     LEVELS: tl.constexpr,
     HAS_TREES: tl.constexpr,
     HAS_CAP: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
+    HAS_SLOPES: tl.constexpr,
 ):
     """Program (item, KV head): a tile of queries with one KV head over some segments.
 
@@ -129,6 +139,10 @@ def attend(
                 scores = (cap - bent) * LOG2_E
             else:
                 scores = scores * (scale * LOG2_E)
+            if HAS_SLOPES:
+                slope = tl.load(slopes + head * GROUP + member) * LOG2_E
+                behind = (keys[None, :] - position[:, None]).to(tl.float32)
+                scores = tl.fma(behind, tl.broadcast_to(slope[:, None], (ROWS, CHUNK)), scores)
             visible = sees(keys, position, oldest, tree_row, own_first, trees, HAS_TREES)
             scores = tl.where(visible, scores, float("-inf"))
             highest = tl.maximum(m_seg, tl.max(scores, axis=1))
@@ -144,6 +158,8 @@ def attend(
         m, total, acc = folded(m, total, acc, m_seg, total_seg, acc_seg)
 
     if part < 0:
+        if HAS_SINKS:
+            m, total, acc = with_sinks(m, total, acc, tl.load(sinks + head * GROUP + member))
         result = tl.div_rn(acc, tl.broadcast_to(tl.where(total == 0.0, 1.0, total)[:, None], (ROWS, WIDTH)))
         place = token[:, None] * num_heads * HEAD_DIM + of_head
         tl.store(out + place, rounded(result, out.dtype.element_ty), mask=is_number)
@@ -160,11 +176,13 @@ def fold_parts(
     part_m,
     part_total,
     part_acc,
+    sinks,
     out,
     num_heads,
     HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     WIDTH: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
 ):
     """Program (split token, HEADS heads): its segments' states in their order.
 
@@ -187,6 +205,8 @@ def fold_parts(
         total_next = tl.load(part_total + state, mask=is_real, other=0.0)
         acc_next = tl.load(part_acc + state[:, None] * HEAD_DIM + column, mask=is_number, other=0.0)
         m, total, acc = folded(m, total, acc, m_next, total_next, acc_next)
+    if HAS_SINKS:
+        m, total, acc = with_sinks(m, total, acc, tl.load(sinks + head, mask=is_real, other=0.0))
     result = tl.div_rn(acc, tl.broadcast_to(tl.where(total == 0.0, 1.0, total)[:, None], (HEADS, WIDTH)))
     place = (token * num_heads + head)[:, None] * HEAD_DIM + column
     tl.store(out + place, rounded(result, out.dtype.element_ty), mask=is_number)

@@ -85,6 +85,8 @@ class Kernels:
         window: int,
         scale: float,
         cap: float,
+        sinks: int,
+        slopes: int,
         type: int,
         kv_format: int,
     ) -> int:

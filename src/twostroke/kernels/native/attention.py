@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from twostroke.config.kv_format import KVFormat
-from twostroke.kernels.dispatch import AttentionOperator, GroupShape, HeadTurn
+from twostroke.kernels.dispatch import AttentionOperator, GroupShape, HeadTurn, Scoring
 from twostroke.kernels.head_order import HeadOrder
 from twostroke.kernels.native.extension import KV_FORMAT_CODES, TYPE_CODES, Kernels, native
 from twostroke.kernels.native.kv_order import head_order, read_heads
@@ -112,12 +112,12 @@ class NativeAttention:
         storage: Tensor,
         plan: StepPlan,
         layer_in_block: int,
-        softmax_scale: float,
+        scoring: Scoring,
         turn: HeadTurn | None = None,
-        score_cap: float | None = None,
     ) -> Tensor:
         """See AttentionOperator."""
         assert turn is None, "q and k come turned"
+        assert scoring.slopes is None or not plan.addresses[3], "draft trees have no slopes"
         shape = plan.shape
         out = torch.empty(qkv.shape[0], shape.num_heads * shape.head_dim, dtype=qkv.dtype)
         assert qkv.is_contiguous(), qkv.stride()
@@ -134,8 +134,10 @@ class NativeAttention:
             shape.head_dim,
             shape.block_size,
             shape.window or 0,
-            softmax_scale,
-            score_cap or 0.0,
+            scoring.scale,
+            scoring.cap or 0.0,
+            0 if scoring.sinks is None else scoring.sinks.data_ptr(),
+            0 if scoring.slopes is None else scoring.slopes.data_ptr(),
             self._type,
             KV_FORMAT_CODES[shape.kv_format],
         )

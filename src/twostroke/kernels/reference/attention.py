@@ -16,7 +16,7 @@ it sits in reaches further. Prefill and decode are the same code: a decode is a 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from twostroke.config.kv_format import KVFormat, slot_bytes
-from twostroke.kernels.dispatch import GroupShape, HeadTurn
+from twostroke.kernels.dispatch import GroupShape, HeadTurn, Scoring
 from twostroke.kernels.head_order import HeadOrder, plain_order
 from twostroke.kernels.reference.attention_plan import (
     PARTITION,
@@ -139,20 +139,20 @@ class PagedAttention:
         storage: Tensor,
         plan: AttentionPlan,
         layer_in_block: int,
-        softmax_scale: float,
+        scoring: Scoring,
         turn: HeadTurn | None = None,
-        score_cap: float | None = None,
     ) -> Tensor:
         """See AttentionOperator."""
         assert turn is None, "q and k come turned"
+        assert scoring.slopes is None or not plan.has_trees, "draft trees have no slopes"
         shape = plan.shape
         write_kv(qkv[:, shape.num_heads :], storage, plan, layer_in_block)
         # a power of two into q, which rounds nothing, and the rest (1 for many head sizes) onto the float32 scores
-        q_scale = 2.0 ** math.floor(math.log2(softmax_scale))
+        q_scale = 2.0 ** math.floor(math.log2(scoring.scale))
         q = qkv[:, : shape.num_heads] * q_scale
         block_rows = storage.view(-1, shape.block_size * shape.slot_bytes)
-        bend = _Bend(softmax_scale / q_scale, score_cap)
-        results = [_attend(run, q, block_rows, shape, layer_in_block, bend) for run in plan.runs]
+        scoring = replace(scoring, scale=scoring.scale / q_scale)
+        results = [_attend(run, q, block_rows, shape, layer_in_block, scoring) for run in plan.runs]
         joined = results[0] if len(results) == 1 else torch.cat(results)
         return joined.index_select(0, plan.output_rows)
 
@@ -167,21 +167,9 @@ def write_kv(kv: Tensor, storage: Tensor, plan: AttentionPlan, layer_in_block: i
         slots.index_fill_(0, plan.unused_slot_rows + offset, 0)
 
 
-@dataclass(frozen=True, slots=True)
-class _Bend:
-    """Changes scores before the mask: a factor, then a cap."""
-
-    scale: float
-    cap: float | None
-
-    def apply_(self, scores: Tensor) -> Tensor:
-        """Return them, changed in place or anew. float32 [...]"""
-        if self.scale != 1.0:
-            scores.mul_(self.scale)
-        return scores if self.cap is None else soft_cap(scores, self.cap)
-
-
-def _attend(run: TileRun, q: Tensor, block_rows: Tensor, shape: GroupShape, layer_in_block: int, bend: _Bend) -> Tensor:
+def _attend(
+    run: TileRun, q: Tensor, block_rows: Tensor, shape: GroupShape, layer_in_block: int, scoring: Scoring
+) -> Tensor:
     """One run of tiles: [num_tiles * queries_per_tile, num_heads * head_dim]."""
     kv_heads, group, head_dim = shape.num_kv_heads, shape.heads_per_kv_head, shape.head_dim
     tile = (run.num_tiles, run.queries_per_tile, kv_heads, group, head_dim)
@@ -191,7 +179,7 @@ def _attend(run: TileRun, q: Tensor, block_rows: Tensor, shape: GroupShape, laye
     for part in run.passes:
         stored = block_rows.index_select(0, (part.rows + layer_in_block * 2 * kv_heads).view(-1))
         kv = decode(stored.view(-1, shape.slot_bytes), shape.kv_format, tiles.dtype)
-        m, total, values = _partials(part, tiles, kv.view(2, -1, PARTITION, head_dim), bend)
+        m, total, values = _partials(part, tiles, kv.view(2, -1, PARTITION, head_dim), scoring)
         begin = 0
         for size in part.slices:
             end = begin + size * kv_heads
@@ -202,19 +190,31 @@ def _attend(run: TileRun, q: Tensor, block_rows: Tensor, shape: GroupShape, laye
                 _fold_(state, piece)
             begin = end
     assert state is not None
+    if scoring.sinks is not None:  # like a last partition of one key without a value
+        m, total, values = state
+        sinks = scoring.sinks.view(kv_heads, 1, group).expand(run.num_tiles, kv_heads, run.queries_per_tile, group)
+        _fold_(state, (sinks.reshape(m.shape), torch.ones_like(total), torch.zeros_like(values)))
     _, total, acc = state
     out = (acc / total).to(q.dtype).view(run.num_tiles, kv_heads, run.queries_per_tile, group, head_dim)
     return out.transpose(1, 2).reshape(run.num_tiles * run.queries_per_tile, -1)
 
 
-def _partials(part: Pass, tiles: Tensor, kv: Tensor, bend: _Bend) -> tuple[Tensor, Tensor, Tensor]:
+def _partials(part: Pass, tiles: Tensor, kv: Tensor, scoring: Scoring) -> tuple[Tensor, Tensor, Tensor]:
     """Each pair by itself: maximum [n, rows, 1], sum [n, rows, 1], weighted values [n, rows, head_dim]; float32."""
     num_pairs = sum(part.slices)
     of_pairs = tiles[:num_pairs] if part.tile_of_pair is None else tiles.index_select(0, part.tile_of_pair)
-    scores = bend.apply_(torch.bmm(of_pairs.flatten(0, 1), kv[0].transpose(1, 2)).float())
+    scores = torch.bmm(of_pairs.flatten(0, 1), kv[0].transpose(1, 2)).float()
+    if scoring.scale != 1.0:
+        scores.mul_(scoring.scale)
+    if scoring.cap is not None:
+        scores = soft_cap(scores, scoring.cap)
+    by_query = scores.view(num_pairs, tiles.shape[1], part.ahead.shape[1], -1, PARTITION)
+    if scoring.slopes is not None:
+        behind = np.arange(PARTITION) - part.ahead[:, None, :, None, None]
+        slopes = scoring.slopes.view(tiles.shape[1], 1, -1, 1)
+        by_query.add_(torch.from_numpy(behind).to(scores) * slopes)
     if part.mask is not None:
-        kv_heads, queries = tiles.shape[1], part.mask.shape[2]
-        scores.view(num_pairs, kv_heads, queries, -1, PARTITION).add_(part.mask)
+        by_query.add_(part.mask)
     m = scores.amax(-1, keepdim=True).clamp_min_(_LOWEST)
     weights = scores.sub_(m).exp_()
     total = weights.sum(-1, keepdim=True)

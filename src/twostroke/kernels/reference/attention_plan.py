@@ -49,6 +49,8 @@ class Pass:
     """int64 [2, num_pairs * num_kv_heads * blocks]: storage rows of K and of V, for layer 0 of the block."""
     mask: Tensor | None
     """float32 [num_pairs, 1, queries_per_tile, 1, PARTITION], 0 or -inf; None when every key is visible."""
+    ahead: Ints
+    """[num_pairs, queries_per_tile]: from the first key of the partition to the query, in tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +74,7 @@ class AttentionPlan:
     """int64 [num_tokens]: where each token's result is among the results of all runs, one after the other."""
     slot_rows: Tensor
     """int64 [num_tokens * 2 * num_kv_heads]: storage rows of single slots, layer 0, that the new K and V go to."""
+    has_trees: bool
     unused_slot_rows: Tensor | None
     """int64 [n]: slots behind the last token in blocks that this step opens. They are zeroed, so that what another
     request left there (a NaN at worst) is never multiplied, not even by a weight of zero."""
@@ -178,6 +181,7 @@ def plan_attention(
         tuple(runs),
         send(output_rows, device),
         send(slot_rows, device),
+        bool(batch.trees),
         send(unused, device) if unused.size else None,
     )
 
@@ -232,13 +236,15 @@ def _passes(
         slices = tuple(int(n) for n in sizes[begin:end])
         tile = np.concatenate([np.arange(n) for n in slices])
         partition = first[tile] + np.repeat(np.arange(begin, end), slices)
-        rows = _block_rows(shape, tiles.take(tile), partition, batch)
-        mask = _mask(tiles.take(tile), partition, batch)
+        pairs = tiles.take(tile)
+        rows = _block_rows(shape, pairs, partition, batch)
+        mask = _mask(pairs, partition, batch)
         yield Pass(
             slices,
             send(tile, device) if len(slices) > 1 else None,
             send(rows, device),
             None if mask is None else send(mask, device),
+            pairs.queries_of(pairs.first_position) - partition[:, None] * PARTITION,
         )
         begin = end
 
