@@ -14,7 +14,7 @@ from oracle.naive_attention import naive_attention
 from twostroke.config.kv_format import KVFormat, resolve_kv_format, slot_bytes
 from twostroke.config.layer_spec import KVSpec
 from twostroke.config.load import Kernels
-from twostroke.kernels.dispatch import AttentionOperator, HeadTurn, Scoring, operators_for
+from twostroke.kernels.dispatch import AttentionOperator, AttentionOperators, HeadTurn, Scoring, operators_for
 from twostroke.kernels.tree_mask import TreeMasks
 from twostroke.layers.attention_metadata import AttentionLayout, AttentionMetadata
 
@@ -107,12 +107,12 @@ class Pool:
             seq_lens=lens,
             block_tables=[table],
             layout=AttentionLayout.of(
-                [((0, 1), shape.kv, 2)],
+                [((0, 1), shape.kv, 2 * shape.block_size * shape.kv.bytes_per_token(shape.stored_as))],
                 num_heads=shape.num_heads,
                 block_size=shape.block_size,
                 kv_format=shape.stored_as,
             ),
-            operator=self.operator,
+            operators=AttentionOperators({(shape.num_kv_heads, shape.head_dim): self.operator}),
             tree_masks=tree_masks,
         )
         qkv = torch.cat([self.requests[row][self.done[row] : self.done[row] + n] for row, n in work])

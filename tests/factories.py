@@ -27,6 +27,12 @@ def uniform_layout(
     return KVLayout.of(specs, block_size=block_size, kv_format=kv_format)
 
 
+def unlike_layout(specs: Sequence[tuple[int, int, int | None]], *, block_size: int, kv_format: KVFormat) -> KVLayout:
+    """Of layers each with its own (KV heads, head_dim, window)."""
+    kinds = [KVSpec(num_kv_heads=heads, head_dim=head_dim, window=window) for heads, head_dim, window in specs]
+    return KVLayout.of(kinds, block_size=block_size, kv_format=kv_format)
+
+
 def uniform_shape(
     *,
     hidden_size: int,

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from factories import uniform_layout
+from factories import uniform_layout, unlike_layout
 from twostroke.kernels.head_order import plain_order
 from twostroke.kv_cache.holds import KVImport
 from twostroke.kv_cache.layout import KVLayout
@@ -28,6 +29,8 @@ from twostroke.kv_transfer.nixl_reads import NixlAgent
 from twostroke.kv_transfer.transport import Fetched, KVSource
 
 PLAIN = uniform_layout([None] * 4, block_size=4, num_kv_heads=2, head_dim=8, kv_format="bf16")
+UNLIKE = unlike_layout([(1, 8, 8), (1, 8, 8), (2, 12, None), (1, 8, 8), (2, 12, None)], block_size=4, kv_format="int8")
+"""Layers of 96 and of 256 bytes in a page, in blocks of 576."""
 WINDOWED = uniform_layout([None, 8, None, None, 8, None], block_size=4, num_kv_heads=2, head_dim=8, kv_format="bf16")
 """Two groups, of layers that are no neighbours in the model; a block is one page of the first, or two of the second."""
 DIGEST = b"the last block"
@@ -135,11 +138,12 @@ def rows_of(layout: KVLayout, rng: np.random.Generator) -> tuple[tuple[int, ...]
     )
 
 
-def layers_of_pages(layout: KVLayout, group_id: int, page_ids: Sequence[int]) -> list[int]:
-    """Return where the layers of pages are, when the pool is seen as [layers, bytes of a layer in a page]."""
+def layers_of_pages(layout: KVLayout, group_id: int, page_ids: Sequence[int]) -> NDArray[np.int64]:
+    """Return where the bytes of pages are in the pool, [layers of the pages, bytes of a layer]."""
     group = layout.groups[group_id]
-    firsts = (page_id * layout.page_ids(group).layers_per_id for page_id in page_ids)
-    return [first + layer for first in firsts for layer in range(len(group.layer_ids))]
+    firsts = np.array(page_ids, np.int64).reshape(-1, 1, 1) * layout.page_ids(group).bytes_per_id
+    in_page = np.arange(layout.bytes_per_page(group)).reshape(1, len(group.layer_ids), -1)
+    return (firsts + in_page).reshape(-1, layout.bytes_per_layer(group))
 
 
 class Borrowing:
@@ -153,7 +157,7 @@ class Borrowing:
         self.blocks = np.frombuffer(data, np.uint8).reshape(NUM_BLOCKS, -1)
         self.blocks[:] = UNTOUCHED
         given = {
-            "reading": BlockReading(lambda _: plain_order(layout.kv_format, layout.head_dim)),
+            "reading": BlockReading(lambda kv, _: plain_order(layout.kv_format, kv.head_dim)),
             "clock": lambda: 1.0,
             "patience_s": 30,
             **options,
@@ -182,12 +186,11 @@ class Borrowing:
     def num_bytes_missing(self) -> int:
         """By the formula."""
         missing = zip(self.layout.groups, self.into.rows, self.into.first_missing, strict=True)
-        num_layers = sum((len(row) - first) * len(group.layer_ids) for group, row, first in missing)
-        return num_layers * self.layout.block_size * self.layout.bytes_per_token_and_layer
+        return sum((len(row) - first) * self.layout.bytes_per_page(group) for group, row, first in missing)
 
     def check(self, blocks: np.ndarray[Any, np.dtype[np.uint8]], rows: Sequence[Sequence[int]]) -> None:
         """What was missing is the lender's, byte for byte, and nothing else was touched."""
-        found, theirs = (pool.reshape(-1, self.layout.bytes_per_layer) for pool in (self.blocks, blocks))
+        found, theirs = (pool.reshape(-1) for pool in (self.blocks, blocks))
         expected = np.full_like(found, UNTOUCHED)
         for group_id, first in enumerate(self.into.first_missing):
             here, there = (

@@ -117,7 +117,8 @@ def attend() -> None:
     formats: list[KVFormat] = ["bf16", "fp8", "int8", "int4"]
     heads = torch.zeros(40, 128, dtype=torch.bfloat16)
     for kv_format in formats:
-        shape = GroupShape(32, KVSpec(num_kv_heads=8, head_dim=128), 16, 2, kv_format)
+        kv = KVSpec(num_kv_heads=8, head_dim=128)
+        shape = GroupShape(32, kv, 16, 2 * 16 * kv.bytes_per_token(kv_format), kv_format)
         operator = TritonAttention(32, 8, torch.device("cpu"))
         storage = torch.zeros(80, 2, 2, 8, 16 * slot_bytes(kv_format, 128), dtype=torch.uint8)
         for lens, is_tree in (([3, 600], kv_format == "bf16"), ([600], False), ([16, 300, 7], False), ([1], False)):

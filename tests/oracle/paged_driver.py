@@ -121,5 +121,5 @@ class PagedDriver:
             seq_lens=np.array(lens, np.int32),
             block_tables=tables,
             layout=self.attention_layout,
-            operator=self.model.attention,
+            operators=self.model.attention,
         )

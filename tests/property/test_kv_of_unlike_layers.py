@@ -12,7 +12,7 @@ import hypothesis.strategies as st
 from hypothesis import given
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from factories import uniform_layout
+from factories import unlike_layout
 from oracle import naive_blocks
 from twostroke.config.cache import CacheConfig
 from twostroke.kv_cache.block_hash import hash_blocks
@@ -33,13 +33,20 @@ PATTERNS = st.one_of(
 """Of windows: any, and those of published models, such as 5 : 1 with a rest."""
 
 
-def layout_of(windows: list[int | None], block_size: int) -> KVLayout:
-    return uniform_layout(windows, block_size=block_size, num_kv_heads=1, head_dim=2, kv_format="f32")
+FULL = st.sampled_from([(1, 2), (2, 2), (1, 6), (3, 4)])
+"""KV heads of layers without a window, and their numbers; the others have one head of 2."""
 
 
-@given(windows=PATTERNS, block_size=st.sampled_from([1, 2, 4, 8, 16]))
-def test_a_kind_is_a_group_and_its_pages_lie_in_its_block(windows: list[int | None], block_size: int) -> None:
-    layout = layout_of(windows, block_size)
+def layout_of(windows: list[int | None], full: tuple[int, int], block_size: int) -> KVLayout:
+    specs = [(*full, None) if window is None else (1, 2, window) for window in windows]
+    return unlike_layout(specs, block_size=block_size, kv_format="f32")
+
+
+@given(windows=PATTERNS, full=FULL, block_size=st.sampled_from([1, 2, 4, 8, 16]))
+def test_a_kind_is_a_group_and_its_pages_lie_in_its_block(
+    windows: list[int | None], full: tuple[int, int], block_size: int
+) -> None:
+    layout = layout_of(windows, full, block_size)
     assert [group.window for group in layout.groups] == list(dict.fromkeys(windows))
     assert sorted(layer for group in layout.groups for layer in group.layer_ids) == list(range(len(windows)))
     assert block_size % layout.block_size == 0
@@ -48,13 +55,14 @@ def test_a_kind_is_a_group_and_its_pages_lie_in_its_block(windows: list[int | No
     for group in layout.groups:
         ids, num_layers = layout.page_ids(group), len(group.layer_ids)
         assert group.pages_per_block >= 1
-        assert num_layers % ids.layers_per_id == layout.layers_per_block % ids.layers_per_id == 0
+        page = layout.bytes_per_page(group)
+        assert page == num_layers * layout.bytes_per_layer(group)
+        assert page % ids.bytes_per_id == layout.bytes_per_block % ids.bytes_per_id == 0
         for block_id in (0, 1, 7):
-            firsts = [page_id * ids.layers_per_id for page_id in ids.of_blocks([block_id])]
-            places = [first + layer for first in firsts for layer in range(num_layers)]
-            assert len(places) == len(set(places)) == group.pages_per_block * num_layers
-            begin = block_id * layout.layers_per_block
-            assert set(places) <= set(range(begin, begin + layout.layers_per_block))
+            firsts = [page_id * ids.bytes_per_id for page_id in ids.of_blocks([block_id])]
+            begin = block_id * layout.bytes_per_block
+            assert firsts == [begin + page * nth for nth in range(group.pages_per_block)]
+            assert firsts[-1] + page <= begin + layout.bytes_per_block
 
 
 @dataclass
@@ -70,9 +78,9 @@ class Sequence:
 class UnlikeLayers(RuleBasedStateMachine):
     """Requests that begin alike grow, roll back, end and are found again."""
 
-    @initialize(windows=PATTERNS, block_size=st.sampled_from([1, 2, 4]), room=st.integers(0, 40))
-    def begin(self, windows: list[int | None], block_size: int, room: int) -> None:
-        self.layout = layout_of(windows, block_size)
+    @initialize(windows=PATTERNS, full=FULL, block_size=st.sampled_from([1, 2, 4]), room=st.integers(0, 40))
+    def begin(self, windows: list[int | None], full: tuple[int, int], block_size: int, room: int) -> None:
+        self.layout = layout_of(windows, full, block_size)
         num_blocks = self.layout.run_blocks(MOST_TOKENS) + room
         config = CacheConfig(block_size=self.layout.block_size)
         self.kv = KVCacheManager(self.layout, num_blocks, config, MOST_TOKENS)
@@ -179,8 +187,8 @@ class UnlikeLayers(RuleBasedStateMachine):
                 size = self.layout.tokens_per_block(group)
                 for position in range(table.first_held[group_id] * size, sequence.num_tokens):
                     filled.add((group_id, table.rows[group_id][position // size], position % size))
-        layers = [len(group.layer_ids) for group in self.layout.groups]
-        return sum(layers[group_id] for group_id, _, _ in filled) * self.layout.bytes_per_token_and_layer
+        sizes = [len(group.layer_ids) * group.spec.bytes_per_token("f32") for group in self.layout.groups]
+        return sum(sizes[group_id] for group_id, _, _ in filled)
 
     def teardown(self) -> None:
         if hasattr(self, "kv"):

@@ -104,7 +104,7 @@ def test_an_empty_batch() -> None:
     shape = Shape(backend="triton")
     pool = Pool(shape, [shape.qkv(3, seed=1)])
     plan = pool.operator.plan(
-        cuda_attention.GroupShape(4, KVSpec(num_kv_heads=2, head_dim=16), 16, 2, "f32"),
+        cuda_attention.GroupShape(4, KVSpec(num_kv_heads=2, head_dim=16), 16, 8192, "f32"),
         np.zeros(1, np.int32),
         np.zeros(0, np.int32),
         np.zeros((0, 2), np.int32),

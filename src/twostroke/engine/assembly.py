@@ -45,7 +45,6 @@ from twostroke.engine.text_engine import TextEngine
 from twostroke.errors import DoesNotFit, RankLost, SetupError
 from twostroke.events import EventLog
 from twostroke.grammar.backend import GrammarBackend
-from twostroke.kernels.dispatch import RecordableAttention
 from twostroke.kernels.large_pages import return_unused
 from twostroke.kernels.reference.row_tiles import proofs
 from twostroke.kv_cache.host_tier import host_slots
@@ -61,7 +60,7 @@ from twostroke.model.loader import load_model
 from twostroke.model.random_weights import RandomWeights
 from twostroke.model.registry import num_parameters
 from twostroke.process_memory import own_anonymous_bytes
-from twostroke.runner.decode_graphs import CudaGraphs, DecodeGraphs, Recorder
+from twostroke.runner.decode_graphs import CudaGraphs, DecodeGraphs, Recorder, recordable
 from twostroke.runner.executor import Executor, InProcessExecutor
 from twostroke.runner.kv_moves import KVMover
 from twostroke.runner.kv_storage import KVStorage
@@ -373,12 +372,13 @@ def _graphs(
 ) -> DecodeGraphs | None:
     """Recorded passes, where there is somebody to record them. Not of several ranks, who gather in between."""
     recorder = _recorder(loaded.device.type) if loaded.num_ranks == 1 else None
-    if recorder is None or config.load.enforce_eager or not isinstance(model.attention, RecordableAttention):
+    layout = kv.attention_layout(model.num_heads)
+    if recorder is None or config.load.enforce_eager or recordable(model.attention, layout) is None:
         return None
     return DecodeGraphs(
         model,
         kv,
-        kv.attention_layout(model.num_heads),
+        layout,
         max_model_len=sizing.max_model_len,
         max_num_seqs=config.scheduler.max_num_seqs,
         device=loaded.device,

@@ -408,7 +408,7 @@ def _layout_beside(drafter: ModelConfig, kv: KVLayout, target: KVLayout) -> Atte
             drafter.layers[0].num_heads,
             replace(kv.groups[0].spec, window=window),
             kv.block_size,
-            drafter.num_layers,
+            kv.bytes_per_page(kv.groups[0]),
             kv.kv_format,
         )
         for window in kinds

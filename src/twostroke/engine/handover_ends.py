@@ -99,7 +99,7 @@ def open_ends(
             epoch=ends.epoch,
             clock=monotonic_clock,
             is_over=ends.is_over,
-            order=runner.head_order(block_size),
+            orders=tuple(runner.head_order(group.spec, block_size) for group in kv.layout.groups),
         )
         lending = KVLending(scheduler, lender, kv.layout, split_layers=memory.num_layers if memory.num_ranks > 1 else 0)
         kv.layer_written = lending.layer_written

@@ -6,7 +6,7 @@ a step's attention is its own business and opaque to the layers.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, Protocol, get_args, runtime_checkable
@@ -78,8 +78,8 @@ class GroupShape:
     """Of each of its layers."""
     block_size: int
     """Tokens for which one id of a block table stands."""
-    layers_per_block: int
-    """Layers from one id to the next; where a block has more of them, its ids are further apart."""
+    id_bytes: int
+    """Bytes from the place of one id to that of the next; a page may be longer, and then is behind every n-th id."""
     kv_format: KVFormat
 
     @property
@@ -103,14 +103,19 @@ class GroupShape:
         return self.num_heads // self.num_kv_heads
 
     @property
-    def rows_per_block(self) -> int:
-        """Rows of a block in the storage seen as [rows, block_size * slot bytes]."""
-        return self.layers_per_block * 2 * self.num_kv_heads
-
-    @property
     def slot_bytes(self) -> int:
         """Bytes of K, or of V, of one token in one head."""
         return slot_bytes(self.kv_format, self.head_dim)
+
+    @property
+    def head_bytes(self) -> int:
+        """Bytes of K, or of V, of one head in a page."""
+        return self.block_size * self.slot_bytes
+
+    @property
+    def layer_bytes(self) -> int:
+        """Bytes of K and V of one layer in a page."""
+        return 2 * self.num_kv_heads * self.head_bytes
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -144,7 +149,7 @@ class Scoring:
 
 
 class AttentionOperator(Protocol):
-    """Attention over the paged KV of one model.
+    """Attention over the paged KV of a model's layers of one shape.
 
     K and V are encoded when they are written (config/kv_format.py) and always read as they are stored, within the step
     that writes them too; so it makes no difference how a prompt is cut into chunks.
@@ -191,9 +196,10 @@ class AttentionOperator(Protocol):
         """Writes the step's K and V into the storage, then attends over what is stored.
 
         Args:
-            qkv: [num_tokens, num_heads + 2 * num_kv_heads, head_dim]; q, then k, then v. May be changed.
-            storage: uint8 [num_blocks, layers_per_block, 2, num_kv_heads, block_size * slot bytes], contiguous; the
-                order inside the last is the backend's own (`kv_order`).
+            qkv: [num_tokens, num_heads + 2 * num_kv_heads, head_dim]; q, then k, then v. May be changed. Or q alone,
+                [num_tokens, num_heads, head_dim], of a layer that reads what another one has written in this step.
+            storage: uint8 [ids, layers, 2, num_kv_heads, block_size * slot bytes]; a layer of an id is contiguous,
+                and ids are `id_bytes` apart. The order inside the last is the backend's own (`kv_order`).
             plan: of this step and the layer's KV group.
             layer_in_block: which of a block's layers this is.
             scoring: of the layer.
@@ -203,6 +209,38 @@ class AttentionOperator(Protocol):
             [num_tokens, num_heads * head_dim] in qkv's type.
         """
         ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AttentionOperators:
+    """The attention of one model: an operator for each shape of K and V that its layers have."""
+
+    by_shape: Mapping[tuple[int, int], AttentionOperator]
+    """By KV heads and head_dim."""
+
+    @classmethod
+    def of(
+        cls, operators: Operators, num_heads: int, kv: Iterable[KVSpec], dtype: torch.dtype, device: torch.device
+    ) -> AttentionOperators:
+        """Make them.
+
+        Args:
+            operators: of the back end.
+            num_heads: query heads of every layer, of this rank.
+            kv: of the layers, of this rank.
+            dtype: that they compute in.
+            device: where.
+        """
+        shapes = dict.fromkeys((spec.num_kv_heads, spec.head_dim) for spec in kv)
+        return cls({shape: operators.attention(num_heads, *shape, dtype, device) for shape in shapes})
+
+    def __getitem__(self, kv: KVSpec) -> AttentionOperator:
+        """Return that of a layer."""
+        return self.by_shape[kv.num_kv_heads, kv.head_dim]
+
+    def kv_order(self, kv_format: KVFormat) -> str:
+        """Name the orders of the bytes inside a KV head of a page; see AttentionOperator."""
+        return " and ".join(dict.fromkeys(operator.kv_order(kv_format) for operator in self.by_shape.values()))
 
 
 class StepOnHost(Protocol):

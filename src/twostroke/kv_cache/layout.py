@@ -8,7 +8,8 @@ KVSpec) are a group. A block holds some tokens of all layers of a group, and a r
       group 1: full      88 tokens x  4 layers   = 11 pages of 8 tokens
 
 A page is `block_size` tokens of all layers of a group. It is what kernels read by one id of a block table, and the
-step in which prefixes are named. Where all layers are alike, which is so in most models, a block is a page.
+step in which prefixes are named. Where all layers are alike, which is so in most models, a block is a page. Kinds may
+differ in heads and head_dim: their pages then differ in bytes, and a block holds more or fewer of them.
 
     bytes per page  = layers x (K, V) x num_kv_heads x block_size x slot bytes
     bytes per block = the largest of pages_per_block x bytes per page, over the groups
@@ -18,7 +19,7 @@ A slot is K, or V, of one token in one head: head_dim numbers and, where they ar
 heads of any layer are; their order inside is the backend's (`AttentionOperator.kv_order`). Against bfloat16 a block of
 equal bytes holds, at head_dim 128, 256 / 132 = 1.94 times the tokens in int8 and 256 / 68 = 3.76 times in int4.
 
-docs/decisions/043 says why blocks are cut like this and what it costs.
+docs/decisions/043 and 044 say why blocks are cut like this and what it costs.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from dataclasses import dataclass, replace
 
 from twostroke.config.kv_format import KVFormat, slot_bytes
 from twostroke.config.layer_spec import KVSpec
+from twostroke.config.model import MAX_LAYERS
 
 MAX_WASTE = 0.04
 """Share of the blocks' bytes that may hold nothing; see `_division`."""
@@ -38,6 +40,8 @@ skewed workload (bench/reproduce/skewed.py) wastes, for all sizes of Gemma 3."""
 _MOST_PARTS = 4
 """A block is at most so many times as large as a page of the largest group, and a page at least such a part of the
 block size that was asked for."""
+_MOST_STEPS = MAX_LAYERS
+"""Sizes of a block that are tried up to that of the largest group; every one, where layers differ in the window."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +63,7 @@ class KVGroup:
 class PageIds:
     """The ids by which kernels find the pages of a group.
 
-    An id counts steps of `layers_per_id` layers' bytes from the start of the pool; the layers of a page follow each
-    other there.
+    An id counts steps of `bytes_per_id` from the start of the pool; the layers of a page follow each other there.
 
     ```
     block       | 0                                       | 1                                        44 layers each
@@ -75,12 +78,12 @@ class PageIds:
     """From the id of a page to that of the next one in its block."""
     stride: int
     """From the id of a block's first page to that of the next block's."""
-    layers_per_id: int
+    bytes_per_id: int
 
     def of_blocks(self, block_ids: Sequence[int]) -> list[int]:
         """Return the ids of all pages of these blocks, in order.
 
-        >>> PageIds(per_block=2, step=3, stride=10, layers_per_id=1).of_blocks([0, 4])
+        >>> PageIds(per_block=2, step=3, stride=10, bytes_per_id=64).of_blocks([0, 4])
         [0, 3, 40, 43]
         """
         if self.per_block == 1 and self.stride == 1:
@@ -104,10 +107,10 @@ class KVLayout:
 
     @classmethod
     def of(cls, layers: Sequence[KVSpec], *, block_size: int, kv_format: KVFormat) -> KVLayout:
-        """Make each kind of layer a group. Their KV differs in the window at most.
+        """Make each kind of layer a group.
 
         Args:
-            layers: the model's.
+            layers: the model's layers that keep KV.
             block_size: tokens of a block, where all layers are alike. Else of the block of one group, and pages may
                 be smaller.
             kv_format: of K and V.
@@ -120,20 +123,13 @@ class KVLayout:
         kinds: dict[KVSpec, list[int]] = {}
         for layer_id, spec in enumerate(layers):
             kinds.setdefault(spec, []).append(layer_id)
-        assert len({replace(spec, window=None) for spec in kinds}) == 1, f"KV of several shapes: {list(kinds)}"
-        page_size, pages = _division([(len(ids), spec.window) for spec, ids in kinds.items()], block_size)
+        # in numbers, whatever the format: so pools of unlike formats cut their blocks alike
+        widths = [spec.num_kv_heads * spec.head_dim for spec in kinds]
+        unit = math.gcd(*widths)
+        sizes = [len(ids) * width // unit for ids, width in zip(kinds.values(), widths, strict=True)]
+        page_size, pages = _division(list(zip(sizes, (spec.window for spec in kinds), strict=True)), block_size)
         groups = (KVGroup(tuple(ids), spec, n) for (spec, ids), n in zip(kinds.items(), pages, strict=True))
         return cls(tuple(groups), page_size, kv_format)
-
-    @property
-    def num_kv_heads(self) -> int:
-        """Of each layer."""
-        return self.groups[0].spec.num_kv_heads
-
-    @property
-    def head_dim(self) -> int:
-        """Of each layer."""
-        return self.groups[0].spec.head_dim
 
     def dealt_among(self, num_ranks: int, num_ranks_here: int) -> KVLayout:
         """Return the layout of each of `num_ranks` ranks, where this is that of each of `num_ranks_here`."""
@@ -176,39 +172,36 @@ class KVLayout:
 
     def page_ids(self, group: KVGroup) -> PageIds:
         """How the pages of this group are numbered."""
-        num_layers, per_block = len(group.layer_ids), self.layers_per_block
-        per_id = math.gcd(num_layers, per_block)
-        return PageIds(group.pages_per_block, num_layers // per_id, per_block // per_id, per_id)
+        page, block = self.bytes_per_page(group), self.bytes_per_block
+        per_id = math.gcd(page, block)
+        return PageIds(group.pages_per_block, page // per_id, block // per_id, per_id)
 
-    @property
-    def layers_per_block(self) -> int:
-        """Layers' pages for which one block has room; a group may leave a rest."""
-        return max(len(group.layer_ids) * group.pages_per_block for group in self.groups)
-
-    @property
-    def bytes_per_head(self) -> int:
+    def bytes_per_head(self, group: KVGroup) -> int:
         """Bytes of the K, or of the V, of one KV head in a page. They are contiguous."""
-        return self.block_size * slot_bytes(self.kv_format, self.head_dim)
+        return self.block_size * slot_bytes(self.kv_format, group.spec.head_dim)
 
-    @property
-    def bytes_per_token_and_layer(self) -> int:
-        """K and V of one token in one layer."""
-        return self.groups[0].spec.bytes_per_token(self.kv_format)
-
-    @property
-    def bytes_per_layer(self) -> int:
+    def bytes_per_layer(self, group: KVGroup) -> int:
         """K and V of one layer in a page."""
-        return self.block_size * self.bytes_per_token_and_layer
+        return self.block_size * group.spec.bytes_per_token(self.kv_format)
+
+    def bytes_per_page(self, group: KVGroup) -> int:
+        """K and V of all layers of the group in a page."""
+        return len(group.layer_ids) * self.bytes_per_layer(group)
 
     @property
     def bytes_per_token(self) -> int:
         """K and V of one token in all layers, windows aside."""
-        return sum(len(g.layer_ids) for g in self.groups) * self.bytes_per_token_and_layer
+        return sum(len(g.layer_ids) * g.spec.bytes_per_token(self.kv_format) for g in self.groups)
 
     @property
     def bytes_per_block(self) -> int:
-        """What one block takes; the same for every group."""
-        return self.layers_per_block * self.bytes_per_layer
+        """What one block takes; the same for every group, which may leave a rest."""
+        return max(group.pages_per_block * self.bytes_per_page(group) for group in self.groups)
+
+    @property
+    def filling_group(self) -> KVGroup:
+        """The group whose pages fill a block."""
+        return max(self.groups, key=lambda group: group.pages_per_block * self.bytes_per_page(group))
 
     def num_pages(self, num_tokens: int) -> int:
         """Pages of one group that cover `num_tokens` tokens."""
@@ -274,7 +267,7 @@ def _division(kinds: Sequence[tuple[int, int | None]], block_size: int) -> tuple
     for each kind), and the smallest such block.
 
     Args:
-        kinds: of each, how many layers it has, and their window.
+        kinds: of each, the size of all its layers, in layers of the narrowest unit that divides all; and their window.
         block_size: tokens of a page, at most; a power of two.
 
     >>> _division([(40, 1024), (8, None)], 16), _division([(6, None)], 16)
@@ -282,14 +275,14 @@ def _division(kinds: Sequence[tuple[int, int | None]], block_size: int) -> tuple
     """
     if len(kinds) == 1:
         return block_size, [1]
-    largest = max(num_layers for num_layers, _ in kinds)
-    limit = max(MAX_WASTE, 2 * _waste(kinds, [(block_size, num_layers * block_size) for num_layers, _ in kinds]))
+    largest = max(size for size, _ in kinds)
+    limit = max(MAX_WASTE, 2 * _waste(kinds, [(block_size, size * block_size) for size, _ in kinds]))
     least: tuple[float, int, list[int]] | None = None
     page_size = block_size
     while page_size and page_size * _MOST_PARTS >= block_size:
-        for num_layers_in_all in range(largest, _MOST_PARTS * largest + 1):
-            pages = [num_layers_in_all // num_layers for num_layers, _ in kinds]
-            waste = _waste(kinds, [(n * page_size, num_layers_in_all * page_size) for n in pages])
+        for in_all in range(largest, _MOST_PARTS * largest + 1, max(1, largest // _MOST_STEPS)):
+            pages = [in_all // size for size, _ in kinds]
+            waste = _waste(kinds, [(n * page_size, in_all * page_size) for n in pages])
             if waste <= limit:
                 return page_size, pages
             least = min(least or (waste, page_size, pages), (waste, page_size, pages))
@@ -303,12 +296,12 @@ def _waste(kinds: Sequence[tuple[int, int | None]], blocks: Sequence[tuple[int, 
 
     Args:
         kinds: as above.
-        blocks: of each, tokens of a block, and its size in tokens of one layer.
+        blocks: of each, tokens of a block, and its size in tokens of one such layer.
     """
     allocated = used = 0.0
-    for (num_layers, window), (tokens, size) in zip(kinds, blocks, strict=True):
+    for (of_layers, window), (tokens, size) in zip(kinds, blocks, strict=True):
         for length in _TYPICAL_TOKENS:
             num_tokens = length if window is None else min(length, window)
             allocated += (num_tokens / tokens + 0.5) * size
-            used += num_tokens * num_layers
+            used += num_tokens * of_layers
     return 1 - used / allocated

@@ -287,11 +287,11 @@ class KVCacheManager:
         for group_id, group in enumerate(layout.groups):
             size = layout.tokens_per_block(group)
             num_slots = sum(len(table.rows[group_id]) * size - table.num_tokens for table in tables)
-            idle += num_slots * len(group.layer_ids) * layout.bytes_per_token_and_layer
-            rest = layout.layers_per_block - len(group.layer_ids) * group.pages_per_block
+            idle += num_slots * layout.bytes_per_page(group) // layout.block_size
+            rest = layout.bytes_per_block - group.pages_per_block * layout.bytes_per_page(group)
             if rest:
                 held = {block_id for table in tables for block_id in table.rows[group_id][table.first_held[group_id] :]}
-                idle += len(held) * rest * layout.bytes_per_layer
+                idle += len(held) * rest
         return idle
 
     def check_invariants(self) -> None:

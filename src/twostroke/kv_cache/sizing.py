@@ -233,10 +233,11 @@ def _num_blocks(layout: KVLayout, config: CacheConfig, memory: KVRoom, num_scrat
             "--max-model-len the tables."
         )
     if asked < least:
-        for_drafts = per_block - layout.bytes_per_block
+        for_drafts, group = per_block - layout.bytes_per_block, layout.filling_group
+        num_layers = len(group.layer_ids) * group.pages_per_block
         raise DoesNotFit(
             f"KV memory of {asked:,} bytes holds no block: one takes {per_block:,} bytes "
-            f"({layout.layers_per_block} layers x {layout.block_size} tokens x {layout.bytes_per_token_and_layer:,}"
+            f"({num_layers} layers x {layout.block_size} tokens x {group.spec.bytes_per_token(layout.kv_format):,}"
             f"{f', and {for_drafts:,} for drafts' if for_drafts else ''})"
             f"{f', and --kv-check-rate takes {num_scratch} beside the pool' if num_scratch else ''}."
         )

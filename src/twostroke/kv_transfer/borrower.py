@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from twostroke.config.load import MAX_RANKS
 from twostroke.errors import EngineError
+from twostroke.kernels.head_order import HeadOrder
 from twostroke.kv_cache.holds import KVImport
 from twostroke.kv_cache.layout import KVLayout
 from twostroke.kv_transfer.address import connect
@@ -271,27 +272,35 @@ class _Fetching:
             for descriptor in descriptors:
                 unused.callback(os.close, descriptor)
             terms = self._agreed(receive(connection, FROM_LENDER, head), their_size)
+            layout, orders = self._lent_layout(terms)
             num_ranks = terms.geometry.num_ranks
-            layout = self._memory.layout.dealt_among(num_ranks, self._memory.num_ranks)
-            layout = _with_blocks_of(terms.geometry, layout)
-            order = None
-            if self._geometry.has_other_blocks(terms.geometry):
-                layout, order = replace(layout, kv_format=terms.geometry.kv_format), terms.order
-                if order is None or self._reading.recode is None:
-                    raise TransferBroken("its blocks have another format, and nobody here can convert it.")
-                if not order.fits(layout.kv_format, layout.head_dim, their_size):
-                    raise TransferBroken(f"blocks of {layout.kv_format} do not lie as it says: {order}.")
             if not descriptors:
                 name = source.address.name
-                return terms, Lent(layout, num_ranks, memory_here(name) if name else None, order)
+                return terms, Lent(layout, num_ranks, memory_here(name) if name else None, orders)
             if len(descriptors) != num_ranks:
                 raise TransferBroken(f"memory of {len(descriptors)} ranks; it has {num_ranks}.")
             unused.pop_all()  # from here on the mapping's
             try:
                 mapping = self._memories.mapped(source.epoch, descriptors, terms.num_bytes_shared)
-                return terms, Lent(layout, num_ranks, mapping.memory(layout), order)
+                return terms, Lent(layout, num_ranks, mapping.memory(layout), orders)
             except ValueError as error:
                 raise TransferBroken(f"its memory of {terms.num_bytes_shared:,} bytes is none: {error}") from None
+
+    def _lent_layout(self, terms: Terms) -> tuple[KVLayout, tuple[HeadOrder, ...]]:
+        """Of the lender's blocks; and where a token is in them, per KV group, if their format or order differs."""
+        layout = self._memory.layout.dealt_among(terms.geometry.num_ranks, self._memory.num_ranks)
+        layout = _with_blocks_of(terms.geometry, layout)
+        if not self._geometry.has_other_blocks(terms.geometry):
+            return layout, ()
+        layout = replace(layout, kv_format=terms.geometry.kv_format)
+        if not terms.orders or self._reading.recode is None:
+            raise TransferBroken("its blocks have another format, and nobody here can convert it.")
+        if len(terms.orders) != len(layout.groups):
+            raise TransferBroken(f"orders of {len(terms.orders)} KV groups; {len(layout.groups)} groups are here.")
+        for order, group in zip(terms.orders, layout.groups, strict=True):
+            if not order.fits(layout.kv_format, group.spec.head_dim, layout.block_size):
+                raise TransferBroken(f"blocks of {layout.kv_format} do not lie as it says: {order}.")
+        return layout, terms.orders
 
     def _agreed(self, terms: LenderSays, block_size: int) -> Terms:
         """If they are terms, and this side can live with them."""
@@ -307,7 +316,8 @@ class _Fetching:
             raise TransferBroken(f"{said}; blocks of {block_size} were asked for.")
         num_ranks, of_model = terms.geometry.num_ranks, self._memory.layout.dealt_among(1, self._memory.num_ranks)
         if not num_ranks or not all(group.spec.can_deal(num_ranks) for group in of_model.groups):
-            raise TransferBroken(f"{of_model.num_kv_heads} KV heads cannot be dealt among its {num_ranks} ranks.")
+            heads = " or ".join(dict.fromkeys(str(group.spec.num_kv_heads) for group in of_model.groups))
+            raise TransferBroken(f"{heads} KV heads cannot be dealt among its {num_ranks} ranks.")
         return terms
 
 

@@ -31,7 +31,7 @@ from twostroke.kernels.head_order import HeadOrder
 from twostroke.kv_transfer.connection import Connection
 from twostroke.kv_transfer.geometry import KVGeometry
 
-PROTOCOL = 4
+PROTOCOL = 5
 _LENGTH = struct.Struct("<I")
 _MAX_FRAME_BYTES = 1 << 20
 
@@ -84,8 +84,9 @@ class Terms(_Frame, frozen=True):
     """Of the lender's KV memory, of each rank, which the borrower reads itself; 0: the bytes are sent."""
     remote: RemoteMemory | None = None
     """Where NIXL reads it; None: its descriptors come with this frame, or it lies in the borrower's own process."""
-    order: HeadOrder | None = None
-    """Places of tokens in a head of the lender's blocks, for a borrower whose blocks have another format or order."""
+    orders: tuple[HeadOrder, ...] = ()
+    """Per KV group, places of tokens in a head of the lender's pages, for a borrower whose blocks have another format
+    or order."""
 
 
 class Ready(_Frame, frozen=True):

@@ -152,7 +152,9 @@ def layout_facts(layout: KVLayout, kv_order: str, num_ranks: int = 1) -> dict[st
         _BLOCK_SIZE: str(layout.block_size),
         _PAGES: " ".join(str(group.pages_per_block) for group in layout.groups),
         _RANKS: str(num_ranks),
-        "KV heads": f"{of_model.num_kv_heads} of {of_model.head_dim}",
+        "KV heads": " and ".join(
+            dict.fromkeys(f"{group.spec.num_kv_heads} of {group.spec.head_dim}" for group in of_model.groups)
+        ),
         _ORDER: kv_order,
         "layers": " ".join(f"{group.layer_ids}:{group.window}" for group in layout.groups),
     }

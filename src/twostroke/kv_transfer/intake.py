@@ -39,8 +39,8 @@ class Lent:
     num_ranks: int
     memory: KVMemory | None
     """All of them, where it is shared; else their bytes are brought."""
-    order: HeadOrder | None = None
-    """Places of tokens in a head of its blocks; None: the same as in the borrower's."""
+    orders: tuple[HeadOrder, ...] = ()
+    """Per KV group, places of tokens in a head of its pages; empty: the same as in the borrower's."""
 
 
 class Bringing(contextlib.AbstractContextManager["Bringing"], Protocol):
@@ -114,16 +114,16 @@ class BlockReading:
     """Description of how a borrower reads blocks of another layout than its own."""
 
     order: OrderOf
-    """Places of tokens in a head of the borrower's own blocks."""
+    """Places of tokens in a head of the borrower's own pages."""
     recode: Recode | None = None
     """Converter between KV formats; None: only blocks of the borrower's own format are accepted."""
 
     def conversion(self, ours: KVMemory, theirs: KVMemory, lent: Lent) -> Conversion | RecodedConversion:
         """Return the conversion of the lender's blocks into the borrower's, wherever the bytes lie now."""
-        if lent.order is None:
+        if not lent.orders:
             return Conversion(ours, theirs, self.order)
         assert self.recode is not None, "a format that this side cannot read was refused"
-        return RecodedConversion(ours, theirs, self.order, lent.order, self.recode)
+        return RecodedConversion(ours, theirs, self.order, lent.orders, self.recode)
 
 
 def intake(
@@ -144,7 +144,7 @@ def intake(
         reading: of blocks that are not like the borrower's.
         bringing: of the lender's bytes, where its memory is not shared.
     """
-    is_alike = lent.order is None and (lent.layout, lent.num_ranks) == (ours.layout, ours.num_ranks)
+    is_alike = not lent.orders and (lent.layout, lent.num_ranks) == (ours.layout, ours.num_ranks)
     if lent.memory is not None:
         if is_alike:
             return _Copied(ours, lent.memory, into)

@@ -59,7 +59,7 @@ class KVLender:
         clock: in seconds.
         is_over: told of each lease that nobody will read any more, in a thread of the lender's.
         patience_s: how long a borrower may say nothing, or take nothing.
-        order: places of tokens in a head of its blocks, for borrowers of another format.
+        orders: per KV group, places of tokens in a head of its pages, for borrowers of another format.
     """
 
     def __init__(  # noqa: PLR0913 (as of KVBorrower, and what the other side has to know of its blocks)
@@ -72,10 +72,10 @@ class KVLender:
         clock: Callable[[], float],
         is_over: Callable[[int], object],
         patience_s: float = PATIENCE_S,
-        order: HeadOrder | None = None,
+        orders: tuple[HeadOrder, ...] = (),
     ) -> None:
         self._memory = memory
-        self._order = order
+        self._orders = orders
         self._nixl = shared if isinstance(shared, NixlAgent) else None
         self._descriptors = () if isinstance(shared, NixlAgent) else tuple(shared)
         self._is_read_here = False
@@ -267,10 +267,10 @@ class KVLender:
 
     def _send_terms(self, connection: Connection, fetch: Fetch) -> None:
         if not self._is_read_by(fetch):
-            _send(connection, Terms(self._geometry, 0, order=self._order))
+            _send(connection, Terms(self._geometry, 0, orders=self._orders))
             return
         remote = None if self._nixl is None else self._nixl.facts
-        terms = framed(Terms(self._geometry, self._memory.num_bytes, remote, self._order))
+        terms = framed(Terms(self._geometry, self._memory.num_bytes, remote, self._orders))
         if self._descriptors and isinstance(connection, socket.socket):
             socket.send_fds(connection, [terms[:1]], self._descriptors)
             terms = terms[1:]

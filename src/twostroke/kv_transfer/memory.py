@@ -34,15 +34,18 @@ class KVMemory:
     Args:
         layout: of the pool, as each rank has it.
         of_ranks: for each, all blocks, in a row.
+
+    Raises:
+        ValueError: bytes that are no whole blocks.
     """
 
     def __init__(self, layout: KVLayout, *of_ranks: memoryview) -> None:
         self.layout = layout
         self._of_ranks = tuple(data.cast("B") for data in of_ranks)
-        self._layers: tuple[NDArray[np.uint8], ...] = tuple(
-            np.frombuffer(data, np.uint8).reshape(-1, layout.bytes_per_layer) for data in self._of_ranks
-        )
-        self._layers_per_id = [layout.page_ids(group).layers_per_id for group in layout.groups]
+        self._bytes: tuple[NDArray[np.uint8], ...] = tuple(np.frombuffer(data, np.uint8) for data in self._of_ranks)
+        if any(len(data) % layout.bytes_per_block for data in self._of_ranks):
+            raise ValueError(f"no whole blocks of {layout.bytes_per_block:,} bytes")
+        self._id_bytes = [layout.page_ids(group).bytes_per_id for group in layout.groups]
 
     @property
     def num_ranks(self) -> int:
@@ -57,29 +60,40 @@ class KVMemory:
     @property
     def num_blocks(self) -> int:
         """That are there."""
-        return len(self._layers[0]) // self.layout.layers_per_block
+        return self.num_bytes // self.layout.bytes_per_block
 
     def address(self, rank: int) -> int:
         """Where a rank's memory begins in this process."""
-        return int(self._layers[rank].ctypes.data)
+        return int(self._bytes[rank].ctypes.data)
 
-    def heads(self, rank: int) -> NDArray[np.uint8]:
-        """A rank's bytes, [layers of pages, K and V, its KV heads, bytes of a head]."""
-        layout = self.layout
-        return self._layers[rank].reshape(-1, 2, layout.num_kv_heads, layout.bytes_per_head)
+    def pages(self, rank: int, group_id: int) -> NDArray[np.uint8]:
+        """A rank's bytes as the pages of one group, [ids, its layers, K and V, the rank's KV heads, bytes of a head].
 
-    def first_layer(self, group_id: int, page_id: int) -> int:
-        """Where among `heads` the layers of a page begin."""
-        return page_id * self._layers_per_id[group_id]
+        A view, in which ids may be nearer to each other than a page is long; not all of them are a page's.
+        """
+        layout, group = self.layout, self.layout.groups[group_id]
+        num_heads, head_bytes, id_bytes = (
+            group.spec.num_kv_heads,
+            layout.bytes_per_head(group),
+            self._id_bytes[group_id],
+        )
+        num_ids = max(0, self.num_bytes - layout.bytes_per_page(group) + id_bytes) // id_bytes
+        shape = (num_ids, len(group.layer_ids), 2, num_heads, head_bytes)
+        strides = (id_bytes, layout.bytes_per_layer(group), num_heads * head_bytes, head_bytes, 1)
+        return np.lib.stride_tricks.as_strided(self._bytes[rank], shape, strides)
+
+    def first_byte(self, group_id: int, page_id: int) -> int:
+        """Where a page begins."""
+        return page_id * self._id_bytes[group_id]
 
     def has_page(self, group_id: int, page_id: int) -> bool:
-        """Whether all layers of such a page lie in this memory."""
-        first, num_layers = self.first_layer(group_id, page_id), len(self.layout.groups[group_id].layer_ids)
-        return 0 <= first <= len(self._layers[0]) - num_layers
+        """Whether all of such a page lies in this memory."""
+        size = self.layout.bytes_per_page(self.layout.groups[group_id])
+        return 0 <= self.first_byte(group_id, page_id) <= self.num_bytes - size
 
     @property
     def num_layers(self) -> int:
-        """Of the model."""
+        """Of the model, that keep KV."""
         return sum(len(group.layer_ids) for group in self.layout.groups)
 
     def pieces(self, rows: Sequence[Sequence[int]], layers: range, starts: Sequence[int]) -> list[memoryview]:
@@ -94,13 +108,11 @@ class KVMemory:
             starts: per KV group, which of its pages is the first that is wanted.
         """
         found: list[memoryview] = []
-        layer_bytes = self.layout.bytes_per_layer
         for group_id, (group, row, start) in enumerate(zip(self.layout.groups, rows, starts, strict=True)):
-            first, end = layers_of_group(group, layers)
+            first, end = self._bytes_of_layers(group, layers)
             if first < end:
-                size = (end - first) * layer_bytes
-                begins = ((self.first_layer(group_id, page_id) + first) * layer_bytes for page_id in row[start:])
-                found += [data[at : at + size] for at in begins for data in self._of_ranks]
+                begins = (self.first_byte(group_id, page_id) for page_id in row[start:])
+                found += [data[at + first : at + end] for at in begins for data in self._of_ranks]
         return found
 
     def copy_from(
@@ -120,18 +132,24 @@ class KVMemory:
         for group_id, (group, their_row, row, start) in enumerate(
             zip(self.layout.groups, their_rows, rows, starts, strict=True)
         ):
-            first, end = layers_of_group(group, layers)
+            first, end = self._bytes_of_layers(group, layers)
             if first < end:
                 places = [
-                    (self.first_layer(group_id, page_id), theirs.first_layer(group_id, their_id))
+                    (self.first_byte(group_id, page_id), theirs.first_byte(group_id, their_id))
                     for page_id, their_id in zip(row[start:], their_row[start:], strict=True)
                 ]
                 pieces += [
                     (ours[here + first : here + end], others[there + first : there + end])
-                    for ours, others in zip(self._layers, theirs._layers, strict=True)
+                    for ours, others in zip(self._bytes, theirs._bytes, strict=True)
                     for here, there in places
                 ]
         return copy_pieces(pieces)
+
+    def _bytes_of_layers(self, group: KVGroup, layers: range) -> tuple[int, int]:
+        """Where in a page of the group these layers begin and end."""
+        first, end = layers_of_group(group, layers)
+        layer_bytes = self.layout.bytes_per_layer(group)
+        return first * layer_bytes, end * layer_bytes
 
 
 def copy_pieces(pieces: Sequence[Piece]) -> int:

@@ -196,7 +196,7 @@ class NixlReading:
 
     def __init__(self, agent: NixlAgent, peer: _Peer, remote: RemoteMemory, layout: KVLayout, num_bytes: int) -> None:
         self._agent, self._peer, self._remote, self._layout = agent, peer, remote, layout
-        self._num_layers = num_bytes // layout.bytes_per_layer
+        self._num_bytes = num_bytes
         self._staged: Any = None
 
     def staging(self, memory: KVMemory) -> KVMemory:
@@ -211,9 +211,9 @@ class NixlReading:
             raise TransferBroken(f"{num_entries} entries, but not as many of its pages in each KV group.")
         theirs = [row[wanted.start : wanted.stop] for row, wanted in zip(ready.rows, entries, strict=True)]
         for group, row in zip(self._layout.groups, theirs, strict=True):
-            per_id, num_layers = self._layout.page_ids(group).layers_per_id, len(group.layer_ids)
-            if any(not 0 <= page_id * per_id <= self._num_layers - num_layers for page_id in row):
-                raise TransferBroken(f"pages that it does not have: its memory ends at {self._num_layers} layers.")
+            id_bytes, page_bytes = self._layout.page_ids(group).bytes_per_id, self._layout.bytes_per_page(group)
+            if any(not 0 <= page_id * id_bytes <= self._num_bytes - page_bytes for page_id in row):
+                raise TransferBroken(f"pages that it does not have: its memory ends at byte {self._num_bytes:,}.")
         layers = range(ready.first_layer, ready.end_layer)
         here = (memory.address(rank) for rank in range(memory.num_ranks))
         places = _spans(memory.layout, here, rows, layers)
@@ -239,12 +239,11 @@ def _spans(
 ) -> NDArray[np.uint64]:
     """Some layers of pages, rank after rank in each page: where each begins, how long it is, on device 0."""
     begins = np.array(list(addresses), np.uint64)
-    layer_bytes = layout.bytes_per_layer
     found = [np.zeros((0, 3), np.uint64)]
     for group, row in zip(layout.groups, rows, strict=True):
         first, end = layers_of_group(group, layers)
         if first < end and len(row):
-            id_bytes = layout.page_ids(group).layers_per_id * layer_bytes
+            id_bytes, layer_bytes = layout.page_ids(group).bytes_per_id, layout.bytes_per_layer(group)
             offsets = np.array(row, np.uint64) * np.uint64(id_bytes) + np.uint64(first * layer_bytes)
             spans = np.zeros((len(row) * len(begins), 3), np.uint64)
             spans[:, 0] = (offsets[:, None] + begins).ravel()

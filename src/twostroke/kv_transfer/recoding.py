@@ -62,18 +62,21 @@ class RecodedConversion:
         ours: the pool that is filled.
         theirs: blocks that hold its tokens now.
         order: places of tokens in our blocks.
-        their_order: places of tokens in a head of their blocks.
+        their_orders: per KV group, places of tokens in a head of their pages.
         recode: the codec.
     """
 
     def __init__(
-        self, ours: KVMemory, theirs: KVMemory, order: OrderOf, their_order: HeadOrder, recode: Recode
+        self, ours: KVMemory, theirs: KVMemory, order: OrderOf, their_orders: Sequence[HeadOrder], recode: Recode
     ) -> None:
         layout = replace(theirs.layout, kv_format=ours.layout.kv_format)
         self._theirs, self._block_size = theirs, layout.block_size
-        self._recoder = BlockRecoder(
-            recode, theirs.layout.kv_format, their_order, layout.kv_format, order(layout.block_size)
-        )
+        self._recoders = [
+            BlockRecoder(
+                recode, theirs.layout.kv_format, their_order, layout.kv_format, order(group.spec, layout.block_size)
+            )
+            for group, their_order in zip(layout.groups, their_orders, strict=True)
+        ]
         num_staged = max(1, _STAGED_BYTES // (theirs.num_ranks * layout.bytes_per_block))
         of_ranks = [bytearray(num_staged * layout.bytes_per_block) for _ in range(theirs.num_ranks)]
         self._staged = KVMemory(layout, *map(memoryview, of_ranks))
@@ -117,14 +120,15 @@ class RecodedConversion:
             ids: as many staged ones.
             layers: of a page.
         """
-        num_bytes = 0
-        their_rows = [self._theirs.first_layer(group_id, page) + layer for page in their_ids for layer in layers]
-        rows = [self._staged.first_layer(group_id, page) + layer for page in ids for layer in layers]
+        num_bytes, recoder, of_page = 0, self._recoders[group_id], slice(layers.start, layers.stop)
         for rank in range(self._theirs.num_ranks):
-            there, here = self._theirs.heads(rank)[their_rows], self._staged.heads(rank)
+            there, here = (
+                self._theirs.pages(rank, group_id)[list(their_ids), of_page],
+                self._staged.pages(rank, group_id),
+            )
             num_bytes += there.nbytes
             for kind in (0, 1):
-                heads = there[:, kind]
-                recoded = self._recoder.heads(heads.reshape(-1, heads.shape[-1]), self._block_size, values=bool(kind))
-                here[rows, kind] = recoded.reshape(*heads.shape[:-1], -1)
+                heads = there[:, :, kind]
+                recoded = recoder.heads(heads.reshape(-1, heads.shape[-1]), self._block_size, values=bool(kind))
+                here[list(ids), of_page, kind] = recoded.reshape(*heads.shape[:-1], -1)
         return num_bytes

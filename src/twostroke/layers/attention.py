@@ -19,8 +19,8 @@ class KVTensors(Protocol):
 
     @property
     def tensors(self) -> Sequence[Tensor]:
-        """Per group of the attention layout: uint8 [num_blocks, layers_per_block, 2, num_kv_heads, block_size * slot
-        bytes], contiguous."""
+        """Per group of the attention layout: uint8 [ids, layers of a page, 2, num_kv_heads, block_size * slot bytes];
+        ids may be nearer to each other than a page is long."""
         ...
 
     @property
@@ -52,7 +52,7 @@ class Attention:
             [num_tokens, num_heads * head_dim].
         """
         group, index = attention.layout.layer_slots[self._layer_id]
-        operator, plan = attention.operator, attention.plans[group]
+        operator, plan = attention.operators[group], attention.plans[group]
         turn = None
         if rotation is not None and operator.turns_heads:
             turn = self._turn(rotation)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from twostroke.config.model import ModelConfig
-from twostroke.kernels.dispatch import Operators
+from twostroke.kernels.dispatch import AttentionOperators, Operators
 from twostroke.layers.attention import KVTensors
 from twostroke.layers.attention_metadata import AttentionMetadata
 from twostroke.layers.row_split import RowSplit
@@ -80,13 +80,13 @@ class DecoderModel(ABC):
         """
         del weights
         self.config = config
-        spec, split = config.layers[0], placement.split
-        self.num_heads = split.share(spec.num_heads)
+        split, kv = placement.split, [spec.of_rank(placement.split.size) for spec in config.kv_specs]
+        self.num_heads = split.share(config.layers[0].num_heads)
         """Query heads that this rank computes in each layer."""
-        self.attention = placement.operators.attention(
-            self.num_heads, split.share(spec.kv.num_kv_heads), spec.kv.head_dim, placement.dtype, placement.device
+        self.attention = AttentionOperators.of(
+            placement.operators, self.num_heads, kv, placement.dtype, placement.device
         )
-        """The operator that steps are planned for."""
+        """The operators that steps are planned for."""
 
     @classmethod
     @abstractmethod

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from twostroke.config.model import ModelConfig
 from twostroke.errors import CorruptCheckpoint
-from twostroke.kernels.dispatch import PackedSizes
+from twostroke.kernels.dispatch import AttentionOperators, PackedSizes
 from twostroke.layers.attention import KVTensors
 from twostroke.layers.attention_metadata import AttentionMetadata
 from twostroke.layers.norm import RMSNorm
@@ -50,10 +50,8 @@ class EagleHead:
         self.config = config = eagle_config(folder)
         self._target = target
         operators, (spec,) = placement.operators, config.layers
-        self.attention = operators.attention(
-            spec.num_heads, spec.kv.num_kv_heads, spec.kv.head_dim, placement.dtype, placement.device
-        )
-        """The operator that its passes are planned for."""
+        self.attention = AttentionOperators.of(operators, spec.num_heads, (spec.kv,), placement.dtype, placement.device)
+        """The operators that its passes are planned for."""
 
         def read(name: str) -> Tensor:
             return folder.tensor(name).to(placement.dtype).to(placement.device)

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from twostroke.kernels.dispatch import FixedPlan, FixedSize, RecordableAttention
+from twostroke.kernels.dispatch import AttentionOperators, FixedPlan, FixedSize, RecordableAttention
 from twostroke.layers.attention_metadata import AttentionLayout, AttentionMetadata
 from twostroke.log import get_logger
 from twostroke.model.decoder import DecoderModel
@@ -133,7 +133,7 @@ class DecodeGraphs:
     """The recorded passes of one model.
 
     Args:
-        model: whose attention is a RecordableAttention.
+        model: whose attention is `recordable`.
         kv: the KV memory.
         layout: of the same, for attention.
         max_model_len: longest request, in tokens.
@@ -153,8 +153,8 @@ class DecodeGraphs:
         device: torch.device,
         recorder: Recorder,
     ) -> None:
-        attention = model.attention
-        assert isinstance(attention, RecordableAttention), f"{type(attention).__name__} cannot be recorded"
+        attention = recordable(model.attention, layout)
+        assert attention is not None, "attention that cannot be recorded"
         self._model, self._kv, self._attention, self._layout = model, kv, attention, layout
         self._recorder = recorder
         self._max_blocks = kv.layout.num_pages(max_model_len)
@@ -183,8 +183,8 @@ class DecodeGraphs:
             return None
         shapes = self._layout.shapes
         steps = [
-            self._attention.decodes_on_host(shape, flat.seq_lens, table)
-            for shape, table in zip(shapes, flat.block_tables, strict=True)
+            attention.decodes_on_host(shape, flat.seq_lens, table)
+            for attention, shape, table in zip(self._attention, shapes, flat.block_tables, strict=True)
         ]
         num_part_rows = max(step.num_part_rows for step in steps)
         if num_part_rows > PART_ROWS:
@@ -210,7 +210,8 @@ class DecodeGraphs:
             return None
         num_tokens, num_part_rows = size
         fixed = FixedSize(num_tokens, self._max_blocks, num_part_rows)
-        plans = [self._attention.fixed_plan(shape, fixed) for shape in self._layout.shapes]
+        of_groups = zip(self._attention, self._layout.shapes, strict=True)
+        plans = [attention.fixed_plan(shape, fixed) for attention, shape in of_groups]
         metadata = AttentionMetadata(self._layout, num_tokens, self._attention, tuple(plan.plan for plan in plans))
         input_ids, positions = self._input_ids[:num_tokens], self._positions[:num_tokens]
 
@@ -227,6 +228,13 @@ class DecodeGraphs:
         split = f", contexts split into up to {num_part_rows}" if num_part_rows else ""
         log.info("recorded the pass over %d decodes%s", num_tokens, split)
         return self._passes[size]
+
+
+def recordable(attention: AttentionOperators, layout: AttentionLayout) -> tuple[RecordableAttention, ...] | None:
+    """Return the operator of each KV group; None: some cannot be recorded."""
+    found = [attention[shape.kv] for shape in layout.shapes]
+    able = [operator for operator in found if isinstance(operator, RecordableAttention)]
+    return tuple(able) if len(able) == len(found) else None
 
 
 def are_decodes(flat: FlatBatch) -> bool:

@@ -54,7 +54,7 @@ class KVRecomputer:
             seq_lens=np.array([begin + block_size], np.int32),
             block_tables=[np.array([(*context, scratch_page)], np.int32) for context, scratch_page in rows],
             layout=self._attention_layout,
-            operator=self._model.attention,
+            operators=self._model.attention,
         )
         input_ids = torch.tensor(token_ids, dtype=torch.int64, device=self._device)
         positions = torch.arange(begin, begin + block_size, device=self._device)
@@ -80,10 +80,10 @@ class KVRecomputer:
     def _difference(
         self, group_id: int, layer_id: int, stored: Tensor, computed: Tensor, *, values: bool
     ) -> KVDifference:
-        layout = self._kv.layout
+        layout, kv = self._kv.layout, self._kv.layout.groups[group_id].spec
 
         def read(heads: Tensor) -> Tensor:  # float32 [num_kv_heads, block_size, head_dim]
-            return self._model.attention.read_heads(heads, layout.kv_format, layout.head_dim, values=values)
+            return self._model.attention[kv].read_heads(heads, layout.kv_format, kv.head_dim, values=values)
 
         was, should_be = read(stored), read(computed)
         # a byte that stands for nothing may differ as well (a code beside a scale of zero): then no number does

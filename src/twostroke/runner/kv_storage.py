@@ -9,8 +9,11 @@ import torch
 from torch import Tensor
 
 from twostroke.kernels.large_pages import large_pages
-from twostroke.kv_cache.layout import KVLayout
+from twostroke.kv_cache.layout import KVGroup, KVLayout, PageIds
 from twostroke.layers.attention_metadata import AttentionLayout
+
+_MOST_IDS = 1 << 31
+"""Kernels take ids as int32."""
 
 
 class KVStorage:
@@ -20,12 +23,12 @@ class KVStorage:
 
     ```
     tensor, bytes [num_blocks, bytes_per_block]
-    tensors, of each KV group, the same memory as [ids, layers_per_id, 2, num_kv_heads, block_size * slot bytes]
-                                                                      K,V
+    tensors, of each KV group, the same memory as [ids, layers of a page, 2, num_kv_heads, block_size * slot bytes]
+                                                                         K,V
     ```
 
-    An id (PageIds) is where a page begins. A page with more than layers_per_id layers reaches into the places of the
-    ids behind it, which then are no page's.
+    An id (PageIds) is where a page begins. Where a page is longer than the step from one id to the next, it reaches
+    into the places of the ids behind it, which then are no page's.
 
     What the bytes of a head are is the backend's business (`AttentionOperator.kv_order`).
 
@@ -69,8 +72,7 @@ class KVStorage:
         self.page_ids = tuple(map(layout.page_ids, layout.groups))
         """Per KV group."""
         self.tensors = tuple(
-            self.tensor.view(-1, ids.layers_per_id, 2, layout.num_kv_heads, layout.bytes_per_head)
-            for ids in self.page_ids
+            _pages_of(self.tensor, layout, group, ids) for group, ids in zip(layout.groups, self.page_ids, strict=True)
         )
         """Per KV group, see above."""
 
@@ -83,7 +85,7 @@ class KVStorage:
         """What the layers need to know of this storage, for a model with `num_heads` query heads."""
         return AttentionLayout.of(
             [
-                (group.layer_ids, group.spec, ids.layers_per_id)
+                (group.layer_ids, group.spec, ids.bytes_per_id)
                 for group, ids in zip(self.layout.groups, self.page_ids, strict=True)
             ],
             num_heads=num_heads,
@@ -106,9 +108,7 @@ class KVStorage:
 
     def page(self, group_id: int, page_id: int) -> Tensor:
         """Return a page, to read or to write: uint8 [layers, 2, num_kv_heads, bytes of a head]."""
-        heads = self.tensors[group_id].flatten(0, 1)
-        first = page_id * self.page_ids[group_id].layers_per_id
-        return heads[first : first + len(self.layout.groups[group_id].layer_ids)]
+        return self.tensors[group_id][page_id]
 
     def bytes_of_pool(self) -> memoryview:
         """Of the pool's blocks, writable; host memory only."""
@@ -126,15 +126,24 @@ class KVStorage:
             kv_heads: consecutive KV heads; their slots are contiguous.
         """
         assert kv_heads.step == 1, kv_heads
-        assert kv_heads.stop <= self.layout.num_kv_heads, kv_heads
-        ids = self.page_ids[group_id]
+        layout, group, ids = self.layout, self.layout.groups[group_id], self.page_ids[group_id]
+        assert kv_heads.stop <= group.spec.num_kv_heads, kv_heads
         assert 0 <= page_id < ids.num_ids(self.num_blocks), page_id
-        assert 0 <= layer_in_page < len(self.layout.groups[group_id].layer_ids), layer_in_page
-        head_bytes = self.layout.bytes_per_head
-        layer = page_id * ids.layers_per_id + layer_in_page
-        start = layer * self.layout.bytes_per_layer + kv_heads.start * head_bytes
+        assert 0 <= layer_in_page < len(group.layer_ids), layer_in_page
+        head_bytes = layout.bytes_per_head(group)
+        start = page_id * ids.bytes_per_id + layer_in_page * layout.bytes_per_layer(group) + kv_heads.start * head_bytes
         length = len(kv_heads) * head_bytes
-        return (start, length), (start + self.layout.num_kv_heads * head_bytes, length)
+        return (start, length), (start + group.spec.num_kv_heads * head_bytes, length)
+
+
+def _pages_of(blocks: Tensor, layout: KVLayout, group: KVGroup, ids: PageIds) -> Tensor:
+    """View all blocks, bytes [num_blocks, bytes_per_block], as the pages of one group, by their ids."""
+    num_heads, head_bytes = group.spec.num_kv_heads, layout.bytes_per_head(group)
+    num_ids = max(0, blocks.numel() - layout.bytes_per_page(group) + ids.bytes_per_id) // ids.bytes_per_id
+    assert num_ids <= _MOST_IDS, f"{blocks.numel():,} bytes in steps of {ids.bytes_per_id}"
+    sizes = (num_ids, len(group.layer_ids), 2, num_heads, head_bytes)
+    strides = (ids.bytes_per_id, layout.bytes_per_layer(group), num_heads * head_bytes, head_bytes, 1)
+    return blocks.as_strided(sizes, strides)
 
 
 def _nobody_listens(layer_id: int) -> None:

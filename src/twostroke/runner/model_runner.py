@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from twostroke.batch import BlockTableUpdate, NewRequest, RequestResult, ScheduledBatch, StepResult, TokenLogprobs
+from twostroke.config.layer_spec import KVSpec
 from twostroke.grammar.backend import GrammarBackend
 from twostroke.kernels.head_order import HeadOrder
 from twostroke.kernels.sending import send
@@ -114,10 +115,9 @@ class ModelRunner:
         """Names the order of the bytes inside that memory's heads (`AttentionOperator.kv_order`)."""
         return self._model.attention.kv_order(self._kv.layout.kv_format)
 
-    def head_order(self, block_size: int) -> HeadOrder:
-        """That order, in blocks of any size."""
-        layout = self._kv.layout
-        return self._model.attention.head_order(layout.kv_format, layout.head_dim, block_size)
+    def head_order(self, kv: KVSpec, block_size: int) -> HeadOrder:
+        """That order in layers of one kind, in pages of any size."""
+        return self._model.attention[kv].head_order(self._kv.layout.kv_format, kv.head_dim, block_size)
 
     def add_request(self, request: NewRequest) -> None:
         """Announces a request; it gets its row with the first batch that it is part of.
@@ -327,7 +327,7 @@ class ModelRunner:
             seq_lens=flat.seq_lens,
             block_tables=flat.block_tables,
             layout=self._attention_layout,
-            operator=self._model.attention,
+            operators=self._model.attention,
         )
         model, kv, layers = self._model, self._kv, () if watcher is None else watcher.feature_layers
         if not layers:

@@ -418,15 +418,14 @@ class PoolSimulation:
     def _pieces(self, hand_over: _HandOver, first: int, part: tuple[int, float, float]) -> Iterator[tuple[float, int]]:
         """Of the pages from `first` on, what the taker lacks, by layers: when they are there, and their bytes."""
         end, begin_s, end_s = part
-        first_pages = {
-            layer_id: missing * group.pages_per_block
+        of_layers = {
+            layer_id: (missing * group.pages_per_block, self._layout.bytes_per_layer(group))
             for group, missing in zip(self._layout.groups, hand_over.first_missing, strict=True)
             for layer_id in group.layer_ids
         }
-        for layer_id in range(self._layers.num_layers):
-            num_pages = end - max(first, first_pages[layer_id])
+        for layer_id, (first_page, layer_bytes) in sorted(of_layers.items()):
             ready_s = begin_s + (layer_id + 1) / self._layers.num_layers * (end_s - begin_s)
-            yield ready_s, max(0, num_pages) * self._layout.bytes_per_layer
+            yield ready_s, max(0, end - max(first, first_page)) * layer_bytes
 
     def _settle_loan(self, hand_over: _HandOver) -> None:
         """Its request is through at the giver: the blocks are on loan, or they are not."""

@@ -80,7 +80,7 @@ class EagleProposer:
         self._history = history
         self._sampler = sampler
         self._device = device
-        self._operator = head.attention
+        self._operators = head.attention
         self._wakefulness = Wakefulness()
         self._has_read: dict[int, range] = {}
         """Per row: positions whose K and V are the head's own reading."""
@@ -176,7 +176,7 @@ class EagleProposer:
             seq_lens=seq_lens,
             block_tables=[tables],
             layout=self._layout,
-            operator=self._operator,
+            operators=self._operators,
         )
         positions = np.concatenate([np.arange(place.begin, place.begin + len(place.token_ids)) for place in places])
         token_ids = np.concatenate([place.token_ids for place in places]).astype(np.int64)

@@ -40,7 +40,7 @@ class TargetTable:
     def pages(self, page_ids: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
         """Return the pages that go with some of the target's.
 
-        >>> table = TargetTable(0, PageIds(per_block=2, step=3, stride=10, layers_per_id=1))
+        >>> table = TargetTable(0, PageIds(per_block=2, step=3, stride=10, bytes_per_id=64))
         >>> table.pages(np.array([0, 3, 40, 43])).tolist()
         [0, 1, 8, 9]
         """
@@ -111,7 +111,7 @@ class Reader:
                 for table in self._tables
             ],
             layout=self._layout,
-            operator=self._model.attention,
+            operators=self._model.attention,
         )
         at = self._tensor(positions)
         hidden = self._model.embed(self._tensor(token_ids), at)

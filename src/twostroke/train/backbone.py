@@ -64,7 +64,7 @@ class Backbone:
             seq_lens=np.full(num_windows, length, np.int32),
             block_tables=tables,
             layout=self._attention_layout,
-            operator=self._model.attention,
+            operators=self._model.attention,
         )
         positions = torch.arange(length).repeat(num_windows)
         hidden = self._model.forward(token_ids.reshape(-1), positions, attention, self._kv)

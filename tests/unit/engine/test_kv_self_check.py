@@ -323,13 +323,11 @@ def test_two_backends_differ_by_numerics(kv_format: KVFormat, random_models: dic
         bench.run(PROMPT)
         runner: Any = bench.executor.inner._runner  # type: ignore[attr-defined]
         blocks = bench.executor.storage[bench.table("request-0")[0][:4]]
-        layout = runner._kv.layout
-        read = runner._model.attention.read_heads
+        kv = runner._kv.layout.groups[0].spec
+        read = runner._model.attention[kv].read_heads
         sides = [blocks[:, :, int(values)].flatten(0, 2) for values in (False, True)]
         found.append(
-            torch.stack(
-                [read(side, kv_format, layout.head_dim, values=bool(values)) for values, side in enumerate(sides)]
-            )
+            torch.stack([read(side, kv_format, kv.head_dim, values=bool(values)) for values, side in enumerate(sides)])
         )
     native, reference = found
     relative = (native - reference).abs().amax(-1) / reference.abs().amax(-1)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import given
 
-from factories import uniform_layout
+from factories import uniform_layout, unlike_layout
 from twostroke.config.kv_format import KVFormat
 from twostroke.kernels.head_order import HeadOrder, Section, plain_order
 from twostroke.kernels.native.kv_order import head_order, read_heads
@@ -17,16 +17,18 @@ from twostroke.kv_transfer.conversion import Conversion, OrderOf
 from twostroke.kv_transfer.memory import KVMemory
 
 UNTOUCHED = 0xA5
-NUM_HEADS = 4
-"""KV heads of all ranks together."""
+NUM_HEADS, NUM_WIDE_HEADS = 4, 2
+"""KV heads of all ranks together, and those of layers with wide ones."""
+WIDE = 24
+"""Numbers of a wide head."""
 SIZES = st.sampled_from([1, 2, 4, 8, 16, 32, 128])
 FORMATS = st.sampled_from(["f32", "bf16", "int8", "int4"])
 
 
-def order_of(name: str, kv_format: KVFormat, head_dim: int) -> OrderOf:
+def order_of(name: str, kv_format: KVFormat) -> OrderOf:
     if name == "plain":
-        return lambda _: plain_order(kv_format, head_dim)
-    return lambda block_size: head_order(kv_format, head_dim, block_size)
+        return lambda kv, _: plain_order(kv_format, kv.head_dim)
+    return lambda kv, block_size: head_order(kv_format, kv.head_dim, block_size)
 
 
 def offsets(sections: tuple[Section, ...], block_size: int, token: int) -> list[int]:
@@ -56,20 +58,28 @@ class Filled:
             self.rows.append(layout.page_ids(group).of_blocks(ids)[: num_tokens // layout.block_size])
         self.memory = KVMemory(layout, *(memoryview(of_rank).cast("B") for of_rank in self.bytes))
 
-    def ranks_of(self, head: int) -> list[tuple[int, int]]:
+    def ranks_of(self, group: int, head: int) -> list[tuple[int, int]]:
         """Who has a head, and where among its own: each has equally many, or a head is that of several in a row."""
-        num_ranks, num_own = len(self.bytes), self.layout.num_kv_heads
-        if num_ranks <= NUM_HEADS:
+        num_ranks, num_own, num_heads = (
+            len(self.bytes),
+            self.layout.groups[group].spec.num_kv_heads,
+            self.num_heads(group),
+        )
+        if num_ranks <= num_heads:
             return [divmod(head, num_own)]
-        num_holders = num_ranks // NUM_HEADS
+        num_holders = num_ranks // num_heads
         return [(rank, 0) for rank in range(head * num_holders, (head + 1) * num_holders)]
+
+    def num_heads(self, group: int) -> int:
+        """Of all ranks together."""
+        return NUM_HEADS if self.layout.groups[group].spec.head_dim < WIDE else NUM_WIDE_HEADS
 
     def token(self, order: HeadOrder, group: int, layer: int, kind: int, head: int, position: int) -> list[int]:
         """Where in the bytes of a rank those of the token are; `head` is one of its own."""
-        layout = self.layout
+        layout, of_group = self.layout, self.layout.groups[group]
         entry, token = divmod(position, layout.block_size)
-        layer += self.rows[group][entry] * layout.page_ids(layout.groups[group]).layers_per_id
-        run = ((layer * 2 + kind) * layout.num_kv_heads + head) * layout.bytes_per_head
+        run = self.rows[group][entry] * layout.page_ids(of_group).bytes_per_id
+        run += ((layer * 2 + kind) * of_group.spec.num_kv_heads + head) * layout.bytes_per_head(of_group)
         sections = order.values if kind else order.keys
         return [run + at for at in offsets(sections, layout.block_size, token)]
 
@@ -81,25 +91,21 @@ def test_every_token_arrives_where_it_belongs(
     """Random sizes, ranks, tables, layers and beginnings, against the definition."""
     our_size, their_size = data.draw(SIZES), data.draw(SIZES)
     windows = data.draw(st.sampled_from([[None], [None, None, None], [None, 8, 8, None], [8, 8, None]]))
-    head_dim = data.draw(st.sampled_from([2, 16]))
+    head_dim, are_full_wide = data.draw(st.sampled_from([2, 16])), data.draw(st.booleans())
     our_ranks, their_ranks = data.draw(st.sampled_from([1, 2, 4, 8])), data.draw(st.sampled_from([1, 2, 4, 8]))
     rng = np.random.default_rng(seed)
     num_tokens = max(our_size, their_size) * data.draw(st.integers(1, 3))
 
     def filled(block_size: int, num_ranks: int) -> Filled:
-        layout = uniform_layout(
-            windows,
-            block_size=block_size,
-            num_kv_heads=NUM_HEADS,
-            head_dim=head_dim,
-            kv_format=kv_format,
-        ).dealt_among(num_ranks, 1)
+        full = (NUM_WIDE_HEADS, WIDE, None) if are_full_wide else (NUM_HEADS, head_dim, None)
+        specs = [full if window is None else (NUM_HEADS, head_dim, window) for window in windows]
+        layout = unlike_layout(specs, block_size=block_size, kv_format=kv_format).dealt_among(num_ranks, 1)
         return Filled(layout, num_tokens, rng, num_ranks)
 
     ours, theirs = filled(our_size, our_ranks), filled(their_size, their_ranks)
     our_size, their_size = ours.layout.block_size, theirs.layout.block_size
     ours.bytes[:] = UNTOUCHED
-    order = order_of(order_name, kv_format, head_dim)
+    order = order_of(order_name, kv_format)
     missing = [data.draw(st.integers(0, num_tokens // our_size)) for _ in ours.rows]
     first = data.draw(st.integers(0, num_tokens // their_size - 1))
     end = data.draw(st.integers(first + 1, num_tokens // their_size))
@@ -108,12 +114,13 @@ def test_every_token_arrives_where_it_belongs(
     for group_id, group in enumerate(ours.layout.groups):
         for in_block, layer_id in enumerate(group.layer_ids):
             for position in range(max(first * their_size, missing[group_id] * our_size), end * their_size):
-                for kind, head in np.ndindex(2, NUM_HEADS):
+                for kind, head in np.ndindex(2, ours.num_heads(group_id)):
                     if layer_id in layers:
-                        whence, of_theirs = theirs.ranks_of(head)[0]
-                        from_ = theirs.token(order(their_size), group_id, in_block, kind, of_theirs, position)
-                        for rank, of_ours in ours.ranks_of(head):
-                            at = ours.token(order(our_size), group_id, in_block, kind, of_ours, position)
+                        whence, of_theirs = theirs.ranks_of(group_id, head)[0]
+                        order_there, order_here = (order(group.spec, size) for size in (their_size, our_size))
+                        from_ = theirs.token(order_there, group_id, in_block, kind, of_theirs, position)
+                        for rank, of_ours in ours.ranks_of(group_id, head):
+                            at = ours.token(order_here, group_id, in_block, kind, of_ours, position)
                             found = theirs.bytes.reshape(their_ranks, -1)[whence, from_]
                             expected.reshape(our_ranks, -1)[rank, at] = found
                             num_bytes += len(at)
@@ -137,15 +144,12 @@ def test_the_numbers_are_those_that_were_stored(kv_format: KVFormat, sizes: tupl
         )
         for size in sizes
     )
-    Conversion(ours.memory, theirs.memory, order_of("native", kv_format, head_dim)).copy(
-        0, theirs.rows, ours.rows, [0], range(2)
-    )
+    Conversion(ours.memory, theirs.memory, order_of("native", kv_format)).copy(0, theirs.rows, ours.rows, [0], range(2))
     for kind in (0, 1):
 
         def numbers(pool: Filled, values: bool = bool(kind)) -> torch.Tensor:
             """[layers, heads, tokens, head_dim]."""
-            blocks = pool.memory.heads(0).reshape(-1, 2, 2, 2, pool.layout.bytes_per_head)
-            heads = torch.from_numpy(blocks[pool.rows[0]][:, :, int(values)].copy())
+            heads = torch.from_numpy(pool.memory.pages(0, 0)[pool.rows[0]][:, :, int(values)].copy())
             found = read_heads(heads.flatten(0, 2), kv_format, head_dim, values=values)
             shape = (*heads.shape[:3], pool.layout.block_size, head_dim)
             return found.view(shape).permute(1, 2, 0, 3, 4).reshape(2, 2, num_tokens, head_dim)

@@ -35,7 +35,7 @@ from twostroke.kv_transfer.geometry import KVGeometry
 GEOMETRY = KVGeometry({"model": "m"}, {"kernels": "k"}, {"block_size": "4"})
 LENDER_SAYS: list[LenderSays] = [
     Refusal("no"),
-    Terms(GEOMETRY, 1 << 40, order=head_order("int4", 32, 16)),
+    Terms(GEOMETRY, 1 << 40, orders=(head_order("int4", 32, 16),)),
     Ready(0, 2, 3, 4, ((7, 8), (9, 1))),
     Waiting(),
     All(b"\x00\xff"),

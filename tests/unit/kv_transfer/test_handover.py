@@ -8,13 +8,13 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from lent_kv import DIGEST, EPOCH, NUM_ENTRIES, PLAIN, UNTOUCHED, WINDOWED, Clock, Pools, layers_of_pages
+from lent_kv import DIGEST, EPOCH, NUM_ENTRIES, PLAIN, UNLIKE, UNTOUCHED, WINDOWED, Clock, Pools, layers_of_pages
 from twostroke.kv_cache.layout import KVLayout
 
 MakePools = Callable[..., Pools]
 
 
-@pytest.mark.parametrize("layout", [PLAIN, WINDOWED], ids=["plain", "windowed"])
+@pytest.mark.parametrize("layout", [PLAIN, WINDOWED, UNLIKE], ids=["plain", "windowed", "unlike"])
 def test_a_prompt_goes_over(layout: KVLayout, make_pools: MakePools) -> None:
     lent = make_pools(layout)
     borrowing = lent.borrowing()
@@ -45,14 +45,14 @@ def test_what_is_there_or_out_of_sight_is_not_moved(
     borrowing.check(lent.blocks, lent.rows)
 
 
-@pytest.mark.parametrize("layout", [PLAIN, WINDOWED], ids=["plain", "windowed"])
+@pytest.mark.parametrize("layout", [PLAIN, WINDOWED, UNLIKE], ids=["plain", "windowed", "unlike"])
 def test_layers_go_over_as_they_are_computed(layout: KVLayout, make_pools: MakePools) -> None:
     """A cached beginning, then two steps; the borrower asks before any of it is there."""
     lent = make_pools(layout)
     borrowing = lent.borrowing()
     borrowing.missing_from(*[1] * len(layout.groups))
     final = lent.blocks.copy()
-    written, computed = (pool.reshape(-1, layout.bytes_per_layer) for pool in (lent.blocks, final))
+    written, computed = (pool.reshape(-1) for pool in (lent.blocks, final))
     for group_id, row in enumerate(lent.rows):
         written[layers_of_pages(layout, group_id, row[2:])] = 0
     borrowing.begin(lent.source(1))

@@ -101,7 +101,7 @@ def test_blocks_are_read_and_nothing_is_sent(lent: NixlAgent) -> None:
 @pytest.mark.parametrize(
     ("changed", "rows", "problem"),
     [
-        ({}, ((0, 1, 2, 3, 4, NUM_BLOCKS),), "pages that it does not have: its memory ends at 160 layers"),
+        ({}, ((0, 1, 2, 3, 4, NUM_BLOCKS),), "pages that it does not have: its memory ends at byte 40,960"),
         ({}, ((0, 1, 2, 3, 4, -1),), "pages that it does not have"),
         ({}, ((0, 1),), "not as many of its pages"),
         ({}, (), "not as many of its pages"),

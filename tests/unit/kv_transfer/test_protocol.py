@@ -220,7 +220,7 @@ def test_a_lender_that_says_what_is_not_due_is_not_believed(says: list[LenderSay
 
 CONVERTING: dict[str, Any] = {
     "allows_drift": True,
-    "reading": BlockReading(lambda _: plain_order(PLAIN.kv_format, PLAIN.head_dim), recode),
+    "reading": BlockReading(lambda kv, _: plain_order(PLAIN.kv_format, kv.head_dim), recode),
 }
 INT8 = replace(GEOMETRY, numerics={**GEOMETRY.numerics, "kv_cache_dtype": "int8"})
 
@@ -229,11 +229,11 @@ INT8 = replace(GEOMETRY, numerics={**GEOMETRY.numerics, "kv_cache_dtype": "int8"
     ("terms", "problem"),
     [
         (Terms(INT8, 0), "its blocks have another format, and nobody here can convert it"),
-        (Terms(INT8, 0, order=plain_order("bf16", 8)), "blocks of int8 do not lie as it says"),
-        (Terms(INT8, 0, order=HeadOrder((Section(3, 12, 1),), (Section(1, 12, 1),))), "do not lie as it says"),
-        (Terms(INT8, 0, order=HeadOrder((), ())), "do not lie as it says"),
-        (Terms(INT8, 0, order=HeadOrder((Section(1, -12, -1),), (Section(1, 1, 12),))), "do not lie as it says"),
-        (Terms(INT8, 0, order=dataclasses.replace(plain_order("int8", 8), halves=16)), "do not lie as it says"),
+        (Terms(INT8, 0, orders=(plain_order("bf16", 8),)), "blocks of int8 do not lie as it says"),
+        (Terms(INT8, 0, orders=(HeadOrder((Section(3, 12, 1),), (Section(1, 12, 1),)),)), "do not lie as it says"),
+        (Terms(INT8, 0, orders=(HeadOrder((), ()),)), "do not lie as it says"),
+        (Terms(INT8, 0, orders=(HeadOrder((Section(1, -12, -1),), (Section(1, 1, 12),)),)), "do not lie as it says"),
+        (Terms(INT8, 0, orders=(dataclasses.replace(plain_order("int8", 8), halves=16),)), "do not lie as it says"),
         (Terms(replace(INT8, numerics={"kv_cache_dtype": "int9"}), 0), "kv_cache_dtype=int9: no KV format"),
     ],
 )
@@ -244,7 +244,7 @@ def test_blocks_that_cannot_lie_so_are_not_converted(terms: Terms, problem: str)
 
 
 def test_blocks_of_another_format_are_refused_without_permission() -> None:
-    fetched, _ = played([Terms(INT8, 0, order=plain_order("int8", 8))], reading=CONVERTING["reading"])
+    fetched, _ = played([Terms(INT8, 0, orders=(plain_order("int8", 8),))], reading=CONVERTING["reading"])
     assert "numerics differ: kv_cache_dtype is absent here and int8 there" in fetched.problem
 
 

@@ -42,12 +42,12 @@ class Side:
 
     @property
     def order(self) -> HeadOrder:
-        return order_of(self.order_name, self.layout.kv_format, self.layout.head_dim, self.layout.block_size)
+        head_dim = self.layout.groups[0].spec.head_dim
+        return order_of(self.order_name, self.layout.kv_format, head_dim, self.layout.block_size)
 
     def _blocks(self) -> np.ndarray:
         """[blocks, layers, 2, heads, bytes of a head]."""
-        heads = self.memory.heads(0)
-        return heads.reshape(-1, self.layout.layers_per_block, *heads.shape[1:])
+        return self.memory.pages(0, 0)
 
     def write(self, numbers: np.ndarray) -> None:
         """Write [groups, layers in a block, 2, heads, tokens, head_dim], each number rounded to the format."""
@@ -64,7 +64,7 @@ class Side:
 
     def read(self) -> torch.Tensor:
         """Return the numbers in the shape of `write`, by the backend's own reader."""
-        size, kv_format, head_dim = self.layout.block_size, self.layout.kv_format, self.layout.head_dim
+        size, kv_format, head_dim = self.layout.block_size, self.layout.kv_format, self.layout.groups[0].spec.head_dim
         groups = []
         for row in self.rows:
             kinds = []
@@ -109,7 +109,7 @@ def test_every_number_is_that_of_the_definition(
 
     theirs, ours = side(their_size, kv_format, theirs_by), side(our_size, to_format, ours_by)
     layout = theirs.layout
-    shape = (len(layout.groups), layout.layers_per_block, 2, NUM_HEADS, num_tokens, head_dim)
+    shape = (len(layout.groups), len(layout.groups[0].layer_ids), 2, NUM_HEADS, num_tokens, head_dim)
     theirs.write((rng.standard_normal(shape) * 10.0 ** rng.integers(-2, 3)).astype(np.float32))
     missing = [data.draw(st.integers(0, num_tokens // our_size)) for _ in ours.rows]
     first = data.draw(st.integers(0, num_tokens // their_size - 1))
@@ -127,7 +127,11 @@ def test_every_number_is_that_of_the_definition(
                         stored = naive_kv.stored(given_numbers[at], to_format, torch.float32)
                         expected[at] = given_numbers[at] if is_same else stored
     conversion = RecodedConversion(
-        ours.memory, theirs.memory, lambda size: order_of(ours_by, to_format, head_dim, size), theirs.order, recode
+        ours.memory,
+        theirs.memory,
+        lambda kv, size: order_of(ours_by, to_format, kv.head_dim, size),
+        [theirs.order] * len(layout.groups),
+        recode,
     )
     conversion.copy(first, [row[first:end] for row in theirs.rows], ours.rows, missing, layers)
     torch.testing.assert_close(ours.read(), expected, rtol=0, atol=0)
@@ -139,7 +143,7 @@ def test_every_number_is_that_of_the_definition(
 def test_slots_and_heads_are_inverse_and_lose_no_bit(kv_format: KVFormat, block_size: int, head_dim: int) -> None:
     order = head_order(kv_format, head_dim, block_size)
     layout = uniform_layout([None], block_size=block_size, num_kv_heads=1, head_dim=head_dim, kv_format=kv_format)
-    heads = np.random.default_rng(1).integers(0, 256, (3, layout.bytes_per_head), np.uint8)
+    heads = np.random.default_rng(1).integers(0, 256, (3, layout.bytes_per_head(layout.groups[0])), np.uint8)
     for values in (False, True):
         before = heads.copy()
         np.testing.assert_array_equal(order.heads(order.slots(heads, block_size, values=values), values=values), heads)

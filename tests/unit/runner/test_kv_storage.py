@@ -43,4 +43,5 @@ def test_attention_layout() -> None:
     found = kv.attention_layout(num_heads=6)
     assert found.layer_slots == ((0, 0), (1, 0), (0, 1), (1, 1))
     assert [shape.window for shape in found.shapes] == [None, 64]
-    assert {(shape.num_heads, shape.num_kv_heads, shape.layers_per_block) for shape in found.shapes} == {(6, 3, 2)}
+    id_bytes = 2 * kv.layout.bytes_per_layer(kv.layout.groups[0])
+    assert {(shape.num_heads, shape.num_kv_heads, shape.id_bytes) for shape in found.shapes} == {(6, 3, id_bytes)}

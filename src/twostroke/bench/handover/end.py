@@ -30,6 +30,7 @@ from twostroke.bench.handover.orders import (
     Report,
     line_of,
 )
+from twostroke.config.layer_spec import KVSpec
 from twostroke.kernels.head_order import HeadOrder, plain_order
 from twostroke.kv_cache.holds import KVImport
 from twostroke.kv_transfer.address import Address
@@ -46,9 +47,9 @@ _UNTOUCHED = 0xA5
 """What the borrower's blocks hold before."""
 
 
-def _order(block_size: int) -> HeadOrder:
+def _order(kv: KVSpec, block_size: int) -> HeadOrder:
     del block_size
-    return plain_order(LAYOUT.kv_format, LAYOUT.head_dim)
+    return plain_order(LAYOUT.kv_format, kv.head_dim)
 
 
 def main() -> None:
@@ -104,8 +105,8 @@ class _Lender:
         lender.grant(lease_id, num_blocks)
         lender.begin_part(lease_id, [order.block_ids], num_blocks, is_computed=not order.prefill_s)
         if order.prefill_s:
-            for num_layers in range(1, LAYOUT.layers_per_block + 1):
-                due_s = began_s + order.prefill_s * num_layers / LAYOUT.layers_per_block
+            for num_layers in range(1, len(LAYOUT.groups[0].layer_ids) + 1):
+                due_s = began_s + order.prefill_s * num_layers / len(LAYOUT.groups[0].layer_ids)
                 time.sleep(max(0.0, due_s - time.monotonic()))
                 lender.layer_ready([lease_id], num_layers)
         lender.complete(lease_id, DIGEST)

@@ -9,7 +9,8 @@ from twostroke.kv_cache.layout import KVLayout
 from twostroke.kv_transfer.address import Address
 from twostroke.kv_transfer.transport import KVSource
 
-LAYOUT = KVLayout.of([KVSpec(num_kv_heads=8, head_dim=128)] * 28, block_size=16, kv_format="bf16")
+LAYER = KVSpec(num_kv_heads=8, head_dim=128)
+LAYOUT = KVLayout.of([LAYER] * 28, block_size=16, kv_format="bf16")
 """Qwen3-0.6B's: 112 KiB a token."""
 DIGEST = b"a prompt of no model"
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import IO, cast
 
 from twostroke.bench.handover.orders import (
+    LAYER,
     LAYOUT,
     REPORTS,
     BeBorrower,
@@ -154,4 +155,4 @@ def num_blocks_for(num_bytes: int) -> int:
 def formula_bytes(num_blocks: int) -> int:
     """K and V of all their tokens: 2 x layers x KV heads x head size x 2 bytes (bf16) for each."""
     num_layers = sum(len(group.layer_ids) for group in LAYOUT.groups)
-    return num_blocks * LAYOUT.block_size * 2 * num_layers * LAYOUT.num_kv_heads * LAYOUT.head_dim * 2
+    return num_blocks * LAYOUT.block_size * 2 * num_layers * LAYER.num_kv_heads * LAYER.head_dim * 2

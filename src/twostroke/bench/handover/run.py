@@ -18,7 +18,7 @@ from tqdm import tqdm
 from twostroke.bench.command import command_line, settings
 from twostroke.bench.handover.bound import Copying
 from twostroke.bench.handover.link import link
-from twostroke.bench.handover.orders import LAYOUT
+from twostroke.bench.handover.orders import LAYER, LAYOUT
 from twostroke.bench.handover.pair import Handover, Pair, formula_bytes, num_blocks_for, pair
 from twostroke.bench.report import DEFAULT_FOLDER, BenchResult, check_folder, median, save
 from twostroke.config.checks import number, one_of, whole_number
@@ -91,9 +91,9 @@ def run_handover(options: HandoverOptions | None = None) -> BenchResult:
         command_line("twostroke bench handover", options),
         config=settings(options),
         workload={
-            "layers": LAYOUT.layers_per_block,
-            "kv_heads": LAYOUT.num_kv_heads,
-            "head_dim": LAYOUT.head_dim,
+            "layers": len(LAYOUT.groups[0].layer_ids),
+            "kv_heads": LAYER.num_kv_heads,
+            "head_dim": LAYER.head_dim,
             "kv_format": LAYOUT.kv_format,
             "block_size": LAYOUT.block_size,
             "bytes_per_token": LAYOUT.bytes_per_token,

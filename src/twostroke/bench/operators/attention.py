@@ -49,7 +49,7 @@ def attention_subjects(config: ModelConfig, *, quick: bool) -> Iterator[Subject]
 def _subject(config: ModelConfig, kv_format: KVFormat, name: str, batch: Batch) -> Subject:
     spec = replace(config.layers[0].kv, window=None)
     heads, kv_heads, dim = config.layers[0].num_heads, spec.num_kv_heads, spec.head_dim
-    shape = GroupShape(heads, spec, BLOCK_SIZE, 1, kv_format)
+    shape = GroupShape(heads, spec, BLOCK_SIZE, BLOCK_SIZE * spec.bytes_per_token(kv_format), kv_format)
     generator = torch.Generator().manual_seed(len(batch))
     queries, contexts = (np.array(column, np.int32) for column in zip(*batch, strict=True))
     blocks = -(-contexts // BLOCK_SIZE)

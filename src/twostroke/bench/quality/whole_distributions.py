@@ -114,7 +114,7 @@ class WholeDistributions:
             seq_lens=np.array([begin + count], np.int32),
             block_tables=self._block_tables,
             layout=self._attention_layout,
-            operator=self._model.attention,
+            operators=self._model.attention,
         )
         input_ids = torch.tensor(token_ids, dtype=torch.int64, device=self._device)
         positions = torch.arange(begin, begin + count, device=self._device)

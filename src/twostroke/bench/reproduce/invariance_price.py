@@ -22,6 +22,7 @@ from torch import Tensor
 from twostroke.bench.figure import MEASURED, bars
 from twostroke.bench.report import median
 from twostroke.bench.reproduce.claim import Claim, ReproduceOptions, Reproduction
+from twostroke.config.kv_format import KVFormat
 from twostroke.config.model import ModelConfig
 from twostroke.kernels.dispatch import GroupShape, Scoring
 from twostroke.kernels.reference.attention import PagedAttention
@@ -109,8 +110,9 @@ def _attention(
     storage = torch.randn(num_seqs * blocks_each, 1, 2, kv_heads, BLOCK_SIZE * dim, generator=generator).to(dtype)
     qkv = torch.randn(num_seqs * num_queries, heads + 2 * kv_heads, dim, generator=generator).to(dtype)
     attention = PagedAttention(heads, kv_heads, dim, dtype, CPU)
+    kv_format: KVFormat = "f32" if dtype is torch.float32 else "bf16"
     plan = attention.plan(
-        GroupShape(heads, spec, BLOCK_SIZE, 1, "f32" if dtype is torch.float32 else "bf16"),
+        GroupShape(heads, spec, BLOCK_SIZE, BLOCK_SIZE * spec.bytes_per_token(kv_format), kv_format),
         np.arange(num_seqs + 1, dtype=np.int32) * num_queries,
         np.full(num_seqs, context, np.int32),
         np.arange(len(storage), dtype=np.int32).reshape(num_seqs, blocks_each),

@@ -180,12 +180,14 @@ class _Memory:
     """The storage as one layer's programs see it."""
 
     def __init__(self, shape: GroupShape, storage: Tensor, layer_in_block: int) -> None:
-        assert storage.is_contiguous(), storage.stride()
+        assert storage[0].is_contiguous(), storage.stride()
         self._shape = shape
         self.levels = levels_of(shape.kv_format) if is_quantized(shape.kv_format) else 0
         stored = torch.uint8 if self.levels else _STORED[shape.kv_format]
-        self.values = storage.view(-1).view(stored)
-        self.halves = storage.view(-1).view(torch.float16) if self.levels else self.values
+        num_bytes = (storage.shape[0] - 1) * storage.stride(0) + storage.shape[1] * storage.stride(1)
+        flat = storage.as_strided((num_bytes,), (1,))
+        self.values = flat.view(stored)
+        self.halves = flat.view(torch.float16) if self.levels else self.values
         head_stride = storage.shape[-1] // stored.itemsize
         self.strides = (
             storage.stride(0) // stored.itemsize,

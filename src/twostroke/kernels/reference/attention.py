@@ -33,6 +33,8 @@ from twostroke.kernels.reference.attention_plan import (
     PlannedBatch,
     TileRun,
     plan_attention,
+    row_step,
+    slot_step,
 )
 from twostroke.kernels.reference.kv_codec import decode, encode
 from twostroke.kernels.reference.row_tiles import BASE_HEIGHT, ROW_BY_ROW, fingerprint, remember
@@ -146,11 +148,12 @@ class PagedAttention:
         assert turn is None, "q and k come turned"
         assert scoring.slopes is None or not plan.has_trees, "draft trees have no slopes"
         shape = plan.shape
-        write_kv(qkv[:, shape.num_heads :], storage, plan, layer_in_block)
+        if qkv.shape[1] > shape.num_heads:
+            write_kv(qkv[:, shape.num_heads :], storage, plan, layer_in_block)
         # a power of two into q, which rounds nothing, and the rest (1 for many head sizes) onto the float32 scores
         q_scale = 2.0 ** math.floor(math.log2(scoring.scale))
         q = qkv[:, : shape.num_heads] * q_scale
-        block_rows = storage.view(-1, shape.block_size * shape.slot_bytes)
+        block_rows = _rows(storage, shape.head_bytes, row_step(shape))
         scoring = replace(scoring, scale=scoring.scale / q_scale)
         results = [_attend(run, q, block_rows, shape, layer_in_block, scoring) for run in plan.runs]
         joined = results[0] if len(results) == 1 else torch.cat(results)
@@ -160,11 +163,18 @@ class PagedAttention:
 def write_kv(kv: Tensor, storage: Tensor, plan: AttentionPlan, layer_in_block: int) -> None:
     """Stores K and V [num_tokens, 2 * num_kv_heads, head_dim], and zeroes the unused slots of new blocks."""
     shape = plan.shape
-    slots = storage.view(-1, shape.slot_bytes)
-    offset = layer_in_block * 2 * shape.num_kv_heads * shape.block_size
+    slots = _rows(storage, shape.slot_bytes, slot_step(shape))
+    offset = layer_in_block * shape.layer_bytes // slot_step(shape)
     slots.index_copy_(0, plan.slot_rows + offset, encode(kv.reshape(-1, shape.head_dim), shape.kv_format))
     if plan.unused_slot_rows is not None:
         slots.index_fill_(0, plan.unused_slot_rows + offset, 0)
+
+
+def _rows(storage: Tensor, size: int, step: int) -> Tensor:
+    """View a group's storage as rows of `size` bytes, one every `step` bytes: [rows, size]."""
+    num_ids, num_layers = storage.shape[:2]
+    num_bytes = (num_ids - 1) * storage.stride(0) + num_layers * storage.stride(1)
+    return storage.as_strided(((num_bytes - size) // step + 1, size), (step, 1))
 
 
 def _attend(
@@ -177,7 +187,9 @@ def _attend(
     tiles = tiles.reshape(run.num_tiles, kv_heads, run.queries_per_tile * group, head_dim)
     state: tuple[Tensor, Tensor, Tensor] | None = None
     for part in run.passes:
-        stored = block_rows.index_select(0, (part.rows + layer_in_block * 2 * kv_heads).view(-1))
+        stored = block_rows.index_select(
+            0, (part.rows + layer_in_block * shape.layer_bytes // row_step(shape)).view(-1)
+        )
         kv = decode(stored.view(-1, shape.slot_bytes), shape.kv_format, tiles.dtype)
         m, total, values = _partials(part, tiles, kv.view(2, -1, PARTITION, head_dim), scoring)
         begin = 0

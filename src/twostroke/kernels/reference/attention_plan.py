@@ -14,6 +14,7 @@ number of their partitions, so those that have an i-th one are a prefix.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -46,7 +47,7 @@ class Pass:
     tile_of_pair: Tensor | None
     """int64 [num_pairs], within the run; None when there is one slice."""
     rows: Tensor
-    """int64 [2, num_pairs * num_kv_heads * blocks]: storage rows of K and of V, for layer 0 of the block."""
+    """int64 [2, num_pairs * num_kv_heads * blocks]: storage rows (`row_step`) of K and of V, for a page's layer 0."""
     mask: Tensor | None
     """float32 [num_pairs, 1, queries_per_tile, 1, PARTITION], 0 or -inf; None when every key is visible."""
     ahead: Ints
@@ -73,7 +74,7 @@ class AttentionPlan:
     output_rows: Tensor
     """int64 [num_tokens]: where each token's result is among the results of all runs, one after the other."""
     slot_rows: Tensor
-    """int64 [num_tokens * 2 * num_kv_heads]: storage rows of single slots, layer 0, that the new K and V go to."""
+    """int64 [num_tokens * 2 * num_kv_heads]: single slots (`slot_step`) of layer 0 that the new K and V go to."""
     has_trees: bool
     unused_slot_rows: Tensor | None
     """int64 [n]: slots behind the last token in blocks that this step opens. They are zeroed, so that what another
@@ -186,6 +187,17 @@ def plan_attention(
     )
 
 
+def row_step(shape: GroupShape) -> int:
+    """Bytes from one storage row to the next. A row is what one head of a page has, and they overlap where ids are not
+    a whole number of rows apart, which they are unless layers of unlike width share the pool."""
+    return math.gcd(shape.id_bytes, shape.head_bytes)
+
+
+def slot_step(shape: GroupShape) -> int:
+    """Bytes from one slot to the next, in the same way."""
+    return math.gcd(shape.id_bytes, shape.slot_bytes)
+
+
 def _max_pairs(shape: GroupShape, queries_per_tile: int) -> int:
     """(tile, partition) pairs that one pass may hold."""
     gathered = 2 * shape.num_kv_heads * PARTITION * shape.head_dim
@@ -260,8 +272,9 @@ def _block_rows(shape: GroupShape, pairs: _Tiles, partition: Ints, batch: Planne
     )  # [num_pairs, blocks]
     block_ids = batch.table[pairs.seq[:, None], entries]
     heads = np.arange(shape.num_kv_heads)
-    k_rows = block_ids[:, None, :] * shape.rows_per_block + heads[None, :, None]
-    return np.stack([k_rows.reshape(-1), k_rows.reshape(-1) + shape.num_kv_heads])
+    per_head = shape.head_bytes // row_step(shape)
+    k_rows = block_ids[:, None, :] * (shape.id_bytes // row_step(shape)) + heads[None, :, None] * per_head
+    return np.stack([k_rows.reshape(-1), k_rows.reshape(-1) + shape.num_kv_heads * per_head])
 
 
 def _mask(pairs: _Tiles, partition: Ints, batch: PlannedBatch) -> npt.NDArray[np.float32] | None:
@@ -291,8 +304,9 @@ def _slots(shape: GroupShape, starts: Ints, lens: Ints, table: Ints) -> tuple[In
 
     def rows(seq: Ints, positions: Ints) -> Ints:
         kv_heads = np.arange(2 * shape.num_kv_heads)  # K of every head, then V of every head
-        first = table[seq, positions // size] * shape.rows_per_block
-        return ((first[:, None] + kv_heads[None, :]) * size + (positions % size)[:, None]).reshape(-1)
+        first = table[seq, positions // size] * (shape.id_bytes // slot_step(shape))
+        in_page = kv_heads[None, :] * size + (positions % size)[:, None]
+        return (first[:, None] + in_page * (shape.slot_bytes // slot_step(shape))).reshape(-1)
 
     seq = np.repeat(np.arange(len(lens)), query_lens)
     positions = np.arange(len(seq)) - starts[:-1][seq] + (lens - query_lens)[seq]
