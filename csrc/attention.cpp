@@ -60,7 +60,7 @@ void write_all(const Kernels& kernels, const AttentionArgs& args) {
 }  // namespace
 
 int64_t run_attention(const Kernels& kernels, const AttentionArgs& args) {
-  write_all(kernels, args);
+  if (args.token_heads > args.heads) write_all(kernels, args);
   std::vector<AttentionItem> items = cut_into_items(args);
   std::vector<bool> split = choose_split(args, items, num_threads());
   int64_t row_floats = outcome_row_floats(args.head_dim), num_floats = 0;

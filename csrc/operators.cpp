@@ -268,11 +268,11 @@ void rotate(const Kernels& kernels, uintptr_t x, int64_t token_stride, int64_t t
 int64_t attention(const Kernels& kernels, uintptr_t qkv, uintptr_t storage, uintptr_t out, uintptr_t query_start,
                   uintptr_t seq_lens, uintptr_t block_table, uintptr_t tree, uintptr_t tree_start, int64_t num_seqs,
                   int64_t max_blocks, int64_t block_bytes, int64_t heads, int64_t kv_heads, int64_t head_dim,
-                  int64_t block_size, int64_t window, float scale, float cap, uintptr_t sinks, uintptr_t slopes, int type,
-                  int kv_format) {
+                  int64_t block_size, int64_t token_heads, int64_t window, float scale, float cap, uintptr_t sinks,
+                  uintptr_t slopes, int type, int kv_format) {
   return run_attention(kernels, {(const void*)qkv, (char*)storage, (void*)out, (const int32_t*)query_start,
                                  (const int32_t*)seq_lens, (const int32_t*)block_table, num_seqs, max_blocks, block_bytes,
-                                 heads, kv_heads, head_dim, block_size, window, scale, cap, (const float*)sinks,
+                                 heads, kv_heads, head_dim, block_size, token_heads, window, scale, cap, (const float*)sinks,
                                  (const float*)slopes, (Dtype)type, (KvFormat)kv_format,
                                  (const uint64_t*)tree, (const int64_t*)tree_start});
 }

@@ -78,6 +78,24 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
             "layer_types": ["sliding_attention", "sliding_attention", "full_attention", "sliding_attention"],
         },
     ),
+    "gemma4": (
+        "Gemma4",
+        {
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "num_global_key_value_heads": 1,
+            "attention_k_eq_v": True,
+            "head_dim": 16,
+            "global_head_dim": 32,
+            "num_hidden_layers": 5,
+            "num_kv_shared_layers": 2,
+            "use_double_wide_mlp": True,
+            "hidden_size_per_layer_input": 32,
+            "vocab_size_per_layer_input": VOCAB_SIZE,
+            "sliding_window": 24,
+            "layer_types": [*["sliding_attention"] * 2, "full_attention", "sliding_attention", "full_attention"],
+        },
+    ),
     "granite": (
         "Granite",
         {
@@ -183,7 +201,8 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt2": ("GPT2", {"num_attention_heads": 4, "n_inner": 96, "num_hidden_layers": 2}),
 }
 """One of each family, by what is special about it: GQA, MQA with a window, windows in some layers, scales on q by
-position, biases on q, k, v and the MLP, wide norms with 1 added, soft caps, two kinds of rotation, multipliers, norms
+position, biases on q, k, v and the MLP, wide norms with 1 added, soft caps, two kinds of rotation, heads by
+kind of layer with shared K and V and inputs of tokens to layers, multipliers, norms
 at outputs and over all heads without and with windows in some layers, norms at outputs and over each head, a layer
 without rotation, parallel blocks, layer norms without a gate, heads rotated in part or by neighbours without and with
 norms around, MHA with windows in some layers, own head_dim with qk-norm; then exact GELU with a bias on logits, q, k

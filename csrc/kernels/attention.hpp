@@ -116,7 +116,7 @@ struct Rows {
   template <typename P>
   Rows(const AttentionArgs& args, const AttentionItem& item, P)
       : first_own(first_own_key(args, item.seq)), tree_words(twostroke::tree_words(args, item.seq)), keys(keys_of(args, item)) {
-    int64_t group = args.heads / args.kv_heads, stride = (args.heads + 2 * args.kv_heads) * args.head_dim;
+    int64_t group = args.heads / args.kv_heads, stride = args.token_heads * args.head_dim;
     for (int64_t r = 0; r < item.num_rows; r++) {
       int64_t query = (item.first_row + r) / group, head = item.kv_head * group + (item.first_row + r) % group;
       q[r] = inputs_of<P>(args, (args.query_start[item.seq] + query) * stride + head * args.head_dim, r);

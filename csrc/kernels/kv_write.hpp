@@ -118,7 +118,7 @@ INLINE void put_v(const HeadOrder<F>& order, const char* row, char* v_head, int6
 template <typename F, typename T>
 void write_tokens(const AttentionArgs& args, const int32_t* seq_of_token, int64_t begin, int64_t end) {
   HeadOrder<F> order(args.block_size, args.head_dim);
-  int64_t stride = (args.heads + 2 * args.kv_heads) * args.head_dim;
+  int64_t stride = args.token_heads * args.head_dim;
   char row[MAX_HEAD_DIM * 4];
   for (int64_t token = begin; token < end; token++) {
     int64_t seq = seq_of_token[token];

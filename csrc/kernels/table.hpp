@@ -50,7 +50,7 @@ struct QuantizeArgs {
 
 // One layer's attention over a flat batch: some consecutive queries of each sequence, which are its last tokens.
 //
-//   qkv      [num_tokens, heads + 2 kv_heads, head_dim], rotated
+//   qkv      [num_tokens, token_heads, head_dim], rotated: q, k and v; or q alone, of a layer that reads what another one wrote
 //   storage  blocks of [layers_per_block][K, V][kv_heads][what kv_format.hpp makes of block_size tokens]
 //   out      [num_tokens, heads, head_dim]
 struct AttentionArgs {
@@ -63,6 +63,7 @@ struct AttentionArgs {
   int64_t num_seqs, max_blocks;
   int64_t block_bytes;  // from one block to the next
   int64_t heads, kv_heads, head_dim, block_size;
+  int64_t token_heads;  // of qkv
   int64_t window;       // keys a query sees, itself included; 0 sees all
   float scale;
   float cap;        // scores are cap * tanh(score / cap); 0: as they are

@@ -209,7 +209,7 @@ class Pool {
     out.resize((size_t)(starts.back() * shape_.heads * shape_.head_dim));
     attention(kernels_, at(qkv), at(storage_) + (uintptr_t)layer_bytes_, at(out), at(starts), at(lens), at(table), at(tree),
               at(tree_start), (int64_t)work.size(), max_blocks_, 2 * layer_bytes_, shape_.heads, shape_.kv_heads,
-              shape_.head_dim, shape_.block_size, shape_.window, requests_[0].scale(), shape_.cap, at(sinks_), at(slopes_),
+              shape_.head_dim, shape_.block_size, shape_.heads + 2 * shape_.kv_heads, shape_.window, requests_[0].scale(), shape_.cap, at(sinks_), at(slopes_),
               TYPE<T>, (int)shape_.format);
     int64_t row_elements = shape_.heads * shape_.head_dim, from = 0;
     for (auto [which, count] : work) {

@@ -27,7 +27,7 @@ SMALL: dict[str, Any] = {
 
 def config_class(kind: str) -> Any:
     """The class of the text model's config: for some kinds a name of its own, beside that of text and images."""
-    return getattr(transformers, {"Gemma3": "Gemma3TextConfig"}.get(kind, f"{kind}Config"))
+    return getattr(transformers, f"{kind}TextConfig" if kind in ("Gemma3", "Gemma4") else f"{kind}Config")
 
 
 def model_class(kind: str) -> Any:
@@ -54,12 +54,17 @@ def randomize_vectors(model: Any, kind: str) -> None:
     """Give norms and biases random numbers, where transformers starts with ones and zeros."""
     for name, parameter in model.named_parameters():
         if "norm" in name or ".ln_" in name:
-            stored = 1.0 if kind.startswith(("Gemma", "Nemotron")) else 0.0  # less 1
+            stored = 1.0 if kind.startswith(("Gemma", "Nemotron")) and kind != "Gemma4" else 0.0  # less 1
             parameter.uniform_(0.5 - stored, 1.5 - stored)
+            if kind == "Gemma4" and "q_norm" in name:
+                parameter.mul_(0.3)  # scores have no factor 1 / sqrt(head_dim) there; trained weights make up for it
         elif name.endswith("bias"):
             parameter.normal_(0, 0.5)
         elif "alpha" in name:
             parameter.uniform_(-1.0, 1.0)
+    for name, buffer in model.named_buffers():
+        if name.endswith("layer_scalar"):
+            buffer.uniform_(0.5, 1.5)
 
 
 @torch.no_grad()

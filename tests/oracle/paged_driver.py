@@ -75,7 +75,8 @@ class PagedDriver:
         for layer_id in range(self.model.config.num_layers):
             hidden = found[-1].clone()  # a layer may add to its input in place
             found.append(self.model.forward_layers(hidden, range(layer_id, layer_id + 1), positions, metadata, self.kv))
-        return [*found, self.model.final_norm(found[-1].clone())]
+        size = self.model.config.hidden_size  # a model may carry more behind the residual stream
+        return [*(hidden[:, :size] for hidden in found), self.model.final_norm(found[-1].clone())]
 
     def _inputs(
         self, work: Sequence[tuple[DrivenRequest, int]]

@@ -232,6 +232,13 @@ def test_heads_are_turned_on_the_way_as_by_operators_of_their_own(name: str, has
     else:
         assert torch.equal(fused.storage, separate.storage)
         assert torch.equal(fused.results()[0], separate.results()[0])
+    written = fused.storage.clone()
+    fused.done, fused.requests = [0], [qkv[:, : shape.num_heads].clone()]  # a layer that reads what this one wrote
+    weight_of_q = weight[: shape.num_heads].contiguous() if has_norm else None
+    fused.step([(0, num_tokens)], turn=HeadTurn(cos, signed_sin, weight_of_q, 1e-6))
+    fused.outputs[0], (again,) = fused.outputs[0][:1], fused.outputs[0][1:]
+    assert torch.equal(again, fused.results()[0])
+    assert torch.equal(fused.storage, written)
     one_by_one = Pool(shape, [qkv])
     for i in range(num_tokens):
         at = slice(i, i + 1)

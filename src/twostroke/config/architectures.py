@@ -5,12 +5,13 @@ Defaults of absent keys are those of transformers 5.23.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from twostroke.config.fields import count, switch
-from twostroke.config.layer_spec import NormKind, NormPlace, PlainActivation, QKNorm
+from twostroke.config.gemma4 import GEMMA_4_ROPES, gemma4_keys, gemma4_layers
+from twostroke.config.layer_spec import LayerSpec, NormKind, NormPlace, PlainActivation, QKNorm
 from twostroke.errors import UnsupportedModel, shown
 
 WindowRule = Literal["none", "all_layers", "by_layer", "by_type"]
@@ -51,6 +52,8 @@ class ArchitectureTraits:
     """Its own names of keys, by the common ones."""
     derived: Callable[[Mapping[str, Any]], dict[str, Any]] | None = None
     """Returns common keys that follow from several of its own."""
+    unlike: Callable[[Mapping[str, Any], Sequence[LayerSpec]], tuple[LayerSpec, ...]] | None = None
+    """Returns the layers with what else differs from one to another."""
     only: Mapping[str, object] = field(default_factory=dict[str, object])
     """Keys of which one value is implemented."""
     activations: Mapping[str, PlainActivation] = field(default_factory=lambda: _SILU)
@@ -219,6 +222,26 @@ ARCHITECTURE_TRAITS: dict[str, ArchitectureTraits] = {
             "intermediate_size": 9216,
             "num_hidden_layers": 26,
             "num_attention_heads": 8,
+            "max_position_embeddings": 131_072,
+        },
+    ),
+    "Gemma4ForCausalLM": replace(
+        _GEMMA,
+        norm_offset=0.0,
+        norms="around",
+        qk_norm="heads",
+        windows="by_type",
+        reads_softcaps=True,
+        derived=gemma4_keys,
+        unlike=gemma4_layers,
+        only={"enable_moe_block": False},
+        defaults={
+            "tie_word_embeddings": True,
+            "rope_parameters": GEMMA_4_ROPES,
+            "sliding_window": 512,
+            "num_key_value_heads": 4,
+            "head_dim": 256,
+            "vocab_size": 262_144,
             "max_position_embeddings": 131_072,
         },
     ),

@@ -115,11 +115,26 @@ class LayerSpec:
     """Scores are cap * tanh(score / cap) before the softmax (Gemma 2, arXiv:2408.00118); None: as they are."""
     residual_scale: float = 1.0
     """Factor on what attention and MLP add to the residual stream."""
+    kv_source: int | None = None
+    """The layer before whose K and V this one reads; None: it has its own."""
+    has_value_projection: bool = True
+    """Whether v has a projection; else it is k as projected."""
+    has_value_norm: bool = False
+    """An RMS norm without a weight over each head of v."""
+    token_input_size: int = 0
+    """Numbers that each token brings to this layer by a table of its own (Gemma 3n's per-layer embeddings)."""
 
     @property
     def softmax_scale(self) -> float:
         """Factor on q · k."""
         return self.kv.head_dim**-0.5 if self.score_scale is None else self.score_scale
+
+    @property
+    def projected_kv_size(self) -> int:
+        """Numbers of k and v that are projected, all heads together."""
+        if self.kv_source is not None:
+            return 0
+        return (2 if self.has_value_projection else 1) * self.kv_size
 
     @property
     def q_size(self) -> int:

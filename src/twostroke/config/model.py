@@ -71,8 +71,8 @@ class ModelConfig:
 
     @property
     def kv_specs(self) -> tuple[KVSpec, ...]:
-        """The KV cache of each layer."""
-        return tuple(layer.kv for layer in self.layers)
+        """The KV cache of each layer that has one of its own: all, or the first ones."""
+        return tuple(layer.kv for layer in self.layers if layer.kv_source is None)
 
     @property
     def kinds(self) -> tuple[LayerSpec, ...]:
@@ -150,16 +150,17 @@ class ModelConfig:
         )
         windows = _layer_windows(given, traits, num_layers)
         has_rope = _layers_with_rope(given, traits, windows)
+        layers = tuple(
+            replace(
+                layer,
+                kv=replace(layer.kv, window=window),
+                rope=None if not is_rotated else full_rope if window is None else window_rope,
+            )
+            for window, is_rotated in zip(windows, has_rope, strict=True)
+        )
         read = cls(
             architecture=architecture,
-            layers=tuple(
-                replace(
-                    layer,
-                    kv=replace(layer.kv, window=window),
-                    rope=None if not is_rotated else full_rope if window is None else window_rope,
-                )
-                for window, is_rotated in zip(windows, has_rope, strict=True)
-            ),
+            layers=layers if traits.unlike is None else traits.unlike(given, layers),
             hidden_size=hidden_size,
             vocab_size=count(given, "vocab_size"),
             max_position_embeddings=max_positions,
@@ -263,7 +264,8 @@ def _refuse_others(given: Mapping[str, Any], traits: ArchitectureTraits) -> None
 
 
 def _refuse_bidirectional(given: Mapping[str, Any]) -> None:
-    if given.get("use_bidirectional_attention"):
+    # "vision" is about the positions of images, which no request here has
+    if given.get("use_bidirectional_attention") not in (None, False, "vision"):
         raise UnsupportedModel(
             "use_bidirectional_attention is not implemented; known: false. Such a model makes embeddings, no text."
         )

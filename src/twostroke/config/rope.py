@@ -13,9 +13,9 @@ from typing import Any, Literal
 from twostroke.config.fields import count, is_number, list_of, mapping, switch
 from twostroke.errors import CorruptCheckpoint, UnsupportedModel, shown
 
-RopeType = Literal["default", "linear", "dynamic", "yarn", "llama3", "longrope"]
+RopeType = Literal["default", "linear", "dynamic", "yarn", "llama3", "longrope", "proportional"]
 
-ROPE_TYPES: tuple[RopeType, ...] = ("default", "linear", "dynamic", "yarn", "llama3", "longrope")
+ROPE_TYPES: tuple[RopeType, ...] = ("default", "linear", "dynamic", "yarn", "llama3", "longrope", "proportional")
 _ALIASES = {"su": "longrope", "mrope": "default"}
 """Longrope in Phi 3's first configs, and positions of images in a text: a text's own are the same in all sections."""
 DEFAULT_ROPE_THETA = 10_000.0
@@ -53,6 +53,8 @@ class RopeConfig:
     """Queries are multiplied by 1 + query_growth * log(1 + position // original context) (Ministral 3)."""
     rotary_dim: int | None = None
     """Numbers of a head that are rotated, its first ones; None: all."""
+    turned_share: float = 1.0
+    """proportional: share of the pairs that turn, the first ones, each as fast as if all did (Gemma 4)."""
     is_interleaved: bool = False
     """A pair is two neighbours; else it is a number of the first half and one of the second."""
 
@@ -79,6 +81,9 @@ class RopeConfig:
         if rope_type not in ROPE_TYPES:
             raise UnsupportedModel(f"rope type {rope_type!r} is not implemented; known: {', '.join(ROPE_TYPES)}.")
         partial = given.get("partial_rotary_factor", config.get("partial_rotary_factor"))
+        is_proportional = rope_type == "proportional"
+        turned_share = _turned_share(partial) if is_proportional else 1.0
+        partial = None if is_proportional else partial
         rotary_dim = None if head_dim is None else _rotary_dim(partial, head_dim)
         if head_dim is None and partial not in (None, 1):
             raise UnsupportedModel(f"partial_rotary_factor={partial}: only whole heads can be rotated (1.0).")
@@ -95,7 +100,7 @@ class RopeConfig:
         if factor is None and rope_type in ("yarn", "longrope") and original:
             factor = max_positions / original
         numbers: dict[str, Any] = {"theta": DEFAULT_ROPE_THETA if theta is None else theta, "factor": factor}
-        if rope_type == "default":
+        if rope_type == "default" or (is_proportional and factor is None):
             numbers["factor"] = 1.0
         numbers |= {name: given.get(name) for name in _OPTIONAL_ROPE_NUMBERS}
         numbers["query_growth"] = given.get("llama_4_scaling_beta")
@@ -111,6 +116,7 @@ class RopeConfig:
             short_factors=_factors(given, "short_factor", rotary_dim or head_dim) if rope_type == "longrope" else None,
             long_factors=_factors(given, "long_factor", rotary_dim or head_dim) if rope_type == "longrope" else None,
             rotary_dim=rotary_dim,
+            turned_share=turned_share,
             is_interleaved=is_interleaved,
             **{name: float(value) for name, value in numbers.items() if value is not None},
         )
@@ -141,6 +147,16 @@ def _rotary_dim(partial: object, head_dim: int) -> int | None:
             f"head, found {shown(partial)}."
         )
     return None if rotated == head_dim else rotated
+
+
+def _turned_share(partial: object) -> float:
+    if partial is None:
+        return 1.0
+    if not is_number(partial) or not 0 < partial <= 1:
+        raise CorruptCheckpoint(
+            f"config.json: partial_rotary_factor must be a number above 0 and at most 1, found {shown(partial)}."
+        )
+    return float(partial)
 
 
 def _factors(given: Mapping[str, Any], name: str, num_rotated: int | None) -> tuple[float, ...]:

@@ -10,6 +10,7 @@ from twostroke.errors import UnsupportedModel
 
 TEXT_MODELS: Mapping[str, Mapping[str, str]] = {
     "Gemma3ForConditionalGeneration": {"gemma3_text": "Gemma3ForCausalLM"},
+    "Gemma4ForConditionalGeneration": {"gemma4_text": "Gemma4ForCausalLM"},
     "Mistral3ForConditionalGeneration": {
         "mistral": "MistralForCausalLM",
         "ministral": "MinistralForCausalLM",

@@ -43,9 +43,10 @@ class ModelShape:
     kv_format: KVFormat
 
     def num_parameters(self, layer: LayerSpec) -> int:
-        """Return the number of weights in the matrices of a layer: q, k, v, o, up, down, and a gate if it has one."""
+        """Return the number of weights in the matrices of a layer: q, k, v, o, up, down, and a gate if it has one; and
+        those of what each token brings to it, if there is such."""
         of_mlp = (3 if layer.has_gate else 2) * layer.intermediate_size
-        return self.hidden_size * (2 * (layer.q_size + layer.kv_size) + of_mlp)
+        return self.hidden_size * (2 * layer.q_size + layer.projected_kv_size + of_mlp + 3 * layer.token_input_size)
 
     @property
     def windows(self) -> tuple[int | None, ...]:
@@ -175,7 +176,7 @@ def step_cost(shape: ModelShape, shares: Iterable[Share], machine: MachineLimits
         kv_bytes = num_alike * layer.kv.bytes_per_token(shape.kv_format)
         score_operations += 4 * num_alike * layer.q_size * sum(num_pairs(*span) for span in spans)
         num_kv_read += kv_bytes * sum(num_seen(*span) for span in spans)
-        num_kv_written += kv_bytes * num_tokens
+        num_kv_written += kv_bytes * num_tokens if layer.kv_source is None else 0
 
     num_streamed = shape.num_layer_parameters
     operations = 2.0 * num_streamed * num_tokens + score_operations + 2.0 * shape.num_head_parameters * num_logits_rows

@@ -34,7 +34,7 @@ class Attention:
 
     def __init__(self, layer_id: int, spec: LayerSpec, operators: Operators, head_norm: RMSNorm | None = None) -> None:
         """Takes the layer's spec, and the norm over each head of q and k, before they are rotated."""
-        self._layer_id = layer_id
+        self._layer_id, self._kv_source = layer_id, layer_id if spec.kv_source is None else spec.kv_source
         self._scoring = Scoring(spec.softmax_scale, spec.score_cap)
         self._head_norm, self._rotate_heads_ = head_norm, operators.rotate_heads_
 
@@ -42,7 +42,8 @@ class Attention:
         """Attends.
 
         Args:
-            qkv: [num_tokens, num_heads + 2 * num_kv_heads, head_dim]: q, k and v as projected. Is changed.
+            qkv: [num_tokens, num_heads + 2 * num_kv_heads, head_dim]: q, k and v as projected; of a layer that reads
+                the K and V of another one q alone. Is changed.
             rotation: of q and k; None: they are not rotated.
             attention: the step.
             kv: the storage; receives the new K and V before anything is read, so that what a step wrote and what
@@ -51,7 +52,7 @@ class Attention:
         Returns:
             [num_tokens, num_heads * head_dim].
         """
-        group, index = attention.layout.layer_slots[self._layer_id]
+        group, index = attention.layout.layer_slots[self._kv_source]
         operator, plan = attention.operators[group], attention.plans[group]
         turn = None
         if rotation is not None and operator.turns_heads:
@@ -60,7 +61,8 @@ class Attention:
             shape = attention.layout.shapes[group]
             self._turn_(qkv[:, : shape.num_heads + shape.num_kv_heads], rotation)
         attended = operator(qkv, kv.tensors[group], plan, index, self._scoring, turn)
-        kv.layer_written(self._layer_id)
+        if self._kv_source == self._layer_id:
+            kv.layer_written(self._layer_id)
         return attended
 
     def _turn(self, rotation: Rotation) -> HeadTurn:

@@ -162,6 +162,13 @@ def _longrope(rope: RopeConfig, head_dim: int) -> tuple[Tensor, float]:
     return frequencies, 1.0 if rope.factor <= 1 else math.sqrt(1 + math.log(rope.factor) / math.log(original))
 
 
+def _proportional(rope: RopeConfig, head_dim: int) -> tuple[Tensor, float]:
+    """Gemma 4: the first pairs turn as fast as if all did, the rest stand still."""
+    frequencies = _plain(rope.theta, head_dim) / rope.factor
+    frequencies[int(rope.turned_share * head_dim // 2) :] = 0.0
+    return frequencies, 1.0
+
+
 _SCALINGS: dict[str, Callable[[RopeConfig, int], tuple[Tensor, float]]] = {
     "default": _default,
     "linear": _linear,
@@ -169,4 +176,5 @@ _SCALINGS: dict[str, Callable[[RopeConfig, int], tuple[Tensor, float]]] = {
     "llama3": _llama3,
     "yarn": _yarn,
     "longrope": _longrope,
+    "proportional": _proportional,
 }

@@ -34,6 +34,8 @@ class Parameter:
     """Whether it is packed for a gated product (`pack_gated`)."""
     is_wide: bool = False
     """Whether it is kept in float32, whatever the type of the model."""
+    is_table: bool = False
+    """Whether its rows are only looked up."""
     num_copies: int = 1
     """How often it is kept, of all ranks together: for each head, say."""
 

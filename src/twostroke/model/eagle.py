@@ -102,6 +102,7 @@ class EagleHead:
         layer = self._layer
         table = self._embedding
         embedded = self._target.embed(token_ids) if table is None else F.embedding(token_ids, table)
+        embedded = embedded[:, : self.config.hidden_size]  # a target may carry more behind the residual stream
         x = torch.cat((layer.attention_norm(embedded), self._hidden_norm(h)), dim=-1)
         y = layer.output.add_to(h, layer.attend(x, self._rotary(positions), attention, kv))
         return layer.down.add_to(y, layer.inner(layer.mlp_norm(y)))

@@ -187,7 +187,7 @@ class Llama(DecoderModel):
         }
         if config.position_offset is not None:
             num_rows = config.max_position_embeddings + config.position_offset
-            found["positions.weight"] = Parameter((num_rows,), config.hidden_size)
+            found["positions.weight"] = Parameter((num_rows,), config.hidden_size, is_table=True)
         if not config.tie_word_embeddings:
             found["lm_head.weight"] = Parameter((config.vocab_size,), config.hidden_size, is_split=True)
         if config.head_bias:
@@ -292,7 +292,7 @@ class Llama(DecoderModel):
         rotations = [(rotary(positions), rotary.query_scales(positions)) for rotary in self._rotaries]
         for layer_id in layers:
             if features is not None and layer_id in features:
-                features[layer_id].copy_(hidden)  # what comes may add to it in place
+                features[layer_id].copy_(hidden[:, : self.config.hidden_size])  # what comes may add to it in place
             which = self._rotary_of[layer_id]
             rotation, query_scales = (None, None) if which is None else rotations[which]
             hidden = self._layers[layer_id].forward(hidden, rotation, attention, kv, query_scales)

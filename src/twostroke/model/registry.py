@@ -14,6 +14,7 @@ from twostroke.model.weight_map import (
     ARCEE,
     FALCON,
     GEMMA2,
+    GEMMA4,
     GLM,
     GLM4,
     GPT2,
@@ -72,6 +73,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "GemmaForCausalLM": Architecture("twostroke.model.llama:Llama", LLAMA, can_split=True),
     "Gemma2ForCausalLM": Architecture("twostroke.model.llama:Llama", GEMMA2, can_split=True),
     "Gemma3ForCausalLM": Architecture("twostroke.model.llama:Llama", GEMMA2, can_split=True),
+    "Gemma4ForCausalLM": Architecture("twostroke.model.gemma4:Gemma4", GEMMA4, can_split=True),
     "Qwen3ForCausalLM": Architecture("twostroke.model.llama:Llama", QWEN3, can_split=True),
     "PhiForCausalLM": Architecture("twostroke.model.llama:Llama", PHI, can_split=True),
     "GPTNeoXForCausalLM": Architecture(

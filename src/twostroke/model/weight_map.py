@@ -63,6 +63,19 @@ OLMO2: NameTable = {
 GEMMA2: NameTable = {**OLMO2, "layers.{i}.mlp_norm": "model.layers.{i}.pre_feedforward_layernorm"}
 """Norms around them: Gemma 2 and 3."""
 
+GEMMA4: NameTable = {
+    **GEMMA2,
+    "layers.{i}.q": "model.layers.{i}.self_attn.q_proj",
+    "layers.{i}.qk": ("model.layers.{i}.self_attn.q_proj", "model.layers.{i}.self_attn.k_proj"),
+    "layers.{i}.whole": "model.layers.{i}",
+    "token_inputs": "model.embed_tokens_per_layer",
+    "token_inputs_up": "model.per_layer_model_projection",
+    "token_inputs_norm": "model.per_layer_projection_norm",
+    "layers.{i}.input_gate": "model.layers.{i}.per_layer_input_gate",
+    "layers.{i}.input_up": "model.layers.{i}.per_layer_projection",
+    "layers.{i}.input_norm": "model.layers.{i}.post_per_layer_input_norm",
+}
+
 PHI: NameTable = {
     **LLAMA,
     "layers.{i}.output": "model.layers.{i}.self_attn.dense",

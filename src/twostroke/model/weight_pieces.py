@@ -21,10 +21,8 @@ class Piece:
 
 
 def is_multiplied(name: str, config: ModelConfig, parameter: Parameter) -> bool:
-    """Whether it is a matrix of a product. A table that tokens are looked up in is not, unless it is the head too; that
-    of positions and a norm's weights, by heads, are not.
-    """
-    is_matrix = parameter.columns is not None and not parameter.is_wide and name != "positions.weight"
+    """Whether it is a matrix of a product. A table is none, unless it is the head too, nor are norms' weights."""
+    is_matrix = parameter.columns is not None and not parameter.is_wide and not parameter.is_table
     return is_matrix and (name != "embedding.weight" or config.tie_word_embeddings)
 
 

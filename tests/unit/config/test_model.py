@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +14,8 @@ from twostroke.config.rope import RopeConfig
 from twostroke.errors import CorruptCheckpoint, SetupError, UnsupportedModel, shown
 from twostroke.layers.rotary import inverse_frequencies
 from twostroke.model.registry import num_parameters
+
+FIXTURES = Path(__file__).parents[2] / "fixtures"
 
 LLAMA3_ROPE = {
     "factor": 32.0,
@@ -609,6 +613,57 @@ def test_a_sparse_text_config_takes_transformers_defaults() -> None:
     assert num_parameters(read) == 3_880_263_168
 
 
+def gemma4(size: str, **changes: Any) -> ModelConfig:
+    given = json.loads((FIXTURES / "gemma4" / size / "config.json").read_text())
+    return ModelConfig.from_hf({**given, **changes})
+
+
+def test_gemma_4s_layers() -> None:
+    e2b, e4b, dense = (gemma4(size) for size in ("e2b", "e4b", "31b"))
+    assert [round(num_parameters(config) / 1e9, 2) for config in (e2b, e4b, dense)] == [4.63, 7.46, 30.7]
+    assert [len(config.kv_specs) for config in (e2b, e4b, dense)] == [15, 24, 60]
+    assert {(spec.num_kv_heads, spec.head_dim, spec.window) for spec in dense.kv_specs} == {
+        (16, 256, 1024),
+        (4, 512, None),
+    }
+    shared = [layer for layer in e2b.layers if layer.kv_source is not None]
+    assert {(layer.kv_source, layer.kv.window, layer.intermediate_size) for layer in shared} == {
+        (13, 512, 12_288),
+        (14, None, 12_288),
+    }
+    assert {(rope.rope_type, rope.turned_share, size) for rope, size in dense.ropes} == {
+        ("default", 1.0, 256),
+        ("proportional", 0.25, 512),
+    }
+    assert [layer.has_value_projection for layer in dense.layers[4:6]] == [True, False]
+
+
+def test_gemma_4_as_its_own_files_say_it() -> None:
+    """Published files name the heads of full layers once, and not layer by layer."""
+    own = {"per_layer_config": None, "global_head_dim": 512, "num_global_key_value_heads": 4}
+    assert gemma4("31b", **own).layers == gemma4("31b").layers
+    types = {"layer_types": None, "rope_parameters": None}
+    assert gemma4("31b", **own, **types).layers == gemma4("31b").layers
+
+
+@pytest.mark.parametrize(
+    ("size", "changes", "error", "said"),
+    [
+        ("31b", {"enable_moe_block": True}, UnsupportedModel, "enable_moe_block=true is not implemented"),
+        ("31b", {"use_bidirectional_attention": "all"}, UnsupportedModel, "use_bidirectional_attention"),
+        ("e2b", {"num_kv_shared_layers": 35}, CorruptCheckpoint, "no layer whose K and V layer 0 could read"),
+        ("e2b", {"vocab_size_per_layer_input": 1000}, UnsupportedModel, "vocab_size_per_layer_input=1000"),
+        ("e2b", {"num_kv_shared_layers": -1}, CorruptCheckpoint, "num_kv_shared_layers"),
+        ("31b", {"per_layer_config": {"x": {}}}, CorruptCheckpoint, "per_layer_config has 'x'"),
+        ("31b", {"per_layer_config": {"5": {"num_key_value_heads": 3}}}, CorruptCheckpoint, "full layers with 3 KV"),
+        ("31b", {"per_layer_config": {"5": 3}}, CorruptCheckpoint, "5 must be an object"),
+    ],
+)
+def test_what_gemma_4_cannot_be(size: str, changes: dict[str, Any], error: type[Exception], said: str) -> None:
+    with pytest.raises(error, match=said):
+        gemma4(size, **changes)
+
+
 def test_a_text_model_that_is_not_known_is_refused() -> None:
     for kind in ("llama", "mistral4", 7):
         config = {"architectures": ["Mistral3ForConditionalGeneration"], "text_config": {"model_type": kind}}
@@ -679,9 +734,9 @@ def test_windows_by_layer() -> None:
             "the nearest is Qwen3ForCausalLM, without layers of type linear_attention; known",
         ),
         (
-            {"architectures": ["Gemma4ForConditionalGeneration"], "text_config": {"num_kv_shared_layers": 20}},
+            {"architectures": ["Gemma3nForConditionalGeneration"], "text_config": {"num_kv_shared_layers": 10}},
             UnsupportedModel,
-            "is Gemma3ForConditionalGeneration, without layers that share KV (num_kv_shared_layers=20); known",
+            "is Gemma3ForConditionalGeneration, without layers that share KV (num_kv_shared_layers=10); known",
         ),
         (
             {"architectures": ["DeepseekV3ForCausalLM"], "n_routed_experts": 256, "kv_lora_rank": 512},

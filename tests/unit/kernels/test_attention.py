@@ -126,6 +126,21 @@ def test_heads_too_large_for_the_native_kernels_run_on_torch(backend: Kernels) -
         )
 
 
+@pytest.mark.parametrize("name", ["gqa", "window", "int8"])
+def test_q_alone_reads_what_another_layer_wrote(name: str, backend: Kernels) -> None:
+    shape = replace(SHAPES[name], backend=backend)
+    requests = [shape.qkv(n, seed=n) for n in (1, 70)]
+    pool = Pool(shape, requests)
+    pool.step([(0, 1), (1, 60)])
+    written = pool.storage.clone()
+    pool.done = [0, 0]
+    pool.requests = [qkv[:, : shape.num_heads].clone() for qkv in requests]
+    pool.step([(0, 1), (1, 60)])
+    assert torch.equal(pool.storage, written)
+    for first, again in pool.outputs:
+        assert torch.equal(first, again)
+
+
 def test_later_tokens_do_not_reach_earlier_ones(backend: Kernels) -> None:
     shape = Shape(backend=backend)
     qkv = shape.qkv(200, seed=1)

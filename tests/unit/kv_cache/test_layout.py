@@ -22,16 +22,27 @@ from twostroke.model.checkpoint import read_model_config
 from twostroke.planner.memory import plan_memory
 from twostroke.runner.kv_storage import KVStorage
 
-GEMMA_3 = Path(__file__).parents[2] / "fixtures" / "gemma3"
-"""config.json of each size, see make.py there."""
-DECISION = Path(__file__).parents[3] / "docs" / "decisions" / "043-one-block-table-for-each-kind-of-layer.md"
-"""Its table has the waste of each size."""
-SIZES = {"1b": (8, (16, 88)), "4b": (8, (8, 48)), "12b": (16, (16, 80)), "27b": (16, (16, 80))}
+FIXTURES = Path(__file__).parents[2] / "fixtures"
+"""config.json of each size, see make.py of each family."""
+DECISIONS = {
+    "gemma3": "043-one-block-table-for-each-kind-of-layer.md",
+    "gemma4": "044-pages-of-unlike-widths.md",
+}
+"""Their tables have the waste of each size."""
+SIZES = {
+    "gemma3/1b": (8, (16, 88)),
+    "gemma3/4b": (8, (8, 48)),
+    "gemma3/12b": (16, (16, 80)),
+    "gemma3/27b": (16, (16, 80)),
+    "gemma4/e2b": (16, (16, 32)),
+    "gemma4/e4b": (8, (16, 40)),
+    "gemma4/31b": (16, (16, 160)),
+}
 """Tokens of a page, and of a block of window layers and of full ones, at the default block size."""
 
 
 def config_of(size: str) -> ModelConfig:
-    return read_model_config(GEMMA_3 / size)
+    return read_model_config(FIXTURES / size)
 
 
 def layout_of(size: str, block_size: int = 16) -> KVLayout:
@@ -39,7 +50,7 @@ def layout_of(size: str, block_size: int = 16) -> KVLayout:
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_gemma_3_has_a_block_table_for_each_kind_of_layer(size: str) -> None:
+def test_gemma_has_a_block_table_for_each_kind_of_layer(size: str) -> None:
     config, layout = config_of(size), layout_of(size)
     assert len(layout.groups) == len(set(config.kv_specs)) == 2
     assert (layout.block_size, tuple(map(layout.tokens_per_block, layout.groups))) == SIZES[size]
@@ -70,25 +81,27 @@ def test_the_skewed_workload_wastes_little(size: str, tmp_path: Path) -> None:
         kv.free("r")
     waste = 1 - filled / allocated
     assert 0 < waste <= MAX_WASTE
-    row = next(line for line in DECISION.read_text().splitlines() if line.startswith(f"| {size.upper()} |"))
+    family, _, name = size.partition("/")
+    decision = Path(__file__).parents[3] / "docs" / "decisions" / DECISIONS[family]
+    row = next(line for line in decision.read_text().splitlines() if line.startswith(f"| {name.upper()} |"))
     assert row.endswith(f"| {100 * waste:.1f} % |"), f"{size}: {waste:.4f}"
 
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("options", [{}, {"kv_cache_dtype": "int8"}, {"block_size": 32, "kv_check_rate": 0.1}], ids=str)
 def test_a_plan_is_what_is_allocated(size: str, options: dict[str, Any], tmp_path: Path) -> None:
-    shutil.copy(GEMMA_3 / size / "config.json", tmp_path)
+    shutil.copy(FIXTURES / size / "config.json", tmp_path)
     write_tokenizer(tmp_path)
     given = {"model": str(tmp_path), "load_format": "dummy", "num_kv_blocks": 3000, "max_model_len": 512}
     config = EngineConfig.from_keywords(**given, **options)
     prepared = prepare(config)
-    plan = plan_memory(config, prepared, 1 << 38)
+    plan = plan_memory(config, prepared, 1 << 40)
     storage = KVStorage(prepared.layout, plan.num_blocks, torch.device("meta"), plan.num_scratch_blocks)
     assert plan.kv_bytes == storage.nbytes == (3000 + plan.num_scratch_blocks) * prepared.layout.bytes_per_block
 
 
 def test_blocks_of_one_kind_of_layer_have_as_many_tokens_as_asked_for() -> None:
-    spec = config_of("1b").kv_specs[0]
+    spec = config_of("gemma3/1b").kv_specs[0]
     for block_size in (1, 16, 128):
         layout = KVLayout.of([spec] * 26, block_size=block_size, kv_format="bf16")
         assert (layout.block_size, layout.prefix_tokens, layout.tokens_per_block(layout.groups[0])) == (block_size,) * 3

@@ -51,8 +51,9 @@ def test_predicted_bytes_are_allocated_bytes(family: str, random_models: dict[st
     per_token = 2 * sum(spec.num_kv_heads * spec.head_dim for spec in model.kv_specs) * 4
     assert layout.bytes_per_token == per_token
     assert len(layout.groups) == len(set(model.kv_specs))
-    pages = [group.pages_per_block * len(group.layer_ids) for group in layout.groups]
-    assert layout.bytes_per_block == max(pages) * per_token // model.num_layers * layout.block_size
+    widths = [2 * group.spec.num_kv_heads * group.spec.head_dim * 4 * len(group.layer_ids) for group in layout.groups]
+    filled = [width * group.pages_per_block for width, group in zip(widths, layout.groups, strict=True)]
+    assert layout.bytes_per_block == max(filled) * layout.block_size
 
 
 @pytest.mark.parametrize("config", [{"num_kv_blocks": 300}, {"kv_cache_memory": 300 * PER_BLOCK}, {}], ids=str)

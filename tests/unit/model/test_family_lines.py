@@ -78,6 +78,9 @@ def costs() -> Mapping[str, tuple[int, int, int, int]]:
     What several families are made from counts for the first of them; Llama's names, and the maths of all, for none.
     """
     traits = read(SOURCE / "config" / "architectures.py", "ARCHITECTURE_TRAITS")
+    of_gemma4 = read(SOURCE / "config" / "gemma4.py")
+    traits.named |= of_gemma4.named
+    traits.uses |= of_gemma4.uses
     registry = read(SOURCE / "model" / "registry.py", "ARCHITECTURES")
     tables = read(SOURCE / "model" / "weight_map.py")
     seen_traits, seen_tables = {"ArchitectureTraits"}, {"LLAMA"}

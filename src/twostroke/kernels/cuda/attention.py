@@ -117,7 +117,8 @@ class TritonAttention:
         if not plan.num_tokens:
             return out
         memory = _Memory(shape, storage, layer_in_block)
-        memory.write(qkv, plan, turn)
+        if turn is not None or qkv.shape[1] > shape.num_heads:
+            memory.write(qkv, plan, turn)
         parts = [
             torch.empty(size, dtype=torch.float32, device=qkv.device)
             for size in (plan.num_part_rows * shape.num_heads,) * 2
@@ -220,6 +221,7 @@ class _Memory:
             *self.strides,
             num_vectors,
             first_head,
+            qkv.shape[1],
             shape.num_heads,
             shape.num_kv_heads,
             ROWS=_VECTORS,

@@ -103,6 +103,7 @@ def write_slots(
     head_stride,
     num_vectors,
     first_head,
+    token_heads,
     num_query_heads,
     num_kv_heads,
     ROWS: tl.constexpr,
@@ -115,7 +116,8 @@ def write_slots(
 ):
     """Program (ROWS vectors): K and V into their slots, and zeros into the slots behind that stay unused.
 
-    Vectors are counted through the tokens, of each the heads of q, then of k, then of v, from first_head on. With TURNS
+    Vectors are counted through the tokens, of each the heads of q, then of k, then of v, or those of
+    q alone (token_heads in all), from first_head on. With TURNS
     those of q and k are normed (HAS_NORM) and rotated on the way: first_head is 0 then, and q goes back where it was. A
     thread has the same place of both halves of a head, since each half needs what the other was.
 
@@ -126,7 +128,7 @@ def write_slots(
     vector = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     is_vector = vector < num_vectors
     half: tl.constexpr = HEAD_DIM // 2
-    num_heads = num_query_heads + 2 * num_kv_heads - first_head
+    num_heads = token_heads - first_head
     token, head, column = vector // num_heads, vector % num_heads + first_head, tl.arange(0, HALF_WIDTH)
     at = qkv + (token * qkv_stride + head * HEAD_DIM)[:, None] + column[None, :]
     inside = is_vector[:, None] & (column < half)[None, :]

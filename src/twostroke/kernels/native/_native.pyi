@@ -82,6 +82,7 @@ class Kernels:
         kv_heads: int,
         head_dim: int,
         block_size: int,
+        token_heads: int,
         window: int,
         scale: float,
         cap: float,

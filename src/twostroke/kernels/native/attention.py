@@ -133,6 +133,7 @@ class NativeAttention:
             shape.num_kv_heads,
             shape.head_dim,
             shape.block_size,
+            qkv.shape[1],
             shape.window or 0,
             scoring.scale,
             scoring.cap or 0.0,

@@ -1,0 +1,98 @@
+"""What Gemma 4's config.json says of its layers, which differ in more than a window."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from twostroke.config.fields import count, list_of, mapping, switch
+from twostroke.config.layer_spec import LayerSpec
+from twostroke.errors import CorruptCheckpoint, UnsupportedModel, shown
+
+GEMMA_4_ROPES: Mapping[str, Any] = {
+    "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
+    "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1_000_000.0},
+}
+_WINDOW_EVERY = 6
+
+
+def gemma4_keys(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `layer_types` with the full layer that is always the last one."""
+    num_layers = count(given, "num_hidden_layers")
+    kinds = list_of(given, "layer_types") or [
+        "sliding_attention" if (layer_id + 1) % _WINDOW_EVERY else "full_attention" for layer_id in range(num_layers)
+    ]
+    return {"layer_types": [*kinds[:-1], "full_attention"]}
+
+
+def gemma4_layers(given: Mapping[str, Any], layers: Sequence[LayerSpec]) -> tuple[LayerSpec, ...]:
+    """Return the layers: full ones with heads of their own, the last ones with the K and V of earlier ones.
+
+    Raises:
+        CorruptCheckpoint: a number that is none, or layers that share K and V that nobody has.
+        UnsupportedModel: a table of tokens' inputs that is shorter than the vocabulary.
+    """
+    token_input_size = _count_or_none(given, "hidden_size_per_layer_input", 256)
+    table_size = given.get("vocab_size_per_layer_input", given.get("vocab_size"))
+    if token_input_size and table_size != given.get("vocab_size"):
+        raise UnsupportedModel(
+            f"vocab_size_per_layer_input={shown(table_size)} is not implemented; known: vocab_size "
+            f"({shown(given.get('vocab_size'))})."
+        )
+    first_shared = len(layers) - _count_or_none(given, "num_kv_shared_layers", 0)
+    own = [_with_own_heads(given, layer_id, layer) for layer_id, layer in enumerate(layers)]
+    found: list[LayerSpec] = []
+    for layer_id, layer in enumerate(own):
+        changed = replace(layer, score_scale=1.0, has_value_norm=True, token_input_size=token_input_size)
+        if layer_id >= first_shared:
+            changed = replace(changed, kv_source=_source(own[: max(0, first_shared)], layer, layer_id))
+            if switch(given, "use_double_wide_mlp"):
+                changed = replace(changed, intermediate_size=2 * layer.intermediate_size)
+        found.append(changed)
+    return tuple(found)
+
+
+def _count_or_none(given: Mapping[str, Any], name: str, default: int) -> int:
+    """Return a number that may be 0 or null, which say the same."""
+    value = given.get(name, default)
+    return 0 if value in (None, 0) else count({name: value}, name)
+
+
+def _with_own_heads(given: Mapping[str, Any], layer_id: int, layer: LayerSpec) -> LayerSpec:
+    """Return a layer with the heads of its kind."""
+    if layer.kv.window is not None:
+        return layer
+    shares_projection = switch(given, "attention_k_eq_v")
+    heads = {"head_dim": given.get("global_head_dim", 512)}
+    if shares_projection and given.get("num_global_key_value_heads") is not None:
+        heads["num_key_value_heads"] = given["num_global_key_value_heads"]
+    heads |= _of_layer(given, layer_id)
+    num_kv_heads = count(heads, "num_key_value_heads", layer.kv.num_kv_heads)
+    head_dim = count(heads, "head_dim")
+    if layer.num_heads % num_kv_heads or head_dim % 2:
+        raise CorruptCheckpoint(
+            f"config.json: full layers with {num_kv_heads} KV heads of {head_dim} numbers; num_attention_heads "
+            f"{layer.num_heads} must be a multiple, and a head even."
+        )
+    kv = replace(layer.kv, num_kv_heads=num_kv_heads, head_dim=head_dim)
+    return replace(layer, kv=kv, has_value_projection=not shares_projection)
+
+
+def _of_layer(given: Mapping[str, Any], layer_id: int) -> Mapping[str, Any]:
+    """Return what transformers 5.24 writes for each layer; a layer's number may begin with zeros."""
+    by_layer = mapping(given, "per_layer_config")
+    unknown = [key for key in by_layer if not key.isdecimal()]
+    if unknown:
+        raise CorruptCheckpoint(f"config.json: per_layer_config has {shown(unknown[0])}, which is no layer's number.")
+    return mapping({str(int(key)): value for key, value in by_layer.items()}, str(layer_id))
+
+
+def _source(before: Sequence[LayerSpec], layer: LayerSpec, layer_id: int) -> int:
+    """Return the last layer before those that share whose K and V fit."""
+    for source in range(len(before) - 1, -1, -1):
+        if before[source].kv == layer.kv:
+            return source
+    raise CorruptCheckpoint(
+        f"config.json: num_kv_shared_layers leaves no layer whose K and V layer {layer_id} could read."
+    )

@@ -1,0 +1,169 @@
+"""Gemma 4: Llama with heads by kind of layer, K and V of earlier layers, and what each token brings to each layer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import cache, partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from twostroke.config.layer_spec import LayerSpec
+from twostroke.config.model import ModelConfig
+from twostroke.kernels.activation import activated
+from twostroke.kernels.dispatch import Operators
+from twostroke.layers.attention import KVTensors
+from twostroke.layers.attention_metadata import AttentionMetadata
+from twostroke.layers.norm import RMSNorm
+from twostroke.layers.rotary import Rotation
+from twostroke.model.decoder import Parameter, Placement
+from twostroke.model.llama import Llama, LlamaLayer
+
+_SCALAR = "whole.layer_scalar"
+
+
+class Gemma4Layer(LlamaLayer):
+    """Llama's layer times a number of its own; after the MLP, x + norm(up(gelu(gate(x)) * what the token brings))."""
+
+    def __init__(self, config: ModelConfig, weights: Mapping[str, Any], layer_id: int, placement: Placement) -> None:
+        """See LlamaLayer."""
+        spec, name = config.layers[layer_id], _projection(config.layers[layer_id])
+        own = {f"qkv.{kind}": weights[f"{name}.{kind}"] for kind in ("weight", "bias") if f"{name}.{kind}" in weights}
+        super().__init__(config, {**weights, **own}, layer_id, placement)
+        self._has_value_projection, self._makes_kv = spec.has_value_projection, spec.kv_source is None
+        self._rms_norm_, self._eps = placement.operators.rms_norm_, config.norm_eps
+        self._scalar, self._hidden_size = weights[_SCALAR], config.hidden_size
+        self._begin, self._size = config.hidden_size + layer_id * spec.token_input_size, spec.token_input_size
+        if self._size:
+            pack = placement.operators.pack_linear
+            self._gate, self._up = pack(weights["input_gate.weight"], None), pack(weights["input_up.weight"], None)
+            self._input_norm = RMSNorm(weights["input_norm.weight"], config.norm_eps, placement.operators)
+
+    def head_norm(self, config: ModelConfig, weights: Mapping[str, Any], operators: Operators) -> RMSNorm:
+        """See LlamaLayer; of q alone where K and V are another layer's."""
+        if "k_norm.weight" in weights:
+            return super().head_norm(config, weights, operators)
+        return RMSNorm(torch.stack([weights["q_norm.weight"]] * self._num_heads), config.norm_eps, operators)
+
+    def forward(
+        self,
+        x: Tensor,
+        rotation: Rotation | None,
+        attention: AttentionMetadata,
+        kv: KVTensors,
+        query_scales: Tensor | None = None,
+    ) -> Tensor:
+        """See LlamaLayer; x is [num_tokens, hidden_size + what tokens bring to all layers]."""
+        if not self._size:
+            return super().forward(x, rotation, attention, kv, query_scales) * self._scalar
+        hidden = x[:, : self._hidden_size].contiguous()
+        hidden = super().forward(hidden, rotation, attention, kv, query_scales)
+        gate = self._gate(hidden)
+        gate = activated(gate.float(), "gelu_tanh").to(gate.dtype)
+        hidden = hidden + self._input_norm(self._up(gate * x[:, self._begin : self._begin + self._size]))
+        x[:, : self._hidden_size] = hidden * self._scalar
+        return x
+
+    def attend(
+        self,
+        x: Tensor,
+        rotation: Rotation | None,
+        attention: AttentionMetadata,
+        kv: KVTensors,
+        query_scales: Tensor | None = None,
+    ) -> Tensor:
+        """See LlamaLayer."""
+        del query_scales  # no Gemma has them
+        heads = self._qkv(x).view(x.shape[0], -1, self._head_dim)
+        if self._makes_kv:
+            if not self._has_value_projection:
+                heads = torch.cat([heads, heads[:, self._num_heads :]], dim=1)
+            values = heads[:, self._num_heads + self._num_kv_heads :]
+            self._rms_norm_(values, _ones(values.shape[1], self._head_dim, x.dtype, x.device), self._eps)
+        return self._split.gather(self._attention(heads, rotation, attention, kv), self._width)
+
+
+@cache
+def _ones(num_heads: int, head_dim: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Make the weight of a norm that has none, once for all layers."""
+    return torch.ones(num_heads, head_dim, dtype=dtype, device=device)
+
+
+def _projection(spec: LayerSpec) -> str:
+    """Name the matrix of what a layer projects of q, k and v."""
+    if spec.kv_source is not None:
+        return "q"
+    return "qkv" if spec.has_value_projection else "qk"
+
+
+class Gemma4(Llama):
+    """Llama with Gemma 4's layers.
+
+    Where tokens bring something to each layer, hidden states carry it behind the residual stream, from `embed` to
+    `final_norm`: [num_tokens, hidden_size + num_layers * token_input_size].
+    """
+
+    layer_class = Gemma4Layer
+
+    @classmethod
+    def parameters(cls, config: ModelConfig) -> dict[str, Parameter]:
+        """See DecoderModel."""
+        size = config.layers[0].token_input_size
+        together, found = config.num_layers * size, super().parameters(config)
+        if size:
+            found["token_inputs.weight"] = Parameter((config.vocab_size,), together, is_split=True, is_table=True)
+            found["token_inputs_up.weight"] = Parameter((together,), config.hidden_size)
+            found["token_inputs_norm.weight"] = Parameter((size,), is_wide=True)
+        return found
+
+    @classmethod
+    def layer_parameters(cls, config: ModelConfig, layer_id: int) -> dict[str, Parameter]:
+        """See Llama."""
+        spec, hidden = config.layers[layer_id], config.hidden_size
+        found = super().layer_parameters(config, layer_id)
+        rows = {"q": (spec.q_size,), "qk": (spec.q_size, spec.kv_size)}.get(_projection(spec))
+        if rows is not None:
+            for name in [name for name in found if name.startswith("qkv.")]:
+                found[name.replace("qkv", _projection(spec))] = replace(found.pop(name), rows=rows)
+        if spec.kv_source is not None:
+            del found["k_norm.weight"]
+        found[_SCALAR] = Parameter((1,))
+        if spec.token_input_size:
+            found["input_gate.weight"] = Parameter((spec.token_input_size,), hidden)
+            found["input_up.weight"] = Parameter((hidden,), spec.token_input_size)
+            found["input_norm.weight"] = Parameter((hidden,), is_wide=True)
+        return found
+
+    def __init__(self, config: ModelConfig, weights: Mapping[str, Any], placement: Placement) -> None:
+        """See Llama."""
+        super().__init__(config, weights, placement)
+        self._size = config.layers[0].token_input_size
+        if self._size:
+            scale = torch.tensor(self._size**0.5, dtype=torch.float64)
+            self._token_inputs = weights["token_inputs.weight"]
+            self._token_inputs_scale = float(scale.to(placement.dtype))
+            self._token_inputs_up = placement.operators.pack_linear(weights["token_inputs_up.weight"], None)
+            self._token_inputs_norm = RMSNorm(weights["token_inputs_norm.weight"], config.norm_eps, placement.operators)
+
+    @torch.inference_mode()
+    def embed(self, input_ids: Tensor, positions: Tensor | None = None) -> Tensor:
+        """See DecoderModel."""
+        rows = super().embed(input_ids, positions)
+        if not self._size:
+            return rows
+        of_tokens = self._split.rows(input_ids, self.config.vocab_size, partial(_rows_of, self._token_inputs))
+        inputs = self._token_inputs_up(rows) * self.config.hidden_size**-0.5
+        inputs = self._token_inputs_norm(inputs.view(-1, self._size)).view(len(rows), -1)
+        return torch.cat([rows, (inputs + of_tokens * self._token_inputs_scale) * 2**-0.5], dim=1)
+
+    @torch.inference_mode()
+    def final_norm(self, hidden: Tensor) -> Tensor:
+        """See DecoderModel."""
+        return super().final_norm(hidden[:, : self.config.hidden_size])
+
+
+def _rows_of(table: Tensor, ids: Tensor) -> Tensor:
+    return F.embedding(ids, table)
