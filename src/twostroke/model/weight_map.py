@@ -171,43 +171,6 @@ OPT: NameTable = {
 }
 
 
-_GGUF_MODULES = {
-    "model.embed_tokens": "token_embd",
-    "model.norm": "output_norm",
-    "lm_head": "output",
-    "input_layernorm": "attn_norm",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "self_attn.q_norm": "attn_q_norm",
-    "self_attn.k_norm": "attn_k_norm",
-    "post_attention_layernorm": "ffn_norm",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-}
-"""Modules of Hugging Face checkpoints in the words of GGUF files; those of layers come without the layer."""
-
-
-def gguf_name(name: str, own_modules: Mapping[str, str] | None = None) -> str:
-    """A tensor of a Hugging Face checkpoint as GGUF files call it.
-
-    Args:
-        name: in the checkpoint.
-        own_modules: what an architecture calls otherwise than others do.
-
-    >>> gguf_name("model.layers.7.self_attn.q_proj.weight")
-    'blk.7.attn_q.weight'
-    """
-    modules = {**_GGUF_MODULES, **(own_modules or {})}
-    module, _, kind = name.rpartition(".")
-    if not module.startswith("model.layers."):
-        return f"{modules[module]}.{kind}"
-    layer, _, module = module.removeprefix("model.layers.").partition(".")
-    return f"blk.{layer}.{modules[module]}.{kind}"
-
-
 def checkpoint_names(table: NameTable, name: str) -> tuple[str, ...]:
     """The checkpoint's tensors that make up ours.
 

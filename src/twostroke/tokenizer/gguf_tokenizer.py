@@ -11,8 +11,8 @@ composes it for Qwen.
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import IntEnum
 
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
@@ -23,6 +23,7 @@ from twostroke.gguf.metadata import Metadata
 from twostroke.log import get_logger
 from twostroke.tokenizer.settings import TokenizerSettings
 from twostroke.tokenizer.tokenizer import Tokenizer
+from twostroke.tokenizer.word_rules import WORD_RULES
 
 log = get_logger(__name__)
 
@@ -30,46 +31,6 @@ _TOKENS, _MERGES, _SCORES = "tokenizer.ggml.tokens", "tokenizer.ggml.merges", "t
 _TOKEN_TYPES = "tokenizer.ggml.token_type"
 _SPACE = "\u2581"
 """SentencePiece's mark for a space."""
-
-_CONTRACTIONS = "(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])"
-_GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)"
-_WORDS = r"[^\r\n\p{L}\p{N}]?\p{L}+"
-_REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-
-
-@dataclass(frozen=True, slots=True)
-class _WordRule:
-    """How a text is cut into words, within which BPE merges."""
-
-    patterns: tuple[str, ...]
-    """Applied one after the other, each to what the ones before have left whole; a match is a word."""
-    takes_whole_words: bool = False
-    """A word that is a token is that token, whatever the merges say."""
-    adds_bos: bool = False
-
-
-_LLAMA3 = _WordRule((rf"{_CONTRACTIONS}|{_WORDS}|\p{{N}}{{1,3}}|{_REST}",), takes_whole_words=True, adds_bos=True)
-_QWEN2 = _WordRule((rf"{_CONTRACTIONS}|{_WORDS}|\p{{N}}|{_REST}",))
-_UPPER, _LOWER, _NOT_TEXT = r"[\p{L}&&[^a-z]]", r"[\p{L}&&[^A-Z]]", r"[^\r\n\p{L}\p{N}]?"
-_TEKKEN = (
-    rf"{_NOT_TEXT}{_UPPER}*{_LOWER}+|{_NOT_TEXT}{_UPPER}+{_LOWER}*|\p{{N}}"
-    r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-_WORD_RULES = {
-    "default": _WordRule((r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", "[0-9][0-9][0-9]")),
-    "gpt-2": _WordRule((_GPT2,)),
-    "llama3": _LLAMA3,
-    "llama-v3": _LLAMA3,
-    "llama-bpe": _LLAMA3,
-    "falcon3": _LLAMA3,
-    "qwen2": _QWEN2,
-    "deepseek-r1-qwen": _QWEN2,
-    "smaug-bpe": _WordRule(_LLAMA3.patterns),
-    "smollm": _WordRule((r"\p{N}", _GPT2)),
-    "starcoder": _WordRule((r"\p{N}", _GPT2)),
-    "tekken": _WordRule((_TEKKEN,), takes_whole_words=True, adds_bos=True),
-}
-"""By `tokenizer.ggml.pre`."""
 
 
 class _TokenType(IntEnum):
@@ -180,12 +141,12 @@ class _Vocabulary:
 
 def _byte_level(metadata: Metadata, vocabulary: _Vocabulary) -> tuple[RawTokenizer, bool]:
     pre = metadata.text("tokenizer.ggml.pre", "default")
-    if pre not in _WORD_RULES:
+    if pre not in WORD_RULES:
         raise UnsupportedModel(
-            f"{metadata.file_name}: tokenizer.ggml.pre {pre!r} is not implemented; known: {', '.join(_WORD_RULES)}. "
-            "Give the model's tokenizer with --tokenizer FOLDER."
+            f"{metadata.file_name}: tokenizer.ggml.pre {pre!r} is not implemented; {_nearest(pre)}known: "
+            f"{', '.join(WORD_RULES)}. Give the model's tokenizer with --tokenizer FOLDER."
         )
-    rule = _WORD_RULES[pre]
+    rule = WORD_RULES[pre]
     merges = [_merge(metadata, text) for text in metadata.texts(_MERGES)]
     raw = RawTokenizer(_bpe(metadata, vocabulary, merges, ignore_merges=rule.takes_whole_words))
     cuts = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in rule.patterns]
@@ -193,6 +154,11 @@ def _byte_level(metadata: Metadata, vocabulary: _Vocabulary) -> tuple[RawTokeniz
     raw.pre_tokenizer = pre_tokenizers.Sequence([*cuts, as_bytes])
     raw.decoder = decoders.ByteLevel()
     return raw, rule.adds_bos
+
+
+def _nearest(pre: str) -> str:
+    near = difflib.get_close_matches(pre, WORD_RULES, n=1)
+    return f"the nearest is {near[0]}; " if near else ""
 
 
 def _merge(metadata: Metadata, text: str) -> tuple[str, str]:

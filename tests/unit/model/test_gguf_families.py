@@ -13,11 +13,11 @@ from gguf import GGUFWriter
 from fixtures.gguf.layout import interleaved
 from oracle import naive_model
 from oracle.paged_driver import PagedDriver
-from twostroke.errors import UnsupportedModel
+from twostroke.errors import CorruptCheckpoint, UnsupportedModel
 from twostroke.kernels.dispatch import operators_for
+from twostroke.model.gguf.names import gguf_name
 from twostroke.model.loader import load_model
 from twostroke.model.model_files import find_model
-from twostroke.model.weight_map import gguf_name
 
 CPU = torch.device("cpu")
 NORMS_BEHIND = {"post_attention_layernorm": "post_attention_norm", "post_feedforward_layernorm": "post_ffw_norm"}
@@ -138,8 +138,10 @@ def test_multipliers_that_nobody_reads_are_refused(tmp_path: Path) -> None:
         find_model(str(path)).config()
 
 
-def test_another_pattern_of_windows_is_refused(tmp_path: Path) -> None:
+def test_a_file_says_which_layers_have_a_window(tmp_path: Path) -> None:
     theirs = naive_model.build(tmp_path / "folder", "Exaone4", num_hidden_layers=4, sliding_window=24)
     write(tmp_path / "x.gguf", "exaone4", theirs, [True, False, True, False])
-    with pytest.raises(UnsupportedModel, match=r"sliding_window_pattern=\[True, False, True, False\]"):
-        find_model(str(tmp_path / "x.gguf")).config()
+    assert find_model(str(tmp_path / "x.gguf")).config().layer_windows == (24, None, 24, None)
+    write(tmp_path / "y.gguf", "exaone4", theirs, [True, False])
+    with pytest.raises(CorruptCheckpoint, match="a boolean for each of the 4 layers"):
+        find_model(str(tmp_path / "y.gguf")).config()

@@ -243,7 +243,7 @@ def test_biases_of_q_and_k_are_interleaved_like_their_rows(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("values", "error", "message"),
     [
-        ({"general.architecture": "mamba"}, UnsupportedModel, "'mamba' is not .*; known: llama, .*qwen2, qwen3"),
+        ({"general.architecture": "mamba"}, UnsupportedModel, "'mamba' is not .*; known: llama, .*qwen2, .*qwen3"),
         ({"general.architecture": None}, CorruptCheckpoint, "the metadata has no general.architecture"),
         ({"llama.block_count": None}, CorruptCheckpoint, "the metadata has no llama.block_count"),
         ({"llama.block_count": "two"}, CorruptCheckpoint, "llama.block_count must be a whole number.*found 'two'"),

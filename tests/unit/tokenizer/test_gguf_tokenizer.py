@@ -190,7 +190,12 @@ def test_more_templates_and_sampling_values(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "values", "error", "message"),
     [
-        ("qwen3", {"tokenizer.ggml.pre": "deepseek-v3"}, UnsupportedModel, "pre 'deepseek-v3' .*known: default, gpt-2"),
+        (
+            "qwen3",
+            {"tokenizer.ggml.pre": "deepseek-v9"},
+            UnsupportedModel,
+            "the nearest is deepseek-v3; known: default",
+        ),
         (
             "llama",
             {"tokenizer.ggml.model": "bert"},

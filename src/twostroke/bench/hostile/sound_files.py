@@ -16,8 +16,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from tokenizers.decoders import ByteLevel as ByteLevelDecoder
 
 from twostroke.config.model import ModelConfig
+from twostroke.model.gguf.names import gguf_name
 from twostroke.model.random_weights import RandomWeights
-from twostroke.model.weight_map import gguf_name
 
 CHATML = """{%- if tools %}
     {{- '<|im_start|>system\\n' }}

@@ -6,52 +6,29 @@ config.json, whose reader checks them further; where llama.cpp has a default for
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from twostroke.config.model import ARCHITECTURE_TRAITS, ModelConfig
+from twostroke.config.architectures import ARCHITECTURE_TRAITS
+from twostroke.config.layer_spec import NormKind
+from twostroke.config.model import ModelConfig
 from twostroke.errors import CorruptCheckpoint, UnsupportedModel
 from twostroke.gguf.container import GGUFFile, StoredTensor
 from twostroke.gguf.metadata import Metadata
+from twostroke.model.gguf.architectures import GGUF_ARCHITECTURES, GGUFArchitecture, gguf_architecture
 
 ROPE_FREQS = "rope_freqs.weight"
 """What each pair's rotary frequency is divided by: Llama 3's stretching, worked out when the file was made."""
+ROPE_FACTORS = {"short_factor": "rope_factors_short.weight", "long_factor": "rope_factors_long.weight"}
+"""The same for LongRoPE, up to the original context and beyond it; by the names that config.json gives them."""
 
 
-@dataclass(frozen=True, slots=True)
-class GGUFArchitecture:
-    """What llama.cpp calls an architecture, in ours."""
-
-    name: str
-    """As config.json lists it under `architectures`."""
-    names: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Of modules that are called otherwise than elsewhere; see `weight_map.gguf_name`."""
-    has_permuted_heads: bool = False
-    """q and k come with the two halves of each head's rows interleaved, for llama.cpp's rotation of neighbours."""
-    has_whole_norms: bool = False
-    """Weights of norms are stored with the 1 that checkpoints of Gemma leave out."""
-
-
-_NORMS_BEHIND = {"post_attention_layernorm": "post_attention_norm", "post_feedforward_layernorm": "post_ffw_norm"}
-
-_NORMS_AROUND = {**_NORMS_BEHIND, "pre_feedforward_layernorm": "ffn_norm"}
-
-GGUF_ARCHITECTURES = {
-    "llama": GGUFArchitecture("LlamaForCausalLM", has_permuted_heads=True),
-    "olmo2": GGUFArchitecture("Olmo2ForCausalLM", _NORMS_BEHIND),
-    "exaone4": GGUFArchitecture("Exaone4ForCausalLM", _NORMS_BEHIND),
-    "gemma": GGUFArchitecture("GemmaForCausalLM", has_whole_norms=True),
-    "gemma2": GGUFArchitecture("Gemma2ForCausalLM", _NORMS_AROUND, has_whole_norms=True),
-    "gemma3": GGUFArchitecture("Gemma3ForCausalLM", _NORMS_AROUND, has_whole_norms=True),
-    "granite": GGUFArchitecture("GraniteForCausalLM", has_permuted_heads=True),
-    "smollm3": GGUFArchitecture("SmolLM3ForCausalLM", has_permuted_heads=True),
-    "qwen2": GGUFArchitecture("Qwen2ForCausalLM"),
-    "qwen3": GGUFArchitecture("Qwen3ForCausalLM"),
-}
-"""By `general.architecture`; Mistral's models are 'llama' there."""
+_YARN_FACTORS = ("rope.scaling.yarn_log_multiplier", "attention.temperature_scale")
 
 _NEUTRAL: dict[str, int | float | bool] = {
     "expert_count": 0,
@@ -60,28 +37,12 @@ _NEUTRAL: dict[str, int | float | bool] = {
     "embedding_scale": 1.0,
     "residual_scale": 1.0,
     "logit_scale": 1.0,
-    "rope.scaling.attn_factor": 1.0,
     "rope.scaling.yarn_ext_factor": 1.0,
-    "rope.scaling.yarn_attn_factor": 1.0,
     "rope.scaling.yarn_log_multiplier": 0.0,
+    "attention.temperature_scale": 0.0,
+    "nextn_predict_layers": 0,
 }
 """Keys that change what is computed in a way that is not implemented, and the value at which they do not."""
-
-
-def gguf_architecture(metadata: Metadata) -> GGUFArchitecture:
-    """The architecture of a file.
-
-    Raises:
-        UnsupportedModel: one that is not implemented.
-        CorruptCheckpoint: none is named.
-    """
-    name = metadata.text("general.architecture")
-    if name not in GGUF_ARCHITECTURES:
-        known = ", ".join(GGUF_ARCHITECTURES)
-        raise UnsupportedModel(
-            f"{metadata.file_name}: general.architecture {name!r} is not implemented; known: {known}."
-        )
-    return GGUF_ARCHITECTURES[name]
 
 
 def read_gguf_config(file: GGUFFile) -> ModelConfig:
@@ -92,11 +53,12 @@ def read_gguf_config(file: GGUFFile) -> ModelConfig:
         CorruptCheckpoint: a key that is absent, of the wrong kind, or contradicts another.
     """
     metadata, architecture = file.metadata, gguf_architecture(file.metadata)
-    prefix = metadata.text("general.architecture")
-    _refuse_unsupported(metadata, prefix)
+    prefix, traits = metadata.text("general.architecture"), ARCHITECTURE_TRAITS[architecture.name]
+    _refuse_unsupported(metadata, prefix, architecture)
     num_heads = metadata.count(f"{prefix}.attention.head_count")
     hidden_size = metadata.count(f"{prefix}.embedding_length")
-    head_dim = _head_dim(metadata, prefix, hidden_size // num_heads)
+    head_dim, rotated = _head_sizes(metadata, prefix, hidden_size // num_heads, rotates_parts=traits.rotates_parts)
+    has_biases = "blk.0.ffn_down.bias" in file.tensors
     given: dict[str, Any] = {
         "architectures": [architecture.name],
         "num_hidden_layers": metadata.count(f"{prefix}.block_count"),
@@ -107,16 +69,29 @@ def read_gguf_config(file: GGUFFile) -> ModelConfig:
         "head_dim": head_dim,
         "vocab_size": _tensor(file, "token_embd.weight").shape[0],
         "max_position_embeddings": metadata.count(f"{prefix}.context_length"),
-        "rms_norm_eps": metadata.number(f"{prefix}.attention.layer_norm_rms_epsilon"),
-        "rope_theta": metadata.number(f"{prefix}.rope.freq_base", 10_000.0),
-        "rope_scaling": _rope_scaling(metadata, prefix),
+        traits.epsilon_key: metadata.number(f"{prefix}.attention.{_EPSILONS[traits.norm]}"),
+        "rope_parameters": _rope(file, prefix, architecture),
         "tie_word_embeddings": "output.weight" not in file.tensors,
-        "attention_bias": "blk.0.attn_q.bias" in file.tensors,
+        "attention_bias": any(f"blk.0.attn_{part}.bias" in file.tensors for part in ("q", "qkv")),
         "attention_out_bias": "blk.0.attn_output.bias" in file.tensors,
-        "mlp_bias": "blk.0.ffn_down.bias" in file.tensors,
+        "mlp_bias": has_biases,
         "dtype": _dtype(file),
     }
-    given |= _window(metadata, prefix, given) | _multipliers(metadata, prefix) | _of_gemma(metadata, prefix, given)
+    if traits.bias_key is not None:
+        given[traits.bias_key] = has_biases
+    if traits.qk_norm_key is not None:
+        given[traits.qk_norm_key] = "blk.0.attn_q_norm.weight" in file.tensors
+    if traits.rotates_parts:
+        given["partial_rotary_factor"] = _share(rotated, head_dim)
+    original = given["rope_parameters"].get("original_max_position_embeddings")
+    if original is not None:
+        given["original_max_position_embeddings"] = original
+    given |= {
+        name: _factor(metadata, f"{prefix}.{key}", architecture, key) for key, name in architecture.numbers.items()
+    }
+    if architecture.derived is not None:
+        given |= architecture.derived(file, prefix)
+    given |= _window(metadata, prefix, architecture, given) | _of_gemma(metadata, prefix, given)
     try:
         config = ModelConfig.from_hf(given)
     except CorruptCheckpoint as error:
@@ -124,6 +99,11 @@ def read_gguf_config(file: GGUFFile) -> ModelConfig:
     return _with_stored_frequencies(config, file)
 
 
+_EPSILONS: Mapping[NormKind, str] = {
+    "rms": "layer_norm_rms_epsilon",
+    "layer": "layer_norm_epsilon",
+    "layer_bias": "layer_norm_epsilon",
+}
 _LAYERS_OF_27B = {"gemma2": 46, "gemma3": 62}
 """Of the model whose scores are scaled by hidden_size / heads instead of a head's size; no key says so."""
 
@@ -145,23 +125,13 @@ def _of_gemma(metadata: Metadata, prefix: str, given: Mapping[str, Any]) -> dict
 
 _CAPS_OF_GEMMA2 = {"final_logit_softcapping": 30.0, "attn_logit_softcapping": 50.0}
 
-_MULTIPLIERS = {
-    "attention.scale": "attention_multiplier",
-    "embedding_scale": "embedding_multiplier",
-    "residual_scale": "residual_multiplier",
-    "logit_scale": "logits_scaling",
-}
-"""Granite's keys, in the words of its config.json."""
+
+def _factor(metadata: Metadata, key: str, architecture: GGUFArchitecture, name: str) -> float:
+    return metadata.number(key, None if name in architecture.needed else 1.0)
 
 
-def _multipliers(metadata: Metadata, prefix: str) -> dict[str, Any]:
-    if prefix != "granite":
-        return {}
-    return {name: metadata.number(f"{prefix}.{key}", 1.0) for key, name in _MULTIPLIERS.items()}
-
-
-def _refuse_unsupported(metadata: Metadata, prefix: str) -> None:
-    read = _MULTIPLIERS if prefix == "granite" else {}
+def _refuse_unsupported(metadata: Metadata, prefix: str, architecture: GGUFArchitecture) -> None:
+    read = {*architecture.numbers, *(_YARN_FACTORS if architecture.reads_yarn_factors else ())}
     for name, neutral in _NEUTRAL.items():
         if name in read:
             continue
@@ -171,83 +141,115 @@ def _refuse_unsupported(metadata: Metadata, prefix: str) -> None:
             raise UnsupportedModel(f"{metadata.file_name}: {key}={value} is not implemented; known: {neutral}.")
 
 
-def _head_dim(metadata: Metadata, prefix: str, default: int) -> int:
+def _head_sizes(metadata: Metadata, prefix: str, default: int, *, rotates_parts: bool) -> tuple[int, int]:
+    """The numbers of a head, and how many of them are rotated."""
     head_dim = metadata.count(f"{prefix}.attention.key_length", default)
-    for key in ("attention.value_length", "rope.dimension_count"):
-        found = metadata.count(f"{prefix}.{key}", head_dim)
-        if found != head_dim:
-            raise UnsupportedModel(
-                f"{metadata.file_name}: {prefix}.{key}={found} is not implemented; known: the size of a head "
-                f"({head_dim})."
-            )
-    return head_dim
+    of_values = metadata.count(f"{prefix}.attention.value_length", head_dim)
+    rotated = metadata.count(f"{prefix}.rope.dimension_count", head_dim)
+    if of_values != head_dim:
+        key, value = "attention.value_length", of_values
+    elif rotated != head_dim and not (rotates_parts and rotated < head_dim):
+        key, value = "rope.dimension_count", rotated
+    else:
+        return head_dim, rotated
+    raise UnsupportedModel(
+        f"{metadata.file_name}: {prefix}.{key}={value} is not implemented; known: the size of a head ({head_dim})."
+    )
 
 
-def _rope_scaling(metadata: Metadata, prefix: str) -> dict[str, Any] | None:
+def _share(rotated: int, head_dim: int) -> float:
+    """The share of a head, such that its size times the share, rounded down, is the number again.
+
+    >>> int(100 * (58 / 100)), int(100 * _share(58, 100))
+    (57, 58)
+    """
+    return 1.0 if rotated == head_dim else math.nextafter(rotated / head_dim, 1.0)
+
+
+def _rope(file: GGUFFile, prefix: str, architecture: GGUFArchitecture) -> dict[str, Any]:
     """llama.cpp's default type is 'linear' with a factor of 1, which is no scaling."""
+    metadata = file.metadata
+    theta = metadata.number(f"{prefix}.rope.freq_base", 10_000.0)
     kind = metadata.text(f"{prefix}.rope.scaling.type", "linear")
     factor = metadata.number(f"{prefix}.rope.scaling.factor", metadata.number(f"{prefix}.rope.scale_linear", 1.0))
-    if kind == "none" or (kind == "linear" and factor in (0.0, 1.0)):
-        return None
-    if kind not in ("linear", "yarn"):
+    has_factors = any(name in file.tensors for name in ROPE_FACTORS.values())
+    if has_factors:
+        kind = "longrope"
+    elif kind == "none" or (kind == "linear" and factor in (0.0, 1.0)):
+        return {"rope_type": "default", "rope_theta": theta}
+    known = ("linear", "yarn", "longrope") if has_factors else ("linear", "yarn")
+    if kind not in known:
         raise UnsupportedModel(
-            f"{metadata.file_name}: {prefix}.rope.scaling.type {kind!r} is not implemented; known: none, linear, yarn."
+            f"{metadata.file_name}: {prefix}.rope.scaling.type {kind!r} is not implemented; known: none, linear, yarn, "
+            f"and longrope with the tensors {' and '.join(ROPE_FACTORS.values())}."
         )
-    scaling: dict[str, Any] = {"rope_type": kind, "factor": factor}
-    if kind == "yarn":
-        original = f"{prefix}.rope.scaling.original_context_length"
-        scaling["original_max_position_embeddings"] = metadata.count(original)
-        for name in ("beta_fast", "beta_slow"):
-            if f"{prefix}.rope.scaling.yarn_{name}" in metadata:
-                scaling[name] = metadata.number(f"{prefix}.rope.scaling.yarn_{name}")
-    return scaling
+    found: dict[str, Any] = {"rope_type": kind, "rope_theta": theta}
+    if kind == "linear":
+        return found | {"factor": factor}
+    found["original_max_position_embeddings"] = metadata.count(f"{prefix}.rope.scaling.original_context_length")
+    if kind == "longrope":
+        if f"{prefix}.rope.scaling.attn_factor" in metadata:
+            found["attention_factor"] = metadata.number(f"{prefix}.rope.scaling.attn_factor")
+        return found | {name: _numbers(file, stored).tolist() for name, stored in ROPE_FACTORS.items()}
+    return found | {"factor": factor} | _yarn(metadata, prefix, architecture)
 
 
-_WITH_WINDOWS = {
-    "llama": "MistralForCausalLM",
-    "olmo2": "Olmo3ForCausalLM",
-    "exaone4": "Exaone4ForCausalLM",
-    "gemma2": "Gemma2ForCausalLM",
-    "gemma3": "Gemma3ForCausalLM",
-}
-"""By `general.architecture`: the model of a file with a sliding window."""
-_WINDOW_OF_GEMMA2 = 4096
+def _yarn(metadata: Metadata, prefix: str, architecture: GGUFArchitecture) -> dict[str, Any]:
+    """What stretching by YaRN says beside its factor."""
+    scaling = f"{prefix}.rope.scaling.yarn"
+    names = {"beta_fast": f"{scaling}_beta_fast", "beta_slow": f"{scaling}_beta_slow"}
+    found = {name: metadata.number(key) for name, key in names.items() if key in metadata}
+    # llama.cpp takes 1 for a factor that nobody chose
+    attention = metadata.number(f"{scaling}_attn_factor", 1.0)
+    if attention != 1.0:
+        found["attention_factor"] = attention
+    if architecture.reads_yarn_factors:
+        found["mscale"] = 1.0
+        found["mscale_all_dim"] = metadata.number(f"{scaling}_log_multiplier", 0.0)
+        found["llama_4_scaling_beta"] = metadata.number(f"{prefix}.attention.temperature_scale", 0.0)
+    return found
 
 
-def _window(metadata: Metadata, prefix: str, given: dict[str, Any]) -> dict[str, Any]:
-    """A sliding window: in every layer of 'llama'; in the others every n-th layer has none."""
+def _window(
+    metadata: Metadata, prefix: str, architecture: GGUFArchitecture, given: Mapping[str, Any]
+) -> dict[str, Any]:
+    """A sliding window: in every layer, or in those that the architecture or the file says."""
     key = f"{prefix}.attention.sliding_window"
-    window = metadata.count(key, _WINDOW_OF_GEMMA2 if prefix == "gemma2" else 0, least=0)
+    window = metadata.count(key, architecture.window, least=0)
     if window == 0:
         return {"sliding_window": None}
-    every = ARCHITECTURE_TRAITS[_WITH_WINDOWS[prefix]].window_every if prefix in _WITH_WINDOWS else None
-    if prefix not in _WITH_WINDOWS or (every is None and f"{key}_pattern" in metadata):
-        others = ", ".join(name for name in _WITH_WINDOWS if name != "llama")
+    every = None if architecture.windowed is None else ARCHITECTURE_TRAITS[architecture.windowed].window_every
+    if architecture.windowed is None or (every is None and f"{key}_pattern" in metadata):
+        one = ", ".join(name for name, kind in GGUF_ARCHITECTURES.items() if kind.windowed and not _every(kind))
+        some = ", ".join(name for name, kind in GGUF_ARCHITECTURES.items() if _every(kind))
         raise UnsupportedModel(
-            f"{metadata.file_name}: {key}={window} is not implemented for {prefix!r}; known: 0, for 'llama' one window "
-            f"for all layers, and windows in some layers for {others}."
+            f"{metadata.file_name}: {key}={window} is not implemented for {prefix!r}; known: 0, one window for all "
+            f"layers of {one}, and windows in some layers of {some}."
         )
-    if every is not None and f"{key}_pattern" in metadata:
-        _check_pattern(metadata, f"{key}_pattern", every, given["num_hidden_layers"])
-    return {
-        "architectures": [_WITH_WINDOWS[prefix]],
-        "sliding_window": window,
-        "num_key_value_heads": given["num_key_value_heads"],
-    }
+    found: dict[str, Any] = {"architectures": [architecture.windowed], "sliding_window": window}
+    if every is not None:
+        has_window = _layers_with_window(metadata, f"{key}_pattern", every, given["num_hidden_layers"])
+        found["layer_types"] = ["sliding_attention" if has else "full_attention" for has in has_window]
+    return found
 
 
-def _check_pattern(metadata: Metadata, key: str, every: int, num_layers: int) -> None:
-    """A pattern is a number, or says of each layer whether it has a window."""
-    if metadata.is_list(key):
-        pattern: object = metadata.flags(key)
-        is_known = pattern == [(layer_id + 1) % every != 0 for layer_id in range(num_layers)]
-    else:
-        pattern = metadata.count(key)
-        is_known = pattern == every
-    if not is_known:
-        raise UnsupportedModel(
-            f"{metadata.file_name}: {key}={pattern} is not implemented; known: every {every}th layer has no window."
-        )
+def _every(architecture: GGUFArchitecture) -> int | None:
+    return None if architecture.windowed is None else ARCHITECTURE_TRAITS[architecture.windowed].window_every
+
+
+def _layers_with_window(metadata: Metadata, key: str, every: int, num_layers: int) -> list[bool]:
+    """A pattern says of each layer whether it has a window, or how many layers there are from one without to the next.
+
+    Raises:
+        CorruptCheckpoint: a list of another length.
+    """
+    if not metadata.is_list(key):
+        every = metadata.count(key, every)
+        return [(layer_id + 1) % every != 0 for layer_id in range(num_layers)]
+    pattern = metadata.flags(key)
+    if len(pattern) != num_layers:
+        raise metadata.refuse(key, f"a boolean for each of the {num_layers} layers")
+    return pattern
 
 
 def _dtype(file: GGUFFile) -> str:
@@ -262,19 +264,28 @@ def _dtype(file: GGUFFile) -> str:
 
 
 def _with_stored_frequencies(config: ModelConfig, file: GGUFFile) -> ModelConfig:
-    if ROPE_FREQS not in file.tensors:
+    if ROPE_FREQS not in file.tensors or not config.ropes:
         return config
-    tensor = _tensor(file, ROPE_FREQS)
-    num_pairs = config.layers[0].kv.head_dim // 2
-    if tensor.type.name != "F32" or tensor.shape != (num_pairs,):
+    divisors = _numbers(file, ROPE_FREQS)
+    rope, head_dim = config.ropes[0]
+    num_pairs = (rope.rotary_dim or head_dim) // 2
+    if divisors.shape != (num_pairs,):
         raise CorruptCheckpoint(
-            f"{file.path}: {ROPE_FREQS} is {tensor.type.name} {list(tensor.shape)}; it must be F32 "
-            f"[{num_pairs}], one for each pair of a head."
+            f"{file.path}: {ROPE_FREQS} is F32 {list(divisors.shape)}; it must be F32 [{num_pairs}], one for each pair "
+            "of a head."
         )
+    return config.with_ropes(lambda rope: replace(rope, frequency_divisors=tuple(divisors.tolist())))
+
+
+def _numbers(file: GGUFFile, name: str) -> npt.NDArray[np.float32]:
+    """What frequencies are divided by."""
+    tensor = _tensor(file, name)
+    if tensor.type.name != "F32" or len(tensor.shape) != 1:
+        raise CorruptCheckpoint(f"{file.path}: {name} is {tensor.type.name} {list(tensor.shape)}; it must be F32 [n].")
     divisors = tensor.data.view(np.float32)
     if not (np.isfinite(divisors) & (divisors > 0)).all():
-        raise CorruptCheckpoint(f"{file.path}: {ROPE_FREQS} must hold numbers above 0. Download it again.")
-    return config.with_ropes(lambda rope: replace(rope, frequency_divisors=tuple(divisors.tolist())))
+        raise CorruptCheckpoint(f"{file.path}: {name} must hold numbers above 0. Download it again.")
+    return divisors
 
 
 def _tensor(file: GGUFFile, name: str) -> StoredTensor:

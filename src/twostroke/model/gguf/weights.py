@@ -4,21 +4,27 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from twostroke.config.layer_spec import LayerSpec
 from twostroke.config.model import ModelConfig
 from twostroke.errors import CorruptCheckpoint
 from twostroke.gguf.container import GGUFFile, StoredTensor
+from twostroke.gguf.tensor_types import TYPES
 from twostroke.kernels.quantized_weight import QuantizedFormat, QuantizedWeight
 from twostroke.log import get_logger
 from twostroke.model.checkpoint import shorten
+from twostroke.model.gguf.architectures import GGUFArchitecture, gguf_architecture, listed_number
 from twostroke.model.gguf.blocks import REPACKED
-from twostroke.model.gguf.model_config import ROPE_FREQS, gguf_architecture
+from twostroke.model.gguf.model_config import ROPE_FACTORS, ROPE_FREQS
+from twostroke.model.gguf.names import gguf_names, of_layer
 from twostroke.model.registry import architecture, model_class
-from twostroke.model.weight_map import checkpoint_names, gguf_name
+from twostroke.model.weight_map import checkpoint_names
 from twostroke.model.weight_source import ALL_ROWS, StoredWeight
 
 log = get_logger(__name__)
@@ -35,23 +41,25 @@ class GGUFWeights:
         Raises:
             CorruptCheckpoint: some are missing, or there are others; all are named as in the file.
         """
-        self._file = file
-        spec = config.layers[0]  # its file says one number of heads for all layers
-        self._num_heads, self._num_kv_heads = spec.num_heads, spec.kv.num_kv_heads
+        self._file, self._config = file, config
         theirs = gguf_architecture(file.metadata)
-        self._has_permuted_heads, self._has_whole_norms = theirs.has_permuted_heads, theirs.has_whole_norms
+        self._has_permuted_heads, self._has_grouped_qkv = theirs.has_permuted_heads, theirs.has_grouped_qkv
+        self._has_whole_norms = theirs.has_whole_norms
         ours = model_class(config.architecture).parameters(config)
         names = architecture(config.architecture).names
         self._stored: dict[str, StoredTensor] = {}
-        missing: list[str] = []
+        used, missing = {ROPE_FREQS, *ROPE_FACTORS.values()}, list[str]()
         for name in (part for parameter in ours for part in checkpoint_names(names, parameter)):
-            stored = gguf_name(name, theirs.names)
-            if stored in file.tensors:
-                self._stored[name] = file.tensors[stored]
+            known = gguf_names(name, theirs.names)
+            stored = next((one for one in known if one in file.tensors), None)
+            found = _listed(file, name, theirs) if stored is None else file.tensors[stored]
+            found = found or _part_of_qkv(file, name, config.layers[0])
+            if found is None:
+                missing.append(known[-1] if known else name)
             else:
-                missing.append(stored)
-        known = {tensor.name for tensor in self._stored.values()} | {ROPE_FREQS}
-        extra = [name for name in file.tensors if name not in known]
+                self._stored[name] = found
+                used.add(found.name)
+        extra = [name for name in file.tensors if name not in used]
         problems = [f"{what}: {shorten(found)}" for what, found in (("missing", missing), ("unknown", extra)) if found]
         if problems:
             raise CorruptCheckpoint(
@@ -92,10 +100,39 @@ class GGUFWeights:
 
     def _places(self, name: str, rows: slice) -> slice | Tensor:
         """Where in the file some rows of a weight are."""
-        num_heads = {"q_proj": self._num_heads, "k_proj": self._num_kv_heads}.get(name.split(".")[-2])
+        spec = self._config.layers[0]  # its file says one number of heads for all layers
+        module = name.split(".")[-2]
+        if self._has_grouped_qkv and module == "query_key_value":
+            return _by_kv_head(spec)[rows]
+        num_heads = {"q_proj": spec.num_heads, "k_proj": spec.kv.num_kv_heads}.get(module)
         if num_heads is None or not self._has_permuted_heads:
             return rows
         return _in_halves(self._stored[name].shape[0], num_heads)[rows]
+
+
+def _listed(file: GGUFFile, name: str, theirs: GGUFArchitecture) -> StoredTensor | None:
+    """A tensor of one number that the metadata have in a list; None where it is none."""
+    place = of_layer(name)
+    if place is None or place[1] not in theirs.lists:
+        return None
+    number = listed_number(file.metadata, key := theirs.lists[place[1]], place[0])
+    return StoredTensor(key, TYPES[0], (1,), np.array([number], np.float32).view(np.uint8))
+
+
+def _part_of_qkv(file: GGUFFile, name: str, spec: LayerSpec) -> StoredTensor | None:
+    """The rows of q, k or v where a file has them as one tensor, as older conversions wrote them; None: it has not."""
+    module, _, kind = name.rpartition(".")
+    begins = {"q_proj": 0, "k_proj": spec.q_size, "v_proj": spec.q_size + spec.kv_size}
+    place, part = of_layer(name), module.rpartition(".")[-1]
+    stored = None if place is None else file.tensors.get(f"blk.{place[0]}.attn_qkv.{kind}")
+    if stored is None or part not in begins or stored.shape[0] != spec.q_size + 2 * spec.kv_size:
+        return None
+    begin, num_rows = begins[part], spec.q_size if part == "q_proj" else spec.kv_size
+    if len(stored.shape) == 1:
+        data = stored.data.reshape(stored.shape[0], -1)[begin : begin + num_rows].reshape(-1)
+    else:
+        data = stored.data[begin : begin + num_rows]
+    return replace(stored, shape=(num_rows, *stored.shape[1:]), data=data)
 
 
 def _in_halves(num_rows: int, num_heads: int) -> Tensor:
@@ -107,6 +144,14 @@ def _in_halves(num_rows: int, num_heads: int) -> Tensor:
     [0, 2, 4, 1, 3, 5, 6, 8, 10, 7, 9, 11]
     """
     return torch.arange(num_rows).view(num_heads, -1, 2).transpose(1, 2).flatten()
+
+
+def _by_kv_head(spec: LayerSpec) -> Tensor:
+    """The rows of q, k and v together by KV head, of a file that has all of q, then k, then v; int64 [num_rows]."""
+    num_q, num_kv = spec.num_heads, spec.kv.num_kv_heads
+    q, k = torch.arange(num_q).view(num_kv, -1), num_q + torch.arange(num_kv)[:, None]
+    heads = torch.cat([q, k, k + num_kv], dim=1).flatten()
+    return (heads[:, None] * spec.kv.head_dim + torch.arange(spec.kv.head_dim)).flatten()
 
 
 def _format(tensor: StoredTensor) -> QuantizedFormat | None:

@@ -1,0 +1,174 @@
+"""GGUF_ARCHITECTURES: what llama.cpp calls an architecture, in ours, and what its conversion changes.
+
+The conversion is llama.cpp's convert_hf_to_gguf.py, the keys are those of ggml's docs/gguf.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from twostroke.errors import CorruptCheckpoint, UnsupportedModel
+from twostroke.gguf.container import GGUFFile
+from twostroke.gguf.metadata import Metadata
+from twostroke.model.gguf.names import ModuleNames
+
+
+@dataclass(frozen=True, slots=True)
+class GGUFArchitecture:
+    """What llama.cpp calls an architecture, in ours."""
+
+    name: str
+    """As config.json lists it under `architectures`."""
+    names: ModuleNames = field(default_factory=dict[str, str])
+    """Of modules of a layer that are called otherwise than elsewhere; see `names.gguf_names`."""
+    windowed: str | None = None
+    """The architecture of a file with a sliding window; None: it has none."""
+    window: int | None = 0
+    """The window of a file that names none; 0: there is none, None: the file must name it."""
+    has_permuted_heads: bool = False
+    """q and k come with the two halves of each head's rows interleaved, for llama.cpp's rotation of neighbours."""
+    has_grouped_qkv: bool = False
+    """Checkpoints keep together in one tensor what belongs to one KV head; files have all of q, then k, then v."""
+    has_whole_norms: bool = False
+    """Weights of norms are stored with the 1 that checkpoints leave out."""
+    numbers: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Keys of its own (without the prefix) in the words of config.json; a factor that is absent is 1."""
+    needed: frozenset[str] = frozenset()
+    """Those of `numbers` that a file must have."""
+    lists: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Tensors of one number, by their names in a layer: the key (with the prefix) that has them for all layers."""
+    reads_yarn_factors: bool = False
+    """`yarn_log_multiplier` scales the attention, and `attention.temperature_scale` the queries, by position."""
+    derived: Callable[[GGUFFile, str], dict[str, Any]] | None = None
+    """Returns keys of config.json that follow from the file in another way; takes the prefix of its keys, too."""
+
+
+def _of_stablelm(file: GGUFFile, prefix: str) -> dict[str, Any]:
+    """A parallel block shares one norm."""
+    del prefix
+    return {"use_parallel_residual": "blk.0.ffn_norm.weight" not in file.tensors}
+
+
+def _of_gpt_neox(file: GGUFFile, prefix: str) -> dict[str, Any]:
+    return {"use_parallel_residual": file.metadata.flag(f"{prefix}.use_parallel_residual", default=True)}
+
+
+def _of_falcon(file: GGUFFile, prefix: str) -> dict[str, Any]:
+    """The first architecture is the second one with one norm and one KV head."""
+    return {
+        "new_decoder_architecture": True,
+        "num_kv_heads": file.metadata.count(f"{prefix}.attention.head_count_kv", 1),
+        "ffn_hidden_size": file.metadata.count(f"{prefix}.feed_forward_length"),
+        "num_ln_in_parallel_attn": 2 if "blk.0.attn_norm_2.weight" in file.tensors else 1,
+    }
+
+
+def _of_gpt2(file: GGUFFile, prefix: str) -> dict[str, Any]:
+    return {"n_inner": file.metadata.count(f"{prefix}.feed_forward_length")}
+
+
+_BETA_OF_XIELU = 0.5
+
+
+def _of_apertus(file: GGUFFile, prefix: str) -> dict[str, Any]:
+    """The linear share of every xIELU; a file may leave it out."""
+    del prefix
+    metadata, key = file.metadata, "xielu.beta"
+    if key in metadata and set(metadata.numbers(key)) != {_BETA_OF_XIELU}:
+        found = sorted(set(metadata.numbers(key)))
+        raise UnsupportedModel(f"{metadata.file_name}: {key}={found} is not implemented; known: {_BETA_OF_XIELU}.")
+    return {}
+
+
+_NORMS_BEHIND = {"post_attention_layernorm": "post_attention_norm", "post_feedforward_layernorm": "post_ffw_norm"}
+
+_NORMS_AROUND = {**_NORMS_BEHIND, "pre_feedforward_layernorm": "ffn_norm"}
+
+_OF_GLM4 = {"post_self_attn_layernorm": "post_attention_norm", "post_mlp_layernorm": "post_ffw_norm"}
+
+_OF_FALCON: ModuleNames = {
+    "input_layernorm": ("attn_norm_2", "attn_norm"),
+    "post_attention_layernorm": "attn_norm",
+}
+"""The MLP's norm is the first of two: it was there alone before attention got its own."""
+
+_OF_GRANITE = {
+    "attention.scale": "attention_multiplier",
+    "embedding_scale": "embedding_multiplier",
+    "residual_scale": "residual_multiplier",
+    "logit_scale": "logits_scaling",
+}
+
+_OF_COHERE = {"logit_scale": "logit_scale"}
+
+_OF_APERTUS = {"mlp.act_fn.alpha_p": "xielu.alpha_p", "mlp.act_fn.alpha_n": "xielu.alpha_n"}
+
+GGUF_ARCHITECTURES = {
+    "llama": GGUFArchitecture("LlamaForCausalLM", windowed="MistralForCausalLM", has_permuted_heads=True),
+    "mistral3": GGUFArchitecture("Ministral3ForCausalLM", has_permuted_heads=True, reads_yarn_factors=True),
+    "olmo2": GGUFArchitecture("Olmo2ForCausalLM", _NORMS_BEHIND, windowed="Olmo3ForCausalLM"),
+    "exaone4": GGUFArchitecture("Exaone4ForCausalLM", _NORMS_BEHIND, windowed="Exaone4ForCausalLM"),
+    "gemma": GGUFArchitecture("GemmaForCausalLM", has_whole_norms=True),
+    "gemma2": GGUFArchitecture(
+        "Gemma2ForCausalLM", _NORMS_AROUND, windowed="Gemma2ForCausalLM", window=4096, has_whole_norms=True
+    ),
+    "gemma3": GGUFArchitecture("Gemma3ForCausalLM", _NORMS_AROUND, windowed="Gemma3ForCausalLM", has_whole_norms=True),
+    "granite": GGUFArchitecture("GraniteForCausalLM", has_permuted_heads=True, numbers=_OF_GRANITE),
+    "smollm3": GGUFArchitecture("SmolLM3ForCausalLM", has_permuted_heads=True),
+    "seed_oss": GGUFArchitecture("SeedOssForCausalLM", {"post_attention_layernorm": "post_attention_norm"}),
+    "qwen2": GGUFArchitecture("Qwen2ForCausalLM"),
+    "qwen2vl": GGUFArchitecture("Qwen2ForCausalLM"),
+    "qwen3": GGUFArchitecture("Qwen3ForCausalLM"),
+    "qwen3vl": GGUFArchitecture("Qwen3ForCausalLM"),
+    "phi2": GGUFArchitecture("PhiForCausalLM"),
+    "phi3": GGUFArchitecture("Phi3ForCausalLM", windowed="Phi3ForCausalLM"),
+    "chatglm": GGUFArchitecture("GlmForCausalLM"),
+    "glm4": GGUFArchitecture("Glm4ForCausalLM", _OF_GLM4),
+    "command-r": GGUFArchitecture("CohereForCausalLM", numbers=_OF_COHERE, needed=frozenset(_OF_COHERE)),
+    "cohere2": GGUFArchitecture(
+        "Cohere2ForCausalLM",
+        windowed="Cohere2ForCausalLM",
+        window=None,
+        numbers=_OF_COHERE,
+        needed=frozenset(_OF_COHERE),
+    ),
+    "starcoder2": GGUFArchitecture("Starcoder2ForCausalLM"),
+    "stablelm": GGUFArchitecture("StableLmForCausalLM", derived=_of_stablelm),
+    "arcee": GGUFArchitecture("ArceeForCausalLM", has_permuted_heads=True),
+    "nemotron": GGUFArchitecture("NemotronForCausalLM", has_whole_norms=True),
+    "apertus": GGUFArchitecture("ApertusForCausalLM", lists=_OF_APERTUS, derived=_of_apertus),
+    "gptneox": GGUFArchitecture("GPTNeoXForCausalLM", has_grouped_qkv=True, derived=_of_gpt_neox),
+    "falcon": GGUFArchitecture("FalconForCausalLM", _OF_FALCON, has_grouped_qkv=True, derived=_of_falcon),
+    "gpt2": GGUFArchitecture("GPT2LMHeadModel", derived=_of_gpt2),
+}
+"""By `general.architecture`; Mistral's models are 'llama' there, Mistral 3's and Ministral 3's 'mistral3'."""
+
+
+def gguf_architecture(metadata: Metadata) -> GGUFArchitecture:
+    """The architecture of a file.
+
+    Raises:
+        UnsupportedModel: one that is not implemented.
+        CorruptCheckpoint: none is named.
+    """
+    name = metadata.text("general.architecture")
+    if name not in GGUF_ARCHITECTURES:
+        known = ", ".join(GGUF_ARCHITECTURES)
+        raise UnsupportedModel(
+            f"{metadata.file_name}: general.architecture {name!r} is not implemented; known: {known}."
+        )
+    return GGUF_ARCHITECTURES[name]
+
+
+def listed_number(metadata: Metadata, key: str, layer_id: int) -> float:
+    """One layer's number of a list.
+
+    Raises:
+        CorruptCheckpoint: the list is absent, of other things, or too short.
+    """
+    numbers = metadata.numbers(key)
+    if layer_id >= len(numbers):
+        raise CorruptCheckpoint(f"{metadata.file_name}: {key} has {len(numbers)} numbers; layer {layer_id} has none.")
+    return numbers[layer_id]

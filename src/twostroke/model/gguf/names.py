@@ -1,0 +1,102 @@
+"""Tensors of Hugging Face checkpoints in the words of GGUF files: one table for all architectures.
+
+    model.layers.7.self_attn.q_proj.weight              ─►  blk.7.attn_q.weight
+    gpt_neox.layers.7.attention.query_key_value.bias    ─►  blk.7.attn_qkv.bias
+
+An architecture whose files call a module otherwise says so in `architectures.py`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+ModuleNames = Mapping[str, str | tuple[str, ...]]
+"""Modules of GGUF files by those of checkpoints. Of several names, the first that a file has counts."""
+
+_TOP: ModuleNames = {
+    "model.embed_tokens": "token_embd",
+    "gpt_neox.embed_in": "token_embd",
+    "transformer.word_embeddings": "token_embd",
+    "transformer.wte": "token_embd",
+    "transformer.wpe": "position_embd",
+    "model.norm": "output_norm",
+    "model.final_layernorm": "output_norm",
+    "gpt_neox.final_layer_norm": "output_norm",
+    "transformer.ln_f": "output_norm",
+    "lm_head": "output",
+}
+
+_OF_A_LAYER: ModuleNames = {
+    "input_layernorm": "attn_norm",
+    "attention_layernorm": "attn_norm",
+    "ln_1": "attn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.qkv_proj": "attn_qkv",
+    "self_attention.query_key_value": "attn_qkv",
+    "attention.query_key_value": "attn_qkv",
+    "attn.c_attn": "attn_qkv",
+    "self_attn.o_proj": "attn_output",
+    "self_attn.dense": "attn_output",
+    "self_attention.dense": "attn_output",
+    "attention.dense": "attn_output",
+    "attn.c_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "self_attn.q_layernorm": "attn_q_norm",
+    "self_attn.k_layernorm": "attn_k_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "feedforward_layernorm": "ffn_norm",
+    "ln_2": "ffn_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.gate_up_proj": "ffn_up",
+    "mlp.dense_h_to_4h": "ffn_up",
+    "mlp.c_fc": "ffn_up",
+    "mlp.fc1": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+    "mlp.dense_4h_to_h": "ffn_down",
+    "mlp.c_proj": "ffn_down",
+    "mlp.fc2": "ffn_down",
+}
+
+_LAYER = re.compile(r"(?:model\.layers|gpt_neox\.layers|transformer\.h)\.(?P<layer>\d+)\.(?P<module>.+)")
+
+
+def gguf_names(name: str, own_modules: ModuleNames | None = None) -> tuple[str, ...]:
+    """Return what GGUF files may call a tensor of a checkpoint, the name that counts first; none where none is known.
+
+    Args:
+        name: in the checkpoint.
+        own_modules: what an architecture calls otherwise than others do.
+
+    >>> gguf_names("transformer.h.0.ln_1.bias"), gguf_names("model.layers.0.mlp.act_fn.beta")
+    (('blk.0.attn_norm.bias',), ())
+    """
+    module, _, kind = name.rpartition(".")
+    found = _LAYER.fullmatch(module)
+    prefix = "" if found is None else f"blk.{found['layer']}."
+    known = _TOP if found is None else {**_OF_A_LAYER, **(own_modules or {})}
+    theirs = known.get(module if found is None else found["module"], ())
+    return tuple(f"{prefix}{one}.{kind}" for one in ((theirs,) if isinstance(theirs, str) else theirs))
+
+
+def gguf_name(name: str, own_modules: ModuleNames | None = None) -> str:
+    """Return what GGUF files call a tensor of a checkpoint.
+
+    >>> gguf_name("model.layers.7.self_attn.q_proj.weight")
+    'blk.7.attn_q.weight'
+    """
+    return gguf_names(name, own_modules)[0]
+
+
+def of_layer(name: str) -> tuple[int, str] | None:
+    """Return the layer of a checkpoint's tensor, and the tensor's name within it; None: it is of no layer.
+
+    >>> of_layer("model.layers.7.mlp.act_fn.alpha_p")
+    (7, 'mlp.act_fn.alpha_p')
+    """
+    found = _LAYER.fullmatch(name)
+    return None if found is None else (int(found["layer"]), found["module"])

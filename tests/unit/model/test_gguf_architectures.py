@@ -1,0 +1,304 @@
+"""GGUF files of the older and rarer architectures: the logits are transformers'.
+
+The files are written with the names of tensors that the `gguf` package knows for each architecture, and with what
+llama.cpp's converter does to them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from gguf import GGUFWriter
+
+from fixtures.gguf.layout import interleaved
+from oracle import naive_model
+from oracle.paged_driver import PagedDriver
+from twostroke.kernels.dispatch import operators_for
+from twostroke.model.loader import load_model
+from twostroke.model.model_files import find_model
+
+CPU = torch.device("cpu")
+Floats = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model, and what the converter does with it."""
+
+    kind: str
+    """transformers' name."""
+    architecture: str
+    """llama.cpp's name."""
+    changes: dict[str, Any] = field(default_factory=dict[str, Any])
+    tensor: Callable[[Any, str, Floats], Floats] = lambda config, name, array: array
+    """Changes a tensor."""
+    keys: Callable[[GGUFWriter, Any], None] = lambda writer, config: None
+    """Adds keys."""
+    layer_norm: bool = False
+
+
+def permuted(config: Any, name: str, array: Floats) -> Floats:
+    """Neighbours for llama.cpp's rotation."""
+    num = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
+    part = name.split(".")[-2]
+    return interleaved(array, num[part]) if part in num else array
+
+
+def nemotron(config: Any, name: str, array: Floats) -> Floats:
+    return array + 1 if name.endswith("norm.weight") else array
+
+
+def neox(config: Any, name: str, array: Floats) -> Floats:
+    """Of each head q, k and v: to all of q, then of k, then of v."""
+    if "query_key_value" not in name:
+        return array
+    heads = array.reshape(config.num_attention_heads, 3, -1, *array.shape[1:])
+    return np.concatenate([heads[:, part].reshape(-1, *array.shape[1:]) for part in range(3)])
+
+
+def falcon(config: Any, name: str, array: Floats) -> Floats:
+    if "query_key_value" not in name:
+        return array
+    num_kv = config.num_kv_heads if config.new_decoder_architecture else 1
+    group = config.num_attention_heads // num_kv
+    heads = array.reshape(num_kv, group + 2, -1, *array.shape[1:])
+    parts = heads[:, :-2], heads[:, -2:-1], heads[:, -1:]
+    return np.concatenate([part.reshape(-1, *array.shape[1:]) for part in parts])
+
+
+def gpt2(config: Any, name: str, array: Floats) -> Floats:
+    is_matrix = name.endswith(("c_attn.weight", "c_proj.weight", "c_fc.weight"))
+    return np.ascontiguousarray(array.T) if is_matrix else array
+
+
+def partly(share: float) -> Callable[[GGUFWriter, Any], None]:
+    def add(writer: GGUFWriter, config: Any) -> None:
+        head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        writer.add_rope_dimension_count(int(head_dim * share))
+
+    return add
+
+
+def phi3(writer: GGUFWriter, config: Any) -> None:
+    writer.add_rope_dimension_count(16)
+    writer.add_sliding_window(config.sliding_window or 0)
+
+
+def longrope(writer: GGUFWriter, config: Any) -> None:
+    rope = config.rope_parameters
+    phi3(writer, config)
+    writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+    writer.add_rope_scaling_attn_factors(rope["attention_factor"])
+    writer.add_tensor("rope_factors_long.weight", np.array(rope["long_factor"], np.float32))
+    writer.add_tensor("rope_factors_short.weight", np.array(rope["short_factor"], np.float32))
+
+
+def cohere(writer: GGUFWriter, config: Any) -> None:
+    writer.add_logit_scale(config.logit_scale)
+
+
+def cohere2(writer: GGUFWriter, config: Any) -> None:
+    cohere(writer, config)
+    writer.add_sliding_window(config.sliding_window)
+    writer.add_rope_dimension_count(config.hidden_size // config.num_attention_heads)
+
+
+def residual(writer: GGUFWriter, config: Any) -> None:
+    writer.add_parallel_residual(config.use_parallel_residual)
+
+
+def stablelm(writer: GGUFWriter, config: Any) -> None:
+    residual(writer, config)
+    partly(0.25)(writer, config)
+
+
+def neox_keys(writer: GGUFWriter, config: Any) -> None:
+    residual(writer, config)
+    partly(0.25)(writer, config)
+
+
+def ministral3(writer: GGUFWriter, config: Any) -> None:
+    rope = config.rope_parameters
+    writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+    writer.add_rope_scaling_factor(rope["factor"])
+    writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+    writer.add_rope_scaling_yarn_beta_fast(rope["beta_fast"])
+    writer.add_rope_scaling_yarn_beta_slow(rope["beta_slow"])
+    writer.add_rope_scaling_yarn_log_mul(rope["mscale_all_dim"])
+    writer.add_attn_temperature_scale(rope["llama_4_scaling_beta"])
+
+
+LONG = {
+    "rope_type": "longrope",
+    "rope_theta": 10_000.0,
+    "short_factor": [1.0 + 0.1 * i for i in range(8)],
+    "long_factor": [1.0 + i for i in range(8)],
+    "original_max_position_embeddings": 64,
+    "attention_factor": 1.2,
+}
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 10_000.0,
+    "factor": 10.0,
+    "original_max_position_embeddings": 64,
+    "llama_4_scaling_beta": 0.3,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+}
+PAD: dict[str, Any] = {"pad_token_id": 0}
+CASES: dict[str, Case] = {
+    "llama": Case("Llama", "llama", tensor=permuted),
+    "arcee": Case("Arcee", "arcee", tensor=permuted),
+    "ministral3": Case(
+        "Ministral3", "mistral3", {**PAD, "head_dim": 16, "rope_parameters": YARN}, permuted, ministral3
+    ),
+    "seed_oss": Case("SeedOss", "seed_oss", {"head_dim": 16}),
+    "qwen2": Case("Qwen2", "qwen2"),
+    "qwen3": Case("Qwen3", "qwen3", {"head_dim": 16}),
+    "phi2": Case("Phi", "phi2", keys=partly(0.5), layer_norm=True),
+    "phi3": Case("Phi3", "phi3", PAD, keys=phi3),
+    "phi3-window": Case("Phi3", "phi3", {**PAD, "sliding_window": 24}, keys=phi3),
+    "phi3-longrope": Case("Phi3", "phi3", {**PAD, "rope_parameters": LONG}, keys=longrope),
+    "glm": Case("Glm", "chatglm", {**PAD, "head_dim": 16}, keys=partly(0.5)),
+    "glm4": Case("Glm4", "glm4", {**PAD, "head_dim": 16}, keys=partly(0.5)),
+    "cohere": Case("Cohere", "command-r", {"tie_word_embeddings": True}, keys=cohere, layer_norm=True),
+    "cohere-norms": Case(
+        "Cohere", "command-r", {"tie_word_embeddings": True, "use_qk_norm": True}, keys=cohere, layer_norm=True
+    ),
+    "cohere2": Case(
+        "Cohere2",
+        "cohere2",
+        {**PAD, "num_hidden_layers": 4, "sliding_window": 24, "tie_word_embeddings": True},
+        keys=cohere2,
+        layer_norm=True,
+    ),
+    "starcoder2": Case("Starcoder2", "starcoder2", layer_norm=True),
+    "stablelm": Case("StableLm", "stablelm", {"use_qkv_bias": True}, keys=stablelm, layer_norm=True),
+    "stablelm-parallel": Case(
+        "StableLm",
+        "stablelm",
+        {"use_parallel_residual": True, "qk_layernorm": True},
+        keys=stablelm,
+        layer_norm=True,
+    ),
+    "nemotron": Case("Nemotron", "nemotron", tensor=nemotron, keys=partly(0.5), layer_norm=True),
+    "apertus": Case("Apertus", "apertus", {"rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0}}),
+    "gpt_neox": Case("GPTNeoX", "gptneox", tensor=neox, keys=neox_keys, layer_norm=True),
+    "gpt_neox-in-turn": Case(
+        "GPTNeoX", "gptneox", {"use_parallel_residual": False}, tensor=neox, keys=neox_keys, layer_norm=True
+    ),
+    "falcon-7b": Case(
+        "Falcon",
+        "falcon",
+        {"new_decoder_architecture": False, "multi_query": True, "parallel_attn": True, "bias": False, "alibi": False},
+        tensor=falcon,
+        layer_norm=True,
+    ),
+    "falcon-40b": Case(
+        "Falcon",
+        "falcon",
+        {"new_decoder_architecture": True, "num_kv_heads": 2, "bias": False, "alibi": False},
+        tensor=falcon,
+        layer_norm=True,
+    ),
+    "gpt2": Case("GPT2", "gpt2", tensor=gpt2, layer_norm=True),
+}
+
+
+def of(config: Any, *names: str, default: Any = None) -> Any:
+    return next((found for name in names if (found := getattr(config, name, None)) is not None), default)
+
+
+def add_usual_keys(writer: GGUFWriter, config: Any, case: Case) -> None:
+    heads, hidden = of(config, "num_attention_heads", "n_head"), of(config, "hidden_size", "n_embd")
+    writer.add_block_count(of(config, "num_hidden_layers", "n_layer"))
+    writer.add_context_length(of(config, "max_position_embeddings", "n_positions"))
+    writer.add_embedding_length(hidden)
+    inner = {"Falcon": "ffn_hidden_size", "GPT2": "n_inner"}.get(case.kind, "intermediate_size")
+    writer.add_feed_forward_length(of(config, inner, default=4 * hidden))
+    writer.add_head_count(heads)
+    num_kv = heads if case.kind in ("GPTNeoX", "GPT2") else of(config, "num_key_value_heads", default=heads)
+    if case.kind == "Falcon":
+        num_kv = config.num_kv_heads if config.new_decoder_architecture else 1
+    writer.add_head_count_kv(num_kv)
+    eps = of(config, "rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_epsilon", "norm_eps")
+    (writer.add_layer_norm_eps if case.layer_norm else writer.add_layer_norm_rms_eps)(eps)
+    if of(config, "head_dim") and case.kind not in ("GPT2", "Falcon", "GPTNeoX"):
+        writer.add_key_length(config.head_dim)
+        writer.add_value_length(config.head_dim)
+    rope = of(config, "rope_parameters")
+    if rope is not None:
+        writer.add_rope_freq_base(float(rope["rope_theta"]))
+
+
+def stacked_norms(tensors: Mapping[str, Floats]) -> dict[str, Floats]:
+    """StableLM's norms of q and k, of which a checkpoint has a tensor for each head, as one."""
+    found: dict[str, list[Floats]] = {}
+    for name, array in tensors.items():
+        before, _, _ = name.partition(".norms.")
+        found.setdefault(f"{before}.weight" if ".norms." in name else name, []).append(array)
+    return {
+        name: np.stack(arrays) if ".q_layernorm" in name or ".k_layernorm" in name else arrays[0]
+        for name, arrays in found.items()
+    }
+
+
+def write(path: Path, case: Case, model: Any) -> None:
+    """A file of the model in float32."""
+    config = model.config
+    writer = GGUFWriter(str(path), case.architecture)
+    add_usual_keys(writer, config, case)
+    case.keys(writer, config)
+    kind = next(kind for kind, name in gguf.MODEL_ARCH_NAMES.items() if name == case.architecture)
+    names = gguf.get_tensor_name_map(kind, of(config, "num_hidden_layers", "n_layer"))
+    tensors = {name: weight.numpy().astype(np.float32) for name, weight in model.state_dict().items()}
+    activations: dict[str, list[float]] = {}
+    for name, array in stacked_norms(tensors).items():
+        if name == "lm_head.weight" and config.tie_word_embeddings:
+            continue
+        if "act_fn" in name:
+            activations.setdefault(name.rpartition(".")[2], []).append(float(array.reshape(-1)[0]))
+            continue
+        if name.endswith((".attn.bias", "masked_bias", "rotary_emb.inv_freq")):
+            continue
+        stored = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        assert stored is not None, name
+        writer.add_tensor(stored, np.ascontiguousarray(case.tensor(config, name, array)))
+    for name, numbers in activations.items():
+        getattr(writer, f"add_xielu_{name}")(numbers)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_logits_equal_transformers(name: str, tmp_path: Path) -> None:
+    case = CASES[name]
+    theirs = naive_model.build(tmp_path / "folder", case.kind, **case.changes)
+    write(tmp_path / "x.gguf", case, theirs)
+    files = find_model(str(tmp_path / "x.gguf"))
+    config = files.config()
+    model = load_model(
+        files.weights(config, None),
+        config.fixed_for(64 if "longrope" in name else None),
+        dtype=torch.float32,
+        device=CPU,
+        max_model_len=256,
+        operators=operators_for(CPU, torch.float32, "reference"),
+    )
+    driver = PagedDriver(model, num_blocks=64)
+    token_ids = np.random.default_rng(1).integers(0, model.config.vocab_size, 60).tolist()
+    found = driver.logits(driver.step([(driver.add(token_ids), len(token_ids))])[0]).log_softmax(-1)
+    expected = naive_model.logits(theirs, token_ids).log_softmax(-1)
+    assert (found - expected).abs().max().item() <= 1e-4
