@@ -39,26 +39,27 @@ TYPES: dict[int, TensorType] = {
     14: TensorType("Q6_K", 256, 210),
     20: TensorType("IQ4_NL", 32, 18),
     23: TensorType("IQ4_XS", 256, 136),
+    19: TensorType("IQ1_S", 256, 50),
+    29: TensorType("IQ1_M", 256, 56),
+    16: TensorType("IQ2_XXS", 256, 66),
+    17: TensorType("IQ2_XS", 256, 74),
+    22: TensorType("IQ2_S", 256, 82),
+    18: TensorType("IQ3_XXS", 256, 98),
+    21: TensorType("IQ3_S", 256, 110),
+    34: TensorType("TQ1_0", 256, 54),
+    35: TensorType("TQ2_0", 256, 66),
+    39: TensorType("MXFP4", 32, 17),
+    40: TensorType("NVFP4", 64, 36),
 }
 """What is read, by the number in the file."""
 
 NAMES = {
     9: "Q8_1",
     15: "Q8_K",
-    16: "IQ2_XXS",
-    17: "IQ2_XS",
-    18: "IQ3_XXS",
-    19: "IQ1_S",
-    21: "IQ3_S",
-    22: "IQ2_S",
     24: "I8",
     25: "I16",
     26: "I32",
     27: "I64",
     28: "F64",
-    29: "IQ1_M",
-    34: "TQ1_0",
-    35: "TQ2_0",
-    39: "MXFP4",
 }
 """What is not."""

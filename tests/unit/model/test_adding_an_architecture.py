@@ -29,7 +29,7 @@ def test_the_page_shows_the_code_that_runs() -> None:
     page = (REPOSITORY / "docs" / "adding-an-architecture.md").read_text(encoding="utf-8")
     assert Path(bitnet.__file__).read_text(encoding="utf-8") in page
     listings = [part.partition("```")[0] for part in page.split("```python\n")[1:-1]]
-    tables = ("config/architectures.py", "model/registry.py", "model/gguf/model_config.py")
+    tables = ("config/architectures.py", "model/registry.py", "model/gguf/architectures.py")
     assert len(listings) == len(tables)
     for listing, table in zip(listings, tables, strict=True):
         assert listing in (REPOSITORY / "src" / "twostroke" / table).read_text(encoding="utf-8")

@@ -17,18 +17,8 @@ import torch
 from torch import Tensor
 
 from twostroke.kernels.quantized_weight import QuantizedFormat, QuantizedWeight
-
-
-@dataclass(frozen=True, slots=True)
-class Groups:
-    """What some blocks stand for: scales * (codes - zero) - minima."""
-
-    codes: Tensor
-    """uint8 [N, num_blocks, groups of a block, group_size]"""
-    scales: Tensor
-    """float32 [N, num_blocks, groups of a block]"""
-    minima: Tensor | None = None
-    """As scales."""
+from twostroke.model.gguf.groups import Groups, half, nibbles
+from twostroke.model.gguf.lattices import TAKEN_APART
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,16 +78,6 @@ _AT_ONCE = 2**18
 """Numbers."""
 
 
-def _half(two_bytes: Tensor) -> Tensor:
-    """float16 in bytes [..., 2] as float32 [..., 1]."""
-    return two_bytes.contiguous().view(torch.float16).float()
-
-
-def _nibbles(packed: Tensor) -> Tensor:
-    """[..., n] to [..., 2, n]: the low halves of the bytes, then the high ones."""
-    return torch.stack((packed & 15, packed >> 4), dim=-2)
-
-
 def _pairs(packed: Tensor) -> Tensor:
     """[..., n] to [..., 4, n]: bits 0 and 1 of the bytes, then 2 and 3, and so on."""
     return torch.stack([(packed >> shift) & 3 for shift in (0, 2, 4, 6)], dim=-2)
@@ -115,30 +95,30 @@ def _one_group(codes: Tensor) -> Tensor:
 
 
 def _q4_0(b: Tensor) -> Groups:
-    return Groups(_one_group(_nibbles(b[..., 2:])), _half(b[..., :2]))
+    return Groups(_one_group(nibbles(b[..., 2:])), half(b[..., :2]))
 
 
 def _q4_1(b: Tensor) -> Groups:
-    return Groups(_one_group(_nibbles(b[..., 4:])), _half(b[..., :2]), -_half(b[..., 2:4]))
+    return Groups(_one_group(nibbles(b[..., 4:])), half(b[..., :2]), -half(b[..., 2:4]))
 
 
 def _q5_0(b: Tensor) -> Groups:
-    codes = _nibbles(b[..., 6:]).flatten(-2) | _fifth_bits(b[..., 2:6]) << 4
-    return Groups(_one_group(codes), _half(b[..., :2]))
+    codes = nibbles(b[..., 6:]).flatten(-2) | _fifth_bits(b[..., 2:6]) << 4
+    return Groups(_one_group(codes), half(b[..., :2]))
 
 
 def _q5_1(b: Tensor) -> Groups:
-    codes = _nibbles(b[..., 8:]).flatten(-2) | _fifth_bits(b[..., 4:8]) << 4
-    return Groups(_one_group(codes), _half(b[..., :2]), -_half(b[..., 2:4]))
+    codes = nibbles(b[..., 8:]).flatten(-2) | _fifth_bits(b[..., 4:8]) << 4
+    return Groups(_one_group(codes), half(b[..., :2]), -half(b[..., 2:4]))
 
 
 def _q8_0(b: Tensor) -> Groups:
-    return Groups(_one_group(b[..., 2:] ^ 128), _half(b[..., :2]))  # int8 + 128
+    return Groups(_one_group(b[..., 2:] ^ 128), half(b[..., :2]))  # int8 + 128
 
 
 def _q2_k(b: Tensor) -> Groups:
     scales, codes = b[..., :16], _pairs(b[..., 16:80].unflatten(-1, (2, 32)))  # [..., 2, 4, 32]
-    of_scales, of_minima = _half(b[..., 80:82]), _half(b[..., 82:84])
+    of_scales, of_minima = half(b[..., 80:82]), half(b[..., 82:84])
     groups = codes.reshape(*b.shape[:2], 16, 16)
     return Groups(groups, of_scales * (scales & 15), of_minima * (scales >> 4))
 
@@ -148,10 +128,10 @@ def _q3_k(b: Tensor) -> Groups:
     low_bits = _pairs(b[..., 32:96].unflatten(-1, (2, 32))).flatten(-3, -2)  # [..., 8, 32]
     codes = (low_bits | high_bits << 2).reshape(*b.shape[:2], 16, 16)
     # 16 scales of 6 bits: the low four in 8 bytes, the high two in 4
-    low = _nibbles(b[..., 96:104]).flatten(-2)
+    low = nibbles(b[..., 96:104]).flatten(-2)
     high = _pairs(b[..., 104:108]).flatten(-2)
     scales = (low | high << 4).float() - 32
-    return Groups(codes, _half(b[..., 108:110]) * scales)
+    return Groups(codes, half(b[..., 108:110]) * scales)
 
 
 def _six_bit_scales(packed: Tensor) -> tuple[Tensor, Tensor]:
@@ -163,22 +143,22 @@ def _six_bit_scales(packed: Tensor) -> tuple[Tensor, Tensor]:
 
 def _q4_k(b: Tensor) -> Groups:
     scales, minima = _six_bit_scales(b[..., 4:16])
-    codes = _nibbles(b[..., 16:].unflatten(-1, (4, 32))).flatten(-3, -2)  # [..., 8, 32]
-    return Groups(codes, _half(b[..., :2]) * scales, _half(b[..., 2:4]) * minima)
+    codes = nibbles(b[..., 16:].unflatten(-1, (4, 32))).flatten(-3, -2)  # [..., 8, 32]
+    return Groups(codes, half(b[..., :2]) * scales, half(b[..., 2:4]) * minima)
 
 
 def _q5_k(b: Tensor) -> Groups:
     scales, minima = _six_bit_scales(b[..., 4:16])
     high = torch.stack([(b[..., 16:48] >> bit) & 1 for bit in range(8)], dim=-2)  # [..., 8, 32]
-    codes = _nibbles(b[..., 48:].unflatten(-1, (4, 32))).flatten(-3, -2) | high << 4
-    return Groups(codes, _half(b[..., :2]) * scales, _half(b[..., 2:4]) * minima)
+    codes = nibbles(b[..., 48:].unflatten(-1, (4, 32))).flatten(-3, -2) | high << 4
+    return Groups(codes, half(b[..., :2]) * scales, half(b[..., 2:4]) * minima)
 
 
 def _q6_k(b: Tensor) -> Groups:
-    low = _nibbles(b[..., :128].unflatten(-1, (2, 64))).flatten(-2).unflatten(-1, (4, 32))  # [..., 2, 4, 32]
+    low = nibbles(b[..., :128].unflatten(-1, (2, 64))).flatten(-2).unflatten(-1, (4, 32))  # [..., 2, 4, 32]
     high = _pairs(b[..., 128:192].unflatten(-1, (2, 32)))  # [..., 2, 4, 32]
     codes = (low | high << 4).reshape(*b.shape[:2], 16, 16)
-    return Groups(codes, _half(b[..., 208:210]) * b[..., 192:208].contiguous().view(torch.int8))
+    return Groups(codes, half(b[..., 208:210]) * b[..., 192:208].contiguous().view(torch.int8))
 
 
 _IQ4_VALUES = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
@@ -191,15 +171,15 @@ def _iq4_codes(codes: Tensor) -> Tensor:
 
 
 def _iq4_nl(b: Tensor) -> Groups:
-    return Groups(_one_group(_iq4_codes(_nibbles(b[..., 2:]))), _half(b[..., :2]))
+    return Groups(_one_group(_iq4_codes(nibbles(b[..., 2:]))), half(b[..., :2]))
 
 
 def _iq4_xs(b: Tensor) -> Groups:
     high = _pairs(b[..., 2:4]).transpose(-1, -2).flatten(-2)  # 8 of 2 bits, in order
-    low = _nibbles(b[..., 4:8]).transpose(-1, -2).flatten(-2)  # 8 of 4 bits, in order
+    low = nibbles(b[..., 4:8]).transpose(-1, -2).flatten(-2)  # 8 of 4 bits, in order
     scales = (low | high << 4).float() - 32
-    codes = _iq4_codes(_nibbles(b[..., 8:].unflatten(-1, (8, 16))).flatten(-2))
-    return Groups(codes, _half(b[..., :2]) * scales)
+    codes = _iq4_codes(nibbles(b[..., 8:].unflatten(-1, (8, 16))).flatten(-2))
+    return Groups(codes, half(b[..., :2]) * scales)
 
 
 REPACKED: dict[str, Layout] = {
@@ -215,5 +195,6 @@ REPACKED: dict[str, Layout] = {
     "Q6_K": Layout(_q6_k, 8, 16, zero=32),
     "IQ4_NL": Layout(_iq4_nl, 8, 32, zero=128, is_exact=True),
     "IQ4_XS": Layout(_iq4_xs, 8, 32, zero=128),
+    **{name: Layout(*layout, is_exact=name.startswith("TQ")) for name, layout in TAKEN_APART.items()},
 }
 """By the name of the type (gguf.tensor_types)."""
