@@ -12,6 +12,7 @@ from rich.table import Table
 
 from twostroke.bench.gateway import GatewayPrices
 from twostroke.cost.fleet import FleetLimits, FrontCosts, WorkerSpeed, fleet_limits
+from twostroke.tables import print_table
 
 TOKEN_US = 23.2
 """benchmarks/results/server-throughput.json: the HTTP process, microseconds of a processor a token."""
@@ -85,4 +86,4 @@ def print_fleets(tables: Tables, console: Console | None = None) -> None:
             connections = "" if row.connections_per_gateway is None else f"{row.connections_per_gateway:,}"
             cores = (f"{row.text_cores:,.2f}", f"{row.routing_cores:,.2f}", f"{row.membership_share:.3f}")
             table.add_row(f"{row.num_workers:,}", f"{row.tokens_per_s:,.0f}", *cores, gateways, connections)
-        (console or Console()).print(table)
+        print_table(table, console or Console())

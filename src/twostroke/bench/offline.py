@@ -25,6 +25,7 @@ from twostroke.cost.price import RunCost, check_price_per_hour
 from twostroke.errors import InvalidParameter
 from twostroke.model.model_files import find_model_of
 from twostroke.served_run import Run
+from twostroke.tables import print_table
 
 _LIMIT_COLOURS = {"tokens": "#3b6ea5", "seqs": "#7a9e3f", "kv": "#c2410c", "none": "#d5dbe1"}
 
@@ -125,7 +126,7 @@ def print_summary(found: Mapping[str, Any], console: Console | None = None) -> N
     for size in dict.fromkeys((min(own, key=int), largest)):
         cells = (f"{1000 * own[size][q]:,.2f}" for q in ("p50", "p90", "p99", "mean"))
         rows.add_row(f"engine's own time a step, {size} requests", *cells)
-    console.print(rows)
+    print_table(rows, console)
     limits: Mapping[str, float] = found["limited_by"]
     console.print("limited by " + ", ".join(f"{name} {share:.0%}" for name, share in limits.items()), highlight=False)
 

@@ -28,6 +28,7 @@ from twostroke.engine.input_processor import Prompt
 from twostroke.engine.ranks import connect
 from twostroke.llm import LLM
 from twostroke.sampling_params import SamplingParams
+from twostroke.tables import print_table
 
 SIZES = (512, 4 << 10, 32 << 10, 256 << 10, 2 << 20)
 """Bytes of each rank's part: from a decoded token of a small model to a chunk of a prompt."""
@@ -105,7 +106,7 @@ def print_ranks(results: dict[str, Any], console: Console | None = None) -> None
     for size in SIZES:
         found = [of[str(size)] for of in results["all_gather_us"].values()]
         gathers.add_row(f"{size:,}", *(f"{of['median']:.1f} ({of['p99']:.1f})" for of in found))
-    out.print(gathers)
+    print_table(gathers, out)
     for name, rates in results["output_tokens_per_s"].items():
         out.print(f"{name}: {rates['median']:.1f} output tokens/s")
 

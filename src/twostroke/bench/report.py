@@ -18,6 +18,7 @@ from rich.table import Table
 
 from twostroke.errors import InvalidParameter
 from twostroke.hardware import Hardware
+from twostroke.tables import print_table
 
 DEFAULT_FOLDER = Path("benchmarks/results")
 """Where results go, seen from the repository's root."""
@@ -213,7 +214,7 @@ def print_comparison(comparison: Comparison, console: Console | None = None) -> 
     for difference in comparison.differences:
         cells = (f"{difference.before:.6g}", f"{difference.after:.6g}", f"{difference.ratio:.3f}")
         rows.add_row(difference.name, *cells)
-    console.print(rows)
+    print_table(rows, console)
     for remark in comparison.remarks:
         console.print(f"[yellow]note[/] {remark}", highlight=False)
 

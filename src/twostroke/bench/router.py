@@ -30,6 +30,7 @@ from twostroke.pools.directory import PrefixDirectory
 from twostroke.pools.member import Member, Role
 from twostroke.pools.route import RouteRequest
 from twostroke.pools.router import Router
+from twostroke.tables import print_table
 
 BLOCK_SIZE = 16
 PREFIX_BLOCKS, OWN_BLOCKS = 48, 16
@@ -136,7 +137,7 @@ def print_router(rows: Sequence[RouterRow], console: Console | None = None) -> N
         whole = ("", "") if row.whole_route_us is None else (f"{row.whole_route_us:,.0f}", f"{row.cost_over_whole:.4f}")
         times = (row.route_us["p50"], row.route_us["p99"], row.placed_us, row.put_us, row.decode_us)
         table.add_row(f"{row.members:,}", *(f"{us:.0f}" for us in times), *whole)
-    (console or Console()).print(table)
+    print_table(table, console or Console())
 
 
 def _row(size: int, options: RouterOptions) -> RouterRow:

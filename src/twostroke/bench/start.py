@@ -34,6 +34,7 @@ from twostroke.kernels.dispatch import operators_for
 from twostroke.model.model_files import ModelFiles, find_model
 from twostroke.model.weight_size import weight_bytes
 from twostroke.process_memory import anonymous_bytes
+from twostroke.tables import print_table
 
 QUANTIZATIONS = ("none", "int8", "int4")
 
@@ -148,7 +149,7 @@ def print_starts(rows: Sequence[Start], console: Console | None = None) -> None:
         times = (f"{row.first_token_s:.2f}", f"{row.cpu_s:.2f}")
         ratios = (f"{row.ratio_to_weights:.2f}", f"{row.memory_ratio:.2f}")
         table.add_row(row.quantization, *times, own, weights, ratios[0], both, ratios[1])
-    (console or Console()).print(table)
+    print_table(table, console or Console())
 
 
 def _refusal(errors: str) -> str:

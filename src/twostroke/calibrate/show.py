@@ -10,6 +10,7 @@ from rich.table import Table
 
 from twostroke.cost.calibration import Calibration, best_exit_layer, choices_of, recommended
 from twostroke.cost.step_model import StepTimeModel
+from twostroke.tables import print_table
 
 
 def print_calibration(found: Calibration, console: Console | None = None) -> None:
@@ -22,7 +23,7 @@ def print_calibration(found: Calibration, console: Console | None = None) -> Non
     steps = _table("query tokens", "step ms", "of one token's")
     for timing in found.step_s:
         steps.add_row(str(timing.size), f"{timing.seconds * 1e3:.3f}", f"{timing.seconds / plain_s:.2f}")
-    console.print(steps)
+    print_table(steps, console)
     if not found.drafters and not found.left_out:
         return
     drafters = _table("drafts", "stand", "found", "draft ms", "+ step ms", "best k", "tok/pass", "tok/s", "gain")
@@ -39,7 +40,7 @@ def print_calibration(found: Calibration, console: Console | None = None) -> Non
             f"{choice.tokens_per_s:.0f}",
             f"{choice.gain:.2f}",
         )
-    console.print(drafters)
+    print_table(drafters, console)
     for line in advice(found):
         console.print(line, highlight=False, soft_wrap=True)
 
@@ -53,7 +54,7 @@ def _print_step_times(model: StepTimeModel, console: Console) -> None:
     for layers, head in columns:
         cells = [cell for pair in (layers, head) for cell in (("", "") if pair is None else _timing(*pair))]
         table.add_row(*cells)
-    console.print(table)
+    print_table(table, console)
     seen_us, pair_ns = model.seen_s * 1e6, model.pair_s * 1e9
     line = f"a decode: + {seen_us:.3f} us for each token and layer it sees; a chunk: + {pair_ns:.2f} ns for each pair"
     console.print(line, highlight=False)

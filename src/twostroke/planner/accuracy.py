@@ -40,6 +40,7 @@ from twostroke.events import Event
 from twostroke.planner.replay import figures
 from twostroke.simulation.requests import recording_of
 from twostroke.simulation.simulate import simulate
+from twostroke.tables import print_table
 
 COMPARED = ("ttft_p50", "tpot_p50", "output_tok_s")
 _SOME_TOKENS = 128
@@ -133,7 +134,7 @@ def print_prediction(results: dict[str, Any], console: Console | None = None) ->
             scale = 1.0 if name == "output_tok_s" else 1e3
             cells += [f"{row[name]['measured'] * scale:,.1f}", f"{row[name]['error']:+.1%}"]
         table.add_row(*cells)
-    console.print(table)
+    print_table(table, console)
     median, p95 = results["median_error"], results["p95_error"]
     goals = f"goals {PREDICTION_MEDIAN:.0%} and {PREDICTION_P95:.0%}"
     console.print(f"off by {median:.1%} in the median, {p95:.1%} at the 95th percentile ({goals})", highlight=False)

@@ -11,6 +11,7 @@ from twostroke.planner.plan import MOST_VERIFIED, Asked, Plan
 from twostroke.planner.prompt_cost import PromptCost
 from twostroke.planner.what_if import Change, Outcome
 from twostroke.planner.words import binary, milliseconds, significant
+from twostroke.tables import print_table
 
 
 def print_plan(plan: Plan, console: Console | None = None) -> None:
@@ -25,7 +26,7 @@ def print_plan(plan: Plan, console: Console | None = None) -> None:
     _say(console, f"{title} on {machine.name}: {limits}, {_how(plan)}{ranks}")
     if plan.prompt is not None:
         _say(console, f"\n{_prompt(plan, plan.prompt)}\n")
-    console.print(_memory(plan))
+    print_table(_memory(plan), console)
     if plan.asked is not None:
         _say(console, _users(plan, plan.asked))
     if memory.kv_limit:
@@ -33,15 +34,15 @@ def print_plan(plan: Plan, console: Console | None = None) -> None:
     for remark in memory.remarks:
         _say(console, f"note: {remark}")
     _say(console, f"\nprompts, computed alone in steps of {memory.max_tokens_per_step} tokens")
-    console.print(_prompts(plan))
+    print_table(_prompts(plan), console)
     _say(console, f"\ndecoding, {plan.context} tokens of context each, up to {plan.most_requests} requests")
-    console.print(_frontier(plan))
+    print_table(_frontier(plan), console)
     requests = "1 request" if plan.verified_batch == 1 else f"{plan.verified_batch} requests"
     end = "" if len(plan.verification) > MOST_VERIFIED else "; more drafts exceed --max-num-batched-tokens"
     _say(console, f"\na decode step of {requests} that verifies drafts, {plan.context} tokens of context each{end}")
-    console.print(_verification(plan))
+    print_table(_verification(plan), console)
     _say(console, "\nwhat a change would do (GB of weights, requests by their blocks, x: times what it is)")
-    console.print(_changes(plan))
+    print_table(_changes(plan), console)
     for line in advice(plan):
         _say(console, line)
 
@@ -223,7 +224,7 @@ def _figures(outcome: Outcome, change: Change | None, base: Outcome) -> list[str
 def _table(*columns: str, gap: int = 2) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, gap, 0, 0), header_style="bold")
     for i, name in enumerate(columns):
-        table.add_column(name, justify="left" if i == 0 or not name else "right", no_wrap=True)
+        table.add_column(name, justify="left" if i == 0 or not name else "right")
     return table
 
 

@@ -9,6 +9,7 @@ from twostroke.planner.after_run import AfterRun
 from twostroke.planner.back_test import errors
 from twostroke.planner.show_replay import cells, table_of
 from twostroke.planner.words import milliseconds, significant
+from twostroke.tables import print_table
 
 
 def print_after_run(after: AfterRun, console: Console | None = None) -> None:
@@ -22,7 +23,7 @@ def print_after_run(after: AfterRun, console: Console | None = None) -> None:
     for one in after.sizes:
         off = "exact" if one.planned == one.measured else f"{one.error:+.1%}"
         table.add_row(one.figure.replace("_", " "), f"{one.planned:,}", f"{one.measured:,}", off)
-    console.print(table)
+    print_table(table, console)
     if after.why_not:
         console.print(f"times are not compared: {after.why_not}", highlight=False)
         return
@@ -30,10 +31,10 @@ def print_after_run(after: AfterRun, console: Console | None = None) -> None:
         console.print("times of its requests: predictions by calibrated steps, and as measured", highlight=False)
         off_by = {name: f"{error:+.1%}" for name, error in errors(after.planned, after.measured).items()}
         columns = {"planned": cells(after.planned), "measured": cells(after.measured), "off by": off_by}
-        console.print(table_of(columns))
+        print_table(table_of(columns), console)
         return
     console.print("its steps beside their floors; no step is faster than its floor", highlight=False)
-    console.print(_floors(after))
+    print_table(_floors(after), console)
 
 
 def _floors(after: AfterRun) -> Table:

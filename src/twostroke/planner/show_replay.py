@@ -12,6 +12,7 @@ from rich.table import Table
 from twostroke.planner.back_test import LIMIT, errors, unreliable
 from twostroke.planner.replay import Predicted, Replayed, figures
 from twostroke.planner.words import significant
+from twostroke.tables import print_table
 
 _TIMES = ("ttft_p50", "ttft_p99", "tpot_p50", "tpot_p99", "itl_p50", "itl_p99", "itl_max")
 _RATES = ("output_tok_s", "requests_per_s", "duration_s")
@@ -45,7 +46,7 @@ def print_replayed(found: Replayed, console: Console | None = None) -> None:
         say(f"note: no what-if of {told}: the back-test is off by more than {LIMIT:.0%} there")
     if found.refusal:
         say(f"[bold red]refused[/]: no what-if is answered from this log: {found.refusal}")
-    console.print(_table(found))
+    print_table(_table(found), console)
 
 
 def say_speed_and_what_ifs(say: Callable[[str], None], predicted: Predicted, what_ifs: Sequence[Predicted]) -> None:

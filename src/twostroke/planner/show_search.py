@@ -14,6 +14,7 @@ from twostroke.explain.words import counted
 from twostroke.planner.placement import Found, Limits, Outcome
 from twostroke.planner.search import Searched
 from twostroke.planner.words import milliseconds, significant
+from twostroke.tables import print_table
 
 _Cell = Callable[[Found, Outcome], str]
 _SCHEDULER_LIMITS = {"tokens": "the token budget", "seqs": "slots (max_num_seqs)", "kv": "KV blocks"}
@@ -46,7 +47,7 @@ def print_search(found: Searched, console: Console | None = None) -> None:
     for note in _notes(found):
         say(f"note: {note}")
     for table in _tables(found):
-        console.print(table)
+        print_table(table, console)
     for line in conclusions(found):
         say(line)
 
@@ -212,10 +213,10 @@ def _tables(found: Searched) -> Iterator[Table]:
 
 
 def _table(found: Searched, columns: Mapping[str, _Cell]) -> Table:
-    """Return a row for each place and for the best single process; a column that is too narrow folds its cells."""
+    """Return a row for each place and for the best single process."""
     table = Table(box=None, pad_edge=False, header_style="none", padding=(0, 1, 0, 0))
     for name in ("#", *columns):
-        table.add_column(name, justify="right", overflow="fold")
+        table.add_column(name, justify="right")
     rows = list(found.ranking.places)
     if found.ranking.unsplit is not None and found.ranking.unsplit not in rows:
         rows.append(found.ranking.unsplit)

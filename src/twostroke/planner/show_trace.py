@@ -9,6 +9,7 @@ from rich.console import Console
 from twostroke.planner.replay import figures
 from twostroke.planner.show_replay import cells, say_speed_and_what_ifs, table_of, what_if_columns, what_if_json
 from twostroke.planner.trace_replay import TraceReplayed
+from twostroke.tables import print_table
 
 
 def print_replayed_trace(found: TraceReplayed, console: Console | None = None) -> None:
@@ -32,7 +33,7 @@ def print_replayed_trace(found: TraceReplayed, console: Console | None = None) -
     say(f"prefix cache: {num_cached:,} prompt tokens found, {num_cached / found.num_prompt_tokens:.1%} of all")
     say_speed_and_what_ifs(say, found.predicted, found.what_ifs)
     columns = {"by floors" if found.are_floors else "predicted": cells(figures(found.predicted.run))}
-    console.print(table_of({**columns, **what_if_columns(found.what_ifs)}))
+    print_table(table_of({**columns, **what_if_columns(found.what_ifs)}), console)
 
 
 def replayed_trace_json(found: TraceReplayed) -> dict[str, Any]:

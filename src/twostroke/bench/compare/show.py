@@ -10,6 +10,7 @@ from rich.table import Table
 
 from twostroke.bench.figure import MEASURED, PREDICTED
 from twostroke.bench.limits import words_of_limits
+from twostroke.tables import print_table
 
 _OURS = "twostroke"
 
@@ -32,7 +33,7 @@ def print_compared(results: Mapping[str, Any], console: Console | None = None) -
         ready_s = found["ready_after_s"]
         cells = [_cell(engine, found["figures"].get(name)) for name in names]
         rows.add_row(engine, *cells, "-" if ready_s is None else f"{ready_s:.1f} s")
-    console.print(rows)
+    print_table(rows, console)
     for engine, found in results["engines"].items():
         if found["failure"] is not None:
             console.print(f"[bold red]{engine}[/]: {found['failure']}", highlight=False)

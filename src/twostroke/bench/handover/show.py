@@ -8,6 +8,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from twostroke.tables import print_table
+
 
 def print_handover(found: Mapping[str, Any], console: Console | None = None) -> None:
     """What was measured."""
@@ -28,6 +30,6 @@ def print_handover(found: Mapping[str, Any], console: Console | None = None) -> 
             f"{layerwise['ratio']:.2f}",
         )
     console = console or Console()
-    console.print(table)
+    print_table(table, console)
     console.print("of one copy: of the rate at which one thread copies as much inside a process", highlight=False)
     console.print("layer-wise: from the prefill's begin, over the longer of prefill and transfer", highlight=False)

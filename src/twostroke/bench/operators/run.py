@@ -29,6 +29,7 @@ from twostroke.hardware import Hardware
 from twostroke.kernels import native
 from twostroke.kernels.dispatch import operators_for
 from twostroke.model.model_files import find_model
+from twostroke.tables import print_table
 
 
 class _Subjects(Protocol):
@@ -218,5 +219,5 @@ def print_kernels(results: Mapping[str, Any], console: Console | None = None) ->
             rows.add_row(*head, f"{1e6 * one['seconds']:,.0f}", *rates)
         else:
             rows.add_row(*head, "[bold red]WRONG[/]")
-    console.print(rows)
+    print_table(rows, console)
     console.print(words_of_limits(results["limits"], ",.1f"))

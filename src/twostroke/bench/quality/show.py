@@ -6,16 +6,17 @@ from rich.console import Console
 from rich.table import Table
 
 from twostroke.bench.quality.run import Quality, Row
+from twostroke.tables import print_table
 
 
 def print_quality(quality: Quality, console: Console | None = None) -> None:
     """Print perplexity and retrieval, then the distances from float32."""
     console = console or Console()
     console.print("tokens of a passage that are the first choice: unseen, and seen so many tokens before", style="dim")
-    console.print(_scores(quality.rows))
+    print_table(_scores(quality.rows), console)
     if any(row.distance is not None for row in quality.rows):
         console.print("\nbeside float32 arithmetic on the same weights", style="dim")
-        console.print(_distances(quality))
+        print_table(_distances(quality), console)
     for peer in quality.peers:
         if peer.failure is not None:
             console.print(f"[bold red]{peer.name}[/]: {peer.failure}", highlight=False)

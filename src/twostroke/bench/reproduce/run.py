@@ -17,6 +17,7 @@ from twostroke.bench.report import BenchResult, check_folder, save
 from twostroke.bench.reproduce.claim import NotOnThisMachine, ReproduceOptions, Reproduction, table
 from twostroke.errors import InvalidParameter
 from twostroke.kernels.dispatch import operators_for
+from twostroke.tables import print_table
 
 RESULTS = {
     "r1": ("twostroke.bench.reproduce.r1_batching", "continuous against static batching"),
@@ -90,7 +91,7 @@ def reproduce(names: Sequence[str], options: ReproduceOptions, console: Console 
             console.print(f"{name}: left out. {error}\n", style="yellow", highlight=False)
             continue
         found.append(reproduction)
-        console.print(table(reproduction.title, reproduction.claims))
+        print_table(table(reproduction.title, reproduction.claims), console)
         for remark in reproduction.remarks:
             console.print(f"  [yellow]{remark}[/]", highlight=False)
         if reproduction.claims:

@@ -10,6 +10,7 @@ from rich.table import Table
 
 from twostroke.bench.figure import MEASURED, PREDICTED
 from twostroke.bench.offline import cost_line
+from twostroke.tables import print_table
 
 _QUANTILES = ("p50", "p90", "p95", "p99", "mean")
 
@@ -48,7 +49,7 @@ def _print_run(results: Mapping[str, Any], console: Console) -> None:
         "refusal_latency_s": failed["refusal_latency_s"],
         "retry_after_s": failed["retry_after_s"],
     }
-    console.print(_latency_table({**rows, "generator_lateness_s": generator["lateness_s"]}))
+    print_table(_latency_table({**rows, "generator_lateness_s": generator["lateness_s"]}), console)
     if failed["by_kind"]:
         kinds = ", ".join(f"{kind}: {count}" for kind, count in failed["by_kind"].items())
         console.print(f"failed: {kinds}; {failed['num_with_retry_after']} with Retry-After", highlight=False)
@@ -88,7 +89,7 @@ def _print_frontier(results: Mapping[str, Any], console: Console) -> None:
             str(failed["num_errors"]),
             *([_cost(point["cost"])] if is_priced else []),
         )
-    console.print(rows)
+    print_table(rows, console)
 
 
 def _cost(cost: Mapping[str, Any]) -> str:

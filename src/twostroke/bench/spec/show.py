@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from twostroke.bench.goals import GATE
+from twostroke.tables import print_table
 
 
 def print_spec(found: Mapping[str, Any], console: Console | None = None) -> None:
@@ -31,7 +32,7 @@ def print_spec(found: Mapping[str, Any], console: Console | None = None) -> None
                 f"{row['speedup']:.2f}",
                 f"{row['low']:.2f}-{row['high']:.2f}",
             )
-        console.print(table)
+        print_table(table, console)
     if found["gate"]:
         console.print("the gate: num_speculative_tokens auto", highlight=False)
         table = _table(("drafts", "requests", "set a", "drafts a pass", "speed-up", "95 %", ""))
@@ -45,7 +46,7 @@ def print_spec(found: Mapping[str, Any], console: Console | None = None) -> None
                 f"{row['low']:.2f}-{row['high']:.2f}",
                 "" if row["speedup"] >= GATE else f"below {GATE}",
             )
-        console.print(table)
+        print_table(table, console)
         for line in off_from(found["gate"]):
             console.print(line, highlight=False)
     if found["alpha"]:
@@ -58,7 +59,7 @@ def print_spec(found: Mapping[str, Any], console: Console | None = None) -> None
                 str(row["num_drafts"]),
                 *(f"{row[name]:.3f}" for name in ("alpha", "expected", "at_least", "classical")),
             )
-        console.print(table)
+        print_table(table, console)
 
 
 def off_from(rows: list[Mapping[str, Any]]) -> list[str]:

@@ -11,17 +11,19 @@ from rich.table import Table
 
 from twostroke.bench.figure import MEASURED, PREDICTED
 from twostroke.bench.limits import words_of_limits
+from twostroke.tables import print_table
 
 
 def print_sweep(results: Mapping[str, Any], console: Console | None = None) -> None:
     """Every point, the fit, and what follows from them."""
     console = console or Console()
-    console.print(
+    print_table(
         _table(
             "TTFT",
             {"prompt": "prompt_length", "ms": "ttft_s", "fitted": "fitted_s", "tok/s": "tok_s", "floor": "floor_s"},
             results["ttft"],
-        )
+        ),
+        console,
     )
     fit = results["fit"]
     console.print(
@@ -30,10 +32,11 @@ def print_sweep(results: Mapping[str, Any], console: Console | None = None) -> N
         highlight=False,
     )
     columns = {"tok/s": "tok_s", "floor": "floor_s"}
-    console.print(
-        _table("TPOT over context", {"context": "context", "ms": "tpot_s"} | columns, results["tpot_by_context"])
+    print_table(
+        _table("TPOT over context", {"context": "context", "ms": "tpot_s"} | columns, results["tpot_by_context"]),
+        console,
     )
-    console.print(_table("Batch", {"requests": "num_requests", "ms": "tpot_s"} | columns, results["by_batch"]))
+    print_table(_table("Batch", {"requests": "num_requests", "ms": "tpot_s"} | columns, results["by_batch"]), console)
     for title, name in (
         ("prefill / decode, tokens per second", "prefill_to_decode"),
         ("device-seconds per 1,000 tokens", "device_seconds_per_1k_tokens"),

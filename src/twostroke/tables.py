@@ -1,0 +1,49 @@
+"""Tables in a terminal, with every figure whole at any width: a note wraps at its words, and nothing is cut."""
+
+from __future__ import annotations
+
+from rich.cells import cell_len
+from rich.console import Console
+from rich.table import Column, Table
+from rich.text import Text
+
+_LONGEST_KEPT_WHOLE = 26
+"""Cells of a column up to this wide stay on one line; where one is wider they are notes, and wrap at their words."""
+
+
+def print_table(table: Table, console: Console) -> None:
+    """Print a table whole.
+
+    Headers and notes wrap where the terminal is narrow. Where that does not suffice, lines are longer than the terminal
+    is wide.
+    """
+    _, right, _, left = table.padding
+    rules = 0 if table.box is None else len(table.columns) + 1
+    gaps = (len(table.columns) - (not table.pad_edge)) * (left + right) + rules
+    least = [_least_width(column) for column in table.columns]
+    widths = [_width(column) for column in table.columns]
+    while sum(widths) + gaps > console.width and widths != least:
+        widest = max((i for i in range(len(widths)) if widths[i] > least[i]), key=widths.__getitem__)
+        widths[widest] -= 1
+    for column, width in zip(table.columns, widths, strict=True):
+        column.width, column.no_wrap, column.overflow = width, False, "fold"
+    table.width = sum(widths) + gaps
+    console.print(table, soft_wrap=True)
+
+
+def _width(column: Column) -> int:
+    """Return the characters of the widest cell."""
+    return max(map(cell_len, [_shown(column.header), *map(_shown, column.cells)]), default=0)
+
+
+def _least_width(column: Column) -> int:
+    """Return the characters that a column needs so that no figure and no word is cut."""
+    cells = [_shown(cell) for cell in column.cells]
+    if max(map(cell_len, cells), default=0) > _LONGEST_KEPT_WHOLE:
+        cells = [word for cell in cells for word in cell.split()]
+    return max(map(cell_len, [*cells, *_shown(column.header).split()]), default=0)
+
+
+def _shown(cell: object) -> str:
+    """Return a cell's characters, without colours."""
+    return cell.plain if isinstance(cell, Text) else Text.from_markup(str(cell)).plain
