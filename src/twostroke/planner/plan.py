@@ -142,9 +142,7 @@ def make_plan(
         verification=predictor.verification(
             _batch(options, base.num_requests, context, config.scheduler), context, _most_verified(options, config)
         ),
-        prompt=None
-        if options.prompt is None
-        else cost_of_prompt(options, prepared, memory, predictor, machine.price_per_hour),
+        prompt=None if options.prompt is None else cost_of_prompt(options, prepared, memory, predictor, machine),
         asked=_asked(case, options, memory),
         raised=raised_words,
         two_pools=two_pools,

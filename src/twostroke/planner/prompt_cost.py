@@ -9,6 +9,7 @@ from twostroke.engine.input_processor import InputProcessor
 from twostroke.engine.preparation import Prepared
 from twostroke.errors import InvalidParameter
 from twostroke.planner.floors import Predictor
+from twostroke.planner.machine import Machine
 from twostroke.planner.memory import MemoryPlan
 from twostroke.planner.options import PlanOptions
 from twostroke.sampling_params import SamplingParams
@@ -23,6 +24,8 @@ class PromptCost:
     is_chat: bool
     """Whether the prompt was rendered by the chat template."""
     max_tokens: int
+    """Output tokens: as asked for, at most what the longest request leaves."""
+    asked_max_tokens: int
     kv_bytes: int
     """Bytes of the prompt's K and V, in all layers and on all ranks."""
     kv_block_bytes: int
@@ -33,17 +36,21 @@ class PromptCost:
     """Seconds until the last token: predicted, or a floor."""
     is_predicted: bool
     """Whether calibrated steps predict the times; otherwise times and price are floors, below the real values."""
+    is_estimate: bool
+    """Whether others were at work while the machine was measured: its floors may then lie above the real values."""
     price: float | None
     """Price of the machine for that time, in the money of the given price; None: no price is known."""
 
     @property
     def basis(self) -> str:
         """Statement of how far times and price can be trusted."""
-        return "calibrated" if self.is_predicted else "floor, an estimate"
+        if self.is_predicted:
+            return "calibrated"
+        return "estimate" if self.is_estimate else "floor"
 
 
 def cost_of_prompt(
-    options: PlanOptions, prepared: Prepared, memory: MemoryPlan, predictor: Predictor, price_per_hour: float | None
+    options: PlanOptions, prepared: Prepared, memory: MemoryPlan, predictor: Predictor, machine: Machine
 ) -> PromptCost:
     """Count a prompt as the engine would, and return its cost.
 
@@ -52,7 +59,7 @@ def cost_of_prompt(
         prepared: the model, with its tokenizer.
         memory: as planned.
         predictor: of times.
-        price_per_hour: of the machine.
+        machine: whose price and rates count.
 
     Raises:
         InvalidPrompt: empty, too long for the plan, or a chat without a chat template.
@@ -82,13 +89,15 @@ def cost_of_prompt(
         num_prompt_tokens=num_tokens,
         is_chat=options.chat,
         max_tokens=max_tokens,
+        asked_max_tokens=options.max_tokens,
         kv_bytes=num_tokens * memory.kv_bytes_per_token * memory.num_ranks,
         kv_block_bytes=memory.blocks_for(num_tokens + max_tokens) * memory.kv_bytes_per_block * memory.num_ranks,
         ttft_floor_s=ttft.floor_s,
         ttft_predicted_s=ttft.predicted_s,
         total_s=total_s,
         is_predicted=ttft.predicted_s is not None,
-        price=None if price_per_hour is None else price_per_hour * total_s / 3600,
+        is_estimate=machine.limits.is_estimate,
+        price=None if machine.price_per_hour is None else machine.price_per_hour * total_s / 3600,
     )
 
 

@@ -112,6 +112,11 @@ def _prompt(plan: Plan, prompt: PromptCost) -> str:
         f"prompt {form}: {prompt.num_prompt_tokens:,} tokens, {kv}; {blocks}",
         f"{times} ({prompt.basis}), alone on the machine",
     ]
+    if prompt.max_tokens < prompt.asked_max_tokens:
+        lines.append(
+            f"--max-tokens {prompt.asked_max_tokens:,} is cut to {prompt.max_tokens:,}: prompt and output together "
+            f"have at most {plan.memory.max_model_len:,} tokens (--max-model-len)"
+        )
     if prompt.price is None:
         lines.append("price: give --price-per-hour")
     else:

@@ -12,8 +12,10 @@ from rich.console import Console
 
 from twostroke import LLM, SamplingParams
 from twostroke.config.engine import EngineConfig
+from twostroke.cost.step_cost import MachineLimits
 from twostroke.cost.step_model import Curve, StepTimeModel
 from twostroke.errors import InvalidParameter, InvalidPrompt
+from twostroke.planner import machine
 from twostroke.planner.options import PlanOptions
 from twostroke.planner.plan import Plan, make_plan
 from twostroke.planner.prompt_cost import PromptCost
@@ -33,6 +35,12 @@ def cost_of(plan: Plan) -> PromptCost:
     return plan.prompt
 
 
+def text_of(plan: Plan) -> str:
+    console = Console(record=True, width=200, file=io.StringIO())
+    print_plan(plan, console)
+    return console.export_text()
+
+
 def test_the_count_is_that_of_an_engine() -> None:
     with LLM("embedded", threads=1, num_kv_blocks=64) as llm:
         (answer,) = llm.generate([TEXT], SamplingParams(max_tokens=1))
@@ -48,7 +56,7 @@ def test_kv_and_price_are_those_of_its_tokens() -> None:
     assert found.kv_bytes == found.num_prompt_tokens * 2 * 9 * 128 * 2 == found.num_prompt_tokens * 4608
     assert found.kv_block_bytes == -(-(found.num_prompt_tokens + 100) // 16) * memory.kv_bytes_per_block
     assert found.price == pytest.approx(0.01 * found.total_s)
-    assert found.basis == "floor, an estimate"
+    assert found.basis == "floor"
     longer = cost_of(plan_of(prompt=TEXT, max_tokens=200, price_per_hour=36.0))
     assert longer.total_s > found.total_s > found.ttft_floor_s
     assert longer.num_prompt_tokens == found.num_prompt_tokens
@@ -65,15 +73,36 @@ def test_measured_steps_predict_its_time() -> None:
 
 def test_it_is_said_as_text_and_as_json() -> None:
     plan = plan_of(prompt=TEXT, price_per_hour=2.0)
-    console = Console(record=True, width=200, file=io.StringIO())
-    print_plan(plan, console)
-    text = console.export_text()
-    for words in (f"{cost_of(plan).num_prompt_tokens} tokens", "bytes of KV", "TTFT", "price", "floor, an estimate"):
+    text = text_of(plan)
+    for words in (f"{cost_of(plan).num_prompt_tokens} tokens", "bytes of KV", "TTFT", "price", "(floor)"):
         assert words in text
     told = json.loads(json.dumps(as_json(plan)))["prompt"]
     assert told["num_prompt_tokens"] == cost_of(plan).num_prompt_tokens
-    assert told["basis"] == "floor, an estimate"
+    assert told["basis"] == "floor"
+    assert told["max_tokens"] == told["asked_max_tokens"]
+    assert "is cut to" not in text
     assert as_json(plan_of())["prompt"] is None
+
+
+@pytest.mark.parametrize(("is_estimate", "word"), [(False, "floor"), (True, "estimate")])
+def test_a_time_is_a_floor_unless_others_were_at_work(
+    monkeypatch: pytest.MonkeyPatch, *, is_estimate: bool, word: str
+) -> None:
+    limits = MachineLimits(1e11, 1e10, is_estimate)
+    monkeypatch.setattr(machine, "_measured", lambda *_: limits)
+    plan = plan_of(prompt=TEXT, device_name=None, memory=1 << 28)
+    text = text_of(plan)
+    assert (cost_of(plan).basis, cost_of(plan).is_estimate) == (word, is_estimate)
+    assert f"({word}), alone on the machine" in text
+    assert f"TTFT {word}" in text  # of the table, by the same word
+
+
+def test_output_that_the_model_has_no_room_for_is_said_to_be_cut() -> None:
+    plan = plan_of(prompt=TEXT, max_tokens=5000)
+    found = cost_of(plan)
+    assert (found.max_tokens, found.asked_max_tokens) == (4096 - found.num_prompt_tokens, 5000)
+    words = f"--max-tokens 5,000 is cut to {found.max_tokens:,}: prompt and output together have at most 4,096 tokens"
+    assert words in text_of(plan)
 
 
 def test_a_file_is_read(tmp_path: Path) -> None:
