@@ -13,7 +13,7 @@ from torch import Tensor
 
 from twostroke.config.load import DEFAULT_GROUP_SIZE, GROUP_SIZES, Quantization, QuantizationOnLoad
 from twostroke.config.model import ModelConfig
-from twostroke.errors import CorruptCheckpoint, InvalidParameter, SetupError
+from twostroke.errors import CorruptCheckpoint, InvalidParameter, ModelNotFound, SetupError
 from twostroke.kernels.dispatch import Operators, Weight
 from twostroke.kernels.large_pages import return_unused
 from twostroke.kernels.quantized_weight import QuantizedWeight, quantize_fp8
@@ -51,7 +51,11 @@ def open_weights(folder: Path, config: ModelConfig, quantization: Quantization |
         CorruptCheckpoint: unreadable files, or packed tensors that contradict each other.
         SetupError: `quantization` is not what the folder holds, or would quantize a second time.
     """
-    checkpoint = Checkpoint(folder)
+    try:
+        checkpoint = Checkpoint(folder)
+    except ModelNotFound as error:
+        remedy = "Download them, or give --load-format dummy: random weights of its shape, to plan and measure."
+        raise ModelNotFound(f"{error} {remedy}") from error
     stored = config.quantization
     source: WeightSource = FloatWeights(checkpoint) if stored is None else QuantizedCheckpoint(checkpoint, stored)
     entry = architecture(config.architecture)

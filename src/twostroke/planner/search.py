@@ -13,6 +13,7 @@ from tqdm.auto import tqdm
 from twostroke.batch import Limit
 from twostroke.bench.command import model_name
 from twostroke.config.engine import EngineConfig
+from twostroke.config.load import LoadConfig
 from twostroke.config.scheduler import SchedulerConfig
 from twostroke.cost.calibration import Calibration
 from twostroke.cost.roofline import roofline
@@ -293,7 +294,7 @@ def _kinds(
     config: EngineConfig, plan: PlanOptions, options: SearchOptions, notes: list[str]
 ) -> dict[tuple[int | None, int], WorkerKind]:
     """Return the kinds of workers with known step times."""
-    of_machine = _published(config, plan, options, notes) if plan.device_name else _calibrated(config, options)
+    of_machine = _published(config, plan, options, notes) if plan.device_name else _calibrated(config, options, notes)
     found: dict[tuple[int | None, int], WorkerKind] = {}
     for kind in of_machine:
         key = kind.threads, kind.ranks
@@ -301,7 +302,11 @@ def _kinds(
             notes.append(f"left out ({kind.predicted_by}): workers of as many threads and ranks are there already")
         found.setdefault(key, kind)
     if not found:
-        raise InvalidParameter("ranks", options.ranks, "leaves no kind of worker", "Leave it out.")
+        why = "; ".join(note.rstrip(".") for note in notes) or "there is no number of ranks to try"
+        remedy = "Give a number that divides the model's heads and is calibrated, or leave it out."
+        if plan.device_name:
+            remedy = "Give a number that divides the model's heads, or leave it out."
+        raise InvalidParameter("ranks", options.ranks, f"leaves no kind of worker: {why}", remedy)
     return found
 
 
@@ -328,12 +333,20 @@ def _published(
         yield WorkerKind(None, ranks, of_ranks, prepared, times, words)
 
 
-def _calibrated(config: EngineConfig, options: SearchOptions) -> Iterator[WorkerKind]:
+def _calibrated(config: EngineConfig, options: SearchOptions, notes: list[str]) -> Iterator[WorkerKind]:
     """Yield the kind that is calibrated here, and those of the given calibration files."""
     prepared = prepare(config)
     calibration, words = find_calibration(prepared.path, config.load, config.cache)
-    is_wanted = options.rank_counts is None or config.load.tensor_parallel_size in options.rank_counts
-    if calibration is not None and calibration.step_times is not None and is_wanted:
+    is_calibrated = calibration is not None and calibration.step_times is not None
+    if not is_calibrated and not options.calibration_files:
+        limit = f"has no step times on this machine ({words})"
+        remedy = f"Calibrate it, or take the floors of a published device: --device-name {', '.join(devices())}."
+        raise InvalidParameter("model", config.load.model, limit, remedy)
+    if (
+        calibration is not None
+        and calibration.step_times is not None
+        and _is_wanted(config.load, words, options, notes)
+    ):
         yield WorkerKind(
             prepared.num_threads,
             config.load.tensor_parallel_size,
@@ -342,10 +355,6 @@ def _calibrated(config: EngineConfig, options: SearchOptions) -> Iterator[Worker
             calibration.step_times,
             words,
         )
-    elif not options.calibration_files:
-        limit = f"has no step times on this machine ({words})"
-        remedy = f"Calibrate it, or take the floors of a published device: --device-name {', '.join(devices())}."
-        raise InvalidParameter("model", config.load.model, limit, remedy)
     for path in options.calibration_files:
         of_file = Calibration.read(path)
         if of_file.step_times is None:
@@ -355,7 +364,7 @@ def _calibrated(config: EngineConfig, options: SearchOptions) -> Iterator[Worker
             threads=of_file.load.get("threads"),
             tensor_parallel_size=of_file.load.get("tensor_parallel_size", 1),
         )
-        if options.rank_counts is not None and load.tensor_parallel_size not in options.rank_counts:
+        if not _is_wanted(load, f"calibrated: {path.name}", options, notes):
             continue
         if of_file.model != model_name(config.load.model):
             limit = f"is of {of_file.model}, not of {model_name(config.load.model)}"
@@ -368,6 +377,15 @@ def _calibrated(config: EngineConfig, options: SearchOptions) -> Iterator[Worker
         ready = prepare(other)
         words = f"calibrated: {path.name}"
         yield WorkerKind(ready.num_threads, load.tensor_parallel_size, other, ready, of_file.step_times, words)
+
+
+def _is_wanted(load: LoadConfig, words: str, options: SearchOptions, notes: list[str]) -> bool:
+    """Return whether workers of so many ranks are asked for; note why not."""
+    size = load.tensor_parallel_size
+    if options.rank_counts is None or size in options.rank_counts:
+        return True
+    notes.append(f"left out ({words}): its workers have {counted(size, 'rank')}, which --ranks does not name")
+    return False
 
 
 def _check(config: EngineConfig, plan: PlanOptions) -> None:

@@ -123,9 +123,13 @@ def _at_a_rate(options: SearchOptions) -> tuple[SimulatedRequest, ...]:
 def _fitting(workload: SearchWorkload, options: SearchOptions, longest: int) -> SearchWorkload:
     """Return the requests that a worker takes, with the first arrival at 0 s."""
     fits = [request for request in workload.requests if _num_tokens(request) <= longest]
-    remedy = "Shorten requests (--trace-divisor, --input-len), give more memory (--memory), or another model."
-    name = "workload" if options.workload is not None else "request_rate"
-    value = str(options.workload or options.request_rate)
+    if options.workload is not None:
+        name, shorter = "workload", "shorten its requests (--trace-divisor)"
+    else:
+        name = "input_len" if options.lengths("input_len").mean >= options.lengths("output_len").mean else "output_len"
+        shorter = "shorten requests (--input-len, --output-len)"
+    remedy = f"Give more memory (--memory) or another model, or {shorter}."
+    value = str(getattr(options, name))
     if not fits:
         shortest = min((_num_tokens(request) for request in workload.requests), default=0)
         limit = f"holds no request of at most {longest} tokens, the longest that a worker takes"
@@ -135,7 +139,7 @@ def _fitting(workload: SearchWorkload, options: SearchOptions, longest: int) -> 
     if len(fits) < LEAST_REQUESTS:
         limit = f"has {counted(len(fits), 'request')} of at most {longest} tokens, the longest that a worker takes"
         limit += f"; with fewer than {LEAST_REQUESTS}, one odd request decides every percentile"
-        raise InvalidParameter(name, value, limit, f"Give more requests. {remedy}")
+        raise InvalidParameter(name, value, limit, f"Give more requests (--num-requests). {remedy}")
     return replace(workload, requests=_from_0(fits), num_too_long=len(workload.requests) - len(fits))
 
 

@@ -298,6 +298,42 @@ def test_a_trace_that_does_not_fit_says_what_would(tmp_path: Path) -> None:
         searched(plan, workload=path, trace_divisor=64)
 
 
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (
+            {"input_len": "10000"},
+            r"^input_len='10000': holds no request of at most 4096 .*shorten requests \(--input-len",
+        ),
+        ({"output_len": "fixed:9999"}, r"^output_len='fixed:9999': holds no request of at most 4096 .*--output-len"),
+        (
+            {"input_len": "uniform:3950:8000", "output_len": "100"},
+            r"^input_len='uniform:3950:8000': has . requests? of at most 4096 .*Give more requests \(--num-requests\)",
+        ),
+    ],
+    ids=str,
+)
+def test_lengths_that_do_not_fit_are_named_and_not_the_rate(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidParameter, match=message):
+        searched(PlanOptions(device_name="L4"), request_rate=2, ranks="1", num_requests=20, **given)
+
+
+def test_ranks_that_leave_nothing_say_why(calibrated: None) -> None:
+    given: dict[str, Any] = {"request_rate": 2}
+    with pytest.raises(
+        InvalidParameter,
+        match=r"ranks='3': leaves no kind of worker: 3 ranks are left out: tensor_parallel_size=3: must divide the 4 "
+        r"query heads.*Take one of 1, 2, 4\. Give a number that divides the model's heads, or leave it out\.",
+    ):
+        searched(PlanOptions(device_name="L4"), ranks="3", **given)
+    with pytest.raises(
+        InvalidParameter,
+        match=r"ranks='3': leaves no kind of worker: left out \(calibrated: a\.json\): its workers have 1 rank, which "
+        r"--ranks does not name\. Give a number",
+    ):
+        searched(ranks="3", **given)
+
+
 def write_log(path: Path, num_requests: int) -> Path:
     events = history(with_arrivals(of_lengths([(32, 8)] * num_requests), [0.1 * i for i in range(num_requests)]))
     path.write_text("".join(f"{to_json(event)}\n" for event in events))
