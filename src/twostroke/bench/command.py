@@ -8,8 +8,10 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, cast
 
-_NO_PART_OF_THE_RESULT = frozenset({"results", "env", "gguf_folder", "api_key"})
-"""Where files went, where environments lie, and what opens a server, is the affair of whoever ran it."""
+_NO_PART_OF_THE_RESULT = frozenset({"results", "gguf_folder", "api_key"})
+"""Where files went, and what opens a server, is the affair of whoever ran it."""
+_PLACE_OF_AN_ENVIRONMENT = "PYTHON"
+"""Stands in a command for the interpreter of an environment: which engine has one counts, not where it lies."""
 
 
 def command_line(words: str, *options: Any) -> str:
@@ -52,11 +54,23 @@ def _flags(options: Any) -> list[str]:
             continue
         if isinstance(value, bool):
             flags.append(f"--{flag}" if value else f"--no-{flag}")
+        elif name == "env":
+            pairs = cast(tuple[str, ...], value)
+            flags += [part for pair in pairs for part in (f"--{flag}", _without_place(pair))]
         elif isinstance(value, tuple):
             flags += [part for item in cast(tuple[object, ...], value) for part in (f"--{flag}", str(item))]
         else:
             flags += [f"--{flag}", str(value)]
     return flags
+
+
+def _without_place(pair: str) -> str:
+    """Return NAME=INTERPRETER without the path.
+
+    >>> _without_place("llama.cpp=/home/me/llama/bin/python")
+    'llama.cpp=PYTHON'
+    """
+    return f"{pair.partition('=')[0]}={_PLACE_OF_AN_ENVIRONMENT}"
 
 
 def _named(name: str, value: Any) -> Any:

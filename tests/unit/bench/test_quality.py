@@ -235,7 +235,10 @@ def test_a_peer_stands_beside_ours_or_says_why_not(
     )
     quality = run_quality(options)
     assert [row.name for row in quality.peers] == ["llama.cpp", "llama.cpp, KV q8_0"]
-    saved = json.loads((tmp_path / "quality.json").read_text())["results"]
+    content = json.loads((tmp_path / "quality.json").read_text())
+    assert "--env llama.cpp=PYTHON" in content["command"]
+    assert sys.executable not in json.dumps(content), "where an environment lies is nobody's affair"
+    saved = content["results"]
     assert [saved[row.name]["about"]["kv"] for row in quality.peers] == ["None", "q8_0"]
     assert quality.holds == (not missing)
     for row in quality.peers:

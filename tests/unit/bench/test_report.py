@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import math
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +13,8 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from twostroke.bench.command import command_line
+from twostroke.bench.compare.options import CompareOptions
 from twostroke.bench.report import BenchResult, Commit, compare, load, median, percentiles, print_comparison, save
 from twostroke.errors import InvalidParameter
 from twostroke.hardware import Hardware
@@ -44,6 +47,12 @@ def test_a_result_says_where_it_comes_from() -> None:
     assert result["hardware"]["memory_bytes"] > 0
     assert Hardware.of_this_machine().cpu
     assert len(Commit.of_this_checkout().hash) in (7, 40)  # "unknown" or a hash
+
+
+def test_a_command_names_an_environment_and_not_where_it_lies() -> None:
+    options = CompareOptions(peers="llama.cpp", env=(f"llama.cpp={sys.executable}",))
+    command = command_line("twostroke bench compare", options)
+    assert command == "twostroke bench compare --peers llama.cpp --env llama.cpp=PYTHON"
 
 
 def test_numpy_values_become_json() -> None:
