@@ -10,7 +10,7 @@ import pytest
 
 from twostroke.bench.measured.render import BEGIN, END, Tables, put_into, render
 from twostroke.bench.measured.values import Row, at, claim, is_old, operators_of, predicted
-from twostroke.bench.report import BenchResult, save
+from twostroke.bench.report import BenchResult, load, save
 from twostroke.cli.bench import table
 from twostroke.errors import InvalidParameter
 
@@ -158,3 +158,20 @@ def test_a_page_with_other_tables_says_what_to_do(tmp_path: Path, capsys: pytest
     assert f"{page} has other tables; run `make figures`" in capsys.readouterr().err
     table(results=results, page=page, write=True)
     table(results=results, page=page, check=True)
+
+
+@pytest.mark.parametrize("name", ["r1", "engine-time"])
+def test_the_section_about_noise_names_the_commit_and_the_processor_of_a_result(name: str) -> None:
+    page = (ROOT / "benchmarks/README.md").read_text()
+    section = " ".join(page[page.index("## Noise") :].split("\n## ")[0].split())
+    result = load(ROOT / "benchmarks/results" / f"{name}.json")
+    sentence = section[section.index(f"`{name}`") :].split(". ")[0]
+    assert f"commit `{result.commit[:7]}`, {result.hardware['cpu']}" in sentence
+
+
+def test_the_section_about_noise_tells_the_engines_own_time() -> None:
+    page = " ".join((ROOT / "benchmarks/README.md").read_text().split())
+    own = load(ROOT / "benchmarks/results/engine-time.json").results["own_ms"]
+    words = f"{own['1']['p50']:.2f} ms at one request and {own['64']['p50']:.2f} ms at 64"
+    assert own["64"]["p50"] > 1
+    assert f"{words}, above its goal of 1 ms" in page
