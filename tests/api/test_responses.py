@@ -141,6 +141,17 @@ def test_parallel_calls_can_be_forbidden(client: Any) -> None:
     assert set(counts[False]) == {1}
 
 
+def test_the_next_turn_computes_only_what_is_new(client: Any) -> None:
+    asked: list[dict[str, str]] = [{"role": "user", "content": "name the items of this list, one by one: " * 30}]
+    first = create(client, asked)
+    asked += [{"role": "assistant", "content": first.output_text}, {"role": "user", "content": "and then?"}]
+    second = create(client, asked)
+    cached = second.usage.input_tokens_details.cached_tokens
+    assert cached % 16 == 0, "whole blocks"
+    assert cached > first.usage.input_tokens - 16, "every full block of the first turn's prompt is found"
+    assert second.usage.input_tokens - cached < first.usage.output_tokens + 48
+
+
 def test_a_conversation_goes_on_by_its_items(client: Any, llm: LLM) -> None:
     first = create(client)
     items = [*USER, *[item.model_dump() for item in first.output], {"role": "user", "content": "again"}]
