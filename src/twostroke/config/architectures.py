@@ -231,6 +231,7 @@ ARCHITECTURE_TRAITS: dict[str, ArchitectureTraits] = {
         norms="around",
         qk_norm="heads",
         windows="by_type",
+        window_every=6,
         reads_softcaps=True,
         derived=gemma4_keys,
         unlike=gemma4_layers,

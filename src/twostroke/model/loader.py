@@ -28,6 +28,7 @@ from twostroke.model.quantized_checkpoint import QuantizedCheckpoint
 from twostroke.model.registry import architecture, model_class
 from twostroke.model.rotary_order import in_rotary_order
 from twostroke.model.stacked_norms import StackedNorms
+from twostroke.model.text_tensors import is_unread_kv
 from twostroke.model.transposed import Transposed
 from twostroke.model.weight_map import checkpoint_names
 from twostroke.model.weight_pieces import Piece, is_multiplied, is_one_weight, pieces_of
@@ -343,9 +344,11 @@ def _check_shapes(
 
 
 def _is_harmless(name: str, source: WeightSource, config: ModelConfig) -> bool:
-    """Old checkpoints store the rotary frequencies, tied ones sometimes the head a second time, and AutoGPTQ a bias of
-    zeros for every map that it quantized.
+    """Old checkpoints store the rotary frequencies, tied ones sometimes the head a second time, AutoGPTQ a bias of
+    zeros for every map that it quantized, and Gemma 4's K and V of layers that read those of others.
     """
+    if is_unread_kv(name, config):
+        return True
     if name.endswith(".bias"):
         weight = source.weights.get(name.removesuffix("bias") + "weight")
         return weight is not None and weight.format is not None and _is_zero(source, name)

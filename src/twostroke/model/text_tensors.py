@@ -10,6 +10,10 @@ transformer.h.0.ln_mlp.weight                      ─► transformer.h.0.post_a
 
 from __future__ import annotations
 
+import re
+
+from twostroke.config.model import ModelConfig
+
 _TOWERS = ("vision_tower.", "multi_modal_projector.", "visual.", "audio_tower.", "embed_vision.", "embed_audio.")
 
 
@@ -49,3 +53,15 @@ def is_constant(name: str) -> bool:
     (True, False)
     """
     return name.endswith(_CONSTANTS)
+
+
+_OF_KV = re.compile(
+    r"(?:model\.layers|blk)\.(?P<layer>\d+)\.(?:self_attn\.(?:k|v)_(?:proj|norm)|attn_(?:k|v|k_norm))\..+"
+)
+
+
+def is_unread_kv(name: str, config: ModelConfig) -> bool:
+    """Whether a tensor, by its name in a checkpoint or a GGUF file, makes K and V that its layer takes from another."""
+    found = _OF_KV.fullmatch(name)
+    layer_id = -1 if found is None else int(found["layer"])
+    return 0 <= layer_id < config.num_layers and config.layers[layer_id].kv_source is not None

@@ -1,9 +1,10 @@
 """The tokenizer that a GGUF file carries, built so that it gives llama.cpp's tokens.
 
-Two kinds of vocabulary (`tokenizer.ggml.model`), as llama.cpp reads them (its src/llama-vocab.cpp):
+Three kinds of vocabulary (`tokenizer.ggml.model`), as llama.cpp reads them (its src/llama-vocab.cpp):
 
     gpt2    byte-level BPE: merges in order; `tokenizer.ggml.pre` names how a text is cut into words before
     llama   SentencePiece: of all neighbours that form a token, those with the highest score are joined first
+    gemma4  its vocabulary with the merges of BPE
 
 No normalizer runs, since llama.cpp has none: text that is not composed (NFC) is tokenized as it is, where transformers
 composes it for Qwen.
@@ -11,7 +12,7 @@ composes it for Qwen.
 
 from __future__ import annotations
 
-import difflib
+import math
 from collections.abc import Sequence
 from enum import IntEnum
 
@@ -23,7 +24,7 @@ from twostroke.gguf.metadata import Metadata
 from twostroke.log import get_logger
 from twostroke.tokenizer.settings import TokenizerSettings
 from twostroke.tokenizer.tokenizer import Tokenizer
-from twostroke.tokenizer.word_rules import WORD_RULES
+from twostroke.tokenizer.word_rules import WORD_RULES, nearest_names
 
 log = get_logger(__name__)
 
@@ -31,6 +32,18 @@ _TOKENS, _MERGES, _SCORES = "tokenizer.ggml.tokens", "tokenizer.ggml.merges", "t
 _TOKEN_TYPES = "tokenizer.ggml.token_type"
 _SPACE = "\u2581"
 """SentencePiece's mark for a space."""
+_OTHER_KINDS = {
+    "bert": "WordPiece",
+    "t5": "unigrams of SentencePiece",
+    "rwkv": "the longest token of a tree",
+    "plamo2": "PLaMo 2's",
+    "none": "no tokenizer",
+    "no_vocab": "no tokenizer",
+}
+"""What llama.cpp's other kinds of vocabulary are."""
+_NAMES_OF_PHI3 = ("phi-3", "phi3")
+_KEEP_SPACES_BEHIND = frozenset(("<unk>", "<s>", "<|endoftext|>"))
+"""Tokens of Phi-3 that do not swallow the white space behind them, as its other special tokens do."""
 
 
 class _TokenType(IntEnum):
@@ -64,10 +77,13 @@ def tokenizer_from_gguf(metadata: Metadata) -> Tokenizer:
         raw, adds_bos = _byte_level(metadata, vocabulary)
     elif kind == "llama":
         raw, adds_bos = _sentence_piece(metadata, vocabulary), True
+    elif kind == "gemma4":
+        raw, adds_bos = _merged_text(metadata, vocabulary), True
     else:
+        what = f" ({_OTHER_KINDS[kind]})" if kind in _OTHER_KINDS else ""
         raise UnsupportedModel(
-            f"{metadata.file_name}: tokenizer.ggml.model {kind!r} is not implemented; known: gpt2, llama. Give the "
-            "model's tokenizer with --tokenizer FOLDER."
+            f"{metadata.file_name}: tokenizer.ggml.model {kind!r}{what} is not implemented; known: gpt2, llama, "
+            "gemma4. Give the model's tokenizer with --tokenizer FOLDER."
         )
     vocabulary.add_special_tokens(raw)
     named = _named_tokens(metadata, vocabulary)
@@ -119,6 +135,8 @@ class _Vocabulary:
         # llama.cpp's name for a token without a text
         self.texts = [text or f"[EMPTY_{i}]" for i, text in enumerate(metadata.texts(_TOKENS))]
         self.ids = {text: i for i, text in enumerate(self.texts)}
+        name = metadata.text("general.name", "").lower()
+        self._is_phi3 = any(part in name for part in _NAMES_OF_PHI3)  # no key says so, and llama.cpp asks the name
         self.types: Sequence[int] = metadata.whole_numbers(_TOKEN_TYPES) if _TOKEN_TYPES in metadata else ()
         if len(self.ids) != len(self.texts):
             twice = next(text for i, text in enumerate(self.texts) if self.ids[text] != i)
@@ -134,7 +152,8 @@ class _Vocabulary:
         for text, kind in zip(self.texts, self.types, strict=False):
             is_special = kind in (_TokenType.CONTROL, _TokenType.UNKNOWN) or text in _END_TEXTS
             if is_special or kind == _TokenType.USER_DEFINED:
-                tokens.append(AddedToken(text, special=is_special, normalized=False))
+                strips = self._is_phi3 and text not in _KEEP_SPACES_BEHIND
+                tokens.append(AddedToken(text, rstrip=strips, special=is_special, normalized=False))
         raw.add_special_tokens([token for token in tokens if token.special])
         raw.add_tokens([token for token in tokens if not token.special])
 
@@ -143,8 +162,8 @@ def _byte_level(metadata: Metadata, vocabulary: _Vocabulary) -> tuple[RawTokeniz
     pre = metadata.text("tokenizer.ggml.pre", "default")
     if pre not in WORD_RULES:
         raise UnsupportedModel(
-            f"{metadata.file_name}: tokenizer.ggml.pre {pre!r} is not implemented; {_nearest(pre)}known: "
-            f"{', '.join(WORD_RULES)}. Give the model's tokenizer with --tokenizer FOLDER."
+            f"{metadata.file_name}: tokenizer.ggml.pre {pre!r} is not implemented; nearest known: "
+            f"{', '.join(nearest_names(pre))}. Give the model's tokenizer with --tokenizer FOLDER."
         )
     rule = WORD_RULES[pre]
     merges = [_merge(metadata, text) for text in metadata.texts(_MERGES)]
@@ -154,11 +173,6 @@ def _byte_level(metadata: Metadata, vocabulary: _Vocabulary) -> tuple[RawTokeniz
     raw.pre_tokenizer = pre_tokenizers.Sequence([*cuts, as_bytes])
     raw.decoder = decoders.ByteLevel()
     return raw, rule.adds_bos
-
-
-def _nearest(pre: str) -> str:
-    near = difflib.get_close_matches(pre, WORD_RULES, n=1)
-    return f"the nearest is {near[0]}; " if near else ""
 
 
 def _merge(metadata: Metadata, text: str) -> tuple[str, str]:
@@ -180,11 +194,16 @@ def _sentence_piece(metadata: Metadata, vocabulary: _Vocabulary) -> RawTokenizer
         raise CorruptCheckpoint(
             f"{metadata.file_name}: {_SCORES} has {len(scores)} entries for {len(vocabulary.texts)} tokens."
         )
+    if any(math.isnan(score) for score in scores):
+        raise CorruptCheckpoint(f"{metadata.file_name}: {_SCORES} has a score that is no number. Download it again.")
     best_first = sorted(vocabulary.texts, key=lambda text: (-scores[vocabulary.ids[text]], -len(text)))
     pairs = ((text[:cut], text[cut:]) for text in best_first for cut in range(1, len(text)))
     merges = [(left, right) for left, right in pairs if left in vocabulary.ids and right in vocabulary.ids]
     _warn_of_foreign_characters(metadata, vocabulary)
-    raw = RawTokenizer(_bpe(metadata, vocabulary, merges, byte_fallback=True))
+    model = _bpe(metadata, vocabulary, merges, byte_fallback=True)
+    # without tokens for all bytes a character may have none, and must not vanish
+    model.unk_token = _named_tokens(metadata, vocabulary)["unk_token"]
+    raw = RawTokenizer(model)
     marks = [normalizers.Replace(" ", _SPACE)]
     strips: list[decoders.Decoder] = []
     if metadata.flag("tokenizer.ggml.add_space_prefix", default=True):
@@ -192,6 +211,16 @@ def _sentence_piece(metadata: Metadata, vocabulary: _Vocabulary) -> RawTokenizer
         strips = [decoders.Strip(" ", 1, 0)]
     raw.normalizer = normalizers.Sequence(marks)
     raw.decoder = decoders.Sequence([decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse(), *strips])
+    return raw
+
+
+def _merged_text(metadata: Metadata, vocabulary: _Vocabulary) -> RawTokenizer:
+    """BPE over text whose spaces are marked, with merges in order; only newlines are apart from the rest."""
+    merges = [_merge(metadata, text) for text in metadata.texts(_MERGES)]
+    raw = RawTokenizer(_bpe(metadata, vocabulary, merges, byte_fallback=True))
+    raw.normalizer = normalizers.Replace(" ", _SPACE)
+    raw.pre_tokenizer = pre_tokenizers.Split(Regex("\n+"), "isolated")
+    raw.decoder = decoders.Sequence([decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()])
     return raw
 
 

@@ -277,3 +277,23 @@ def test_parts_may_be_stored_together(folder: Path, monkeypatch: pytest.MonkeyPa
     names = {**LLAMA, **{f"layers.{{i}}.{ours}": f"model.layers.{{i}}.{theirs}" for ours, theirs in together.items()}}
     monkeypatch.setitem(ARCHITECTURES, "LlamaForCausalLM", Architecture("twostroke.model.llama:Llama", names))
     assert torch.equal(logits(load(folder)), before)
+
+
+def test_k_and_v_that_a_layer_takes_from_another_are_not_read(tmp_path: Path) -> None:
+    """Gemma 4's checkpoints have them."""
+    shared = {
+        "num_hidden_layers": 4,
+        "num_kv_shared_layers": 2,
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+    }
+    sizes = {"head_dim": 16, "global_head_dim": 32, "hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 199}
+    naive_model.build(tmp_path, "Gemma4", tie_word_embeddings=True, **shared, **sizes)
+    expected = logits(load(tmp_path))
+    path = tmp_path / "model.safetensors"
+    tensors = load_file(path)
+    unread = {f"model.layers.3.self_attn.{name}.weight": torch.ones(64, 64) for name in ("k_proj", "v_proj")}
+    save_file({**tensors, **unread, "model.layers.3.self_attn.k_norm.weight": torch.ones(32)}, path)
+    assert torch.equal(logits(load(tmp_path)), expected)
+    save_file({**tensors, "model.layers.1.self_attn.v_norm.weight": torch.ones(32)}, path)
+    with pytest.raises(CorruptCheckpoint, match=r"not of this architecture: model.layers.1.self_attn.v_norm.weight"):
+        load(tmp_path)

@@ -136,6 +136,39 @@ def ministral3(writer: GGUFWriter, config: Any) -> None:
     writer.add_attn_temperature_scale(rope["llama_4_scaling_beta"])
 
 
+def gemma4(writer: GGUFWriter, config: Any) -> None:
+    """Lists by layer; and divisors under which only the first pairs of a full layer's head turn."""
+    windows = [kind == "sliding_attention" for kind in config.layer_types]
+    full, window = (config.per_layer_config[windows.index(has)] for has in (False, True))
+    writer.add_key_length(full.head_dim)
+    writer.add_value_length(full.head_dim)
+    writer.add_key_length_swa(window.head_dim)
+    writer.add_value_length_swa(window.head_dim)
+    writer.add_rope_dimension_count(full.head_dim)
+    writer.add_rope_dimension_count_swa(window.head_dim)
+    writer.add_sliding_window(config.sliding_window)
+    writer.add_sliding_window_pattern(windows)
+    writer.add_shared_kv_layers(config.num_kv_shared_layers)
+    writer.add_embedding_length_per_layer_input(config.hidden_size_per_layer_input or 0)
+    num_own = len(windows) - config.num_kv_shared_layers
+    if config.use_double_wide_mlp:
+        inner = config.intermediate_size
+        writer.add_feed_forward_length([inner if i < num_own else 2 * inner for i in range(len(windows))])
+    if full.num_key_value_heads != window.num_key_value_heads:
+        heads = [(window if has else full).num_key_value_heads for has in windows]
+        writer.add_head_count_kv(heads)
+    else:
+        writer.add_head_count_kv(full.num_key_value_heads)
+    if config.final_logit_softcapping:
+        writer.add_final_logit_softcapping(config.final_logit_softcapping)
+    ropes = config.rope_parameters
+    writer.add_rope_freq_base(ropes["full_attention"]["rope_theta"])
+    writer.add_rope_freq_base_swa(ropes["sliding_attention"]["rope_theta"])
+    turning = int(full.head_dim * ropes["full_attention"]["partial_rotary_factor"] / 2)
+    divisors = [1.0] * turning + [1e30] * (full.head_dim // 2 - turning)
+    writer.add_tensor("rope_freqs.weight", np.array(divisors, np.float32))
+
+
 LONG = {
     "rope_type": "longrope",
     "rope_theta": 10_000.0,
@@ -211,6 +244,40 @@ CASES: dict[str, Case] = {
         tensor=falcon,
         layer_norm=True,
     ),
+    "gemma4": Case(
+        "Gemma4",
+        "gemma4",
+        {
+            "num_hidden_layers": 6,
+            "head_dim": 16,
+            "global_head_dim": 32,
+            "num_key_value_heads": 1,
+            "num_kv_shared_layers": 3,
+            "use_double_wide_mlp": True,
+            "hidden_size_per_layer_input": 8,
+            "vocab_size_per_layer_input": 199,
+            "sliding_window": 24,
+            "layer_types": ["sliding_attention", "sliding_attention", "full_attention"] * 2,
+            "final_logit_softcapping": 3.0,
+            "tie_word_embeddings": True,
+        },
+        keys=gemma4,
+    ),
+    "gemma4-one-projection": Case(
+        "Gemma4",
+        "gemma4",
+        {
+            "num_hidden_layers": 7,
+            "head_dim": 16,
+            "global_head_dim": 64,
+            "num_global_key_value_heads": 1,
+            "attention_k_eq_v": True,
+            "hidden_size_per_layer_input": 0,
+            "sliding_window": 24,
+            "tie_word_embeddings": True,
+        },
+        keys=gemma4,
+    ),
     "gpt2": Case("GPT2", "gpt2", tensor=gpt2, layer_norm=True),
 }
 
@@ -227,17 +294,19 @@ def add_usual_keys(writer: GGUFWriter, config: Any, case: Case) -> None:
     inner = {"Falcon": "ffn_hidden_size", "GPT2": "n_inner"}.get(case.kind, "intermediate_size")
     writer.add_feed_forward_length(of(config, inner, default=4 * hidden))
     writer.add_head_count(heads)
-    num_kv = heads if case.kind in ("GPTNeoX", "GPT2") else of(config, "num_key_value_heads", default=heads)
+    is_of_all = case.kind in ("GPTNeoX", "GPT2", "Gemma4")
+    num_kv = heads if is_of_all else of(config, "num_key_value_heads", default=heads)
     if case.kind == "Falcon":
         num_kv = config.num_kv_heads if config.new_decoder_architecture else 1
-    writer.add_head_count_kv(num_kv)
+    if case.kind != "Gemma4":
+        writer.add_head_count_kv(num_kv)
     eps = of(config, "rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_epsilon", "norm_eps")
     (writer.add_layer_norm_eps if case.layer_norm else writer.add_layer_norm_rms_eps)(eps)
-    if of(config, "head_dim") and case.kind not in ("GPT2", "Falcon", "GPTNeoX"):
+    if case.kind not in ("GPT2", "Falcon", "GPTNeoX", "Gemma4") and of(config, "head_dim"):
         writer.add_key_length(config.head_dim)
         writer.add_value_length(config.head_dim)
     rope = of(config, "rope_parameters")
-    if rope is not None:
+    if rope is not None and "rope_theta" in rope:
         writer.add_rope_freq_base(float(rope["rope_theta"]))
 
 
@@ -271,7 +340,8 @@ def write(path: Path, case: Case, model: Any) -> None:
             continue
         if name.endswith((".attn.bias", "masked_bias", "rotary_emb.inv_freq")):
             continue
-        stored = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        known = f"{name}.weight" if name.endswith("layer_scalar") else name
+        stored = names.get_name(known, try_suffixes=(".weight", ".bias"))
         assert stored is not None, name
         writer.add_tensor(stored, np.ascontiguousarray(case.tensor(config, name, array)))
     for name, numbers in activations.items():

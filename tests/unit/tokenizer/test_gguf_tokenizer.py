@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import logging
+import random
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from tokenizers import Regex, pre_tokenizers
 
 from fixtures.gguf.vocabularies import VOCABULARIES, byte_alphabet
 from gguf_files import FIXTURES, changed, fixture
@@ -24,6 +27,7 @@ from twostroke.tokenizer.gguf_tokenizer import (
     tokenizer_from_gguf,
 )
 from twostroke.tokenizer.tokenizer import Tokenizer
+from twostroke.tokenizer.word_rules import WORD_RULES
 
 RECORDED: dict[str, list[dict[str, Any]]] = json.loads((FIXTURES / "tokenizations.json").read_text())["tokenizations"]
 SPACE = "\u2581"
@@ -135,6 +139,80 @@ def test_words_are_cut_as_the_file_says(pre: str, text: str, words: list[str], t
     assert found == ["".join(alphabet[byte] for byte in word.encode()) for word in words]
 
 
+@pytest.mark.parametrize(
+    ("pre", "text", "words"),
+    [
+        ("deepseek-llm", "Größe 1234,日本\n", ["Gr", "öß", "e", " ", "1234", ",", "日本", "\n"]),  # : to ~ has letters
+        ("deepseek-coder", "a-b 12", ["a", "-", "b", " ", "1", "2"]),
+        ("deepseek-v3", "日本x .foo 1234 ++\n", ["日本", "x", " .", "foo", " ", "123", "4", " ++\n"]),
+        ("falcon", "a`b 12345", ["a", "`", "b", " ", "123", "45"]),
+        ("command-r", "it's 42", ["it", "'s", " ", "4", "2"]),
+        ("dbrx", "I'LL 1234", ["I", "'LL", " ", "123", "4"]),
+        ("jais-2", "a     b", ["a", "    ", " b"]),
+        ("minicpm5", "x 1234", ["x", " ", "123", "4"]),
+        ("qwen35", "e\u0301a 12", ["e\u0301a", " ", "1", "2"]),
+        ("laguna", "a \n b", ["a", " ", "\n", " b"]),
+        ("youtu", "aB日か한\uff0c1", ["a", "B", "日か", "한", "\uff0c", "1"]),
+        ("poro-chat", "ab, cd", ["ab", ",", " cd"]),
+        ("viking", "a1b2", ["a", "1", "b", "2"]),
+        ("chameleon", "IMGIMGABZ  a.1", ["IMGIMGABZ", "  ", "a", ".", "1"]),
+        ("gpt-4o", "camelCase's 1234/\n", ["camel", "Case's", " ", "123", "4", "/\n"]),
+        ("tiny_aya", "12345 ÄbÄ", ["12", "345", " Äb", "Ä"]),
+        ("bailingmoe", "a\n\n bé'D", ["a", "\n\n", " bé", "'D"]),
+        ("seed-coder", "a!\n1", ["a", "!", "\n", "1"]),
+        ("exaone-moe", "ab cd 1", ["ab cd", " ", "1"]),
+    ],
+)
+def test_words_of_each_rule(pre: str, text: str, words: list[str]) -> None:
+    assert cutter(*WORD_RULES[pre].patterns)(text) == words
+
+
+def test_gpt_4o_cuts_english_as_its_own_expression_does() -> None:
+    """o200k's, which tells capital letters of all scripts; llama.cpp's rule those of ASCII."""
+    their_pattern = json.loads((FIXTURES.parent / "o200k" / "part.json").read_text())["pattern"]
+    theirs = cutter(their_pattern)
+    ours = cutter(*WORD_RULES["gpt-4o"].patterns)
+    rng = random.Random(5)
+    for _ in range(500):
+        text = "".join(rng.choices("aBcD'sT1234 /!?\n\t", k=24))
+        assert ours(text) == theirs(text), text
+
+
+def cutter(*patterns: str) -> Callable[[str], list[str]]:
+    cuts = pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in patterns])
+
+    def cut(text: str) -> list[str]:
+        return [word for word, _ in cuts.pre_tokenize_str(text)]
+
+    return cut
+
+
+@pytest.mark.parametrize("name", WORD_RULES)
+def test_no_rule_loses_a_character(name: str) -> None:
+    cut, rng = cutter(*WORD_RULES[name].patterns), random.Random(7)
+    for _ in range(50):
+        text = "".join(rng.choices("aZ'sé1\u0663\uff12 \u3000\n\r\t.,!`$日かㄅ한😀e\u0301", k=30))
+        assert "".join(cut(text)) == text
+
+
+def test_phi_3_swallows_white_space_behind_special_tokens(tmp_path: Path) -> None:
+    """As llama.cpp does by the model's name, for all but three of them."""
+    for name in ("Phi-3 mini", "Other"):
+        path = changed("llama-f32", tmp_path / "x.gguf", {"general.name": name})
+        tokenizer = tokenizer_from_gguf(metadata_of(path))
+        swallows = len(tokenizer.encode("</s>  the", add_special_tokens=False)) < len(
+            tokenizer.encode("<s>  the", add_special_tokens=False)
+        )
+        assert swallows == (name == "Phi-3 mini"), name
+
+
+def test_a_character_without_tokens_for_its_bytes_is_the_unknown_token(tmp_path: Path) -> None:
+    tokens = [f"[GONE{i}]" if text.startswith("<0x") else text for i, text in enumerate(VOCABULARIES["llama"].tokens)]
+    path = changed("llama-f32", tmp_path / "x.gguf", {"tokenizer.ggml.tokens": tokens})
+    tokenizer = tokenizer_from_gguf(metadata_of(path))
+    assert "<unk>" in tokenizer.tokens(tokenizer.encode("the \U0001f9ff the", add_special_tokens=False))
+
+
 def all_pieces(text: str, alphabet: dict[int, str]) -> list[str]:
     """Every suffix, so that their prefixes are all the text's substrings: whatever is cut is one token."""
     written = "".join(alphabet[byte] for byte in text.encode())
@@ -192,15 +270,22 @@ def test_more_templates_and_sampling_values(tmp_path: Path) -> None:
     [
         (
             "qwen3",
-            {"tokenizer.ggml.pre": "deepseek-v9"},
+            {"tokenizer.ggml.pre": "qwen-2"},
             UnsupportedModel,
-            "the nearest is deepseek-v3; known: default",
+            r"pre 'qwen-2' is not .*; nearest known: qwen2, ",
         ),
+        ("qwen3", {"tokenizer.ggml.pre": "ΩΩΩ"}, UnsupportedModel, r"nearest known: default, gpt-2, .*viking"),
         (
             "llama",
             {"tokenizer.ggml.model": "bert"},
             UnsupportedModel,
-            "model 'bert' is not implemented; known: gpt2, llama",
+            r"model 'bert' \(WordPiece\) is not implemented; known: gpt2, llama",
+        ),
+        (
+            "llama",
+            {"tokenizer.ggml.model": "t5"},
+            UnsupportedModel,
+            r"model 't5' \(unigrams of SentencePiece\) is not implemented; known: gpt2, llama",
         ),
         ("llama", {"tokenizer.ggml.tokens": None}, CorruptCheckpoint, "the metadata has no tokenizer.ggml.tokens"),
         ("llama", {"tokenizer.ggml.scores": None}, CorruptCheckpoint, "the metadata has no tokenizer.ggml.scores"),
@@ -229,6 +314,12 @@ def test_what_cannot_work_is_refused(
 ) -> None:
     with pytest.raises(error, match=message):
         tokenizer_from_gguf(metadata_of(changed(f"{name}-f32", tmp_path / "x.gguf", values)))
+
+
+def test_scores_have_an_order(tmp_path: Path) -> None:
+    path = changed("llama-f32", tmp_path / "x.gguf", {"tokenizer.ggml.scores": [float("nan")] * 384})
+    with pytest.raises(CorruptCheckpoint, match="scores has a score that is no number"):
+        tokenizer_from_gguf(metadata_of(path))
 
 
 def test_tokens_of_characters_that_are_none_are_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

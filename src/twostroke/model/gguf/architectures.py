@@ -5,9 +5,12 @@ The conversion is llama.cpp's convert_hf_to_gguf.py, the keys are those of ggml'
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+import numpy as np
 
 from twostroke.errors import CorruptCheckpoint, UnsupportedModel
 from twostroke.gguf.container import GGUFFile
@@ -41,6 +44,8 @@ class GGUFArchitecture:
     """Tensors of one number, by their names in a layer: the key (with the prefix) that has them for all layers."""
     reads_yarn_factors: bool = False
     """`yarn_log_multiplier` scales the attention, and `attention.temperature_scale` the queries, by position."""
+    has_lists: bool = False
+    """Some numbers are lists by layer, which `derived` reads; so are the divisors of rotary frequencies."""
     derived: Callable[[GGUFFile, str], dict[str, Any]] | None = None
     """Returns keys of config.json that follow from the file in another way; takes the prefix of its keys, too."""
 
@@ -67,6 +72,61 @@ def _of_falcon(file: GGUFFile, prefix: str) -> dict[str, Any]:
 
 def _of_gpt2(file: GGUFFile, prefix: str) -> dict[str, Any]:
     return {"n_inner": file.metadata.count(f"{prefix}.feed_forward_length")}
+
+
+_STANDS_STILL = 1e20
+"""Rotary frequencies are divided by at least so much where a pair does not turn."""
+
+
+def _of_gemma4(file: GGUFFile, prefix: str) -> dict[str, Any]:
+    """Layers of two kinds: files have lists by layer, or numbers of full layers beside those of window layers."""
+    metadata, num_layers = file.metadata, file.metadata.count(f"{prefix}.block_count")
+    pattern = metadata.flags(f"{prefix}.attention.sliding_window_pattern")
+    full = [layer_id for layer_id, has_window in enumerate(pattern[:num_layers]) if not has_window]
+    if len(pattern) != num_layers or not full or len(full) == num_layers:
+        raise metadata.refuse(
+            f"{prefix}.attention.sliding_window_pattern", f"layers of both kinds, {num_layers} in all"
+        )
+    kv_heads = _by_layer(metadata, f"{prefix}.attention.head_count_kv", num_layers)
+    inner = _by_layer(metadata, f"{prefix}.feed_forward_length", num_layers)
+    head_dim = metadata.count(f"{prefix}.attention.key_length")
+    divisors = file.tensors.get("rope_freqs.weight")
+    share = 1.0
+    if divisors is not None and divisors.type.name == "F32":
+        turning = divisors.data.view(np.float32) < _STANDS_STILL
+        share = math.nextafter(float(turning.mean()), 0.0 if turning.all() else 1.0)
+    return {
+        "head_dim": metadata.count(f"{prefix}.attention.key_length_swa"),
+        "global_head_dim": head_dim,
+        "num_key_value_heads": kv_heads[pattern.index(True)],
+        "num_global_key_value_heads": kv_heads[full[0]],
+        "attention_k_eq_v": f"blk.{full[0]}.attn_v.weight" not in file.tensors,
+        "intermediate_size": inner[0],
+        "use_double_wide_mlp": inner[-1] == 2 * inner[0],
+        "num_kv_shared_layers": metadata.count(f"{prefix}.attention.shared_kv_layers", 0, least=0),
+        "hidden_size_per_layer_input": metadata.count(f"{prefix}.embedding_length_per_layer_input", 0, least=0),
+        "rope_parameters": {
+            "full_attention": {
+                "rope_type": "proportional",
+                "rope_theta": metadata.number(f"{prefix}.rope.freq_base", 1_000_000.0),
+                "partial_rotary_factor": share,
+            },
+            "sliding_attention": {
+                "rope_type": "default",
+                "rope_theta": metadata.number(f"{prefix}.rope.freq_base_swa", 10_000.0),
+            },
+        },
+    }
+
+
+def _by_layer(metadata: Metadata, key: str, num_layers: int) -> Sequence[int]:
+    """A number for each layer; a file may have one for all."""
+    if not metadata.is_list(key):
+        return [metadata.count(key)] * num_layers
+    found = metadata.whole_numbers(key)
+    if len(found) != num_layers or min(found) < 1:
+        raise metadata.refuse(key, f"a number above 0 for each of {num_layers} layers")
+    return found
 
 
 _BETA_OF_XIELU = 0.5
@@ -115,6 +175,14 @@ GGUF_ARCHITECTURES = {
         "Gemma2ForCausalLM", _NORMS_AROUND, windowed="Gemma2ForCausalLM", window=4096, has_whole_norms=True
     ),
     "gemma3": GGUFArchitecture("Gemma3ForCausalLM", _NORMS_AROUND, windowed="Gemma3ForCausalLM", has_whole_norms=True),
+    "gemma4": GGUFArchitecture(
+        "Gemma4ForCausalLM",
+        _NORMS_AROUND,
+        windowed="Gemma4ForCausalLM",
+        window=None,
+        has_lists=True,
+        derived=_of_gemma4,
+    ),
     "granite": GGUFArchitecture("GraniteForCausalLM", has_permuted_heads=True, numbers=_OF_GRANITE),
     "smollm3": GGUFArchitecture("SmolLM3ForCausalLM", has_permuted_heads=True),
     "seed_oss": GGUFArchitecture("SeedOssForCausalLM", {"post_attention_layernorm": "post_attention_norm"}),

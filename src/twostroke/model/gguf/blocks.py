@@ -1,8 +1,9 @@
 """ggml's blocks of numbers, taken apart into our codes, scales and minima.
 
-A block of any type stands for scale * (q - zero) - minimum, with q of 2 to 8 bits and one scale (and minimum) for each
-16 or 32 numbers; the K types keep these as 6 or 8 bits beside a float16 for 256 numbers. So every type goes into a
-QuantizedWeight of 4 or 8 bits code for code. Scales that are products, and minima, are rounded to float16: a number
+A block of any type stands for scale * (q - zero) - minimum, with q of 1 to 8 bits and one scale (and minimum) for each
+16 or 32 numbers; the K and IQ types keep these as 3 to 8 bits beside a float16 for 256 numbers. So every type goes into
+a QuantizedWeight of 4 or 8 bits code for code; where codes stand for steps that are not even (IQ2, IQ4, FP4), by the
+numbers themselves in 8 bits. Scales that are products, and minima, are rounded to float16: a number
 moves by less than 1/100 of the step between two codes (`REPACKED` says which types are exact).
 
 The layouts are those of ggml-common.h; `gguf.quants` is the oracle of the tests.
@@ -16,9 +17,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from twostroke.kernels.quantized_weight import QuantizedFormat, QuantizedWeight
-from twostroke.model.gguf.groups import Groups, half, nibbles
-from twostroke.model.gguf.lattices import TAKEN_APART
+from twostroke.kernels.quantized_weight import LARGEST_SCALE, QuantizedFormat, QuantizedWeight
+from twostroke.model.gguf import grid_blocks
+from twostroke.model.gguf.groups import Groups, bits_of, half, nibbles, nibbles_in_order, pairs
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +54,7 @@ class Layout:
             rows = slice(begin, begin + step)
             groups = self.take_apart(blocks[rows])
             codes[rows] = (groups.codes + (2 ** (self.bits - 1) - self.zero)).flatten(1)
-            scales[rows] = groups.scales.flatten(1)
+            scales[rows] = groups.scales.flatten(1).clamp(-LARGEST_SCALE, LARGEST_SCALE)
             if mins is not None and groups.minima is not None:
                 # w = s q - m = s (q - zero) - (m - s zero): around the middle the error of a rounded scale is smallest
                 mins[rows] = (groups.minima - groups.scales * self.zero).flatten(1)
@@ -78,17 +79,6 @@ _AT_ONCE = 2**18
 """Numbers."""
 
 
-def _pairs(packed: Tensor) -> Tensor:
-    """[..., n] to [..., 4, n]: bits 0 and 1 of the bytes, then 2 and 3, and so on."""
-    return torch.stack([(packed >> shift) & 3 for shift in (0, 2, 4, 6)], dim=-2)
-
-
-def _fifth_bits(packed: Tensor) -> Tensor:
-    """A bit for each of 32 numbers, [..., 4] to [..., 32]."""
-    bits = torch.stack([(packed >> bit) & 1 for bit in range(8)], dim=-1)
-    return bits.flatten(-2)
-
-
 def _one_group(codes: Tensor) -> Tensor:
     """Blocks of 32 are a group each. [N, num_blocks, 32] or [..., 2, 16] to [N, num_blocks, 1, 32]"""
     return codes.reshape(*codes.shape[:2], 1, 32)
@@ -103,12 +93,12 @@ def _q4_1(b: Tensor) -> Groups:
 
 
 def _q5_0(b: Tensor) -> Groups:
-    codes = nibbles(b[..., 6:]).flatten(-2) | _fifth_bits(b[..., 2:6]) << 4
+    codes = nibbles(b[..., 6:]).flatten(-2) | bits_of(b[..., 2:6]).flatten(-2) << 4
     return Groups(_one_group(codes), half(b[..., :2]))
 
 
 def _q5_1(b: Tensor) -> Groups:
-    codes = nibbles(b[..., 8:]).flatten(-2) | _fifth_bits(b[..., 4:8]) << 4
+    codes = nibbles(b[..., 8:]).flatten(-2) | bits_of(b[..., 4:8]).flatten(-2) << 4
     return Groups(_one_group(codes), half(b[..., :2]), -half(b[..., 2:4]))
 
 
@@ -117,7 +107,7 @@ def _q8_0(b: Tensor) -> Groups:
 
 
 def _q2_k(b: Tensor) -> Groups:
-    scales, codes = b[..., :16], _pairs(b[..., 16:80].unflatten(-1, (2, 32)))  # [..., 2, 4, 32]
+    scales, codes = b[..., :16], pairs(b[..., 16:80].unflatten(-1, (2, 32)))  # [..., 2, 4, 32]
     of_scales, of_minima = half(b[..., 80:82]), half(b[..., 82:84])
     groups = codes.reshape(*b.shape[:2], 16, 16)
     return Groups(groups, of_scales * (scales & 15), of_minima * (scales >> 4))
@@ -125,11 +115,11 @@ def _q2_k(b: Tensor) -> Groups:
 
 def _q3_k(b: Tensor) -> Groups:
     high_bits = torch.stack([(b[..., :32] >> bit) & 1 for bit in range(8)], dim=-2)  # [..., 8, 32]
-    low_bits = _pairs(b[..., 32:96].unflatten(-1, (2, 32))).flatten(-3, -2)  # [..., 8, 32]
+    low_bits = pairs(b[..., 32:96].unflatten(-1, (2, 32))).flatten(-3, -2)  # [..., 8, 32]
     codes = (low_bits | high_bits << 2).reshape(*b.shape[:2], 16, 16)
     # 16 scales of 6 bits: the low four in 8 bytes, the high two in 4
     low = nibbles(b[..., 96:104]).flatten(-2)
-    high = _pairs(b[..., 104:108]).flatten(-2)
+    high = pairs(b[..., 104:108]).flatten(-2)
     scales = (low | high << 4).float() - 32
     return Groups(codes, half(b[..., 108:110]) * scales)
 
@@ -156,7 +146,7 @@ def _q5_k(b: Tensor) -> Groups:
 
 def _q6_k(b: Tensor) -> Groups:
     low = nibbles(b[..., :128].unflatten(-1, (2, 64))).flatten(-2).unflatten(-1, (4, 32))  # [..., 2, 4, 32]
-    high = _pairs(b[..., 128:192].unflatten(-1, (2, 32)))  # [..., 2, 4, 32]
+    high = pairs(b[..., 128:192].unflatten(-1, (2, 32)))  # [..., 2, 4, 32]
     codes = (low | high << 4).reshape(*b.shape[:2], 16, 16)
     return Groups(codes, half(b[..., 208:210]) * b[..., 192:208].contiguous().view(torch.int8))
 
@@ -175,11 +165,50 @@ def _iq4_nl(b: Tensor) -> Groups:
 
 
 def _iq4_xs(b: Tensor) -> Groups:
-    high = _pairs(b[..., 2:4]).transpose(-1, -2).flatten(-2)  # 8 of 2 bits, in order
-    low = nibbles(b[..., 4:8]).transpose(-1, -2).flatten(-2)  # 8 of 4 bits, in order
+    high = pairs(b[..., 2:4]).transpose(-1, -2).flatten(-2)  # 8 of 2 bits, in order
+    low = nibbles_in_order(b[..., 4:8])
     scales = (low | high << 4).float() - 32
     codes = _iq4_codes(nibbles(b[..., 8:].unflatten(-1, (8, 16))).flatten(-2))
     return Groups(codes, half(b[..., :2]) * scales)
+
+
+def _tq1_0(b: Tensor) -> Groups:
+    """Five numbers of three values in a byte: a fraction x of 256, whose next digit is the whole part of 3 x."""
+    powers = torch.tensor([1, 3, 9, 27, 81], dtype=torch.uint8)[:, None]
+    parts = ((b[..., :32], 5), (b[..., 32:48], 5), (b[..., 48:52], 4))
+    fractions = torch.cat([(part[..., None, :] * powers[:count]).flatten(-2) for part, count in parts], dim=-1)
+    codes = ((fractions.short() * 3) >> 8).to(torch.uint8).reshape(*b.shape[:2], 8, 32)
+    return Groups(codes, half(b[..., 52:]).expand(-1, -1, 8))
+
+
+def _tq2_0(b: Tensor) -> Groups:
+    codes = pairs(b[..., :64].unflatten(-1, (2, 32))).flatten(-3, -2)  # [..., 8, 32]
+    return Groups(codes, half(b[..., 64:]).expand(-1, -1, 8))
+
+
+_FP4_VALUES = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
+"""Twice what the codes of FP4 (e2m1) stand for."""
+
+
+def _fp4_codes(codes: Tensor) -> Tensor:
+    return (torch.tensor(_FP4_VALUES, dtype=torch.int16) + 128).to(torch.uint8)[codes.int()]
+
+
+def _mxfp4(b: Tensor) -> Groups:
+    """The scale is a power of two, by its exponent."""
+    scales = torch.exp2(b[..., :1].double() - 128).float()
+    return Groups(_one_group(_fp4_codes(nibbles(b[..., 1:]))), scales)
+
+
+def _nvfp4(b: Tensor) -> Groups:
+    """Four groups of 16 with a scale of 8 bits each: 4 of the exponent, 3 behind the point; the sign is not read."""
+    exponents, digits = (b[..., :4] >> 3 & 15).float(), (b[..., :4] & 7).float()
+    scales = torch.where(exponents == 0, digits * 2**-9, (1 + digits / 8) * torch.exp2(exponents - 7)) / 2
+    codes = _fp4_codes(nibbles(b[..., 4:].unflatten(-1, (4, 8))).flatten(-2))
+    return Groups(codes, scales * (b[..., :4] != _NO_NUMBER))
+
+
+_NO_NUMBER = 0x7F
 
 
 REPACKED: dict[str, Layout] = {
@@ -195,6 +224,16 @@ REPACKED: dict[str, Layout] = {
     "Q6_K": Layout(_q6_k, 8, 16, zero=32),
     "IQ4_NL": Layout(_iq4_nl, 8, 32, zero=128, is_exact=True),
     "IQ4_XS": Layout(_iq4_xs, 8, 32, zero=128),
-    **{name: Layout(*layout, is_exact=name.startswith("TQ")) for name, layout in TAKEN_APART.items()},
+    "IQ3_S": Layout(grid_blocks.iq3_s, 4, 32, zero=8, has_minima=True),
+    "IQ3_XXS": Layout(grid_blocks.iq3_xxs, 8, 32, zero=128),
+    "IQ2_S": Layout(grid_blocks.iq2_s, 8, 16, zero=128),
+    "IQ2_XS": Layout(grid_blocks.iq2_xs, 8, 16, zero=128),
+    "IQ2_XXS": Layout(grid_blocks.iq2_xxs, 8, 32, zero=128),
+    "IQ1_M": Layout(grid_blocks.iq1_m, 8, 16, zero=128),
+    "IQ1_S": Layout(grid_blocks.iq1_s, 4, 32, zero=1, has_minima=True),
+    "TQ1_0": Layout(_tq1_0, 4, 32, zero=1, is_exact=True),
+    "TQ2_0": Layout(_tq2_0, 4, 32, zero=1, is_exact=True),
+    "MXFP4": Layout(_mxfp4, 8, 32, zero=128, is_exact=True),
+    "NVFP4": Layout(_nvfp4, 8, 16, zero=128, is_exact=True),
 }
 """By the name of the type (gguf.tensor_types)."""

@@ -63,9 +63,9 @@ def read_gguf_config(file: GGUFFile) -> ModelConfig:
         "architectures": [architecture.name],
         "num_hidden_layers": metadata.count(f"{prefix}.block_count"),
         "hidden_size": hidden_size,
-        "intermediate_size": metadata.count(f"{prefix}.feed_forward_length"),
+        "intermediate_size": _one_for_all(metadata, f"{prefix}.feed_forward_length"),
         "num_attention_heads": num_heads,
-        "num_key_value_heads": metadata.count(f"{prefix}.attention.head_count_kv", num_heads),
+        "num_key_value_heads": _one_for_all(metadata, f"{prefix}.attention.head_count_kv", num_heads),
         "head_dim": head_dim,
         "vocab_size": _tensor(file, "token_embd.weight").shape[0],
         "max_position_embeddings": metadata.count(f"{prefix}.context_length"),
@@ -96,7 +96,17 @@ def read_gguf_config(file: GGUFFile) -> ModelConfig:
         config = ModelConfig.from_hf(given)
     except CorruptCheckpoint as error:
         raise CorruptCheckpoint(f"{file.path}, its metadata in the words of a config.json: {error}") from error
-    return _with_stored_frequencies(config, file)
+    return config if architecture.has_lists else _with_stored_frequencies(config, file)
+
+
+def _one_for_all(metadata: Metadata, key: str, default: int | None = None) -> int:
+    """A number of all layers; of a list the first, where an architecture reads the rest by itself."""
+    if key not in metadata or not metadata.is_list(key):
+        return metadata.count(key, default)
+    found = metadata.whole_numbers(key)
+    if not found or (len(set(found)) > 1 and not gguf_architecture(metadata).has_lists):
+        raise metadata.refuse(key, "one number for all layers")
+    return found[0]
 
 
 _EPSILONS: Mapping[NormKind, str] = {

@@ -25,6 +25,9 @@ _TOP: ModuleNames = {
     "gpt_neox.final_layer_norm": "output_norm",
     "transformer.ln_f": "output_norm",
     "lm_head": "output",
+    "model.embed_tokens_per_layer": "per_layer_token_embd",
+    "model.per_layer_model_projection": "per_layer_model_proj",
+    "model.per_layer_projection_norm": "per_layer_proj_norm",
 }
 
 _OF_A_LAYER: ModuleNames = {
@@ -60,7 +63,13 @@ _OF_A_LAYER: ModuleNames = {
     "mlp.dense_4h_to_h": "ffn_down",
     "mlp.c_proj": "ffn_down",
     "mlp.fc2": "ffn_down",
+    "per_layer_input_gate": "inp_gate",
+    "per_layer_projection": "proj",
+    "post_per_layer_input_norm": "post_norm",
 }
+
+_WHOLE = {"layer_scalar": "layer_output_scale.weight"}
+"""Tensors of a layer that are no module's."""
 
 _LAYER = re.compile(r"(?:model\.layers|gpt_neox\.layers|transformer\.h)\.(?P<layer>\d+)\.(?P<module>.+)")
 
@@ -75,6 +84,9 @@ def gguf_names(name: str, own_modules: ModuleNames | None = None) -> tuple[str, 
     >>> gguf_names("transformer.h.0.ln_1.bias"), gguf_names("model.layers.0.mlp.act_fn.beta")
     (('blk.0.attn_norm.bias',), ())
     """
+    place = of_layer(name)
+    if place is not None and place[1] in _WHOLE:
+        return (f"blk.{place[0]}.{_WHOLE[place[1]]}",)
     module, _, kind = name.rpartition(".")
     found = _LAYER.fullmatch(module)
     prefix = "" if found is None else f"blk.{found['layer']}."

@@ -24,6 +24,7 @@ from twostroke.model.gguf.blocks import REPACKED
 from twostroke.model.gguf.model_config import ROPE_FACTORS, ROPE_FREQS
 from twostroke.model.gguf.names import gguf_names, of_layer
 from twostroke.model.registry import architecture, model_class
+from twostroke.model.text_tensors import is_unread_kv
 from twostroke.model.weight_map import checkpoint_names
 from twostroke.model.weight_source import ALL_ROWS, StoredWeight
 
@@ -59,7 +60,7 @@ class GGUFWeights:
             else:
                 self._stored[name] = found
                 used.add(found.name)
-        extra = [name for name in file.tensors if name not in used]
+        extra = [name for name in file.tensors if name not in used and not is_unread_kv(name, config)]
         problems = [f"{what}: {shorten(found)}" for what, found in (("missing", missing), ("unknown", extra)) if found]
         if problems:
             raise CorruptCheckpoint(
