@@ -9,10 +9,12 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
+import uvicorn
 
+from twostroke.api.draining import DrainingServer
 from twostroke.config.engine import EngineConfig
 from twostroke.config.pools import PoolConfig
 from twostroke.engine.client import EngineState
@@ -78,3 +80,28 @@ def test_ctrl_c_at_any_moment_is_silent(moment_s: float, pools: tuple[str, ...],
     assert "Error" not in said, said
     assert "never awaited" not in said, said
     assert code == (130 if "serving" not in said else 0), said
+
+
+def test_a_start_that_is_given_up_does_not_say_that_it_serves(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The signal came before uvicorn minded it, and what there is left to start does not wait for anything."""
+
+    async def nothing(*_: object, **__: object) -> None:
+        pass
+
+    async def start() -> None:
+        server = DrainingServer(uvicorn.Config("app"), cast(Any, None), 1.0, "http://here", on_end=nothing)
+        await server.startup()
+        assert capsys.readouterr().err == "serving  http://here\n"
+        task = asyncio.current_task()
+        assert task is not None
+        task.cancel()
+        await server.startup()
+        assert not capsys.readouterr().err
+        with pytest.raises(asyncio.CancelledError):
+            await asyncio.sleep(0)
+        task.uncancel()
+
+    monkeypatch.setattr(uvicorn.Server, "startup", nothing)
+    asyncio.run(start())

@@ -57,6 +57,9 @@ class DrainingServer(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listens."""
         await super().startup(sockets)
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():  # a signal came before uvicorn minded them: the start is given up
+            return
         sys.stderr.write(f"serving  {self._address}\n")
         sys.stderr.flush()
 
