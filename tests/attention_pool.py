@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+import triton_device
 from oracle import naive_kv
 from oracle.naive_attention import naive_attention
 from twostroke.config.kv_format import KVFormat, resolve_kv_format, slot_bytes
@@ -39,9 +40,14 @@ class Shape:
     has_slopes: bool = False
 
     @property
+    def device(self) -> torch.device:
+        """Where the operator runs: Triton's on a card, if there is one."""
+        return triton_device.device() if self.backend == "triton" else CPU
+
+    @property
     def scoring(self) -> Scoring:
-        sinks = torch.linspace(-1, 6, self.num_heads) if self.has_sinks else None
-        slopes = 2.0 ** -torch.arange(1.0, self.num_heads + 1) if self.has_slopes else None
+        sinks = torch.linspace(-1, 6, self.num_heads).to(self.device) if self.has_sinks else None
+        slopes = 2.0 ** -torch.arange(1.0, self.num_heads + 1).to(self.device) if self.has_slopes else None
         return Scoring(self.head_dim**-0.5, self.score_cap, sinks, slopes)
 
     @property
@@ -53,8 +59,8 @@ class Shape:
         return self.kv_format or resolve_kv_format("auto", str(self.dtype).removeprefix("torch."))
 
     def operator(self) -> AttentionOperator:
-        operators = operators_for(CPU, self.dtype, self.backend)
-        return operators.attention(self.num_heads, self.num_kv_heads, self.head_dim, self.dtype, CPU)
+        operators = operators_for(self.device, self.dtype, self.backend)
+        return operators.attention(self.num_heads, self.num_kv_heads, self.head_dim, self.dtype, self.device)
 
     def qkv(self, num_tokens: int, seed: int) -> Tensor:
         """[num_tokens, num_heads + 2 * num_kv_heads, head_dim]"""
@@ -67,12 +73,16 @@ class Shape:
         """The oracle's answer for a whole request, from K and V as stored. [num_tokens, num_heads * head_dim]"""
         q, k, v = qkv.split([self.num_heads, self.num_kv_heads, self.num_kv_heads], dim=1)
         s = self.scoring
+        sinks, slopes = (None if of_heads is None else of_heads.cpu() for of_heads in (s.sinks, s.slopes))
         k, v = (naive_kv.stored(x, self.stored_as, self.dtype) for x in (k, v))
-        return naive_attention(q, k, v, 0, self.window, s.scale, s.cap, s.sinks, s.slopes).flatten(1)
+        return naive_attention(q, k, v, 0, self.window, s.scale, s.cap, sinks, slopes).flatten(1)
 
 
 class Pool:
-    """A storage full of NaN, whatever the format, and requests with scrambled blocks in it."""
+    """A storage full of NaN, whatever the format, and requests with scrambled blocks in it.
+
+    Requests and results are on the CPU; the storage is where the operator runs.
+    """
 
     def __init__(self, shape: Shape, requests: Sequence[Tensor], seed: int = 0) -> None:
         self.shape, self.requests, self.operator = shape, requests, shape.operator()
@@ -83,7 +93,9 @@ class Pool:
         for row, count in enumerate(needed):
             self.table[row, :count], order = order[:count], order[count:]
         head_bytes = shape.block_size * slot_bytes(shape.stored_as, shape.head_dim)
-        self.storage = torch.full((num_blocks, 2, 2, shape.num_kv_heads, head_bytes), 0xFF, dtype=torch.uint8)
+        self.storage = torch.full(
+            (num_blocks, 2, 2, shape.num_kv_heads, head_bytes), 0xFF, dtype=torch.uint8, device=shape.device
+        )
         self.done = [0] * len(requests)
         self.outputs: list[list[Tensor]] = [[] for _ in requests]
 
@@ -116,13 +128,22 @@ class Pool:
             tree_masks=tree_masks,
         )
         qkv = torch.cat([self.requests[row][self.done[row] : self.done[row] + n] for row, n in work])
-        out = self.operator(qkv, self.storage, metadata.plans[0], LAYER, shape.scoring, turn)
-        for (row, n), part in zip(work, out.split([n for _, n in work]), strict=True):
+        out = self.operator(
+            qkv.to(shape.device), self.storage, metadata.plans[0], LAYER, shape.scoring, _on(shape.device, turn)
+        )
+        for (row, n), part in zip(work, out.cpu().split([n for _, n in work]), strict=True):
             self.outputs[row].append(part)
             self.done[row] += n
 
     def results(self) -> list[Tensor]:
         return [torch.cat(parts) for parts in self.outputs]
+
+
+def _on(device: torch.device, turn: HeadTurn | None) -> HeadTurn | None:
+    if turn is None:
+        return None
+    weight = None if turn.norm_weight is None else turn.norm_weight.to(device)
+    return HeadTurn(turn.cos.to(device), turn.signed_sin.to(device), weight, turn.eps)
 
 
 def alone(shape: Shape, qkv: Tensor) -> Tensor:

@@ -109,7 +109,8 @@ def test_an_empty_batch() -> None:
         np.zeros(0, np.int32),
         np.zeros((0, 2), np.int32),
     )
-    assert pool.operator(torch.zeros(0, 8, 16), pool.storage, plan, 0, cuda_attention.Scoring(1.0)).shape == (0, 64)
+    nothing = torch.zeros(0, 8, 16, device=shape.device)
+    assert pool.operator(nothing, pool.storage, plan, 0, cuda_attention.Scoring(1.0)).shape == (0, 64)
 
 
 @pytest.mark.parametrize("kv_format", ["f32", "f16", "bf16", "fp8", "int8", "int4"])
@@ -129,7 +130,7 @@ def test_stored_bytes_are_the_references_in_their_own_order(kv_format: str) -> N
     for which, name in enumerate(("k", "v")):
         for head in range(2):
             stored = torch.stack([first[1, which, head], second[1, which, head]])
-            found = pool.operator.read_heads(stored, kv_format, 16, values=name == "v").flatten(0, 1)
+            found = pool.operator.read_heads(stored, kv_format, 16, values=name == "v").flatten(0, 1).cpu()
             written = encode(qkv[:, 4 + 2 * which + head], kv_format)
             assert torch.equal(found[:9], decode(written, kv_format, torch.float32))
             assert not found[9:].any()
@@ -198,7 +199,8 @@ def test_fp8_codes_are_the_references() -> None:
     shape = Shape(backend="triton", kv_format="fp8", num_heads=1, num_kv_heads=1)
     pool = Pool(shape, [numbers.expand(-1, 3, 16).contiguous()])
     pool.step([(0, len(numbers))])
-    written = pool.storage[pool.table[0, : -(-len(numbers) // 16)], 1, 0, 0].reshape(-1, 16)[: len(numbers)]
+    blocks = torch.from_numpy(pool.table[0, : -(-len(numbers) // 16)]).long()
+    written = pool.storage.cpu()[blocks, 1, 0, 0].reshape(-1, 16)[: len(numbers)]
     expected = encode(numbers[:, 0], "fp8")
     is_nan = expected & 0x7F == 0x7F
     assert torch.equal(is_nan, written & 0x7F == 0x7F)
@@ -212,19 +214,19 @@ def test_fp8_codes_are_the_references() -> None:
 def test_heads_are_turned_on_the_way_as_by_operators_of_their_own(name: str, has_norm: bool) -> None:
     """To the bit, K and V as they are stored and what comes out; but a norm's sum may round by another order."""
     shape = replace(SHAPES[name], backend="triton")
-    operators = operators_for(torch.device("cpu"), shape.dtype, "triton")
+    operators = operators_for(shape.device, shape.dtype, "triton")
     num_turned, num_tokens = shape.num_heads + shape.num_kv_heads, 9
     qkv = shape.qkv(num_tokens, seed=1)
     angles = torch.arange(num_tokens)[:, None] * 0.7 ** torch.arange(shape.head_dim // 2)
     cos, sin = (part.to(shape.dtype).unsqueeze(1) for part in (angles.cos(), angles.sin()))
     cos, signed_sin = torch.cat([cos, cos], -1), torch.cat([-sin, sin], -1)
     weight = torch.linspace(0.5, 2, num_turned * shape.head_dim).view(num_turned, -1).to(shape.dtype)
-    turned = qkv.clone()
+    turned = qkv.to(shape.device).clone()
     if has_norm:
-        operators.rms_norm_(turned[:, :num_turned], weight, 1e-6)
-    operators.rotate_heads_(turned[:, :num_turned], cos, signed_sin)
+        operators.rms_norm_(turned[:, :num_turned], weight.to(shape.device), 1e-6)
+    operators.rotate_heads_(turned[:, :num_turned], cos.to(shape.device), signed_sin.to(shape.device))
 
-    separate, fused = Pool(shape, [turned]), Pool(shape, [qkv])
+    separate, fused = Pool(shape, [turned.cpu()]), Pool(shape, [qkv])
     separate.step([(0, num_tokens)])
     fused.step([(0, num_tokens)], turn=HeadTurn(cos, signed_sin, weight if has_norm else None, 1e-6))
     if has_norm:

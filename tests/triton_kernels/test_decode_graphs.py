@@ -65,6 +65,33 @@ def test_tokens_are_those_without(
     assert sum(recording.num_replays for recording in recorder.recordings) >= 2
 
 
+def test_steps_with_prompts_are_recorded_as_well(
+    recorder: StrictRecorder, random_models: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Chunks of prompts beside decodes, in passes of a fixed size; a step that is larger is launched."""
+    monkeypatch.setattr(decode_graphs, "_MIXED_EVERY", 8)
+    model, settings = random_models["mistral"], {"max_num_batched_tokens": 10, "max_num_seqs": 3}
+    with monkeypatch.context() as without:
+        without.setattr(assembly, "_recorder", lambda device: None)
+        expected = tokens(model, **settings)
+    sizes: list[tuple[int, int]] = []
+    record = decode_graphs.DecodeGraphs._record
+
+    def noted(self: decode_graphs.DecodeGraphs, size: decode_graphs.FixedSize) -> Any:
+        found = record(self, size)
+        if found is not None:
+            sizes.append((size.num_tokens, size.num_seqs))
+        return found
+
+    monkeypatch.setattr(decode_graphs.DecodeGraphs, "_record", noted)
+    assert tokens(model, **settings) == expected
+    assert [size for size in sizes if size[0] > size[1]], sizes
+    sizes.clear()
+    monkeypatch.setattr(decode_graphs, "MIXED_CONTEXT", 2)
+    assert tokens(model, **settings) == expected
+    assert not [size for size in sizes if size[0] > size[1]], sizes
+
+
 def test_steps_that_need_more_than_a_pass_has_run_without(
     recorder: StrictRecorder, random_models: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

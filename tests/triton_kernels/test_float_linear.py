@@ -25,21 +25,30 @@ def weight_of(n: int = N, k: int = K, dtype: torch.dtype = torch.float32) -> tor
     return numbers(n, k, seed=1, dtype=dtype)
 
 
-@pytest.fixture(params=["high tiles", "low tiles", "runs apart"])
+WAYS = {
+    "high tiles": (1, 70, (128, False)),
+    "high tiles, runs apart": (1000, 70, (128, True)),
+    "low tiles": (3, 3, (64, False)),
+    "low tiles for a single row, on a small card": (1, 1, (64, False)),
+    "runs apart": (1000, 3, (64, True)),
+}
+"""The processors of a card, the rows of a product, and the tile's height and whether runs are apart."""
+
+
+@pytest.fixture(params=WAYS)
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """How a product is cut: by the size of the card."""
-    processors = {"high tiles": 1, "low tiles": 3, "runs apart": 1000}[request.param]
-    monkeypatch.setattr(float_linear, "processors_of", lambda device: processors)
+    """How a product is cut: by its rows and the size of the card."""
+    monkeypatch.setattr(float_linear, "processors_of", lambda device: WAYS[request.param][0])
     return request.param
 
 
 @pytest.mark.parametrize("k", [K, 20, 128], ids=lambda k: f"{k} inputs")
 def test_equals_torch(way: str, k: int) -> None:
-    del way
-    weight, bias, x = weight_of(k=k), torch.linspace(-1, 1, N, device=DEVICE), numbers(3, k, seed=3)
+    num_rows = WAYS[way][1]
+    weight, bias, x = weight_of(k=k), torch.linspace(-1, 1, N, device=DEVICE), numbers(num_rows, k, seed=3)
     packed = linear.pack_linear(weight, bias)
     torch.testing.assert_close(packed(x), F.linear(x, weight, bias), rtol=1e-5, atol=1e-4)
-    residual = numbers(3, N, seed=4)
+    residual = numbers(num_rows, N, seed=4)
     assert torch.equal(packed.add_to(residual, x), residual + packed(x))
     assert torch.equal(packed.rows(torch.tensor([5, 149, 5], device=DEVICE)), weight[[5, 149, 5]])
     assert packed(x[:0]).shape == (0, N)
@@ -86,8 +95,9 @@ def test_every_way_is_taken(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
     packed = linear.pack_linear(weight_of(), None)
     monkeypatch.setattr(float_linear.FloatLinear, "_tiled", watched)
-    packed(numbers(2, K, seed=3))
-    assert seen == [{"high tiles": (128, False), "low tiles": (64, False), "runs apart": (64, True)}[way]]
+    _, num_rows, expected = WAYS[way]
+    packed(numbers(num_rows, K, seed=3))
+    assert seen == [expected]
 
 
 def test_a_share_of_the_outputs_has_the_bits_of_all() -> None:

@@ -378,9 +378,9 @@ def _graphs(
     return DecodeGraphs(
         model,
         kv,
-        layout,
         max_model_len=sizing.max_model_len,
         max_num_seqs=config.scheduler.max_num_seqs,
+        max_num_tokens=step_tokens(config, loaded),
         device=loaded.device,
         recorder=recorder,
     )

@@ -18,7 +18,7 @@ from twostroke.engine.preparation import (
 )
 from twostroke.kv_cache.device_memory import DeviceMemory, reserve_bytes
 from twostroke.layers.rotary import Rotary
-from twostroke.runner.decode_graphs import bucket_of
+from twostroke.runner.decode_graphs import largest_pass
 from twostroke.runner.largest_steps import LargestStep
 from twostroke.runner.memory import card_step_bytes, step_bytes
 
@@ -138,5 +138,6 @@ def _recorded_bytes(config: EngineConfig, size: LargestStep, step_bytes: int) ->
     """
     if config.load.device != "cuda" or config.load.enforce_eager:
         return 0
-    share = min(1.0, bucket_of(config.scheduler.max_num_seqs) / size.max_tokens)
+    most = largest_pass(config.scheduler.max_num_seqs, size.max_tokens)
+    share = min(1.0, most / size.max_tokens)
     return 2 * math.ceil(share * step_bytes)

@@ -258,6 +258,8 @@ class FixedSize:
 
     num_tokens: int
     """As many as its pass has; those of a step may be fewer."""
+    num_seqs: int
+    """Likewise."""
     max_blocks: int
     """Of a sequence."""
     num_part_rows: int
@@ -281,10 +283,24 @@ class FixedPlan(Protocol):
 class RecordableAttention(AttentionOperator, Protocol):
     """An operator that does the same for every step of one size, so that a pass can be recorded and replayed."""
 
-    def decodes_on_host(
-        self, shape: GroupShape, seq_lens: npt.NDArray[np.int32], block_table: npt.NDArray[np.int32]
+    def plan_on_host(
+        self,
+        shape: GroupShape,
+        query_start_loc: npt.NDArray[np.int32],
+        seq_lens: npt.NDArray[np.int32],
+        block_table: npt.NDArray[np.int32],
+        *,
+        splits: bool,
     ) -> StepOnHost:
-        """A step in which every sequence has one token; see `plan`."""
+        """Plan a step as `plan` does, without draft trees, and leave it on the host.
+
+        Args:
+            shape: the group.
+            query_start_loc: see `plan`, as the next two.
+            seq_lens: likewise.
+            block_table: likewise.
+            splits: whether contexts may be split among programs.
+        """
         ...
 
     def fixed_plan(self, shape: GroupShape, size: FixedSize) -> FixedPlan:

@@ -1,8 +1,8 @@
-"""Passes over decodes alone, recorded once for each size and replayed: the host launches one graph, not every kernel.
+"""Passes over few tokens, recorded once for each size and replayed: the host launches one graph, not every kernel.
 
-A pass over a few decodes takes a GPU a few milliseconds and has hundreds of kernels, whose launches take the host as
-long. A graph repeats the same kernels with the same addresses and sizes, so that what differs between steps has to lie
-where it lay:
+A pass over a few tokens takes a GPU a few milliseconds and has hundreds of kernels, whose launches take the host
+longer: beside an H200, 42 ms for 36 layers. A graph repeats the same kernels with the same addresses and sizes, so what
+differs between steps has to lie where it lay:
 
     a step      ids, positions, block tables, what attention reads     copied to where the graph looks for them
     its size    as large as the next bucket                            filled up with tokens that are nobody's
@@ -18,7 +18,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -39,7 +38,15 @@ _ROOMIER = 4
 needs it or not: a graph for 1,024 of them would launch 8,192 programs a layer where a step of one sequence has 64."""
 _LEAST_PART_ROWS = 16
 _EVERY = 8
-"""Buckets from here on."""
+"""Buckets of decodes from here on."""
+MIXED_TOKENS = 1024
+"""Most tokens of a recorded pass in which some sequence has several. More of them take a GPU as long as the host takes
+to launch them."""
+MIXED_CONTEXT = 16_384
+"""Longest context of such a pass, in tokens. Contexts are not split in it: most of the programs that a pass would need
+room for would have nothing to do. A longer one takes a GPU as long as the host takes to launch all kernels."""
+_MIXED_EVERY = 64
+_MIXED_BUCKETS_PER_DOUBLING = 8
 
 
 class Recording(Protocol):
@@ -117,6 +124,26 @@ def bucket_of(num_tokens: int) -> int:
     return 1 << (num_tokens - 1).bit_length()
 
 
+def mixed_bucket_of(num_tokens: int) -> int:
+    """Tokens of the recorded pass that has room for so many, where some sequence has several: at most an eighth of
+    512 and more is nobody's.
+
+    >>> [mixed_bucket_of(n) for n in (2, 65, 512, 513, 640, 1000)]
+    [64, 128, 512, 640, 640, 1024]
+    """
+    step = max(_MIXED_EVERY, (1 << (num_tokens - 1).bit_length()) // _MIXED_BUCKETS_PER_DOUBLING)
+    return -(-num_tokens // step) * step
+
+
+def largest_pass(max_num_seqs: int, max_num_tokens: int) -> int:
+    """Most tokens of a recorded pass.
+
+    >>> largest_pass(64, 8192), largest_pass(64, 300), largest_pass(2000, 8192)
+    (1024, 320, 2000)
+    """
+    return max(bucket_of(max_num_seqs), mixed_bucket_of(min(MIXED_TOKENS, max_num_tokens)))
+
+
 def room_for(num_part_rows: int) -> int:
     """Partial results that the recorded pass which has room for so many has room for.
 
@@ -135,9 +162,9 @@ class DecodeGraphs:
     Args:
         model: whose attention is `recordable`.
         kv: the KV memory.
-        layout: of the same, for attention.
         max_model_len: longest request, in tokens.
         max_num_seqs: most sequences in a step.
+        max_num_tokens: most tokens in a step.
         device: where the model runs.
         recorder: makes them.
     """
@@ -146,27 +173,29 @@ class DecodeGraphs:
         self,
         model: DecoderModel,
         kv: KVStorage,
-        layout: AttentionLayout,
         *,
         max_model_len: int,
         max_num_seqs: int,
+        max_num_tokens: int,
         device: torch.device,
         recorder: Recorder,
     ) -> None:
+        layout = kv.attention_layout(model.num_heads)
         attention = recordable(model.attention, layout)
         assert attention is not None, "attention that cannot be recorded"
         self._model, self._kv, self._attention, self._layout = model, kv, attention, layout
         self._recorder = recorder
         self._max_blocks = kv.layout.num_pages(max_model_len)
-        self._largest = bucket_of(max_num_seqs)
-        self._input_ids, self._positions = torch.zeros(2, self._largest, dtype=torch.int64, device=device)
-        self._passes: dict[tuple[int, int], _RecordedPass] = {}
-        self._num_wanted = Counter[tuple[int, int]]()
-        self._failed = set[tuple[int, int]]()
+        self._max_num_seqs = max_num_seqs
+        self._max_num_tokens = largest_pass(max_num_seqs, max_num_tokens)
+        self._input_ids, self._positions = torch.zeros(2, self._max_num_tokens, dtype=torch.int64, device=device)
+        self._passes: dict[FixedSize, _RecordedPass] = {}
+        self._num_wanted = Counter[FixedSize]()
+        self._failed = set[FixedSize]()
         """Which could not be recorded; they are launched kernel by kernel."""
 
     def prepare(self, flat: FlatBatch, positions: Tensor) -> Callable[[Tensor], Tensor] | None:
-        """Puts a step in which every sequence has one token where its recorded pass looks for it.
+        """Puts a step where its recorded pass looks for it.
 
         The first step of a size runs without: whoever waits for a first token does not wait for a recording, too.
 
@@ -178,18 +207,27 @@ class DecodeGraphs:
             From ids, int64 [num_tokens] on the device, to hidden states [num_tokens, hidden_size], any number of times.
             None where there is no such pass.
         """
-        num_tokens = len(flat.seq_lens)
-        if num_tokens > self._largest:
+        num_tokens, num_seqs = len(flat.input_ids), len(flat.seq_lens)
+        are_decodes = num_tokens == num_seqs
+        room = bucket_of(num_tokens) if are_decodes else mixed_bucket_of(num_tokens)
+        if room > self._max_num_tokens or num_seqs > self._max_num_seqs:
+            return None
+        if not are_decodes and flat.seq_lens.max() > MIXED_CONTEXT:
             return None
         shapes = self._layout.shapes
         steps = [
-            attention.decodes_on_host(shape, flat.seq_lens, table)
+            attention.plan_on_host(shape, flat.query_start_loc, flat.seq_lens, table, splits=are_decodes)
             for attention, shape, table in zip(self._attention, shapes, flat.block_tables, strict=True)
         ]
         num_part_rows = max(step.num_part_rows for step in steps)
         if num_part_rows > PART_ROWS:
             return None
-        size = bucket_of(num_tokens), room_for(num_part_rows)
+        size = FixedSize(
+            num_tokens=room,
+            num_seqs=room if are_decodes else min(room, self._max_num_seqs),
+            max_blocks=self._max_blocks,
+            num_part_rows=room_for(num_part_rows),
+        )
         recorded = self._passes.get(size) or self._record(size)
         if recorded is None:
             return None
@@ -204,14 +242,13 @@ class DecodeGraphs:
 
         return replay
 
-    def _record(self, size: tuple[int, int]) -> _RecordedPass | None:
+    def _record(self, size: FixedSize) -> _RecordedPass | None:
         self._num_wanted[size] += 1
         if self._num_wanted[size] == 1 or size in self._failed:
             return None
-        num_tokens, num_part_rows = size
-        fixed = FixedSize(num_tokens, self._max_blocks, num_part_rows)
+        num_tokens = size.num_tokens
         of_groups = zip(self._attention, self._layout.shapes, strict=True)
-        plans = [attention.fixed_plan(shape, fixed) for attention, shape in of_groups]
+        plans = [attention.fixed_plan(shape, size) for attention, shape in of_groups]
         metadata = AttentionMetadata(self._layout, num_tokens, self._attention, tuple(plan.plan for plan in plans))
         input_ids, positions = self._input_ids[:num_tokens], self._positions[:num_tokens]
 
@@ -222,11 +259,12 @@ class DecodeGraphs:
             recording = self._recorder.record(work)
         except RuntimeError as error:  # such as too little memory; nobody's request needs a recording
             self._failed.add(size)
-            log.warning("the pass over %d decodes could not be recorded, and is launched: %s", num_tokens, error)
+            log.warning("the pass over %d tokens could not be recorded, and is launched: %s", num_tokens, error)
             return None
         self._passes[size] = _RecordedPass(recording, plans)
-        split = f", contexts split into up to {num_part_rows}" if num_part_rows else ""
-        log.info("recorded the pass over %d decodes%s", num_tokens, split)
+        split = f", contexts split into up to {size.num_part_rows}" if size.num_part_rows else ""
+        what = "decodes" if size.num_seqs == num_tokens else "tokens"
+        log.info("recorded the pass over %d %s%s", num_tokens, what, split)
         return self._passes[size]
 
 
@@ -235,8 +273,3 @@ def recordable(attention: AttentionOperators, layout: AttentionLayout) -> tuple[
     found = [attention[shape.kv] for shape in layout.shapes]
     able = [operator for operator in found if isinstance(operator, RecordableAttention)]
     return tuple(able) if len(able) == len(found) else None
-
-
-def are_decodes(flat: FlatBatch) -> bool:
-    """Whether every sequence has one token."""
-    return len(flat.input_ids) == len(flat.seq_lens) and bool((np.diff(flat.query_start_loc) == 1).all())

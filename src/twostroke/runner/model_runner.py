@@ -19,7 +19,7 @@ from twostroke.kv_check import KVCheck, KVDifference
 from twostroke.layers.attention_metadata import AttentionMetadata
 from twostroke.model.decoder import DecoderModel
 from twostroke.runner.branches import Branch, BranchBlocks, FlatBatch, flat_batch
-from twostroke.runner.decode_graphs import DecodeGraphs, are_decodes
+from twostroke.runner.decode_graphs import DecodeGraphs
 from twostroke.runner.host_copy import HostCopy
 from twostroke.runner.input_batch import InputBatch, build_input_batch
 from twostroke.runner.kv_moves import KVMover
@@ -318,7 +318,7 @@ class ModelRunner:
         self, flat: FlatBatch, positions: torch.Tensor, watcher: Watcher | None
     ) -> Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]:
         """The pass of a step: from token ids to hidden states and the features that somebody watches."""
-        if self._graphs is not None and watcher is None and are_decodes(flat):
+        if self._graphs is not None and watcher is None:
             replay = self._graphs.prepare(flat, positions)
             if replay is not None:
                 return lambda input_ids: _without_features(replay(input_ids))

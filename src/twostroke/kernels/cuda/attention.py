@@ -88,17 +88,22 @@ class TritonAttention:
         batch = PlannedBatch.of(shape.window, query_start_loc, seq_lens, block_table, tree_masks)
         return sent(plan_step(shape, batch, self._cut, self._num_processors), self._device)
 
-    def decodes_on_host(
-        self, shape: GroupShape, seq_lens: npt.NDArray[np.int32], block_table: npt.NDArray[np.int32]
+    def plan_on_host(
+        self,
+        shape: GroupShape,
+        query_start_loc: npt.NDArray[np.int32],
+        seq_lens: npt.NDArray[np.int32],
+        block_table: npt.NDArray[np.int32],
+        *,
+        splits: bool,
     ) -> HostPlan:
         """See RecordableAttention."""
-        starts = np.arange(len(seq_lens) + 1, dtype=np.int32)
-        batch = PlannedBatch.of(shape.window, starts, seq_lens, block_table, None)
-        return plan_step(shape, batch, self._cut, self._num_processors)
+        batch = PlannedBatch.of(shape.window, query_start_loc, seq_lens, block_table, None)
+        return plan_step(shape, batch, self._cut, self._num_processors if splits else None)
 
     def fixed_plan(self, shape: GroupShape, size: FixedSize) -> FixedStepPlan:
         """See RecordableAttention."""
-        return FixedStepPlan(shape, size, self._device)
+        return FixedStepPlan(shape, size, self._cut, self._device)
 
     def __call__(
         self,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -33,6 +34,10 @@ class Cut:
     segment: int = 256
     """Keys whose softmax is computed by itself, at absolute positions: the smallest work that a context is cut into.
     What is cut depends on the batch, and no bit depends on what is cut."""
+
+    def queries_of(self, shape: GroupShape) -> int:
+        """Queries of a tile."""
+        return self.tile_rows // shape.heads_per_kv_head
 
     def holding(self, group: int) -> Cut:
         """For so many query heads to a KV head: a tile has a row for each of them."""
@@ -87,16 +92,16 @@ class _Tiles:
     num_segments: Ints
 
 
-def plan_step(shape: GroupShape, batch: PlannedBatch, cut: Cut, num_processors: int) -> HostPlan:
+def plan_step(shape: GroupShape, batch: PlannedBatch, cut: Cut, num_processors: int | None) -> HostPlan:
     """Plans one step of one KV group.
 
     Args:
         shape: the group.
         batch: the step.
         cut: of the operator.
-        num_processors: of the card; contexts are split until each has something to do.
+        num_processors: of the card; contexts are split until each has something to do. None: no context is split.
     """
-    tiles = _tiles(batch, cut.tile_rows // shape.heads_per_kv_head, cut.segment)
+    tiles = _tiles(batch, cut.queries_of(shape), cut.segment)
     items, splits, num_part_rows = _items(tiles, shape, num_processors)
     words, tree_rows = _tree_words(batch)
     tokens, slots = _tokens(shape, batch, tree_rows)
@@ -123,15 +128,17 @@ class FixedStepPlan:
     ```
     """
 
-    def __init__(self, shape: GroupShape, size: FixedSize, device: torch.device) -> None:
+    def __init__(self, shape: GroupShape, size: FixedSize, cut: Cut, device: torch.device) -> None:
         """Empty."""
         self._size = size
-        arrays = [_no_items(size.num_tokens + size.num_part_rows), *_no_tokens(size)]
+        num_tiles = min(size.num_tokens, size.num_seqs + size.num_tokens // cut.queries_of(shape))
+        self._num_items = num_tiles + size.num_part_rows  # those of a tile that is split are no more than its rows
+        arrays = [_no_items(self._num_items), *_no_tokens(size)]
         self._sizes = [array.size for array in arrays]
         self._all = _join(arrays).to(device)
         parts = zip(self._all.split(self._sizes), arrays, strict=True)
         items, splits, tokens, slots = [part.view(array.shape) for part, array in parts]
-        table = torch.zeros(size.num_tokens, size.max_blocks, dtype=torch.int32, device=device)
+        table = torch.zeros(size.num_seqs, size.max_blocks, dtype=torch.int32, device=device)
         trees = torch.zeros(1, dtype=torch.int32, device=device)
         self.plan = StepPlan(
             shape, size.num_tokens, items, splits, size.num_part_rows, tokens, slots, table, trees, has_trees=False
@@ -143,8 +150,9 @@ class FixedStepPlan:
         size, num_tokens = self._size, step.tokens.shape[1]
         assert num_tokens <= size.num_tokens, f"{num_tokens} tokens in a plan for {size.num_tokens}"
         assert step.num_part_rows <= size.num_part_rows, f"{step.num_part_rows} of {size.num_part_rows} partial rows"
+        assert len(step.items) <= self._num_items, f"{len(step.items)} of {self._num_items} items"
         assert not step.has_trees, "a tree in a recorded pass"
-        items = _no_items(size.num_tokens + size.num_part_rows)
+        items = _no_items(self._num_items)
         splits, tokens, slots = _no_tokens(size)
         items[: len(step.items)] = step.items
         splits[: len(step.splits)] = step.splits
@@ -184,12 +192,12 @@ def _tiles(batch: PlannedBatch, queries_per_tile: int, segment: int) -> _Tiles:
     return _Tiles(seq, first_token, num_queries, first_segment, last_key // segment - first_segment + 1)
 
 
-def _items(tiles: _Tiles, shape: GroupShape, num_processors: int) -> tuple[Ints, Ints, int]:
+def _items(tiles: _Tiles, shape: GroupShape, num_processors: int | None) -> tuple[Ints, Ints, int]:
     """Items, split tokens, and rows of partial states."""
     order = np.argsort(-tiles.num_segments, kind="stable")  # the longest first: the last to end are short
     segments, queries = tiles.num_segments[order], tiles.num_queries[order]
     # a tile is split where it alone is more than half of what each processor has to do
-    share = segments.sum() * shape.num_kv_heads / num_processors
+    share = math.inf if num_processors is None else segments.sum() * shape.num_kv_heads / num_processors
     rows = np.where((segments > 1) & (segments > share / 2), segments * queries, 0)
     rows[np.cumsum(rows) > MAX_PART_ROWS] = 0
     is_split = rows > 0

@@ -6,7 +6,7 @@ that promise (`batch_invariant=False`) cuBLAS serves: kernels/reference/linear.P
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import torch
@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from twostroke.kernels.cuda import float_programs, linear_programs
-from twostroke.kernels.cuda.card import processors_of
+from twostroke.kernels.cuda.card import processors_of, shared_memory_of
 from twostroke.kernels.cuda.jit import AS_WRITTEN
 from twostroke.kernels.quantized_weight import QuantizedWeight
 from twostroke.kernels.reference.row_tiles import fingerprint, remember
@@ -47,7 +47,10 @@ class Tile:
 LOW: Final = Tile(64, 64, 4, 4)
 """For a few rows, and for all where the other one does not give the same bits. 64 rows are what a matrix unit takes
 since capability 9.0; that most of them are padding costs a decode nothing, since it waits for the weights."""
-HIGH: Final = Tile(128, 128, 8, 3)
+HIGH: Final = Tile(128, 128, 8, 4)
+"""For many rows."""
+_FEWER_STAGES = 3
+"""Where a program has too little shared memory for those of HIGH, as on cards of 8.6."""
 
 
 class FloatLinear:
@@ -62,6 +65,7 @@ class FloatLinear:
         self._num_channels, self._num_inputs = self.weight.shape
         self._span = _SPAN_BYTES // self.weight.dtype.itemsize
         self._num_processors = processors_of(self.weight.device)
+        self._high = _fitting(HIGH, shared_memory_of(self.weight.device))
         self._high_is_sound = HIGH.height in self._proven_heights()
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -82,8 +86,8 @@ class FloatLinear:
 
         def prove() -> tuple[int, ...]:
             x, _ = fingerprint(HIGH.height, 1, self._num_inputs, self.weight)
-            low, high = (self._tiled(x, None, tile, apart=False) for tile in (LOW, HIGH))
-            turned = self._tiled(x.flip(0), None, HIGH, apart=False).flip(0)
+            low, high = (self._tiled(x, None, tile, apart=False) for tile in (LOW, self._high))
+            turned = self._tiled(x.flip(0), None, self._high, apart=False).flip(0)
             sound = torch.equal(low, high) and torch.equal(low, turned)
             return (LOW.height, HIGH.height) if sound else (LOW.height,)
 
@@ -94,8 +98,9 @@ class FloatLinear:
         num_rows, n = len(x), self._num_channels
         if not num_rows:
             return torch.empty(0, n, dtype=x.dtype, device=x.device)
-        if self._high_is_sound and HIGH.count(num_rows, n) >= self._num_processors:
-            return self._tiled(x, residual, HIGH, apart=False)
+        if num_rows > LOW.height and self._high_is_sound:
+            # half as many programs as processors are as fast as four times as many with their sums to be added
+            return self._tiled(x, residual, self._high, apart=2 * HIGH.count(num_rows, n) < self._num_processors)
         return self._tiled(x, residual, LOW, apart=LOW.count(num_rows, n) < self._num_processors)
 
     def _tiled(self, x: Tensor, residual: Tensor | None, tile: Tile, *, apart: bool) -> Tensor:
@@ -132,6 +137,8 @@ class FloatLinear:
             RUNS=_RUNS,
             HAS_BIAS=self.bias is not None,
             HAS_RESIDUAL=not no_residual,
+            # of a few rows, those that are not there must not be read in their place: it takes twice as long
+            IS_WHOLE=tile is not LOW and self._num_inputs % self._span == 0,
             num_warps=tile.num_warps,
             num_stages=tile.num_stages,
             **AS_WRITTEN,
@@ -139,6 +146,16 @@ class FloatLinear:
         if apart:
             add_runs(parts, self.bias, residual, y)
         return y
+
+
+def _fitting(tile: Tile, shared_memory: int) -> Tile:
+    """The tile with as many spans on their way as fit.
+
+    >>> _fitting(HIGH, 232_448).num_stages, _fitting(HIGH, 101_376).num_stages  # of 9.0 and 8.6
+    (4, 3)
+    """
+    needed = (tile.height + tile.channels) * _SPAN_BYTES * tile.num_stages
+    return tile if needed <= shared_memory else replace(tile, num_stages=_FEWER_STAGES)
 
 
 def add_runs(parts: Tensor, bias: Tensor | None, residual: Tensor | None, y: Tensor) -> None:
