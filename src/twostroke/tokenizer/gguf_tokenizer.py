@@ -217,7 +217,9 @@ def _sentence_piece(metadata: Metadata, vocabulary: _Vocabulary) -> RawTokenizer
 def _merged_text(metadata: Metadata, vocabulary: _Vocabulary) -> RawTokenizer:
     """BPE over text whose spaces are marked, with merges in order; only newlines are apart from the rest."""
     merges = [_merge(metadata, text) for text in metadata.texts(_MERGES)]
-    raw = RawTokenizer(_bpe(metadata, vocabulary, merges, byte_fallback=True))
+    model = _bpe(metadata, vocabulary, merges, byte_fallback=True)
+    model.unk_token = _named_tokens(metadata, vocabulary).get("unk_token")  # see _sentence_piece
+    raw = RawTokenizer(model)
     raw.normalizer = normalizers.Replace(" ", _SPACE)
     raw.pre_tokenizer = pre_tokenizers.Split(Regex("\n+"), "isolated")
     raw.decoder = decoders.Sequence([decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()])

@@ -21,7 +21,9 @@ from gguf import GGUFWriter
 from fixtures.gguf.layout import interleaved
 from oracle import naive_model
 from oracle.paged_driver import PagedDriver
+from twostroke.errors import CorruptCheckpoint
 from twostroke.kernels.dispatch import operators_for
+from twostroke.layers.rotary import inverse_frequencies
 from twostroke.model.loader import load_model
 from twostroke.model.model_files import find_model
 
@@ -322,10 +324,22 @@ def stacked_norms(tensors: Mapping[str, Floats]) -> dict[str, Floats]:
     }
 
 
-def write(path: Path, case: Case, model: Any) -> None:
-    """A file of the model in float32."""
+class Changed(GGUFWriter):
+    """Writes another tensor in one's place, or none."""
+
+    changed: Mapping[str, Floats | None] = {}
+
+    def add_tensor(self, name: str, tensor: Any, *args: Any, **kwargs: Any) -> None:
+        found = self.changed.get(name, tensor)
+        if found is not None:
+            super().add_tensor(name, found, *args, **kwargs)
+
+
+def write(path: Path, case: Case, model: Any, changed: Mapping[str, Floats | None] | None = None) -> None:
+    """A file of the model in float32, with tensors changed or left out."""
     config = model.config
-    writer = GGUFWriter(str(path), case.architecture)
+    writer = Changed(str(path), case.architecture)
+    writer.changed = changed or {}
     add_usual_keys(writer, config, case)
     case.keys(writer, config)
     kind = next(kind for kind, name in gguf.MODEL_ARCH_NAMES.items() if name == case.architecture)
@@ -372,3 +386,36 @@ def test_logits_equal_transformers(name: str, tmp_path: Path) -> None:
     found = driver.logits(driver.step([(driver.add(token_ids), len(token_ids))])[0]).log_softmax(-1)
     expected = naive_model.logits(theirs, token_ids).log_softmax(-1)
     assert (found - expected).abs().max().item() <= 1e-4
+
+
+DIVISORS = "rope_freqs.weight"
+
+
+@pytest.mark.parametrize("num_turned", [1, 4, 5, 15, 16])
+def test_as_many_pairs_turn_as_the_file_says(num_turned: int, tmp_path: Path) -> None:
+    case = CASES["gemma4"]
+    divisors = np.array([1.0] * num_turned + [1e30] * (16 - num_turned), np.float32)
+    write(tmp_path / "x.gguf", case, naive_model.build(tmp_path, case.kind, **case.changes), {DIVISORS: divisors})
+    config = find_model(str(tmp_path / "x.gguf")).config()
+    rope = next(layer.rope for layer in config.layers if layer.kv.window is None)
+    assert rope is not None
+    assert int(inverse_frequencies(rope, 32)[0].count_nonzero()) == num_turned
+
+
+@pytest.mark.parametrize(
+    ("divisors", "said"),
+    [
+        (None, "rope_freqs.weight is missing"),
+        (np.array([1.0] * 4 + [2.0] * 12, np.float32), "1 for the first pairs"),
+        (np.array([1e30] * 12 + [1.0] * 4, np.float32), "1 for the first pairs"),
+        (np.array([1.0] * 16, np.float16), "has to be F32"),
+        (np.array([1.0] * 4 + [np.nan] * 12, np.float32), "1 for the first pairs"),
+    ],
+)
+def test_a_gemma_4_that_does_not_say_which_pairs_turn_is_refused(
+    divisors: Floats | None, said: str, tmp_path: Path
+) -> None:
+    case = CASES["gemma4"]
+    write(tmp_path / "x.gguf", case, naive_model.build(tmp_path, case.kind, **case.changes), {DIVISORS: divisors})
+    with pytest.raises(CorruptCheckpoint, match=said):
+        find_model(str(tmp_path / "x.gguf")).config()

@@ -62,3 +62,17 @@ def test_gemma_4s_tokens_are_llama_cpps(text: str) -> None:
     token_ids = tokenizer.encode(text, add_special_tokens=False)
     assert [tokens[token_id] for token_id in token_ids] == RECORDED["gemma4"][RECORDED["texts"].index(text)]
     assert tokenizer.decode(token_ids) == text
+
+
+def test_a_character_of_gemma_4_without_tokens_for_its_bytes_is_the_unknown_token() -> None:
+    values = {
+        "tokenizer.ggml.model": "gemma4",
+        "tokenizer.ggml.tokens": ["<unk>", "<s>", "a", "b"],
+        "tokenizer.ggml.merges": [],
+        "tokenizer.ggml.token_type": [2, 3, 1, 1],
+        "tokenizer.ggml.bos_token_id": 1,
+        "tokenizer.ggml.eos_token_id": 1,
+        "tokenizer.ggml.unknown_token_id": 0,
+    }
+    tokenizer = tokenizer_from_gguf(Metadata("x.gguf", values))
+    assert list(tokenizer.encode("a\U0001f9ffb", add_special_tokens=False)) == [2, 0, 3]

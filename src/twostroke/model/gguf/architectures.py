@@ -74,6 +74,7 @@ def _of_gpt2(file: GGUFFile, prefix: str) -> dict[str, Any]:
     return {"n_inner": file.metadata.count(f"{prefix}.feed_forward_length")}
 
 
+_DIVISORS = "rope_freqs.weight"
 _STANDS_STILL = 1e20
 """Rotary frequencies are divided by at least so much where a pair does not turn."""
 
@@ -90,11 +91,6 @@ def _of_gemma4(file: GGUFFile, prefix: str) -> dict[str, Any]:
     kv_heads = _by_layer(metadata, f"{prefix}.attention.head_count_kv", num_layers)
     inner = _by_layer(metadata, f"{prefix}.feed_forward_length", num_layers)
     head_dim = metadata.count(f"{prefix}.attention.key_length")
-    divisors = file.tensors.get("rope_freqs.weight")
-    share = 1.0
-    if divisors is not None and divisors.type.name == "F32":
-        turning = divisors.data.view(np.float32) < _STANDS_STILL
-        share = math.nextafter(float(turning.mean()), 0.0 if turning.all() else 1.0)
     return {
         "head_dim": metadata.count(f"{prefix}.attention.key_length_swa"),
         "global_head_dim": head_dim,
@@ -109,7 +105,7 @@ def _of_gemma4(file: GGUFFile, prefix: str) -> dict[str, Any]:
             "full_attention": {
                 "rope_type": "proportional",
                 "rope_theta": metadata.number(f"{prefix}.rope.freq_base", 1_000_000.0),
-                "partial_rotary_factor": share,
+                "partial_rotary_factor": _turned_share(file),
             },
             "sliding_attention": {
                 "rope_type": "default",
@@ -117,6 +113,26 @@ def _of_gemma4(file: GGUFFile, prefix: str) -> dict[str, Any]:
             },
         },
     }
+
+
+def _turned_share(file: GGUFFile) -> float:
+    """Return which part of a full layer's pairs turn: the first ones, whose frequencies are divided by 1.
+
+    Raises:
+        CorruptCheckpoint: the file does not say so, or says something else.
+    """
+    name = file.metadata.file_name
+    stored = file.tensors.get(_DIVISORS)
+    if stored is None:
+        raise CorruptCheckpoint(f"{name}: tensor {_DIVISORS} is missing. Download it again.")
+    divisors = stored.data.view(np.float32) if stored.type.name == "F32" else np.zeros(1, np.float32)
+    num_turned = int((divisors == 1.0).sum())
+    if not (divisors[:num_turned] == 1.0).all() or not (divisors[num_turned:] >= _STANDS_STILL).all():
+        raise CorruptCheckpoint(
+            f"{name}: tensor {_DIVISORS} has to be F32, 1 for the first pairs and {_STANDS_STILL:g} or more for the "
+            "others. Download it again."
+        )
+    return math.nextafter(num_turned / len(divisors), 1.0)  # so that the pairs counted from it are no fewer
 
 
 def _by_layer(metadata: Metadata, key: str, num_layers: int) -> Sequence[int]:
