@@ -213,7 +213,7 @@ class _Bench:
         )
 
     def run(self) -> None:
-        """All parts. The settings come last: they are what can be left out."""
+        """All parts; what takes longest comes last, since it is what can be left out."""
         if self._machine.device == "cpu":
             self._remarks.append(f"{self._machine.name}; nothing here is a card's, and nothing is claimed")
         elif not self._is_judged:
@@ -226,11 +226,11 @@ class _Bench:
         )
         self._part("the engine as it is by default", lambda: self._default(limits))
         self._machine.give_back()
-        self._part("transformers", self._beside_transformers, optional=True)
-        self._machine.give_back()
         for name, changes in SETTINGS:
             self._part(name, lambda name=name, changes=changes: self._setting(name, changes), optional=True)
             self._machine.give_back()
+        self._part("transformers", self._beside_transformers, optional=True)
+        self._machine.give_back()
 
     def result(self) -> Reproduction:
         """Of what there is by now."""
