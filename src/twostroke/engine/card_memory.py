@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 from twostroke.config.engine import EngineConfig
@@ -20,7 +19,7 @@ from twostroke.kv_cache.device_memory import DeviceMemory, reserve_bytes
 from twostroke.layers.rotary import Rotary
 from twostroke.runner.decode_graphs import largest_pass
 from twostroke.runner.largest_steps import LargestStep
-from twostroke.runner.memory import card_step_bytes, step_bytes
+from twostroke.runner.memory import card_step_bytes, recorded_bytes, step_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +50,7 @@ def card_memory(config: EngineConfig, prepared: Prepared, use: CardUse) -> Devic
         weight_bytes=use.held_bytes,
         draft_bytes=_draft_bytes(config, prepared),
         step_bytes=use.step_bytes,
-        recorded_bytes=_recorded_bytes(config, largest_step(config, prepared), use.step_bytes),
+        recorded_bytes=_recorded_bytes(config, prepared),
         reserve_bytes=reserve_bytes(use.step_bytes),
     )
 
@@ -129,15 +128,8 @@ def _draft_bytes(config: EngineConfig, prepared: Prepared) -> int:
     return drafts.num_weight_bytes + kept + drafts.num_branch_blocks * prepared.layout.bytes_per_block
 
 
-def _recorded_bytes(config: EngineConfig, size: LargestStep, step_bytes: int) -> int:
-    """Return the bytes of recorded passes.
-
-    They share one pool, as large as the largest pass needs. That is at most the pass's share of the largest step, which
-    also has logits and draws. Each pass keeps its result and plan: less than the same again, since buckets are many and
-    small.
-    """
+def _recorded_bytes(config: EngineConfig, prepared: Prepared) -> int:
     if config.load.device != "cuda" or config.load.enforce_eager:
         return 0
-    most = largest_pass(config.scheduler.max_num_seqs, size.max_tokens)
-    share = min(1.0, most / size.max_tokens)
-    return 2 * math.ceil(share * step_bytes)
+    most = largest_pass(config.scheduler.max_num_seqs, step_tokens(config, prepared))
+    return recorded_bytes(prepared.config, max_tokens=most, bytes_per_element=prepared.dtype.itemsize)

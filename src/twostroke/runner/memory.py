@@ -85,17 +85,35 @@ def card_step_bytes(model: ModelConfig, *, max_tokens: int, max_num_seqs: int, b
         max_num_seqs: rows of logits sampled at once; prompt log-probabilities are computed in slices.
         bytes_per_element: bytes of a weight or activation.
     """
+    sampled = 5 * min(max_num_seqs, max_tokens)
+    scored = 3 * min(num_slice_rows(model.vocab_size), max_tokens)
+    logits = max(sampled, scored) * model.vocab_size * _FLOAT32
+    return _card_pass_bytes(model, max_tokens, bytes_per_element) + logits
+
+
+def recorded_bytes(model: ModelConfig, *, max_tokens: int, bytes_per_element: int) -> int:
+    """Return the most memory that recorded passes take on a GPU.
+
+    They share one pool, as large as the largest pass needs. Each keeps its result and plan: less than the same again.
+
+    Args:
+        model: shape of the model.
+        max_tokens: tokens of the largest pass that is recorded.
+        bytes_per_element: bytes of a weight or activation.
+    """
+    return 2 * _card_pass_bytes(model, max_tokens, bytes_per_element)
+
+
+def _card_pass_bytes(model: ModelConfig, max_tokens: int, bytes_per_element: int) -> int:
+    """Return the part of `card_step_bytes` that is not logits."""
     without_gate = 2 + 4 * _FLOAT32 // bytes_per_element
     of_layers = (
         max(2 * (layer.q_size + layer.kv_size), (3 if layer.has_gate else without_gate) * layer.intermediate_size)
         for layer in model.kinds
     )
     elements = _num_hidden(model) * model.hidden_size + max(of_layers)
-    sampled = 5 * min(max_num_seqs, max_tokens)
-    scored = 3 * min(num_slice_rows(model.vocab_size), max_tokens)
     attention = PART_ROWS * max(layer.q_size for layer in model.kinds) * _FLOAT32
-    logits = max(sampled, scored) * model.vocab_size * _FLOAT32
-    return max_tokens * elements * bytes_per_element + logits + attention + _RUNS_BYTES
+    return max_tokens * elements * bytes_per_element + attention + _RUNS_BYTES
 
 
 def context_bytes(

@@ -107,7 +107,7 @@ def kv_budget(model: Published, card_bytes: int, num_ranks: int, utilization: fl
     scored = min(512, (64 << 20) // (4 * model.vocab))
     logits = 4 * model.vocab * max(5 * 64, 3 * scored)
     step = activations + logits + 1024 * q * 4 + (8 << 20)
-    recorded, reserve = 2 * ceil(step * 64 / 512), (64 << 20) + ceil(step / 8)
+    recorded, reserve = 2 * (step - logits), (64 << 20) + ceil(step / 8)  # passes of all the 512 tokens of a step
     return int(utilization * card_bytes) - share_of_weights(model, num_ranks) - tables - step - recorded - reserve
 
 

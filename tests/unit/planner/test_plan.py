@@ -132,7 +132,7 @@ def test_verified_drafts_end_where_a_step_does() -> None:
     [
         ({"num_kv_blocks": 600}, "fit: at most 2 do with --num-kv-blocks 600"),
         ({"kv_cache_memory": 600 * 16 * 4608}, f"fit: at most 2 do with --kv-cache-memory {600 * 16 * 4608}"),
-        ({}, "fit: at most 12 do at 90% of the card, 15 at 100%"),
+        ({}, "fit: at most 12 do at 90% of the card, 14 at 100%"),
     ],
     ids=str,
 )
