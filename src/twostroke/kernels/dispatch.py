@@ -259,7 +259,7 @@ class FixedSize:
     num_tokens: int
     """As many as its pass has; those of a step may be fewer."""
     num_seqs: int
-    """Likewise."""
+    """Sequences; those of a step may be fewer."""
     max_blocks: int
     """Of a sequence."""
     num_part_rows: int

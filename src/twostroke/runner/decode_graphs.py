@@ -197,7 +197,7 @@ class DecodeGraphs:
     def prepare(self, flat: FlatBatch, positions: Tensor) -> Callable[[Tensor], Tensor] | None:
         """Puts a step where its recorded pass looks for it.
 
-        The first step of a size runs without: whoever waits for a first token does not wait for a recording, too.
+        The first step of a size runs without, since it may be the only one of that size.
 
         Args:
             flat: the step.
@@ -209,10 +209,12 @@ class DecodeGraphs:
         """
         num_tokens, num_seqs = len(flat.input_ids), len(flat.seq_lens)
         are_decodes = num_tokens == num_seqs
-        room = bucket_of(num_tokens) if are_decodes else mixed_bucket_of(num_tokens)
-        if room > self._max_num_tokens or num_seqs > self._max_num_seqs:
+        if num_seqs > self._max_num_seqs:  # with branches of drafts
             return None
-        if not are_decodes and flat.seq_lens.max() > MIXED_CONTEXT:
+        if not are_decodes and (num_tokens > MIXED_TOKENS or flat.seq_lens.max() > MIXED_CONTEXT):
+            return None
+        room = bucket_of(num_tokens) if are_decodes else mixed_bucket_of(num_tokens)
+        if room > self._max_num_tokens:
             return None
         shapes = self._layout.shapes
         steps = [
@@ -263,8 +265,7 @@ class DecodeGraphs:
             return None
         self._passes[size] = _RecordedPass(recording, plans)
         split = f", contexts split into up to {size.num_part_rows}" if size.num_part_rows else ""
-        what = "decodes" if size.num_seqs == num_tokens else "tokens"
-        log.info("recorded the pass over %d %s%s", num_tokens, what, split)
+        log.info("recorded the pass over %d tokens%s", num_tokens, split)
         return self._passes[size]
 
 

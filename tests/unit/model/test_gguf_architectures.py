@@ -409,6 +409,7 @@ def test_as_many_pairs_turn_as_the_file_says(num_turned: int, tmp_path: Path) ->
         (np.array([1.0] * 4 + [2.0] * 12, np.float32), "1 for the first pairs"),
         (np.array([1e30] * 12 + [1.0] * 4, np.float32), "1 for the first pairs"),
         (np.array([1.0] * 16, np.float16), "has to be F32"),
+        (np.array([1.0] * 15, np.float32), "for 16 pairs"),
         (np.array([1.0] * 4 + [np.nan] * 12, np.float32), "1 for the first pairs"),
     ],
 )

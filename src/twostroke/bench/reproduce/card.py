@@ -56,8 +56,7 @@ SETTINGS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("not batch-invariant", {"batch_invariant": False}),
     ("kernels=reference", {"kernels": "reference"}),
 )
-"""What is compared with the default: a name, and the fields of LoadConfig or SchedulerConfig that are another. The
-slowest comes last."""
+"""What is compared with the default, the slowest last: a name, and fields of LoadConfig or SchedulerConfig."""
 
 TITLE = "A card beside what it can do at best"
 _SOME_TOKENS = 128

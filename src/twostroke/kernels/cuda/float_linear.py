@@ -99,7 +99,7 @@ class FloatLinear:
         if not num_rows:
             return torch.empty(0, n, dtype=x.dtype, device=x.device)
         if num_rows > LOW.height and self._high_is_sound:
-            # half as many programs as processors are as fast as four times as many with their sums to be added
+            # with fewer programs than that, adding runs apart costs less than the processors that have nothing to do
             return self._tiled(x, residual, self._high, apart=2 * HIGH.count(num_rows, n) < self._num_processors)
         return self._tiled(x, residual, LOW, apart=LOW.count(num_rows, n) < self._num_processors)
 

@@ -105,7 +105,7 @@ def _of_gemma4(file: GGUFFile, prefix: str) -> dict[str, Any]:
             "full_attention": {
                 "rope_type": "proportional",
                 "rope_theta": metadata.number(f"{prefix}.rope.freq_base", 1_000_000.0),
-                "partial_rotary_factor": _turned_share(file),
+                "partial_rotary_factor": _turned_share(file, head_dim // 2),
             },
             "sliding_attention": {
                 "rope_type": "default",
@@ -115,7 +115,7 @@ def _of_gemma4(file: GGUFFile, prefix: str) -> dict[str, Any]:
     }
 
 
-def _turned_share(file: GGUFFile) -> float:
+def _turned_share(file: GGUFFile, num_pairs: int) -> float:
     """Return which part of a full layer's pairs turn: the first ones, whose frequencies are divided by 1.
 
     Raises:
@@ -125,14 +125,15 @@ def _turned_share(file: GGUFFile) -> float:
     stored = file.tensors.get(_DIVISORS)
     if stored is None:
         raise CorruptCheckpoint(f"{name}: tensor {_DIVISORS} is missing. Download it again.")
-    divisors = stored.data.view(np.float32) if stored.type.name == "F32" else np.zeros(1, np.float32)
+    divisors = stored.data.view(np.float32) if stored.type.name == "F32" else np.empty(0, np.float32)
     num_turned = int((divisors == 1.0).sum())
-    if not (divisors[:num_turned] == 1.0).all() or not (divisors[num_turned:] >= _STANDS_STILL).all():
+    is_split = (divisors[:num_turned] == 1.0).all() and (divisors[num_turned:] >= _STANDS_STILL).all()
+    if len(divisors) != num_pairs or not is_split:
         raise CorruptCheckpoint(
-            f"{name}: tensor {_DIVISORS} has to be F32, 1 for the first pairs and {_STANDS_STILL:g} or more for the "
-            "others. Download it again."
+            f"{name}: tensor {_DIVISORS} has to be F32 for {num_pairs} pairs: 1 for the first pairs and "
+            f"{_STANDS_STILL:g} or more for the others. Download it again."
         )
-    return math.nextafter(num_turned / len(divisors), 1.0)  # so that the pairs counted from it are no fewer
+    return math.nextafter(num_turned / num_pairs, 1.0)  # so that the pairs counted from it are no fewer
 
 
 def _by_layer(metadata: Metadata, key: str, num_layers: int) -> Sequence[int]:
