@@ -224,7 +224,7 @@ static void integer_linear(const Kernels& kernels, QuantizedArgs args, const int
   static thread_local std::vector<float> scales;
   static thread_local std::vector<int32_t> sums;
   q.resize((size_t)(linear.m * args.groups * args.group));
-  scales.resize((size_t)(linear.m * args.spans));
+  scales.resize((size_t)(linear.m * args.input_groups));
   sums.resize((size_t)(linear.m * args.groups));
   args.q = q.data();
   args.scales = scales.data();
@@ -246,7 +246,9 @@ void quantized_linear(const Kernels& kernels, uintptr_t x, int64_t ldx, uintptr_
                       bool has_min, uintptr_t order, bool quantizes_inputs) {
   LinearArgs linear{(const void*)x, ldx, (const void*)w, (const float*)bias, (const void*)residual, (void*)y, n, m, n, k,
                     (Gate)gate, (Dtype)type};
-  QuantizedArgs args{linear, bits, group, (k + group - 1) / group, (k + SPAN - 1) / SPAN, has_min, nullptr, nullptr, nullptr, nullptr};
+  auto parts_of = [k](int64_t width) { return (k + width - 1) / width; };
+  QuantizedArgs args{linear, bits, group, parts_of(group), parts_of(SPAN), parts_of(input_group(group)), has_min,
+                     nullptr, nullptr, nullptr, nullptr};
   (quantizes_inputs ? integer_linear : decoded_linear)(kernels, args, (const int32_t*)order);
 }
 

@@ -47,7 +47,7 @@ INLINE void signed_codes(const char* codes, int64_t group, char* to) {
 // are on their way to memory, those of the one before are folded into the sums.
 template <int BITS, int GROUP>
 struct AmxSpan {
-  static constexpr int GROUPS = SPAN / GROUP;
+  static constexpr int GROUPS = SPAN / GROUP, PER_SCALE = input_group(GROUP) / GROUP;
   alignas(64) char codes[SPAN * PANEL];
   alignas(64) int32_t products[2][GROUPS][TILE_HEIGHT][LANES];
 
@@ -88,17 +88,19 @@ struct AmxSpan {
     const char* scales = span + code_bytes<BITS>(GROUP) + v * LANES * 2;
     f32x16 scale[GROUPS];
     for (int64_t g = 0; g < count; g++) scale[g] = from_half(scales + g * group_bytes);
-    const float* row_scale = args.scales + row * args.spans + first_group / GROUPS;
+    const float* input_scale = args.scales + row * args.input_groups + first_group / PER_SCALE;
     for (int64_t r = 0; r < rows; r++) {
-      f32x16 part{};
+      f32x16 part, sum = load16(sums + r * PANEL);
       for (int64_t g = 0; g < count; g++) {
-        part = fma(__builtin_convertvector(load<i32x16>(products[slot][g][r]), f32x16), scale[g], part);
+        f32x16 products_of_group = __builtin_convertvector(load<i32x16>(products[slot][g][r]), f32x16);
+        part = g % PER_SCALE == 0 ? products_of_group * scale[g] : fma(products_of_group, scale[g], part);
         if constexpr (HAS_MIN)
           part = fma(splat(-(float)args.sums[(row + r) * args.groups + first_group + g]),
                      from_half(scales + g * group_bytes + PANEL * 2), part);
+        if ((g + 1) % PER_SCALE && g + 1 < count) continue;
+        sum = fma(part, splat(input_scale[r * args.input_groups + g / PER_SCALE]), sum);
       }
-      float* sum = sums + r * PANEL;
-      store16(sum, fma(part, splat(row_scale[r * args.spans]), load16(sum)));
+      store16(sums + r * PANEL, sum);
     }
   }
 

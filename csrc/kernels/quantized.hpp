@@ -1,12 +1,14 @@
 // Products against weights of 8 or 4 bits: integers inside a group of k, floats across groups.
 //
 //   weight  w[n][k] = scale[n][g] * (code[n][k] - zero) - min[n][g]        zero 128 or 8, min only where a format has one
-//   input   x[m][k] = scale[m][s] * q[m][k],  q from -127 to 127           made on the fly in spans of 128, row by row
+//   input   x[m][k] = scale[m][i] * q[m][k],  q from -127 to 127           made on the fly, row by row: see input_group
 //
-// so over a group   sum = scale[n] (SUM code q - zero SUM q) - min[n] SUM q,   and over a span the sum of these times scale[m]
+// so over a group   sum = scale[n] (SUM code q - zero SUM q) - min[n] SUM q,   and where inputs share a scale, the sum of these
+// times scale[m]
 //
-// The sums over codes are of integers and hence exact; groups are added in float32 within their span, spans in the order of
-// linear.hpp: runs from the first to the last, and the runs in a fixed tree. A row is quantized from its own values alone.
+// The sums over codes are of integers and hence exact. Groups whose inputs share a scale are added in float32, then times that
+// scale to the sum of the run; a run is of whole spans, from the first to the last, and the runs are added in the fixed tree of
+// linear.hpp. A row is quantized from its own values alone.
 //
 // Packed weights: a panel is a sequence of groups, 64 channels each:
 //
@@ -102,21 +104,21 @@ INLINE int64_t quantized_group_bytes(int bits, int64_t group, bool has_min) {
   return group * PANEL * bits / 8 + PANEL * 2 * (has_min ? 2 : 1);
 }
 
-// Rows [begin, end) of x [m, k] to q [m, groups * group], scales [m, spans] and sums [m, groups]; where a weight's
+// Rows [begin, end) of x [m, k] to q [m, groups * group], scales [m, input_groups] and sums [m, groups]; where a weight's
 // columns are in an order of their own, so are q's: input order[i] is the i-th.
 template <typename T>
 void quantize_rows_of(const T* x, int64_t ldx, const int32_t* order, int64_t k, int64_t group, int64_t groups, int8_t* q,
                       float* scales, int32_t* sums, int64_t begin, int64_t end) {
   const float magic = 12582912.0f;
-  int64_t padded = groups * group, spans = (k + SPAN - 1) / SPAN;
+  int64_t padded = groups * group, width = input_group(group), input_groups = (k + width - 1) / width;
   for (int64_t row = begin; row < end; row++) {
     int8_t* to = q + row * padded;
-    for (int64_t span = 0; span < spans; span++) {
-      int64_t first = span * SPAN, count = k - first < SPAN ? k - first : SPAN;
+    for (int64_t i = 0; i < input_groups; i++) {
+      int64_t first = i * width, count = k - first < width ? k - first : width;
       const T* from = x + row * ldx + first;
       T gathered[SPAN];
       if (order) {
-        for (int64_t i = 0; i < count; i++) gathered[i] = x[row * ldx + order[first + i]];
+        for (int64_t j = 0; j < count; j++) gathered[j] = x[row * ldx + order[first + j]];
         from = gathered;
       }
       f32x16 most{};
@@ -128,7 +130,7 @@ void quantize_rows_of(const T* x, int64_t ldx, const int32_t* order, int64_t k, 
         u8x16 bytes = lowest_bytes((i32x16)(get(from + i, n) * splat(inverse) + splat(magic)));
         std::memcpy(to + first + i, &bytes, (size_t)n);
       });
-      scales[row * spans + span] = inverse > 0 ? largest / 127.0f : 0.0f;
+      scales[row * input_groups + i] = inverse > 0 ? largest / 127.0f : 0.0f;
     }
     std::memset(to + k, 0, (size_t)(padded - k));
     for (int64_t g = 0; g < groups; g++) {
@@ -204,19 +206,19 @@ INLINE void add_group(i32x16 (&acc)[ROWS][VECTORS], const char* codes, int64_t g
 }
 #endif
 
-// Spans [begin, end) of inputs for ROWS rows and VECTORS vectors of a panel, from zero.
-template <int BITS, int ROWS, int VECTORS>
+// Spans [begin, end) of inputs for ROWS rows and VECTORS vectors of a panel, from zero. ALONE: a scale of the inputs belongs to
+// one group.
+template <int BITS, bool ALONE, int ROWS, int VECTORS>
 INLINE void accumulate_spans(f32x16 (&sum)[ROWS][VECTORS], const QuantizedArgs& args, const char* panel, int64_t row,
                              int first, int64_t begin, int64_t end) {
   using Inputs = std::conditional_t<BITS == 8, Inputs8, Inputs4>;
   constexpr int32_t ZERO = BITS == 8 && SIGNED_CODES ? 0 : 1 << (BITS - 1);
   int64_t group_bytes = quantized_group_bytes(BITS, args.group, args.has_min), per_span = SPAN / args.group;
+  int64_t per_scale = ALONE ? 1 : input_group(args.group) / args.group;
   for (int r = 0; r < ROWS; r++)
     for (int v = 0; v < VECTORS; v++) sum[r][v] = f32x16{};
   for (int64_t span = begin; span < end; span++) {
     f32x16 part[ROWS][VECTORS];
-    for (int r = 0; r < ROWS; r++)
-      for (int v = 0; v < VECTORS; v++) part[r][v] = f32x16{};
     int64_t first_group = span * per_span, last = first_group + per_span < args.groups ? first_group + per_span : args.groups;
     Inputs inputs[ROWS];
     for (int r = 0; r < ROWS; r++)
@@ -224,13 +226,15 @@ INLINE void accumulate_spans(f32x16 (&sum)[ROWS][VECTORS], const QuantizedArgs& 
     for (int64_t g = first_group; g < last; g++) {
       const char* codes = panel + g * group_bytes + first * LANES * 4;
       const char* scales = panel + g * group_bytes + code_bytes<BITS>(args.group) + first * LANES * 2;
+      bool begins = ALONE || g % per_scale == 0, ends = ALONE || (g + 1) % per_scale == 0 || g + 1 == last;
       i32x16 acc[ROWS][VECTORS];
       for (int r = 0; r < ROWS; r++)
         for (int v = 0; v < VECTORS; v++) acc[r][v] = splat(-ZERO * args.sums[(row + r) * args.groups + g]);
       add_group<BITS, ROWS, VECTORS>(acc, codes, args.group, inputs, (g - first_group) * args.group / 4);
       for (int v = 0; v < VECTORS; v++) {
         f32x16 scale = from_half(scales + v * LANES * 2);
-        for (int r = 0; r < ROWS; r++) part[r][v] = fma(to_float(acc[r][v]), scale, part[r][v]);
+        for (int r = 0; r < ROWS; r++)
+          part[r][v] = begins ? to_float(acc[r][v]) * scale : fma(to_float(acc[r][v]), scale, part[r][v]);
       }
       if (args.has_min)
         for (int v = 0; v < VECTORS; v++) {
@@ -238,15 +242,16 @@ INLINE void accumulate_spans(f32x16 (&sum)[ROWS][VECTORS], const QuantizedArgs& 
           for (int r = 0; r < ROWS; r++)
             part[r][v] = fma(splat(-(float)args.sums[(row + r) * args.groups + g]), min, part[r][v]);
         }
-    }
-    for (int r = 0; r < ROWS; r++) {
-      f32x16 scale = splat(args.scales[(row + r) * args.spans + span]);
-      for (int v = 0; v < VECTORS; v++) sum[r][v] = fma(part[r][v], scale, sum[r][v]);
+      if (!ends) continue;
+      for (int r = 0; r < ROWS; r++) {
+        f32x16 scale = splat(args.scales[(row + r) * args.input_groups + g / per_scale]);
+        for (int v = 0; v < VECTORS; v++) sum[r][v] = fma(part[r][v], scale, sum[r][v]);
+      }
     }
   }
 }
 
-template <typename T, int BITS, int ROWS>
+template <typename T, int BITS, bool ALONE, int ROWS>
 void quantized_tile(const QuantizedArgs& args, const char* panel, int64_t row, int64_t p) {
   constexpr int VECTORS = QUANTIZED_VECTORS<ROWS>;
   int64_t per_segment = (args.spans + SEGMENTS - 1) / SEGMENTS;
@@ -256,7 +261,7 @@ void quantized_tile(const QuantizedArgs& args, const char* panel, int64_t row, i
     int64_t end = begin + per_segment < args.spans ? begin + per_segment : args.spans;
     for (int first = 0; first < PANEL_VECTORS; first += VECTORS) {
       f32x16 sum[ROWS][VECTORS];
-      accumulate_spans<BITS, ROWS, VECTORS>(sum, args, panel, row, first, begin, end);
+      accumulate_spans<BITS, ALONE>(sum, args, panel, row, first, begin, end);
       for (int r = 0; r < ROWS; r++)
         for (int v = 0; v < VECTORS; v++) sums[s][r][first + v] = sum[r][v];
     }
@@ -264,12 +269,12 @@ void quantized_tile(const QuantizedArgs& args, const char* panel, int64_t row, i
   finish<T, ROWS>(args.linear, sums, row, p);
 }
 
-template <typename T, int BITS>
+template <typename T, int BITS, bool ALONE>
 void quantized_panels_of(const QuantizedArgs& args, int64_t begin, int64_t end) {
   int64_t panel_bytes = args.groups * quantized_group_bytes(BITS, args.group, args.has_min);
   for (int64_t p = begin; p < end; p++) {
     const char* panel = (const char*)args.linear.w + p * panel_bytes;
-    in_tiles<QUANTIZED_ROWS>(args.linear.m, [&]<int ROWS>(int64_t row) { quantized_tile<T, BITS, ROWS>(args, panel, row, p); });
+    in_tiles<QUANTIZED_ROWS>(args.linear.m, [&]<int ROWS>(int64_t row) { quantized_tile<T, BITS, ALONE, ROWS>(args, panel, row, p); });
   }
 }
 
@@ -287,12 +292,16 @@ void quantized_panels(const QuantizedArgs& args, int64_t begin, int64_t end) {
 #if defined(__AMX_INT8__)
   if (quantized_in_tiles(args, begin, end)) return;
 #endif
-  auto run = [&]<typename T>(T) {
-    if (args.bits == 8) quantized_panels_of<T, 8>(args, begin, end);
-    else quantized_panels_of<T, 4>(args, begin, end);
+  auto of_bits = [&]<typename T, bool ALONE>() {
+    if (args.bits == 8) quantized_panels_of<T, 8, ALONE>(args, begin, end);
+    else quantized_panels_of<T, 4, ALONE>(args, begin, end);
   };
-  if (args.linear.type == Dtype::f32) run(float{});
-  else run(uint16_t{});
+  auto of_type = [&]<typename T>() {
+    if (args.group == input_group(args.group)) of_bits.template operator()<T, true>();
+    else of_bits.template operator()<T, false>();
+  };
+  if (args.linear.type == Dtype::f32) of_type.operator()<float>();
+  else of_type.operator()<uint16_t>();
 }
 
 }  // namespace

@@ -29,10 +29,11 @@ struct QuantizedArgs {
   LinearArgs linear;
   int bits;
   int64_t group, groups;  // k per group; the last one is filled up with zeros
-  int64_t spans;          // of SPAN k, in which inputs have a scale of their own
+  int64_t spans;          // of SPAN k
+  int64_t input_groups;   // of input_group(group) k, each with a scale of its own
   bool has_min;
   const int8_t* q;        // [m, groups * group]
-  const float* scales;    // [m, spans]
+  const float* scales;    // [m, input_groups]
   const int32_t* sums;    // [m, groups]
   char* decoded;          // room for a panel's numbers, [groups * group][PANEL] of x's type
 };
@@ -124,7 +125,9 @@ struct Kernels {
 
 constexpr int64_t LANES = 16;        // channels per vector
 constexpr int64_t PANEL_VECTORS = 4;
-constexpr int64_t SPAN = 128;        // a multiple of every group size
+constexpr int64_t SPAN = 128;        // a multiple of every group size; runs of k are of whole spans
+// Inputs that share a scale: as many as the weight's numbers that share one, but at least 32.
+constexpr int64_t input_group(int64_t group) { return group < 32 ? 32 : group; }
 constexpr int64_t MAX_HEAD_DIM = 512;
 constexpr int64_t ITEM_ROWS = 48;  // most rows of an attention item
 constexpr int64_t PANEL = LANES * PANEL_VECTORS;

@@ -12,23 +12,23 @@ namespace {
 
 constexpr int64_t ROWS = 19;
 
-// One row as the kernels see it: whole numbers in spans of SPAN, each span with the scale of its largest value.
+// One row as the kernels see it: whole numbers in groups of `width`, each with the scale of its largest value.
 struct Inputs {
   std::vector<int> q;         // [k]
-  std::vector<float> scales;  // [spans]
+  std::vector<float> scales;  // [divided_up(k, width)]
 
   template <typename T>
-  Inputs(const T* x, int64_t k) : q((size_t)k), scales((size_t)divided_up(k, SPAN)) {
-    for (int64_t span = 0; span < (int64_t)scales.size(); span++) {
-      int64_t begin = span * SPAN, end = std::min(begin + SPAN, k);
+  Inputs(const T* x, int64_t k, int64_t width) : q((size_t)k), scales((size_t)divided_up(k, width)) {
+    for (int64_t i = 0; i < (int64_t)scales.size(); i++) {
+      int64_t begin = i * width, end = std::min(begin + width, k);
       float largest = 0;
-      for (int64_t i = begin; i < end; i++) largest = std::max(largest, std::fabs(value_of(x[i])));
+      for (int64_t j = begin; j < end; j++) largest = std::max(largest, std::fabs(value_of(x[j])));
       if (!(largest > 1e-36f)) continue;
-      scales[(size_t)span] = largest / 127.0f;
+      scales[(size_t)i] = largest / 127.0f;
       float inverse = 127.0f / largest;
-      for (int64_t i = begin; i < end; i++) {
-        float scaled = value_of(x[i]) * inverse;
-        q[(size_t)i] = (int)std::nearbyint(scaled);
+      for (int64_t j = begin; j < end; j++) {
+        float scaled = value_of(x[j]) * inverse;
+        q[(size_t)j] = (int)std::nearbyint(scaled);
       }
     }
   }
@@ -134,7 +134,7 @@ struct Case {
         product += (codes[(size_t)(channel * k + i)] - (1 << (format.bits - 1))) * inputs.q[(size_t)i];
         sum += inputs.q[(size_t)i];
       }
-      double factor = inputs.scales[(size_t)(g * format.group / SPAN)];
+      double factor = inputs.scales[(size_t)(g * format.group / input_group(format.group))];
       total += factor * (scale * (double)product - min * (double)sum);
       magnitude += factor * (std::fabs(scale * (double)product) + std::fabs(min * (double)sum));
     }
@@ -147,7 +147,7 @@ struct Case {
 
   void check_values() const {
     for (int64_t row = 0; row < ROWS; row += 3) {
-      Inputs inputs(&x[(size_t)(row * k)], k);
+      Inputs inputs(&x[(size_t)(row * k)], k, input_group(format.group));
       for (int64_t channel = 0; channel < n; channel++) {
         Sum sum = product(inputs, channel);
         if (gated) sum = gated_product(gate, sum, product(inputs, n + channel));
@@ -184,18 +184,18 @@ struct Case {
 template <typename T>
 void check_inputs(const Kernels& kernels, int64_t k, int64_t group, Values values) {
   Random random((uint64_t)k);
-  int64_t groups = divided_up(k, group), spans = divided_up(k, SPAN), gap = 3;
+  int64_t groups = divided_up(k, group), width = input_group(group), input_groups = divided_up(k, width), gap = 3;
   auto x = random_elements<T>(random, ROWS * (k + gap) - gap, values);
   std::vector<int8_t> q((size_t)(ROWS * groups * group), 77);
-  std::vector<float> scales((size_t)(ROWS * spans));
+  std::vector<float> scales((size_t)(ROWS * input_groups));
   std::vector<int32_t> sums((size_t)(ROWS * groups));
   kernels.quantize_rows(x.data(), k + gap, nullptr, k, group, groups, q.data(), scales.data(), sums.data(), (Dtype)TYPE<T>, 0, ROWS);
   std::string name = text(kernels.level, " quantize_rows ", TYPE_NAME<T>, " k=", k, " group=", group, " ", name_of(values));
   for (int64_t row = 0; row < ROWS; row++) {
-    Inputs expected(&x[(size_t)(row * (k + gap))], k);
+    Inputs expected(&x[(size_t)(row * (k + gap))], k, width);
     const int8_t* found = &q[(size_t)(row * groups * group)];
     for (int64_t i = 0; i < groups * group; i++) expect(found[i] == (i < k ? expected.q[(size_t)i] : 0), [&] { return name + ": a code"; });
-    expect(same_bits(&scales[(size_t)(row * spans)], expected.scales.data(), spans), name + ": scales");
+    expect(same_bits(&scales[(size_t)(row * input_groups)], expected.scales.data(), input_groups), name + ": scales");
     for (int64_t g = 0; g < groups; g++) {
       int32_t sum = 0;
       for (int64_t i = g * group; i < (g + 1) * group; i++) sum += found[i];

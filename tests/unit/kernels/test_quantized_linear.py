@@ -35,9 +35,9 @@ def weight_of(
     return QuantizedWeight(codes, scales, mins, bits, group, dtype)
 
 
-def quantized(x: Tensor) -> Tensor:
-    """Inputs as the kernels see them: 8 bits, symmetric, in spans of 128 of a row. float64"""
-    (num_rows, k), group = x.shape, 128
+def quantized(x: Tensor, weight_group: int) -> Tensor:
+    """Inputs as the kernels see them: 8 bits, symmetric, in groups as large as the weight's but at least 32. float64"""
+    (num_rows, k), group = x.shape, max(weight_group, 32)
     padded = torch.nn.functional.pad(x.float(), (0, -k % group)).view(num_rows, -1, group)
     largest = padded.abs().amax(-1, keepdim=True)
     codes = torch.where(largest > 0, padded * (127 / largest), 0.0).round()
@@ -51,7 +51,7 @@ def test_equals_the_definition(bits: int, group: int, has_min: bool, level: Kern
         weight, bias = weight_of(n, k, bits, group, has_min, torch.float32), random(n, dtype=torch.float32, seed=1)
         x, residual = random(9, k, dtype=torch.float32, seed=2), random(9, n, dtype=torch.float32, seed=3)
         linear = operators_for(CPU, torch.float32, level).pack_linear(weight, bias)
-        exact = quantized(x) @ weight.dequantize().double().T + bias.double()
+        exact = quantized(x, group) @ weight.dequantize().double().T + bias.double()
         torch.testing.assert_close(linear(x).double(), exact, rtol=1e-4, atol=1e-4)
         torch.testing.assert_close(linear.add_to(residual, x).double(), exact + residual.double(), rtol=1e-4, atol=1e-4)
         ids = torch.tensor([n - 1, 0, n // 2])
