@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import signal
 from collections.abc import Sequence
 from dataclasses import asdict, fields, replace
 from pathlib import Path
@@ -381,6 +383,23 @@ def test_what_no_time_is_left_for_is_left_out(tmp_path: Path, monkeypatch: pytes
     found = card.reproduce(options)
     assert not found.claims
     assert sum("left out" in remark for remark in found.remarks) == 2 + len(card.SETTINGS)
+
+
+@pytest.mark.usefixtures("no_card")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_run_keeps_what_it_has(
+    number: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object) -> None:
+        os.kill(os.getpid(), number)
+
+    monkeypatch.setattr(card, "measure_prefill", interrupted)
+    options = ReproduceOptions(threads=1, results=tmp_path, plots=False)
+    found = card.reproduce(options)
+    assert any(claim.what.startswith("decode, batch 1") for claim in found.claims)
+    assert not any("prefill" in claim.what for claim in found.claims)
+    assert "interrupted after" in found.remarks[-1]
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
 @pytest.mark.usefixtures("no_card")

@@ -4,15 +4,17 @@ worth.
 One command for the minutes that a card is lent. `--full` is Qwen3-8B's shape with random weights on an NVIDIA GPU;
 without it a tiny shape goes the same way, on a card if there is one and on the processors otherwise, and nothing is
 claimed. `--model` names a folder in its place, whose weights are random, too, where it has none. Each figure is shown
-when it is there, and a part that fails does not take the others with it.
+when it is there, and a part that fails does not take the others with it. A run that is interrupted, or that a time
+limit ends, keeps what it has measured.
 """
 
 from __future__ import annotations
 
+import signal
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager, closing
+from collections.abc import Callable, Generator, Iterable, Mapping
+from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -131,8 +133,19 @@ def reproduce(options: ReproduceOptions) -> Reproduction:
     machine = find_machine(needs_card=options.full)
     with tempfile.TemporaryDirectory() as folder:
         bench = _Bench(options, machine, _subject(options, machine, Path(folder)))
-        bench.run()
+        with _terminated_like_interrupted():
+            bench.run()
         return bench.result()
+
+
+@contextmanager
+def _terminated_like_interrupted() -> Generator[None]:
+    """Raise KeyboardInterrupt at SIGTERM, too: that is what a time limit from outside sends."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,7 +225,15 @@ class _Bench:
         )
 
     def run(self) -> None:
-        """All parts; what takes longest comes last, since it is what can be left out."""
+        """All parts, or those until it is interrupted; what takes longest comes last, since it can be left out."""
+        try:
+            self._all_parts()
+        except KeyboardInterrupt:
+            seconds = time.monotonic() - self._begin_s
+            self._remarks.append(f"interrupted after {seconds:.0f} s: what was measured by then, and nothing else")
+            self._say(self._remarks[-1])
+
+    def _all_parts(self) -> None:
         if self._machine.device == "cpu":
             self._remarks.append(f"{self._machine.name}; nothing here is a card's, and nothing is claimed")
         elif not self._is_judged:
