@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 PORT ?= 8000
 CMAKE := $(BIN)/cmake
 
-.PHONY: run demo test test-second test-time test-all test-triton check bench figures soak compat compatibility pictures train wheel native native-test native-test-address native-test-thread native-test-arm clean
+.PHONY: run demo test test-second test-time run-time test-all test-triton check bench figures soak compat compatibility pictures train wheel native native-test native-test-address native-test-thread native-test-arm clean
 
 # A completion by the embedded model; `run` then fetches a small chat model and serves it until Ctrl-C.
 run: $(STAMP)
@@ -31,6 +31,10 @@ test-second: $(STAMP)
 # Three timed runs of `make test`, into benchmarks/results/test-tiers.json; ARGS="test ci" times .ci/run, too. On a quiet machine.
 test-time: $(STAMP)
 	$(BIN)/python tests/time_tiers.py $(ARGS)
+
+# How long a new clone's `make run` takes to show an answer, and the second one, into benchmarks/results/first-run.json.
+run-time: $(STAMP)
+	$(BIN)/python tests/time_first_run.py $(ARGS)
 
 # Everything: both tiers, and the GPU's kernels in Triton's interpreter.
 test-all: test

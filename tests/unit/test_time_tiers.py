@@ -36,7 +36,7 @@ def test_one_run_that_misses_is_told_with_the_others() -> None:
     assert goals == [
         ("test, s", 400.0, "<= 360", False),
         ("test, tests that fail", 0, "<= 0", True),
-        ("ci, s", 360.0, "<= 1800", True),
+        ("ci, s", 360.0, "<= 2400", True),
         ("ci, tests that fail", 0, "<= 0", True),
     ]
     assert [run["seconds"] for run in result.results["runs"]["test"]] == [360.0, 400.0]
