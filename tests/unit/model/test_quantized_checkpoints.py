@@ -43,12 +43,20 @@ TOKEN_IDS = [int(i) for i in np.random.default_rng(0).integers(0, 128, 48)]
 HALF_ROUNDING = 2**-11
 
 
-def rounded(module: torch.nn.Module, inputs: tuple[Tensor]) -> tuple[Tensor]:
-    """Inputs as the native kernels round them: 8 bits, a scale for each span of 128, which are whole rows here."""
-    (x,) = inputs
-    assert x.shape[-1] <= 128
-    step = x.abs().amax(-1, keepdim=True) / 127
-    return ((x / step).round() * step,)
+def rounding_for(weight: QuantizedWeight) -> Callable[[torch.nn.Module, tuple[Tensor]], tuple[Tensor]]:
+    """Return a hook that rounds inputs as the native kernels do: 8 bits, a scale for each group of the weight's."""
+    num_inputs, group_size = weight.codes.shape[1], max(weight.group_size, 32)
+    assert num_inputs % group_size == 0 or num_inputs <= group_size, weight.format
+    order = torch.arange(num_inputs) if weight.order is None else weight.order.long()
+
+    def rounded(module: torch.nn.Module, inputs: tuple[Tensor]) -> tuple[Tensor]:
+        x = inputs[0][..., order].unflatten(-1, (-1, min(group_size, num_inputs)))
+        step = x.abs().amax(-1, keepdim=True) / 127
+        found = torch.empty_like(inputs[0])
+        found[..., order] = ((x / step).round() * step).flatten(-2)
+        return (found,)
+
+    return rounded
 
 
 def expected_logits(folder: Path, *, rounds_inputs: bool = False) -> Tensor:
@@ -66,7 +74,9 @@ def expected_logits(folder: Path, *, rounds_inputs: bool = False) -> Tensor:
         for name, module in model.named_modules():
             stored = source.weights.get(f"{name}.weight")
             if stored is not None and stored.format is not None:
-                module.register_forward_pre_hook(rounded)
+                weight = source.read(f"{name}.weight", torch.float32)
+                assert isinstance(weight, QuantizedWeight)
+                module.register_forward_pre_hook(rounding_for(weight))
     return transformers_logits(model, TOKEN_IDS)
 
 
