@@ -24,6 +24,7 @@ from oracle.paged_driver import PagedDriver
 from twostroke.errors import CorruptCheckpoint
 from twostroke.kernels.dispatch import operators_for
 from twostroke.layers.rotary import inverse_frequencies
+from twostroke.model.gguf.weights import GGUFWeights
 from twostroke.model.loader import load_model
 from twostroke.model.model_files import find_model
 
@@ -386,6 +387,20 @@ def test_logits_equal_transformers(name: str, tmp_path: Path) -> None:
     found = driver.logits(driver.step([(driver.add(token_ids), len(token_ids))])[0]).log_softmax(-1)
     expected = naive_model.logits(theirs, token_ids).log_softmax(-1)
     assert (found - expected).abs().max().item() <= 1e-4
+
+
+@pytest.mark.parametrize("name", ["llama", "nemotron", "gpt_neox", "gemma4"])
+def test_numbers_are_those_that_are_read(name: str, tmp_path: Path) -> None:
+    """Those of a file of floats: `bench quality` measures from them."""
+    case = CASES[name]
+    write(tmp_path / "x.gguf", case, naive_model.build(tmp_path / "folder", case.kind, **case.changes))
+    files = find_model(str(tmp_path / "x.gguf"))
+    weights = files.weights(files.config(), None)
+    assert isinstance(weights, GGUFWeights)
+    for of_weight in weights.weights:
+        read = weights.read(of_weight, torch.float32)
+        assert isinstance(read, torch.Tensor)
+        assert torch.equal(weights.read_numbers(of_weight), read), of_weight
 
 
 DIVISORS = "rope_freqs.weight"

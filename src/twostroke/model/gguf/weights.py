@@ -80,8 +80,8 @@ class GGUFWeights:
 
     def read(self, name: str, dtype: torch.dtype, rows: slice = ALL_ROWS) -> Tensor | QuantizedWeight:
         """See WeightSource."""
-        if self._has_whole_norms and name.endswith("norm.weight"):
-            return self.read_numbers(name, rows) - 1.0
+        if self._has_whole_norm(name):
+            return self.read_numbers(name, rows)
         tensor = self._stored[name]
         # rows are put in order before they are taken apart: fewer bytes move
         data, places = torch.from_numpy(tensor.data), self._places(name, rows)
@@ -95,9 +95,14 @@ class GGUFWeights:
         tensor = self._stored[name]
         data, places = torch.from_numpy(tensor.data), self._places(name, rows)
         if not tensor.type.is_quantized:
-            return data.view(_FLOATS[tensor.type.name])[places].float()
+            numbers = data.view(_FLOATS[tensor.type.name])[places].float()
+            return numbers - 1.0 if self._has_whole_norm(name) else numbers
         blocks = data[places].unflatten(-1, (-1, tensor.type.block_bytes))
         return REPACKED[tensor.type.name].numbers(blocks, (len(blocks), tensor.shape[1]))
+
+    def _has_whole_norm(self, name: str) -> bool:
+        """Whether the file has the weight of a norm with the 1 that the model adds."""
+        return self._has_whole_norms and name.endswith("norm.weight")
 
     def _places(self, name: str, rows: slice) -> slice | Tensor:
         """Where in the file some rows of a weight are."""
