@@ -31,7 +31,7 @@ PREDICTION_MEDIAN, PREDICTION_P95 = 0.10, 0.20
 LAST_WORKER_PAUSE_MS, MEDIAN_GAP_MS = 1_000.0, 200.0
 """Pauses of streams when workers die (`bench drill`)."""
 FALL, PREFILL_TO_DECODE, BATCH_GAIN = 0.05, 3.0, 2.0
-"""TPOT from one context to a longer one; the rate of prefill, and of the largest batch, over one request's (`bench sweep`)."""
+"""Fall of TPOT to a longer context; rates of prefill and of the largest batch over one request (`bench sweep`)."""
 FIRST_TOKEN_S, START_MEMORY = 5.0, 1.15
 """From the start of a process; of weights and KV (`bench start`)."""
 MEMORY_SHARE, OVER_LLAMA_CPP = 0.9, 3.0

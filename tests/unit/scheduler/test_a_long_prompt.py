@@ -58,7 +58,7 @@ def steps_beside(budget: int, *, is_chunked: bool) -> list[float]:
 
 @pytest.mark.parametrize(("budget", "longest_s"), [(1024, 0.045), (512, 0.023)])
 def test_it_freezes_others_for_most_of_a_second_whole_and_for_a_chunk_in_chunks(budget: int, longest_s: float) -> None:
-    """The article's 500 ms are too few: arithmetic alone takes three quarters of a second. Chunks cost it little time."""
+    """The article has 500 ms: arithmetic alone takes three quarters of a second. Chunks cost it little time."""
     (frozen_s,) = steps_beside(budget, is_chunked=False)
     assert frozen_s == pytest.approx(0.75, abs=0.02)
     chunks = steps_beside(budget, is_chunked=True)
