@@ -90,6 +90,7 @@ def test_a_look_at_a_small_model(random_models: dict[str, Path], tmp_path: Path)
     shown = io.StringIO()
     print_quality(quality, Console(width=200, file=shown))
     assert "mean KL" in shown.getvalue()
+    assert ("tokens of a passage" in shown.getvalue()) is bool(base.found), "the words explain columns that are there"
     assert "--configuration quantization=int8" in saved["command"]
 
 
