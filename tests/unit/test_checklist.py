@@ -63,6 +63,16 @@ def test_what_is_named_exists(name: str) -> None:
         raise AssertionError(f"neither a test, a command nor a result: {name}")
 
 
+@pytest.mark.parametrize("name", [name for name in NAMED if name.startswith("tests/")])
+def test_what_is_named_runs_without_a_soak(name: str) -> None:
+    """A test that all tiers skip shows nothing."""
+    file, _, test = name.partition("::")
+    text = (ROOT / file).read_text()
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.FunctionDef) and node.name == test:
+            assert not re.search(r"pytest\.skip\([^)]*soak", ast.get_source_segment(text, node) or "")
+
+
 @pytest.mark.parametrize("name", REPRODUCED)
 def test_a_reproduction_has_a_result(name: str) -> None:
     assert (RESULT_FILES / f"{name}.json").is_file() or any(RESULT_FILES.glob(f"{name}-*.json"))
