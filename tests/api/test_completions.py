@@ -227,6 +227,16 @@ def test_best_of_takes_the_most_likely_per_token(server: ServerProcess, llm: LLM
     assert answer["usage"]["completion_tokens"] == sum(len(o.token_ids) for o in expected.outputs)
 
 
+@pytest.mark.parametrize(
+    "text", ["def f(x):\n", "naïve café, 東京 👩‍👩‍👧 🎉", "\x00\x01\x7f\t\r\n\x1b[0m", "x" * 100], ids=ascii
+)
+def test_pieces_and_ids_of_a_text_and_back(server: ServerProcess, llm: LLM, text: str) -> None:
+    found = server.post("/tokenize", {"prompt": text, "return_token_strs": True}).json()
+    assert found["tokens"] == list(offline(llm, text, max_tokens=1).prompt_token_ids)
+    assert found["count"] == len(found["tokens"]) == len(found["token_strs"])
+    assert server.post("/detokenize", {"tokens": found["tokens"]}).json()["prompt"] == text
+
+
 def test_a_prefix_that_was_seen_is_counted_as_cached(server: ServerProcess) -> None:
     body = {"prompt": "# a comment that nobody else writes\n" * 12, "max_tokens": 1}
     assert complete(server, **body)["usage"]["prompt_tokens_details"]["cached_tokens"] == 0

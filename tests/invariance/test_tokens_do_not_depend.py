@@ -267,6 +267,27 @@ def test_small_pool_preempts(model: str, random_models: dict[str, Path]) -> None
 
 
 @pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("changed", [1, 40, 89])
+def test_a_changed_token_changes_no_logit_before_it(changed: int, model: str, random_models: dict[str, Path]) -> None:
+    """Log-probabilities of the prompt to the bit: those before the token, and those that it is chosen from."""
+    prompt = [(7 * i) % 200 + 20 for i in range(90)]
+    other = [*prompt[:changed], prompt[changed] + 1, *prompt[changed + 1 :]]
+    params = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=5)
+    config = {"kv_cache_memory": 1 << 26, "threads": 1, "enable_prefix_caching": False, "max_num_batched_tokens": 64}
+    with LLM(folder(model, random_models), **config) as llm:
+        one, two = (llm.generate([{"prompt_token_ids": ids}], params)[0].prompt_logprobs for ids in (prompt, other))
+    assert one is not None
+    assert two is not None
+    assert one[:changed] == two[:changed]
+
+    def best(entry: Any) -> list[tuple[int, float]]:
+        return sorted((token, found.logprob) for token, found in entry.items() if found.rank <= 5)
+
+    assert best(one[changed]) == best(two[changed])
+    assert changed == 89 or one[changed + 1 :] != two[changed + 1 :]
+
+
+@pytest.mark.parametrize("model", MODELS)
 def test_arrival_order(model: str, random_models: dict[str, Path], expected: dict[str, list[Any]]) -> None:
     prompts, params = requests()
     order = random.Random(1).sample(range(len(prompts)), len(prompts))

@@ -13,6 +13,7 @@ import pytest
 from twostroke.bench.goals import goals_of
 from twostroke.bench.report import load
 from twostroke.bench.reproduce.run import RESULTS
+from twostroke.bench.sweep.show import decodes_of_a_thousand
 from twostroke.cli.main import app
 
 ROOT = Path(__file__).parents[2]
@@ -62,6 +63,16 @@ def test_what_is_named_exists(name: str) -> None:
         raise AssertionError(f"neither a test, a command nor a result: {name}")
 
 
+@pytest.mark.parametrize("name", [name for name in NAMED if name.startswith("tests/")])
+def test_what_is_named_runs_without_a_soak(name: str) -> None:
+    """A test that all tiers skip shows nothing."""
+    file, _, test = name.partition("::")
+    text = (ROOT / file).read_text()
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.FunctionDef) and node.name == test:
+            assert not re.search(r"pytest\.skip\([^)]*soak", ast.get_source_segment(text, node) or "")
+
+
 @pytest.mark.parametrize("name", REPRODUCED)
 def test_a_reproduction_has_a_result(name: str) -> None:
     assert (RESULT_FILES / f"{name}.json").is_file() or any(RESULT_FILES.glob(f"{name}-*.json"))
@@ -92,6 +103,11 @@ def test_a_result_without_a_goal_is_known_to_have_none() -> None:
         "router",
         *(f"qwen3-0.6b{kind}-batch{n}" for kind in ("", "-bf16", "-int8", "-int4") for n in (1, 8, 32)),
     }
+
+
+def test_the_decode_steps_of_a_thousand_tokens_are_those_of_the_sweep() -> None:
+    steps = decodes_of_a_thousand(load(RESULT_FILES / "sweep-smollm2.json").results)
+    assert f"about 7 on a GPU, {steps:.0f} with SmolLM2 on one thread" in PAGE.read_text()
 
 
 def test_the_embedded_model_keeps_its_goals() -> None:

@@ -24,6 +24,7 @@ from twostroke.api.protocol.shapes import no_json, read_body
 from twostroke.config.checks import whole_number
 from twostroke.config.engine import EngineConfig
 from twostroke.config.server import ServerConfig
+from twostroke.engine.facts import lines_to_print
 from twostroke.engine.remote_engine import RemoteEngine
 from twostroke.errors import EngineError, EngineUnavailable, TwostrokeError
 
@@ -76,7 +77,7 @@ async def answer_file(
     try:
         await engine.start()
         if progress:
-            sys.stderr.writelines(line + "\n" for line in engine.facts.startup_lines)
+            sys.stderr.writelines(line + "\n" for line in lines_to_print(engine.facts.startup_lines))
         context = ServerContext.of(engine, config, engine_config.load.model)
         return await run_batch(context, requests, output, max_concurrency=max_concurrency, progress=progress)
     finally:

@@ -22,6 +22,7 @@ from twostroke.config.engine import EngineConfig
 from twostroke.config.pools import PoolConfig
 from twostroke.config.server import ServerConfig
 from twostroke.engine.clock import monotonic_clock
+from twostroke.engine.facts import lines_to_print
 from twostroke.engine.garbage import keep_what_is_there
 from twostroke.engine.pooled_engine import PooledEngine
 from twostroke.engine.remote_engine import RemoteEngine
@@ -61,7 +62,7 @@ async def serve(
     try:
         await engine.start()
         if not quiet:
-            for line in engine.facts.startup_lines:
+            for line in lines_to_print(engine.facts.startup_lines):
                 sys.stderr.write(line + "\n")
         listener.listen(BACKLOG)  # from here on whoever connects is answered, if not at once
         scheme = "http" if config.ssl_certfile is None else "https"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import combinations
 from typing import Any
 
 from twostroke.bench.report import BenchResult
@@ -29,6 +30,8 @@ PREDICTION_MEDIAN, PREDICTION_P95 = 0.10, 0.20
 """Errors of predicted times (`bench prediction`)."""
 LAST_WORKER_PAUSE_MS, MEDIAN_GAP_MS = 1_000.0, 200.0
 """Pauses of streams when workers die (`bench drill`)."""
+FALL, PREFILL_TO_DECODE, BATCH_GAIN = 0.05, 3.0, 2.0
+"""Fall of TPOT to a longer context; rates of prefill and of the largest batch over one request (`bench sweep`)."""
 FIRST_TOKEN_S, START_MEMORY = 5.0, 1.15
 """From the start of a process; of weights and KV (`bench start`)."""
 MEMORY_SHARE, OVER_LLAMA_CPP = 0.9, 3.0
@@ -166,6 +169,18 @@ def _start(result: BenchResult) -> Iterator[Goal]:
             yield Goal.at_most(f"{name}: memory over weights and KV", START_MEMORY, row["memory_ratio"])
 
 
+def _sweep(result: BenchResult) -> Iterator[Goal]:
+    found = result.results
+    tpots = [point["tpot_s"] for point in found["tpot_by_context"]]
+    fall = max((1 - after / before for before, after in combinations(tpots, 2)), default=0.0)
+    yield Goal.at_most("TPOT, largest fall from one context to a longer one", FALL, max(0.0, fall))
+    of_one = found["prefill_to_decode"]["of_one_request"]
+    yield Goal.at_least("prefill's rate over one request's decode", PREFILL_TO_DECODE, of_one)
+    seconds = found["device_seconds_per_1k_tokens"]
+    gain = seconds["output_alone"] / seconds["output_in_the_largest_batch"]
+    yield Goal.at_least("largest batch's rate over one request's", BATCH_GAIN, gain)
+
+
 def _clients(result: BenchResult) -> Iterator[Goal]:
     for name, row in result.results.items():
         yield Goal.at_least(f"{name} runs", 1, float(row["holds"]))
@@ -181,6 +196,7 @@ _KINDS: Mapping[str, Callable[[BenchResult], Iterator[Goal]]] = {
     "last_decode_pause_ms": _drill,
     "base": _quality,
     "torch_alone_bytes": _start,
+    "tpot_by_context": _sweep,
     "langchain": _clients,
 }
 """By a name that only results of one kind have."""

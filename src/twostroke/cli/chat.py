@@ -67,12 +67,13 @@ def chat(  # noqa: PLR0913 (each is a flag or a group of flags)
     """
     chosen = with_model(load, by_place=model, by_flag=model_flag)
     from twostroke.engine.assembly import build_text_engine  # loads torch
+    from twostroke.engine.facts import lines_to_print
 
     engine = build_text_engine(
         EngineConfig(load=chosen, cache=cache, scheduler=scheduler, speculative_config=speculative_config)
     )
     if not quiet:
-        for line in engine.startup_lines:
+        for line in lines_to_print(engine.startup_lines):
             sys.stderr.write(line + "\n")
         sys.stderr.write(f"answers  {_limit_words(sampling)}; /help lists what else can be typed\n")
     if isinstance(sys.stdin, io.TextIOWrapper):

@@ -68,13 +68,14 @@ def generate(  # noqa: PLR0913 (each is a flag or a group of flags)
     model, prompt = model_and_prompt(words, prompt_file, has_model=model_flag is not None)
     chosen = with_model(load, by_place=model, by_flag=model_flag)
     from twostroke.engine.assembly import build_text_engine  # loads torch
+    from twostroke.engine.facts import lines_to_print
     from twostroke.engine.output_processor import OutputKind
 
     engine = build_text_engine(
         EngineConfig(load=chosen, cache=cache, scheduler=scheduler, speculative_config=speculative_config)
     )
     if not quiet:
-        for line in engine.startup_lines:
+        for line in lines_to_print(engine.startup_lines):
             sys.stderr.write(line + "\n")
         if model is None and model_flag is None:
             sys.stderr.write("note     no model was named: the embedded one, made for Python code, completes this\n")

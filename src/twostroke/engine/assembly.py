@@ -20,7 +20,7 @@ from twostroke.engine.clock import monotonic_clock
 from twostroke.engine.drafting import Drafter, Target
 from twostroke.engine.engine import Engine
 from twostroke.engine.event_sinks import JsonlEventLog
-from twostroke.engine.facts import EngineFacts, input_processor
+from twostroke.engine.facts import NOTE, EngineFacts, input_processor
 from twostroke.engine.handover_ends import HandoverEnds, descriptors_for, open_ends
 from twostroke.engine.handover_port import LenderFacts
 from twostroke.engine.identity import identity_facts, numerics_facts
@@ -164,8 +164,7 @@ def build_engine(
     lines += () if sized.memory is None else (f"memory   {sized.memory.account}",)
     lines += pace.lines
     for line in lines:
-        # a note, such as a shorter context than the model's, is nothing to find out from a refused prompt
-        log.log(logging.WARNING if line.startswith("note") else logging.INFO, line)
+        log.log(logging.WARNING if line.startswith(NOTE) else logging.INFO, line)
     facts = EngineFacts(
         model=loaded.path.name,
         tokenizer_path=str(loaded.tokenizer_path),

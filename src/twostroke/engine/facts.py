@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from twostroke.engine.input_processor import InputProcessor
@@ -46,6 +47,19 @@ class EngineFacts:
     num_layers: int
     startup_lines: tuple[str, ...] = field(compare=False)
     """What was loaded, how long that took and how memory was divided, for people."""
+
+
+NOTE = "note"
+"""How a start-up line begins that nobody should find out from a refused prompt; such a line is logged as a warning."""
+
+
+def lines_to_print(startup_lines: Iterable[str]) -> list[str]:
+    """Return the start-up lines that a command prints: all but the notes, which the log has said as warnings.
+
+    >>> lines_to_print(["model    Llama", "note     a short context"])
+    ['model    Llama']
+    """
+    return [line for line in startup_lines if not line.startswith(NOTE)]
 
 
 def input_processor(

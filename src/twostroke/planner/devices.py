@@ -25,19 +25,19 @@ class Device:
     fp16_flops_per_s: float | None
     int8_ops_per_s: float | None
     fp8_flops_per_s: float | None
+    """These two serve no plan: a GPU's kernels multiply weights of 8 or 4 bits with the activations as they are."""
     source: str
     compute_capability: tuple[int, int]
     """Version of the GPU's instructions as torch names it; Triton's kernels need (8, 0) or more."""
     price_per_hour: float | None = None
     """A list price; None: none that is the same everywhere is known."""
 
-    def limits(self, name: str, dtype: str, *, is_quantized: bool = False) -> MachineLimits:
+    def limits(self, name: str, dtype: str) -> MachineLimits:
         """Rates for a model that computes in a type.
 
         Args:
             name: of the device, for messages.
             dtype: of activations.
-            is_quantized: whether weights are of 8 or 4 bits: activations may then be, too, and a floor has to allow it.
 
         Raises:
             InvalidParameter: no rate is published for it.
@@ -47,8 +47,6 @@ class Device:
         if rate is None:
             known = " or ".join(f"--dtype {other}" for other, found in rates.items() if found is not None)
             raise InvalidParameter("device_name", name, f"no rate of {dtype} is published for it", f"Give {known}.")
-        if is_quantized and self.int8_ops_per_s is not None:
-            rate = max(rate, self.int8_ops_per_s)
         return MachineLimits(rate, self.bytes_per_s)
 
 

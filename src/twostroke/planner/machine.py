@@ -123,22 +123,14 @@ def published_machine(name: str, load: LoadConfig, prepared: Prepared, options: 
     if price is None and device.price_per_hour is not None:
         price = device.price_per_hour * num_ranks
     each = device.memory_bytes if options.memory is None else options.memory
+    limits = device.limits(name, str(prepared.dtype).removeprefix("torch."))
     return Machine(
         name=name,
-        limits=published_limits(name, load, prepared),
+        limits=MachineLimits(limits.flops_per_s * num_ranks, limits.bytes_per_s * num_ranks),
         memory_bytes=each * load.num_local_ranks,
         price_per_hour=price,
         is_published=True,
     )
-
-
-def published_limits(name: str, load: LoadConfig, prepared: Prepared) -> MachineLimits:
-    """Return the rates of all ranks' devices for the model's type."""
-    is_quantized = load.quantization is not None or prepared.weights.quantization is not None
-    _, device = find_device(name)
-    limits = device.limits(name, str(prepared.dtype).removeprefix("torch."), is_quantized=is_quantized)
-    num_ranks = load.tensor_parallel_size
-    return MachineLimits(limits.flops_per_s * num_ranks, limits.bytes_per_s * num_ranks)
 
 
 def _operators(device: Device, load: LoadConfig) -> Operators:

@@ -22,7 +22,6 @@ from twostroke.planner.machine import (
     machine_for,
     moved_to_device,
     prepared_for,
-    published_limits,
     published_machine,
     raised,
 )
@@ -189,10 +188,7 @@ class _Case:
     def quantized(self, quantization: QuantizationOnLoad) -> _Case:
         """With other weights."""
         config = with_quantization(self.config, self.prepared, quantization)
-        machine = self.machine
-        if machine.is_published:
-            machine = replace(machine, limits=published_limits(machine.name, config.load, self.prepared))
-        return replace(self, config=config, machine=machine, steps=None)
+        return replace(self, config=config, steps=None)
 
     def with_kv(self, kv_cache_dtype: str) -> _Case:
         """With K and V in another format."""

@@ -81,7 +81,7 @@ class Signals:
     num_evicted_hits: int = 0
     """Admissions whose prefix had been there and was evicted."""
     evicted_again: int = 0
-    """Most often that this happened to prompts that begin alike."""
+    """Most often that this happened to prompts that begin alike, when they were first admitted."""
     ttft: dict[str, float] = field(default_factory=dict[str, float])
     queue: dict[str, float] = field(default_factory=dict[str, float])
     itl: dict[str, float] = field(default_factory=dict[str, float])
@@ -261,7 +261,7 @@ class _Reader:
             if admitted.cache_end is CacheEnd.EVICTED:
                 found.num_evicted_hits += 1
                 hashes = watched.arrival.block_hashes
-                if hashes:
+                if hashes and watched.scheduled_s is None:  # a preempted one misses its own blocks, which nobody shares
                     self._evicted[hashes[0]] += 1
             if watched.scheduled_s is None:
                 watched.scheduled_s = event.time_s

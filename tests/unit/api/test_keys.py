@@ -35,6 +35,11 @@ def ask(server: ServerProcess, secret: str, **fields: object) -> httpx.Response:
     return server.post("/v1/completions", body, authorization=f"Bearer {secret}")
 
 
+def guarded_tokens(server: ServerProcess, text: str) -> list[int]:
+    answer = server.post("/tokenize", {"prompt": text}, authorization="Bearer s3cret-of-bob")
+    return answer.json()["tokens"]
+
+
 def test_names_are_told_from_secrets() -> None:
     keys = Keys(["ann:one", "ann:two", "no name:three", ":four", "five"])
     assert [keys.tenant_of(secret) for secret in (b"one", b"two")] == ["ann", "ann"]
@@ -156,6 +161,21 @@ def test_pages_from_elsewhere_administer_nothing() -> None:
         assert server.http.post("/reset_prefix_cache", headers={"origin": origin}).status_code == status
     assert server.http.post("/reset_prefix_cache").status_code == 200
     server.stop()
+
+
+def test_a_shared_system_prompt_is_computed_once(guarded: ServerProcess) -> None:
+    """Of one tenant's questions behind the same instructions, all but the first find every full block of these."""
+    instructions = "# answer the question of a colleague, in one line\n" * 6
+    usages = [
+        ask(guarded, "s3cret-of-bob", prompt=f"{instructions}{number} + {number} = ").json()["usage"]
+        for number in range(10, 18)
+    ]
+    shared = 16 * (len(guarded_tokens(guarded, instructions)) // 16)
+    assert shared >= 48
+    first, *others = (usage["prompt_tokens_details"]["cached_tokens"] for usage in usages)
+    assert first == 0
+    assert min(others) >= shared - 16, "the last block of the instructions may hold a token of what is behind them"
+    assert sum(others) / sum(usage["prompt_tokens"] for usage in usages) > 0.6
 
 
 def test_no_cached_prefix_crosses_tenants_or_salts(guarded: ServerProcess) -> None:

@@ -49,6 +49,21 @@ def test_the_best_number_of_drafts_counts() -> None:
     assert _missed({**found, "model": "another"}, options={"task": "edit"}) == {}
 
 
+def test_a_sweep_is_held_to_a_tpot_that_rises_and_to_the_two_strokes() -> None:
+    def sweep(*tpots: float, prefill: float, alone: float, together: float) -> dict[str, Any]:
+        seconds = {"output_alone": alone, "output_in_the_largest_batch": together}
+        rates = {"of_one_request": prefill}
+        points = [{"tpot_s": tpot} for tpot in tpots]
+        return {"tpot_by_context": points, "prefill_to_decode": rates, "device_seconds_per_1k_tokens": seconds}
+
+    assert _missed(sweep(1.0, 0.97, 1.2, prefill=3.0, alone=4.0, together=2.0)) == {}
+    assert _missed(sweep(1.0, 1.2, 0.9, prefill=2.0, alone=3.0, together=2.0)) == {
+        "TPOT, largest fall from one context to a longer one <= 0.05": pytest.approx(0.25),
+        "prefill's rate over one request's decode >= 3": 2.0,
+        "largest batch's rate over one request's >= 2": 1.5,
+    }
+
+
 def test_a_hand_over_is_held_to_bytes_link_and_layers() -> None:
     row = {"transport": "link", "megabytes": 33, "is_exact": True, "gb_per_s": 0.1, "share_of_link": 0.95}
     good, bad = {**row, "layerwise": {"ratio": 1.15}}, {**row, "layerwise": {"ratio": 1.2}, "share_of_link": 0.8}

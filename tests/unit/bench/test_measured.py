@@ -175,3 +175,57 @@ def test_the_section_about_noise_tells_the_engines_own_time() -> None:
     words = f"{own['1']['p50']:.2f} ms at one request and {own['64']['p50']:.2f} ms at 64"
     assert own["64"]["p50"] > 1
     assert f"{words}, above its goal of 1 ms" in page
+
+
+def cells_behind(heading: str) -> list[list[str]]:
+    """Return the rows of the first table behind a heading of benchmarks/README.md, as plain texts."""
+    page = (ROOT / "benchmarks/README.md").read_text()
+    section = page[page.index(heading) :]
+    table = section[section.index("\n|") :].split("\n\n")[0].strip().splitlines()
+    return [[cell.strip(" *`") for cell in line.strip("|").split("|")] for line in table[2:]]
+
+
+def is_rounded(told: str, figure: float) -> bool:
+    """Return whether a text is a figure to as many digits as it shows."""
+    number = told.replace(",", "")
+    return abs(float(number) - figure) <= 0.5001 * 10.0 ** -len(number.partition(".")[2])
+
+
+def test_the_table_of_the_peers_tells_their_results() -> None:
+    figures = ("prefill 512", "decode, batch 1", "decode, batch 8", "decode, batch 32", "end to end, batch 32")
+    engines: dict[str, Any] = {}
+    num_told = 0
+    for name, peer, *told in cells_behind("## Beside the peers, so far"):
+        if name:
+            engines = load(ROOT / "benchmarks/results" / f"{name}.json").results["engines"]
+        found = engines[peer.lower() or "twostroke"]["figures"]
+        for figure, text in zip(figures, told, strict=True):
+            measured = found[figure]["twostroke_to_this" if peer else "median_tok_s"]
+            assert is_rounded(text, measured), (name, peer, figure, text, measured)
+            num_told += 1
+    assert num_told == 75
+
+
+def test_the_table_of_the_gate_tells_its_result() -> None:
+    gate = {
+        (row["method"], row["set_acceptance"], row["batch"]): row["speedup"]
+        for row in load(ROOT / "benchmarks/results/spec-gate.json").results["gate"]
+    }
+    names = {"n-gram": "ngram", "early exit": "early_exit", "draft model": "draft_model"}
+    shares = {"none stands": 0.0, "all stand": 1.0}
+    rows = cells_behind("Under the gate (`auto`) against no drafts at all")
+    for drafts, *told in rows:
+        method, _, given = drafts.partition(", ")
+        share = shares[given] if given in shares else float(given) if given else None
+        for batch, text in zip((1, 4, 16, 64), told, strict=True):
+            assert is_rounded(text.split(" (")[0], gate[names.get(method, method.lower()), share, batch]), (
+                drafts,
+                batch,
+            )
+    assert len(rows) == 10
+
+
+def test_negative_results_quote_the_gain_of_the_prefix_cache() -> None:
+    claims = load(ROOT / "benchmarks/results/r10.json").results["claims"]
+    (gain,) = (c["measured"] for c in claims if c["what"].startswith("conversation: mean TTFT without / with"))
+    assert f"(`r10`: {gain:.2f}x)" in (ROOT / "docs/negative-results.md").read_text()

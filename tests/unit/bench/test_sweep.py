@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 from typing import Any
@@ -113,7 +114,12 @@ def test_a_sweep_saves_every_point_beside_its_floor(
         assert found["cost_per_million_tokens"][name] == pytest.approx(7.2 / 3600 * seconds * 1000)
     assert str(tmp_path) not in text
     assert path.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
-    print_sweep(result.results, Console(quiet=True))
+    console = Console(record=True, width=200, file=io.StringIO())
+    print_sweep(result.results, console)
+    decodes = (fit["a"] + 1000 * fit["b"] + 1e6 * fit["c"]) / found["by_batch"][0]["tpot_s"]
+    assert f"a prompt of 1,000 tokens takes as long as {decodes:,.3g} decode steps of one request" in (
+        console.export_text()
+    )
 
 
 @pytest.mark.parametrize(

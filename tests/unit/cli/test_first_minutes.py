@@ -251,6 +251,14 @@ def test_whoever_names_no_model_is_told_which_one_answers() -> None:
     assert "no model was named" not in twostroke("generate", "embedded", "x = 1", "--max-tokens", "1", *SMALL).stderr
 
 
+@pytest.mark.parametrize("command", ["generate", "chat"])
+def test_a_note_about_the_settings_is_said_once(command: str) -> None:
+    words = ["x = 1"] if command == "generate" else []
+    done = twostroke(command, "embedded", *words, "--max-tokens", "1", "--kv-cache-dtype", "int4", *SMALL, stdin="a\n")
+    assert done.stderr.count("kv_cache_dtype=int4: one scale") == 1
+    assert "kv cache int4" in done.stderr
+
+
 @pytest.mark.parametrize("size", ["16MiB", "16M", "16777216", "16384KiB", "16_777_216"])
 def test_sizes_are_read_as_people_write_them(size: str) -> None:
     done = twostroke("plan", "embedded", "--memory", "1GB", "--kv-cache-memory", size, "--json")

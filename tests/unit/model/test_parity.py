@@ -349,6 +349,24 @@ def test_every_layers_output_equals_transformers(case: str, kernels: Kernels, tm
     check_layers(tmp_path, kind, changes, chunks=[40, 21, 1, 1, 1], kernels=kernels)
 
 
+@pytest.mark.parametrize("kernels", ["reference", "auto"])
+@pytest.mark.parametrize("is_tied", [False, True])
+@pytest.mark.parametrize("vocab_size", [300, 151_936])
+def test_logits_are_as_wide_as_the_vocabulary(vocab_size: int, is_tied: bool, kernels: Kernels, tmp_path: Path) -> None:
+    """The first and the last token of the vocabulary are read and scored like any other."""
+    changes = {"vocab_size": vocab_size, "hidden_size": 32, "tie_word_embeddings": is_tied, "num_hidden_layers": 1}
+    theirs = naive_model.build(tmp_path, "Llama", **changes)
+    config = read_model_config(tmp_path)
+    operators = operators_for(CPU, torch.float32, kernels)
+    source = open_weights(tmp_path, config)
+    model = load_model(source, config, dtype=torch.float32, device=CPU, max_model_len=64, operators=operators)
+    driver = PagedDriver(model, num_blocks=8)
+    token_ids = [0, vocab_size - 1, 7, vocab_size // 2, vocab_size - 1]
+    found = driver.logits(driver.step([(driver.add(token_ids), len(token_ids))])[0])
+    assert found.shape == (len(token_ids), vocab_size)
+    torch.testing.assert_close(found, naive_model.logits(theirs, token_ids), rtol=1e-4, atol=1e-4)
+
+
 def check_grid(folder: Path, seeds: range) -> None:
     """The heavier version: every case with other weights, block sizes, chunks and lengths."""
     for seed in seeds:

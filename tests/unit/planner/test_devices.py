@@ -47,6 +47,5 @@ def test_a_type_without_a_rate_is_refused_with_one_that_has() -> None:
     with pytest.raises(InvalidParameter, match=r"bfloat16 is published.*--dtype float16"):
         t4.limits("T4", "bfloat16")
     assert t4.limits("T4", "float16").flops_per_s == 65e12
-    assert t4.limits("T4", "float16", is_quantized=True).flops_per_s == 130e12
     with pytest.raises(InvalidParameter, match="--dtype bfloat16 or --dtype float16"):
         devices()["L4"].limits("L4", "float32")

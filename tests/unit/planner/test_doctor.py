@@ -254,6 +254,13 @@ def test_eviction_of_a_hot_prefix_is_named() -> None:
     assert "eviction of a hot prefix" not in named(diagnose(history(hot_prefix(), num_blocks=2000, max_model_len=1000)))
 
 
+def test_preempted_requests_that_share_nothing_have_no_hot_prefix() -> None:
+    """Their own blocks are evicted and computed again: that is thrash."""
+    found = diagnose(history(of_lengths([(28, 96)] * 16), num_blocks=24, max_model_len=256))
+    assert found.signals.num_evicted_hits >= 3
+    assert named(found) == {"preemption thrash"}
+
+
 def test_long_prompt_stalls_are_named() -> None:
     assert "long-prompt stalls" in named(diagnose(log_of(whole_prompts, 0.0)))
     paced = whole_prompts() | {"scheduler": SchedulerConfig(itl_slo="80ms")}

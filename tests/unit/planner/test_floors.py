@@ -62,6 +62,15 @@ def test_measured_steps_predict_beside_the_floor() -> None:
     assert prompt.tokens_per_s == pytest.approx(1024 / prompt.predicted_s)
 
 
+def test_50_ms_a_token_are_20_tokens_a_second() -> None:
+    """As the plan says it: beside each other, for one request and for many."""
+    streamed = ON_H100.tpot(1, 1000).tpot_floor_s * H100.bytes_per_s
+    slow = Predictor(LLAMA_3_8B, MachineLimits(1e18, streamed / 0.05)).tpot(1, 1000)
+    assert (slow.tpot_floor_s, slow.tokens_per_s_ceiling) == (pytest.approx(0.05), pytest.approx(20.0))
+    many = ON_H100.tpot(8, 1000)
+    assert many.tokens_per_s_ceiling == pytest.approx(8 / many.tpot_floor_s)
+
+
 def test_money() -> None:
     assert cost_per_million_tokens(2.0, 1000.0) == pytest.approx(2 / 3.6)
     assert [point.cost_per_million_tokens for point in ON_H100.frontier(2, 10)] == [None, None]

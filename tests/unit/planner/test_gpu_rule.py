@@ -211,6 +211,21 @@ def test_weights_are_counted_as_the_kernels_of_the_card_keep_them(published: Pat
         plan_of(published, "Llama-2-13B", "T4", dtype="float16")
 
 
+@pytest.mark.parametrize("quantization", ["int8", "int4", "fp8"])
+def test_quantized_weights_are_planned_at_the_rate_of_the_floats_they_are_multiplied_with(
+    published: Path, quantization: str
+) -> None:
+    """The kernels of a card leave activations as they are; twice the rate for 8 bits would promise prompts too soon."""
+    plain, packed = (
+        plan_of(published, "Llama-2-7B", "A100-80", {"prompt_lengths": "2048"}, **given)
+        for given in ({}, {"quantization": quantization})
+    )
+    assert packed.machine.limits == plain.machine.limits
+    (before,), (after,) = plain.ttft, packed.ttft
+    assert (before.bound, after.bound) == ("compute", "compute")
+    assert after.floor_s == before.floor_s
+
+
 def test_what_a_user_may_set_changes_the_plan(published: Path) -> None:
     def blocks(**given: Any) -> int:
         return plan_of(published, "Qwen3-8B", "L4", device="cuda", **given).memory.num_blocks

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from types import FunctionType
 from typing import Any
 
 import hypothesis.strategies as st
@@ -18,6 +15,7 @@ from torch import Tensor
 import gguf_files
 import quantized_folders
 from factories import uniform_layout
+from held_tensors import tensors_of
 from model_folders import SHAPES, write_random_model
 from twostroke.communicator.alone import Alone
 from twostroke.config.cache import CacheConfig
@@ -29,7 +27,6 @@ from twostroke.errors import DoesNotFit
 from twostroke.kernels import native
 from twostroke.kv_cache.layout import KVLayout
 from twostroke.kv_cache.sizing import blocks_of_request
-from twostroke.layers.rotary import Rotary
 from twostroke.layers.row_split import RowSplit
 from twostroke.model.loader import load_model
 from twostroke.planner.memory import MemoryPlan, kinds_of, plan_memory, with_kv_format, with_quantization
@@ -41,31 +38,6 @@ KERNELS = ["reference", "auto"]
 
 def plan_of(config: EngineConfig, memory_bytes: int = MEMORY) -> MemoryPlan:
     return plan_memory(config, prepare(config), memory_bytes)
-
-
-def tensors_of(thing: Any, seen: set[int]) -> Iterator[Tensor]:
-    """Every tensor that can be reached from an object, rotary tables left out: they are the context's."""
-    if id(thing) in seen or isinstance(thing, Rotary | KVStorage | type | str | bytes | int | float):
-        return
-    seen.add(id(thing))
-    if isinstance(thing, Tensor):
-        yield thing
-        return
-    children: list[Any] = []
-    if isinstance(thing, dict):
-        children += thing.values()
-    elif isinstance(thing, list | tuple | set | frozenset):
-        children += thing
-    elif isinstance(thing, functools.partial):
-        children += [thing.func, *thing.args, *thing.keywords.values()]
-    elif isinstance(thing, FunctionType):
-        children += [cell.cell_contents for cell in thing.__closure__ or ()]
-    elif type(thing).__module__.startswith("twostroke"):
-        children += vars(thing).values() if hasattr(thing, "__dict__") else ()
-        slots = [name for kind in type(thing).__mro__ for name in getattr(kind, "__slots__", ())]
-        children += [getattr(thing, name) for name in slots if hasattr(thing, name)]
-    for child in children:
-        yield from tensors_of(child, seen)
 
 
 def bytes_of(model: Any) -> int:
@@ -287,6 +259,23 @@ def test_more_memory_never_holds_less(random_models: dict[str, Path], memory: in
     less, more = plan_of(config, memory), plan_of(config, memory + (1 << 20))
     assert less.num_blocks <= more.num_blocks
     assert less.max_model_len <= more.max_model_len
+
+
+@pytest.mark.parametrize("kernels", KERNELS)
+def test_early_exit_holds_no_second_weight(kernels: str) -> None:
+    drafts = {"speculative_config": {"method": "early_exit", "exit_layer": 3}, "num_kv_blocks": 50, "kernels": kernels}
+    config = EngineConfig.from_keywords(model="embedded", threads=1, **drafts)
+    plan = plan_of(config)
+    assert plan.draft_weight_bytes == 0
+    built = build_engine(config)
+    runner: Any = built.engine._executor._runner  # pyright: ignore
+    try:
+        of_target = {tensor.data_ptr() for tensor in tensors_of(runner._model, set())}
+        of_drafter = [t for t in tensors_of(runner._proposer, set()) if t.is_floating_point() or is_packed(t)]
+        assert len(of_drafter) > 10, "it runs layers"
+        assert {tensor.data_ptr() for tensor in of_drafter} <= of_target
+    finally:
+        built.engine.close()
 
 
 @pytest.mark.parametrize("method", ["draft_model", "medusa", "eagle"])

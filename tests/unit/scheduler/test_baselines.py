@@ -94,6 +94,21 @@ def test_prompts_first_never_mixes_the_strokes() -> None:
     ]
 
 
+@pytest.mark.parametrize(("num_prompt_tokens", "budget", "num_passes"), [(1, 512, 1), (500, 512, 1), (500, 128, 4)])
+def test_one_output_token_takes_the_passes_of_its_prompt_and_no_decode(
+    num_prompt_tokens: int, budget: int, num_passes: int
+) -> None:
+    config = SchedulerConfig(max_num_batched_tokens=budget)
+    engine = FakeEngine(make_layout(block_size=16), 64, max_model_len=700, scheduler_config=config)
+    engine.submit("a", list(range(num_prompt_tokens)), 1)
+    engine.run()
+    passes = [batch for batch in engine.batches if not batch.is_empty]
+    assert len(passes) == num_passes
+    assert [batch.num_decode_tokens for batch in passes] == [0] * num_passes
+    assert engine.executor.num_token_passes == num_prompt_tokens
+    assert len(engine.ended["a"][1]) == num_prompt_tokens + 1
+
+
 @pytest.mark.parametrize(("keeps_kv", "num_passes"), [(True, 699), (False, 119_900)])
 @pytest.mark.parametrize("latency", [0, 1])
 def test_token_passes_with_and_without_a_kv_cache(keeps_kv: bool, num_passes: int, latency: int) -> None:

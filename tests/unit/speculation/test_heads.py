@@ -16,6 +16,7 @@ from transformers import AutoModelForCausalLM
 import twostroke
 from twostroke import LLM, SamplingParams
 from twostroke.errors import CorruptCheckpoint, InvalidParameter, ModelNotFound
+from twostroke.speculation.chain import ChainProposer
 from twostroke.speculation.eagle import EagleProposer
 from twostroke.speculation.history import FeatureHistory
 from twostroke.speculation.medusa import MedusaProposer
@@ -29,10 +30,8 @@ Round = tuple[list[int], tuple[int, ...]]
 """Known tokens, and what was guessed to follow."""
 
 
-def drafted(method: str, kind: type[Any], monkeypatch: pytest.MonkeyPatch, repeats: int = 1) -> list[Round]:
-    """What the engine guesses on its way through a text, in chunks and in company; the last time, of several."""
-    rounds: list[Round] = []
-    propose = kind.propose
+def recorder_of(propose: Any, rounds: list[Round]) -> Any:
+    """Return a `propose` that also appends what was known and what was guessed."""
 
     def recording(self: Any, requests: list[DraftRequest]) -> list[Drafts]:
         known = [request.token_ids.tolist() for request in requests]
@@ -40,7 +39,13 @@ def drafted(method: str, kind: type[Any], monkeypatch: pytest.MonkeyPatch, repea
         rounds.extend(zip(known, (drafts.chain for drafts in found), strict=True))
         return found
 
-    monkeypatch.setattr(kind, "propose", recording)
+    return recording
+
+
+def drafted(method: str, kind: type[Any], monkeypatch: pytest.MonkeyPatch, repeats: int = 1) -> list[Round]:
+    """What the engine guesses on its way through a text, in chunks and in company; the last time, of several."""
+    rounds: list[Round] = []
+    monkeypatch.setattr(kind, "propose", recorder_of(kind.propose, rounds))
     speculation = {"method": method, "num_speculative_tokens": NUM_DRAFTS}
     params = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
     settings: dict[str, Any] = {"threads": 1, "dtype": "float32", "num_kv_blocks": 60, "max_num_batched_tokens": 24}
@@ -148,6 +153,38 @@ def test_guesses_are_those_of_the_reference(
     for known, found in rounds[:: max(1, len(rounds) // 10)]:
         assert found == reference(known)[: len(found)]
         assert found
+
+
+@torch.no_grad()
+def guesses_of(model: Any, token_ids: list[int]) -> tuple[int, ...]:
+    """Return the greedy continuation, reading the whole text again for every token."""
+    known = list(token_ids)
+    while len(known) < len(token_ids) + NUM_DRAFTS:
+        known.append(int(model(torch.tensor([known])).logits[0, -1].argmax()))
+    return tuple(known[len(token_ids) :])
+
+
+def test_a_draft_model_forgets_what_was_rejected(
+    random_models: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another model drafts: most drafts fall, and the next ones follow the tokens that came instead."""
+    rounds: list[Round] = []
+    monkeypatch.setattr(ChainProposer, "propose", recorder_of(ChainProposer.propose, rounds))
+    speculation = {
+        "method": "draft_model",
+        "model": str(random_models["qwen3"]),
+        "num_speculative_tokens": NUM_DRAFTS,
+    }
+    settings: dict[str, Any] = {"threads": 1, "dtype": "float32", "num_kv_blocks": 60, "max_num_batched_tokens": 24}
+    with LLM(str(random_models["llama"]), speculative_config=speculation, **settings) as llm:
+        prompts = [{"prompt_token_ids": list(range(40, 40 + length))} for length in (7, 50)]
+        outputs = llm.generate(prompts, SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True))
+    drafts = [output.metrics.drafts for output in outputs if output.metrics is not None]
+    assert all(found is not None and found.num_accepted_tokens < found.num_draft_tokens / 2 for found in drafts)
+    theirs = AutoModelForCausalLM.from_pretrained(random_models["qwen3"], dtype=torch.float32)
+    assert len(rounds) > 20
+    for known, found in rounds:
+        assert found == guesses_of(theirs, known)[: len(found)]
 
 
 def copied(kind: str, folder: Path, **changed: Any) -> Path:

@@ -12,7 +12,10 @@ from twostroke.tables import print_table
 def print_quality(quality: Quality, console: Console | None = None) -> None:
     """Print perplexity and retrieval, then the distances from float32."""
     console = console or Console()
-    console.print("tokens of a passage that are the first choice: unseen, and seen so many tokens before", style="dim")
+    if quality.rows[0].found:
+        console.print(
+            "tokens of a passage that are the first choice: unseen, and seen so many tokens before", style="dim"
+        )
     print_table(_scores(quality.rows), console)
     if any(row.distance is not None for row in quality.rows):
         console.print("\nbeside float32 arithmetic on the same weights", style="dim")

@@ -46,6 +46,10 @@ def print_sweep(results: Mapping[str, Any], console: Console | None = None) -> N
             continue
         parts = ", ".join(f"{key.replace('_', ' ')} {value:,.4g}" for key, value in results[name].items())
         console.print(f"{title}: {parts}", highlight=False)
+    console.print(
+        f"a prompt of 1,000 tokens takes as long as {decodes_of_a_thousand(results):,.3g} decode steps of one request",
+        highlight=False,
+    )
     console.print(words_of_limits(results["limits"]), highlight=False)
     raised = results.get("raised")
     if raised:
@@ -95,3 +99,10 @@ def _dots(axes: Any, x: Sequence[float], y: Sequence[float]) -> None:
 
 def _floor(axes: Any, x: Sequence[float], y: Sequence[float]) -> None:
     axes.plot(x, y, "--", color=PREDICTED, label="limit of this machine")
+
+
+def decodes_of_a_thousand(results: Mapping[str, Any]) -> float:
+    """Return how many decode steps of one request take as long as a prompt of 1,000 tokens, by the fitted curve."""
+    fit = results["fit"]
+    prompt_s = fit["a"] + 1e3 * fit["b"] + 1e6 * fit["c"]
+    return prompt_s / (results["device_seconds_per_1k_tokens"]["output_alone"] / 1000)
