@@ -1,6 +1,6 @@
 """Messages as chat templates expect them, whichever API they came by.
 
-    content       a text, or a list of text parts; never missing beside tool calls
+    content       a text, or a list of text parts; missing beside tool calls only where the template tests for that
     tool calls    arguments are an object, although OpenAI's clients send its JSON text
     roles         developer is system, unless the template knows developer
 
@@ -85,13 +85,21 @@ def _holds_arguments(value: Any) -> bool:
     return isinstance(value, (list, tuple)) and any(_holds_arguments(item) for item in cast(Sequence[Any], value))
 
 
-def checked_messages(messages: Any, *, knows_developer: bool = False, reads_argument_text: bool = False) -> list[JSON]:
+def checked_messages(
+    messages: Any,
+    *,
+    knows_developer: bool = False,
+    reads_argument_text: bool = False,
+    tests_missing_content: bool = False,
+) -> list[JSON]:
     """Return the messages of a conversation in the form that templates expect.
 
     Args:
         messages: objects with a role and, as a rule, a content, from any client.
         knows_developer: whether the template reads the role developer; otherwise these messages become system's.
         reads_argument_text: whether the template tests for arguments that are a text; they then stay one.
+        tests_missing_content: whether the template tells a turn that only calls tools by its content being none;
+            otherwise that is an empty text.
 
     Raises:
         InvalidPrompt: a message is malformed; the error says where.
@@ -105,9 +113,11 @@ def checked_messages(messages: Any, *, knows_developer: bool = False, reads_argu
         where = f"messages[{index}]"
         if not isinstance(message, Mapping):
             raise InvalidPrompt(f"{where} must be an object with role and content, not {kind_of(message)}.")
-        found.append(
-            _checked(_given(cast(Mapping[Any, Any], message), where), where, knows_developer, reads_argument_text)
-        )
+        given = _given(cast(Mapping[Any, Any], message), where)
+        checked = _checked(given, where, knows_developer, reads_argument_text)
+        if tests_missing_content and "tool_calls" in checked:
+            checked["content"] = checked["content"] or None
+        found.append(checked)
     return found
 
 
@@ -245,7 +255,25 @@ def _with_reasoning(message: JSON) -> JSON:
     return {"thinking": reasoning, **message, "reasoning_content": reasoning}
 
 
+def text_of(message: Mapping[str, Any]) -> str:
+    """Return the text of a message, its parts joined.
+
+    Raises:
+        InvalidPrompt: the message is malformed.
+    """
+    (checked,) = checked_messages([message])
+    return cast(str, with_joined_content(checked)["content"])
+
+
 def with_joined_content(message: JSON) -> JSON:
     """Return a checked message with its parts as one text, for a template that knows texts only."""
     content = message["content"]
-    return message if isinstance(content, str) else {**message, "content": "\n".join(part["text"] for part in content)}
+    if not isinstance(content, list):
+        return message
+    return {**message, "content": "\n".join(part["text"] for part in cast(list[JSON], content))}
+
+
+def with_content_in_parts(message: JSON) -> JSON:
+    """Return a checked message with its text as one part, for a template that knows parts only."""
+    content = message["content"]
+    return {**message, "content": [{"type": "text", "text": content}]} if isinstance(content, str) else message
