@@ -24,6 +24,8 @@ _MEDIA = ("image", "audio", "video", "file", "document")
 """In the type of a part (image_url, input_image, input_audio, …): what no model here reads."""
 _TEXT_FIELDS = ("text", "refusal")
 """Fields of a part that hold its text."""
+NO_ARGUMENTS = frozenset({"", "null"})
+"""Texts that clients and models write for the arguments of a call that has none."""
 MAX_PARTS = 65536
 """Of one message."""
 _WITHOUT_CONTENT = frozenset({"assistant", "tool"})
@@ -234,7 +236,7 @@ def _function(function: JSON, where: str, reads_argument_text: bool) -> JSON:
     if given is not None and not isinstance(given, str):
         raise InvalidPrompt(f"{where}.arguments must be a JSON object or the text of one, not {kind_of(given)}.")
     text = (given or "").strip()
-    text = "{}" if text in ("", "null") else text
+    text = "{}" if text in NO_ARGUMENTS else text
     if reads_argument_text:
         return {**function, "arguments": text}
     return {**function, "arguments": CallArguments(_fields(text, where), text)}

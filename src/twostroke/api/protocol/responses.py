@@ -15,9 +15,9 @@ from twostroke.api.protocol.tool_kinds import FunctionKind
 
 
 class InputText(WireObject):
-    """Text to read."""
+    """Text to read; a part may also have the type that chats call it by."""
 
-    type: Literal["input_text"]
+    type: Literal["input_text", "text"]
     text: str
 
 
@@ -60,7 +60,7 @@ class FunctionCall(WireObject):
     type: Literal["function_call"]
     call_id: str
     name: str
-    arguments: str = Field(description="JSON text.")
+    arguments: str | dict[str, Any] | None = Field(default=None, description="JSON text, or the object itself.")
     id: str | None = bookkeeping("Of an earlier answer.")
     status: str | None = bookkeeping("Of an earlier answer.")
 
@@ -70,7 +70,14 @@ class FunctionCallOutput(WireObject):
 
     type: Literal["function_call_output"]
     call_id: str
-    output: str | Annotated[list[Annotated[InputText, OrText("input_text")]], AtMost(MAX_OBJECTS)]
+    output: (
+        str
+        | Annotated[
+            list[Annotated[InputText | OutputText, Field(discriminator="type"), OrText("input_text")]],
+            AtMost(MAX_OBJECTS),
+        ]
+        | None
+    ) = None
     id: str | None = bookkeeping("The client's.")
     status: str | None = bookkeeping("The client's.")
 
