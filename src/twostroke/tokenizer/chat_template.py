@@ -15,7 +15,7 @@ from twostroke.errors import InvalidParameter, InvalidPrompt
 from twostroke.log import get_logger
 from twostroke.tokenizer.content_forms import ContentForms
 from twostroke.tokenizer.dropped_roles import DroppedRoles
-from twostroke.tokenizer.messages import checked_messages
+from twostroke.tokenizer.messages import checked_messages, checked_tools
 from twostroke.tokenizer.plain_json import JSON, plain_json
 from twostroke.tokenizer.template_process import TemplateSource, TemplateStopped
 from twostroke.tokenizer.unwritten import Unwritten
@@ -108,7 +108,7 @@ class ChatTemplate:
         given = {
             **self._named_tokens,
             **variables,
-            "tools": None if tools is None else plain_json(list(tools), "tools"),
+            "tools": None if tools is None else checked_tools(tools),
             "documents": None if documents is None else plain_json(list(documents), "documents"),
             "add_generation_prompt": add_generation_prompt,
         }

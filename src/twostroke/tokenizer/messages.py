@@ -257,6 +257,20 @@ def _with_reasoning(message: JSON) -> JSON:
     return {"thinking": reasoning, **message, "reasoning_content": reasoning}
 
 
+def checked_tools(tools: Sequence[Mapping[str, Any]]) -> list[Any]:
+    """Return tools in the form that templates expect: a function without parameters has none, as an empty object.
+
+    Raises:
+        InvalidPrompt: they hold what is no JSON.
+    """
+    checked: list[Any] = plain_json(list(tools), "tools")
+    for tool in checked:
+        function = cast(JSON, tool).get("function") if isinstance(tool, dict) else None
+        if isinstance(function, dict) and cast(JSON, function).get("parameters") is None:
+            function["parameters"] = {"type": "object", "properties": {}}
+    return checked
+
+
 def text_of(message: Mapping[str, Any]) -> str:
     """Return the text of a message, its parts joined.
 

@@ -9,7 +9,7 @@ import pytest
 
 from twostroke.api.messages_input import chat_of_messages
 from twostroke.api.protocol.chat import ChatRequest
-from twostroke.api.protocol.fields import WireObject
+from twostroke.api.protocol.fields import WireObject, as_sent
 from twostroke.api.protocol.messages import CountTokensRequest, MessagesRequest
 from twostroke.api.protocol.responses import ResponsesRequest
 from twostroke.api.protocol.shapes import CHECKED_BYTES, read_body
@@ -205,3 +205,35 @@ def test_a_block_of_another_role_is_refused_by_its_place(role: str, block: dict[
     told = rf"messages\.1\.content='{block['type']}': the role '{role}' cannot have .* Use '{writer}'\."
     with pytest.raises(InvalidParameter, match=told):
         of_turns([{"role": "user", "content": "hi"}, {"role": role, "content": [block]}])
+
+
+WRITES_TOOLS = "{% for tool in tools %}{{ tool | tojson }}{% endfor %}"
+READS_PROPERTIES = (
+    "{% for tool in tools %}{{ tool.function.name }}("
+    "{% for name, kind in tool.function.parameters.properties.items() %}{{ name }}: {{ kind.type }};{% endfor %}){% endfor %}"
+)
+USER = {"role": "user", "content": "hi"}
+
+
+@pytest.mark.parametrize("source", [WRITES_TOOLS, READS_PROPERTIES], ids=["writes tools", "reads properties"])
+@pytest.mark.parametrize("fields", [{}, {"description": "d"}, {"description": None}, {"strict": True}], ids=str)
+@pytest.mark.parametrize(
+    "parameters", [{"properties": {"b": {"type": "string"}, "a": {"type": "null"}}}, None], ids=str
+)
+def test_a_tool_is_the_same(source: str, fields: dict[str, Any], parameters: dict[str, Any] | None) -> None:
+    """What only clients know of it, as `strict`, is in no prompt; without parameters it has none."""
+    template = ChatTemplate({"default": source}, {})
+
+    def prompt(chat: ChatRequest) -> str:
+        return template.render(chat.messages, tools=[as_sent(tool) for tool in chat.tools or ()])
+
+    function = {"name": "f", **fields} | ({} if parameters is None else {"parameters": parameters})
+    chat = ChatRequest.model_validate({"messages": [USER], "tools": [{"type": "function", "function": function}]})
+    items = of_items([USER], tools=[{"type": "function", **function}])
+    empty = {"type": "object", "properties": {}}
+    turns = of_turns([USER], tools=[{"name": "f", **fields, "input_schema": parameters or empty}])
+    offline = template.render([USER], tools=[{"type": "function", "function": {"parameters": None, **function}}])
+    assert prompt(chat) == prompt(items) == prompt(turns)
+    assert "strict" not in prompt(chat)
+    if source is READS_PROPERTIES:
+        assert prompt(chat) == offline == ("f()" if parameters is None else "f(b: string;a: null;)")

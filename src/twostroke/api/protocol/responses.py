@@ -11,7 +11,7 @@ from twostroke.api.protocol.fields import WireObject, bookkeeping, refused
 from twostroke.api.protocol.lists import MAX_OBJECTS, MAX_TOOLS, AtMost, Texts
 from twostroke.api.protocol.plain_parts import OrText
 from twostroke.api.protocol.sampling import ReasoningEffort
-from twostroke.api.protocol.tool_kinds import FunctionKind
+from twostroke.api.protocol.tool_kinds import STRICT, FunctionKind
 
 
 class InputText(WireObject):
@@ -126,7 +126,7 @@ class FunctionTool(WireObject):
     name: str = Field(min_length=1, max_length=256)
     parameters: dict[str, Any] | None = None
     description: str | None = None
-    strict: bool | None = bookkeeping("Required calls always fit the schema; others are for the client to check.")
+    strict: bool | None = bookkeeping(STRICT)
     output_schema: dict[str, Any] | None = bookkeeping("Of what the client answers.")
     defer_loading: bool | None = refused("there is no search for tools", False)
     allowed_callers: Texts | None = refused("the model is the only caller", ["direct"])
