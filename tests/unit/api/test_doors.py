@@ -210,7 +210,8 @@ def test_a_block_of_another_role_is_refused_by_its_place(role: str, block: dict[
 WRITES_TOOLS = "{% for tool in tools %}{{ tool | tojson }}{% endfor %}"
 READS_PROPERTIES = (
     "{% for tool in tools %}{{ tool.function.name }}("
-    "{% for name, kind in tool.function.parameters.properties.items() %}{{ name }}: {{ kind.type }};{% endfor %}){% endfor %}"
+    "{% for name, kind in tool.function.parameters.properties.items() %}{{ name }}: {{ kind.type }};{% endfor %}"
+    "){% endfor %}"
 )
 USER = {"role": "user", "content": "hi"}
 
