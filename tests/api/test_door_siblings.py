@@ -167,7 +167,12 @@ def test_forced_calls_are_the_same_at_every_door_and_can_be_sent_back(server: Se
     own_tool = {"name": "f", "input_schema": schema}
     asked = {"messages": [USER], "tools": [own_tool], "tool_choice": {"type": "tool", "name": "f"}, **limits}
     message = server.post("/v1/messages", asked).json()
-    items = {"input": [USER], "temperature": 0, "max_output_tokens": 60, "tools": [{"type": "function", "name": "f"}]}
+    items: dict[str, Any] = {
+        "input": [USER],
+        "temperature": 0,
+        "max_output_tokens": 60,
+        "tools": [{"type": "function", "name": "f"}],
+    }
     items["tools"][0]["parameters"] = schema
     items["tool_choice"] = {"type": "function", "name": "f"}
     response = server.post("/v1/responses", items).json()

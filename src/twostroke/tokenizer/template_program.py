@@ -20,7 +20,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from twostroke.errors import InvalidPrompt
-from twostroke.plain_words import reason_of
+from twostroke.plain_words import kind_of, reason_of
 from twostroke.tokenizer.messages import written_json
 from twostroke.tokenizer.template_wire import MAX_PROMPT_CHARS, TemplateFacts
 
@@ -153,6 +153,18 @@ class _CodeGenerator(CodeGenerator):
         return super()._output_child_to_const(node, frame, finalize)
 
 
+class _Undefined(jinja2.Undefined):
+    """What a template reads and nobody has given; it is told in JSON's words."""
+
+    __slots__ = ()
+
+    @property
+    def _undefined_message(self) -> str:
+        if self._undefined_hint or self._undefined_obj is jinja2.utils.missing:
+            return super()._undefined_message
+        return f"{kind_of(self._undefined_obj)} has no field {self._undefined_name!r}"
+
+
 class _Environment(ImmutableSandboxedEnvironment):
     """The sandbox of transformers' chat templates; multiplying may not be used to fill the memory."""
 
@@ -167,6 +179,7 @@ class _Environment(ImmutableSandboxedEnvironment):
             lstrip_blocks=True,
             extensions=[_GenerationTag, jinja2.ext.loopcontrols],
             optimized=False,  # see _CodeGenerator
+            undefined=_Undefined,
         )
         self.filters["tojson"] = _to_json
         offered: dict[str, Any] = {"dict": _Dict(), "namespace": _Namespace}
