@@ -100,6 +100,22 @@ HERMES = (
     Output(
         "arguments null", "hermes", _hermes('{"id": 12, "name": "now", "arguments": null, "type": "x"}'), "", (NOW,)
     ),
+    Output("no arguments as a text", "hermes", _hermes('{"name": "now", "arguments": ""}'), "", (NOW,)),
+    Output("null as a text", "hermes", _hermes('{"name": "now", "arguments": " null "}'), "", (NOW,)),
+    Output(
+        "any member behind the arguments",
+        "hermes",
+        _hermes('{"name": "now", "arguments": {}, "why": "a, \\"b\\"", "deep": {"x": [1, {}]}, "sure": -1.5e3}') + "so",
+        "so",
+        (NOW,),
+    ),
+    Output(
+        "no JSON behind the arguments",
+        "hermes",
+        _hermes('{"name": "now", "arguments": {}, why: 1}'),
+        ", why: 1}\n</tool_call>",
+        (NOW,),
+    ),
     _same("an id without end", "hermes", _hermes('{"id": "' + "x" * 600 + '", "name": "now"}')),
     Output("a name as an escape", "hermes", _hermes(r'{"name": "n\u006fw", "arguments": {}}'), "", (NOW,)),
     Output(

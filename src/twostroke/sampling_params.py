@@ -19,6 +19,7 @@ MAX_BAD_WORDS = 1024
 MAX_SEED = 2**63 - 1
 MAX_STRUCTURE_BYTES = 2**16
 """Of a schema, a grammar, or all choices together, in UTF-8; far more than any form that a model could follow."""
+_ASK_FOR_LESS = "Ask for less, and check the rest in the text."
 REPETITION_PENALTIES = (0.01, 100.0)
 """Logits are divided and multiplied by it in float32: much smaller ones become 0 there, and the logits infinite."""
 
@@ -70,7 +71,8 @@ class StructuredOutputs:
         texts = self.choice or (self.json, self.regex, self.grammar)  # json_object is none
         num_bytes = sum(_num_bytes(name, text) for text in texts if text is not None)
         if num_bytes > MAX_STRUCTURE_BYTES:
-            raise InvalidParameter(name, f"{num_bytes} bytes", f"at most {MAX_STRUCTURE_BYTES} in UTF-8")
+            limit = f"has {num_bytes} bytes in UTF-8; at most {MAX_STRUCTURE_BYTES} are followed"
+            raise InvalidParameter(name, "...", limit, _ASK_FOR_LESS)
 
     @property
     def kind(self) -> str:
@@ -310,7 +312,9 @@ def _schema(name: str, given: object) -> str:
     """The text of a JSON schema; the order of its keys is that of the output's."""
     limit, remedy = "must be a JSON schema", 'Send an object such as {"type": "object"}, or its text.'
     if isinstance(given, str) and len(given) > MAX_STRUCTURE_BYTES:
-        raise InvalidParameter(name, f"{len(given)} characters", f"at most {MAX_STRUCTURE_BYTES} bytes in UTF-8")
+        raise InvalidParameter(
+            name, f"{len(given)} characters", f"at most {MAX_STRUCTURE_BYTES} bytes in UTF-8", _ASK_FOR_LESS
+        )
     try:
         parsed = json.loads(given) if isinstance(given, str) else given
         if not isinstance(parsed, Mapping):

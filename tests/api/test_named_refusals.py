@@ -137,7 +137,8 @@ def test_a_form_without_its_schema_is_named_likewise(server: ServerProcess, fiel
     given = {"type": "json_schema"}
     fields = {"response_format": given} if field == "response_format" else {"text": {"format": given}}
     message, param = refused(server, CHAT if field == "response_format" else RESPONSES, **fields)
-    assert (message, param) == (f"{field}='json_schema': needs a schema.", field)
+    told = f"{field}='json_schema': needs a schema. Send it in the field schema."
+    assert (message, param) == (told, field)
 
 
 @pytest.mark.parametrize("form", ["json_object", "json_schema"])

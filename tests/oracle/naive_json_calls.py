@@ -108,6 +108,8 @@ def whole_arguments(text: str, at: int) -> tuple[str, int] | None:
     string = re.compile(STRING, re.DOTALL).match(text, at)
     if string:
         value = decoded(json_text(string.group()))
+        if value is not None and value.strip() in ("", "null"):
+            return "{}", string.end()
         return (value, string.end()) if value is not None and value.strip().startswith("{") else None
     if text[at] == '"':
         return None
@@ -130,10 +132,22 @@ def other_member(text: str, at: int) -> int | None:
     return value.end()
 
 
+def any_member(text: str, at: int) -> int | None:
+    """The end of a member of any name and value, which follows what a call needs."""
+    key = short(MEMBER, text, at)
+    if not key or decoded(key.group(1)) is None:
+        return None
+    if text.startswith(("{", "["), key.end()):
+        end, whole = object_end(text, key.end())
+        return end if whole else None
+    end = skip(rf"{STRING}|[A-Za-z0-9_.+-]*", text, key.end())
+    return end if end > key.end() else None
+
+
 def rest_of_object(text: str, start: int) -> int:
     at = skip(r"\s*", text, start)
     while text.startswith(",", at):
-        end = other_member(text, at + 1)
+        end = any_member(text, at + 1)
         if end is None:
             return start
         at = skip(r"\s*", text, end)

@@ -194,10 +194,7 @@ class Chat:
 
     def _echoed(self) -> str:
         """The message that the answer goes on in, where it is to stand before it."""
-        if not (self._request.echo and self._request.continue_final_message):
-            return ""
-        content = self._request.messages[-1].get("content")
-        return content if isinstance(content, str) else ""
+        return self._conversation.said if self._request.echo else ""
 
 
 def _is_content(deltas: list[Object]) -> bool:

@@ -31,6 +31,7 @@ from twostroke.engine.stop_checker import StopFinder, StopStrings
 from twostroke.outputs import RequestOutput
 from twostroke.sampling_params import SamplingParams
 from twostroke.tokenizer.detokenizer import TokenTexts
+from twostroke.tokenizer.messages import text_of
 
 
 class Conversation:
@@ -62,6 +63,8 @@ class Conversation:
         self._words = words
         self._form: Form | None = None
         self._prompt_tail = ""
+        self.said = ""
+        """What the turn says already that is continued."""
         self._shown_token_ids = frozenset[int]()
         self._generation: Generation | None = None
 
@@ -80,6 +83,9 @@ class Conversation:
         tail = prompt.prompt_token_ids[-PROMPT_TAIL_TOKENS:]
         self._shown_token_ids = prompt.shown_token_ids
         self._prompt_tail = self.engine.tokenizer.decode(tail, skip_special_tokens=False)
+        if request.continue_final_message:
+            self.said = text_of(request.messages[-1])
+            self._prompt_tail = prompt.prompt_text or self._prompt_tail
         self._generation = Generation(
             self.engine,
             [prompt],
@@ -120,6 +126,7 @@ class Conversation:
         return self._dialect.parser(
             self.tools,
             self._prompt_tail,
+            self.said,
             is_constrained=self._is_constrained,
             calls_come_first=self._is_constrained and self._form_is_of_answer,
             hear_content=hear_content,

@@ -38,6 +38,7 @@ class Dialect:
         self,
         tools: ChatTools,
         prompt_tail: str,
+        said: str = "",
         *,
         is_constrained: bool,
         calls_come_first: bool = False,
@@ -48,6 +49,7 @@ class Dialect:
         Args:
             tools: of the request.
             prompt_tail: the end of the prompt, which may have opened the reasoning.
+            said: what the turn says already that is continued.
             is_constrained: whether the output has a form.
             calls_come_first: whether `free_calls` may be made in place of the form, and nowhere else.
             hear_content: as in Output.
@@ -59,6 +61,7 @@ class Dialect:
             tool_choice=tools.choice,
             parallel_tool_calls=tools.parallel,
             prompt=None if is_constrained else prompt_tail,
+            said=said,
             calls_come_first=calls_come_first,
             hear_content=hear_content,
         )

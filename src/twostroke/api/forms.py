@@ -96,5 +96,7 @@ def _of_format(response_format: ResponseFormat) -> StructuredOutputs:
         return StructuredOutputs(json_object=True)
     wanted = response_format.json_schema
     if wanted is None or wanted.schema_ is None:
-        raise InvalidParameter("response_format", response_format.type, "needs a schema")
+        raise InvalidParameter(
+            "response_format", response_format.type, "needs a schema", "Send it in the field schema."
+        )
     return StructuredOutputs(json=wanted.schema_)

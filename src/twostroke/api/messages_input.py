@@ -80,8 +80,8 @@ def _tool_choice(choice: ToolChoice, *, has_tools: bool) -> str | Object:
 def _messages(request: CountTokensRequest) -> Iterator[Object]:
     if request.system:
         yield {"role": "system", "content": _content(request.system)}
-    for message in request.messages:
-        yield from _turn(message)
+    for index, message in enumerate(request.messages):
+        yield from _turn(message, f"messages.{index}")
 
 
 _OWN_BLOCKS: dict[str, tuple[type[ContentBlock], ...]] = {
@@ -90,15 +90,18 @@ _OWN_BLOCKS: dict[str, tuple[type[ContentBlock], ...]] = {
     "system": (TextBlock,),
 }
 """What each role may say."""
+_WRITERS = {"tool_result": "user", "thinking": "assistant", "redacted_thinking": "assistant", "tool_use": "assistant"}
+"""Who says blocks that not every role may say."""
 
 
-def _turn(message: Message) -> Iterator[Object]:
+def _turn(message: Message, where: str) -> Iterator[Object]:
     """One turn, which is several messages where it brings results of calls: each is a message of role tool."""
     role = message.role
     blocks = [TextBlock(type="text", text=message.content)] if isinstance(message.content, str) else message.content
     for block in blocks:
         if not isinstance(block, _OWN_BLOCKS[role]):
-            raise InvalidParameter("messages", role, f"cannot have a block of type {block.type!r}")
+            limit = f"the role {role!r} cannot have a block of this type"
+            raise InvalidParameter(f"{where}.content", block.type, limit, f"Use {_WRITERS[block.type]!r}.")
     results = [block for block in blocks if isinstance(block, ToolResultBlock)]
     for block in results:
         yield {"role": "tool", "tool_call_id": block.tool_use_id, "content": _content(block.content or "")}

@@ -92,8 +92,10 @@ class ResponseCall:
 
     def _status_of(self, block: Block) -> str:
         """Status of an item that has ended: the last can have been cut off, and a call can be half at any place."""
+        if block.kind is BlockKind.CALL:
+            return "incomplete" if block.is_half_call else "completed"
         is_last = self._reply.finish_reason is not None and block is self._reply.blocks.all[-1]
-        return "incomplete" if block.is_half_call else self._status() if is_last else "completed"
+        return self._status() if is_last else "completed"
 
     def _response(self, status: str | None = None) -> Object:
         """The answer as it is now; in its last status when none is given."""

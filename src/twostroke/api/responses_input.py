@@ -84,7 +84,7 @@ def _turns(items: Sequence[InputItem]) -> Iterator[Object]:
             turn = {**turn, **said, "tool_calls": [*turn.get("tool_calls", ()), *said.get("tool_calls", ())]}
             turn = {name: value for name, value in turn.items() if value != []}
         elif isinstance(item, FunctionCallOutput):
-            yield {"role": "tool", "tool_call_id": item.call_id, "content": _content(item.output)}
+            yield {"role": "tool", "tool_call_id": item.call_id, "content": _content(item.output or "")}
         elif isinstance(item, InputMessage):
             yield {"role": item.role, "content": _content(item.content)}
     if turn:

@@ -20,6 +20,7 @@ from twostroke.api.dialect import check_parsers
 from twostroke.api.generation import Caller
 from twostroke.api.http_errors import ErrorAnswer, HTTPError, error_body, validation_answer
 from twostroke.api.protocol.fields import WireObject
+from twostroke.api.protocol.sampling import SamplingFields
 from twostroke.api.protocol.shapes import no_json, read_body
 from twostroke.config.checks import whole_number
 from twostroke.config.engine import EngineConfig
@@ -188,6 +189,8 @@ class _Batch:
 
     def _check_fields(self, asked: WireObject) -> None:
         """What the server says in a header of each answer is said once here."""
+        if isinstance(asked, SamplingFields):
+            self._context.admission.check_items(asked)
         new = set(self._context.unknown_fields(asked)) - self._unknown_fields
         if new or self._context.config.strict:
             self._context.check_fields(asked)

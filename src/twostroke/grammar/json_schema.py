@@ -34,6 +34,8 @@ SCHEMAS_BY_NAME = frozenset(
 def constraining(schema: Any) -> Any:
     """Return a schema of the same values, without keywords and formats that constrain nothing.
 
+    Only numbers beyond MAX_BOUND, which bounds may allow, are left out of its values.
+
     Args:
         schema: JSON. What is no schema is returned as it is: whoever compiles it says so.
     """
@@ -55,11 +57,28 @@ def _with_constraining_parts(schema: Schema) -> Schema:
             found[name] = [constraining(part) for part in cast(list[Any], value)]
         elif name in _ONE:
             found[name] = constraining(value)
+        elif isinstance(value, (int, float)) and not isinstance(value, bool):
+            found[name] = _readable(name, value)
         elif name == "$dynamicAnchor":
             found.setdefault("$anchor", value)  # to `$ref` it is one; `$dynamicRef`, to which it is more, is refused
         else:
             found[name] = value
     return found
+
+
+MAX_BOUND = 2**63 - 1024
+"""The largest that llguidance reads exactly of both signs."""
+_LEAST, _MOST = frozenset({"minimum", "exclusiveMinimum"}), frozenset({"maximum", "exclusiveMaximum"})
+_COUNTS = frozenset({"maxItems", "maxLength", "maxProperties", "minItems", "minLength", "minProperties"})
+
+
+def _readable(name: str, value: float) -> float:
+    """Return the value of a keyword as llguidance reads it: the ranges of int64 and of floats are too wide for it."""
+    if name in _COUNTS and isinstance(value, float) and value.is_integer():
+        return int(value)
+    if name in _LEAST:
+        return max(value, -MAX_BOUND)
+    return min(value, MAX_BOUND) if name in _MOST else value
 
 
 def wide_objects(schema: Any) -> Iterator[Schema]:
@@ -203,8 +222,8 @@ def _kinds(schema: Schema) -> frozenset[str]:
     kinds = schema.get("type")
     names = cast(list[Any], kinds) if isinstance(kinds, list) else [kinds]
     found = _texts(names) & _KINDS
-    if not found and isinstance(values := [schema["const"]] if "const" in schema else schema.get("enum"), list):
-        found = frozenset[str]().union(*map(_kinds_of_value, cast(list[Any], values)))
+    if not found and (values := _values(schema)) is not None:
+        found = frozenset[str]().union(*map(_kinds_of_value, values))
     return (found | _NUMBERS if "number" in found else found) or _KINDS
 
 
@@ -218,8 +237,21 @@ def _excludes_nothing(schema: Schema) -> bool:
     excluded = schema["not"]
     if isinstance(excluded, dict):
         excluded = cast(Schema, excluded)
-        return _accepts_all(excluded.get("not", False)) or not _kinds(excluded) & _kinds(schema)
+        differ = _names_no_value_of(excluded, schema) or not _kinds(excluded) & _kinds(schema)
+        return _accepts_all(excluded.get("not", False)) or differ
     return excluded is False
+
+
+def _values(schema: Schema) -> list[Any] | None:
+    """Return the values that a schema names, and no others fit; None where it names none."""
+    values = [schema["const"]] if "const" in schema else schema.get("enum")
+    return cast(list[Any], values) if isinstance(values, list) else None
+
+
+def _names_no_value_of(one: Schema, other: Schema) -> bool:
+    """Whether both name their values, and none is the same."""
+    mine, others = _values(one), _values(other)
+    return mine is not None and others is not None and not any(value in others for value in mine)
 
 
 _RULES: Mapping[str, Callable[[Schema], bool]] = {

@@ -101,12 +101,10 @@ def _inner(wanted: StructuredOutputs) -> dict[str, object]:
 
 
 def _json(schema: str) -> dict[str, object]:
-    given = json.loads(schema)
-    plain = constraining(given)
     return _only(
         # against the schema's own "x-guidance", too
         LLMatcher.grammar_from_json_schema(
-            schema if plain == given else json.dumps(plain),
+            json.dumps(constraining(json.loads(schema)), ensure_ascii=False),
             overrides={"whitespace_pattern": WHITESPACE, "lenient": False},
         )
     )

@@ -13,8 +13,9 @@ from typing import Any, cast
 from twostroke.config.checks import switch
 from twostroke.errors import InvalidParameter, InvalidPrompt
 from twostroke.log import get_logger
+from twostroke.tokenizer.content_forms import ContentForms
 from twostroke.tokenizer.dropped_roles import DroppedRoles
-from twostroke.tokenizer.messages import checked_messages, with_joined_content
+from twostroke.tokenizer.messages import checked_messages, checked_tools
 from twostroke.tokenizer.plain_json import JSON, plain_json
 from twostroke.tokenizer.template_process import TemplateSource, TemplateStopped
 from twostroke.tokenizer.unwritten import Unwritten
@@ -95,9 +96,9 @@ class ChatTemplate:
             messages,
             knows_developer=template.facts.knows_developer,
             reads_argument_text=template.facts.reads_argument_text,
+            tests_missing_content=template.facts.tests_missing_content,
         )
-        if not template.facts.reads_content_parts:
-            chat = [with_joined_content(message) for message in chat]
+        chat = [template.forms.fitted(message) for message in chat]
         if continue_final_message and add_generation_prompt:
             raise InvalidParameter(
                 "continue_final_message", True, "cannot be combined with add_generation_prompt", "Switch one off."
@@ -107,7 +108,7 @@ class ChatTemplate:
         given = {
             **self._named_tokens,
             **variables,
-            "tools": None if tools is None else plain_json(list(tools), "tools"),
+            "tools": None if tools is None else checked_tools(tools),
             "documents": None if documents is None else plain_json(list(documents), "documents"),
             "add_generation_prompt": add_generation_prompt,
         }
@@ -118,7 +119,7 @@ class ChatTemplate:
     def look(self) -> None:
         """Find out now what `unwritten` tells; otherwise the first conversation with tools waits for it."""
         for template in self._compiled.values():
-            _ = template.unwritten.tools, template.unwritten.calls
+            _ = template.unwritten.tools, template.unwritten.calls, template.unwritten.calls_beside_text
 
     def unwritten(self, messages: Sequence[Mapping[str, Any]], *, has_tools: bool) -> list[str]:
         """Return what of a conversation the template never writes: TOOLS, or CALLS of earlier turns."""
@@ -128,7 +129,9 @@ class ChatTemplate:
         found: list[str] = []
         if has_tools and template.unwritten.tools:
             found.append(TOOLS)
-        if any(message.get("tool_calls") for message in messages) and template.unwritten.calls:
+        calling = [message for message in messages if message.get("tool_calls")]
+        beside_text = any(message.get("content") for message in calling)
+        if (calling and template.unwritten.calls) or (beside_text and template.unwritten.calls_beside_text):
             found.append(CALLS)
         return found
 
@@ -175,8 +178,10 @@ class _Template:
             )
         self._source = TemplateSource(source)
         self.facts = self._source.facts
-        self.dropped_roles = DroppedRoles(self._probe)
-        self.unwritten = Unwritten(self._probe, named_tokens)
+        self.forms = ContentForms(self._probe, named_tokens, reads_parts=self.facts.reads_content_parts)
+        self.dropped_roles = DroppedRoles(self._probe, self.forms.fitted)
+        call_content = None if self.facts.tests_missing_content else ""
+        self.unwritten = Unwritten(self._probe, named_tokens, call_content)
         self._stopped: TemplateStopped | None = None
         """Why nothing more is to be learned of it."""
 

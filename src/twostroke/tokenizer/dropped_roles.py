@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from twostroke.errors import InvalidPrompt, shown
-from twostroke.tokenizer.messages import CallArguments
+from twostroke.tokenizer.messages import CallArguments, with_joined_content
 from twostroke.tokenizer.plain_json import JSON
 from twostroke.tokenizer.template_process import TemplateStopped
 
@@ -35,10 +35,12 @@ class DroppedRoles:
     Args:
         render: the template; it takes its variables, and raises InvalidPrompt where it refuses, and TemplateStopped
             where it takes too long.
+        fitted: puts a message into the form that the template writes.
     """
 
-    def __init__(self, render: Callable[[JSON], str]) -> None:
+    def __init__(self, render: Callable[[JSON], str], fitted: Callable[[JSON], JSON]) -> None:
         self._render = render
+        self._fitted = fitted
         self._known: dict[tuple[_Pattern, bytes], frozenset[int]] = {}
         """Indices of messages that are left out."""
 
@@ -63,7 +65,7 @@ class DroppedRoles:
                     self._known.clear()
                 self._known[key] = dropped
         for index in sorted(dropped):
-            if messages[index]["content"]:
+            if with_joined_content(messages[index])["content"]:
                 role = messages[index]["role"]
                 raise InvalidPrompt(
                     f"messages[{index}] has the role {shown(role)}, which this model's chat template leaves out: the "
@@ -72,7 +74,8 @@ class DroppedRoles:
 
     def _dropped(self, pattern: _Pattern, variables: Mapping[str, Any]) -> frozenset[int]:
         marks = [f"mark{index}of{len(pattern)}" for index in range(len(pattern))]
-        messages = [_marked(role, mark, calls=calls) for (role, calls), mark in zip(pattern, marks, strict=True)]
+        plain = [_marked(role, mark, calls=calls) for (role, calls), mark in zip(pattern, marks, strict=True)]
+        messages = [self._fitted(message) for message in plain]
         try:
             text = self._render({**variables, "messages": messages}).casefold()
         except TemplateStopped:

@@ -1,6 +1,6 @@
 """Messages as chat templates expect them, whichever API they came by.
 
-    content       a text, or a list of text parts; never missing beside tool calls
+    content       a text, or a list of text parts; missing beside tool calls only where the template tests for that
     tool calls    arguments are an object, although OpenAI's clients send its JSON text
     roles         developer is system, unless the template knows developer
 
@@ -24,6 +24,8 @@ _MEDIA = ("image", "audio", "video", "file", "document")
 """In the type of a part (image_url, input_image, input_audio, …): what no model here reads."""
 _TEXT_FIELDS = ("text", "refusal")
 """Fields of a part that hold its text."""
+NO_ARGUMENTS = frozenset({"", "null"})
+"""Texts that clients and models write for the arguments of a call that has none."""
 MAX_PARTS = 65536
 """Of one message."""
 _WITHOUT_CONTENT = frozenset({"assistant", "tool"})
@@ -85,13 +87,21 @@ def _holds_arguments(value: Any) -> bool:
     return isinstance(value, (list, tuple)) and any(_holds_arguments(item) for item in cast(Sequence[Any], value))
 
 
-def checked_messages(messages: Any, *, knows_developer: bool = False, reads_argument_text: bool = False) -> list[JSON]:
+def checked_messages(
+    messages: Any,
+    *,
+    knows_developer: bool = False,
+    reads_argument_text: bool = False,
+    tests_missing_content: bool = False,
+) -> list[JSON]:
     """Return the messages of a conversation in the form that templates expect.
 
     Args:
         messages: objects with a role and, as a rule, a content, from any client.
         knows_developer: whether the template reads the role developer; otherwise these messages become system's.
         reads_argument_text: whether the template tests for arguments that are a text; they then stay one.
+        tests_missing_content: whether the template tells a turn that only calls tools by its content being none;
+            otherwise that is an empty text.
 
     Raises:
         InvalidPrompt: a message is malformed; the error says where.
@@ -105,9 +115,11 @@ def checked_messages(messages: Any, *, knows_developer: bool = False, reads_argu
         where = f"messages[{index}]"
         if not isinstance(message, Mapping):
             raise InvalidPrompt(f"{where} must be an object with role and content, not {kind_of(message)}.")
-        found.append(
-            _checked(_given(cast(Mapping[Any, Any], message), where), where, knows_developer, reads_argument_text)
-        )
+        given = _given(cast(Mapping[Any, Any], message), where)
+        checked = _checked(given, where, knows_developer, reads_argument_text)
+        if tests_missing_content and "tool_calls" in checked:
+            checked["content"] = checked["content"] or None
+        found.append(checked)
     return found
 
 
@@ -224,7 +236,7 @@ def _function(function: JSON, where: str, reads_argument_text: bool) -> JSON:
     if given is not None and not isinstance(given, str):
         raise InvalidPrompt(f"{where}.arguments must be a JSON object or the text of one, not {kind_of(given)}.")
     text = (given or "").strip()
-    text = "{}" if text in ("", "null") else text
+    text = "{}" if text in NO_ARGUMENTS else text
     if reads_argument_text:
         return {**function, "arguments": text}
     return {**function, "arguments": CallArguments(_fields(text, where), text)}
@@ -245,7 +257,39 @@ def _with_reasoning(message: JSON) -> JSON:
     return {"thinking": reasoning, **message, "reasoning_content": reasoning}
 
 
+def checked_tools(tools: Sequence[Mapping[str, Any]]) -> list[Any]:
+    """Return tools in the form that templates expect: a function without parameters has none, as an empty object.
+
+    Raises:
+        InvalidPrompt: they hold what is no JSON.
+    """
+    checked: list[Any] = plain_json(list(tools), "tools")
+    for tool in checked:
+        function = cast(JSON, tool).get("function") if isinstance(tool, dict) else None
+        if isinstance(function, dict) and cast(JSON, function).get("parameters") is None:
+            function["parameters"] = {"type": "object", "properties": {}}
+    return checked
+
+
+def text_of(message: Mapping[str, Any]) -> str:
+    """Return the text of a message, its parts joined.
+
+    Raises:
+        InvalidPrompt: the message is malformed.
+    """
+    (checked,) = checked_messages([message])
+    return cast(str, with_joined_content(checked)["content"])
+
+
 def with_joined_content(message: JSON) -> JSON:
     """Return a checked message with its parts as one text, for a template that knows texts only."""
     content = message["content"]
-    return message if isinstance(content, str) else {**message, "content": "\n".join(part["text"] for part in content)}
+    if not isinstance(content, list):
+        return message
+    return {**message, "content": "\n".join(part["text"] for part in cast(list[JSON], content))}
+
+
+def with_content_in_parts(message: JSON) -> JSON:
+    """Return a checked message with its text as one part, for a template that knows parts only."""
+    content = message["content"]
+    return {**message, "content": [{"type": "text", "text": content}]} if isinstance(content, str) else message

@@ -20,7 +20,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from twostroke.errors import InvalidPrompt
-from twostroke.plain_words import reason_of
+from twostroke.plain_words import kind_of, reason_of
 from twostroke.tokenizer.messages import written_json
 from twostroke.tokenizer.template_wire import MAX_PROMPT_CHARS, TemplateFacts
 
@@ -45,7 +45,8 @@ class TemplateProgram:
             tree = self._environment.parse(source)
             self.facts = TemplateFacts(
                 reads_content_parts=_reads_content_parts(tree),
-                reads_argument_text=_reads_argument_text(tree),
+                reads_argument_text=_tests(tree, "arguments", "string"),
+                tests_missing_content=_tests(tree, "content", "none") or _is_compared_with_none(tree, "content"),
                 knows_developer=any(const.value == "developer" for const in tree.find_all(nodes.Const)),
             )
             _count_steps(tree)
@@ -107,11 +108,19 @@ def _reads_content_parts(tree: nodes.Template) -> bool:
     return any(_is_field(loop.iter, "content", names) for loop in tree.find_all(nodes.For))
 
 
-def _reads_argument_text(tree: nodes.Template) -> bool:
-    """Whether the template tests for a call's arguments being a text, and so writes a text as it is."""
-    names = _names_of(tree, "arguments")
-    tests = (test for test in tree.find_all(nodes.Test) if test.name == "string")
-    return any(_is_field(test.node, "arguments", names) for test in tests)
+def _tests(tree: nodes.Template, field: str, kind: str) -> bool:
+    """Whether the template tests for a field being of a kind, as `field is string` does, and so expects such values."""
+    names = _names_of(tree, field)
+    tests = (test for test in tree.find_all(nodes.Test) if test.name == kind)
+    return any(_is_field(test.node, field, names) for test in tests)
+
+
+def _is_compared_with_none(tree: nodes.Template, field: str) -> bool:
+    """Whether the template asks `field == none` or the opposite."""
+    names = _names_of(tree, field)
+    none = nodes.Const(None)
+    compares = (one for one in tree.find_all(nodes.Compare) if any(operand.expr == none for operand in one.ops))
+    return any(_is_field(compare.expr, field, names) for compare in compares)
 
 
 def _names_of(tree: nodes.Template, field: str) -> set[str]:
@@ -144,6 +153,18 @@ class _CodeGenerator(CodeGenerator):
         return super()._output_child_to_const(node, frame, finalize)
 
 
+class _Undefined(jinja2.Undefined):
+    """What a template reads and nobody has given; it is told in JSON's words."""
+
+    __slots__ = ()
+
+    @property
+    def _undefined_message(self) -> str:
+        if self._undefined_hint or self._undefined_obj is jinja2.utils.missing:
+            return super()._undefined_message
+        return f"{kind_of(self._undefined_obj)} has no field {self._undefined_name!r}"
+
+
 class _Environment(ImmutableSandboxedEnvironment):
     """The sandbox of transformers' chat templates; multiplying may not be used to fill the memory."""
 
@@ -158,6 +179,7 @@ class _Environment(ImmutableSandboxedEnvironment):
             lstrip_blocks=True,
             extensions=[_GenerationTag, jinja2.ext.loopcontrols],
             optimized=False,  # see _CodeGenerator
+            undefined=_Undefined,
         )
         self.filters["tojson"] = _to_json
         offered: dict[str, Any] = {"dict": _Dict(), "namespace": _Namespace}

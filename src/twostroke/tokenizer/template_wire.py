@@ -3,7 +3,7 @@
     request   op, 1 byte   bytes of the source, u64   bytes of the variables, u64   source   variables
     answer    kind, 1 byte   bytes of the text, u64   text
 
-The source and texts are UTF-8, variables are JSON. Nothing that comes back is more than a text or three flags: what
+The source and texts are UTF-8, variables are JSON. Nothing that comes back is more than a text or four flags: what
 ran in the process may have been a hostile program.
 """
 
@@ -21,7 +21,7 @@ from twostroke.tokenizer.messages import CallArguments
 LOOK, RENDER, PROBE = b"L", b"R", b"P"
 """Compile only, and say what the template expects; render; or render a conversation of our own to learn something."""
 FACTS, TEXT, REFUSED, EXHAUSTED = b"F", b"T", b"E", b"M"
-"""Three flags, the text, why there is none, and the same of a process that has no memory left and ends."""
+"""Four flags, the text, why there is none, and the same of a process that has no memory left and ends."""
 REQUEST = struct.Struct("<cQQ")
 ANSWER = struct.Struct("<cQ")
 JSON = dict[str, Any]
@@ -50,6 +50,8 @@ class TemplateFacts:
     """It walks through a message's content as a list of parts; most only know a text."""
     reads_argument_text: bool
     """It tests for a call's arguments being a text, and so writes a text as it is."""
+    tests_missing_content: bool
+    """It tests for a message's content being none, as that of a turn which only calls tools."""
     knows_developer: bool
     """It names the role developer."""
 

@@ -22,11 +22,15 @@ class Unwritten:
     Args:
         render: the template; it takes its variables, and raises InvalidPrompt where it refuses.
         named_tokens: variables that every rendering has.
+        call_content: content of a turn that only calls tools.
     """
 
-    def __init__(self, render: Callable[[JSON], str], named_tokens: Mapping[str, str]) -> None:
+    def __init__(
+        self, render: Callable[[JSON], str], named_tokens: Mapping[str, str], call_content: str | None = ""
+    ) -> None:
         self._render = render
         self._named_tokens = named_tokens
+        self._call_content = call_content
 
     @cached_property
     def tools(self) -> bool:
@@ -37,10 +41,18 @@ class Unwritten:
 
     @cached_property
     def calls(self) -> bool:
-        """Whether the calls of earlier turns are never written."""
+        """Whether the calls of earlier turns that have no text are never written."""
+        return self._hides_calls(self._call_content)
+
+    @cached_property
+    def calls_beside_text(self) -> bool:
+        """Whether the calls of earlier turns that have a text are never written."""
+        return self._hides_calls("mark")
+
+    def _hides_calls(self, content: str | None) -> bool:
         return self._never_differ(
             [
-                [([_USER, _called(name), next_turn], tools) for name in ("f", "g")]
+                [([_USER, _called(name, content), next_turn], tools) for name in ("f", "g")]
                 for next_turn in (_RESULT, _USER)
                 for tools in (None, _tools("f"))
             ]
@@ -76,7 +88,7 @@ def _tools(name: str) -> list[JSON]:
     return [{"type": "function", "function": {"name": name, "description": name, "parameters": parameters}}]
 
 
-def _called(name: str) -> JSON:
+def _called(name: str, content: str | None) -> JSON:
     arguments = CallArguments({name: name}, f'{{"{name}": "{name}"}}')
     call: JSON = {"id": "callmark0", "type": "function", "function": {"name": name, "arguments": arguments}}
-    return {"role": "assistant", "content": "", "tool_calls": [call]}
+    return {"role": "assistant", "content": content, "tool_calls": [call]}

@@ -9,11 +9,12 @@ import pytest
 
 from twostroke.api.messages_input import chat_of_messages
 from twostroke.api.protocol.chat import ChatRequest
-from twostroke.api.protocol.fields import WireObject
+from twostroke.api.protocol.fields import WireObject, as_sent
 from twostroke.api.protocol.messages import CountTokensRequest, MessagesRequest
 from twostroke.api.protocol.responses import ResponsesRequest
 from twostroke.api.protocol.shapes import CHECKED_BYTES, read_body
 from twostroke.api.responses_input import chat_of_response
+from twostroke.errors import InvalidParameter
 from twostroke.tokenizer.chat_template import ChatTemplate
 
 CALLS = "{% for c in m.tool_calls or [] %}({{ c.function.name }} {{ c.function.arguments | tojson }}){% endfor %}"
@@ -151,3 +152,89 @@ def test_plain_texts_among_the_parts_of_a_large_body_are_taken(kind: type[WireOb
     messages = [{"role": "user", "content": ["a", "x" * CHECKED_BYTES]}]
     body = {"input": messages} if kind is ResponsesRequest else {"messages": messages, "max_tokens": 1}
     kind.model_validate(read_body(kind, json.dumps(body).encode()))
+
+
+LENIENT: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    ({"role": "user", "content": texts("text", "a", "b")}, {"role": "user", "content": texts("text", "a", "b")}),
+    *(
+        ({"type": "function_call", "call_id": "1", "name": "f", **given}, called)
+        for given, called in (
+            ({"arguments": {"a": 1}}, {"arguments": '{"a": 1}'}),
+            ({"arguments": None}, {"arguments": "{}"}),
+            ({"arguments": "null"}, {"arguments": "{}"}),
+            ({}, {"arguments": "{}"}),
+        )
+    ),
+    *(
+        ({"type": "function_call_output", "call_id": "1", **given}, {"role": "tool", "content": content})
+        for given, content in (
+            ({"output": None}, ""),
+            ({}, ""),
+            ({"output": []}, ""),
+            ({"output": texts("output_text", "a", "b")}, texts("text", "a", "b")),
+            ({"output": [*texts("text", "a"), "b"]}, texts("text", "a", "b")),
+        )
+    ),
+]
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+@pytest.mark.parametrize("size", [1, CHECKED_BYTES], ids=["small", "large"])
+@pytest.mark.parametrize(("item", "said"), LENIENT, ids=lambda given: json.dumps(given)[:70])
+def test_what_chats_take_responses_take(item: dict[str, Any], said: dict[str, Any], size: int, name: str) -> None:
+    """A part of type text, arguments as an object or none, a tool that returns nothing."""
+    if "arguments" in said:
+        said = {"role": "assistant", "tool_calls": [{"id": "1", "function": {"name": "f", **said}}]}
+    user = {"role": "user", "content": "x" * size}
+    body = read_body(ResponsesRequest, json.dumps({"input": [user, item, user]}).encode())
+    template = ChatTemplate({"default": TEMPLATES[name]}, {})
+    found = template.render(chat_of_response(ResponsesRequest.model_validate(body)).messages)
+    assert found == template.render([user, said, user])
+
+
+@pytest.mark.parametrize(
+    ("role", "block", "writer"),
+    [
+        ("user", {"type": "tool_use", "id": "1", "name": "f", "input": {}}, "assistant"),
+        ("user", {"type": "thinking", "thinking": "Hm."}, "assistant"),
+        ("assistant", {"type": "tool_result", "tool_use_id": "1"}, "user"),
+        ("system", {"type": "redacted_thinking"}, "assistant"),
+    ],
+)
+def test_a_block_of_another_role_is_refused_by_its_place(role: str, block: dict[str, Any], writer: str) -> None:
+    told = rf"messages\.1\.content='{block['type']}': the role '{role}' cannot have .* Use '{writer}'\."
+    with pytest.raises(InvalidParameter, match=told):
+        of_turns([{"role": "user", "content": "hi"}, {"role": role, "content": [block]}])
+
+
+WRITES_TOOLS = "{% for tool in tools %}{{ tool | tojson }}{% endfor %}"
+READS_PROPERTIES = (
+    "{% for tool in tools %}{{ tool.function.name }}("
+    "{% for name, kind in tool.function.parameters.properties.items() %}{{ name }}: {{ kind.type }};{% endfor %}"
+    "){% endfor %}"
+)
+USER = {"role": "user", "content": "hi"}
+
+
+@pytest.mark.parametrize("source", [WRITES_TOOLS, READS_PROPERTIES], ids=["writes tools", "reads properties"])
+@pytest.mark.parametrize("fields", [{}, {"description": "d"}, {"description": None}, {"strict": True}], ids=str)
+@pytest.mark.parametrize(
+    "parameters", [{"properties": {"b": {"type": "string"}, "a": {"type": "null"}}}, None], ids=str
+)
+def test_a_tool_is_the_same(source: str, fields: dict[str, Any], parameters: dict[str, Any] | None) -> None:
+    """What only clients know of it, as `strict`, is in no prompt; without parameters it has none."""
+    template = ChatTemplate({"default": source}, {})
+
+    def prompt(chat: ChatRequest) -> str:
+        return template.render(chat.messages, tools=[as_sent(tool) for tool in chat.tools or ()])
+
+    function = {"name": "f", **fields} | ({} if parameters is None else {"parameters": parameters})
+    chat = ChatRequest.model_validate({"messages": [USER], "tools": [{"type": "function", "function": function}]})
+    items = of_items([USER], tools=[{"type": "function", **function}])
+    empty = {"type": "object", "properties": {}}
+    turns = of_turns([USER], tools=[{"name": "f", **fields, "input_schema": parameters or empty}])
+    offline = template.render([USER], tools=[{"type": "function", "function": {"parameters": None, **function}}])
+    assert prompt(chat) == prompt(items) == prompt(turns)
+    assert "strict" not in prompt(chat)
+    if source is READS_PROPERTIES:
+        assert prompt(chat) == offline == ("f()" if parameters is None else "f(b: string;a: null;)")

@@ -227,6 +227,14 @@ def test_unknown_fields_are_refused_when_strict(tmp_path: Path) -> None:
     assert answer(EchoEngine(), requests, tmp_path / "strict", strict=True).refused == 2
 
 
+def test_long_parameters_are_refused_as_the_server_refuses_them(tmp_path: Path) -> None:
+    requests = write(tmp_path / "in", line("long", "x", stop=["a" * 40_000]), line("good", "x", stop=["a"]))
+    assert answer(EchoEngine(), requests, tmp_path / "out").refused == 1
+    told = results(tmp_path / "out")["long"]["response"]
+    assert told["status_code"] == 400
+    assert "--max-parameter-items" in told["body"]["error"]["message"]
+
+
 def test_requests_whose_engine_died_are_asked_again(tmp_path: Path) -> None:
     rows = [line("a", "longer"), line("b", "die"), line("c", "x")]
     found = answer(EchoEngine(deaths=1), write(tmp_path / "in", *rows), tmp_path / "out")

@@ -141,6 +141,54 @@ VALUES: dict[str, dict[str, Any]] = {
         "required": ["a"],
         "$defs": {"x": {"$anchor": "n", "type": "integer"}},
     },
+    "its own address": {
+        "$id": "https://example.org/arguments#",
+        "properties": {"a": {"$ref": "https://example.org/arguments#/$defs/n"}, "b": {"$ref": "arguments#m"}},
+        "required": ["a", "b"],
+        "$defs": {"n": {"type": "integer"}, "m": {"$anchor": "m", "type": "boolean"}},
+    },
+    "a document within": {
+        "properties": {"a": {"$ref": "list.json"}},
+        "required": ["a"],
+        "$defs": {
+            "n": {"type": "string"},
+            "list": {
+                "$id": "list.json",
+                "type": "array",
+                "items": {"$ref": "#/$defs/n"},
+                "$defs": {"n": {"type": "integer"}},
+            },
+        },
+    },
+    "a recursive model": {
+        "$ref": "#/$defs/Node",
+        "description": "As pydantic describes it.",
+        "$defs": {
+            "Node": {
+                "type": "object",
+                "properties": {
+                    "v": {"type": "integer"},
+                    "next": {"anyOf": [{"$ref": "#/$defs/Node"}, {"type": "null"}]},
+                },
+                "required": ["v"],
+                "additionalProperties": False,
+            }
+        },
+    },
+    "a name with a space": {"properties": {"a": {"$ref": "#/$defs/x%20y"}}, "$defs": {"x y": {"type": "integer"}}},
+    "the same name twice": {
+        "properties": {"a": {"$ref": "#/definitions/q"}, "b": {"$ref": "#/$defs/q"}},
+        "required": ["a", "b"],
+        "definitions": {"q": {"type": "integer"}},
+        "$defs": {"q": {"type": "string"}},
+    },
+    "an example of a reference": {"properties": {"a": {"examples": [{"$ref": "#/x"}], "type": "integer"}}},
+    "a pattern that matches a keyword": {
+        "patternProperties": {r"^\$ref$": {"type": "integer"}},
+        "additionalProperties": False,
+    },
+    "object or nothing": {"type": ["null", "object"], "properties": {"a": {"const": 1}}, "required": ["a"]},
+    "items of no list": {"items": {"type": "string"}, "properties": {"a": {"type": "integer"}}},
     "a tree": {"properties": {"next": {"$ref": "#"}}, "required": [], "additionalProperties": False},
     "a pattern of names": {"patternProperties": {"^a": {"$ref": "#/$defs/n"}}, "$defs": {"n": {"type": "integer"}}},
 }
@@ -153,6 +201,15 @@ FITTING: dict[str, tuple[Any, Any]] = {
     ),
     "definitions elsewhere": ({"a": [1, 2]}, {"a": ["x"]}),
     "an anchor": ({"a": 1}, {"a": "x"}),
+    "its own address": ({"a": 1, "b": True}, {"a": 1, "b": 1}),
+    "a document within": ({"a": [1]}, {"a": ["x"]}),
+    "a recursive model": ({"v": 1, "next": {"v": 2, "next": None}}, {"v": 1, "next": {}}),
+    "a name with a space": ({"a": 1}, {"a": "x"}),
+    "the same name twice": ({"a": 1, "b": "x"}, {"a": "x", "b": 1}),
+    "an example of a reference": ({"a": 1}, {"a": "x"}),
+    "a pattern that matches a keyword": ({"$ref": 1}, {"$ref": "x"}),
+    "object or nothing": ({"a": 1}, {"a": 2}),
+    "items of no list": ({"a": 1}, {"a": "x"}),
     "a tree": ({"next": {"next": {}}}, {"next": {"other": 1}}),
     "a pattern of names": ({"ab": 1}, {"ab": "x"}),
 }

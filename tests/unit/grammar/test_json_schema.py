@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import text_fakes
 from grammar_walks import backend
 from twostroke.errors import InvalidParameter
 from twostroke.grammar.json_schema import KNOWN_FORMATS, constraining
@@ -86,6 +87,8 @@ CONSTRAINS_NOTHING: list[dict[str, Any]] = [
     {"type": "string", "not": {"const": None}},
     {"type": "integer", "not": {"enum": ["a", None, [1]]}},
     {"enum": ["a", "b"], "not": {"type": "integer"}},
+    {"enum": ["a", "b"], "not": {"const": "c"}},
+    {"const": ["a"], "not": {"enum": ["a", ["b"]]}},
     {"propertyNames": {"type": "string", "minLength": 0, "format": "path"}},
     {"propertyNames": {"pattern": ".*"}},
     {"minProperties": 2, "required": ["a", "b"]},
@@ -124,6 +127,9 @@ CONSTRAINS: list[dict[str, Any]] = [
     {"if": False, "else": {"type": "string"}},
     {"type": "integer", "not": {"type": "number"}},
     {"type": "number", "not": {"const": 1}},
+    {"enum": ["a", "b"], "not": {"const": "a"}},
+    {"enum": [1, 2], "not": {"enum": [1.0]}},
+    {"enum": ["a", 1], "not": {"type": "string"}},
     {"type": ["string", "null"], "not": {"type": "null"}},
     {"type": "string", "not": {"minLength": 3}},
     {"properties": {"a": True}, "unevaluatedProperties": False},
@@ -164,6 +170,40 @@ def test_what_constrains_is_still_refused(schema: dict[str, Any]) -> None:
 def test_a_reference_finds_a_dynamic_anchor() -> None:
     node = {"$dynamicAnchor": "node", "type": "string", "maxLength": 3}
     assert is_taken({"type": "object", "properties": {"a": {"$ref": "#node"}}, "$defs": {"n": node}})
+
+
+BOUNDS: list[tuple[dict[str, Any], str, str]] = [
+    ({"type": "integer", "minimum": -(2**63), "maximum": 2**63 - 1}, "-5", "x"),
+    ({"type": "integer", "minimum": 0, "maximum": 2**64 - 1}, "12345678901234567", "-1"),
+    ({"type": "integer", "minimum": -(2.0**63), "exclusiveMaximum": 2.0**63}, "0", "0.5"),
+    ({"type": "integer", "exclusiveMinimum": -1e30, "maximum": 7}, "7", "8"),
+    ({"type": "number", "minimum": -1.7976931348623157e308, "maximum": 1.7976931348623157e308}, "-5.5", '"x"'),
+    ({"type": "number", "minimum": 0, "exclusiveMaximum": 3.4028235e38}, "5.5", "-5.5"),
+    ({"minimum": -(2**63)}, "-5", "-"),
+    ({"type": "array", "items": {"const": 0}, "minItems": 1.0, "maxItems": 2.0}, "[0,0]", "[]"),
+    ({"type": "string", "minLength": 1.0, "maxLength": 2.0}, '"ab"', '"abc"'),
+    ({"type": "number", "minimum": 0, "exclusiveMinimum": True}, "1", "0"),
+]
+
+
+@pytest.mark.parametrize(("schema", "fits", "does_not"), BOUNDS, ids=lambda given: json.dumps(given)[:70])
+def test_the_ranges_of_int64_and_floats_are_taken(schema: dict[str, Any], fits: str, does_not: str) -> None:
+    tokenizer = text_fakes.tokenizer("byte_level")
+    grammars = backend("byte_level")
+    matcher = grammars.matcher(grammars.compile(StructuredOutputs(json=schema)))
+
+    def takes(text: str) -> bool:
+        trial = matcher.copy()
+        for token_id in tokenizer.encode(text, add_special_tokens=False):
+            trial.accept(token_id)
+        return trial.is_accepting
+
+    assert (takes(fits), takes(does_not)) == (True, False)
+
+
+def test_a_bound_that_no_number_within_reach_keeps_is_refused() -> None:
+    assert not is_taken({"type": "integer", "minimum": 10**30})
+    assert not is_taken({"type": "number", "maximum": -1e300})
 
 
 def test_formats_that_are_followed_stay() -> None:

@@ -211,7 +211,7 @@ def test_no_template() -> None:
         ("{{ " + "-" * 5000 + "1 }}", "cannot be compiled: maximum recursion depth"),
         ("{{ 'a' | center(10**30) }}", "too large to convert"),
         ("{{ 1 + 'a' }}", "unsupported operand"),
-        ("{{ messages.nothing.at_all }}", "no attribute"),
+        ("{{ messages.nothing.at_all }}", "a list has no field 'nothing'"),
         ("{{ 1 // 0 }}", "division"),
         ("{{ messages[0].__class__.__mro__ }}", "unsafe"),
         ("{{ ''.__class__.__mro__[1].__subclasses__() }}", "unsafe"),

@@ -99,6 +99,23 @@ def test_no_arguments_are_an_empty_object(source: str, arguments: Any) -> None:
     assert '"arguments": {}}</call>' in rendered(WRITES_JSON[source], called(arguments))
 
 
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [
+        ("m.content.nothing.more", "a text has no field 'nothing'"),
+        ("m.tool_calls[0].function.arguments.a.b.c", "a number has no field 'b'"),
+        ("m.tool_calls[0].function.arguments.one.two", "an object has no field 'one'"),
+        ("m.tool_calls[7].function", "a list has no field 7"),
+        ("nobody.knows", "'nobody' is undefined"),
+    ],
+)
+def test_what_a_template_misses_is_told_in_plain_words(asked: str, told: str) -> None:
+    with pytest.raises(InvalidPrompt, match=told) as refused:
+        rendered("{% for m in messages if m.tool_calls %}{{ " + asked + " }}{% endfor %}", called('{"a": 1}'))
+    assert "twostroke" not in str(refused.value)
+    assert "dict" not in str(refused.value)
+
+
 def test_arguments_that_are_left_out_are_an_empty_object() -> None:
     messages = called("")
     del messages[1]["tool_calls"][0]["function"]["arguments"]

@@ -175,6 +175,7 @@ def make_parser(  # noqa: PLR0913 (what there is to know of a request, by its na
     tool_choice: ToolChoice = "auto",
     parallel_tool_calls: bool = True,
     prompt: str | None = "",
+    said: str = "",
     calls_come_first: bool = False,
     hear_content: HearContent | None = None,
 ) -> ChatParser:
@@ -187,6 +188,7 @@ def make_parser(  # noqa: PLR0913 (what there is to know of a request, by its na
         tool_choice: a required or named call is one of `tool_choice_schema`, in no family's form.
         parallel_tool_calls: False to deliver no more than the first call.
         prompt: the rendered chat, or the end of it, which may have opened the reasoning; None: nothing has opened it.
+        said: what the turn says already that is continued, at the end of the prompt.
         calls_come_first: the text is an answer of some form, or calls as `free_calls` describes them.
         hear_content: see Output.
 
@@ -208,7 +210,7 @@ def make_parser(  # noqa: PLR0913 (what there is to know of a request, by its na
         family,
         reasoning,
         tools=tools,
-        starts_in_reasoning=reasoning is not None and prompt is not None and reasoning.is_open_after(prompt),
+        starts_in_reasoning=reasoning is not None and prompt is not None and reasoning.is_open_after(prompt, said),
         max_tool_calls=None if parallel_tool_calls else 1,
         hear_content=hear_content,
     )

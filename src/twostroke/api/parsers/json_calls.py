@@ -8,12 +8,14 @@ from collections.abc import Collection
 from twostroke.api.parsers.json_text import JsonValue, decoded_string, read_short_string, read_value
 from twostroke.api.parsers.output import Output
 from twostroke.api.parsers.source import MAX_HEAD_CHARS, Reading, Source
+from twostroke.tokenizer.messages import NO_ARGUMENTS
 
 ARGUMENT_KEYS = frozenset({"arguments", "parameters"})
 OTHER_KEYS = frozenset({"type", "id"})
-"""Beside the name and the arguments; an object with any other key is no call."""
+"""Beside the name and the arguments; an object that has any other key before them is no call."""
 
 _FUNCTION_NAME = re.compile(r"[^\s<>\[\]{}()\"'`|,;=]{1,128}")
+_WORD = re.compile(r"[A-Za-z0-9_.+-]*")
 _DIGITS = re.compile(r"[0-9]*")
 _CLOSERS = re.compile(r"[\s}\]]*")
 
@@ -163,7 +165,11 @@ def _read_whole_arguments(source: Source) -> Reading[str | None]:
     if text is None or first == "{":
         return text
     decoded = decoded_string(text)
-    return decoded if decoded is not None and decoded.strip()[:1] == "{" else None
+    if decoded is None:
+        return None
+    if decoded.strip() in NO_ARGUMENTS:
+        return "{}"
+    return decoded if decoded.strip()[:1] == "{" else None
 
 
 def _read_key(source: Source) -> Reading[str | None]:
@@ -186,13 +192,23 @@ def _read_scalar(source: Source) -> Reading[bool]:
     return source.position > start
 
 
+def _read_any_value(source: Source) -> Reading[bool]:
+    """A value of any kind, which nobody is to see."""
+    yield from source.more()
+    if source.text.startswith(("{", "[", '"'), source.position):
+        return (yield from read_value(source)) is not None
+    start = source.position
+    yield from source.every(_WORD)
+    return source.position > start
+
+
 def _read_other_members(source: Source) -> Reading[None]:
-    """The rest of an object whose name and arguments are known; if it is not what it should be, nothing is read."""
+    """The rest of an object whose name and arguments are known, whatever it is; if it is no JSON, nothing is read."""
     start = source.position
     yield from source.space()
     while (yield from source.literal(",")):
         key = yield from _read_key(source)
-        if key not in OTHER_KEYS or not (yield from _read_scalar(source)):
+        if key is None or not (yield from _read_any_value(source)):
             source.position = start
             return
         yield from source.space()

@@ -20,12 +20,21 @@ class ReasoningFamily:
     starts_open: bool = False
     """Whether the generation begins within it even if neither the prompt nor the model has opened it."""
 
-    def is_open_after(self, prompt: str) -> bool:
-        """Whether the generation begins within the reasoning, which many templates open, or close at once."""
-        end = prompt.rstrip()
+    def is_open_after(self, prompt: str, said: str = "") -> bool:
+        """Whether the generation begins within the reasoning, which many templates open, or close at once.
+
+        Args:
+            prompt: the rendered chat, or the end of it.
+            said: what the turn says already that is continued; an answer, unless its last tag opens the reasoning.
+        """
+        said = said.strip()
+        end = prompt.rstrip().removesuffix(said).rstrip()
+        opened, closed = (max(map(said.rfind, tags)) for tags in (self.opens, self.closes))
+        if opened != closed:
+            return opened > closed
         if end.endswith(self.opens):
             return True
-        return self.starts_open and not end.endswith(self.closes)
+        return self.starts_open and not said and not end.endswith(self.closes)
 
     @property
     def markup(self) -> tuple[str, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, cast
+from urllib.parse import urljoin
 
 from twostroke.errors import InvalidParameter
 from twostroke.grammar.json_schema import SCHEMAS_BY_NAME
@@ -102,7 +103,28 @@ def _of_object(tool: Tool, root: str) -> JsonSchema:
         limit = f"the parameters of {tool.name!r} are of type {kind!r}; arguments are an object"
         raise InvalidParameter("tools", tool.name, limit, 'Say "type": "object".')
     given = {name: value for name, value in tool.parameters.items() if name not in _OF_DOCUMENTS}
-    return {**_moved(given, root, tool.name), "type": "object"}
+    address = tool.parameters.get("$id")
+    document = _Document(tool.name, root, address.partition("#")[0] if isinstance(address, str) else "")
+    return {**_moved(given, document), "type": "object"}
+
+
+@dataclass(frozen=True, slots=True)
+class _Document:
+    """A schema that is moved into another."""
+
+    name: str
+    """Of the tool."""
+    root: str
+    """Where its root is now."""
+    address: str
+    """Its `$id`, by which references may lead to it as well."""
+
+    def moved(self, reference: str) -> str:
+        """Return where a reference leads now; one by an anchor leads there from anywhere."""
+        address, _, fragment = reference.partition("#")
+        if address and (not self.address or urljoin(self.address, address) != self.address):
+            return reference
+        return f"{self.root}{fragment}" if fragment[:1] in ("", "/") else f"#{fragment}"
 
 
 _OF_VALUES = frozenset({"const", "enum", "default", "examples"})
@@ -111,35 +133,32 @@ _FOR_READERS = frozenset({"title", "description", "$comment"})
 """Keywords that only the model reads, in its prompt. They are most of what tools have, and grammars have a limit."""
 
 
-def _moved(schema: Any, root: str, name: str, depth: int = MAX_SCHEMA_DEPTH, *, is_named: bool = False) -> Any:
+def _moved(schema: Any, document: _Document, depth: int = MAX_SCHEMA_DEPTH, *, is_named: bool = False) -> Any:
     """What constrains of a schema, or of a part of one, with the references of a document whose root is elsewhere now.
 
     Args:
         schema: the part.
-        root: where the root of the document is now.
-        name: of the tool.
+        document: that it is of.
         depth: levels that may follow.
         is_named: whether the keys of the part are names and not keywords.
     """
     if depth == 0:
-        raise InvalidParameter("tools", name, f"parameters are nested deeper than {MAX_SCHEMA_DEPTH}")
+        raise InvalidParameter("tools", document.name, f"parameters are nested deeper than {MAX_SCHEMA_DEPTH}")
     if isinstance(schema, list):
-        return [_moved(part, root, name, depth - 1) for part in cast(list[Any], schema)]
+        return [_moved(part, document, depth - 1) for part in cast(list[Any], schema)]
     if not isinstance(schema, Mapping):
         return schema
+    given = cast(Mapping[str, Any], schema)
+    if not is_named and isinstance(given.get("$id"), str):  # a document within, which keeps its own root
+        document = _Document(document.name, "#", "")
     moved: JsonSchema = {}
-    for key, value in cast(Mapping[str, Any], schema).items():
+    for key, value in given.items():
         if is_named:
-            moved[key] = _moved(value, root, name, depth - 1)
-        elif _is_local_reference(key, value):
-            moved[key] = root + value[1:]
+            moved[key] = _moved(value, document, depth - 1)
+        elif key == "$ref" and isinstance(value, str):
+            moved[key] = document.moved(value)
         elif key in _OF_VALUES:
             moved[key] = value
         elif key not in _FOR_READERS:
-            moved[key] = _moved(value, root, name, depth - 1, is_named=key in SCHEMAS_BY_NAME)
+            moved[key] = _moved(value, document, depth - 1, is_named=key in SCHEMAS_BY_NAME)
     return moved
-
-
-def _is_local_reference(key: str, value: object) -> bool:
-    """Whether it is one by a place; one by an anchor leads there from anywhere."""
-    return key == "$ref" and isinstance(value, str) and (value == "#" or value.startswith("#/"))

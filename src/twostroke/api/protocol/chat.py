@@ -12,7 +12,7 @@ from twostroke.api.protocol.fields import WireObject, bookkeeping, refused
 from twostroke.api.protocol.lists import MAX_OBJECTS, MAX_TOOLS, AtMost, Texts
 from twostroke.api.protocol.message_fields import Conversation, unknown_in_messages
 from twostroke.api.protocol.sampling import ReasoningEffort, SamplingFields
-from twostroke.api.protocol.tool_kinds import FunctionKind
+from twostroke.api.protocol.tool_kinds import STRICT, FunctionKind
 
 
 class JsonSchemaFormat(WireObject):
@@ -37,7 +37,7 @@ class FunctionDefinition(WireObject):
     name: str = Field(min_length=1, max_length=256)
     description: str | None = None
     parameters: dict[str, Any] | None = None
-    strict: bool | None = None
+    strict: bool | None = bookkeeping(STRICT)
 
 
 class Tool(WireObject):

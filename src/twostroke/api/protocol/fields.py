@@ -122,8 +122,16 @@ class WireObject(BaseModel):
 
 
 def as_sent(value: WireObject) -> dict[str, Any]:
-    """Return the fields that a client has sent and not as null; what is plain JSON in it is not copied."""
-    return {name: as_sent(item) if isinstance(item, WireObject) else item for name, item in value if item is not None}
+    """Return the fields that a client has sent and not as null; what is plain JSON in it is not copied.
+
+    Those of the client's own are left out: what one API knows of them another does not.
+    """
+    own = _own_fields(type(value))
+    return {
+        name: as_sent(item) if isinstance(item, WireObject) else item
+        for name, item in value
+        if item is not None and name not in own
+    }
 
 
 def bookkeeping(description: str) -> Any:
@@ -149,6 +157,11 @@ def _standing(field: FieldInfo) -> Standing:
 
 def _extra(field: FieldInfo) -> dict[str, Any]:
     return field.json_schema_extra if isinstance(field.json_schema_extra, dict) else {}
+
+
+@functools.cache
+def _own_fields(kind: type[WireObject]) -> frozenset[str]:
+    return frozenset(name for name, field in kind.model_fields.items() if _standing(field) is Standing.BOOKKEEPING)
 
 
 @functools.cache

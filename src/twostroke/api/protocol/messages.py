@@ -10,7 +10,7 @@ from twostroke.api.protocol.conversation import ConversationFields
 from twostroke.api.protocol.fields import WireObject, bookkeeping, refused
 from twostroke.api.protocol.lists import MAX_OBJECTS, MAX_TOOLS, AtMost, Texts
 from twostroke.api.protocol.plain_parts import OrText
-from twostroke.api.protocol.tool_kinds import ToolKind
+from twostroke.api.protocol.tool_kinds import STRICT, ToolKind
 
 _CACHE_CONTROL = "Prefixes are found by their content."
 
@@ -81,7 +81,7 @@ class Tool(WireObject):
     input_schema: dict[str, Any]
     description: str | None = None
     cache_control: dict[str, Any] | None = bookkeeping(_CACHE_CONTROL)
-    strict: bool | None = bookkeeping("Required calls always fit the schema; others are for the client to check.")
+    strict: bool | None = bookkeeping(STRICT)
     eager_input_streaming: bool | None = bookkeeping("Arguments are streamed as they come.")
     defer_loading: bool | None = refused("there is no search for tools", False)
     allowed_callers: Texts | None = refused("the model is the only caller", ["direct"])

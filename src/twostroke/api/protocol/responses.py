@@ -11,13 +11,13 @@ from twostroke.api.protocol.fields import WireObject, bookkeeping, refused
 from twostroke.api.protocol.lists import MAX_OBJECTS, MAX_TOOLS, AtMost, Texts
 from twostroke.api.protocol.plain_parts import OrText
 from twostroke.api.protocol.sampling import ReasoningEffort
-from twostroke.api.protocol.tool_kinds import FunctionKind
+from twostroke.api.protocol.tool_kinds import STRICT, FunctionKind
 
 
 class InputText(WireObject):
-    """Text to read."""
+    """Text to read; a part may also have the type that chats call it by."""
 
-    type: Literal["input_text"]
+    type: Literal["input_text", "text"]
     text: str
 
 
@@ -60,7 +60,7 @@ class FunctionCall(WireObject):
     type: Literal["function_call"]
     call_id: str
     name: str
-    arguments: str = Field(description="JSON text.")
+    arguments: str | dict[str, Any] | None = Field(default=None, description="JSON text, or the object itself.")
     id: str | None = bookkeeping("Of an earlier answer.")
     status: str | None = bookkeeping("Of an earlier answer.")
 
@@ -70,7 +70,14 @@ class FunctionCallOutput(WireObject):
 
     type: Literal["function_call_output"]
     call_id: str
-    output: str | Annotated[list[Annotated[InputText, OrText("input_text")]], AtMost(MAX_OBJECTS)]
+    output: (
+        str
+        | Annotated[
+            list[Annotated[InputText | OutputText, Field(discriminator="type"), OrText("input_text")]],
+            AtMost(MAX_OBJECTS),
+        ]
+        | None
+    ) = None
     id: str | None = bookkeeping("The client's.")
     status: str | None = bookkeeping("The client's.")
 
@@ -119,7 +126,7 @@ class FunctionTool(WireObject):
     name: str = Field(min_length=1, max_length=256)
     parameters: dict[str, Any] | None = None
     description: str | None = None
-    strict: bool | None = bookkeeping("Required calls always fit the schema; others are for the client to check.")
+    strict: bool | None = bookkeeping(STRICT)
     output_schema: dict[str, Any] | None = bookkeeping("Of what the client answers.")
     defer_loading: bool | None = refused("there is no search for tools", False)
     allowed_callers: Texts | None = refused("the model is the only caller", ["direct"])
