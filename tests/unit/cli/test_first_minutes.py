@@ -112,6 +112,18 @@ def test_flags_of_others(arguments: list[str], words: str) -> None:
     assert words in refused("generate", *arguments)
 
 
+@pytest.mark.parametrize("flag", ["-i", "--input-file"])
+def test_a_batch_as_in_vllm(flag: str) -> None:
+    told = refused("run-batch", flag, "in.jsonl", "-o", "out.jsonl", "--model", "embedded")
+    assert "is here the file of requests itself: twostroke run-batch REQUESTS --output RESULTS" in told
+
+
+def test_a_host_of_another_machine_is_told_by_its_flag() -> None:
+    """An address of TEST-NET-1 (RFC 5737), which no machine has."""
+    told = refused("serve", "embedded", "--host", "192.0.2.1", "--port", "0")
+    assert told.endswith("Give an address of this machine as --host."), told
+
+
 @pytest.mark.parametrize(
     "arguments",
     [
