@@ -45,7 +45,7 @@ def reason_of(error: BaseException) -> str:
     if isinstance(error, UnicodeDecodeError):
         return f"byte {error.start} is not {error.encoding.upper()}"
     if isinstance(error, OSError) and error.strerror:
-        return f"{error.strerror}: {error.filename}" if error.filename is not None else error.strerror
+        return f"{error.strerror}: {_printable(str(error.filename))}" if error.filename is not None else error.strerror
     if isinstance(error, KeyError):
         return f"{text} is missing"
     if not text and isinstance(error, MemoryError):

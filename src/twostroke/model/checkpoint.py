@@ -12,7 +12,7 @@ from torch import Tensor
 from twostroke.config.model import ModelConfig
 from twostroke.errors import MOST_SHOWN, CorruptCheckpoint, ModelNotFound, shown
 from twostroke.log import get_logger
-from twostroke.model.model_path import HUB_ID, no_config, no_folder
+from twostroke.model.model_path import HUB_ID, local_path, no_config, no_folder
 from twostroke.model.text_tensors import is_constant, text_name
 from twostroke.plain_words import reason_of
 
@@ -40,7 +40,7 @@ def find_model_folder(model: str, *, with_weights: bool = True) -> Path:
     Raises:
         ModelNotFound: no such folder, and the hub does not have it or cannot be reached.
     """
-    path = _EMBEDDED if model == "embedded" else Path(model).expanduser()
+    path = _EMBEDDED if model == "embedded" else local_path(model)
     if path.is_dir():
         return path
     if path.is_file() or not HUB_ID.fullmatch(model):
