@@ -250,7 +250,7 @@ RULES = [
         (rb"\(x-request-timeout\)",),
     ),
     # what the parser refuses, and why
-    Rule("9110 5.1 no header name", get(b": x\r\n"), 400, (rb"no request of HTTP/1\.1: Invalid header token",)),
+    Rule("9110 5.1 no header name", get(b": x\r\n"), 400, (rb"no HTTP request: Invalid header token",)),
     Rule("9112 2.2 line feeds without CR", get().replace(b"\r\n", b"\n"), 400, (rb"Expected CRLF",)),
     Rule("9112 3 a space behind the version", get().replace(b"1.1\r", b"1.1 \r", 1), 400, (rb"Expected CRLF",)),
     Rule("9112 3.2 a backslash for a slash", get(path=b"\\health"), 400, (rb"in url",)),

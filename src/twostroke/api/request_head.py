@@ -128,7 +128,7 @@ def no_request(error: BaseException | None) -> HTTPError:
             told = ""
         case _:
             told = f": {reason_of(error)}"
-    return HTTPError(400, f"what was sent is no request of HTTP/1.1{told}.")
+    return HTTPError(400, f"what was sent is no HTTP request{told}.")
 
 
 def _check_host(version: str, host: bytes | None) -> None:
