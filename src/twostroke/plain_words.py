@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 _KINDS: tuple[tuple[type | tuple[type, ...], str], ...] = (
@@ -12,6 +13,11 @@ _KINDS: tuple[tuple[type | tuple[type, ...], str], ...] = (
     (Mapping, "an object"),
     ((list, tuple), "a list"),
 )
+
+
+_MOST_REASON = 2000
+"""Characters of a reason; an exception may repeat all that it was given."""
+_TOO_MANY_DIGITS = re.compile(r"Exceeds the limit \((\d+) digits\) for integer string conversion.*")
 
 
 def kind_of(value: object) -> str:
@@ -26,18 +32,29 @@ def kind_of(value: object) -> str:
 
 
 def reason_of(error: BaseException) -> str:
-    """Return what an exception says, in one line and without the name of its class.
+    """Return what an exception says: one line of bounded length that can be printed, without the name of its class.
 
     >>> reason_of(ValueError("too\\n  long")), reason_of(KeyError("name")), reason_of(MemoryError())
     ('too long', "'name' is missing", 'there is not enough memory')
     >>> reason_of(FileNotFoundError(2, "No such file or directory", "/a")), reason_of(RuntimeError())
     ('No such file or directory: /a', 'no reason was given; the log says where it happened')
+    >>> reason_of(ValueError("\\x1b[31m")), len(reason_of(ValueError("a" * 10**6)))
+    ('\\\\x1b[31m', 2022)
     """
-    text = " ".join(str(error).split())
+    text = _printable(_TOO_MANY_DIGITS.sub(r"a number has more than \1 digits", " ".join(str(error).split())))
+    if isinstance(error, UnicodeDecodeError):
+        return f"byte {error.start} is not {error.encoding.upper()}"
     if isinstance(error, OSError) and error.strerror:
-        return f"{error.strerror}: {error.filename}" if error.filename is not None else error.strerror
+        return f"{error.strerror}: {_printable(str(error.filename))}" if error.filename is not None else error.strerror
     if isinstance(error, KeyError):
         return f"{text} is missing"
     if not text and isinstance(error, MemoryError):
         return "there is not enough memory"
     return text or "no reason was given; the log says where it happened"
+
+
+def _printable(text: str) -> str:
+    """Return the text with what would steer a terminal spelled out; of a long one its beginning and its size."""
+    spelled = "".join(char if char.isprintable() else repr(char)[1:-1] for char in text[:_MOST_REASON])
+    is_whole = max(len(text), len(spelled)) <= _MOST_REASON
+    return spelled if is_whole else f"{spelled[:_MOST_REASON]}… ({len(text)} characters)"

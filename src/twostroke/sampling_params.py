@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, TypeVar, cast
@@ -24,6 +25,7 @@ REPETITION_PENALTIES = (0.01, 100.0)
 """Logits are divided and multiplied by it in float32: much smaller ones become 0 there, and the logits infinite."""
 
 
+_TOKEN_ID = re.compile("[0-9]{1,19}")
 _Params = TypeVar("_Params", "StructuredOutputs", "SamplingParams")
 
 
@@ -291,7 +293,7 @@ def _bias(value: object) -> dict[int, float]:
     bias: dict[int, float] = {}
     for key, amount in cast(Mapping[Any, Any], given).items():
         # JSON has only text keys, so "42" means token 42.
-        token_id: Any = int(key) if isinstance(key, str) and key.isascii() and key.isdigit() else key
+        token_id: Any = int(key) if isinstance(key, str) and _TOKEN_ID.fullmatch(key) else key
         whole_number("logit_bias", token_id, 0, limit="keyed by token ids, whole numbers of at least 0")
         number("logit_bias", amount, -100.0, 100.0, "between -100 and 100 for each token")
         bias[token_id] = float(amount)

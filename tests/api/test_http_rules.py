@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import re
 from dataclasses import dataclass
@@ -238,7 +239,52 @@ RULES = [
     Rule("9110 8.4 no coding", sized(b"content-encoding: identity\r\n"), 200),
     Rule("9110 12.5.3 unknown coding", sized(b"content-encoding: br\r\n"), 415, (rb"accept-encoding: gzip, deflate",)),
     Rule("9110 8.4 too many codings", sized(b"content-encoding: gzip, gzip, gzip\r\n"), 415),
+    # lists (RFC 9110, 5.6.1)
+    Rule("9110 10.1.1 no expectation at all", sized(b"expect: , ,\r\n"), 200),
+    Rule("9110 5.6.1 empty members before a coding", post(b"transfer-encoding: ,chunked\r\n", body=CHUNKS), 200),
+    Rule("9110 5.6.1 nothing but empty members", post(b"transfer-encoding: ,\r\n", body=CHUNKS), 400),
+    Rule(
+        "9110 5.3 a number in two lines",
+        sized(b"x-request-timeout: 5\r\n", b"x-request-timeout: 9\r\n"),
+        400,
+        (rb"\(x-request-timeout\)",),
+    ),
+    # what the parser refuses, and why
+    Rule("9110 5.1 no header name", get(b": x\r\n"), 400, (rb"no HTTP request: Invalid header token",)),
+    Rule("9112 2.2 line feeds without CR", get().replace(b"\r\n", b"\n"), 400, (rb"Expected CRLF",)),
+    Rule("9112 3 a space behind the version", get().replace(b"1.1\r", b"1.1 \r", 1), 400, (rb"Expected CRLF",)),
+    Rule("9112 3.2 a backslash for a slash", get(path=b"\\health"), 400, (rb"in url",)),
+    Rule("9112 6.3 length with a space", post(b"content-length: 2 9\r\n"), 400, (rb"in Content-Length",)),
+    Rule("9112 7.1 negative chunk", post(b"transfer-encoding: chunked\r\n", body=b"-1\r\n"), 400, (rb"chunk size",)),
+    Rule(
+        "9112 7.1 chunk of 2^68", post(b"transfer-encoding: chunked\r\n", body=b"F" * 17 + b"\r\n"), 400, (rb"verflow",)
+    ),
+    Rule(
+        "9112 7.1 hexadecimal as in C",
+        post(b"transfer-encoding: chunked\r\n", body=CHUNKS.replace(b"5\r\n", b"0x5\r\n", 1)),
+        400,
+        (rb"chunk size",),
+    ),
+    Rule("9112 7.1.1 a quote across lines", post(b"transfer-encoding: chunked\r\n", body=b'5;a="\r\n'), 400),
+    Rule("9112 6.1 a parameter of a coding", post(b"transfer-encoding: chunked;q=1\r\n", body=CHUNKS), 400),
+    Rule("8446 TLS without a certificate", b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(64), 400),
+    # bodies that are not there
+    Rule("9110 8.4 coding of nothing", get(b"content-encoding: br\r\n"), 200),
+    Rule("9110 8.4 coding of an empty body", get(b"content-encoding: br\r\n", length(b"")), 200),
+    Rule("8259 2 no body", post(body=b""), 400, (rb"has no body, and needs a JSON object",)),
+    # bodies that are compressed
+    Rule(
+        "1952 2.2 members of gzip",
+        sized(b"content-encoding: gzip\r\n", body=gzip.compress(BODY[:9]) + gzip.compress(BODY[9:])),
+        200,
+    ),
+    Rule("1952 2.2 zeros behind them", sized(b"content-encoding: gzip\r\n", body=gzip.compress(BODY) + bytes(9)), 400),
+    Rule("9110 8.4.1 a weight of a coding", sized(b"content-encoding: gzip;q=1\r\n"), 415, (rb"accept-encoding",)),
+    Rule("9110 8.4 identity many times", sized(b"content-encoding: identity, identity, ,identity\r\n"), 200),
     # what may be ignored
+    Rule("9110 14.2 Range of a file", get(b"range: bytes=0-" + b"9" * 6000 + b"\r\n", path=b"/page/page.js"), 200),
+    Rule("9110 13.1.3 a date that is none", get(b"if-modified-since: soon\r\n", path=b"/page/page.js"), 200),
+    Rule("9110 4.2 escapes that are none", get(path=b"/v1/models/%zz%00%ff"), 404),
     Rule("9110 7.8 Upgrade", sized(b"connection: upgrade\r\nupgrade: h2c\r\n"), 200),
     Rule(
         "9110 7.8 Upgrade with chunks",
@@ -268,8 +314,11 @@ def test_it_is_done(server: ServerProcess, rule: Rule) -> None:
         assert json.loads(parsed.content)["error"]["message"]
 
 
-def test_the_body_is_asked_for_when_it_is_wanted(server: ServerProcess) -> None:
-    head = post(length(BODY), b"expect: 100-continue\r\n", body=b"")
+@pytest.mark.parametrize(
+    "expected", [b"100-continue", b"100-CONTINUE", b", 100-continue", b"100-continue,100-continue"]
+)
+def test_the_body_is_asked_for_when_it_is_wanted(server: ServerProcess, expected: bytes) -> None:
+    head = post(length(BODY), b"expect: " + expected + b"\r\n", body=b"")
     with connect(server) as connection:
         connection.sendall(head)
         assert connection.recv(65536) == b"HTTP/1.1 100 Continue\r\n\r\n"

@@ -205,6 +205,37 @@ def sent(method: str, path: str, status: int, **more: Any) -> tuple[str, str, in
     return method, path, status, more
 
 
+CHAT = b'{"messages":[{"role":"user","content":"x"}],"max_tokens":1,'
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "words"),
+    [
+        ("/v1/completions", b'{"prompt":"x","logit_bias":{"' + b"9" * 5000 + b'":1}}', "must be keyed by token ids"),
+        ("/v1/completions", b'{"prompt":"x","logit_bias":{"1.0":1}}', "must be keyed by token ids"),
+        ("/v1/completions", b'{"prompt":"x","\\ud800":1}', "its field '\\ud800' has half a character"),
+        ("/v1/completions", b'"prompt"', "has to be a JSON object"),
+        ("/v1/completions", b"{}", "not valid: prompt: Field required."),
+        ("/v1/messages", b'{"max_tokens":1}', "not valid: messages: Field required."),
+        ("/v1/chat/completions", CHAT + b'"tools":[{"type":"function"}]}', "tools.0.function: Field required."),
+        ("/v1/chat/completions", CHAT + b'"logprobs":true,"top_logprobs":21}', "top_logprobs=21: at most max_logprobs"),
+        ("/v1/completions", b'{"prompt":"x","logprobs":21}', "logprobs=21: at most max_logprobs"),
+        ("/v1/chat/completions", CHAT + b'"zz":' + b"9" * 5000 + b"}", "a number has more than 4300 digits"),
+        ("/v1/completions", '{"prompt":"x"}'.encode("utf-16"), "byte 0 is not UTF-8"),
+        ("/v1/completions", b'{"prompt":"x","seed":1.0}', "seed=1.0: Input should be a valid integer."),
+        ("/v1/completions", b'{"prompt":"x","stop":["\\udc00"]}', "half a character"),
+        ("/v1/completions", b'{"prompt":"x","top_k":1e400}', "top_k=inf"),
+        ("/detokenize", b'{"tokens":[true]}', "tokens.0=true"),
+        ("/v1/responses", b'{"input":"x","top_logprobs":21}', "top_logprobs=21: is not supported"),
+    ],
+    ids=lambda value: str(value)[:60],
+)
+def test_bodies_of_any_kind(server: ServerProcess, path: str, body: bytes, words: str) -> None:
+    told = refusal_of(server.http.post(path, content=body, headers=JSON))
+    assert words in told
+    assert len(told) < 1000
+
+
 BODY = b'{"prompt":"x","max_tokens":1}'
 HTTP = [
     sent("DELETE", "/v1/models", 405),

@@ -212,6 +212,55 @@ def test_a_gguf_file_of_gguf_files(tmp_path: Path) -> None:
     assert "array" in refused(lambda: GGUFFile(tmp_path / "a.gguf"))
 
 
+LONG = "x" * 10**6
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"general__architecture": LONG},
+        {"general__architecture": "gemma" + "9" * 10**6},
+        {LONG: 1},
+        {"general__alignment": LONG},
+        {"tokenizer__ggml__model": LONG},
+        {"tokenizer__ggml__pre": LONG},
+        {"tokenizer__ggml__merges": [LONG]},
+        {"tokenizer__ggml__tokens": [LONG, LONG]},
+        {"llama__rope__scaling__type": LONG},
+        {"llama__block_count": LONG},
+    ],
+    ids=lambda changes: f"{next(iter(changes))[:30]} {str(next(iter(changes.values())))[:6]}",
+)
+def test_no_text_of_a_gguf_file_is_sent_back(changes: dict[str, Any], tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "a.gguf", {name.replace("__", "."): value for name, value in changes.items()})
+    refused(lambda: load(path))
+
+
+@pytest.mark.parametrize("name", ["x" * 1025, "blk." + "9" * 5000 + ".attn_q.weight", LONG], ids=len)
+def test_a_gguf_file_whose_tensor_has_a_long_name(name: str, tmp_path: Path) -> None:
+    (tmp_path / "a.gguf").write_bytes(gguf_bytes({}, {name: np.zeros((2, 32), np.float32)}))
+    assert f"the name of a tensor has {len(name):,} characters" in refused(lambda: GGUFFile(tmp_path / "a.gguf"))
+
+
+@pytest.mark.parametrize("size", [1, 8, 23, 24, 40, 100, 500, 2000, 4000, 60_000])
+def test_a_gguf_file_that_ends_early(size: int, tmp_path: Path) -> None:
+    whole = write_gguf(tmp_path / "a.gguf").read_bytes()
+    (tmp_path / "a.gguf").write_bytes(whole[:size])
+    told = refused(lambda: GGUFFile(tmp_path / "a.gguf"))
+    assert "is truncated" in told or f"it ends beyond the {size:,} bytes of the file" in told
+
+
+NUL = {"lm_head.weight": "a\0.safetensors"}
+EMOJI = {"lm_head.weight": "\U0001f600" * 99 + ".safetensors"}
+
+
+def test_an_index_of_long_names(tmp_path: Path) -> None:
+    write_folder(tmp_path)
+    for listed in ({LONG: "model-1.safetensors"}, {LONG: LONG}, {"lm_head.weight": LONG + ".safetensors"}, NUL, EMOJI):
+        (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": listed}))
+        refused(lambda: load(tmp_path))
+
+
 def test_a_vocabulary_with_a_hole_of_gigabytes(tmp_path: Path) -> None:
     content = bytearray(write_gguf(tmp_path / "a.gguf").read_bytes())
     place = content.index(b"tokenizer.ggml.tokens") + len(b"tokenizer.ggml.tokens") + 4 + 4

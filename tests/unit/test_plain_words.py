@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+import json
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -70,3 +71,33 @@ def test_reasons() -> None:
     assert reason_of(OSError(28, "No space left on device")) == "No space left on device"
     assert reason_of(ValueError(" two\n lines ")) == "two lines"
     assert "MemoryError" not in reason_of(MemoryError())
+
+
+def failure_of(do: Callable[[], object]) -> Exception:
+    try:
+        do()
+    except Exception as error:
+        return error
+    raise AssertionError("it did not fail")
+
+
+@pytest.mark.parametrize(
+    ("do", "words"),
+    [
+        (lambda: int("9" * 5000), "a number has more than 4300 digits"),
+        (lambda: json.loads("9" * 5000), "a number has more than 4300 digits"),
+        (lambda: str(10**5000), "a number has more than 4300 digits"),
+        (lambda: b"a\xff".decode(), "byte 1 is not UTF-8"),
+        (lambda: b"\xff\xfe{".decode("utf-8-sig"), "byte 0 is not UTF-8"),
+        (lambda: {}["\x1b[31m"], "'\\x1b[31m' is missing"),
+    ],
+)
+def test_reasons_of_python_in_our_words(do: Callable[[], object], words: str) -> None:
+    assert reason_of(failure_of(do)) == words
+
+
+@pytest.mark.parametrize("text", ["x" * 10**6, "\x00" * 10**6, "\u2028" * 10**6, "\U0001f600" * 10**6])
+def test_a_reason_is_short_and_can_be_printed(text: str) -> None:
+    told = reason_of(ValueError(text))
+    assert len(told) < 2050
+    assert told.isprintable()

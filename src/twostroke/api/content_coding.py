@@ -15,6 +15,7 @@ from typing import Any, Protocol
 from starlette.datastructures import Headers
 
 from twostroke.api.http_errors import HTTPError
+from twostroke.api.media_type import has_body
 from twostroke.api.sse import Message, Receive
 
 MAX_CODINGS = 2
@@ -180,7 +181,7 @@ def decoded(receive: Receive, headers: Headers, most: int) -> Receive:
     Raises:
         HTTPError: 415, a coding is not known; what it gives raises 400 and 413, see Decoder.
     """
-    codings = _codings(headers)
+    codings = _codings(headers) if has_body(headers) else ()
     if not codings:
         return receive
     decoders = [Decoder(coding, most) for coding in reversed(codings)]

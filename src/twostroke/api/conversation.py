@@ -33,6 +33,9 @@ from twostroke.sampling_params import SamplingParams
 from twostroke.tokenizer.detokenizer import TokenTexts
 from twostroke.tokenizer.messages import text_of
 
+CHAT_WORDS: Words = MappingProxyType({"logprobs": "top_logprobs"})
+"""A chat's own field `logprobs` says whether there are any, and `top_logprobs` how many."""
+
 
 class Conversation:
     """One chat request.
@@ -52,7 +55,7 @@ class Conversation:
         dialect: Dialect,
         answer_id: str,
         *,
-        words: Words = MappingProxyType({}),
+        words: Words = CHAT_WORDS,
     ) -> None:
         self.engine = engine
         self.request = request

@@ -125,10 +125,9 @@ def validation_answer(problems: Sequence[Mapping[str, Any]]) -> ErrorAnswer:
     place = [part for part in first.get("loc", ()) if part != "body"]
     name = ".".join(str(part) for part in place if not (isinstance(part, str) and _KIND.fullmatch(part)))
     value = first.get("input")
-    told = f": {name}={shown(value)}" if name else ""
-    message = f"the request is not valid{told}: {_words(first)}."
-    if not place and isinstance(value, (str, bytes)):
-        message = f"the request is not valid: the body is a text ({shown(value)}), and has to be a JSON object."
+    is_missing = first.get("type") == "missing"  # its value is then that of what it is missing in
+    told = f": {name}" if name and is_missing else f": {name}={shown(value)}" if name else ""
+    message = f"the request is not valid{told}: {_words(first) if place else _words_of_body(first)}."
     top = str(place[0]) if place else None
     return ErrorAnswer(400, _body(message, "invalid_request_error", None, top))
 
@@ -163,6 +162,18 @@ def _words(problem: Mapping[str, Any]) -> str:
         )
     words = str(problem.get("msg", "see the schema"))
     return words.removeprefix("Value error, ").removeprefix("Assertion failed, ").rstrip(".")
+
+
+def _words_of_body(problem: Mapping[str, Any]) -> str:
+    """Return a problem of the whole body in words."""
+    value = problem.get("input")
+    if problem.get("type") == "missing":
+        return "it has no body, and needs a JSON object"
+    if problem.get("type") == "string_unicode":
+        return f"the name of its field {shown(value)} has half a character (a lone surrogate)"
+    if isinstance(value, (str, bytes)):
+        return f"the body is a text ({shown(value)}), and has to be a JSON object"
+    return _words(problem)
 
 
 def _body(message: str, kind: str, code: str | None, param: str | None) -> dict[str, Any]:

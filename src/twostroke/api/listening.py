@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 
 from twostroke.errors import InvalidParameter, SetupError
@@ -25,9 +26,9 @@ def listen(host: str, port: int) -> socket.socket:
         raise InvalidParameter("host", host, limit, "Use 127.0.0.1, or 0.0.0.0 for all networks.") from error
     except OSError as error:
         listener.close()
-        raise SetupError(
-            f"{host}:{port} cannot be listened on ({error.strerror or error}). Choose another --port."
-        ) from error
+        is_elsewhere = error.errno == errno.EADDRNOTAVAIL
+        remedy = "Give an address of this machine as --host." if is_elsewhere else "Choose another --port."
+        raise SetupError(f"{host}:{port} cannot be listened on ({error.strerror or error}). {remedy}") from error
     return listener
 
 

@@ -27,7 +27,7 @@ def check_media_type(method: str, path: str, headers: Headers) -> None:
     Raises:
         HTTPError: 415, it is of another type, or in another character set than UTF-8.
     """
-    if method != "POST" or path not in JSON_PATHS or not _has_body(headers):
+    if method != "POST" or path not in JSON_PATHS or not has_body(headers):
         return
     given = headers.get("content-type")
     if given == "application/json":  # what nearly everybody sends
@@ -44,7 +44,8 @@ def check_media_type(method: str, path: str, headers: Headers) -> None:
         raise _unsupported(f"the body is JSON in {charset[:64]!r}, and JSON is in UTF-8.")
 
 
-def _has_body(headers: Headers) -> bool:
+def has_body(headers: Headers) -> bool:
+    """Return whether a request has a body, as far as its head says."""
     return headers.get("content-length", "0") != "0" or "transfer-encoding" in headers
 
 

@@ -5,7 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+import httptools
+
 from twostroke.api.http_errors import HTTPError
+from twostroke.plain_words import reason_of
 
 Headers = Sequence[tuple[bytes, bytes]]
 """Names in lower case, and values."""
@@ -13,11 +16,12 @@ Headers = Sequence[tuple[bytes, bytes]]
 UNIQUE_HEADERS = frozenset(
     {
         *(b"content-length", b"transfer-encoding", b"content-type"),
-        *(b"host", b"origin", b"authorization", b"x-api-key"),
+        *(b"host", b"origin", b"authorization", b"x-api-key", b"x-request-timeout"),
     }
 )
 """Two of these and two readers may believe different ones."""
 VERSIONS = ("1.0", "1.1")
+CONTINUE = b"100-continue"
 _HOST = re.compile(rb"(\[[0-9A-Fa-f:.]+\]|[\w.~!$&'()*+,;=%-]*)(?::([0-9]*))?", re.ASCII)
 MAX_PORT = 65535
 _ABSOLUTE = re.compile(rb"https?://([^/?#]*)(.*)", re.IGNORECASE | re.DOTALL)
@@ -57,9 +61,18 @@ def check_head(method: bytes, version: str, target: bytes, headers: Headers) -> 
             400, f"the request target names no host ({named[:64].decode('latin-1')!r}); send http://HOST/PATH."
         )
     _check_coding(version, given.get(b"transfer-encoding"))
-    expected = {value.lower() for name, value in headers if name == b"expect"}
-    if version == "1.1" and not expected <= {b"100-continue"}:
+    expected = {each for name, value in headers if name == b"expect" for each in _members(value)}
+    if version == "1.1" and not expected <= {CONTINUE}:
         raise HTTPError(417, "the expectation is not known; the one that is is 'expect: 100-continue'.")
+
+
+def expects_continue(headers: Headers) -> bool:
+    """Return whether the client waits to be told that its body is wanted.
+
+    >>> expects_continue([(b"expect", b", 100-Continue")]), expects_continue([(b"expect", b"")])
+    (True, False)
+    """
+    return any(CONTINUE in _members(value) for name, value in headers if name == b"expect")
 
 
 def origin_form(target: bytes) -> tuple[bytes, bytes | None]:
@@ -104,6 +117,20 @@ def unreadable(data: bytes, *, is_method: bool) -> HTTPError | None:
     return HTTPError(501, "the method of the request is not implemented.", code="not_implemented")
 
 
+def no_request(error: BaseException | None) -> HTTPError:
+    """Return what is to be said of bytes that break the rules of HTTP.
+
+    Args:
+        error: the parser's.
+    """
+    match error:
+        case None | httptools.HttpParserCallbackError():  # it would name a function of ours
+            told = ""
+        case _:
+            told = f": {reason_of(error)}"
+    return HTTPError(400, f"what was sent is no HTTP request{told}.")
+
+
 def _check_host(version: str, host: bytes | None) -> None:
     if host is None and version == "1.1":
         raise HTTPError(400, "the request has no 'host' header, which HTTP/1.1 needs.")
@@ -112,6 +139,11 @@ def _check_host(version: str, host: bytes | None) -> None:
         raise HTTPError(
             400, f"the header host={told!r} is not a host; send a name, or NAME:PORT with a port up to {MAX_PORT}."
         )
+
+
+def _members(value: bytes) -> list[bytes]:
+    """Return the members of a list, in lower case; empty ones count for nothing (RFC 9110, 5.6.1)."""
+    return [member for part in value.split(b",") if (member := part.strip().lower())]
 
 
 def _is_host(text: bytes) -> bool:
@@ -127,8 +159,8 @@ def _check_coding(version: str, coding: bytes | None) -> None:
         return
     if version == "1.0":
         raise HTTPError(400, "HTTP/1.0 has no 'transfer-encoding'; send 'content-length'.")
-    codings = [part.strip().lower() for part in coding.split(b",")]
-    if codings.count(b"chunked") > 1 or codings[-1] != b"chunked":
+    codings = _members(coding)
+    if codings.count(b"chunked") > 1 or codings[-1:] != [b"chunked"]:
         raise HTTPError(400, "the last transfer coding is not 'chunked', so the end of the body is not known.")
     if len(codings) > 1:
         raise HTTPError(501, "the one transfer coding that is implemented is 'chunked'.", code="not_implemented")

@@ -22,7 +22,7 @@ import msgspec
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from twostroke.api.http_errors import HTTPError
-from twostroke.api.request_head import check_head, framing_of, origin_form, unreadable
+from twostroke.api.request_head import check_head, expects_continue, framing_of, no_request, origin_form, unreadable
 from twostroke.api.sse import WRITE_NOW, Message
 
 MAX_HEAD_BYTES = 64 * 1024
@@ -177,7 +177,7 @@ class GuardedProtocol(HttpToolsProtocol):
         self._take_target()
         self._has_request = self._reads_body = True
         self._framing = framing_of(self.headers) if self.parser.should_upgrade() else b""
-        self.expect_100_continue = self.expect_100_continue and not is_old  # it would not know the interim answer
+        self.expect_100_continue = expects_continue(self.headers) and not is_old  # it would not know the interim answer
         super().on_headers_complete()
         if is_for_server:
             self.scope["path"], self.scope["raw_path"] = "*", b"*"
@@ -229,7 +229,7 @@ class GuardedProtocol(HttpToolsProtocol):
         if refusal is None and not self._reads_body and not self._ended_within:
             is_method = isinstance(sys.exception(), httptools.HttpParserInvalidMethodError)
             refusal = unreadable(self._received, is_method=is_method)
-        refusal = refusal or HTTPError(400, msg)
+        refusal = refusal or no_request(sys.exception())
         has_content = self.parser.get_method() != b"HEAD"
         self._answer_and_close(refusal.answer.status, str(refusal), has_content=has_content)
 

@@ -37,7 +37,7 @@ def model_name(model: str) -> str:
     ('Qwen/Qwen3-0.6B', 'usr')
     """
     path = Path(model).expanduser()
-    return last_part(path) if path.exists() else model
+    return last_part(path) if os.path.exists(path) else model
 
 
 def last_part(path: Path) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -223,7 +224,7 @@ def check_model_names(names: Sequence[str]) -> None:
     if len(names) < 2:
         return
     last = names[-1]
-    if "/" in last or last.endswith(".gguf") or Path(last).exists():
+    if "/" in last or last.endswith(".gguf") or os.path.exists(last):
         limit = "looks like the model, and --served-model-name takes all words up to the next flag"
         remedy = "Name the model first: twostroke serve MODEL --served-model-name NAME NAME."
         raise InvalidParameter("served_model_name", last, limit, remedy)

@@ -68,6 +68,7 @@ _HUB = "the hub id itself, in the model's place"
 _KV = "--kv-cache-dtype"
 _UNNEEDED = "nothing: leave it out"
 
+_REQUESTS = "the file of requests itself: twostroke run-batch REQUESTS --output RESULTS"
 _SLOTS = "--max-num-seqs"
 _RANKS = "--tensor-parallel-size"
 
@@ -127,6 +128,9 @@ FLAGS = {
     "--model-draft": "--speculative-config",
     "--speculative-model": "--speculative-config",
     "-a": "--served-model-name",
+    "-i": _REQUESTS,
+    "--input-file": _REQUESTS,
+    "--output-file": "--output",
     "--alias": "--served-model-name",
     "-sys": "--system",
     "--system-prompt": "--system",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import sys
@@ -72,14 +73,11 @@ def names_model(word: str) -> bool:
     if word == "embedded" or word.lower().endswith(_FILES) or word.startswith(_PLACES):
         return True
     patterns = (HUB_ID, _SIZED, _FAMILY, _PATH)
-    return any(pattern.fullmatch(word) for pattern in patterns) or Path(word).is_dir()
+    return any(pattern.fullmatch(word) for pattern in patterns) or os.path.isdir(word)
 
 
 def _is_file(word: str) -> bool:
-    try:
-        return Path(word).is_file()
-    except OSError:  # no file has such a long name
-        return False
+    return os.path.isfile(word)
 
 
 def _read(path: Path) -> str:

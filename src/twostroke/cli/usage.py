@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -107,7 +108,7 @@ def told(error: CycloptsError, arguments: Sequence[str]) -> str:
 def _unknown_command(word: str, error: CycloptsError) -> str:
     if word in COMMANDS:
         return f"there is no command {word!r} here: {COMMANDS[word]}."
-    if "/" in word or word.endswith((".gguf", ".safetensors")) or Path(word).exists():
+    if "/" in word or word.endswith((".gguf", ".safetensors")) or os.path.exists(word):
         return f"{word!r} is no command; one comes before the model: twostroke chat {word}"
     return _one_line(error)
 

@@ -213,7 +213,7 @@ def _architecture(config: Mapping[str, Any]) -> str:
     kind = config.get("model_type")
     what = f"the architecture {', '.join(map(_shortened, names))}" if names else "no architecture"
     if not names and kind is not None:
-        what += f" beside model_type {kind!r}"
+        what += f" beside model_type {shown(kind)}"
     name = _shortened(names[0]) if names else "".join(part.capitalize() for part in str(kind or "").split("_"))
     raise UnsupportedModel(f"config.json names {what}; {_nearest_known(name, config, known)}known: {', '.join(known)}.")
 
@@ -438,5 +438,5 @@ def _layers_with_rope(
 def _dtype(given: Mapping[str, Any]) -> str:
     name = str(given.get("dtype") or given.get("torch_dtype") or "float32").removeprefix("torch.")
     if name not in DTYPE_NAMES:
-        raise UnsupportedModel(f"weights of type {name!r} are not implemented; known: {', '.join(DTYPE_NAMES)}.")
+        raise UnsupportedModel(f"weights of type {shown(name)} are not implemented; known: {', '.join(DTYPE_NAMES)}.")
     return name

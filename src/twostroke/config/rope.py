@@ -79,7 +79,7 @@ class RopeConfig:
         rope_type = given.get("rope_type") or given.get("type") or "default"
         rope_type = _ALIASES.get(str(rope_type), rope_type)
         if rope_type not in ROPE_TYPES:
-            raise UnsupportedModel(f"rope type {rope_type!r} is not implemented; known: {', '.join(ROPE_TYPES)}.")
+            raise UnsupportedModel(f"rope type {shown(rope_type)} is not implemented; known: {', '.join(ROPE_TYPES)}.")
         partial = given.get("partial_rotary_factor", config.get("partial_rotary_factor"))
         is_proportional = rope_type == "proportional"
         turned_share = _turned_share(partial) if is_proportional else 1.0
@@ -188,7 +188,7 @@ _ROPE_NUMBERS = (1e-12, 1e12)
 
 def _check_rope_numbers(rope_type: str, numbers: Mapping[str, Any], original: int | None) -> None:
     if numbers["query_growth"] is not None and original is None:
-        raise UnsupportedModel(f"llama_4_scaling_beta beside rope type {rope_type!r} is not implemented.")
+        raise UnsupportedModel(f"llama_4_scaling_beta beside rope type {shown(rope_type)} is not implemented.")
     if rope_type == "longrope" and (original or 0) < 2:
         raise CorruptCheckpoint(
             f"config.json: rope type 'longrope' needs an original_max_position_embeddings above 1, found {original}."
@@ -202,8 +202,8 @@ def _check_rope_numbers(rope_type: str, numbers: Mapping[str, Any], original: in
         if not is_absent and not (is_number(value) and low <= value <= high):
             key = "rope_theta" if name == "theta" else name
             raise CorruptCheckpoint(
-                f"config.json: rope type {rope_type!r} needs a number above 0 (from {low:g} to {high:g}) for {key}, "
-                f"found {shown(value)}."
+                f"config.json: rope type {shown(rope_type)} needs a number above 0 (from {low:g} to {high:g}) for "
+                f"{key}, found {shown(value)}."
             )
     if rope_type == "yarn" and numbers["theta"] <= 1:
         raise CorruptCheckpoint(f"config.json: rope type 'yarn' needs a rope_theta above 1, found {numbers['theta']}.")

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from twostroke.config.fields import list_of, mapping
-from twostroke.errors import UnsupportedModel
+from twostroke.errors import UnsupportedModel, shown
 
 TEXT_MODELS: Mapping[str, Mapping[str, str]] = {
     "Gemma3ForConditionalGeneration": {"gemma3_text": "Gemma3ForCausalLM"},
@@ -42,7 +42,7 @@ def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
     kind = text.get("model_type") or next(iter(known))
     if not isinstance(kind, str) or kind not in known:
         raise UnsupportedModel(
-            f"config.json: text_config of {names[0]} has model_type {kind!r}, which is not implemented; known: "
+            f"config.json: text_config of {names[0]} has model_type {shown(kind)}, which is not implemented; known: "
             f"{', '.join(known)}."
         )
     text["architectures"] = [known[kind]]

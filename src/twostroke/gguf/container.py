@@ -32,10 +32,13 @@ import numpy.typing as npt
 from twostroke.errors import CorruptCheckpoint, ModelNotFound, UnsupportedModel
 from twostroke.gguf.metadata import Metadata
 from twostroke.gguf.tensor_types import NAMES, TYPES, TensorType
+from twostroke.plain_words import reason_of
 
 _VERSIONS = (2, 3)
 _DEFAULT_ALIGNMENT, _LEAST_ALIGNMENT = 32, 8
 _MAX_DIMS = 4
+_MAX_NAME = 1024
+"""Characters; ggml's own limit for tensors is 64, and messages show names whole."""
 _TEXT, _ARRAY = 8, 9
 _NUMBERS = dict(enumerate(("<u1", "<i1", "<u2", "<i2", "<u4", "<i4", "<f4", "?"))) | {10: "<u8", 11: "<i8", 12: "<f8"}
 
@@ -219,19 +222,21 @@ class _Cursor:
         try:
             return found.decode("utf-8")
         except UnicodeDecodeError as error:
-            raise CorruptCheckpoint(f"{self._path}: {self.what} is not UTF-8 ({error}).") from error
+            raise CorruptCheckpoint(
+                f"{self._path}: {self.what} cannot be read ({reason_of(error)}). Download it again."
+            ) from error
 
     def pair(self) -> tuple[str, Any]:
         """The next key and its value."""
         self.what = "the name of a metadata key"
-        key = self.text()
+        key = self._name()
         self.what = key
         return key, self._value(self.number("<u4"))
 
     def tensor_info(self) -> tuple[str, tuple[int, ...], int, int]:
         """The next tensor's name, shape, type and offset."""
         self.what = "the name of a tensor"
-        name = self.text()
+        name = self._name()
         self.what = f"the shape of {name}"
         num_dims = self.number("<u4")
         if num_dims > _MAX_DIMS:
@@ -240,6 +245,13 @@ class _Cursor:
             )
         dims = tuple(self.number("<u8") for _ in range(num_dims))
         return name, dims[::-1], self.number("<u4"), self.number("<u8")
+
+    def _name(self) -> str:
+        name = self.text()
+        if len(name) > _MAX_NAME:
+            told = f"{self._path}: {self.what} has {len(name):,} characters; at most {_MAX_NAME:,} are possible."
+            raise CorruptCheckpoint(told)
+        return name
 
     def _value(self, kind: int) -> Any:
         if kind == _TEXT:
@@ -266,8 +278,10 @@ class _Cursor:
                 position = begin + struct.unpack_from("<Q", content, position)[0]
                 texts.append(content[begin:position].decode("utf-8"))
         except (struct.error, UnicodeDecodeError, OverflowError) as error:
+            is_there = isinstance(error, UnicodeDecodeError)
+            reason = reason_of(error) if is_there else f"it ends beyond the {len(content):,} bytes of the file"
             raise CorruptCheckpoint(
-                f"{self._path}: {self.what}, entry {len(texts)} of {length}, cannot be read ({error}). "
+                f"{self._path}: {self.what}, entry {len(texts)} of {length}, cannot be read ({reason}). "
                 "Download it again."
             ) from error
         self.position = position

@@ -10,9 +10,9 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from twostroke.config.model import ModelConfig
-from twostroke.errors import CorruptCheckpoint, ModelNotFound
+from twostroke.errors import MOST_SHOWN, CorruptCheckpoint, ModelNotFound, shown
 from twostroke.log import get_logger
-from twostroke.model.model_path import HUB_ID, no_config, no_folder
+from twostroke.model.model_path import HUB_ID, local_path, no_config, no_folder
 from twostroke.model.text_tensors import is_constant, text_name
 from twostroke.plain_words import reason_of
 
@@ -24,6 +24,8 @@ MAX_JSON_BYTES = 64 * 2**20
 _HUB_FILES = ["*.json", "*.safetensors", "*.model", "*.jinja", "*.txt"]
 _HUB_FILES_LEFT_OUT = ["consolidated*", "original/*"]
 """The same weights a second time, in the format of the model's makers."""
+_MAX_NAME_BYTES = 255
+"""Of a file, on the systems that there are; a longer one is an error of the system's wherever it is looked for."""
 _MOST_CHARACTERS = 240
 """Of what the hub's client says, which may be a page."""
 
@@ -38,7 +40,7 @@ def find_model_folder(model: str, *, with_weights: bool = True) -> Path:
     Raises:
         ModelNotFound: no such folder, and the hub does not have it or cannot be reached.
     """
-    path = _EMBEDDED if model == "embedded" else Path(model).expanduser()
+    path = _EMBEDDED if model == "embedded" else local_path(model)
     if path.is_dir():
         return path
     if path.is_file() or not HUB_ID.fullmatch(model):
@@ -89,7 +91,7 @@ def read_json(path: Path) -> dict[str, Any] | None:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError, OSError) as error:
-        raise CorruptCheckpoint(f"{path} cannot be read as JSON ({error}). Download it again.") from error
+        raise CorruptCheckpoint(f"{path} cannot be read as JSON ({reason_of(error)}). Download it again.") from error
     if not isinstance(content, dict):
         raise CorruptCheckpoint(f"{path} holds no JSON object. Download it again.")
     return content
@@ -182,20 +184,22 @@ def _weight_map(index: dict[str, Any], folder: Path) -> dict[str, str]:
         # the folder's own files: a path would let a download read anything on this machine
         if not _is_weight_file_name(file_name):
             raise CorruptCheckpoint(
-                f"{folder}: weight_map in model.safetensors.index.json gives {file_name!r} for {name}; it must be the "
-                "name of a safetensors file beside it. Download it again."
+                f"{folder}: weight_map in model.safetensors.index.json gives {shown(file_name)} for {shorten([name])}; "
+                "it must be the name of a safetensors file beside it. Download it again."
             )
     return cast(dict[str, str], weight_map)
 
 
 def _is_weight_file_name(name: object) -> bool:
-    return isinstance(name, str) and name.endswith(".safetensors") and Path(name).name == name
+    if not (isinstance(name, str) and name.endswith(".safetensors") and name.isprintable()):
+        return False
+    return Path(name).name == name and len(name.encode()) <= _MAX_NAME_BYTES
 
 
 def shorten(names: list[str], limit: int = 8) -> str:
     """The first few names, and how many more there are."""
     more = f" and {len(names) - limit} more" if len(names) > limit else ""
-    return ", ".join(names[:limit]) + more
+    return ", ".join(name if len(name) <= MOST_SHOWN else shown(name) for name in names[:limit]) + more
 
 
 def companion(folder: Path, kind: str) -> Path | None:

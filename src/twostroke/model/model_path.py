@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from twostroke.errors import ModelNotFound
+from twostroke.errors import ModelNotFound, shown
 from twostroke.gguf.container import first_part
 from twostroke.model.fetch import fetch
 from twostroke.model.named_models import NAMED_MODELS
+from twostroke.plain_words import reason_of
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 _HUB_ADDRESS = re.compile(
@@ -19,6 +21,22 @@ _SHORT_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(?::[\w.-]+)?")
 _MAGIC = b"GGUF"
 _MOST_NAMED = 4
 _GIVE = "Give a folder with config.json, a GGUF file, a short name, or a hub id (owner/name)."
+
+
+def local_path(model: str) -> Path:
+    """Return the path that these words are, whether there is anything or not.
+
+    Raises:
+        ModelNotFound: the system does not look there: the words are too long, or it is not permitted.
+    """
+    try:
+        path = Path(model).expanduser()
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            path.stat()
+    except (OSError, RuntimeError, ValueError) as error:  # RuntimeError: the home of a user whom nobody knows
+        why = error.strerror if isinstance(error, OSError) else reason_of(error)
+        raise ModelNotFound(f"the model {shown(model)} cannot be looked for ({why}). {_GIVE}") from error
+    return path
 
 
 def gguf_path(model: str) -> Path | None:
@@ -32,7 +50,7 @@ def gguf_path(model: str) -> Path | None:
         ModelNotFound: there is no such file, it is of another kind, or a folder has several; or it cannot be fetched.
         SetupError: there is no room for what is fetched, or its terms are not accepted.
     """
-    path = Path(model).expanduser()
+    path = local_path(model)
     if path.is_dir():
         return _only_gguf(path)
     if model in NAMED_MODELS and not path.exists():
@@ -50,7 +68,7 @@ def gguf_path(model: str) -> Path | None:
 
 def no_folder(model: str) -> ModelNotFound:
     """Return what to say of words that name no folder, and could be no hub id."""
-    path = Path(model).expanduser()
+    path = local_path(model)
     address = _HUB_ADDRESS.fullmatch(model)
     if path.is_file():
         why = _of_no_model_file(path)

@@ -19,7 +19,7 @@ from enum import IntEnum
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
 from tokenizers import Tokenizer as RawTokenizer
 
-from twostroke.errors import CorruptCheckpoint, UnsupportedModel
+from twostroke.errors import CorruptCheckpoint, UnsupportedModel, shown
 from twostroke.gguf.metadata import Metadata
 from twostroke.log import get_logger
 from twostroke.tokenizer.settings import TokenizerSettings
@@ -82,7 +82,7 @@ def tokenizer_from_gguf(metadata: Metadata) -> Tokenizer:
     else:
         what = f" ({_OTHER_KINDS[kind]})" if kind in _OTHER_KINDS else ""
         raise UnsupportedModel(
-            f"{metadata.file_name}: tokenizer.ggml.model {kind!r}{what} is not implemented; known: gpt2, llama, "
+            f"{metadata.file_name}: tokenizer.ggml.model {shown(kind)}{what} is not implemented; known: gpt2, llama, "
             "gemma4. Give the model's tokenizer with --tokenizer FOLDER."
         )
     vocabulary.add_special_tokens(raw)
@@ -140,7 +140,7 @@ class _Vocabulary:
         self.types: Sequence[int] = metadata.whole_numbers(_TOKEN_TYPES) if _TOKEN_TYPES in metadata else ()
         if len(self.ids) != len(self.texts):
             twice = next(text for i, text in enumerate(self.texts) if self.ids[text] != i)
-            raise CorruptCheckpoint(f"{metadata.file_name}: {_TOKENS} has {twice!r} twice.")
+            raise CorruptCheckpoint(f"{metadata.file_name}: {_TOKENS} has {shown(twice)} twice.")
         if self.types and len(self.types) < len(self.texts):
             raise CorruptCheckpoint(
                 f"{metadata.file_name}: {_TOKEN_TYPES} has {len(self.types)} entries for {len(self.texts)} tokens."
@@ -162,7 +162,7 @@ def _byte_level(metadata: Metadata, vocabulary: _Vocabulary) -> tuple[RawTokeniz
     pre = metadata.text("tokenizer.ggml.pre", "default")
     if pre not in WORD_RULES:
         raise UnsupportedModel(
-            f"{metadata.file_name}: tokenizer.ggml.pre {pre!r} is not implemented; nearest known: "
+            f"{metadata.file_name}: tokenizer.ggml.pre {shown(pre)} is not implemented; nearest known: "
             f"{', '.join(nearest_names(pre))}. Give the model's tokenizer with --tokenizer FOLDER."
         )
     rule = WORD_RULES[pre]
@@ -179,7 +179,9 @@ def _merge(metadata: Metadata, text: str) -> tuple[str, str]:
     """'a b', where a may begin with a space."""
     left, space, right = text[1:].partition(" ")
     if not space:
-        raise CorruptCheckpoint(f"{metadata.file_name}: {_MERGES} has {text!r}; it must be two tokens and a space.")
+        raise CorruptCheckpoint(
+            f"{metadata.file_name}: {_MERGES} has {shown(text)}; it must be two tokens and a space."
+        )
     return text[0] + left, right
 
 

@@ -77,6 +77,8 @@ class TemplateProgram:
             raise
         except RecursionError as error:
             raise InvalidPrompt("the chat template failed: it calls itself without end.") from error
+        except OSError as error:  # whose words would name paths of this machine
+            raise InvalidPrompt("the chat template failed: it asks for a file, which no template is given.") from error
         except Exception as error:  # the template is a foreign program: any operation in it may fail in any way
             raise InvalidPrompt(f"the chat template refused the conversation: {reason_of(error)}") from error
 

@@ -19,6 +19,7 @@ from twostroke.api.http_errors import HTTPError
 from twostroke.api.sse import Message
 
 LIMIT = 1 << 20
+CHUNKED = {"transfer-encoding": "chunked"}
 ENCODERS: Mapping[str, Callable[[bytes], bytes]] = {
     "gzip": gzip.compress,
     "x-gzip": gzip.compress,
@@ -63,7 +64,7 @@ class Client:
 
     def read(self, coding: str, most: int = LIMIT) -> bytes:
         async def whole() -> bytes:
-            receive = decoded(self.receive, Headers({"content-encoding": coding}), most)
+            receive = decoded(self.receive, Headers({"content-encoding": coding, **CHUNKED}), most)
             found = b""
             while True:
                 message = await receive()
@@ -167,7 +168,7 @@ def test_a_disconnect_is_handed_on() -> None:
     async def receive() -> Message:
         return {"type": "http.disconnect"}
 
-    found = decoded(receive, Headers({"content-encoding": "gzip"}), LIMIT)
+    found = decoded(receive, Headers({"content-encoding": "gzip", **CHUNKED}), LIMIT)
     assert asyncio.run(found())["type"] == "http.disconnect"  # pyright: ignore[reportArgumentType]
 
 
@@ -183,7 +184,7 @@ def received(body: bytes, coding: str, most: int) -> bytes:
         return {"type": "http.request", "body": left.pop(0), "more_body": bool(left)}
 
     async def receive_all() -> bytes:
-        receive_decoded = decoded(receive, Headers({"content-encoding": coding}), most)
+        receive_decoded = decoded(receive, Headers({"content-encoding": coding, **CHUNKED}), most)
         return b"".join([(await receive_decoded())["body"] for _ in range(len(left))])
 
     return asyncio.run(receive_all())

@@ -112,6 +112,59 @@ def test_flags_of_others(arguments: list[str], words: str) -> None:
     assert words in refused("generate", *arguments)
 
 
+LONG = "x" * 300
+CHINESE = "请用三句话介绍一下北京的历史文化和美食" * 9
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("generate", LONG, "hi"),
+        ("generate", "./" + LONG, "hi"),
+        ("generate", LONG + ".gguf", "hi"),
+        ("generate", CHINESE, "hi"),
+        ("generate", "x/" * 3000, "hi"),
+        ("chat", LONG),
+        ("serve", LONG, "--port", "0"),
+        ("serve", "embedded", "--tokenizer", LONG, "--port", "0"),
+        ("plan", LONG),
+        ("calibrate", LONG),
+        ("quantize", LONG, "--quantization", "int8", "--out", "out"),
+        ("run-batch", "requests.jsonl", "-o", "out.jsonl", "--model", LONG),
+    ],
+    ids=lambda command: " ".join(command)[:30],
+)
+def test_a_name_that_no_file_can_have_is_no_model(
+    command: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    request = '{"custom_id":"1","method":"POST","url":"/v1/completions","body":{"prompt":"x"}}\n'
+    Path("requests.jsonl").write_text(request)
+    assert "cannot be looked for (File name too long)" in refused(*command)
+
+
+def test_the_home_of_nobody_is_no_model() -> None:
+    assert "cannot be looked for" in refused("generate", "~nobody-has-this-name/model", "hi")
+
+
+def test_a_prompt_without_spaces_may_be_long() -> None:
+    """Chinese has none, and a file's name may have 255 bytes."""
+    assert "temperature=nan" in refused("generate", CHINESE, "--temperature", "nan")
+    assert "Unknown command" in refused(LONG)
+
+
+@pytest.mark.parametrize("flag", ["-i", "--input-file"])
+def test_a_batch_as_in_vllm(flag: str) -> None:
+    told = refused("run-batch", flag, "in.jsonl", "-o", "out.jsonl", "--model", "embedded")
+    assert "is here the file of requests itself: twostroke run-batch REQUESTS --output RESULTS" in told
+
+
+def test_a_host_of_another_machine_is_told_by_its_flag() -> None:
+    """An address of TEST-NET-1 (RFC 5737), which no machine has."""
+    told = refused("serve", "embedded", "--host", "192.0.2.1", "--port", "0")
+    assert told.endswith("Give an address of this machine as --host."), told
+
+
 @pytest.mark.parametrize(
     "arguments",
     [

@@ -127,6 +127,37 @@ def test_no_name_in_a_template_leads_to_its_counter(source: str, text: str) -> N
     assert rendered(source) == text
 
 
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        ("{{ raise_exception('x' * 1000000) }}", "(1000000 characters)"),
+        ("{{ raise_exception(messages[0].content * 400000) }}", "(800000 characters)"),
+        ("{{ raise_exception('\\x1b[31mred') }}", "conversation: \\x1b[31mred"),
+        ("{{ raise_exception('a\\nb') }}", "conversation: a b"),
+        ("{{ 'x'.encode('idna') }}", "it asks for a file, which no template is given."),
+        ("{{ ('9' * 4000) | int ** 60 }}", "a number has more than 4300 digits"),
+        ("{{ " + "9" * 5000 + " }}", "a number has more than 4300 digits"),
+        ("{{ '%c' % 1114112 }}", "not in range"),
+        ("{{ 15 | round(-2000000000) }}", TOO_MUCH_TIME),
+        ("{{ lipsum(n=2000000000) }}", TOO_MUCH_TIME),
+        ("{{ messages | tojson(indent=2000000000) }}", TOO_MUCH_MEMORY),
+        ("{% block a %}{{ self.a() }}{% endblock %}", "calls itself without end"),
+        ("{% for a in [1] recursive %}{{ loop([1]) }}{% endfor %}", "calls itself without end"),
+        ("{{ not_there.x }}", "'not_there' is undefined"),
+        ("{{ " + "(" * 3000 + "1" + ")" * 3000 + " }}", "maximum recursion depth"),
+        ("{% macro f(a, a) %}{% endmacro %}", "duplicate argument"),
+    ],
+    ids=lambda value: value[:40],
+)
+def test_what_is_wrong_is_told_in_a_line_that_can_be_printed(source: str, words: str) -> None:
+    with pytest.raises(InvalidPrompt) as told:
+        rendered(source)
+    message = str(told.value)
+    assert words in message
+    assert len(message) < 2200
+    assert message.isprintable()
+
+
 @pytest.mark.parametrize("place", range(len(HOSTILE_EXPRESSIONS)))
 def test_hostile_expressions_end(place: int) -> None:
     """With a text, where a machine is fast or the expression harmless, or with our error; the caller takes nothing."""

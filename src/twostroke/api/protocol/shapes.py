@@ -26,6 +26,7 @@ from twostroke.api.http_errors import HTTPError, nested_too_deeply
 from twostroke.api.protocol.fields import WireObject
 from twostroke.api.protocol.lists import MAX_CONTAINERS, MAX_OBJECTS, AtMost
 from twostroke.api.protocol.plain_parts import OrText
+from twostroke.plain_words import reason_of
 
 CHECKED_BYTES = 64 * 1024
 """Bodies that are larger are checked before they are parsed."""
@@ -74,7 +75,7 @@ def read_body(kind: type[WireObject], content: bytes | bytearray) -> Any:
     except RecursionError as error:
         raise nested_too_deeply() from error
     except ValueError as error:  # a number of thousands of digits, or text in another encoding
-        raise no_json(str(error)) from error
+        raise no_json(reason_of(error)) from error
 
 
 def no_json(reason: str) -> HTTPError:

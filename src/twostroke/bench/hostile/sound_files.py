@@ -6,6 +6,7 @@ import json
 import struct
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -96,8 +97,8 @@ def write_folder(folder: Path) -> Path:
     return folder
 
 
-def write_gguf(path: Path) -> Path:
-    """Write the same model as a GGUF file."""
+def write_gguf(path: Path, changes: Mapping[str, Any] = MappingProxyType({})) -> Path:
+    """Write the same model as a GGUF file, with other values where `changes` has them."""
     texts = list(_vocabulary())
     texts += ["<|end|>", "<|im_start|>", "<|im_end|>"]
     values: dict[str, Any] = {
@@ -127,7 +128,7 @@ def write_gguf(path: Path) -> Path:
     }
     tensors = {gguf_name(name): weight.numpy() for name, weight in _weights(_SHAPE).items()}
     tensors["rope_freqs.weight"] = np.ones(8, np.float32)
-    path.write_bytes(gguf_bytes(values, tensors))
+    path.write_bytes(gguf_bytes(values | dict(changes), tensors))
     return path
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from twostroke.errors import CorruptCheckpoint, UnsupportedModel
+from twostroke.errors import CorruptCheckpoint, UnsupportedModel, shown
 from twostroke.gguf.container import GGUFFile
 from twostroke.gguf.metadata import Metadata
 from twostroke.model.gguf.names import ModuleNames
@@ -242,7 +242,7 @@ def gguf_architecture(metadata: Metadata) -> GGUFArchitecture:
     if name not in GGUF_ARCHITECTURES:
         known = ", ".join(GGUF_ARCHITECTURES)
         raise UnsupportedModel(
-            f"{metadata.file_name}: general.architecture {name!r} is not implemented; known: {known}."
+            f"{metadata.file_name}: general.architecture {shown(name)} is not implemented; known: {known}."
         )
     return GGUF_ARCHITECTURES[name]
 

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from twostroke.config.architectures import ARCHITECTURE_TRAITS
 from twostroke.config.layer_spec import NormKind
 from twostroke.config.model import ModelConfig
-from twostroke.errors import CorruptCheckpoint, UnsupportedModel
+from twostroke.errors import CorruptCheckpoint, UnsupportedModel, shown
 from twostroke.gguf.container import GGUFFile, StoredTensor
 from twostroke.gguf.metadata import Metadata
 from twostroke.model.gguf.architectures import GGUF_ARCHITECTURES, GGUFArchitecture, gguf_architecture
@@ -148,7 +148,7 @@ def _refuse_unsupported(metadata: Metadata, prefix: str, architecture: GGUFArchi
         key = f"{prefix}.{name}"
         if key in metadata and metadata.number_or_flag(key) != neutral:
             value = metadata.number_or_flag(key)
-            raise UnsupportedModel(f"{metadata.file_name}: {key}={value} is not implemented; known: {neutral}.")
+            raise UnsupportedModel(f"{metadata.file_name}: {key}={shown(value)} is not implemented; known: {neutral}.")
 
 
 def _head_sizes(metadata: Metadata, prefix: str, default: int, *, rotates_parts: bool) -> tuple[int, int]:
@@ -190,8 +190,8 @@ def _rope(file: GGUFFile, prefix: str, architecture: GGUFArchitecture) -> dict[s
     known = ("linear", "yarn", "longrope") if has_factors else ("linear", "yarn")
     if kind not in known:
         raise UnsupportedModel(
-            f"{metadata.file_name}: {prefix}.rope.scaling.type {kind!r} is not implemented; known: none, linear, yarn, "
-            f"and longrope with the tensors {' and '.join(ROPE_FACTORS.values())}."
+            f"{metadata.file_name}: {prefix}.rope.scaling.type {shown(kind)} is not implemented; known: none, linear, "
+            f"yarn, and longrope with the tensors {' and '.join(ROPE_FACTORS.values())}."
         )
     found: dict[str, Any] = {"rope_type": kind, "rope_theta": theta}
     if kind == "linear":
@@ -233,8 +233,8 @@ def _window(
         one = ", ".join(name for name, kind in GGUF_ARCHITECTURES.items() if kind.windowed and not _every(kind))
         some = ", ".join(name for name, kind in GGUF_ARCHITECTURES.items() if _every(kind))
         raise UnsupportedModel(
-            f"{metadata.file_name}: {key}={window} is not implemented for {prefix!r}; known: 0, one window for all "
-            f"layers of {one}, and windows in some layers of {some}."
+            f"{metadata.file_name}: {key}={shown(window)} is not implemented for {shown(prefix)}; known: 0, one window "
+            f"for all layers of {one}, and windows in some layers of {some}."
         )
     found: dict[str, Any] = {"architectures": [architecture.windowed], "sliding_window": window}
     if every is not None:
