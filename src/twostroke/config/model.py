@@ -9,6 +9,7 @@ from typing import Any
 
 from twostroke.config.architectures import ARCHITECTURE_TRAITS, ArchitectureTraits
 from twostroke.config.fields import count, is_number, list_of, mapping, switch
+from twostroke.config.fp8 import Fp8Config, is_fp8
 from twostroke.config.layer_spec import KVSpec, LayerSpec, NormKind, NormPlace, PlainActivation
 from twostroke.config.nearest import nearest, unknown_parts
 from twostroke.config.quantization import QuantizationConfig
@@ -54,7 +55,7 @@ class ModelConfig:
     """Row of position 0 in the table of positions, which is added to the embeddings of tokens; None: there is none."""
     dtype: str = "float32"
     """Type of the checkpoint's floats as config.json states it."""
-    quantization: QuantizationConfig | None = None
+    quantization: QuantizationConfig | Fp8Config | None = None
     """How the weights are stored that are no floats."""
     early_exit_layers: tuple[int, ...] = ()
     """After so many layers the model was trained to go on with its norm and head right away."""
@@ -179,7 +180,7 @@ class ModelConfig:
             head_bias=traits.head_bias,
             position_offset=traits.position_offset,
             dtype=_dtype(given),
-            quantization=QuantizationConfig.from_hf(mapping(given, "quantization_config")),
+            quantization=_quantization(mapping(given, "quantization_config")),
             early_exit_layers=_early_exit_layers(given, num_layers),
         )
         if any(rope.rope_type == "dynamic" and (rope.rotary_dim or head_dim) < 4 for rope in (full_rope, window_rope)):
@@ -192,6 +193,10 @@ class ModelConfig:
                 f"context of {read.max_context} tokens."
             )
         return read
+
+
+def _quantization(given: Mapping[str, Any]) -> QuantizationConfig | Fp8Config | None:
+    return Fp8Config.from_hf(given) if is_fp8(given) else QuantizationConfig.from_hf(given)
 
 
 def _is_left_out(key: str, value: object) -> bool:

@@ -62,7 +62,7 @@ class QuantizationConfig:
             return None
         method = given.get("quant_method")
         if method not in get_args(QuantMethod):
-            raise _unsupported("quant_method", method, ", ".join(get_args(QuantMethod)))
+            raise _unsupported("quant_method", method, ", ".join((*get_args(QuantMethod), "fp8")))
         return _READERS[cast(QuantMethod, method)](given)
 
 
@@ -118,7 +118,7 @@ def _read_compressed_tensors(given: Mapping[str, Any]) -> QuantizationConfig:
     group = mapping(groups, next(iter(groups)))
     layout = group.get("format") or given.get("format")
     if layout not in ("pack-quantized", "int-quantized"):
-        raise _unsupported("format", layout, "pack-quantized, int-quantized")
+        raise _unsupported("format", layout, "pack-quantized, int-quantized, float-quantized")
     if list_of(group, "targets") != ["Linear"]:
         raise _unsupported("targets", group.get("targets"), "['Linear']")
     _refuse_if_set(group, "output_activations")

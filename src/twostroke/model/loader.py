@@ -11,8 +11,10 @@ from typing import NoReturn, get_args
 import torch
 from torch import Tensor
 
+from twostroke.config.fp8 import Fp8Config
 from twostroke.config.load import DEFAULT_GROUP_SIZE, GROUP_SIZES, Quantization, QuantizationOnLoad
 from twostroke.config.model import ModelConfig
+from twostroke.config.quantization import QuantizationConfig
 from twostroke.errors import CorruptCheckpoint, InvalidParameter, ModelNotFound, SetupError
 from twostroke.kernels.dispatch import Operators, Weight
 from twostroke.kernels.large_pages import return_unused
@@ -24,6 +26,7 @@ from twostroke.log import get_logger
 from twostroke.model.checkpoint import Checkpoint, shorten
 from twostroke.model.decoder import DecoderModel, Parameter, Placement
 from twostroke.model.float_weights import FloatWeights
+from twostroke.model.fp8_weights import Fp8Weights
 from twostroke.model.quantized_checkpoint import QuantizedCheckpoint
 from twostroke.model.registry import architecture, model_class
 from twostroke.model.rotary_order import in_rotary_order
@@ -57,15 +60,24 @@ def open_weights(folder: Path, config: ModelConfig, quantization: Quantization |
     except ModelNotFound as error:
         remedy = "Download them, or give --load-format dummy: random weights of its shape, to plan and measure."
         raise ModelNotFound(f"{error} {remedy}") from error
-    stored = config.quantization
-    source: WeightSource = FloatWeights(checkpoint) if stored is None else QuantizedCheckpoint(checkpoint, stored)
+    source = _as_stored(checkpoint, config.quantization)
     entry = architecture(config.architecture)
-    if entry.has_transposed_matrices and stored is None:
+    if entry.has_transposed_matrices and source.quantization is None:
         source = Transposed(source)
     if entry.has_norms_by_head:
         source = StackedNorms(source)
     check_quantization(source, quantization)
     return source
+
+
+def _as_stored(checkpoint: Checkpoint, stored: QuantizationConfig | Fp8Config | None) -> WeightSource:
+    match stored:
+        case None:
+            return FloatWeights(checkpoint)
+        case Fp8Config():
+            return Fp8Weights(checkpoint, stored)
+        case QuantizationConfig():
+            return QuantizedCheckpoint(checkpoint, stored)
 
 
 def check_quantization(source: WeightSource, asked: Quantization | None) -> None:

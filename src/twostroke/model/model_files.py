@@ -9,6 +9,7 @@ import torch
 
 from twostroke.config.load import LoadConfig, Quantization
 from twostroke.config.model import ModelConfig
+from twostroke.config.quantization import QuantizationConfig
 from twostroke.errors import InvalidParameter, UnsupportedModel
 from twostroke.gguf.container import GGUFFile
 from twostroke.model.checkpoint import find_model_folder, read_model_config
@@ -150,7 +151,7 @@ class ModelFolder:
 
     def random_weights(self, config: ModelConfig, device: torch.device) -> WeightSource:
         """See ModelFiles."""
-        if config.quantization is not None:
+        if isinstance(config.quantization, QuantizationConfig):
             raise InvalidParameter(
                 "load_format",
                 "dummy",

@@ -766,7 +766,11 @@ def test_windows_by_layer() -> None:
         ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, CorruptCheckpoint, "low_freq_factor"),
         ({"rope_scaling": {"rope_type": "linear", "factor": "2"}}, CorruptCheckpoint, "factor, found '2'"),
         ({"partial_rotary_factor": 0.5}, UnsupportedModel, "partial_rotary_factor=0.5"),
-        ({"quantization_config": {"quant_method": "fp8"}}, UnsupportedModel, "quant_method='fp8' .* known: awq, gptq"),
+        (
+            {"quantization_config": {"quant_method": "fbgemm_fp8"}},
+            UnsupportedModel,
+            "quant_method='fbgemm_fp8' .* known: awq, gptq",
+        ),
         ({"num_key_value_heads": 5}, CorruptCheckpoint, "no multiple of num_key_value_heads 5"),
         ({"head_dim": None, "hidden_size": 2050}, CorruptCheckpoint, "hidden_size 2050"),
         ({"head_dim": 63}, CorruptCheckpoint, "head_dim 63 is odd"),

@@ -92,7 +92,7 @@ def test_nothing_is_nothing() -> None:
     ("given", "said"),
     [
         ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "quant_method='bitsandbytes' .* known: awq, gptq"),
-        ({"quant_method": "fp8"}, "quant_method='fp8'"),
+        ({"quant_method": "fbgemm_fp8"}, "quant_method='fbgemm_fp8' .* compressed-tensors, fp8"),
         ({"bits": 4}, "quant_method=null"),
         ({**AWQ, "version": "gemv"}, "version='gemv' .* known: gemm"),
         ({**AWQ, "bits": 3}, "bits=3 .* known: 4"),
