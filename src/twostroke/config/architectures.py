@@ -5,6 +5,7 @@ Defaults of absent keys are those of transformers 5.23.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -183,7 +184,9 @@ def _of_opt(given: Mapping[str, Any]) -> dict[str, Any]:
 
 def _of_gptj(given: Mapping[str, Any]) -> dict[str, Any]:
     head_dim = count(given, "hidden_size") // count(given, "num_attention_heads")
-    return _of_gpt2(given) | {"partial_rotary_factor": count(given, "rotary_dim", most=head_dim) / head_dim}
+    share = count(given, "rotary_dim", most=head_dim) / head_dim
+    # the next number up: head_dim times the share is cut to a whole number
+    return _of_gpt2(given) | {"partial_rotary_factor": math.nextafter(share, 1.0)}
 
 
 _GLM = ArchitectureTraits(

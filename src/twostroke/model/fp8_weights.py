@@ -104,6 +104,6 @@ class Fp8Weights:
     def _shapes_of_scale(self, shape: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
         num_rows, num_columns = shape
         if self._config.block_size is None:
-            return (), (1,), (num_rows, 1), (num_rows,)
+            return (), (1,), (1, 1), (num_rows, 1), (num_rows,)
         height, width = self._config.block_size
         return ((-(-num_rows // height), -(-num_columns // width)),)

@@ -915,3 +915,12 @@ def test_longest_context_of_each_rope_type(rope_type: str, changes: dict[str, An
     config = tiny("Llama", rope_type, "rope_scaling")
     config["rope_scaling"] |= changes
     assert ModelConfig.from_hf(config).max_context == context
+
+
+@pytest.mark.parametrize(("rotary_dim", "head_dim"), [(58, 100), (14, 50), (64, 256), (100, 100)])
+def test_as_many_numbers_turn_as_a_gpt_j_says(rotary_dim: int, head_dim: int) -> None:
+    """Also where their share of a head is rounded down."""
+    given = {"n_embd": head_dim, "n_head": 1, "n_layer": 1, "n_positions": 64, "vocab_size": 64}
+    config = ModelConfig.from_hf({"architectures": ["GPTJForCausalLM"], "rotary_dim": rotary_dim, **given})
+    ((rope, size),) = config.ropes
+    assert (rope.rotary_dim or size) == rotary_dim

@@ -47,6 +47,7 @@ CHECKPOINTS: dict[str, tuple[dict[str, Any], str, Callable[[Tensor], Tensor]]] =
     "blocks": (BLOCKS, "weight_scale_inv", lambda weight: of_blocks(weight)),
     "one for all": (WHOLE, "weight_scale_inv", lambda weight: weight.abs().amax().view(()) / 448),
     "one for all, an older name": (WHOLE, "weight_scale", lambda weight: weight.abs().amax().view(1) / 448),
+    "one for all, as a matrix": (WHOLE, "weight_scale", lambda weight: weight.abs().amax().view(1, 1) / 448),
     "of a tensor": (compressed("tensor"), "weight_scale", lambda weight: weight.abs().amax().view(1) / 448),
     "of channels": (compressed("channel"), "weight_scale", lambda weight: weight.abs().amax(1, keepdim=True) / 448),
     "compressed blocks": (
@@ -97,7 +98,7 @@ def numbers_of(stored: Tensors) -> Tensors:
 def scaled(codes: Tensor, scale: Tensor) -> Tensor:
     def scale_at(row: int, column: int) -> float:
         match tuple(scale.shape):
-            case () | (1,):
+            case () | (1,) | (1, 1):
                 return float(scale.view(()))
             case (_, 1):
                 return float(scale[row, 0])
