@@ -58,7 +58,12 @@ def _block_of_group(given: Mapping[str, Any]) -> tuple[int, int] | None:
     strategy = weights.get("strategy")
     if strategy not in ("tensor", "channel", "block"):
         raise _unsupported("weights.strategy", strategy, "tensor, channel, block")
-    return _block_size("weights.block_structure", list_of(weights, "block_structure")) if strategy == "block" else None
+    if strategy != "block":
+        return None
+    size = _block_size("weights.block_structure", list_of(weights, "block_structure"))
+    if size is None:
+        raise _unsupported("weights.block_structure", None, "[rows, columns], such as [128, 128]")
+    return size
 
 
 def _block_size(name: str, given: list[Any]) -> tuple[int, int] | None:

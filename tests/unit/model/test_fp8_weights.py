@@ -214,6 +214,7 @@ def test_tensors_that_contradict_each_other_are_refused(
         (BLOCKS | {"weight_block_size": [0, 128]}, "weight_block_size"),
         (compressed("group", group_size=32), "weights.strategy='group' .* known: tensor, channel, block"),
         (compressed("tensor", num_bits=4), "weights.num_bits=4"),
+        (compressed("block"), r"weights.block_structure=null .* known: \[rows, columns\]"),
         (compressed("tensor") | {"kv_cache_scheme": {"num_bits": 8}}, "kv_cache_scheme"),
         (compressed("tensor") | {"config_groups": {}}, "config_groups"),
     ],
