@@ -5,7 +5,6 @@ Defaults of absent keys are those of transformers 5.23.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -13,6 +12,7 @@ from typing import Any, Literal
 from twostroke.config.fields import count, switch
 from twostroke.config.gemma4 import GEMMA_4_ROPES, gemma4_keys, gemma4_layers
 from twostroke.config.layer_spec import LayerSpec, NormKind, NormPlace, PlainActivation, QKNorm
+from twostroke.config.rope import rotary_share
 from twostroke.errors import UnsupportedModel, shown
 
 WindowRule = Literal["none", "all_layers", "by_layer", "by_type"]
@@ -51,7 +51,7 @@ class ArchitectureTraits:
     reads_mlp_bias: bool = False
     keys: Mapping[str, str] = field(default_factory=dict[str, str])
     """Its own names of keys, by the common ones."""
-    derived: Callable[[Mapping[str, Any]], dict[str, Any]] | None = None
+    derived: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None = None
     """Returns common keys that follow from several of its own."""
     unlike: Callable[[Mapping[str, Any], Sequence[LayerSpec]], tuple[LayerSpec, ...]] | None = None
     """Returns the layers with what else differs from one to another."""
@@ -158,11 +158,15 @@ _GPT2_KEYS = {
 }
 
 
+_EQUAL_HEADS = {"num_key_value_heads": None, "head_dim": None}
+"""Transformers reads neither here: heads share hidden_size equally, and each has keys and values of its own."""
+
+
 def _of_falcon(given: Mapping[str, Any]) -> dict[str, Any]:
     """Return what Falcon's first architecture (7B) says otherwise than its second (40B, 180B, 11B)."""
     is_new = switch(given, "new_decoder_architecture")
     num_kv_heads = 1 if switch(given, "multi_query", default=True) else given.get("num_attention_heads")
-    return {
+    return _EQUAL_HEADS | {
         "num_key_value_heads": given.get("num_kv_heads") if is_new else num_kv_heads,
         "intermediate_size": given.get("ffn_hidden_size") or 4 * count(given, "hidden_size"),
         "parallel_attn": is_new or switch(given, "parallel_attn", default=True),
@@ -170,23 +174,27 @@ def _of_falcon(given: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def _of_neox(given: Mapping[str, Any]) -> Mapping[str, Any]:
+    del given
+    return _EQUAL_HEADS
+
+
 def _of_gpt2(given: Mapping[str, Any]) -> dict[str, Any]:
-    return {"intermediate_size": given.get("n_inner") or 4 * count(given, "hidden_size")}
+    return _EQUAL_HEADS | {"intermediate_size": given.get("n_inner") or 4 * count(given, "hidden_size")}
 
 
-def _of_opt(given: Mapping[str, Any]) -> dict[str, Any]:
+def _of_opt(given: Mapping[str, Any]) -> Mapping[str, Any]:
     width, hidden_size = given.get("word_embed_proj_dim"), given.get("hidden_size")
     if width not in (None, hidden_size):
         known = f"hidden_size ({hidden_size})"
         raise UnsupportedModel(f"word_embed_proj_dim={shown(width)} is not implemented; known: {known}.")
-    return {}
+    return _EQUAL_HEADS
 
 
 def _of_gptj(given: Mapping[str, Any]) -> dict[str, Any]:
     head_dim = count(given, "hidden_size") // count(given, "num_attention_heads")
-    share = count(given, "rotary_dim", most=head_dim) / head_dim
-    # the next number up: head_dim times the share is cut to a whole number
-    return _of_gpt2(given) | {"partial_rotary_factor": math.nextafter(share, 1.0)}
+    share = rotary_share(count(given, "rotary_dim", most=head_dim), head_dim)
+    return _of_gpt2(given) | {"partial_rotary_factor": share}
 
 
 _GLM = ArchitectureTraits(
@@ -378,6 +386,7 @@ ARCHITECTURE_TRAITS: dict[str, ArchitectureTraits] = {
     "GPTNeoXForCausalLM": replace(
         _GPT,
         keys={"partial_rotary_factor": "rotary_pct", "rope_theta": "rotary_emb_base"},
+        derived=_of_neox,
         epsilon_key="layer_norm_eps",
         parallel_key="use_parallel_residual",
         parallel_norms="before",

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from twostroke.config.fields import list_of, mapping
-from twostroke.errors import UnsupportedModel, shown
+from twostroke.config.fields import mapping
+from twostroke.config.quantization import only_group, refuse_if_set, unsupported
+from twostroke.errors import shown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,7 +22,8 @@ class Fp8Config:
     def from_hf(cls, given: Mapping[str, Any]) -> Fp8Config:
         """Read what quant_method fp8 has (transformers, vLLM, AutoFP8), or compressed-tensors' float-quantized.
 
-        How activations would be rounded is not read: here they stay as they are.
+        How activations and the KV cache would be rounded is not read: activations stay as they are, and
+        `--kv-cache-dtype` says what the cache holds.
 
         Raises:
             UnsupportedModel: a value that is not implemented.
@@ -30,8 +32,8 @@ class Fp8Config:
         if given.get("quant_method") == "compressed-tensors":
             return cls(block_size=_block_of_group(given))
         if given.get("fmt", "e4m3") not in (None, "e4m3", "float8_e4m3fn"):
-            raise _unsupported("fmt", given["fmt"], "e4m3")
-        return cls(block_size=_block_size("weight_block_size", list_of(given, "weight_block_size")))
+            raise unsupported("fmt", given["fmt"], "e4m3")
+        return cls(block_size=_block_size("weight_block_size", given.get("weight_block_size")))
 
 
 def is_fp8(given: Mapping[str, Any]) -> bool:
@@ -41,41 +43,32 @@ def is_fp8(given: Mapping[str, Any]) -> bool:
 
 
 def _block_of_group(given: Mapping[str, Any]) -> tuple[int, int] | None:
-    """compressed-tensors: one group of maps, whose weights have a scale for a block, a channel or all."""
-    for name in ("kv_cache_scheme", "transform_config"):
-        if given.get(name):
-            raise _unsupported(name, given[name], "none")
-    groups = mapping(given, "config_groups")
-    if len(groups) != 1:
-        raise _unsupported("config_groups", list(groups), "one group: every map is stored alike")
-    group = mapping(groups, next(iter(groups)))
-    if list_of(group, "targets") != ["Linear"]:
-        raise _unsupported("targets", group.get("targets"), "['Linear']")
-    weights = mapping(group, "weights")
+    """Return the block of compressed-tensors' weights; None: a scale for each channel or for all."""
+    refuse_if_set(given, "transform_config")
+    weights = mapping(only_group(given), "weights")
     for name, known in (("type", "float"), ("num_bits", 8), ("dynamic", False)):
         if weights.get(name, known) != known:
-            raise _unsupported(f"weights.{name}", weights[name], shown(known))
+            raise unsupported(f"weights.{name}", weights[name], shown(known))
     strategy = weights.get("strategy")
     if strategy not in ("tensor", "channel", "block"):
-        raise _unsupported("weights.strategy", strategy, "tensor, channel, block")
+        raise unsupported("weights.strategy", strategy, "tensor, channel, block")
     if strategy != "block":
         return None
-    size = _block_size("weights.block_structure", list_of(weights, "block_structure"))
+    size = _block_size("weights.block_structure", weights.get("block_structure"))
     if size is None:
-        raise _unsupported("weights.block_structure", None, "[rows, columns], such as [128, 128]")
+        raise unsupported("weights.block_structure", None, _BLOCKS)
     return size
 
 
-def _block_size(name: str, given: list[Any]) -> tuple[int, int] | None:
-    if not given:
-        return None
+_BLOCKS = "[rows, columns], such as [128, 128]"
+
+
+def _block_size(name: str, given: object) -> tuple[int, int] | None:
+    """Return rows and columns; None: there are no blocks."""
     match given:
+        case None | []:
+            return None
         case [int(rows), int(columns)] if rows > 0 and columns > 0:
             return rows, columns
         case _:
-            raise _unsupported(name, given, "[rows, columns], such as [128, 128]")
-
-
-def _unsupported(name: str, value: object, known: str) -> UnsupportedModel:
-    given = f"{name}={shown(value)}"
-    return UnsupportedModel(f"config.json: quantization_config: {given} is not implemented; known: {known}.")
+            raise unsupported(name, given, _BLOCKS)

@@ -180,7 +180,7 @@ class ModelConfig:
             head_bias=traits.head_bias,
             position_offset=traits.position_offset,
             dtype=_dtype(given),
-            quantization=_quantization(mapping(given, "quantization_config")),
+            quantization=_quantization(mapping(given, "quantization_config") or mapping(given, "compression_config")),
             early_exit_layers=_early_exit_layers(given, num_layers),
         )
         if any(rope.rope_type == "dynamic" and (rope.rotary_dim or head_dim) < 4 for rope in (full_rope, window_rope)):

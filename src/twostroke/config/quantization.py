@@ -62,7 +62,7 @@ class QuantizationConfig:
             return None
         method = given.get("quant_method")
         if method not in get_args(QuantMethod):
-            raise _unsupported("quant_method", method, ", ".join((*get_args(QuantMethod), "fp8")))
+            raise unsupported("quant_method", method, ", ".join((*get_args(QuantMethod), "fp8")))
         return _READERS[cast(QuantMethod, method)](given)
 
 
@@ -70,7 +70,7 @@ def _read_awq(given: Mapping[str, Any]) -> QuantizationConfig:
     """AutoAWQ's fields (Lin et al. 2023, arXiv:2306.00978)."""
     version = str(given.get("version") or given.get("format") or "gemm").lower()
     if version != "gemm":
-        raise _unsupported("version", version, "gemm")
+        raise unsupported("version", version, "gemm")
     return QuantizationConfig(
         method="awq",
         layout="awq-gemm",
@@ -85,14 +85,14 @@ def _read_gptq(given: Mapping[str, Any]) -> QuantizationConfig:
     """AutoGPTQ's and GPTQModel's fields (Frantar et al. 2022, arXiv:2210.17323)."""
     layout = given.get("checkpoint_format") or given.get("format") or "gptq"
     if layout not in ("gptq", "gptq_v2"):
-        raise _unsupported("checkpoint_format", layout, "gptq, gptq_v2")
-    _refuse_if_set(given, "is_marlin_format", "rotation", "adapter")
+        raise unsupported("checkpoint_format", layout, "gptq, gptq_v2")
+    refuse_if_set(given, "is_marlin_format", "rotation", "adapter")
     if str(given.get("pack_dtype") or "int32") != "int32":
-        raise _unsupported("pack_dtype", given["pack_dtype"], "int32")
+        raise unsupported("pack_dtype", given["pack_dtype"], "int32")
     rules = list(mapping(given, "dynamic"))
     overrides = [rule for rule in rules if not rule.startswith("-:")]
     if overrides:
-        raise _unsupported("dynamic", overrides, "one precision for all maps, and rules that leave maps out (-:)")
+        raise unsupported("dynamic", overrides, "one precision for all maps, and rules that leave maps out (-:)")
     return QuantizationConfig(
         method="gptq",
         layout=cast(PackedLayoutName, layout),
@@ -108,28 +108,23 @@ def _read_gptq(given: Mapping[str, Any]) -> QuantizationConfig:
 
 def _read_compressed_tensors(given: Mapping[str, Any]) -> QuantizationConfig:
     """Fields of the compressed-tensors package, one group of maps."""
-    _refuse_if_set(given, "kv_cache_scheme", "transform_config")
+    refuse_if_set(given, "kv_cache_scheme", "transform_config")
     sparsity = mapping(given, "sparsity_config").get("format", "dense")
     if sparsity != "dense":
-        raise _unsupported("sparsity_config.format", sparsity, "dense")
-    groups = mapping(given, "config_groups")
-    if len(groups) != 1:
-        raise _unsupported("config_groups", list(groups), "one group: every map is stored alike")
-    group = mapping(groups, next(iter(groups)))
+        raise unsupported("sparsity_config.format", sparsity, "dense")
+    group = only_group(given)
     layout = group.get("format") or given.get("format")
     if layout not in ("pack-quantized", "int-quantized"):
-        raise _unsupported("format", layout, "pack-quantized, int-quantized, float-quantized")
-    if list_of(group, "targets") != ["Linear"]:
-        raise _unsupported("targets", group.get("targets"), "['Linear']")
-    _refuse_if_set(group, "output_activations")
+        raise unsupported("format", layout, "pack-quantized, int-quantized, float-quantized")
+    refuse_if_set(group, "output_activations")
     _check_activations(mapping(group, "input_activations"))
     weights = mapping(group, "weights")
     for name, value, known in (("type", "int", "int"), ("dynamic", False, "false")):
         if weights.get(name, value) != value:
-            raise _unsupported(f"weights.{name}", weights[name], known)
+            raise unsupported(f"weights.{name}", weights[name], known)
     strategy = weights.get("strategy") or ("group" if weights.get("group_size") else "channel")
     if strategy not in ("group", "channel", "tensor"):
-        raise _unsupported("weights.strategy", strategy, "group, channel, tensor")
+        raise unsupported("weights.strategy", strategy, "group, channel, tensor")
     return QuantizationConfig(
         method="compressed-tensors",
         layout=cast(PackedLayoutName, layout),
@@ -145,6 +140,21 @@ def _read_compressed_tensors(given: Mapping[str, Any]) -> QuantizationConfig:
 _READERS = {"awq": _read_awq, "gptq": _read_gptq, "compressed-tensors": _read_compressed_tensors}
 
 
+def only_group(given: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the one group of maps that a compressed-tensors checkpoint may have: all linear ones.
+
+    Raises:
+        UnsupportedModel: there are several groups, or it has other maps.
+    """
+    groups = mapping(given, "config_groups")
+    if len(groups) != 1:
+        raise unsupported("config_groups", list(groups), "one group: every map is stored alike")
+    group = mapping(groups, next(iter(groups)))
+    if list_of(group, "targets") != ["Linear"]:
+        raise unsupported("targets", group.get("targets"), "['Linear']")
+    return group
+
+
 def _check_activations(given: Mapping[str, Any]) -> None:
     """8 bits of a token's own are what our kernels make of their inputs in any case; nothing else would be obeyed."""
     if not given:
@@ -152,7 +162,7 @@ def _check_activations(given: Mapping[str, Any]) -> None:
     found = {"num_bits": 8, "type": "int", "dynamic": False, "symmetric": True, "strategy": "token", **given}
     for name, value in {"num_bits": 8, "type": "int", "dynamic": True, "symmetric": True, "strategy": "token"}.items():
         if found[name] != value:
-            raise _unsupported(f"input_activations.{name}", found[name], f"{shown(value)}, or no input_activations")
+            raise unsupported(f"input_activations.{name}", found[name], f"{shown(value)}, or no input_activations")
 
 
 def _has_act_order(weights: Mapping[str, Any]) -> bool:
@@ -162,13 +172,13 @@ def _has_act_order(weights: Mapping[str, Any]) -> bool:
         return False
     if order in (True, "group", "dynamic"):
         return True
-    raise _unsupported("weights.actorder", order, "group, weight, null")
+    raise unsupported("weights.actorder", order, "group, weight, null")
 
 
 def _bits(given: Mapping[str, Any], name: str, known: tuple[int, ...]) -> int:
     bits = count(given, name)
     if bits not in known:
-        raise _unsupported(name, bits, ", ".join(map(str, known)))
+        raise unsupported(name, bits, ", ".join(map(str, known)))
     return bits
 
 
@@ -178,7 +188,7 @@ def _group_size(given: Mapping[str, Any]) -> int | None:
     size = count(given, "group_size")
     if size not in GROUP_SIZES and size % GROUP_SIZES[-1]:
         shown = ", ".join(map(str, GROUP_SIZES))
-        raise _unsupported("group_size", size, f"{shown}, multiples of {GROUP_SIZES[-1]}, and -1 for whole rows")
+        raise unsupported("group_size", size, f"{shown}, multiples of {GROUP_SIZES[-1]}, and -1 for whole rows")
     return size
 
 
@@ -210,11 +220,11 @@ def _patterns(name: str, given: Iterable[str]) -> tuple[re.Pattern[str], ...]:
     for pattern in given:
         if not _is_quick(pattern):
             known = f"regular expressions with at most {_MOST_REPEATS} repeats, and no repeat of a group"
-            raise _unsupported(name, pattern, known)
+            raise unsupported(name, pattern, known)
         try:
             found.append(re.compile(pattern))
         except re.error as error:
-            raise _unsupported(name, pattern, f"regular expressions that Python reads ({error})") from error
+            raise unsupported(name, pattern, f"regular expressions that Python reads ({error})") from error
     return tuple(found)
 
 
@@ -233,12 +243,14 @@ def _is_quick(pattern: str) -> bool:
     return not repeats_group and num_repeats <= _MOST_REPEATS and operators.count("?") <= _MOST_OPTIONS
 
 
-def _refuse_if_set(given: Mapping[str, Any], *names: str) -> None:
+def refuse_if_set(given: Mapping[str, Any], *names: str) -> None:
+    """Raise UnsupportedModel for the first of these fields that says anything."""
     for name in names:
         if given.get(name):
-            raise _unsupported(name, given[name], "none")
+            raise unsupported(name, given[name], "none")
 
 
-def _unsupported(name: str, value: object, known: str) -> UnsupportedModel:
+def unsupported(name: str, value: object, known: str) -> UnsupportedModel:
+    """Return the error for a field of `quantization_config` whose value is not implemented."""
     given = f"{name}={shown(value)}"
     return UnsupportedModel(f"config.json: quantization_config: {given} is not implemented; known: {known}.")

@@ -6,6 +6,7 @@ Both spellings are understood: transformers 4 (`rope_theta` beside `rope_scaling
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -134,6 +135,15 @@ class RopeConfig:
             assert self.original_max_position_embeddings is not None
             return int(self.original_max_position_embeddings * self.factor)
         return max_position_embeddings
+
+
+def rotary_share(num_rotated: int, head_dim: int) -> float:
+    """Return the share of a head that is rotated, such that head_dim times it, rounded down, is the number again.
+
+    >>> int(100 * (58 / 100)), int(100 * rotary_share(58, 100))
+    (57, 58)
+    """
+    return 1.0 if num_rotated == head_dim else math.nextafter(num_rotated / head_dim, 1.0)
 
 
 def _rotary_dim(partial: object, head_dim: int) -> int | None:

@@ -21,7 +21,7 @@ TEXT_MODELS: Mapping[str, Mapping[str, str]] = {
 }
 """By the architecture of the whole and the text model's `model_type`: the architecture of the text model. The first is
 that of a config without a `model_type`."""
-_OF_THE_WHOLE = ("quantization_config", "dtype", "torch_dtype", "tie_word_embeddings")
+_OF_THE_WHOLE = ("quantization_config", "compression_config", "dtype", "torch_dtype", "tie_word_embeddings")
 """Keys that stand beside `text_config` and concern the text model, where that does not have them."""
 
 

@@ -3,6 +3,8 @@
     X.weight            float8_e4m3fn [N, K]
     X.weight_scale_inv  or X.weight_scale, floats: one, [N, 1], or [ceil(N / rows), ceil(K / columns)] for blocks
     X.activation_scale  or X.input_scale: how activations would be rounded, which is not done here
+    X.k_scale           or X.v_scale: how a KV cache of 8-bit floats would be rounded; `--kv-cache-dtype` says what it
+                        holds here
 
 A weight is the product of both, in float32. What the model holds is that number in its own type: twice the file's size
 in bfloat16. Weights of 8 bits again are `--quantization int8`, or fp8 where the operators have it.
@@ -17,7 +19,7 @@ import torch
 from torch import Tensor
 
 from twostroke.config.fp8 import Fp8Config
-from twostroke.errors import CorruptCheckpoint
+from twostroke.errors import CorruptCheckpoint, UnsupportedModel
 from twostroke.log import get_logger
 from twostroke.model.checkpoint import Checkpoint
 from twostroke.model.float_weights import FLOAT_TYPES, check_floats
@@ -27,7 +29,7 @@ log = get_logger(__name__)
 
 _FP8 = "F8_E4M3"
 _SCALES = ("weight_scale_inv", "weight_scale")
-_OF_ACTIVATIONS = ("activation_scale", "input_scale")
+_NOT_OF_WEIGHTS = ("activation_scale", "input_scale", "k_scale", "v_scale")
 
 
 class Fp8Weights:
@@ -44,7 +46,7 @@ class Fp8Weights:
         """
         self._checkpoint, self._config = checkpoint, config
         self._scale_of: dict[str, str] = {}
-        found = {name: shape for name, shape in checkpoint.shapes.items() if not name.endswith(_OF_ACTIVATIONS)}
+        found = {name: shape for name, shape in checkpoint.shapes.items() if not name.endswith(_NOT_OF_WEIGHTS)}
         for name, kind in checkpoint.types.items():
             if kind == _FP8:
                 self._scale_of[name] = scale = self._scale(name)
@@ -86,14 +88,17 @@ class Fp8Weights:
         """Return the name of a matrix's scale."""
         shape = self._checkpoint.shapes[name]
         known = [f"{name.removesuffix('weight')}{suffix}" for suffix in _SCALES]
-        scale = next((one for one in known if one in self._checkpoint.shapes), None)
-        if scale is None or len(shape) != 2:
-            what = f"{known[0]} is missing" if scale is None else f"{name} has shape {list(shape)} and is no matrix"
+        scales = [one for one in known if one in self._checkpoint.shapes]
+        if len(scales) > 1:
+            raise CorruptCheckpoint(f"{self.path}: {' and '.join(scales)} scale one matrix; there must be one of them.")
+        if not scales or len(shape) != 2:
+            what = f"{name} has shape {list(shape)} and is no matrix" if scales else f"{known[0]} is missing"
             raise CorruptCheckpoint(f"{self.path}: {what}.")
-        if self._checkpoint.types[scale] not in FLOAT_TYPES:
-            kind = self._checkpoint.types[scale]
-            raise CorruptCheckpoint(
-                f"{self.path}: {scale} has type {kind}; it must be one of {', '.join(FLOAT_TYPES)}."
+        (scale,) = scales
+        kind = self._checkpoint.types[scale]
+        if kind not in FLOAT_TYPES:
+            raise UnsupportedModel(
+                f"{self.path}: {scale} has type {kind}, which is not implemented; known: {', '.join(FLOAT_TYPES)}."
             )
         found, allowed = self._checkpoint.shapes[scale], self._shapes_of_scale(shape)
         if found not in allowed:

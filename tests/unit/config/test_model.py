@@ -522,6 +522,12 @@ def test_values_of_gemma_and_phi() -> None:
     assert (rope.rope_type, rope.rotary_dim, rope.factor, phi.max_context) == ("longrope", 96, 32.0, 131072)
 
 
+@pytest.mark.parametrize("name", ["gpt2", "gpt-j-6b", "opt-1.3b", "pythia-160m", "falcon-7b"])
+def test_heads_are_equal_where_transformers_reads_nothing_else(name: str) -> None:
+    config, _ = PUBLISHED[name]
+    assert ModelConfig.from_hf({**config, "num_key_value_heads": 2, "head_dim": 48}) == ModelConfig.from_hf(config)
+
+
 def test_values_of_older_families() -> None:
     phi, pythia, command = (ModelConfig.from_hf(PUBLISHED[name][0]) for name in ("phi-2", "pythia-160m", "command-r"))
     assert (phi.layers[0].activation, phi.layers[0].norms, phi.ropes[0][0].rotary_dim) == ("gelu_tanh", "shared", 32)

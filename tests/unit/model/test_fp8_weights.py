@@ -157,6 +157,28 @@ def test_it_is_served_and_can_be_quantized_on_load(tmp_path: Path) -> None:
             assert output.outputs[0].token_ids
 
 
+def test_scales_of_a_kv_cache_are_not_read(tmp_path: Path) -> None:
+    def add_scales(tensors: Tensors) -> None:
+        tensors |= {f"model.layers.0.self_attn.{name}": torch.tensor(0.5) for name in ("k_scale", "v_scale")}
+
+    stored = write(folder := tmp_path / "folder", "of a tensor", add_scales)
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    config["quantization_config"]["kv_cache_scheme"] = {"num_bits": 8, "type": "float"}
+    path.write_text(json.dumps(config))
+    assert set(open_weights(folder, read_model_config(folder)).weights) == set(numbers_of(stored))
+
+
+def test_an_older_name_of_quantization_config_is_read(tmp_path: Path) -> None:
+    write(folder := tmp_path / "folder", "of channels")
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    expected = read_model_config(folder)
+    config["compression_config"] = config.pop("quantization_config")
+    path.write_text(json.dumps(config))
+    assert read_model_config(folder) == expected
+
+
 def test_a_shape_alone_is_enough_to_plan(tmp_path: Path) -> None:
     write(folder := tmp_path / "folder", "blocks")
     shutil.copytree(folder, tmp_path / "shape", ignore=shutil.ignore_patterns("*.safetensors"))
@@ -184,6 +206,15 @@ def scale_of_integers(tensors: Tensors) -> None:
     tensors[f"{Q_PROJ}weight_scale_inv"] = scale.to(torch.int32)
 
 
+def scale_of_powers(tensors: Tensors) -> None:
+    scale = tensors[f"{Q_PROJ}weight_scale_inv"]
+    tensors[f"{Q_PROJ}weight_scale_inv"] = scale.to(torch.float8_e8m0fnu)
+
+
+def two_scales(tensors: Tensors) -> None:
+    tensors[f"{Q_PROJ}weight_scale"] = tensors[f"{Q_PROJ}weight_scale_inv"].clone()
+
+
 def other_floats(tensors: Tensors) -> None:
     tensors[f"{Q_PROJ}weight"] = tensors[f"{Q_PROJ}weight"].float().to(torch.float8_e5m2)
 
@@ -194,7 +225,9 @@ def other_floats(tensors: Tensors) -> None:
         (without_scale, CorruptCheckpoint, "q_proj.weight_scale_inv is missing"),
         (without_codes, CorruptCheckpoint, "q_proj.weight_scale_inv belongs to no matrix of type F8_E4M3"),
         (misshapen, CorruptCheckpoint, r"has shape \[2, 3\]; for \[40, 40\] it is \[3, 2\]"),
-        (scale_of_integers, CorruptCheckpoint, "has type I32; it must be one of F32"),
+        (scale_of_integers, UnsupportedModel, "has type I32, which is not implemented; known: F32"),
+        (scale_of_powers, UnsupportedModel, "has type F8_E8M0, which is not implemented; known: F32"),
+        (two_scales, CorruptCheckpoint, "q_proj.weight_scale_inv and .*q_proj.weight_scale scale one matrix"),
         (other_floats, CorruptCheckpoint, "belongs to no matrix"),
     ],
 )
@@ -212,10 +245,11 @@ def test_tensors_that_contradict_each_other_are_refused(
         (BLOCKS | {"fmt": "e5m2"}, "fmt='e5m2' is not implemented; known: e4m3"),
         (BLOCKS | {"weight_block_size": [128]}, r"weight_block_size=\[128\] .* known: \[rows, columns\]"),
         (BLOCKS | {"weight_block_size": [0, 128]}, "weight_block_size"),
+        (BLOCKS | {"weight_block_size": "128x128"}, "quantization_config: weight_block_size='128x128'"),
         (compressed("group", group_size=32), "weights.strategy='group' .* known: tensor, channel, block"),
         (compressed("tensor", num_bits=4), "weights.num_bits=4"),
         (compressed("block"), r"weights.block_structure=null .* known: \[rows, columns\]"),
-        (compressed("tensor") | {"kv_cache_scheme": {"num_bits": 8}}, "kv_cache_scheme"),
+        (compressed("tensor") | {"transform_config": {"R1": {}}}, "transform_config"),
         (compressed("tensor") | {"config_groups": {}}, "config_groups"),
     ],
 )

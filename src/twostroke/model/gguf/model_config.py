@@ -6,7 +6,6 @@ config.json, whose reader checks them further; where llama.cpp has a default for
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -17,6 +16,7 @@ import numpy.typing as npt
 from twostroke.config.architectures import ARCHITECTURE_TRAITS
 from twostroke.config.layer_spec import NormKind
 from twostroke.config.model import ModelConfig
+from twostroke.config.rope import rotary_share
 from twostroke.errors import CorruptCheckpoint, UnsupportedModel, shown
 from twostroke.gguf.container import GGUFFile, StoredTensor
 from twostroke.gguf.metadata import Metadata
@@ -82,7 +82,7 @@ def read_gguf_config(file: GGUFFile) -> ModelConfig:
     if traits.qk_norm_key is not None:
         given[traits.qk_norm_key] = "blk.0.attn_q_norm.weight" in file.tensors
     if traits.rotates_parts:
-        given["partial_rotary_factor"] = _share(rotated, head_dim)
+        given["partial_rotary_factor"] = rotary_share(rotated, head_dim)
     original = given["rope_parameters"].get("original_max_position_embeddings")
     if original is not None:
         given["original_max_position_embeddings"] = original
@@ -165,15 +165,6 @@ def _head_sizes(metadata: Metadata, prefix: str, default: int, *, rotates_parts:
     raise UnsupportedModel(
         f"{metadata.file_name}: {prefix}.{key}={value} is not implemented; known: the size of a head ({head_dim})."
     )
-
-
-def _share(rotated: int, head_dim: int) -> float:
-    """The share of a head, such that its size times the share, rounded down, is the number again.
-
-    >>> int(100 * (58 / 100)), int(100 * _share(58, 100))
-    (57, 58)
-    """
-    return 1.0 if rotated == head_dim else math.nextafter(rotated / head_dim, 1.0)
 
 
 def _rope(file: GGUFFile, prefix: str, architecture: GGUFArchitecture) -> dict[str, Any]:
