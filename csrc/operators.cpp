@@ -96,9 +96,9 @@ static int64_t channels_of(int64_t n, bool gated) { return gated ? 2 * ((n + LAN
 static int64_t panels_of(const LinearArgs& args) { return num_panels(channels_of(args.n, args.gate != Gate::none)); }
 
 void linear(const Kernels& kernels, uintptr_t x, int64_t ldx, uintptr_t w, uintptr_t bias, uintptr_t residual, uintptr_t y, int64_t m, int64_t n,
-            int64_t k, int gate, int type) {
+            int64_t k, int gate, int type, bool wide_y) {
   LinearArgs args{(const void*)x, ldx, (const void*)w, (const float*)bias, (const void*)residual, (void*)y, n, m, n, k,
-                  (Gate)gate, (Dtype)type};
+                  (Gate)gate, (Dtype)type, wide_y};
   if (kernels.wide_inputs && args.type == Dtype::bf16) {
     args.ldx = k + k % 2;
     args.x = widened((const uint16_t*)x, ldx, m, k, args.ldx);
@@ -243,9 +243,9 @@ static void integer_linear(const Kernels& kernels, QuantizedArgs args, const int
 
 void quantized_linear(const Kernels& kernels, uintptr_t x, int64_t ldx, uintptr_t w, uintptr_t bias, uintptr_t residual,
                       uintptr_t y, int64_t m, int64_t n, int64_t k, int gate, int type, int bits, int64_t group,
-                      bool has_min, uintptr_t order, bool quantizes_inputs) {
+                      bool has_min, uintptr_t order, bool quantizes_inputs, bool wide_y) {
   LinearArgs linear{(const void*)x, ldx, (const void*)w, (const float*)bias, (const void*)residual, (void*)y, n, m, n, k,
-                    (Gate)gate, (Dtype)type};
+                    (Gate)gate, (Dtype)type, wide_y};
   auto parts_of = [k](int64_t width) { return (k + width - 1) / width; };
   QuantizedArgs args{linear, bits, group, parts_of(group), parts_of(SPAN), parts_of(input_group(group)), has_min,
                      nullptr, nullptr, nullptr, nullptr};

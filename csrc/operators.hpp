@@ -27,9 +27,9 @@ void pack_linear(uintptr_t weight, uintptr_t packed, int64_t n, int64_t k, bool 
 void unpack_rows(uintptr_t packed, uintptr_t ids, uintptr_t out, int64_t count, int64_t k, int type);
 
 // x [m, k] with rows ldx elements apart to y [m, n]; bias in the panels' order, float32; gate is a Gate. In bfloat16 an odd k is read with the
-// element behind it, which has to be zero.
+// element behind it, which has to be zero. wide_y: y is float32, see LinearArgs.
 void linear(const Kernels& kernels, uintptr_t x, int64_t ldx, uintptr_t w, uintptr_t bias, uintptr_t residual, uintptr_t y,
-            int64_t m, int64_t n, int64_t k, int gate, int type);
+            int64_t m, int64_t n, int64_t k, int gate, int type, bool wide_y);
 
 // The same for weights of 8 and 4 bits; see kernels/quantized.hpp.
 int64_t packed_quantized_bytes(int64_t n, int64_t k, bool gated, int bits, int64_t group, bool has_min);
@@ -49,7 +49,7 @@ void quantize_weight(const Kernels& kernels, uintptr_t weight, uintptr_t codes, 
 // order int32 [k], or none, says which input comes where. Inputs are quantized on the fly, or multiplied as they are.
 void quantized_linear(const Kernels& kernels, uintptr_t x, int64_t ldx, uintptr_t w, uintptr_t bias, uintptr_t residual,
                       uintptr_t y, int64_t m, int64_t n, int64_t k, int gate, int type, int bits, int64_t group,
-                      bool has_min, uintptr_t order, bool quantizes_inputs);
+                      bool has_min, uintptr_t order, bool quantizes_inputs, bool wide_y);
 
 // The weight is of x's type or float32.
 void rms_norm(const Kernels& kernels, uintptr_t x, int64_t x_stride, uintptr_t weight, uintptr_t y, int64_t y_stride,

@@ -126,6 +126,9 @@ class _TracedLinear:
     def __call__(self, x: Tensor) -> Tensor:
         return self._noted(self._inner(x))
 
+    def in_float32(self, x: Tensor) -> Tensor:
+        return self._noted(self._inner.in_float32(x))
+
     def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
         return self._noted(self._inner.add_to(residual, x))
 

@@ -112,7 +112,8 @@ INLINE void put(const LinearArgs& args, int64_t row, int64_t channel, f32x16 val
   int64_t count = args.n - channel < LANES ? args.n - channel : LANES;
   if (count <= 0) return;
   if (args.residual) value += get((const T*)args.residual + row * args.ldy + channel, count);
-  set((T*)args.y + row * args.ldy + channel, value, count);
+  if (args.wide_y) set((float*)args.y + row * args.ldy + channel, rounded(value, T{}), count);
+  else set((T*)args.y + row * args.ldy + channel, value, count);
 }
 
 // What a gate lets through of x: SiLU is x / (1 + exp(-x)), and the tanh formula of GELU is x / (1 + exp(-2 u)) with

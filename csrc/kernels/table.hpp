@@ -21,6 +21,7 @@ struct LinearArgs {
   int64_t m, n, k;
   Gate gate;             // none: plain; else panels hold vectors of G and of U in turn
   Dtype type;            // of x, weights, residual and y
+  bool wide_y;           // y is float32 all the same: its numbers are rounded to the type, and widened
 };
 
 // The same with weights of 8 or 4 bits: against inputs of 8 bits (quantized.hpp), where x is not read, or against x as it is

@@ -50,11 +50,13 @@ struct Case {
   }
 
   // The kernel's answer for some consecutive rows.
-  std::vector<T> rows(int64_t first, int64_t count) const {
-    std::vector<T> found((size_t)(count * shape.n));
+  template <typename Y = T>
+  std::vector<Y> rows(int64_t first, int64_t count) const {
+    std::vector<Y> found((size_t)(count * shape.n));
     std::vector<T> some(x.begin() + first * ldx, x.begin() + (first + count) * ldx), left;
     if (has_residual) left.assign(residual.begin() + first * shape.n, residual.begin() + (first + count) * shape.n);
-    linear(kernels, at(some), ldx, at(packed), at(panel_bias), at(left), at(found), count, shape.n, shape.k, (int)gate, TYPE<T>);
+    linear(kernels, at(some), ldx, at(packed), at(panel_bias), at(left), at(found), count, shape.n, shape.k, (int)gate, TYPE<T>,
+           !std::is_same_v<Y, T>);
     return found;
   }
 
@@ -94,6 +96,14 @@ struct Case {
       }
   }
 
+  void check_widened() const {
+    auto found = rows<float>(0, ROWS);
+    for (size_t i = 0; i < y.size(); i++) {
+      float expected = value_of(y[i]);
+      expect(same_bits(&found[i], &expected, 1), text(name, ": another number as float32 at ", i));
+    }
+  }
+
   void check_unpacked() const {
     std::vector<int64_t> ids{shape.n - 1, 0, shape.n / 2};
     std::vector<T> found((size_t)(3 * shape.k));
@@ -115,6 +125,7 @@ void all_cases(const Kernels& kernels) {
       for (const auto* one : {&bare, &full}) {
         one->check_values();
         one->check_any_batch();
+        one->check_widened();
       }
       if (gate == Gate::none) bare.check_unpacked();
     }

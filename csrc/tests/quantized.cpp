@@ -81,12 +81,14 @@ struct Case {
     y = rows(0, ROWS);
   }
 
-  std::vector<T> rows(int64_t first, int64_t count) const {
-    std::vector<T> found((size_t)(count * n)), left;
+  template <typename Y = T>
+  std::vector<Y> rows(int64_t first, int64_t count) const {
+    std::vector<Y> found((size_t)(count * n));
+    std::vector<T> left;
     std::vector<T> some(x.begin() + first * k, x.begin() + (first + count) * k);
     if (full) left.assign(residual.begin() + first * n, residual.begin() + (first + count) * n);
     quantized_linear(kernels, at(some), k, at(packed), at(panel_bias), at(left), at(found), count, n, k, (int)gate, TYPE<T>,
-                     format.bits, format.group, format.has_min, 0, true);
+                     format.bits, format.group, format.has_min, 0, true, !std::is_same_v<Y, T>);
     return found;
   }
 
@@ -104,9 +106,17 @@ struct Case {
     for (int64_t count : {(int64_t)1, (int64_t)5, ROWS}) {
       std::vector<T> found((size_t)(count * n)), expected(found.size());
       quantized_linear(kernels, at(x), k, at(packed), at(panel_bias), at(residual), at(found), count, n, k, (int)gate, TYPE<T>,
-                       format.bits, format.group, format.has_min, 0, false);
-      linear(kernels, at(padded), k + k % 2, at(plain), at(panel_bias), at(residual), at(expected), count, n, k, (int)gate, TYPE<T>);
+                       format.bits, format.group, format.has_min, 0, false, false);
+      linear(kernels, at(padded), k + k % 2, at(plain), at(panel_bias), at(residual), at(expected), count, n, k, (int)gate, TYPE<T>, false);
       expect(same_bits(found.data(), expected.data(), count * n), name + ": other bits than with the numbers themselves");
+    }
+  }
+
+  void check_widened() const {
+    auto found = rows<float>(0, ROWS);
+    for (size_t i = 0; i < y.size(); i++) {
+      float expected = value_of(y[i]);
+      expect(same_bits(&found[i], &expected, 1), text(name, ": another number as float32 at ", i));
     }
   }
 
@@ -120,7 +130,7 @@ struct Case {
     for (int64_t row = 0; row < ROWS; row++)
       for (int64_t i = 0; i < k; i++) shuffled[(size_t)(row * k + order[(size_t)i])] = x[(size_t)(row * k + i)];
     quantized_linear(kernels, at(shuffled), k, at(packed), at(panel_bias), at(residual), at(found), ROWS, n, k, (int)gate, TYPE<T>,
-                     format.bits, format.group, format.has_min, at(order), true);
+                     format.bits, format.group, format.has_min, at(order), true, false);
     expect(same_bits(found.data(), y.data(), (int64_t)y.size()), name + ": other bits with inputs in order");
   }
 
@@ -244,7 +254,7 @@ void check_largest(const Kernels& kernels, int bits, int64_t group) {
       std::vector<uint8_t> packed((size_t)packed_quantized_bytes(N, K, false, bits, group, false));
       pack_quantized(at(codes), at(scales), 0, at(packed), N, K, false, bits, group);
       std::vector<float> x((size_t)(ROWS * K), input), y((size_t)(ROWS * N));
-      quantized_linear(kernels, at(x), K, at(packed), 0, 0, at(y), ROWS, N, K, false, TYPE<float>, bits, group, false, 0, true);
+      quantized_linear(kernels, at(x), K, at(packed), 0, 0, at(y), ROWS, N, K, false, TYPE<float>, bits, group, false, 0, true, false);
       double expected = (double)input * (code - (1 << (bits - 1))) * (double)K;
       for (float found : y)
         expect_close(found, expected, std::fabs(expected) * 1e-5,
@@ -277,6 +287,7 @@ void all_cases(const Kernels& kernels) {
       full.check_values();
       full.check_any_batch();
       full.check_order();
+      full.check_widened();
       full.check_inputs_as_they_are();
       set_num_threads(2);
       auto on_two_threads = full.rows(0, ROWS);

@@ -50,6 +50,7 @@ def test_equals_torch(way: str, k: int) -> None:
     torch.testing.assert_close(packed(x), F.linear(x, weight, bias), rtol=1e-5, atol=1e-4)
     residual = numbers(num_rows, N, seed=4)
     assert torch.equal(packed.add_to(residual, x), residual + packed(x))
+    assert torch.equal(packed.in_float32(x), packed(x).float())
     assert torch.equal(packed.rows(torch.tensor([5, 149, 5], device=DEVICE)), weight[[5, 149, 5]])
     assert packed(x[:0]).shape == (0, N)
 

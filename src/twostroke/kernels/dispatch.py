@@ -39,6 +39,10 @@ class Linear(Protocol):
         """[num_rows, K] -> [num_rows, N]."""
         ...
 
+    def in_float32(self, x: Tensor) -> Tensor:
+        """The numbers of `__call__`, rounded to its type, as float32 [num_rows, N]: for logits."""
+        ...
+
     def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
         """residual [num_rows, N] + x W^T + b, in one pass where that is cheaper."""
         ...

@@ -20,6 +20,7 @@ from torch import Tensor
 from twostroke.communicator.alone import Alone
 from twostroke.communicator.interface import Communicator
 from twostroke.kernels.dispatch import GatedLinear, Linear
+from twostroke.kernels.large_pages import wide
 
 
 def rows_of(rank: int, size: int, num_rows: int) -> range:
@@ -137,6 +138,10 @@ class _GatheredLinear:
     def __call__(self, x: Tensor) -> Tensor:
         """See Linear."""
         return self._split.gather(self._own(x), self._num_rows)
+
+    def in_float32(self, x: Tensor) -> Tensor:
+        """See Linear."""
+        return wide(self(x))
 
     def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
         """See Linear."""

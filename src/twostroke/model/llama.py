@@ -16,7 +16,6 @@ from twostroke.config.layer_spec import LayerSpec, NormPlace, PlainActivation
 from twostroke.config.model import ModelConfig
 from twostroke.kernels.activation import activated
 from twostroke.kernels.dispatch import Linear, Operators
-from twostroke.kernels.large_pages import wide
 from twostroke.kernels.soft_cap import soft_cap
 from twostroke.layers.attention import Attention, KVTensors
 from twostroke.layers.attention_metadata import AttentionMetadata
@@ -306,7 +305,7 @@ class Llama(DecoderModel):
     @torch.inference_mode()
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """See DecoderModel."""
-        logits, divisor, cap = wide(self._lm_head(hidden)), self.config.logits_divisor, self.config.logits_cap
+        logits, divisor, cap = self._lm_head.in_float32(hidden), self.config.logits_divisor, self.config.logits_cap
         if divisor != 1.0:
             logits = logits / divisor
         return logits if cap is None else soft_cap(logits, cap)

@@ -37,6 +37,7 @@ def test_equals_float64(n: int, k: int, dtype: torch.dtype, backend: Kernels) ->
     plain = operators(backend, dtype).pack_linear(weight, None)
     with_bias = operators(backend, dtype).pack_linear(weight, bias)
     torch.testing.assert_close(plain(x).double(), exact, **tolerance(dtype))
+    assert torch.equal(with_bias.in_float32(x), with_bias(x).float())
     torch.testing.assert_close(with_bias(x).double(), exact + bias.double(), **tolerance(dtype))
     torch.testing.assert_close(plain.add_to(residual, x).double(), exact + residual.double(), **tolerance(dtype))
     torch.testing.assert_close(

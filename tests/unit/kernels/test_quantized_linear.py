@@ -68,6 +68,7 @@ def test_a_row_is_the_same_alone_and_among_any_others(
     weight, x = weight_of(140, 300, bits, group, has_min, dtype), random(150, 300, dtype=dtype, seed=2)
     linear, gated = operators.pack_linear(weight, None), operators.pack_gated(weight, None, "gelu_tanh")
     plain, activated = linear(x), gated(x)
+    assert torch.equal(linear.in_float32(x), plain.float())
     for count in (1, 2, 3, 5, 6, 7, 13, 40, 130):
         for begin in (0, 1, 20):
             rows = slice(begin, begin + count)
@@ -89,6 +90,7 @@ def test_with_inputs_as_they_are_the_numbers_count_that_the_codes_stand_for(
         for num_rows in (1, 2, 7, 16, 33, 150):
             x = random(num_rows, k, dtype=dtype, seed=2)
             assert torch.equal(linear(x), expected(x))
+            assert torch.equal(linear.in_float32(x), expected.in_float32(x))
             assert torch.equal(linear.add_to(x[:, :1].expand(-1, n), x), expected.add_to(x[:, :1].expand(-1, n), x))
     weight, x = weight_of(70, 96, bits, group, has_min, dtype), random(9, 96, dtype=dtype)
     for activation in get_args(Activation):

@@ -72,6 +72,10 @@ class FloatLinear:
         """Maps x [num_rows, K] to [num_rows, N], in the type of the weights."""
         return self._multiply(x, None)
 
+    def in_float32(self, x: Tensor) -> Tensor:
+        """See Linear."""
+        return self(x).float()
+
     def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
         """residual + x W^T + b, the product rounded first, in one pass."""
         return self._multiply(x, residual)

@@ -24,7 +24,19 @@ class Kernels:
     @property
     def level(self) -> str: ...
     def linear(
-        self, x: int, ldx: int, w: int, bias: int, residual: int, y: int, m: int, n: int, k: int, gate: int, type: int
+        self,
+        x: int,
+        ldx: int,
+        w: int,
+        bias: int,
+        residual: int,
+        y: int,
+        m: int,
+        n: int,
+        k: int,
+        gate: int,
+        type: int,
+        wide_y: bool,
     ) -> None: ...
     def quantized_linear(
         self,
@@ -44,6 +56,7 @@ class Kernels:
         has_min: bool,
         order: int,
         quantizes_inputs: bool,
+        wide_y: bool,
     ) -> None: ...
     def quantize_weight(
         self, weight: int, codes: int, scales: int, n: int, k: int, group: int, steps: Sequence[float], type: int

@@ -34,10 +34,10 @@ class _Panels(ABC):
         self._dtype, self._type = weight.dtype, TYPE_CODES[weight.dtype]
         self._bias = None if bias is None else _of_channels(bias, self._n, gated=gated)
 
-    def multiply(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
-        """x [num_rows, K] to [num_rows, N]."""
+    def multiply(self, x: Tensor, residual: Tensor | None = None, *, is_wide: bool = False) -> Tensor:
+        """x [num_rows, K] to [num_rows, N]; the same numbers in float32 where `is_wide`."""
         assert x.dtype is self._dtype, (x.dtype, self._dtype)
-        y = empty((x.shape[0], self._n), self._dtype)
+        y = empty((x.shape[0], self._n), torch.float32 if is_wide else self._dtype)
         self._multiply(x if x.stride(-1) == 1 else x.contiguous(), residual, y)
         return y
 
@@ -132,6 +132,7 @@ class _FloatPanels(_Panels):
             self._k,
             self._gate,
             self._type,
+            y.dtype is torch.float32,
         )
 
 
@@ -208,6 +209,7 @@ class _QuantizedPanels(_Panels):
             self._has_min,
             address(self._order),
             self._quantizes_inputs,
+            y.dtype is torch.float32,
         )
 
 
@@ -264,6 +266,10 @@ class NativeLinear:
     def __call__(self, x: Tensor) -> Tensor:
         """Maps x [num_rows, K] to [num_rows, N], in the type of the activations."""
         return self._panels.multiply(x)
+
+    def in_float32(self, x: Tensor) -> Tensor:
+        """See Linear; the kernel widens what it writes."""
+        return self._panels.multiply(x, is_wide=True)
 
     def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
         """residual + x W^T + b. [num_rows, N]"""

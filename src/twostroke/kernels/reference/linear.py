@@ -10,6 +10,7 @@ from torch import Tensor
 
 from twostroke.config.layer_spec import Activation
 from twostroke.kernels.dispatch import Linear
+from twostroke.kernels.large_pages import wide
 from twostroke.kernels.quantized_weight import QuantizedFormat, QuantizedWeight
 from twostroke.kernels.reference.elementwise import gate_and_mul
 from twostroke.kernels.reference.row_tiles import in_row_tiles, linear_heights
@@ -29,6 +30,10 @@ class PlainLinear:
     def __call__(self, x: Tensor) -> Tensor:
         """Maps x [num_rows, K] to [num_rows, N], in the type of the weights."""
         return F.linear(x, self.weight, self.bias)
+
+    def in_float32(self, x: Tensor) -> Tensor:
+        """See Linear."""
+        return wide(self(x))
 
     def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
         """residual + x W^T + b; without a bias in one pass, and rounded once."""

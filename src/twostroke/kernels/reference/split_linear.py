@@ -9,6 +9,7 @@ from torch import Tensor
 
 from twostroke.config.layer_spec import Activation
 from twostroke.kernels.dispatch import GatedLinear, Linear, Weight
+from twostroke.kernels.large_pages import wide
 from twostroke.kernels.reference.elementwise import gate_and_mul
 from twostroke.kernels.stacked_weight import StackedWeight
 from twostroke.kernels.streamed_weight import Matrix
@@ -29,6 +30,10 @@ class SplitLinear:
     def __call__(self, x: Tensor) -> Tensor:
         """Maps x [num_rows, K] to [num_rows, N]."""
         return torch.cat([part(x) for part in self._parts], dim=-1)
+
+    def in_float32(self, x: Tensor) -> Tensor:
+        """See Linear."""
+        return wide(self(x))
 
     def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
         """residual + x W^T + b. [num_rows, N]"""
