@@ -69,4 +69,9 @@ int64_t attention(const Kernels& kernels, uintptr_t qkv, uintptr_t storage, uint
 void gumbel_argmax(const Kernels& kernels, uintptr_t logits, int64_t stride, int64_t rows, int64_t vocab_size, uintptr_t peaks,
                    uintptr_t temperatures, uintptr_t keys, uintptr_t winners);
 
+// See FilteredArgs.
+void filtered_argmax(const Kernels& kernels, uintptr_t logits, int64_t stride, int64_t rows, int64_t vocab_size, uintptr_t peaks,
+                     uintptr_t temperatures, uintptr_t keys, uintptr_t floors, uintptr_t top_k, uintptr_t top_p,
+                     uintptr_t winners);
+
 }  // namespace twostroke

@@ -94,6 +94,15 @@ struct GumbelArgs {
   int64_t* winners;           // [rows]; -1 where two are too close to call
 };
 
+// The same among the tokens that min_p, top_k and top_p leave; see filtered_sampling.hpp.
+struct FilteredArgs {
+  GumbelArgs gumbel;
+  const float* floors;   // [rows], log(min_p), or -inf
+  const int64_t* top_k;  // [rows], at least 1; vocab_size where it is off
+  const double* top_p;   // [rows], 1 where it is off
+  float* scratch;        // filtered_scratch(vocab_size) floats for whoever runs
+};
+
 struct Kernels {
   const char* level;
   bool wide_inputs;  // linear_panels and decoded_panels want inputs of bfloat16 as float32 (an even number of them)
@@ -122,6 +131,7 @@ struct Kernels {
   void (*rotate)(void* x, int64_t token_stride, int64_t heads, int64_t head_dim, const void* cos, const void* sin, Dtype,
                  int64_t begin, int64_t end);
   void (*gumbel_argmax)(const GumbelArgs&, int64_t begin, int64_t end);
+  void (*filtered_argmax)(const FilteredArgs&, int64_t begin, int64_t end);
 };
 
 constexpr int64_t LANES = 16;        // channels per vector
@@ -130,6 +140,9 @@ constexpr int64_t SPAN = 128;        // a multiple of every group size; runs of 
 // Inputs that share a scale: as many as the weight's numbers that share one, but at least 32.
 constexpr int64_t input_group(int64_t group) { return group < 32 ? 32 : group; }
 constexpr int64_t MAX_HEAD_DIM = 512;
+constexpr int64_t SAMPLING_BLOCK = 4 * LANES;  // logits that are looked at together
+// The largest of each block, and room for every logit.
+constexpr int64_t filtered_scratch(int64_t vocab_size) { return vocab_size / SAMPLING_BLOCK + 1 + vocab_size; }
 constexpr int64_t ITEM_ROWS = 48;  // most rows of an attention item
 constexpr int64_t PANEL = LANES * PANEL_VECTORS;
 

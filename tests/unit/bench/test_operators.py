@@ -78,18 +78,23 @@ def test_a_backends_own_draw_is_what_is_measured(random_models: dict[str, Path])
     """One that draws a neighbour is found out, in the rows that go through it."""
     config = find_model(str(random_models["llama"])).config()
 
-    def wrong_draw(logits: Tensor, peaks: Tensor, temperatures: Tensor, keys: Tensor) -> Tensor:
-        del peaks, temperatures, keys
+    def wrong_draw(logits: Tensor, *others: Tensor) -> Tensor:
+        del others
         return torch.zeros(len(logits), dtype=torch.int64)
 
-    errors = {True: dict[str, float](), False: dict[str, float]()}
-    for is_wrong, found in errors.items():
-        operators = replace(reference.operators(), gumbel_argmax=wrong_draw if is_wrong else None)
-        for subject in sampling_subjects(config, quick=True):
-            found[subject.kind] = subject.error(0, subject.build(operators)(0))
-    assert set(errors[False].values()) == {0.0}
-    assert errors[True].pop("temperature") > 0.5
-    assert set(errors[True].values()) == {0.0}
+    def errors(operators: Operators) -> dict[str, float]:
+        subjects = sampling_subjects(config, quick=True)
+        return {subject.kind: subject.error(0, subject.build(operators)(0)) for subject in subjects}
+
+    right = reference.operators()
+    assert set(errors(right).values()) == {0.0}
+    for wrong, kind in (
+        (replace(right, gumbel_argmax=wrong_draw), "temperature"),
+        (replace(right, filtered_argmax=wrong_draw), "top-k, top-p"),
+    ):
+        found = errors(wrong)
+        assert found.pop(kind) > 0.5
+        assert set(found.values()) == {0.0}
 
 
 def test_a_gguf_file_has_shapes_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -38,6 +38,56 @@ def test_tokens_are_those_of_the_tensor_code(level: str, vocab_size: int) -> Non
             assert sampler.sample(logits[row : row + 1], states[row : row + 1]).token_ids == expected[row]
 
 
+FILTERS = (
+    SamplingParams(top_k=1),
+    SamplingParams(top_k=50, top_p=0.95),
+    SamplingParams(top_k=3000),
+    SamplingParams(top_p=0.9),
+    SamplingParams(top_p=1e-9, temperature=3.0),
+    SamplingParams(top_p=0.37, temperature=0.4),
+    SamplingParams(min_p=0.05),
+    SamplingParams(min_p=1.0),
+    SamplingParams(top_k=20, top_p=0.5, min_p=0.001, temperature=2.0),
+    SamplingParams(top_k=3, top_p=0.99, temperature=1e-30),
+    SamplingParams(top_k=40, top_p=0.8),
+)
+
+
+def filtered_logits(vocab_size: int, scale: float, *, in_bfloat16: bool) -> Tensor:
+    """Rows as models make them: bfloat16 has many that are equal. The last one has a single token."""
+    logits = torch.randn(len(FILTERS), vocab_size, generator=torch.Generator().manual_seed(vocab_size)) * scale
+    logits[-2, 1::2] = -torch.inf
+    logits[-1, 1:] = -torch.inf
+    return logits.bfloat16().float() if in_bfloat16 else logits
+
+
+@pytest.mark.parametrize("in_bfloat16", [False, True], ids=["all different", "many equal"])
+@pytest.mark.parametrize("level", native.levels())
+@pytest.mark.parametrize("vocab_size", [2, 63, 65, 4096, 151_936])
+def test_filtered_tokens_are_those_of_the_tensor_code(level: str, vocab_size: int, in_bfloat16: bool) -> None:
+    sampler = Sampler(vocab_size, filtered_argmax=native.operators(level).filtered_argmax)
+    states = [state_of(naive.NaiveRequest(params, seed=i), vocab_size) for i, params in enumerate(FILTERS)]
+    for scale in (0.0, 1.0, 3.0, 30.0) if vocab_size < 100_000 else (3.0,):
+        logits = filtered_logits(vocab_size, scale, in_bfloat16=in_bfloat16)
+        expected = Sampler(vocab_size).sample(logits, states).token_ids
+        assert torch.equal(sampler.sample(logits, states).token_ids, expected)
+        early = sampler.draw_early(logits, states)
+        assert early is not None
+        assert torch.equal(torch.where(early < 0, expected, early), expected)
+        for row in range(len(states)):
+            assert sampler.sample(logits[row : row + 1], states[row : row + 1]).token_ids == expected[row]
+
+
+def test_filters_are_decided_by_the_kernel_and_not_behind_it() -> None:
+    """What is too close goes to the sampler's tensor code; that is to be rare."""
+    vocab_size = 4096
+    sampler = Sampler(vocab_size, filtered_argmax=native.operators().filtered_argmax)
+    states = [state_of(naive.NaiveRequest(params, seed=i), vocab_size) for i, params in enumerate(FILTERS)]
+    early = sampler.draw_early(filtered_logits(vocab_size, 3.0, in_bfloat16=True), states)
+    assert early is not None
+    assert (early >= 0).all()
+
+
 def test_what_a_backend_leaves_open_the_sampler_decides() -> None:
     """A backend that never names a winner of every other row."""
     vocab_size = 50

@@ -96,7 +96,11 @@ def sampling_subjects(config: ModelConfig, *, quick: bool) -> Iterator[Subject]:
         states = [SamplingState(rules, NoiseStream(row, 0), ()) for row in range(max(rows))]
 
         def build(operators: Operators, states: list[SamplingState] = states) -> Callable[[int], Tensor]:
-            sampler = Sampler(config.vocab_size, gumbel_argmax=operators.gumbel_argmax)
+            sampler = Sampler(
+                config.vocab_size,
+                gumbel_argmax=operators.gumbel_argmax,
+                filtered_argmax=operators.filtered_argmax,
+            )
             copies = [some.clone() for some in logits]
             return lambda point: sampler.sample(copies[point], states[: rows[point]]).token_ids
 

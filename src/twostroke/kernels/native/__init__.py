@@ -82,6 +82,7 @@ def operators(level: str | None = None, activation_quantization: ActivationQuant
         rotate_heads_=elementwise.rotate_heads_,
         attention=partial(attention.attention_operator, kernels),
         gumbel_argmax=partial(sampling.gumbel_argmax, kernels),
+        filtered_argmax=partial(sampling.filtered_argmax, kernels),
         quantizations=("int8", "int4"),
         kv_formats=tuple(extension.KV_FORMAT_CODES),
     )

@@ -117,6 +117,20 @@ class Kernels:
         keys: int,
         winners: int,
     ) -> None: ...
+    def filtered_argmax(
+        self,
+        logits: int,
+        stride: int,
+        rows: int,
+        vocab_size: int,
+        peaks: int,
+        temperatures: int,
+        keys: int,
+        floors: int,
+        top_k: int,
+        top_p: int,
+        winners: int,
+    ) -> None: ...
 
 class SharedGather:
     """csrc/shared_gather.hpp."""

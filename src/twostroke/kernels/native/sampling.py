@@ -1,4 +1,4 @@
-"""Draws from large vocabularies (csrc/kernels/sampling.hpp)."""
+"""Draws from large vocabularies (csrc/kernels/sampling.hpp, csrc/kernels/filtered_sampling.hpp)."""
 
 from __future__ import annotations
 
@@ -22,6 +22,31 @@ def gumbel_argmax(kernels: Kernels, logits: Tensor, peaks: Tensor, temperatures:
         peaks.contiguous().data_ptr(),
         temperatures.contiguous().data_ptr(),
         keys.contiguous().data_ptr(),
+        winners.data_ptr(),
+    )
+    return winners
+
+
+def filtered_argmax(
+    kernels: Kernels, logits: Tensor, peaks: Tensor, temperatures: Tensor, keys: Tensor, *filters: Tensor
+) -> Tensor:
+    """See FilteredArgmax, whose floors, top_k and top_p are the filters."""
+    assert logits.dtype is torch.float32, logits.dtype
+    assert logits.stride(1) == 1, logits.stride()
+    num_rows, vocab_size = logits.shape
+    winners = torch.empty(num_rows, dtype=torch.int64)
+    floors, top_k, top_p = (values.contiguous() for values in filters)
+    kernels.filtered_argmax(
+        logits.data_ptr(),
+        logits.stride(0),
+        num_rows,
+        vocab_size,
+        peaks.contiguous().data_ptr(),
+        temperatures.contiguous().data_ptr(),
+        keys.contiguous().data_ptr(),
+        floors.data_ptr(),
+        top_k.data_ptr(),
+        top_p.data_ptr(),
         winners.data_ptr(),
     )
     return winners
