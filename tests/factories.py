@@ -64,6 +64,19 @@ def uniform_shape(
     )
 
 
+LLAMA_3_8B = uniform_shape(
+    hidden_size=4096,
+    intermediate_size=14336,
+    num_heads=32,
+    num_kv_heads=8,
+    head_dim=128,
+    vocab_size=128256,
+    windows=(None,) * 32,
+    bytes_per_weight=2,
+)
+"""In bfloat16."""
+
+
 def make_layout(windows: Sequence[int | None] = (None,), block_size: int = 4) -> KVLayout:
     """Tiny heads; one KV group per kind of layer unless the counts differ."""
     return uniform_layout(windows, block_size=block_size, num_kv_heads=1, head_dim=2, kv_format="f32")

@@ -6,22 +6,12 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from factories import uniform_layout, uniform_shape
+from factories import LLAMA_3_8B, uniform_layout, uniform_shape
 from twostroke.batch import BlockTableUpdate, Limit, ScheduledBatch, ScheduledRequest, Stroke
 from twostroke.cost.step_cost import MachineLimits, Share, shares_of, step_cost
 from twostroke.kv_cache.layout import KVLayout
 
 H100 = MachineLimits(flops_per_s=989.4e12, bytes_per_s=3.35e12)
-LLAMA_3_8B = uniform_shape(
-    hidden_size=4096,
-    intermediate_size=14336,
-    num_heads=32,
-    num_kv_heads=8,
-    head_dim=128,
-    vocab_size=128256,
-    windows=(None,) * 32,
-    bytes_per_weight=2,
-)
 GIB = 2**30
 
 

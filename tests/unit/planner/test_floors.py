@@ -8,23 +8,13 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from factories import uniform_shape
+from factories import LLAMA_3_8B, uniform_shape
 from twostroke.cost.price import cost_per_million_tokens
 from twostroke.cost.step_cost import MachineLimits
 from twostroke.cost.step_model import Curve, StepTimeModel
 from twostroke.planner.devices import find_device
 from twostroke.planner.floors import Predictor, chunks_of
 
-LLAMA_3_8B = uniform_shape(
-    hidden_size=4096,
-    intermediate_size=14336,
-    num_heads=32,
-    num_kv_heads=8,
-    head_dim=128,
-    vocab_size=128256,
-    windows=(None,) * 32,
-    bytes_per_weight=2,
-)
 H100 = find_device("H100-SXM")[1].limits("H100-SXM", "bfloat16")
 ON_H100 = Predictor(LLAMA_3_8B, H100)
 

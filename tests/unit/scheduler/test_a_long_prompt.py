@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from factories import make_layout, uniform_shape
+from factories import LLAMA_3_8B, make_layout
 from fakes import FakeEngine
 from twostroke.batch import ScheduledBatch
 from twostroke.config.scheduler import SchedulerConfig
@@ -12,16 +12,6 @@ from twostroke.cost.step_cost import MachineLimits, Share, step_cost
 
 LENGTH, NUM_DECODES = 32_768, 8
 H100 = MachineLimits(989.4e12, 3.35e12)
-LLAMA_3_8B = uniform_shape(
-    hidden_size=4096,
-    intermediate_size=14336,
-    num_heads=32,
-    num_kv_heads=8,
-    head_dim=128,
-    vocab_size=128256,
-    windows=(None,) * 32,
-    bytes_per_weight=2,
-)
 
 
 def seconds(batch: ScheduledBatch) -> float:
