@@ -6,12 +6,12 @@ Defaults of absent keys are those of transformers 5.23.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from twostroke.config.fields import count, switch
-from twostroke.config.gemma4 import GEMMA_4_ROPES, gemma4_keys, gemma4_layers
+from twostroke.config.gemma4 import GEMMA_4_ROPES, OWN_OF_LAYERS, gemma4_keys, gemma4_layers
 from twostroke.config.layer_spec import LayerSpec, NormKind, NormPlace, PlainActivation, QKNorm
 from twostroke.errors import UnsupportedModel, shown
 
@@ -55,6 +55,8 @@ class ArchitectureTraits:
     """Returns common keys that follow from several of its own."""
     unlike: Callable[[Mapping[str, Any], Sequence[LayerSpec]], tuple[LayerSpec, ...]] | None = None
     """Returns the layers with what else differs from one to another."""
+    own_of_layers: Collection[str] = ()
+    """Keys that `per_layer_config` may give a layer for itself; `unlike` reads them."""
     only: Mapping[str, object] = field(default_factory=dict[str, object])
     """Keys of which one value is implemented."""
     activations: Mapping[str, PlainActivation] = field(default_factory=lambda: _SILU)
@@ -238,6 +240,7 @@ ARCHITECTURE_TRAITS: dict[str, ArchitectureTraits] = {
         reads_softcaps=True,
         derived=gemma4_keys,
         unlike=gemma4_layers,
+        own_of_layers=OWN_OF_LAYERS,
         only={"enable_moe_block": False},
         defaults={
             "tie_word_embeddings": True,

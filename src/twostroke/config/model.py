@@ -12,6 +12,7 @@ from twostroke.config.fields import count, is_number, list_of, mapping, switch
 from twostroke.config.fp8 import Fp8Config, is_fp8
 from twostroke.config.layer_spec import KVSpec, LayerSpec, NormKind, NormPlace, PlainActivation
 from twostroke.config.nearest import nearest, unknown_parts
+from twostroke.config.per_layer import layer_overrides
 from twostroke.config.quantization import QuantizationConfig
 from twostroke.config.rope import DEFAULT_ROPE_THETA, RopeConfig
 from twostroke.config.text_config import TEXT_MODELS, text_config
@@ -159,6 +160,7 @@ class ModelConfig:
             )
             for window, is_rotated in zip(windows, has_rope, strict=True)
         )
+        layer_overrides(given, num_layers, traits.own_of_layers)
         read = cls(
             architecture=architecture,
             layers=layers if traits.unlike is None else traits.unlike(given, layers),

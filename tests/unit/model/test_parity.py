@@ -142,6 +142,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "attention_bias": True,
         },
     ),
+    "gemma4-equal-heads": (  # saved without a word about full layers
+        "Gemma4",
+        {"head_dim": 16, "global_head_dim": 16, "hidden_size_per_layer_input": 0, "sliding_window": 37},
+    ),
     "phi3": ("Phi3", {"pad_token_id": 0}),
     "phi3-window-partial-tied": (
         "Phi3",
