@@ -73,8 +73,10 @@ class ArchitectureTraits:
     """Embeddings are multiplied by the square root of `hidden_size`."""
     reads_query_scalar: bool = False
     """Scores are divided by the square root of `query_pre_attn_scalar`."""
-    reads_softcaps: bool = False
-    """`final_logit_softcapping` bounds logits, `attn_logit_softcapping` scores."""
+    reads_softcap: bool = False
+    """`final_logit_softcapping` bounds logits."""
+    reads_score_cap: bool = False
+    """`attn_logit_softcapping` bounds scores. Gemma 3 has it in configs, where transformers does not read it."""
     reads_output_bias: bool = False
     """`attention_out_bias` says alone whether the output projection has biases."""
     qk_norm: QKNorm = "none"
@@ -131,7 +133,8 @@ _GEMMA2 = replace(
     window_every=2,
     reads_window_pattern=False,
     reads_query_scalar=True,
-    reads_softcaps=True,
+    reads_softcap=True,
+    reads_score_cap=True,
     defaults={
         "num_key_value_heads": 4,
         "head_dim": 256,
@@ -211,6 +214,7 @@ ARCHITECTURE_TRAITS: dict[str, ArchitectureTraits] = {
     "Gemma2ForCausalLM": _GEMMA2,
     "Gemma3ForCausalLM": replace(
         _GEMMA2,
+        reads_score_cap=False,
         qk_norm="heads",
         window_every=6,
         reads_window_pattern=True,
@@ -237,7 +241,7 @@ ARCHITECTURE_TRAITS: dict[str, ArchitectureTraits] = {
         qk_norm="heads",
         windows="by_type",
         window_every=6,
-        reads_softcaps=True,
+        reads_softcap=True,
         derived=gemma4_keys,
         unlike=gemma4_layers,
         own_of_layers=OWN_OF_LAYERS,

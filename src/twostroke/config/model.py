@@ -147,7 +147,7 @@ class ModelConfig:
             norms=_norm_place(given, traits, is_parallel=is_parallel),
             activation=_activation(given, traits),
             score_scale=_score_scale(given, traits),
-            score_cap=_soft_cap(given, "attn_logit_softcapping") if traits.reads_softcaps else None,
+            score_cap=_soft_cap(given, "attn_logit_softcapping") if traits.reads_score_cap else None,
             residual_scale=_number(given, "residual_multiplier") if traits.reads_multipliers else 1.0,
         )
         windows = _layer_windows(given, traits, num_layers)
@@ -176,7 +176,7 @@ class ModelConfig:
             embedding_scale=_embedding_scale(given, traits),
             rounds_embedding_scale=traits.scales_embeddings,
             logits_divisor=_logits_divisor(given, traits),
-            logits_cap=_soft_cap(given, "final_logit_softcapping") if traits.reads_softcaps else None,
+            logits_cap=_soft_cap(given, "final_logit_softcapping") if traits.reads_softcap else None,
             norm_offset=traits.norm_offset,
             has_wide_norms=traits.has_wide_norms,
             head_bias=traits.head_bias,

@@ -107,6 +107,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             },
             "query_pre_attn_scalar": 20,
             "final_logit_softcapping": 3.0,
+            "attn_logit_softcapping": 2.0,  # not read there
             "tie_word_embeddings": False,
         },
     ),
