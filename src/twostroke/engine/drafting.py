@@ -317,8 +317,10 @@ class _Eagle:
         check_eagle(folder, surroundings.config, surroundings.path.name)
         layers = feature_layers(surroundings.config.num_layers)
         if not 0 < layers[0] < layers[1] < layers[2]:
-            limit = f"needs features of layers {layers}; {surroundings.path.name} has {surroundings.config.num_layers}"
-            raise InvalidParameter("speculative_config.method", "eagle", limit)
+            num_layers = surroundings.config.num_layers
+            limit = f"reads a low, a middle and a high layer of 7 or more; {surroundings.path.name} has {num_layers}"
+            remedy = "Take another method, such as ngram."
+            raise InvalidParameter("speculative_config.method", "eagle", limit, remedy)
         return cls(folder, eagle_config(folder), surroundings)
 
     @property
