@@ -52,6 +52,8 @@ class Surroundings:
     operators: Operators
     kv_format: KVFormat
     layout: KVLayout
+    longest_request: int
+    """Tokens of the target's, as asked for: what its dynamic rope scaling is fixed for."""
 
     def placement(self, target: Target) -> Placement:
         """Of what drafts: beside the target."""
@@ -208,7 +210,7 @@ class _DraftModel:
     def of(cls, config: SpeculativeConfig, surroundings: Surroundings) -> _DraftModel:
         """Finds it, and checks that it speaks the target's tokens."""
         files = find_model(_model_of(config, surroundings, "draft"))
-        draft = files.config()
+        draft = files.config().fixed_for(surroundings.longest_request)
         _check_vocabulary(files, draft, surroundings, has_tokenizer=config.model is not None)
         weights = files.weights(draft, None)
         check_weights(weights, draft, None)

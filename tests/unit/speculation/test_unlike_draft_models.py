@@ -1,4 +1,6 @@
-"""Draft models whose layers differ in their K and V: they guess what they would say themselves, beside any target."""
+"""Draft models whose layers differ in their K and V, or whose rotation is fixed for the longest request: they guess
+what they would say themselves, beside any target.
+"""
 
 from __future__ import annotations
 
@@ -28,11 +30,45 @@ PROMPTS: list[Any] = [{"prompt_token_ids": [(7 * i + n) % 250 for i in range(n)]
 PARAMS = SamplingParams(max_tokens=20, temperature=0.0, ignore_eos=True, logprobs=1)
 
 
+ROPES: dict[str, tuple[str, dict[str, Any]]] = {
+    "longrope": (
+        "phi3",
+        {
+            "partial_rotary_factor": 1.0,
+            "original_max_position_embeddings": 64,
+            "rope_parameters": {
+                "rope_type": "longrope",
+                "rope_theta": 10_000.0,
+                "original_max_position_embeddings": 64,
+                "short_factor": [1.0] * 8,
+                "long_factor": [1.0 + 0.5 * i for i in range(8)],
+            },
+        },
+    ),
+    "dynamic": (
+        "llama",
+        {
+            "max_position_embeddings": 64,
+            "rope_parameters": {"rope_type": "dynamic", "rope_theta": 10_000.0, "factor": 4.0},
+        },
+    ),
+}
+
+
 @pytest.mark.parametrize("kernels", ["auto", "reference"])
 @pytest.mark.parametrize("heads", HEADS)
-def test_its_own_drafts_stand(heads: str, kernels: str, tmp_path: Path) -> None:
-    """All of them: a layer that found another's K and V would guess otherwise."""
-    model = str(write_random_model(tmp_path, "gemma4", **HEADS[heads]))
+def test_a_layer_finds_its_own_k_and_v(heads: str, kernels: str, tmp_path: Path) -> None:
+    its_own_drafts_stand(str(write_random_model(tmp_path, "gemma4", **HEADS[heads])), kernels)
+
+
+@pytest.mark.parametrize("rope", ROPES)
+def test_its_rotation_is_fixed_for_the_targets_longest_request(rope: str, tmp_path: Path) -> None:
+    family, fields = ROPES[rope]
+    its_own_drafts_stand(str(write_random_model(tmp_path, family, **fields)), "auto")
+
+
+def its_own_drafts_stand(model: str, kernels: str) -> None:
+    """All of them, where the target is the same model."""
     given: dict[str, Any] = {"threads": 1, "num_kv_blocks": 100, "max_model_len": 120, "kernels": kernels}
     with LLM(model, **given) as llm:
         alone = llm.generate(PROMPTS, PARAMS)
