@@ -354,6 +354,23 @@ def test_every_layers_output_equals_transformers(case: str, kernels: Kernels, tm
     check_layers(tmp_path, kind, changes, chunks=[40, 21, 1, 1, 1], kernels=kernels)
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("kernels", ["reference", "auto"])
+def test_what_tokens_bring_to_gemma_4s_layers_is_rounded_as_in_transformers(kernels: Kernels, tmp_path: Path) -> None:
+    """In bfloat16 to the bit: the weights of their norm multiply before anything is rounded."""
+    changes = {"hidden_size_per_layer_input": 32, "vocab_size_per_layer_input": 199, "dtype": "bfloat16"}
+    theirs = naive_model.build(tmp_path, "Gemma4", **changes).to(torch.bfloat16)
+    theirs.save_pretrained(tmp_path)
+    ids = torch.arange(5, 190)[None]
+    of_tokens = theirs.model.get_per_layer_inputs(ids, None)
+    expected = theirs.model.project_per_layer_inputs(theirs.model.embed_tokens(ids), of_tokens)[0].flatten(1)
+    config, cpu = read_model_config(tmp_path), torch.device("cpu")
+    operators = operators_for(cpu, torch.bfloat16, kernels)
+    weights = open_weights(tmp_path, config)
+    model = load_model(weights, config, dtype=torch.bfloat16, device=cpu, max_model_len=64, operators=operators)
+    assert torch.equal(model.embed(ids[0])[:, config.hidden_size :], expected)
+
+
 @pytest.mark.parametrize("kernels", ["reference", "auto"])
 @pytest.mark.parametrize("is_tied", [False, True])
 @pytest.mark.parametrize("vocab_size", [300, 151_936])
