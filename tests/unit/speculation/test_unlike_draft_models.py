@@ -82,13 +82,15 @@ def its_own_drafts_stand(model: str, kernels: str) -> None:
         assert output.metrics.drafts.num_accepted_tokens == output.metrics.drafts.num_draft_tokens >= 12
 
 
+@pytest.mark.parametrize("rate", [0.0, 0.5])
 @pytest.mark.parametrize("heads", HEADS)
-def test_its_kv_is_planned_to_the_byte(heads: str, tmp_path: Path, random_models: dict[str, Path]) -> None:
-    """Layers that read the K and V of others take nothing."""
+def test_its_kv_is_planned_to_the_byte(heads: str, rate: float, tmp_path: Path, random_models: dict[str, Path]) -> None:
+    """Layers that read the K and V of others take nothing, and blocks that others are checked with have none."""
     draft = str(write_random_model(tmp_path, "gemma4", **HEADS[heads]))
     drafts = {"method": "draft_model", "model": draft}
     for target in (draft, str(random_models["olmo3"])):
-        config = EngineConfig.from_keywords(model=target, threads=1, num_kv_blocks=20, speculative_config=drafts)
+        given: dict[str, Any] = {"threads": 1, "num_kv_blocks": 20, "kv_check_rate": rate}
+        config = EngineConfig.from_keywords(model=target, speculative_config=drafts, **given)
         prepared = prepare(config)
         built = build_engine(config)
         runner: Any = built.engine._executor._runner  # type: ignore[attr-defined]
