@@ -10,12 +10,12 @@ from typing import Any
 from torch import Tensor
 
 from twostroke.layers.rotary import Rotary
-from twostroke.runner.kv_storage import KVStorage
+from twostroke.runner.kv_storage import JoinedStorages, KVStorage
 
 
 def tensors_of(thing: Any, seen: set[int]) -> Iterator[Tensor]:
     """Every tensor that can be reached from an object, rotary tables left out: they are the context's."""
-    if id(thing) in seen or isinstance(thing, Rotary | KVStorage | type | str | bytes | int | float):
+    if id(thing) in seen or isinstance(thing, Rotary | KVStorage | JoinedStorages | type | str | bytes | int | float):
         return
     seen.add(id(thing))
     if isinstance(thing, Tensor):

@@ -52,7 +52,7 @@ class Models:
         if not folder.exists():
             folder.mkdir()
             torch.manual_seed(2)
-            (_write_medusa if kind == "medusa" else _write_eagle)(folder, self.config(target))
+            (_write_medusa if kind == "medusa" else write_eagle)(folder, self.config(target))
         return str(folder)
 
 
@@ -78,7 +78,7 @@ def _write_medusa(folder: Path, target: ModelConfig) -> None:
     (folder / "config.json").write_text(json.dumps(config))
 
 
-def _write_eagle(folder: Path, target: ModelConfig) -> None:
+def write_eagle(folder: Path, target: ModelConfig) -> None:
     hidden, wide = target.hidden_size, 96
     config: dict[str, Any] = {
         "hidden_size": hidden,

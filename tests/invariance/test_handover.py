@@ -118,8 +118,15 @@ OTHER_FORMATS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "bfloat16 to float32": ("qwen2", {"dtype": "bfloat16"}, {}),
     "torch's order to ours": ("qwen3", {"kernels": "reference", "kv_cache_dtype": "int4"}, {"kv_cache_dtype": "int4"}),
     "int8 weights": ("qwen2", {"quantization": "int8"}, {}),
+    "f32 of one rank to int8 of two": ("qwen3", {}, {"kv_cache_dtype": "int8", "tensor_parallel_size": 2}),
+    "int8 of four ranks to f32 of one": (
+        "gemma4",
+        {"kv_cache_dtype": "int8", "tensor_parallel_size": 4},
+        {"block_size": 4},
+    ),
 }
 ALIKE: dict[str, Any] = {
+    "tensor_parallel_size": 1,
     "block_size": 16,
     "kv_cache_dtype": "auto",
     "dtype": "auto",
@@ -129,8 +136,11 @@ ALIKE: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("knobs", OTHER_FORMATS, ids=str)
-def test_pools_of_other_formats(random_models: dict[str, Path], tmp_path: Path, knobs: str, transport: str) -> None:
+def test_pools_of_other_formats(
+    random_models: dict[str, Path], tmp_path: Path, knobs: str, transport: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Every transport converts KV to the same bits. The KV is that of the prompt, so answers stay near."""
+    ranks_are_threads(monkeypatch)
     family, prefill, decode = OTHER_FORMATS[knobs]
     given = {"model": str(random_models[family]), "threads": 1, "num_kv_blocks": 3000, "max_model_len": 256}
     asked = requests()[:4]  # the last one begins like another, and may or may not find its KV in the cache

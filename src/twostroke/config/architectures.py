@@ -5,12 +5,12 @@ Defaults of absent keys are those of transformers 5.23.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from twostroke.config.fields import count, switch
-from twostroke.config.gemma4 import GEMMA_4_ROPES, gemma4_keys, gemma4_layers
+from twostroke.config.gemma4 import GEMMA_4_ROPES, OWN_OF_LAYERS, gemma4_keys, gemma4_layers
 from twostroke.config.layer_spec import LayerSpec, NormKind, NormPlace, PlainActivation, QKNorm
 from twostroke.config.rope import rotary_share
 from twostroke.errors import UnsupportedModel, shown
@@ -55,6 +55,8 @@ class ArchitectureTraits:
     """Returns common keys that follow from several of its own."""
     unlike: Callable[[Mapping[str, Any], Sequence[LayerSpec]], tuple[LayerSpec, ...]] | None = None
     """Returns the layers with what else differs from one to another."""
+    own_of_layers: Collection[str] = ()
+    """Keys that `per_layer_config` may give a layer for itself; `unlike` reads them."""
     only: Mapping[str, object] = field(default_factory=dict[str, object])
     """Keys of which one value is implemented."""
     activations: Mapping[str, PlainActivation] = field(default_factory=lambda: _SILU)
@@ -71,8 +73,10 @@ class ArchitectureTraits:
     """Embeddings are multiplied by the square root of `hidden_size`."""
     reads_query_scalar: bool = False
     """Scores are divided by the square root of `query_pre_attn_scalar`."""
-    reads_softcaps: bool = False
-    """`final_logit_softcapping` bounds logits, `attn_logit_softcapping` scores."""
+    reads_softcap: bool = False
+    """`final_logit_softcapping` bounds logits."""
+    reads_score_cap: bool = False
+    """`attn_logit_softcapping` bounds scores. Gemma 3 has it in configs, where transformers does not read it."""
     reads_output_bias: bool = False
     """`attention_out_bias` says alone whether the output projection has biases."""
     qk_norm: QKNorm = "none"
@@ -129,7 +133,8 @@ _GEMMA2 = replace(
     window_every=2,
     reads_window_pattern=False,
     reads_query_scalar=True,
-    reads_softcaps=True,
+    reads_softcap=True,
+    reads_score_cap=True,
     defaults={
         "num_key_value_heads": 4,
         "head_dim": 256,
@@ -217,6 +222,7 @@ ARCHITECTURE_TRAITS: dict[str, ArchitectureTraits] = {
     "Gemma2ForCausalLM": _GEMMA2,
     "Gemma3ForCausalLM": replace(
         _GEMMA2,
+        reads_score_cap=False,
         qk_norm="heads",
         window_every=6,
         reads_window_pattern=True,
@@ -243,9 +249,10 @@ ARCHITECTURE_TRAITS: dict[str, ArchitectureTraits] = {
         qk_norm="heads",
         windows="by_type",
         window_every=6,
-        reads_softcaps=True,
+        reads_softcap=True,
         derived=gemma4_keys,
         unlike=gemma4_layers,
+        own_of_layers=OWN_OF_LAYERS,
         only={"enable_moe_block": False},
         defaults={
             "tie_word_embeddings": True,

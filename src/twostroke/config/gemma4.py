@@ -6,14 +6,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from twostroke.config.fields import count, list_of, mapping, switch
+from twostroke.config.fields import count, list_of, switch
 from twostroke.config.layer_spec import LayerSpec
+from twostroke.config.per_layer import layer_overrides
 from twostroke.errors import CorruptCheckpoint, UnsupportedModel, shown
 
 GEMMA_4_ROPES: Mapping[str, Any] = {
     "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
     "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1_000_000.0},
 }
+OWN_OF_LAYERS = ("head_dim", "num_key_value_heads")
+"""What a layer may have for itself."""
 _WINDOW_EVERY = 6
 
 
@@ -27,7 +30,7 @@ def gemma4_keys(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def gemma4_layers(given: Mapping[str, Any], layers: Sequence[LayerSpec]) -> tuple[LayerSpec, ...]:
-    """Return the layers: full ones with heads of their own, the last ones with the K and V of earlier ones.
+    """Return the layers: some with heads of their own, the last ones with the K and V of earlier ones.
 
     Raises:
         CorruptCheckpoint: a number that is none, or layers that share K and V that nobody has.
@@ -41,7 +44,11 @@ def gemma4_layers(given: Mapping[str, Any], layers: Sequence[LayerSpec]) -> tupl
             f"({shown(given.get('vocab_size'))})."
         )
     first_shared = len(layers) - _count_or_none(given, "num_kv_shared_layers", 0)
-    own = [_with_own_heads(given, layer_id, layer) for layer_id, layer in enumerate(layers)]
+    shares_projection = switch(given, "attention_k_eq_v")
+    own = [
+        _with_own_heads(layer, layer_id, heads, shares_projection=shares_projection and layer.kv.window is None)
+        for layer_id, (layer, heads) in enumerate(zip(layers, _heads_of_layers(given, layers), strict=True))
+    ]
     found: list[LayerSpec] = []
     for layer_id, layer in enumerate(own):
         changed = replace(layer, score_scale=1.0, has_value_norm=True, token_input_size=token_input_size)
@@ -59,33 +66,31 @@ def _count_or_none(given: Mapping[str, Any], name: str, default: int) -> int:
     return 0 if value in (None, 0) else count({name: value}, name)
 
 
-def _with_own_heads(given: Mapping[str, Any], layer_id: int, layer: LayerSpec) -> LayerSpec:
-    """Return a layer with the heads of its kind."""
-    if layer.kv.window is not None:
-        return layer
-    shares_projection = switch(given, "attention_k_eq_v")
-    heads = {"head_dim": given.get("global_head_dim", 512)}
-    if shares_projection and given.get("num_global_key_value_heads") is not None:
-        heads["num_key_value_heads"] = given["num_global_key_value_heads"]
-    heads |= _of_layer(given, layer_id)
+def _with_own_heads(layer: LayerSpec, layer_id: int, heads: Mapping[str, Any], *, shares_projection: bool) -> LayerSpec:
+    """Return a layer with the heads that are its own."""
     num_kv_heads = count(heads, "num_key_value_heads", layer.kv.num_kv_heads)
-    head_dim = count(heads, "head_dim")
+    head_dim = count(heads, "head_dim", layer.kv.head_dim)
     if layer.num_heads % num_kv_heads or head_dim % 2:
         raise CorruptCheckpoint(
-            f"config.json: full layers with {num_kv_heads} KV heads of {head_dim} numbers; num_attention_heads "
+            f"config.json: layer {layer_id} has {num_kv_heads} KV heads of {head_dim} numbers; num_attention_heads "
             f"{layer.num_heads} must be a multiple, and a head even."
         )
     kv = replace(layer.kv, num_kv_heads=num_kv_heads, head_dim=head_dim)
     return replace(layer, kv=kv, has_value_projection=not shares_projection)
 
 
-def _of_layer(given: Mapping[str, Any], layer_id: int) -> Mapping[str, Any]:
-    """Return what transformers 5.24 writes for each layer; a layer's number may begin with zeros."""
-    by_layer = mapping(given, "per_layer_config")
-    unknown = [key for key in by_layer if not key.isdecimal()]
-    if unknown:
-        raise CorruptCheckpoint(f"config.json: per_layer_config has {shown(unknown[0])}, which is no layer's number.")
-    return mapping({str(int(key)): value for key, value in by_layer.items()}, str(layer_id))
+def _heads_of_layers(given: Mapping[str, Any], layers: Sequence[LayerSpec]) -> list[Mapping[str, Any]]:
+    """Return what each layer says of its heads: in `per_layer_config`, or once for all full layers.
+
+    Where there is the first, transformers does not read the second, even if no layer says anything.
+    """
+    if "per_layer_config" in given:
+        by_layer = layer_overrides(given, len(layers), OWN_OF_LAYERS)
+        return [by_layer.get(layer_id, {}) for layer_id in range(len(layers))]
+    of_full: dict[str, Any] = {"head_dim": given.get("global_head_dim", 512)}
+    if switch(given, "attention_k_eq_v") and given.get("num_global_key_value_heads") is not None:
+        of_full["num_key_value_heads"] = given["num_global_key_value_heads"]
+    return [of_full if layer.kv.window is None else {} for layer in layers]
 
 
 def _source(before: Sequence[LayerSpec], layer: LayerSpec, layer_id: int) -> int:

@@ -12,6 +12,7 @@ from twostroke.config.fields import count, is_number, list_of, mapping, switch
 from twostroke.config.fp8 import Fp8Config, is_fp8
 from twostroke.config.layer_spec import KVSpec, LayerSpec, NormKind, NormPlace, PlainActivation
 from twostroke.config.nearest import nearest, unknown_parts
+from twostroke.config.per_layer import layer_overrides
 from twostroke.config.quantization import QuantizationConfig
 from twostroke.config.rope import DEFAULT_ROPE_THETA, RopeConfig
 from twostroke.config.text_config import TEXT_MODELS, text_config
@@ -146,7 +147,7 @@ class ModelConfig:
             norms=_norm_place(given, traits, is_parallel=is_parallel),
             activation=_activation(given, traits),
             score_scale=_score_scale(given, traits),
-            score_cap=_soft_cap(given, "attn_logit_softcapping") if traits.reads_softcaps else None,
+            score_cap=_soft_cap(given, "attn_logit_softcapping") if traits.reads_score_cap else None,
             residual_scale=_number(given, "residual_multiplier") if traits.reads_multipliers else 1.0,
         )
         windows = _layer_windows(given, traits, num_layers)
@@ -159,6 +160,7 @@ class ModelConfig:
             )
             for window, is_rotated in zip(windows, has_rope, strict=True)
         )
+        layer_overrides(given, num_layers, traits.own_of_layers)
         read = cls(
             architecture=architecture,
             layers=layers if traits.unlike is None else traits.unlike(given, layers),
@@ -174,7 +176,7 @@ class ModelConfig:
             embedding_scale=_embedding_scale(given, traits),
             rounds_embedding_scale=traits.scales_embeddings,
             logits_divisor=_logits_divisor(given, traits),
-            logits_cap=_soft_cap(given, "final_logit_softcapping") if traits.reads_softcaps else None,
+            logits_cap=_soft_cap(given, "final_logit_softcapping") if traits.reads_softcap else None,
             norm_offset=traits.norm_offset,
             has_wide_norms=traits.has_wide_norms,
             head_bias=traits.head_bias,

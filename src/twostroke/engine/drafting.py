@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
@@ -9,6 +10,7 @@ from typing import Protocol
 import torch
 
 from twostroke.config.kv_format import KVFormat
+from twostroke.config.layer_spec import KVSpec
 from twostroke.config.model import ModelConfig
 from twostroke.config.speculation import AUTO, SpeculativeConfig
 from twostroke.errors import InvalidParameter, SetupError
@@ -26,7 +28,7 @@ from twostroke.model.registry import num_parameters
 from twostroke.model.weight_size import weight_bytes
 from twostroke.model.weight_source import WeightSource
 from twostroke.runner.branches import MAX_BRANCHES, blocks_of_branch
-from twostroke.runner.kv_storage import KVStorage
+from twostroke.runner.kv_storage import JoinedStorages, KVStorage
 from twostroke.sampling.sampler import Sampler
 from twostroke.speculation.chain import ChainProposer, ReadByDraftModel, ReadByTarget
 from twostroke.speculation.eagle import EagleProposer, HeadMemory
@@ -50,6 +52,8 @@ class Surroundings:
     operators: Operators
     kv_format: KVFormat
     layout: KVLayout
+    longest_request: int
+    """Tokens of the target's, as asked for: what its dynamic rope scaling is fixed for."""
 
     def placement(self, target: Target) -> Placement:
         """Of what drafts: beside the target."""
@@ -206,7 +210,7 @@ class _DraftModel:
     def of(cls, config: SpeculativeConfig, surroundings: Surroundings) -> _DraftModel:
         """Finds it, and checks that it speaks the target's tokens."""
         files = find_model(_model_of(config, surroundings, "draft"))
-        draft = files.config()
+        draft = files.config().fixed_for(surroundings.longest_request)
         _check_vocabulary(files, draft, surroundings, has_tokenizer=config.model is not None)
         weights = files.weights(draft, None)
         check_weights(weights, draft, None)
@@ -217,20 +221,20 @@ class _DraftModel:
         """See Drafter."""
         around = self.surroundings
         weights = weight_bytes(self.weights, self.config, around.dtype, around.operators)
-        return DrafterFacts(num_weight_bytes=weights, kv_bytes_per_block=self._layout.bytes_per_block)
+        return DrafterFacts(num_weight_bytes=weights, kv_bytes_per_block=_bytes_beside(self._layouts))
 
     @property
     def words(self) -> str:
         """See Drafter."""
         parameters = num_parameters(self.config) / 1e6
-        per_token = self._layout.bytes_per_token
+        per_token = sum(layout.bytes_per_token for layout in self._layouts)
         return (
             f"draft model {self.files.path.name}, {parameters:,.1f} M parameters, {self.facts.num_weight_bytes:,} "
             f"bytes of weights, {per_token:,} bytes of KV per token"
         )
 
     @property
-    def _layout(self) -> KVLayout:
+    def _layouts(self) -> tuple[KVLayout, ...]:
         return _kv_beside(self.config, self.surroundings)
 
     def build(self, target: Target) -> Proposer:
@@ -244,8 +248,7 @@ class _DraftModel:
             max_model_len=target.max_model_len,
             operators=around.operators,
         )
-        attention = _layout_beside(self.config, self._layout, around.layout)
-        kv = _storage_beside(self._layout, target.kv.num_blocks, around.device, attention)
+        kv, attention = _storage_beside(self.config, self._layouts, around, target.kv.num_blocks)
         tables = [_table_beside(around.layout)] * len(attention.shapes)
         reader = Reader(model, self.config.num_layers, kv, attention, tables, around.device)
         return ChainProposer(reader, ReadByDraftModel(), target.sampler, max_tokens=target.max_tokens)
@@ -316,8 +319,10 @@ class _Eagle:
         check_eagle(folder, surroundings.config, surroundings.path.name)
         layers = feature_layers(surroundings.config.num_layers)
         if not 0 < layers[0] < layers[1] < layers[2]:
-            limit = f"needs features of layers {layers}; {surroundings.path.name} has {surroundings.config.num_layers}"
-            raise InvalidParameter("speculative_config.method", "eagle", limit)
+            num_layers = surroundings.config.num_layers
+            limit = f"reads a low, a middle and a high layer of 7 or more; {surroundings.path.name} has {num_layers}"
+            remedy = "Take another method, such as ngram."
+            raise InvalidParameter("speculative_config.method", "eagle", limit, remedy)
         return cls(folder, eagle_config(folder), surroundings)
 
     @property
@@ -327,7 +332,7 @@ class _Eagle:
         size = len(self._feature_layers) * around.config.hidden_size * around.dtype.itemsize
         return DrafterFacts(
             num_weight_bytes=eagle_bytes(self.folder, around.dtype, around.operators.packed_sizes),
-            kv_bytes_per_block=self._layout.bytes_per_block,
+            kv_bytes_per_block=_bytes_beside(self._layouts),
             bytes_per_token=2 * size,  # of a step's features, and of those that are kept
             bytes_per_request=_KEPT_TOKENS * size,
         )
@@ -337,11 +342,11 @@ class _Eagle:
         """See Drafter."""
         return (
             f"EAGLE head {self.folder.path.name}, {self.facts.num_weight_bytes:,} bytes of weights, "
-            f"{self._layout.bytes_per_token:,} bytes of KV per token"
+            f"{sum(layout.bytes_per_token for layout in self._layouts):,} bytes of KV per token"
         )
 
     @property
-    def _layout(self) -> KVLayout:
+    def _layouts(self) -> tuple[KVLayout, ...]:
         return _kv_beside(self.config, self.surroundings)
 
     @property
@@ -352,9 +357,8 @@ class _Eagle:
         """See Drafter."""
         around = self.surroundings
         head = EagleHead(self.folder, target.model, around.placement(target))
-        attention = _layout_beside(self.config, self._layout, around.layout)
-        kv = _storage_beside(self._layout, target.kv.num_blocks, around.device, attention)
-        num_pages = target.kv.num_blocks * self._layout.groups[0].pages_per_block
+        kv, attention = _storage_beside(self.config, self._layouts, around, target.kv.num_blocks)
+        num_pages = target.kv.num_blocks * self._layouts[0].groups[0].pages_per_block
         history = FeatureHistory(self._feature_layers, target.max_tokens + _KEPT_TOKENS * target.max_num_seqs)
         memory = HeadMemory(kv, num_pages, attention, _table_beside(around.layout))
         return EagleProposer(head, memory, history, target.sampler, around.device)
@@ -384,37 +388,46 @@ def _table_beside(target: KVLayout) -> TargetTable:
     return TargetTable(group_id, target.page_ids(target.groups[group_id]))
 
 
-def _kv_beside(drafter: ModelConfig, target: Surroundings) -> KVLayout:
-    """One group that holds all layers of what drafts; what each of them sees is the attention layout's business."""
+def _kv_beside(drafter: ModelConfig, target: Surroundings) -> tuple[KVLayout, ...]:
+    """For each shape of K and V of what drafts, one group that holds all layers of it; what each of them sees is the
+    attention layout's business."""
     num_pages = target.layout.groups[_group_beside(target.layout)].pages_per_block
-    layers = KVGroup(tuple(range(drafter.num_layers)), replace(drafter.layers[0].kv, window=None), num_pages)
-    return KVLayout((layers,), target.layout.block_size, target.kv_format)
+    layers: dict[KVSpec, list[int]] = {}
+    for layer_id, spec in enumerate(drafter.kv_specs):
+        layers.setdefault(replace(spec, window=None), []).append(layer_id)
+    groups = (KVGroup(tuple(layer_ids), spec, num_pages) for spec, layer_ids in layers.items())
+    return tuple(KVLayout((group,), target.layout.block_size, target.kv_format) for group in groups)
 
 
-def _storage_beside(layout: KVLayout, num_blocks: int, device: torch.device, attention: AttentionLayout) -> KVStorage:
-    """Make the storage of what drafts; all groups of its attention layout find their layers in the one group."""
-    kv = KVStorage(layout, num_blocks, device)
-    kv.tensors *= len(attention.shapes)
-    return kv
+def _bytes_beside(layouts: Sequence[KVLayout]) -> int:
+    """What drafts keep beside each KV block of the target."""
+    return sum(layout.bytes_per_block for layout in layouts)
 
 
-def _layout_beside(drafter: ModelConfig, kv: KVLayout, target: KVLayout) -> AttentionLayout:
-    """Layers of the same window are a group, and all go by one block table of the target."""
-    held = target.groups[_group_beside(target)].window  # what the target has given back, nobody sees any more
-    seen = [min((w for w in (own, held) if w is not None), default=None) for own in drafter.layer_windows]
-    kinds = list(dict.fromkeys(seen))
-    shapes = (
-        GroupShape(
-            drafter.layers[0].num_heads,
-            replace(kv.groups[0].spec, window=window),
-            kv.block_size,
-            kv.bytes_per_page(kv.groups[0]),
-            kv.kv_format,
-        )
-        for window in kinds
-    )
-    slots = ((kinds.index(window), layer) for layer, window in enumerate(seen))
-    return AttentionLayout(tuple(slots), tuple(shapes))
+def _storage_beside(
+    drafter: ModelConfig, layouts: Sequence[KVLayout], target: Surroundings, num_blocks: int
+) -> tuple[JoinedStorages, AttentionLayout]:
+    """Make the storage of what drafts, and say where its layers find their K and V there.
+
+    Layers of the same shape and window are a group; all go by one block table of the target.
+    """
+    held = target.layout.groups[_group_beside(target.layout)].window  # what it has given back, nobody sees any more
+    places = {
+        layer_id: (which, index)
+        for which, layout in enumerate(layouts)
+        for index, layer_id in enumerate(layout.groups[0].layer_ids)
+    }
+    seen = [min((w for w in (spec.window, held) if w is not None), default=None) for spec in drafter.kv_specs]
+    kinds = list(dict.fromkeys((places[layer_id][0], window) for layer_id, window in enumerate(seen)))
+    shapes: list[GroupShape] = []
+    for which, window in kinds:
+        layout, (group,) = layouts[which], layouts[which].groups
+        spec, page_bytes = replace(group.spec, window=window), layout.bytes_per_page(group)
+        shapes.append(GroupShape(drafter.layers[0].num_heads, spec, layout.block_size, page_bytes, layout.kv_format))
+    slots = ((kinds.index((places[layer_id][0], window)), places[layer_id][1]) for layer_id, window in enumerate(seen))
+    storages = [KVStorage(layout, num_blocks, target.device) for layout in layouts]
+    kv = JoinedStorages(storages, [which for which, _ in kinds])
+    return kv, AttentionLayout(tuple(slots), tuple(shapes))
 
 
 def _check_vocabulary(files: ModelFiles, draft: ModelConfig, target: Surroundings, *, has_tokenizer: bool) -> None:

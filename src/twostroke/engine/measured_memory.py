@@ -165,7 +165,8 @@ def needed_bytes(config: EngineConfig, prepared: Prepared) -> int:
         prepared.layout, config.cache, num_tokens, max_tokens_per_step(config, prepared.config)
     )
     num_scratch = len(prepared.layout.groups) if config.cache.kv_check_rate else 0
-    return (num_blocks + 2 * num_scratch) * (prepared.layout.bytes_per_block + drafts.kv_bytes_per_block)
+    per_block = prepared.layout.bytes_per_block + drafts.kv_bytes_per_block
+    return (num_blocks + num_scratch) * per_block + num_scratch * prepared.layout.bytes_per_block
 
 
 def settings_that_fit(

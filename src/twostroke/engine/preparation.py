@@ -195,6 +195,7 @@ def _drafter(config: EngineConfig, prepared: Prepared) -> Drafter | None:
         prepared.operators,
         prepared.kv_format,
         prepared.layout,
+        longest_request(config, prepared),
     )
     return find_drafter(config.speculative_config, around)
 

@@ -135,6 +135,7 @@ def size_kv_cache(  # noqa: PLR0913 (everything that decides it)
     """
     num_scratch = len(layout.groups) if config.kv_check_rate else 0
     per_block = layout.bytes_per_block + bytes_beside_block
+    scratch_bytes = num_scratch * layout.bytes_per_block  # drafts keep nothing beside these
     if max_model_len is not None and max_model_len > model_context:
         raise DoesNotFit(
             f"max_model_len={max_model_len} exceeds the model's context of {model_context} tokens. "
@@ -143,7 +144,7 @@ def size_kv_cache(  # noqa: PLR0913 (everything that decides it)
 
     def bytes_for(num_needed: int) -> int:
         """KV memory in which so many blocks can be depended on."""
-        return (_with_spare(num_needed, num_scratch) + num_scratch) * per_block
+        return _with_spare(num_needed, num_scratch) * per_block + scratch_bytes
 
     def blocks_for(num_tokens: int) -> int:
         return blocks_of_request(layout, config, num_tokens, max_tokens_per_step)
@@ -181,7 +182,7 @@ def size_kv_cache(  # noqa: PLR0913 (everything that decides it)
         remarks.append(f"max_model_len: {model_context} -> {fits} ({arithmetic})")
     remarks += filter(None, [kv_format_warning(layout.kv_format)])
     full = num_blocks // blocks_for(fits)
-    kv_bytes = (num_blocks + num_scratch) * per_block
+    kv_bytes = num_blocks * per_block + scratch_bytes
     return KVSizing(num_blocks, fits, kv_bytes, full, num_scratch, tuple(remarks), limit)
 
 
@@ -215,17 +216,18 @@ def blocks_of_request(layout: KVLayout, config: CacheConfig, num_tokens: int, ma
 def _num_blocks(layout: KVLayout, config: CacheConfig, memory: KVRoom, num_scratch: int, per_block: int) -> int:
     """Of the pool; `num_scratch` more are beside it."""
     usable, default = memory.usable_bytes, memory.default_bytes
-    least = (1 + num_scratch) * per_block
+    scratch_bytes = num_scratch * layout.bytes_per_block
+    least = per_block + scratch_bytes
     asked = config.kv_cache_memory
     if config.num_kv_blocks is not None:
-        asked = (config.num_kv_blocks + num_scratch) * per_block
+        asked = config.num_kv_blocks * per_block + scratch_bytes
     if asked is None:
         if default < least:
             raise DoesNotFit(
                 f"{memory.account}; one KV block takes {per_block:,}. {memory.remedy}, or lower --block-size "
                 f"(now {layout.block_size})."
             )
-        return default // per_block - num_scratch
+        return (default - scratch_bytes) // per_block
     if asked > usable:
         raise DoesNotFit(
             f"KV memory of {asked:,} bytes was asked for; {memory.arithmetic} = {usable:,}. Use --kv-cache-memory "
@@ -241,7 +243,7 @@ def _num_blocks(layout: KVLayout, config: CacheConfig, memory: KVRoom, num_scrat
             f"{f', and {for_drafts:,} for drafts' if for_drafts else ''})"
             f"{f', and --kv-check-rate takes {num_scratch} beside the pool' if num_scratch else ''}."
         )
-    return asked // per_block - num_scratch
+    return (asked - scratch_bytes) // per_block
 
 
 def _longest_request(blocks_for: Callable[[int], int], num_blocks: int, at_most: int) -> int:

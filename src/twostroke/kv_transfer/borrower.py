@@ -38,6 +38,10 @@ from twostroke.kv_transfer.intake import BlockReading, Bringing, Intake, Lent, S
 from twostroke.kv_transfer.memory import KVMemory, SharedMapping
 from twostroke.kv_transfer.nixl_reads import NixlAgent
 from twostroke.kv_transfer.transport import Fetched, KVSource
+from twostroke.log import get_logger
+from twostroke.plain_words import reason_of
+
+log = get_logger(__name__)
 
 PATIENCE_S = 10.0
 """How long the lender may say nothing at all; while it computes it says that it waits, once a second."""
@@ -189,6 +193,9 @@ class _Fetching:
             problem = f"{source.address} has said nothing for {self._patience_s:g} s"
         except (OSError, EngineError) as error:
             problem = "it was given up" if self._is_given_up else f"{source.address}: {error}"
+        except Exception as error:  # somebody waits for this prefix, and would wait for ever
+            log.exception("a prefix could not be fetched from %s", source.address)
+            problem = f"{source.address}: what it lends could not be taken in: {reason_of(error)}"
         finally:
             with self._lock:
                 self._connection = None

@@ -71,11 +71,12 @@ class RecodedConversion:
     ) -> None:
         layout = replace(theirs.layout, kv_format=ours.layout.kv_format)
         self._theirs, self._block_size = theirs, layout.block_size
+        # orders are known of the shares of heads that are here; their ranks may have others
         self._recoders = [
             BlockRecoder(
                 recode, theirs.layout.kv_format, their_order, layout.kv_format, order(group.spec, layout.block_size)
             )
-            for group, their_order in zip(layout.groups, their_orders, strict=True)
+            for group, their_order in zip(ours.layout.groups, their_orders, strict=True)
         ]
         num_staged = max(1, _STAGED_BYTES // (theirs.num_ranks * layout.bytes_per_block))
         of_ranks = [bytearray(num_staged * layout.bytes_per_block) for _ in range(theirs.num_ranks)]

@@ -54,11 +54,12 @@ class Attention:
         """
         group, index = attention.layout.layer_slots[self._kv_source]
         operator, plan = attention.operators[group], attention.plans[group]
-        turn = None
+        shape, turn = attention.layout.shapes[group], None
+        num_kv = 2 * shape.num_kv_heads if self._kv_source == self._layer_id else 0
+        assert qkv.shape[1:] == (shape.num_heads + num_kv, shape.head_dim), f"{qkv.shape} for {shape}"
         if rotation is not None and operator.turns_heads:
             turn = self._turn(rotation)
         else:
-            shape = attention.layout.shapes[group]
             self._turn_(qkv[:, : shape.num_heads + shape.num_kv_heads], rotation)
         attended = operator(qkv, kv.tensors[group], plan, index, self._scoring, turn)
         if self._kv_source == self._layer_id:

@@ -45,4 +45,4 @@ class Apertus(Llama):
     @classmethod
     def layer_parameters(cls, config: ModelConfig, layer_id: int) -> dict[str, Parameter]:
         """Llama's, and the two numbers of the activation."""
-        return super().layer_parameters(config, layer_id) | {name: Parameter((1,)) for name in _ALPHAS}
+        return super().layer_parameters(config, layer_id) | {name: Parameter((1,), is_wide=True) for name in _ALPHAS}

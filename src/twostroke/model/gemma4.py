@@ -20,7 +20,7 @@ from twostroke.layers.attention_metadata import AttentionMetadata
 from twostroke.layers.norm import RMSNorm
 from twostroke.layers.rotary import Rotation
 from twostroke.model.decoder import Parameter, Placement
-from twostroke.model.llama import Llama, LlamaLayer
+from twostroke.model.llama import Llama, LlamaLayer, norm_weight
 
 _SCALAR = "whole.layer_scalar"
 
@@ -40,13 +40,15 @@ class Gemma4Layer(LlamaLayer):
         if self._size:
             pack = placement.operators.pack_linear
             self._gate, self._up = pack(weights["input_gate.weight"], None), pack(weights["input_up.weight"], None)
-            self._input_norm = RMSNorm(weights["input_norm.weight"], config.norm_eps, placement.operators)
+            input_norm = norm_weight(config, weights["input_norm.weight"])
+            self._input_norm = RMSNorm(input_norm, config.norm_eps, placement.operators)
 
     def head_norm(self, config: ModelConfig, weights: Mapping[str, Any], operators: Operators) -> RMSNorm:
         """See LlamaLayer; of q alone where K and V are another layer's."""
         if "k_norm.weight" in weights:
             return super().head_norm(config, weights, operators)
-        return RMSNorm(torch.stack([weights["q_norm.weight"]] * self._num_heads), config.norm_eps, operators)
+        q_norm = norm_weight(config, weights["q_norm.weight"])
+        return RMSNorm(torch.stack([q_norm] * self._num_heads), config.norm_eps, operators)
 
     def forward(
         self,
@@ -146,7 +148,8 @@ class Gemma4(Llama):
             self._token_inputs = weights["token_inputs.weight"]
             self._token_inputs_scale = float(scale.to(placement.dtype))
             self._token_inputs_up = placement.operators.pack_linear(weights["token_inputs_up.weight"], None)
-            self._token_inputs_norm = RMSNorm(weights["token_inputs_norm.weight"], config.norm_eps, placement.operators)
+            inputs_norm = norm_weight(config, weights["token_inputs_norm.weight"])
+            self._token_inputs_norm = RMSNorm(inputs_norm, config.norm_eps, placement.operators)
 
     @torch.inference_mode()
     def embed(self, input_ids: Tensor, positions: Tensor | None = None) -> Tensor:

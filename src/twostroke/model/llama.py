@@ -77,7 +77,7 @@ class LlamaLayer:
 
     def head_norm(self, config: ModelConfig, weights: Mapping[str, Any], operators: Operators) -> RMSNorm:
         """Return the norm over each head of q and k, with each head's weight in its row."""
-        q_norm, k_norm = (_norm_weight(config, weights[f"{name}.weight"]) for name in ("q_norm", "k_norm"))
+        q_norm, k_norm = (norm_weight(config, weights[f"{name}.weight"]) for name in ("q_norm", "k_norm"))
         of_heads = torch.stack([q_norm] * self._num_heads + [k_norm] * self._num_kv_heads)
         return RMSNorm(of_heads, config.norm_eps, operators)
 
@@ -155,12 +155,12 @@ def _plain(up: Linear, activation: PlainActivation, x: Tensor) -> Tensor:
 def _norm(config: ModelConfig, weights: Mapping[str, Any], name: str, operators: Operators) -> Norm:
     weight = weights[f"{name}.weight"]
     if config.norm == "rms":
-        return RMSNorm(_norm_weight(config, weight), config.norm_eps, operators)
+        return RMSNorm(norm_weight(config, weight), config.norm_eps, operators)
     bias = weights[f"{name}.bias"] if config.norm == "layer_bias" else None
-    return LayerNorm(_norm_weight(config, weight), bias, config.norm_eps)
+    return LayerNorm(norm_weight(config, weight), bias, config.norm_eps)
 
 
-def _norm_weight(config: ModelConfig, weight: Tensor) -> Tensor:
+def norm_weight(config: ModelConfig, weight: Tensor) -> Tensor:
     """Return what a norm multiplies with, from what checkpoints store."""
     return weight.float() + config.norm_offset if config.has_wide_norms or config.norm_offset else weight
 

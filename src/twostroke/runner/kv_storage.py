@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import mmap
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -134,6 +134,27 @@ class KVStorage:
         start = page_id * ids.bytes_per_id + layer_in_page * layout.bytes_per_layer(group) + kv_heads.start * head_bytes
         length = len(kv_heads) * head_bytes
         return (start, length), (start + group.spec.num_kv_heads * head_bytes, length)
+
+
+class JoinedStorages:
+    """Storages whose pages have the same numbers, as one: each for the layers of one shape of K and V."""
+
+    def __init__(self, storages: Sequence[KVStorage], of_groups: Sequence[int]) -> None:
+        """Joins storages of one KV group each.
+
+        Args:
+            storages: of the same number of blocks.
+            of_groups: per group of the attention layout, which storage its layers are in.
+        """
+        self.storages = tuple(storages)
+        self.layer_written: Callable[[int], object] = _nobody_listens
+        self.tensors = tuple(storages[which].tensors[0] for which in of_groups)
+        """See KVTensors."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes allocated."""
+        return sum(storage.nbytes for storage in self.storages)
 
 
 def _pages_of(blocks: Tensor, layout: KVLayout, group: KVGroup, ids: PageIds) -> Tensor:

@@ -619,9 +619,12 @@ def test_a_sparse_text_config_takes_transformers_defaults() -> None:
     assert num_parameters(read) == 3_880_263_168
 
 
+LEFT_OUT = object()
+
+
 def gemma4(size: str, **changes: Any) -> ModelConfig:
-    given = json.loads((FIXTURES / "gemma4" / size / "config.json").read_text())
-    return ModelConfig.from_hf({**given, **changes})
+    given = json.loads((FIXTURES / "gemma4" / size / "config.json").read_text()) | changes
+    return ModelConfig.from_hf({key: value for key, value in given.items() if value is not LEFT_OUT})
 
 
 def test_gemma_4s_layers() -> None:
@@ -646,10 +649,25 @@ def test_gemma_4s_layers() -> None:
 
 def test_gemma_4_as_its_own_files_say_it() -> None:
     """Published files name the heads of full layers once, and not layer by layer."""
-    own = {"per_layer_config": None, "global_head_dim": 512, "num_global_key_value_heads": 4}
+    own = {"per_layer_config": LEFT_OUT, "global_head_dim": 512, "num_global_key_value_heads": 4}
     assert gemma4("31b", **own).layers == gemma4("31b").layers
     types = {"layer_types": None, "rope_parameters": None}
     assert gemma4("31b", **own, **types).layers == gemma4("31b").layers
+
+
+def test_gemma_4_layer_by_layer() -> None:
+    """Where there is `per_layer_config`, the heads of all full layers say nothing, as in transformers."""
+    for own in ({}, None, {"5": {"head_dim": 256, "skip": []}}):
+        kvs = gemma4("31b", per_layer_config=own, global_head_dim=64, num_global_key_value_heads=8).kv_specs
+        assert {(spec.num_kv_heads, spec.head_dim) for spec in kvs} == {(16, 256)}
+    own = {"0": {"num_key_value_heads": 8}, "05": {"head_dim": 512}}
+    kvs = gemma4("31b", per_layer_config=own).kv_specs
+    assert [(kvs[i].num_kv_heads, kvs[i].head_dim) for i in (0, 1, 5, 11)] == [
+        (8, 256),
+        (16, 256),
+        (16, 512),
+        (16, 256),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -661,13 +679,31 @@ def test_gemma_4_as_its_own_files_say_it() -> None:
         ("e2b", {"vocab_size_per_layer_input": 1000}, UnsupportedModel, "vocab_size_per_layer_input=1000"),
         ("e2b", {"num_kv_shared_layers": -1}, CorruptCheckpoint, "num_kv_shared_layers"),
         ("31b", {"per_layer_config": {"x": {}}}, CorruptCheckpoint, "per_layer_config has 'x'"),
-        ("31b", {"per_layer_config": {"5": {"num_key_value_heads": 3}}}, CorruptCheckpoint, "full layers with 3 KV"),
+        ("31b", {"per_layer_config": {"60": {}}}, CorruptCheckpoint, "has '60', which is no layer's number.*0 to 59"),
+        ("31b", {"per_layer_config": {"5": {"num_key_value_heads": 3}}}, CorruptCheckpoint, "layer 5 has 3 KV heads"),
+        ("31b", {"per_layer_config": {"5": {"skip": ["mlp"]}}}, UnsupportedModel, "gives layer 5 its own skip"),
+        (
+            "31b",
+            {"per_layer_config": {"05": {"intermediate_size": 7}}},
+            UnsupportedModel,
+            r"layer 5 its own intermediate_size \(7\), .*known: head_dim, num_key_value_heads",
+        ),
         ("31b", {"per_layer_config": {"5": 3}}, CorruptCheckpoint, "5 must be an object"),
     ],
 )
 def test_what_gemma_4_cannot_be(size: str, changes: dict[str, Any], error: type[Exception], said: str) -> None:
     with pytest.raises(error, match=said):
         gemma4(size, **changes)
+
+
+def test_layers_of_their_own_are_refused_where_all_have_to_be_alike() -> None:
+    """transformers 5.24 builds any model so; only what is as in all layers says nothing."""
+    mistral = PUBLISHED["Mistral-7B-v0.1"][0]
+    for own in ({"1": {"sliding_window": None}}, {"1": {"num_key_value_heads": 4}}, {"1": {"skip": ["attention"]}}):
+        with pytest.raises(UnsupportedModel, match=r"per_layer_config gives layer 1 .*; known: nothing"):
+            ModelConfig.from_hf({**mistral, "per_layer_config": own})
+    alike = {"1": {"sliding_window": mistral["sliding_window"], "skip": []}}
+    assert ModelConfig.from_hf({**mistral, "per_layer_config": alike}) == ModelConfig.from_hf(mistral)
 
 
 def test_a_text_model_that_is_not_known_is_refused() -> None:

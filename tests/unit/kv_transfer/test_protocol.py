@@ -14,6 +14,7 @@ import pytest
 from msgspec.structs import replace
 
 from lent_kv import DIGEST, EPOCH, NUM_ENTRIES, PLAIN, UNTOUCHED, Borrowing, Pools
+from twostroke.config.layer_spec import KVSpec
 from twostroke.kernels.head_order import HeadOrder, Section, plain_order
 from twostroke.kernels.reference.kv_codec import recode
 from twostroke.kv_transfer.address import Address, connect, listen
@@ -240,6 +241,18 @@ INT8 = replace(GEOMETRY, numerics={**GEOMETRY.numerics, "kv_cache_dtype": "int8"
 def test_blocks_that_cannot_lie_so_are_not_converted(terms: Terms, problem: str) -> None:
     fetched, borrowing = played([terms], **CONVERTING)
     assert problem in fetched.problem
+    assert (borrowing.blocks == UNTOUCHED).all()
+
+
+def test_whoever_waits_is_told_of_a_fault_of_our_own() -> None:
+    """A thread that died of it would leave the request waiting for ever."""
+
+    def order(kv: KVSpec, size: int) -> HeadOrder:
+        raise KeyError(kv.head_dim, size)
+
+    terms = Terms(INT8, 0, orders=(plain_order("int8", 8),))
+    fetched, borrowing = played([terms], allows_drift=True, reading=BlockReading(order, recode))
+    assert "what it lends could not be taken in: (8, 4)" in fetched.problem
     assert (borrowing.blocks == UNTOUCHED).all()
 
 

@@ -107,6 +107,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             },
             "query_pre_attn_scalar": 20,
             "final_logit_softcapping": 3.0,
+            "attn_logit_softcapping": 2.0,  # not read there
             "tie_word_embeddings": False,
         },
     ),
@@ -141,6 +142,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "use_bidirectional_attention": "vision",
             "attention_bias": True,
         },
+    ),
+    "gemma4-equal-heads": (  # saved without a word about full layers
+        "Gemma4",
+        {"head_dim": 16, "global_head_dim": 16, "hidden_size_per_layer_input": 0, "sliding_window": 37},
     ),
     "phi3": ("Phi3", {"pad_token_id": 0}),
     "phi3-window-partial-tied": (
@@ -347,6 +352,23 @@ def test_every_layers_output_equals_transformers(case: str, kernels: Kernels, tm
     """Covers MHA, GQA and MQA, with two chunks of a prompt and three decodes."""
     kind, changes = CASES[case]
     check_layers(tmp_path, kind, changes, chunks=[40, 21, 1, 1, 1], kernels=kernels)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kernels", ["reference", "auto"])
+def test_what_tokens_bring_to_gemma_4s_layers_is_rounded_as_in_transformers(kernels: Kernels, tmp_path: Path) -> None:
+    """In bfloat16 to the bit: the weights of their norm multiply before anything is rounded."""
+    changes = {"hidden_size_per_layer_input": 32, "vocab_size_per_layer_input": 199, "dtype": "bfloat16"}
+    theirs = naive_model.build(tmp_path, "Gemma4", **changes).to(torch.bfloat16)
+    theirs.save_pretrained(tmp_path)
+    ids = torch.arange(5, 190)[None]
+    of_tokens = theirs.model.get_per_layer_inputs(ids, None)
+    expected = theirs.model.project_per_layer_inputs(theirs.model.embed_tokens(ids), of_tokens)[0].flatten(1)
+    config, cpu = read_model_config(tmp_path), torch.device("cpu")
+    operators = operators_for(cpu, torch.bfloat16, kernels)
+    weights = open_weights(tmp_path, config)
+    model = load_model(weights, config, dtype=torch.bfloat16, device=cpu, max_model_len=64, operators=operators)
+    assert torch.equal(model.embed(ids[0])[:, config.hidden_size :], expected)
 
 
 @pytest.mark.parametrize("kernels", ["reference", "auto"])

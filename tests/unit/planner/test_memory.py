@@ -75,6 +75,12 @@ def test_exact_for_every_architecture(
     check_exact(model=str(random_models[family]), quantization=quantization, kernels=kernels)
 
 
+@pytest.mark.parametrize("family", SHAPES)
+def test_exact_in_bfloat16(random_models: dict[str, Path], family: str) -> None:
+    """Norms and activations that compute in float32 are kept in it."""
+    check_exact(model=str(random_models[family]), dtype="bfloat16")
+
+
 @pytest.mark.parametrize("kernels", KERNELS)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_exact_with_biases_odd_widths_and_tied_heads(tmp_path: Path, dtype: str, kernels: str) -> None:

@@ -14,8 +14,10 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 import twostroke
+from compatibility.models import write_eagle
 from twostroke import LLM, SamplingParams
 from twostroke.errors import CorruptCheckpoint, InvalidParameter, ModelNotFound
+from twostroke.model.model_files import find_model
 from twostroke.speculation.chain import ChainProposer
 from twostroke.speculation.eagle import EagleProposer
 from twostroke.speculation.history import FeatureHistory
@@ -277,3 +279,11 @@ def test_heads_published_as_a_pickle(tmp_path: Path) -> None:
     torch.save({"0.0.linear.weight": Path}, tmp_path / "medusa_lm_head.pt")
     with pytest.raises(CorruptCheckpoint, match="cannot be read as tensors"):
         LLM("embedded", threads=1, num_kv_blocks=20, speculative_config=speculation)
+
+
+def test_eagle_needs_a_low_a_middle_and_a_high_layer(tmp_path: Path, random_models: dict[str, Path]) -> None:
+    target = find_model(str(random_models["llama"])).config()
+    write_eagle(tmp_path, target)
+    drafts = {"method": "eagle", "model": str(tmp_path)}
+    with pytest.raises(InvalidParameter, match=r"a high layer of 7 or more; llama\w* has 3\. Take another method"):
+        LLM(str(random_models["llama"]), threads=1, num_kv_blocks=20, max_model_len=64, speculative_config=drafts)
