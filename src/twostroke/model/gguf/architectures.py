@@ -34,10 +34,12 @@ class GGUFArchitecture:
     """q and k come with the two halves of each head's rows interleaved, for llama.cpp's rotation of neighbours."""
     has_grouped_qkv: bool = False
     """Checkpoints keep together in one tensor what belongs to one KV head; files have all of q, then k, then v."""
+    sections_turn_halves: bool = False
+    """A file with sections of positions (GLM 4.1V) has q and k in the order in which a head's halves are turned."""
     has_whole_norms: bool = False
     """Weights of norms are stored with the 1 that checkpoints leave out."""
     numbers: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Keys of its own (without the prefix) in the words of config.json; a factor that is absent is 1."""
+    """Keys of its own (without the prefix) in the words of config.json; a factor that is absent or 0 is the usual."""
     needed: frozenset[str] = frozenset()
     """Those of `numbers` that a file must have."""
     lists: Mapping[str, str] = field(default_factory=dict[str, str])
@@ -104,7 +106,7 @@ def _of_gemma4(file: GGUFFile, prefix: str) -> dict[str, Any]:
         "rope_parameters": {
             "full_attention": {
                 "rope_type": "proportional",
-                "rope_theta": metadata.number(f"{prefix}.rope.freq_base", 1_000_000.0),
+                "rope_theta": metadata.number(f"{prefix}.rope.freq_base"),
                 "partial_rotary_factor": _turned_share(file, head_dim // 2),
             },
             "sliding_attention": {
@@ -210,7 +212,7 @@ GGUF_ARCHITECTURES = {
     "phi2": GGUFArchitecture("PhiForCausalLM"),
     "phi3": GGUFArchitecture("Phi3ForCausalLM", windowed="Phi3ForCausalLM"),
     "chatglm": GGUFArchitecture("GlmForCausalLM"),
-    "glm4": GGUFArchitecture("Glm4ForCausalLM", _OF_GLM4),
+    "glm4": GGUFArchitecture("Glm4ForCausalLM", _OF_GLM4, sections_turn_halves=True),
     "command-r": GGUFArchitecture("CohereForCausalLM", numbers=_OF_COHERE, needed=frozenset(_OF_COHERE)),
     "cohere2": GGUFArchitecture(
         "Cohere2ForCausalLM",
