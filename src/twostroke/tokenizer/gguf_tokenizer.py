@@ -13,7 +13,7 @@ composes it for Qwen.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import IntEnum
 
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
@@ -57,11 +57,21 @@ class _TokenType(IntEnum):
 
 _END_TEXTS = frozenset(
     (
-        *("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "</s>", "<|eom_id|>"),
-        *("<EOT>", "_<EOT>", "<|end_of_text|>"),
+        *("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<turn|>", "<|endoftext|>", "</s>", "<|eom_id|>"),
+        *("<EOT>", "_<EOT>", "[EOT]", "<|end_of_text|>", "<eos>", "[EOS]", "<end_of_utterance>", "[e~["),
+        *("<｜end▁of▁sentence｜>", "<|return|>", "<|call|>", "<|calls|>", "<|flush|>", "<|tool_response>"),  # noqa: RUF001
+        # of texts with a gap to fill: padding, the name of a repository, the end of a file
+        *("<|fim_pad|>", "<fim_pad>", "<fim-pad>", "<PAD>", "[PAD]"),
+        *("<|fim_repo|>", "<|repo_name|>", "<reponame>", "<fim-repo>", "<REPO>", "<|file_sep|>"),
     )
 )
 """Tokens at which llama.cpp ends a generation wherever a vocabulary has them: files name only one or two."""
+_NO_ENDS_BESIDE: Mapping[str, frozenset[str]] = {
+    "</s>": frozenset(("<|tool_response>",)),
+    "<|end|>": frozenset(("<|return|>", "<|call|>")),
+}
+"""Of these, the ones that are none where a vocabulary has all of some others: Gemma 4's, gpt-oss's."""
+_ENDING_ROLES = ("eos", "eot", "eom", "fim_pad", "fim_rep", "fim_sep")
 
 
 def tokenizer_from_gguf(metadata: Metadata) -> Tokenizer:
@@ -104,8 +114,10 @@ def read_gguf_eos_token_ids(metadata: Metadata, vocab_size: int) -> frozenset[in
         CorruptCheckpoint: ids that the model has no logits for.
     """
     texts = metadata.texts(_TOKENS)
-    found = {token_id for token_id, text in enumerate(texts) if text in _END_TEXTS}
-    for role in ("eos", "eot", "eom"):
+    ends = _END_TEXTS.intersection(texts)
+    ends -= {text for text, others in _NO_ENDS_BESIDE.items() if ends >= others}
+    found = {token_id for token_id, text in enumerate(texts) if text in ends}
+    for role in _ENDING_ROLES:
         key = f"tokenizer.ggml.{role}_token_id"
         if key in metadata:
             found.add(metadata.count(key, least=0))

@@ -254,6 +254,35 @@ def test_generation_ends_where_llama_cpp_ends_it(tmp_path: Path) -> None:
         read_gguf_eos_token_ids(other, 7)
 
 
+@pytest.mark.parametrize(
+    ("texts", "ends"),
+    [
+        (["<turn|>", "<eos>", "<|tool_response>", "</s>"], ["<turn|>", "<eos>", "<|tool_response>"]),
+        (["<eos>", "</s>", "<start_of_turn>"], ["<eos>", "</s>"]),
+        (["<|end|>", "<|return|>", "<|call|>"], ["<|return|>", "<|call|>"]),
+        (["<|end|>", "<|call|>", "<|user|>"], ["<|end|>", "<|call|>"]),
+        (
+            ["<|fim_pad|>", "<|repo_name|>", "<|file_sep|>", "<|fim_middle|>"],
+            ["<|fim_pad|>", "<|repo_name|>", "<|file_sep|>"],
+        ),
+        (["[EOT]", "[EOS]", "<end_of_utterance>", "<\uff5cend\u2581of\u2581sentence\uff5c>"], None),
+    ],
+)
+def test_ends_are_those_of_llama_cpp(texts: list[str], ends: list[str] | None, tmp_path: Path) -> None:
+    """As its library said of vocabularies with these texts."""
+    tokens = [f"token {i}" for i in range(20)] + texts
+    values = {"tokenizer.ggml.tokens": tokens, "tokenizer.ggml.eos_token_id": 5}
+    metadata = metadata_of(changed("qwen3-f32", tmp_path / "x.gguf", values))
+    expected = {tokens[i] for i in read_gguf_eos_token_ids(metadata, 384)}
+    assert expected == {"token 5", *(texts if ends is None else ends)}
+
+
+@pytest.mark.parametrize("role", ["eos", "eot", "eom", "fim_pad", "fim_rep", "fim_sep"])
+def test_ends_that_a_file_names(role: str, tmp_path: Path) -> None:
+    values = {f"tokenizer.ggml.{role}_token_id": 7}
+    assert 7 in read_gguf_eos_token_ids(metadata_of(changed("qwen3-f32", tmp_path / "x.gguf", values)), 384)
+
+
 def test_more_templates_and_sampling_values(tmp_path: Path) -> None:
     values = {
         "tokenizer.chat_template.tool_use": "{{ tools }}",
