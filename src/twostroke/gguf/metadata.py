@@ -31,6 +31,14 @@ class Metadata:
         """Whether its value is a list; False where there is none."""
         return isinstance(self._values.get(key), list)
 
+    def plain(self, prefix: str) -> dict[str, Any]:
+        """The numbers and flags whose keys begin with a prefix, by the rest of the key; not checked."""
+        return {
+            key.removeprefix(prefix): value
+            for key, value in self._values.items()
+            if key.startswith(prefix) and isinstance(value, bool | int | float)
+        }
+
     def text(self, key: str, default: str | None = None) -> str:
         """A text."""
         return self._get(key, default, "a text", lambda value: isinstance(value, str))

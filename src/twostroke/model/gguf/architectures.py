@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from twostroke.config.nearest import nearest_known
 from twostroke.errors import CorruptCheckpoint, UnsupportedModel, shown
 from twostroke.gguf.container import GGUFFile
 from twostroke.gguf.metadata import Metadata
@@ -233,6 +234,15 @@ GGUF_ARCHITECTURES = {
 """By `general.architecture`; Mistral's models are 'llama' there, Mistral 3's and Ministral 3's 'mistral3'."""
 
 
+_WRITE_NOTHING = {
+    "clip": "such a file (mmproj) reads images for a model; give the model's own file; ",
+    **dict.fromkeys(
+        ("bert", "modern-bert", "nomic-bert", "jina-bert-v2", "t5encoder"), "such a model makes embeddings, no text; "
+    ),
+}
+"""What is to be said of files that hold no model of text."""
+
+
 def gguf_architecture(metadata: Metadata) -> GGUFArchitecture:
     """The architecture of a file.
 
@@ -243,8 +253,9 @@ def gguf_architecture(metadata: Metadata) -> GGUFArchitecture:
     name = metadata.text("general.architecture")
     if name not in GGUF_ARCHITECTURES:
         known = ", ".join(GGUF_ARCHITECTURES)
+        told = _WRITE_NOTHING.get(name) or nearest_known(name, metadata.plain(f"{name}."), GGUF_ARCHITECTURES)
         raise UnsupportedModel(
-            f"{metadata.file_name}: general.architecture {shown(name)} is not implemented; known: {known}."
+            f"{metadata.file_name}: general.architecture {shown(name)} is not implemented; {told}known: {known}."
         )
     return GGUF_ARCHITECTURES[name]
 
