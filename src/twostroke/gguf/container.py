@@ -32,6 +32,7 @@ import numpy.typing as npt
 from twostroke.errors import CorruptCheckpoint, ModelNotFound, UnsupportedModel
 from twostroke.gguf.metadata import Metadata
 from twostroke.gguf.tensor_types import NAMES, TYPES, TensorType
+from twostroke.lfs_pointer import remedy_for
 from twostroke.plain_words import reason_of
 
 _VERSIONS = (2, 3)
@@ -181,7 +182,8 @@ class _GGUFPart:
     def _read_header(self, cursor: _Cursor) -> tuple[int, int]:
         cursor.what = "the header"
         if cursor.take(4) != b"GGUF":
-            raise CorruptCheckpoint(f"{self.path} is no GGUF file: it does not begin with 'GGUF'. Check the path.")
+            told = f"{self.path} is no GGUF file: it does not begin with 'GGUF'."
+            raise CorruptCheckpoint(f"{told} {remedy_for(self.path, 'Check the path.')}")
         version = cursor.number("<u4")
         if version not in _VERSIONS:
             known = " and ".join(map(str, _VERSIONS))
