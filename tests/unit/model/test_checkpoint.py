@@ -180,12 +180,14 @@ def test_corrupt_header(folder: Path) -> None:
 
 
 def test_a_stray_file_replaces_no_weights(folder: Path) -> None:
-    """Beside model.safetensors it is no part of the model; among shards without an index nobody could say."""
+    """Beside model.safetensors or numbered files it is no part of the model; among others nobody could say."""
     stray = {"model.norm.weight": torch.zeros(4)}
     save_file(stray, folder / "zz.safetensors")
     assert "model.norm.weight" in Checkpoint(folder).shapes
     assert Checkpoint(folder).read("model.norm.weight").any()
     (folder / "model.safetensors").rename(folder / "model-00001-of-00001.safetensors")
+    assert Checkpoint(folder).read("model.norm.weight").any()
+    (folder / "model-00001-of-00001.safetensors").rename(folder / "weights.safetensors")
     with pytest.raises(CorruptCheckpoint, match=r"model\.norm\.weight is in .* and zz"):
         Checkpoint(folder)
 
@@ -225,16 +227,20 @@ def test_other_files_beside_numbered_ones_are_left_alone(sound: Path, folder: Pa
         load(folder)
 
 
-@pytest.mark.parametrize("name", ["model.safetensors", "config.json", "tokenizer.json", "x.gguf"])
+READS: dict[str, Callable[[Path], object]] = {
+    "model.safetensors": load,
+    "config.json": load,
+    "tokenizer.json": lambda folder: find_model(str(folder)).tokenizer(),
+    "x.gguf": lambda folder: find_model(str(folder / "x.gguf")),
+}
+"""What reads a file of a folder."""
+
+
+@pytest.mark.parametrize("name", READS)
 def test_pointers_of_git_lfs_are_told(name: str, folder: Path) -> None:
     (folder / name).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:abc\nsize 5\n")
     with pytest.raises(CorruptCheckpoint, match=r"pointer of Git LFS .* `git lfs pull`"):
-        if name == "x.gguf":
-            find_model(str(folder / name))
-        elif name == "tokenizer.json":
-            find_model(str(folder)).tokenizer()
-        else:
-            load(folder)
+        READS[name](folder)
 
 
 def test_integer_weights_are_not_run(folder: Path) -> None:
