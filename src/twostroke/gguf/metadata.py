@@ -47,13 +47,13 @@ class Metadata:
         """True or false."""
         return self._get(key, default, "true or false", lambda value: isinstance(value, bool))
 
-    def count(self, key: str, default: int | None = None, *, least: int = 1) -> int:
+    def count(self, key: str, default: int | None = None, *, least: int = 1, most: int = MAX_COUNT) -> int:
         """A whole number."""
 
         def is_one(value: Any) -> bool:
-            return _is_whole(value) and least <= value <= MAX_COUNT
+            return _is_whole(value) and least <= value <= most
 
-        return self._get(key, default, f"a whole number, {least} to {MAX_COUNT}", is_one)
+        return self._get(key, default, f"a whole number, {least} to {most}", is_one)
 
     def number(self, key: str, default: float | None = None) -> float:
         """A finite number; GGUF has most of them in float32, so 1e-6 comes as 9.99999997e-07."""

@@ -544,3 +544,15 @@ def test_one_norm_of_two_never_stands_for_the_other(gone: str, tmp_path: Path) -
     files = find_model(str(tmp_path / "x.gguf"))
     with pytest.raises(CorruptCheckpoint, match=f"missing: {gone}"):
         files.weights(files.config(), None)
+
+
+@pytest.mark.parametrize("name", ["llama", "cohere2", "gemma4"])
+def test_more_layers_than_any_model_has_are_refused_at_once(name: str, tmp_path: Path) -> None:
+    """Before a list of so many is made."""
+    case = CASES[name]
+    write(tmp_path / "x.gguf", case, naive_model.build(tmp_path, case.kind, **case.changes))
+    content, key = (tmp_path / "x.gguf").read_bytes(), f"{case.architecture}.block_count".encode()
+    at = content.index(key) + len(key) + 4
+    (tmp_path / "x.gguf").write_bytes(content[:at] + (2**31 - 1).to_bytes(4, "little") + content[at + 4 :])
+    with pytest.raises(CorruptCheckpoint, match=r"block_count must be a whole number, 1 to 4096, found 2147483647"):
+        find_model(str(tmp_path / "x.gguf")).config()

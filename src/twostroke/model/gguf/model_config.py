@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from twostroke.config.architectures import ARCHITECTURE_TRAITS
 from twostroke.config.layer_spec import NormKind
-from twostroke.config.model import ModelConfig
+from twostroke.config.model import MAX_LAYERS, ModelConfig
 from twostroke.errors import CorruptCheckpoint, UnsupportedModel, shown
 from twostroke.gguf.container import GGUFFile, StoredTensor
 from twostroke.gguf.metadata import Metadata
@@ -59,13 +59,14 @@ def read_gguf_config(file: GGUFFile) -> ModelConfig:
     prefix, traits = metadata.text("general.architecture"), ARCHITECTURE_TRAITS[architecture.name]
     has_factors = any(name in file.tensors for name in ROPE_FACTORS.values())
     _refuse_unsupported(metadata, prefix, architecture, (_ATTENTION_FACTOR,) if has_factors else ())
+    num_layers = metadata.count(f"{prefix}.block_count", most=MAX_LAYERS)  # before lists of so many are made
     num_heads = metadata.count(f"{prefix}.attention.head_count")
     hidden_size = metadata.count(f"{prefix}.embedding_length")
     head_dim, rotated = _head_sizes(metadata, prefix, hidden_size // num_heads, rotates_parts=traits.rotates_parts)
     has_biases = "blk.0.ffn_down.bias" in file.tensors
     given: dict[str, Any] = {
         "architectures": [architecture.name],
-        "num_hidden_layers": metadata.count(f"{prefix}.block_count"),
+        "num_hidden_layers": num_layers,
         "hidden_size": hidden_size,
         "intermediate_size": _one_for_all(metadata, f"{prefix}.feed_forward_length"),
         "num_attention_heads": num_heads,
