@@ -81,6 +81,7 @@ def test_a_chat_model_that_is_here_answers_a_question(tmp_path: Path, monkeypatc
     place = tmp_path / NAMED_MODELS["smollm2"].path.relative_to(Path.home())
     place.parent.mkdir(parents=True)
     shutil.copy(fixture("qwen3-f32"), place)
+    os.truncate(place, NAMED_MODELS["smollm2"].num_bytes)  # one of another size would be fetched again
     with started(tmp_path, monkeypatch) as demo:
         _, _, chat = shown_by(demo).partition("\n> ")
         question, _, rest = chat.partition("\n")

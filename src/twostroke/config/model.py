@@ -11,7 +11,7 @@ from twostroke.config.architectures import ARCHITECTURE_TRAITS, ArchitectureTrai
 from twostroke.config.fields import count, is_number, list_of, mapping, switch
 from twostroke.config.fp8 import Fp8Config, is_fp8
 from twostroke.config.layer_spec import KVSpec, LayerSpec, NormKind, NormPlace, PlainActivation
-from twostroke.config.nearest import nearest, unknown_parts
+from twostroke.config.nearest import nearest_known, writes_no_text
 from twostroke.config.per_layer import layer_overrides
 from twostroke.config.quantization import QuantizationConfig
 from twostroke.config.rope import DEFAULT_ROPE_THETA, RopeConfig
@@ -222,16 +222,10 @@ def _architecture(config: Mapping[str, Any]) -> str:
     if not names and kind is not None:
         what += f" beside model_type {shown(kind)}"
     name = _shortened(names[0]) if names else "".join(part.capitalize() for part in str(kind or "").split("_"))
-    raise UnsupportedModel(f"config.json names {what}; {_nearest_known(name, config, known)}known: {', '.join(known)}.")
-
-
-def _nearest_known(name: str, config: Mapping[str, Any], known: Sequence[str]) -> str:
-    """Return which known architecture is nearest, and what that lacks; "" where nothing is to be said."""
-    near = nearest(name, known)
-    parts = " or ".join(unknown_parts(name, config, reads_images=near is None or near in TEXT_MODELS))
-    if near is None:
-        return f"none that is known has {parts}; " if parts else ""
-    return f"the nearest is {near}, without {parts}; " if parts else f"the nearest is {near}; "
+    near = nearest_known(name, config, known, reads_images=TEXT_MODELS)
+    is_bare = bool(names) and writes_no_text(name) and "without" not in near
+    told = "a model of this name writes no text; " if is_bare else ""
+    raise UnsupportedModel(f"config.json names {what}; {told}{near}known: {', '.join(known)}.")
 
 
 def _check_heads(given: Mapping[str, Any], hidden_size: int, num_heads: int, num_kv_heads: int, head_dim: int) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from difflib import SequenceMatcher
 from typing import Any, cast
 
@@ -14,8 +14,15 @@ _LEAST_ALIKE = 0.8
 """Mixtral and Mistral are 0.86 alike, OLMoE and OLMo 2 0.8, GPT-2 and GPT-J 0.75."""
 _MOST_CHARACTERS = 80
 _PARTS: Mapping[str, tuple[str, ...]] = {
-    "experts": ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts", "num_moe_experts"),
-    "latent attention": ("kv_lora_rank",),
+    "experts": (
+        "num_experts",
+        "num_local_experts",
+        "n_routed_experts",
+        "moe_num_experts",
+        "num_moe_experts",
+        "expert_count",
+    ),
+    "latent attention": ("kv_lora_rank", "attention.kv_lora_rank"),
     "recurrent layers": (
         "linear_num_value_heads",
         "mamba_d_state",
@@ -23,16 +30,37 @@ _PARTS: Mapping[str, tuple[str, ...]] = {
         "mamba_n_heads",
         "mamba_num_heads",
         "ssm_state_size",
+        "state_size",
         "conv_L_cache",
         "lru_width",
+        "ssm.state_size",
+        "ssm.conv_kernel",
+        "shortconv.l_cache",
+        "wkv.head_size",
     ),
-    "embeddings for each layer": ("hidden_size_per_layer_input",),
-    "layers that share KV": ("num_kv_shared_layers",),
-    "images": ("vision_config",),
+    "several residual streams": ("altup_num_inputs", "altup.num_inputs"),
+    "residuals of low rank": ("laurel_rank",),
+    "an encoder": ("is_encoder_decoder",),
+    "cross-attention": ("cross_attention_layers",),
+    "block-sparse attention": ("blocksparse_block_size",),
+    "layers of unlike shapes": ("block_configs",),
+    "ALiBi positions": ("alibi",),
+    "images": ("vision_config", "img_processor", "thinker_config", "vision_lora"),
     "sound": ("audio_config",),
 }
-"""Parts that no known architecture has. A model has one if one of its keys is neither null nor 0."""
-_LAYER_TYPES = {"full_attention", "sliding_attention"}
+"""Parts that no known architecture has, by the keys of config.json or, without their prefix, of a GGUF file. A model
+has one if one of its keys is neither null nor 0."""
+_BY_NAME = {
+    "moe": "experts",
+    "mamba": "recurrent layers",
+    "rwkv": "recurrent layers",
+    "bloom": "ALiBi positions",
+    "mpt": "ALiBi positions",
+}
+"""Parts of models whose names say so, where no key does."""
+_WRITES_NOTHING = re.compile(r"For(MaskedLM|PreTraining|QuestionAnswering|MultipleChoice|\w*Classification)$")
+_BARE = re.compile(r"[a-z0-9]Model$")
+_LAYER_TYPES = {"full_attention", "sliding_attention", "attention"}
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
@@ -44,8 +72,30 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
     'Qwen2ForCausalLM'
     """
     alike = {other: _alikeness(_stem(name), _stem(other)) for other in known}
-    best = max(alike, key=lambda other: (alike[other], other), default=None)
+    ending = name.removeprefix(_stem(name))
+    best = max(alike, key=lambda other: (alike[other], other.endswith(ending), other), default=None)
     return best if best is not None and any(alike[best]) else None
+
+
+def nearest_known(
+    name: str, config: Mapping[str, Any], known: Iterable[str], *, reads_images: Container[str] = ()
+) -> str:
+    """Return which known architecture is nearest, and what that lacks, for a message; "" where nothing is to be said.
+
+    Args:
+        name: of the architecture.
+        config: the parsed config.json, or the metadata of a GGUF file without the prefix of their keys.
+        known: the names that there are.
+        reads_images: those among them for which images are no difference.
+
+    >>> nearest_known("qwen3moe", {"expert_count": 128}, ["qwen2", "qwen3"])
+    'the nearest is qwen3, without experts (expert_count=128); '
+    """
+    near = nearest(name, known)
+    parts = " or ".join(unknown_parts(name, config, reads_images=near is None or near in reads_images))
+    if near is None:
+        return f"none that is known has {parts}; " if parts else ""
+    return f"the nearest is {near}, without {parts}; " if parts else f"the nearest is {near}; "
 
 
 def unknown_parts(name: str, config: Mapping[str, Any], *, reads_images: bool = False) -> list[str]:
@@ -69,10 +119,19 @@ def unknown_parts(name: str, config: Mapping[str, Any], *, reads_images: bool = 
         if key is not None:
             value = config[key]
             found.append(f"{part} ({key}={value})" if is_number(value) else f"{part} ({key})")
-        elif part == "experts" and "moe" in name.lower():
+        elif any(known == part and text in name.lower() for text, known in _BY_NAME.items()):
             found.append(part)
     kinds = {str(kind) for kind in list_of(config, "layer_types")} - _LAYER_TYPES
     return found + [f"layers of type {kind}" for kind in sorted(kinds)]
+
+
+def writes_no_text(name: str) -> bool:
+    """Whether a name says that a model has no logits: it classifies, or makes embeddings.
+
+    >>> writes_no_text("LlamaForSequenceClassification"), writes_no_text("GPT2LMHeadModel")
+    (True, False)
+    """
+    return bool(_WRITES_NOTHING.search(name) or (_BARE.search(name) and not _ENDINGS.search(name)))
 
 
 def _stem(name: str) -> str:

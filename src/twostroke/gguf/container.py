@@ -32,6 +32,7 @@ import numpy.typing as npt
 from twostroke.errors import CorruptCheckpoint, ModelNotFound, UnsupportedModel
 from twostroke.gguf.metadata import Metadata
 from twostroke.gguf.tensor_types import NAMES, TYPES, TensorType
+from twostroke.lfs_pointer import remedy_for
 from twostroke.plain_words import reason_of
 
 _VERSIONS = (2, 3)
@@ -55,6 +56,7 @@ class StoredTensor:
     """Its bytes, [*shape[:-1], bytes of a row]: a view of the file, read when it is touched."""
 
 
+_ALL_IN_ONE = "Download all parts into one folder."
 _PART = re.compile(r"(?P<name>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
 
 
@@ -99,6 +101,8 @@ class GGUFFile:
             UnsupportedModel: a version, byte order or tensor type that is not read.
         """
         self.path = first_part(path)
+        if _PART.fullmatch(self.path.name) and not self.path.exists():
+            raise ModelNotFound(f"{self.path}, the first part of a model, is not there. {_ALL_IN_ONE}")
         first = _GGUFPart(self.path)
         self.metadata, self.tensors = first.metadata, first.tensors
         num_parts = self.metadata.count("split.count", 0, least=0)
@@ -112,11 +116,19 @@ class GGUFFile:
                 f"{self.path} is one of {num_parts} parts (split.count), and its name does not say so. Name the parts "
                 f"NAME-00001-of-{num_parts:05}.gguf and so on, or join them with llama-gguf-split --merge."
             )
+        names = [f"{name['name']}-{number:05}-of-{num_parts:05}.gguf" for number in range(2, num_parts + 1)]
+        absent = [other for other in names if not self.path.with_name(other).exists()]
+        if absent:
+            more = f" and {len(absent) - 1} more" if len(absent) > 1 else ""
+            told = (
+                f"{self.path} is the first of {num_parts} parts, and {absent[0]}{more} is not beside it. {_ALL_IN_ONE}"
+            )
+            raise ModelNotFound(told)
+        self._check_place(first, 1)
         tensors = dict(first.tensors)
-        for number in range(2, num_parts + 1):
-            part = _GGUFPart(self.path.with_name(f"{name['name']}-{number:05}-of-{num_parts:05}.gguf"))
-            if part.metadata.count("split.no", least=0) != number - 1:
-                raise part.metadata.refuse("split.no", f"{number - 1}, as the file's name says")
+        for number, other in enumerate(names, 2):
+            part = _GGUFPart(self.path.with_name(other))
+            self._check_place(part, number)
             twice = tensors.keys() & part.tensors.keys()
             if twice:
                 raise CorruptCheckpoint(f"{part.path}: {min(twice)} is in another part, too. Download it again.")
@@ -127,6 +139,16 @@ class GGUFFile:
                 f"{self.path}: its parts have {len(tensors)} tensors, and split.tensors.count is {expected}."
             )
         return tensors
+
+    def _check_place(self, part: _GGUFPart, number: int) -> None:
+        """A part says which it is, of how many, and how many tensors all have; the first says what is right."""
+        if part.metadata.count("split.no", least=0) != number - 1:
+            raise part.metadata.refuse("split.no", f"{number - 1}, as the file's name says")
+        for key in ("split.count", "split.tensors.count"):
+            if key in self.metadata and key in part.metadata:
+                wanted = self.metadata.count(key)
+                if part.metadata.count(key) != wanted:
+                    raise part.metadata.refuse(key, f"{wanted}, as in {self.path.name}")
 
 
 class _GGUFPart:
@@ -160,7 +182,8 @@ class _GGUFPart:
     def _read_header(self, cursor: _Cursor) -> tuple[int, int]:
         cursor.what = "the header"
         if cursor.take(4) != b"GGUF":
-            raise CorruptCheckpoint(f"{self.path} is no GGUF file: it does not begin with 'GGUF'. Check the path.")
+            told = f"{self.path} is no GGUF file: it does not begin with 'GGUF'."
+            raise CorruptCheckpoint(f"{told} {remedy_for(self.path, 'Check the path.')}")
         version = cursor.number("<u4")
         if version not in _VERSIONS:
             known = " and ".join(map(str, _VERSIONS))

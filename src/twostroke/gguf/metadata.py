@@ -31,6 +31,14 @@ class Metadata:
         """Whether its value is a list; False where there is none."""
         return isinstance(self._values.get(key), list)
 
+    def plain(self, prefix: str) -> dict[str, Any]:
+        """The numbers and flags whose keys begin with a prefix, by the rest of the key; not checked."""
+        return {
+            key.removeprefix(prefix): value
+            for key, value in self._values.items()
+            if key.startswith(prefix) and isinstance(value, bool | int | float)
+        }
+
     def text(self, key: str, default: str | None = None) -> str:
         """A text."""
         return self._get(key, default, "a text", lambda value: isinstance(value, str))
@@ -39,13 +47,13 @@ class Metadata:
         """True or false."""
         return self._get(key, default, "true or false", lambda value: isinstance(value, bool))
 
-    def count(self, key: str, default: int | None = None, *, least: int = 1) -> int:
+    def count(self, key: str, default: int | None = None, *, least: int = 1, most: int = MAX_COUNT) -> int:
         """A whole number."""
 
         def is_one(value: Any) -> bool:
-            return _is_whole(value) and least <= value <= MAX_COUNT
+            return _is_whole(value) and least <= value <= most
 
-        return self._get(key, default, f"a whole number, {least} to {MAX_COUNT}", is_one)
+        return self._get(key, default, f"a whole number, {least} to {most}", is_one)
 
     def number(self, key: str, default: float | None = None) -> float:
         """A finite number; GGUF has most of them in float32, so 1e-6 comes as 9.99999997e-07."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any, cast
 
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from twostroke.config.model import ModelConfig
 from twostroke.errors import MOST_SHOWN, CorruptCheckpoint, ModelNotFound, shown
+from twostroke.lfs_pointer import remedy_for
 from twostroke.log import get_logger
 from twostroke.model.model_path import HUB_ID, local_path, no_config, no_folder
 from twostroke.model.text_tensors import is_constant, text_name
@@ -91,7 +93,8 @@ def read_json(path: Path) -> dict[str, Any] | None:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError, OSError) as error:
-        raise CorruptCheckpoint(f"{path} cannot be read as JSON ({reason_of(error)}). Download it again.") from error
+        told = f"{path} cannot be read as JSON ({reason_of(error)}). {remedy_for(path)}"
+        raise CorruptCheckpoint(told) from error
     if not isinstance(content, dict):
         raise CorruptCheckpoint(f"{path} holds no JSON object. Download it again.")
     return content
@@ -120,9 +123,7 @@ class Checkpoint:
         if index is not None:
             file_names = sorted(set(_weight_map(index, folder).values()))
         else:
-            names = sorted(path.name for path in folder.glob("*.safetensors"))
-            # other files beside it (Mistral's own format, adapters, copies) are no part of the model
-            file_names = ["model.safetensors"] if "model.safetensors" in names else names
+            file_names = _files_without_index(folder)
         if not file_names:
             raise ModelNotFound(f"{folder} has no safetensors files; other weight formats are not read.")
         for file_name in file_names:
@@ -161,7 +162,8 @@ class Checkpoint:
                 self.shapes[ours], self.types[ours] = tuple(header.get_shape()), header.get_dtype()
                 self._file_of[ours] = file, name
         except (SafetensorError, OSError) as error:
-            raise CorruptCheckpoint(f"{path} cannot be read ({error}). Download it again.") from error
+            told = f"{path} cannot be read ({_without(path, error)}). {remedy_for(path)}"
+            raise CorruptCheckpoint(told) from error
 
     def read(self, name: str) -> Tensor:
         """One tensor, in the type it is stored in.
@@ -174,6 +176,34 @@ class Checkpoint:
             return file.get_tensor(stored)
         except (SafetensorError, OSError) as error:
             raise CorruptCheckpoint(f"tensor {name} cannot be read ({error}). Download the model again.") from error
+
+
+_SHARD = re.compile(r"model-(\d{5})-of-(\d{5})\.safetensors")
+
+
+def _files_without_index(folder: Path) -> list[str]:
+    """Return the files of a model that has no index: its only one, or its numbered ones. Others beside these (Mistral's
+    own format, adapters, copies) are no part of the model.
+
+    Raises:
+        CorruptCheckpoint: a numbered one is missing.
+    """
+    names = sorted(path.name for path in folder.glob("*.safetensors"))
+    if "model.safetensors" in names:
+        return ["model.safetensors"]
+    shards = {name: shard for name in names if (shard := _SHARD.fullmatch(name)) is not None}
+    for name, shard in shards.items():
+        count = int(shard[2])
+        wanted = (f"model-{number:05}-of-{shard[2]}.safetensors" for number in range(1, count + 1))
+        absent = next((other for other in wanted if other not in shards), None)
+        if absent is not None:
+            raise CorruptCheckpoint(f"{folder}: {name} is one of {count} files, and {absent} is missing. Download it.")
+    return list(shards) or names
+
+
+def _without(path: Path, error: Exception) -> str:
+    """Return what the library says, without the path that it repeats."""
+    return str(error).removesuffix(f": {path}")
 
 
 def _weight_map(index: dict[str, Any], folder: Path) -> dict[str, str]:

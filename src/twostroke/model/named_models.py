@@ -47,8 +47,9 @@ class NamedModel:
 
     @property
     def is_here(self) -> bool:
-        """Whether it is fetched."""
-        return os.path.isfile(self.path)  # a folder that cannot be looked into has it not
+        """Whether it is fetched, and whole: a file of another size is fetched again."""
+        # a folder that cannot be looked into has it not
+        return os.path.isfile(self.path) and os.path.getsize(self.path) == self.num_bytes
 
     @property
     def acceptance(self) -> Path:

@@ -13,7 +13,8 @@ composes it for Qwen.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from enum import IntEnum
 
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
@@ -29,7 +30,7 @@ from twostroke.tokenizer.word_rules import WORD_RULES, nearest_names
 log = get_logger(__name__)
 
 _TOKENS, _MERGES, _SCORES = "tokenizer.ggml.tokens", "tokenizer.ggml.merges", "tokenizer.ggml.scores"
-_TOKEN_TYPES = "tokenizer.ggml.token_type"
+_TOKEN_TYPES, _PRE = "tokenizer.ggml.token_type", "tokenizer.ggml.pre"
 _SPACE = "\u2581"
 """SentencePiece's mark for a space."""
 _OTHER_KINDS = {
@@ -41,6 +42,8 @@ _OTHER_KINDS = {
     "no_vocab": "no tokenizer",
 }
 """What llama.cpp's other kinds of vocabulary are."""
+_ALWAYS_WITH_BOS = ("gemma4",)
+"""Kinds that begin every text with the begin token, whatever a file says: early ones of Gemma 4 say no."""
 _NAMES_OF_PHI3 = ("phi-3", "phi3")
 _KEEP_SPACES_BEHIND = frozenset(("<unk>", "<s>", "<|endoftext|>"))
 """Tokens of Phi-3 that do not swallow the white space behind them, as its other special tokens do."""
@@ -57,11 +60,21 @@ class _TokenType(IntEnum):
 
 _END_TEXTS = frozenset(
     (
-        *("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "</s>", "<|eom_id|>"),
-        *("<EOT>", "_<EOT>", "<|end_of_text|>"),
+        *("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<turn|>", "<|endoftext|>", "</s>", "<|eom_id|>"),
+        *("<EOT>", "_<EOT>", "[EOT]", "<|end_of_text|>", "<eos>", "[EOS]", "<end_of_utterance>", "[e~["),
+        *("<｜end▁of▁sentence｜>", "<|return|>", "<|call|>", "<|calls|>", "<|flush|>", "<|tool_response>"),  # noqa: RUF001
+        # of texts with a gap to fill: padding, the name of a repository, the end of a file
+        *("<|fim_pad|>", "<fim_pad>", "<fim-pad>", "<PAD>", "[PAD]"),
+        *("<|fim_repo|>", "<|repo_name|>", "<reponame>", "<fim-repo>", "<REPO>", "<|file_sep|>"),
     )
 )
 """Tokens at which llama.cpp ends a generation wherever a vocabulary has them: files name only one or two."""
+_NO_ENDS_BESIDE: Mapping[str, frozenset[str]] = {
+    "</s>": frozenset(("<|tool_response>",)),
+    "<|end|>": frozenset(("<|return|>", "<|call|>")),
+}
+"""Of these, the ones that are none where a vocabulary has all of some others: Gemma 4's, gpt-oss's."""
+_ENDING_ROLES = ("eos", "eot", "eom", "fim_pad", "fim_rep", "fim_sep")
 
 
 def tokenizer_from_gguf(metadata: Metadata) -> Tokenizer:
@@ -87,7 +100,7 @@ def tokenizer_from_gguf(metadata: Metadata) -> Tokenizer:
         )
     vocabulary.add_special_tokens(raw)
     named = _named_tokens(metadata, vocabulary)
-    _frame(raw, metadata, named, adds_bos=adds_bos)
+    _frame(raw, metadata, named, adds_bos=adds_bos, always=kind in _ALWAYS_WITH_BOS)
     templates = {"default": "tokenizer.chat_template"} if "tokenizer.chat_template" in metadata else {}
     others = [key for key in metadata if key.startswith("tokenizer.chat_template.")]
     templates |= {key.removeprefix("tokenizer.chat_template."): key for key in others}
@@ -104,8 +117,10 @@ def read_gguf_eos_token_ids(metadata: Metadata, vocab_size: int) -> frozenset[in
         CorruptCheckpoint: ids that the model has no logits for.
     """
     texts = metadata.texts(_TOKENS)
-    found = {token_id for token_id, text in enumerate(texts) if text in _END_TEXTS}
-    for role in ("eos", "eot", "eom"):
+    ends = _END_TEXTS.intersection(texts)
+    ends -= {text for text, others in _NO_ENDS_BESIDE.items() if ends >= others}
+    found = {token_id for token_id, text in enumerate(texts) if text in ends}
+    for role in _ENDING_ROLES:
         key = f"tokenizer.ggml.{role}_token_id"
         if key in metadata:
             found.add(metadata.count(key, least=0))
@@ -137,11 +152,14 @@ class _Vocabulary:
         self.ids = {text: i for i, text in enumerate(self.texts)}
         name = metadata.text("general.name", "").lower()
         self._is_phi3 = any(part in name for part in _NAMES_OF_PHI3)  # no key says so, and llama.cpp asks the name
-        self.types: Sequence[int] = metadata.whole_numbers(_TOKEN_TYPES) if _TOKEN_TYPES in metadata else ()
+        has_types = _TOKEN_TYPES in metadata
+        self.types: Sequence[int] = (
+            metadata.whole_numbers(_TOKEN_TYPES) if has_types else [_TokenType.NORMAL] * len(self.texts)
+        )
         if len(self.ids) != len(self.texts):
             twice = next(text for i, text in enumerate(self.texts) if self.ids[text] != i)
             raise CorruptCheckpoint(f"{metadata.file_name}: {_TOKENS} has {shown(twice)} twice.")
-        if self.types and len(self.types) < len(self.texts):
+        if len(self.types) < len(self.texts):
             raise CorruptCheckpoint(
                 f"{metadata.file_name}: {_TOKEN_TYPES} has {len(self.types)} entries for {len(self.texts)} tokens."
             )
@@ -159,10 +177,18 @@ class _Vocabulary:
 
 
 def _byte_level(metadata: Metadata, vocabulary: _Vocabulary) -> tuple[RawTokenizer, bool]:
-    pre = metadata.text("tokenizer.ggml.pre", "default")
+    pre = metadata.text(_PRE, "")
+    if not pre:
+        pre = "default"
+        log.warning(
+            "%s: the file does not say how a text is cut into words (%s), so it is cut as by llama.cpp's default. "
+            "Answers are worse if the model was trained otherwise; take a newer file of it",
+            metadata.file_name,
+            _PRE,
+        )
     if pre not in WORD_RULES:
         raise UnsupportedModel(
-            f"{metadata.file_name}: tokenizer.ggml.pre {shown(pre)} is not implemented; nearest known: "
+            f"{metadata.file_name}: {_PRE} {shown(pre)} is not implemented; nearest known: "
             f"{', '.join(nearest_names(pre))}. Give the model's tokenizer with --tokenizer FOLDER."
         )
     rule = WORD_RULES[pre]
@@ -188,17 +214,22 @@ def _merge(metadata: Metadata, text: str) -> tuple[str, str]:
 def _sentence_piece(metadata: Metadata, vocabulary: _Vocabulary) -> RawTokenizer:
     """BPE whose merges are the tokens, best score first, each in all the ways in which two tokens form it.
 
-    Of equally good neighbours llama.cpp joins the leftmost, and so does BPE within a merge. Between different tokens
-    of one score, which Llama's runs of spaces are, the longest comes first: so a run grows from the left, too.
+    Of equally good neighbours llama.cpp joins the leftmost, and so does BPE within a merge. Between different runs of
+    one character, which Llama's runs of spaces are, the longest comes first: so a run grows from the left, too. Other
+    tokens of one score come in the order of their ids, in which most trainers make them; so do all of a file that has
+    no scores.
     """
-    scores = metadata.numbers(_SCORES)
+    scores = metadata.numbers(_SCORES) if _SCORES in metadata else [0.0] * len(vocabulary.texts)
     if len(scores) < len(vocabulary.texts):
         raise CorruptCheckpoint(
             f"{metadata.file_name}: {_SCORES} has {len(scores)} entries for {len(vocabulary.texts)} tokens."
         )
     if any(math.isnan(score) for score in scores):
         raise CorruptCheckpoint(f"{metadata.file_name}: {_SCORES} has a score that is no number. Download it again.")
-    best_first = sorted(vocabulary.texts, key=lambda text: (-scores[vocabulary.ids[text]], -len(text)))
+    _warn_of_equal_scores(metadata, vocabulary, scores)
+    best_first = sorted(
+        vocabulary.texts, key=lambda text: (-scores[vocabulary.ids[text]], -len(text) if _is_run(text) else 0)
+    )
     pairs = ((text[:cut], text[cut:]) for text in best_first for cut in range(1, len(text)))
     merges = [(left, right) for left, right in pairs if left in vocabulary.ids and right in vocabulary.ids]
     _warn_of_foreign_characters(metadata, vocabulary)
@@ -228,13 +259,33 @@ def _merged_text(metadata: Metadata, vocabulary: _Vocabulary) -> RawTokenizer:
     return raw
 
 
+def _is_run(text: str) -> bool:
+    """Whether a text is one character, repeated."""
+    return len(set(text)) == 1
+
+
+def _warn_of_equal_scores(metadata: Metadata, vocabulary: _Vocabulary, scores: Sequence[float]) -> None:
+    joined = (
+        score
+        for text, kind, score in zip(vocabulary.texts, vocabulary.types, scores, strict=False)
+        if kind == _TokenType.NORMAL and not _is_run(text)
+    )
+    num_equal = sum(count for count in Counter(joined).values() if count > 1)
+    if num_equal:
+        log.warning(
+            "%s: %d tokens have the score of another one, so the file does not say which of them are joined first; "
+            "the first in the vocabulary are, where llama.cpp joins the leftmost",
+            metadata.file_name,
+            num_equal,
+        )
+
+
 def _warn_of_foreign_characters(metadata: Metadata, vocabulary: _Vocabulary) -> None:
     """Tokens that no tokens form: llama.cpp joins them from characters, which SentencePiece never does in training."""
-    kinds = vocabulary.types or [_TokenType.NORMAL] * len(vocabulary.texts)
     letters = {text for text in vocabulary.texts if len(text) == 1}
     foreign = [
         text
-        for text, kind in zip(vocabulary.texts, kinds, strict=False)
+        for text, kind in zip(vocabulary.texts, vocabulary.types, strict=False)
         if kind == _TokenType.NORMAL and len(text) > 1 and not letters.issuperset(text)
     ]
     if foreign:
@@ -286,10 +337,10 @@ def _named_tokens(metadata: Metadata, vocabulary: _Vocabulary) -> dict[str, str]
     return named
 
 
-def _frame(raw: RawTokenizer, metadata: Metadata, named: dict[str, str], *, adds_bos: bool) -> None:
-    """Puts the begin and end tokens around a text that the file asks for."""
+def _frame(raw: RawTokenizer, metadata: Metadata, named: dict[str, str], *, adds_bos: bool, always: bool) -> None:
+    """Puts the begin and end tokens around a text that the file asks for, or the begin token `always`."""
     frame = {
-        "bos_token": metadata.flag("tokenizer.ggml.add_bos_token", adds_bos),
+        "bos_token": metadata.flag("tokenizer.ggml.add_bos_token", adds_bos) or always,
         "eos_token": metadata.flag("tokenizer.ggml.add_eos_token", default=False),
     }
     used = [role for role, is_added in frame.items() if is_added]

@@ -11,6 +11,7 @@ from tokenizers import AddedToken, normalizers
 from tokenizers import Tokenizer as RawTokenizer
 
 from twostroke.errors import CorruptCheckpoint, InvalidPrompt, ModelNotFound
+from twostroke.lfs_pointer import remedy_for
 from twostroke.log import get_logger
 from twostroke.tokenizer.settings import TokenizerSettings
 from twostroke.tokenizer.token_text import ByteLevelText, TokenText, make_token_text
@@ -82,9 +83,8 @@ class Tokenizer:
         except (KeyboardInterrupt, SystemExit):
             raise
         except BaseException as error:  # plain Exceptions for every kind of bad file, and panics, which are none
-            raise CorruptCheckpoint(
-                f"{path}: cannot be read as a tokenizer ({error}). Fetch the file again."
-            ) from error
+            remedy = remedy_for(path, "Fetch the file again.")
+            raise CorruptCheckpoint(f"{path}: cannot be read as a tokenizer ({error}). {remedy}") from error
         return cls(raw, TokenizerSettings.from_folder(folder))
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:

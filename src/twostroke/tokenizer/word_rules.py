@@ -115,7 +115,8 @@ _RULES: tuple[tuple[WordRule, str], ...] = (
         WordRule((_LLAMA3,), takes_whole_words=True, adds_bos=True),
         "llama3 llama-v3 llama-bpe falcon3 falcon-h1 pixtral midm-2.0 lfm2 jina-v5-nano",
     ),
-    (WordRule((_LLAMA3,)), "dbrx smaug-bpe glm4 chatglm-bpe"),
+    (WordRule((_LLAMA3,)), "dbrx smaug-bpe chatglm-bpe"),
+    (WordRule((_LLAMA3,), takes_whole_words=True), "glm4"),
     (
         WordRule((rf"{_CONTRACTIONS}|{_WORDS}|\p{{N}}{{1,3}}|{_SIGNS}[\r\n]*|{_LINES}|{_SPACES_BY_POWERS}",)),
         "jais-2",

@@ -764,7 +764,7 @@ def test_windows_by_layer() -> None:
 @pytest.mark.parametrize(
     ("changes", "error", "said"),
     [
-        ({"architectures": ["BloomForCausalLM"]}, UnsupportedModel, "known: .*LlamaForCausalLM"),
+        ({"architectures": ["BloomForCausalLM"]}, UnsupportedModel, "has ALiBi positions; known: "),
         (
             {"architectures": ["Qwen2MoeForCausalLM"], "num_experts": 60},
             UnsupportedModel,
@@ -776,9 +776,40 @@ def test_windows_by_layer() -> None:
             "the nearest is Qwen3ForCausalLM, without layers of type linear_attention; known",
         ),
         (
-            {"architectures": ["Gemma3nForConditionalGeneration"], "text_config": {"num_kv_shared_layers": 10}},
+            {"architectures": ["Gemma3nForConditionalGeneration"], "text_config": {"altup_num_inputs": 4}},
             UnsupportedModel,
-            "is Gemma3ForConditionalGeneration, without layers that share KV (num_kv_shared_layers=10); known",
+            "is Gemma3ForConditionalGeneration, without several residual streams (altup_num_inputs=4); known",
+        ),
+        (
+            {"architectures": ["Gemma3nForCausalLM"], "laurel_rank": 64, "num_kv_shared_layers": 10},
+            UnsupportedModel,
+            "the nearest is Gemma3ForCausalLM, without residuals of low rank (laurel_rank=64); known",
+        ),
+        (
+            {"architectures": ["FalconMambaForCausalLM"], "state_size": 16},
+            UnsupportedModel,
+            "the nearest is FalconForCausalLM, without recurrent layers (state_size=16); known",
+        ),
+        (
+            {"architectures": ["T5ForConditionalGeneration"], "is_encoder_decoder": True},
+            UnsupportedModel,
+            "none that is known has an encoder (is_encoder_decoder); known",
+        ),
+        (
+            {"architectures": ["MllamaForConditionalGeneration"], "cross_attention_layers": [3]},
+            UnsupportedModel,
+            "the nearest is LlamaForCausalLM, without cross-attention (cross_attention_layers); known",
+        ),
+        (
+            {"architectures": ["Phi3SmallForCausalLM"], "blocksparse_block_size": 64},
+            UnsupportedModel,
+            "Phi3ForCausalLM, without block-sparse attention (blocksparse_block_size=64); known",
+        ),
+        ({"architectures": ["BertForMaskedLM"]}, UnsupportedModel, "a model of this name writes no text; known"),
+        (
+            {"architectures": ["Qwen3Model"]},
+            UnsupportedModel,
+            "a model of this name writes no text; the nearest is Qwen3ForCausalLM; known",
         ),
         (
             {"architectures": ["DeepseekV3ForCausalLM"], "n_routed_experts": 256, "kv_lora_rank": 512},
@@ -790,7 +821,7 @@ def test_windows_by_layer() -> None:
             UnsupportedModel,
             "model_type 'qwen3_moe'; the nearest is Qwen3ForCausalLM, without experts; known",
         ),
-        ({"architectures": ["MambaForCausalLM"]}, UnsupportedModel, "MambaForCausalLM; known"),
+        ({"architectures": ["MambaForCausalLM"]}, UnsupportedModel, "none that is known has recurrent layers; known"),
         ({"architectures": None, "model_type": "mamba"}, UnsupportedModel, "no architecture beside model_type 'mamba'"),
         ({"architectures": None, "model_type": None}, UnsupportedModel, "names no architecture; known"),
         ({"hidden_act": "gelu"}, UnsupportedModel, "known: silu"),

@@ -138,6 +138,29 @@ def test_a_split_model_is_read_from_any_of_its_parts(tmp_path: Path) -> None:
             assert np.array_equal(tensor.data, whole.tensors[name].data)
 
 
+def test_a_first_part_that_is_not_there_is_named(tmp_path: Path) -> None:
+    first, second, *_ = split(tmp_path)
+    first.unlink()
+    for path in (second, gguf_path(str(tmp_path))):
+        assert path is not None
+        with pytest.raises(ModelNotFound, match=rf"{first.name}, the first part of a model, is not there\. Download"):
+            GGUFFile(path)
+
+
+@pytest.mark.parametrize(
+    ("place", "key", "kind", "value"),
+    [(0, "split.no", "<H", 1), (1, "split.count", "<H", 9), (1, "split.tensors.count", "<i", 1)],
+)
+def test_parts_of_two_models_are_refused(place: int, key: str, kind: str, value: int, tmp_path: Path) -> None:
+    parts = split(tmp_path)
+    content = parts[place].read_bytes()
+    at = content.index(key.encode()) + len(key) + 4
+    found = struct.pack(kind, value)
+    parts[place].write_bytes(content[:at] + found + content[at + len(found) :])
+    with pytest.raises(CorruptCheckpoint, match=rf"{parts[place].name}: {key} must be \d+, as .* found {value}\."):
+        GGUFFile(parts[0])
+
+
 def test_all_parts_of_a_split_model_are_its_identity(tmp_path: Path) -> None:
     parts = split(tmp_path)
     before = fingerprint(parts[0])
@@ -151,7 +174,7 @@ def test_parts_that_contradict_each_other_are_refused(tmp_path: Path) -> None:
     first, second, *_ = split(tmp_path)
     content = second.read_bytes()
     second.unlink()
-    with pytest.raises(ModelNotFound, match=r"m-00002-of-\d+\.gguf cannot be read"):
+    with pytest.raises(ModelNotFound, match=r"first of \d+ parts, and m-00002-of-\d+\.gguf is not beside it"):
         GGUFFile(first)
     second.write_bytes(first.read_bytes())
     with pytest.raises(CorruptCheckpoint, match=r"split.no must be 1, as the file's name says, found 0"):

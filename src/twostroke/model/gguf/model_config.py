@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from twostroke.config.architectures import ARCHITECTURE_TRAITS
 from twostroke.config.layer_spec import NormKind
-from twostroke.config.model import ModelConfig
+from twostroke.config.model import MAX_LAYERS, ModelConfig
 from twostroke.config.rope import rotary_share
 from twostroke.errors import CorruptCheckpoint, UnsupportedModel, shown
 from twostroke.gguf.container import GGUFFile, StoredTensor
@@ -28,6 +28,8 @@ ROPE_FACTORS = {"short_factor": "rope_factors_short.weight", "long_factor": "rop
 """The same for LongRoPE, up to the original context and beyond it; by the names that config.json gives them."""
 
 
+_ATTENTION_FACTOR = "rope.scaling.attn_factor"
+"""Of LongRoPE."""
 _YARN_FACTORS = ("rope.scaling.yarn_log_multiplier", "attention.temperature_scale")
 
 _NEUTRAL: dict[str, int | float | bool] = {
@@ -41,6 +43,7 @@ _NEUTRAL: dict[str, int | float | bool] = {
     "rope.scaling.yarn_log_multiplier": 0.0,
     "attention.temperature_scale": 0.0,
     "nextn_predict_layers": 0,
+    _ATTENTION_FACTOR: 1.0,
 }
 """Keys that change what is computed in a way that is not implemented, and the value at which they do not."""
 
@@ -54,14 +57,16 @@ def read_gguf_config(file: GGUFFile) -> ModelConfig:
     """
     metadata, architecture = file.metadata, gguf_architecture(file.metadata)
     prefix, traits = metadata.text("general.architecture"), ARCHITECTURE_TRAITS[architecture.name]
-    _refuse_unsupported(metadata, prefix, architecture)
+    has_factors = any(name in file.tensors for name in ROPE_FACTORS.values())
+    _refuse_unsupported(metadata, prefix, architecture, (_ATTENTION_FACTOR,) if has_factors else ())
+    num_layers = metadata.count(f"{prefix}.block_count", most=MAX_LAYERS)  # before lists of so many are made
     num_heads = metadata.count(f"{prefix}.attention.head_count")
     hidden_size = metadata.count(f"{prefix}.embedding_length")
     head_dim, rotated = _head_sizes(metadata, prefix, hidden_size // num_heads, rotates_parts=traits.rotates_parts)
     has_biases = "blk.0.ffn_down.bias" in file.tensors
     given: dict[str, Any] = {
         "architectures": [architecture.name],
-        "num_hidden_layers": metadata.count(f"{prefix}.block_count"),
+        "num_hidden_layers": num_layers,
         "hidden_size": hidden_size,
         "intermediate_size": _one_for_all(metadata, f"{prefix}.feed_forward_length"),
         "num_attention_heads": num_heads,
@@ -87,8 +92,14 @@ def read_gguf_config(file: GGUFFile) -> ModelConfig:
     if original is not None:
         given["original_max_position_embeddings"] = original
     given |= {
-        name: _factor(metadata, f"{prefix}.{key}", architecture, key) for key, name in architecture.numbers.items()
+        name: _factor(metadata, f"{prefix}.{key}", architecture, key, head_dim)
+        for key, name in architecture.numbers.items()
     }
+    if architecture.has_lists and given["rope_parameters"]["rope_type"] != "default":
+        kind = given["rope_parameters"]["rope_type"]
+        raise UnsupportedModel(
+            f"{metadata.file_name}: stretched positions ({kind}) are not implemented for {prefix!r}; known: none."
+        )
     if architecture.derived is not None:
         given |= architecture.derived(file, prefix)
     given |= _window(metadata, prefix, architecture, given) | _of_gemma(metadata, prefix, given)
@@ -96,7 +107,14 @@ def read_gguf_config(file: GGUFFile) -> ModelConfig:
         config = ModelConfig.from_hf(given)
     except CorruptCheckpoint as error:
         raise CorruptCheckpoint(f"{file.path}, its metadata in the words of a config.json: {error}") from error
+    if architecture.sections_turn_halves and _has_sections(metadata, f"{prefix}.rope.dimension_sections"):
+        config = config.with_ropes(lambda rope: replace(rope, is_interleaved=False))
     return config if architecture.has_lists else _with_stored_frequencies(config, file)
+
+
+def _has_sections(metadata: Metadata, key: str) -> bool:
+    """Whether positions have sections (time, height, width); those of a text are the same in all."""
+    return key in metadata and all(size > 0 for size in metadata.whole_numbers(key)[:2])
 
 
 def _one_for_all(metadata: Metadata, key: str, default: int | None = None) -> int:
@@ -136,19 +154,26 @@ def _of_gemma(metadata: Metadata, prefix: str, given: Mapping[str, Any]) -> dict
 _CAPS_OF_GEMMA2 = {"final_logit_softcapping": 30.0, "attn_logit_softcapping": 50.0}
 
 
-def _factor(metadata: Metadata, key: str, architecture: GGUFArchitecture, name: str) -> float:
-    return metadata.number(key, None if name in architecture.needed else 1.0)
+def _factor(metadata: Metadata, key: str, architecture: GGUFArchitecture, name: str, head_dim: int) -> float:
+    """0 stands for a factor that nobody chose."""
+    usual = head_dim**-0.5 if name == "attention.scale" else 1.0
+    return metadata.number(key, None if name in architecture.needed else 0.0) or usual
 
 
-def _refuse_unsupported(metadata: Metadata, prefix: str, architecture: GGUFArchitecture) -> None:
-    read = {*architecture.numbers, *(_YARN_FACTORS if architecture.reads_yarn_factors else ())}
+def _refuse_unsupported(
+    metadata: Metadata, prefix: str, architecture: GGUFArchitecture, also_read: tuple[str, ...]
+) -> None:
+    read = {*architecture.numbers, *also_read, *(_YARN_FACTORS if architecture.reads_yarn_factors else ())}
     for name, neutral in _NEUTRAL.items():
         if name in read:
             continue
         key = f"{prefix}.{name}"
         if key in metadata and metadata.number_or_flag(key) != neutral:
             value = metadata.number_or_flag(key)
-            raise UnsupportedModel(f"{metadata.file_name}: {key}={shown(value)} is not implemented; known: {neutral}.")
+            value = float(f"{value:g}") if isinstance(value, float) else value  # as it was before it was float32
+            raise UnsupportedModel(
+                f"{metadata.file_name}: {key}={shown(value)} is not implemented; known: {shown(neutral)}."
+            )
 
 
 def _head_sizes(metadata: Metadata, prefix: str, default: int, *, rotates_parts: bool) -> tuple[int, int]:
@@ -161,10 +186,23 @@ def _head_sizes(metadata: Metadata, prefix: str, default: int, *, rotates_parts:
     elif rotated != head_dim and not (rotates_parts and rotated < head_dim):
         key, value = "rope.dimension_count", rotated
     else:
+        _check_heads_of_windows(metadata, prefix, head_dim, rotated)
         return head_dim, rotated
     raise UnsupportedModel(
         f"{metadata.file_name}: {prefix}.{key}={value} is not implemented; known: the size of a head ({head_dim})."
     )
+
+
+def _check_heads_of_windows(metadata: Metadata, prefix: str, head_dim: int, rotated: int) -> None:
+    """Layers with a window have heads like the others; Gemma 4's have a size of their own, and turn all of it."""
+    if prefix == "gemma4":
+        head_dim = rotated = metadata.count(f"{prefix}.attention.key_length_swa")
+    known = {"attention.key_length": head_dim, "attention.value_length": head_dim, "rope.dimension_count": rotated}
+    for name, size in known.items():
+        key = f"{prefix}.{name}_swa"
+        value = metadata.count(key, size)
+        if value != size:
+            raise UnsupportedModel(f"{metadata.file_name}: {key}={value} is not implemented; known: {size}.")
 
 
 def _rope(file: GGUFFile, prefix: str, architecture: GGUFArchitecture) -> dict[str, Any]:
@@ -175,6 +213,11 @@ def _rope(file: GGUFFile, prefix: str, architecture: GGUFArchitecture) -> dict[s
     factor = metadata.number(f"{prefix}.rope.scaling.factor", metadata.number(f"{prefix}.rope.scale_linear", 1.0))
     has_factors = any(name in file.tensors for name in ROPE_FACTORS.values())
     if has_factors:
+        if kind == "yarn" or (kind == "linear" and factor not in (0.0, 1.0)):
+            raise UnsupportedModel(
+                f"{metadata.file_name}: {prefix}.rope.scaling.type {shown(kind)} with a factor of {factor:g} is not "
+                f"implemented beside the tensors {' and '.join(ROPE_FACTORS.values())}; known: longrope."
+            )
         kind = "longrope"
     elif kind == "none" or (kind == "linear" and factor in (0.0, 1.0)):
         return {"rope_type": "default", "rope_theta": theta}
@@ -187,10 +230,11 @@ def _rope(file: GGUFFile, prefix: str, architecture: GGUFArchitecture) -> dict[s
     found: dict[str, Any] = {"rope_type": kind, "rope_theta": theta}
     if kind == "linear":
         return found | {"factor": factor}
-    found["original_max_position_embeddings"] = metadata.count(f"{prefix}.rope.scaling.original_context_length")
+    found["original_max_position_embeddings"] = metadata.count(
+        f"{prefix}.rope.scaling.original_context_length", metadata.count(f"{prefix}.context_length")
+    )
     if kind == "longrope":
-        if f"{prefix}.rope.scaling.attn_factor" in metadata:
-            found["attention_factor"] = metadata.number(f"{prefix}.rope.scaling.attn_factor")
+        found["attention_factor"] = metadata.number(f"{prefix}.{_ATTENTION_FACTOR}", 1.0)
         return found | {name: _numbers(file, stored).tolist() for name, stored in ROPE_FACTORS.items()}
     return found | {"factor": factor} | _yarn(metadata, prefix, architecture)
 

@@ -50,13 +50,17 @@ class GGUFWeights:
         names = architecture(config.architecture).names
         self._stored: dict[str, StoredTensor] = {}
         used, missing = {ROPE_FREQS, *ROPE_FACTORS.values()}, list[str]()
-        for name in (part for parameter in ours for part in checkpoint_names(names, parameter)):
-            known = gguf_names(name, theirs.names)
-            stored = next((one for one in known if one in file.tensors), None)
-            found = _listed(file, name, theirs) if stored is None else file.tensors[stored]
+        parts = (part for parameter in ours for part in checkpoint_names(names, parameter))
+        known_of = {name: gguf_names(name, theirs.names) or (name,) for name in parts}
+        alone = {known[0] for known in known_of.values() if len(known) == 1}
+        for name, known in known_of.items():
+            # of several names that counts which the file has, but none that is another's only one
+            possible = [one for one in known if len(known) == 1 or one not in alone]
+            stored = next((one for one in possible if one in file.tensors), possible[-1])
+            found = file.tensors.get(stored) or _listed(file, name, theirs)
             found = found or _part_of_qkv(file, name, config.layers[0])
             if found is None:
-                missing.append(known[-1] if known else name)
+                missing.append(stored)
             else:
                 self._stored[name] = found
                 used.add(found.name)
