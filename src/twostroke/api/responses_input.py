@@ -81,8 +81,11 @@ def _turns(items: Sequence[InputItem]) -> Iterator[Object]:
                 yield {"role": "assistant", "content": "", **turn}
             turn = {}
         if said is not None:
-            turn = {**turn, **said, "tool_calls": [*turn.get("tool_calls", ()), *said.get("tool_calls", ())]}
-            turn = {name: value for name, value in turn.items() if value != []}
+            calls = turn.get("tool_calls")
+            if calls is None or "tool_calls" not in said:
+                turn = {**turn, **said}
+            else:  # one list grows: a copy for each of thousands of calls would take long
+                calls += said["tool_calls"]
         elif isinstance(item, FunctionCallOutput):
             yield {"role": "tool", "tool_call_id": item.call_id, "content": _content(item.output or "")}
         elif isinstance(item, InputMessage):
