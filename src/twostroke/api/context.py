@@ -97,7 +97,7 @@ class ServerContext:
         )
 
     def answer_id(self, prefix: str, wanted: str | None) -> str:
-        """Of an answer: cmpl-…, with the caller's name in it where there is one."""
+        """Return the id of an answer, such as cmpl-…, with the caller's name in it where there is one."""
         return f"{prefix}-{wanted or uuid.uuid4().hex}"
 
     def created(self) -> int:

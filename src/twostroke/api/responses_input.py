@@ -95,7 +95,7 @@ def _turns(items: Sequence[InputItem]) -> Iterator[Object]:
 
 
 def _said_by_assistant(item: InputItem) -> Object | None:
-    """What the item adds to a turn of the assistant; None if it is none of its."""
+    """Return what the item adds to a turn of the assistant; None if it is none of its."""
     match item:
         case ReasoningItem():
             return {"reasoning_content": "\n".join(part.text for part in item.content or ())}
@@ -109,7 +109,7 @@ def _said_by_assistant(item: InputItem) -> Object | None:
 
 
 _ORDER = ("reasoning_content", "content", "tool_calls")
-"""Of what an assistant says in one turn; only calls may be several."""
+"""The order of what an assistant says in one turn; only calls may be several."""
 
 
 def _can_join(turn: Object, said: Object) -> bool:

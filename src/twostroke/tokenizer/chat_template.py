@@ -29,7 +29,7 @@ _USED = frozenset({"default", "tool_use"})
 """Of the templates that a model may bring, those that a conversation is rendered with."""
 RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
 TOOLS, CALLS, CALL_TEXTS = "tools", "tool calls", "text beside tool calls"
-"""What a template may never write."""
+"""Names of what a template may never write."""
 _CONTINUE_MARK = "CONTINUE_FINAL_MESSAGE_TAG "
 
 
@@ -56,7 +56,7 @@ class ChatTemplate:
         self._broken: dict[str, str] = {}
         """Why a template cannot be compiled."""
         self._told: set[str] = set()
-        """What the log was told."""
+        """Names of what the log was told of."""
         for name in _USED.intersection(templates):
             try:
                 self._compiled[name] = _Template(templates[name], self._named_tokens)
@@ -74,7 +74,7 @@ class ChatTemplate:
         continue_final_message: bool = False,
         template_kwargs: Mapping[str, Any] | None = None,
     ) -> str:
-        """The prompt text of a conversation; encode it without adding special tokens, the template wrote them.
+        """Return the prompt text of a conversation; encode it without adding special tokens, the template wrote them.
 
         Args:
             messages: objects with a role and, as a rule, a content.

@@ -194,7 +194,7 @@ class _Process:
         return self.child.wait()
 
     def forget(self) -> None:
-        """In a process that was forked from its parent: it is another's child."""
+        """Let go of it in a process that was forked from its parent: it is another's child."""
         self._connection.close()
         self.child.returncode = 0  # nobody here is to wait for it
 
@@ -276,7 +276,7 @@ class _Runner:
 
     @property
     def pid(self) -> int | None:
-        """Of the process that waits; None while it works, and where there is none."""
+        """Return the id of the process that waits; None while it works, and where there is none."""
         process = self._process
         return None if process is None else process.child.pid
 
@@ -287,7 +287,7 @@ class _Runner:
             process.end()
 
     def forget(self) -> None:
-        """In a process that was forked: it belongs to another, and the lock may be held by nobody."""
+        """Let go of it in a process that was forked: it belongs to another, and the lock may be held by nobody."""
         process, self._process = self._process, None
         self._lock = threading.Lock()
         if process is not None:

@@ -30,7 +30,7 @@ class Stops:
         self._first_char = re.compile("|".join({re.escape(text[0]) for text in texts}))
 
     def find(self, text: str, position: int = 0) -> tuple[int, str] | None:
-        """Where the first of them begins, and which it is."""
+        """Return where the first of them begins, and which it is; None where none does."""
         found = self._pattern.search(text, position)
         return (found.start(), found.group()) if found else None
 

@@ -145,11 +145,11 @@ class _Shape:
     """Types that a value may have."""
 
     plain: frozenset[Any] = frozenset()
-    """Of texts, numbers, switches and null."""
+    """The types of texts, numbers, switches and null that are right."""
     item: _Shape | None = None
-    """Of a list's elements; None: it may be no list."""
+    """The shape of a list's elements; None: it may be no list."""
     members: Mapping[str, _Shape] | None = None
-    """Of an object, by name; None: it may be no object."""
+    """The shapes of an object's fields, by name; None: it may be no object."""
     needs: frozenset[frozenset[str]] = frozenset()
     """Names of which an object has to have all of one set."""
     objects: frozenset[Any] = frozenset()
