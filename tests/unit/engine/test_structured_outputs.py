@@ -160,17 +160,23 @@ def test_nothing_left_ends_that_request_alone(engines: dict[str, LLM]) -> None:
 
 
 def test_a_grammar_that_outgrows_its_limits_ends_that_request_alone(engines: dict[str, LLM]) -> None:
+    """Each time anew: a request that comes later goes as far, and no further."""
+    wanted = {"regex": "b{300}(a{1,1000}){1,1000}"}
     params = [
-        # the trial of a grammar does not come as far
-        SamplingParams(structured_outputs={"regex": "b{300}(a{1,1000}){1,1000}"}, max_tokens=600),
+        # the trial of a grammar does not come as far; without min_tokens the text may end before
+        SamplingParams(structured_outputs=wanted, max_tokens=600, min_tokens=500, seed=1),
         SamplingParams(max_tokens=60, ignore_eos=True),
     ]
-    bad, plain = engines["embedded"].generate([PROMPT] * 2, params)
-    assert bad.outputs[0].finish_reason == "error"
-    assert bad.error is not None
-    assert "structured_outputs cannot go on" in bad.error
-    assert "a{1,1000}" not in bad.error
-    assert len(plain.outputs[0].token_ids) == 60
+    num_tokens: list[int] = []
+    for _ in range(2):
+        bad, plain = engines["embedded"].generate([PROMPT] * 2, params)
+        assert bad.outputs[0].finish_reason == "error"
+        assert bad.error is not None
+        assert "structured_outputs cannot go on" in bad.error
+        assert "a{1,1000}" not in bad.error
+        assert len(plain.outputs[0].token_ids) == 60
+        num_tokens.append(len(bad.outputs[0].token_ids))
+    assert num_tokens[0] == num_tokens[1] > 300
 
 
 def test_streamed_pieces_are_the_whole(engines: dict[str, LLM]) -> None:
