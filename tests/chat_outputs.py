@@ -221,7 +221,8 @@ QWEN3_CODER = (
         "",
         (ToolCall("get_weather", '{"days": "a few", "fresh": "NaN"}'),),
     ),
-    Output("text within", "qwen3_coder", "<function=now>\nhm</function>", "hm</function>", (NOW,)),
+    Output("text within", "qwen3_coder", "<function=now>\nhm</function>", "<function=now>\nhm</function>"),
+    Output("an object within", "qwen3_coder", f"<function=get_weather>\n{PARIS.arguments}\n</function>", "", (PARIS,)),
     Output(
         "cut off in a string",
         "qwen3_coder",

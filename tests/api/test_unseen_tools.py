@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -99,3 +100,41 @@ def test_what_a_server_has_answered_can_be_sent_back(server: ServerProcess) -> N
     results = [{"role": "tool", "tool_call_id": call["id"], "content": "noon"} for call in answer["tool_calls"]]
     back = server.post("/v1/chat/completions", forced | {"messages": [*USER, answer, *results], "max_tokens": 2})
     assert back.status_code == 200, back.text
+
+
+WRITES_CALLS_ALONE = (
+    "{% for m in messages %}<|{{ m.role }}|>{% if m.tool_calls %}{{ m.tool_calls[0].function | tojson }}"
+    "{% else %}{{ m.content }}{% endif %}{% endfor %}"
+)
+SAID = "Let me look."
+
+
+def test_text_beside_calls_is_told_at_every_door_and_never_refused(tmp_path: Path) -> None:
+    """As with Llama 3's template and Mistral's."""
+    template = tmp_path / "calls_alone.jinja"
+    template.write_text(WRITES_CALLS_ALONE)
+    used = {"type": "tool_use", "id": "1", "name": "now", "input": {}}
+    asked = {
+        "/v1/chat/completions": ("messages", [*USER, {**CALLED[1], "content": SAID}, *USER], "messages.content"),
+        "/v1/messages": (
+            "messages",
+            [*USER, {"role": "assistant", "content": [{"type": "text", "text": SAID}, used]}, *USER],
+            "messages.content.text",
+        ),
+        "/v1/responses": ("input", [*USER, {"role": "assistant", "content": SAID}, *ITEMS[1:]], "input.message"),
+    }
+    server = ServerProcess("--chat-template", str(template), "--strict")
+    try:
+        for path, (field, turns, named) in asked.items():
+            answer = server.post(
+                path, limited(path, {field: turns}) | ({"max_output_tokens": 16} if field == "input" else {})
+            )
+            assert answer.status_code == 200, answer.text
+            assert answer.headers["x-unseen-params"] == named
+            silent = server.post(path, limited(path, {field: "the time?" if field == "input" else USER}))
+            assert "x-unseen-params" not in silent.headers
+        counted = server.post("/v1/messages/count_tokens", {"messages": asked["/v1/messages"][1]})
+        assert counted.headers["x-unseen-params"] == "messages.content.text"
+        assert server.stderr.count("does not write text beside tool calls") == 1
+    finally:
+        server.stop()

@@ -63,6 +63,14 @@ def qwen3_coder(text: str, tools: Sequence[Tool]) -> list[str | ToolCall]:
         name = re.compile(r"([^>]*)>").match(text, at)
         if not name or len(name.group(1)) > 512 or not re.fullmatch(NAME, name.group(1).strip()):
             return None
+        begin = skip(r"\s*", text, name.end())
+        if text.startswith("{", begin):
+            found = arguments_call(text, begin, name.group(1).strip())
+            at = skip(closing("</function>"), text, found[1]) if found else 0
+            return (found[0], skip(closing("</tool_call>"), text, at)) if found else None
+        following = ("<parameter=", "</function>", "</tool_call>", "<tool_call>", "<function=")
+        if not any(text.startswith(tag, begin) or tag.startswith(text[begin:]) for tag in following):
+            return None
         known = properties.get(name.group(1).strip(), {})
         arguments, at = parameters(text, name.end(), known)
         return [ToolCall(name.group(1).strip(), arguments)], skip(closing("</tool_call>"), text, at)

@@ -28,7 +28,7 @@ class Block:
     id: str
     """Unique among all answers' blocks when the answer's id is."""
     name: str = ""
-    """Of the function, for a call."""
+    """The name of the function that a call is of."""
     pieces: list[str] = field(default_factory=list[str])
 
     @property

@@ -1,20 +1,29 @@
-"""Routes whose body is an object of a known kind: large ones are looked through before anything is made of them."""
+"""Routes whose body is an object of a known kind: large ones are looked through before anything is made of them.
+
+Reading a large body takes several steps: its shape, its JSON, its fields. A thread takes them one after the other, and
+the event loop has its turn between them.
+"""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, get_type_hints
 
 from fastapi.routing import APIRoute
+from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from twostroke.api.http_errors import ErrorAnswer, HTTPError
+from twostroke.api.http_errors import ErrorAnswer, HTTPError, validation_answer
 from twostroke.api.protocol.fields import WireObject
-from twostroke.api.protocol.shapes import read_body
+from twostroke.api.protocol.shapes import CHECKED_BYTES, read_body
 
 Handler = Callable[[Request], Coroutine[Any, Any, Response]]
+_READERS = ThreadPoolExecutor(2, thread_name_prefix="twostroke-large-body")
+"""Large bodies wait for each other here, and not for long texts and chat templates."""
 
 
 class RefusedBody(HTTPException):
@@ -55,13 +64,30 @@ class _BodyRequest(Request):
         return (await super().body())[:1]
 
     async def json(self) -> Any:
-        """Return the body's value; raise RefusedBody where it cannot be one of this kind.
+        """Return the body's value, of a large one what the route takes; raise RefusedBody where it cannot be one.
 
-        The framework says where a body is no JSON.
+        The framework says where a body is no JSON, and what is wrong with the fields of a small one.
         """
         content = await super().body()
         self._body = b""
         try:
-            return read_body(self._kind, content)
+            if len(content) <= CHECKED_BYTES:
+                return read_body(self._kind, content)
+            return await asyncio.get_running_loop().run_in_executor(_READERS, read_object, self._kind, content)
         except HTTPError as error:
             raise RefusedBody(error.answer) from error
+
+
+def read_object(kind: type[WireObject], content: bytes) -> WireObject:
+    """Return the object that a body is.
+
+    Raises:
+        RefusedBody: it is no object of this kind.
+        HTTPError: as `read_body`.
+        json.JSONDecodeError: it is no JSON.
+    """
+    value = read_body(kind, content)
+    try:
+        return kind.model_validate(value)
+    except ValidationError as error:
+        raise RefusedBody(validation_answer(error.errors())) from None  # with it, its frames and the body would stay

@@ -26,7 +26,7 @@ from twostroke.engine.input_processor import PromptInput
 from twostroke.errors import shown
 from twostroke.lab.lab import Lab
 from twostroke.log import get_logger
-from twostroke.tokenizer.chat_template import CALLS, TOOLS
+from twostroke.tokenizer.chat_template import CALL_TEXTS, CALLS, TOOLS
 
 log = get_logger(__name__)
 
@@ -97,7 +97,7 @@ class ServerContext:
         )
 
     def answer_id(self, prefix: str, wanted: str | None) -> str:
-        """Of an answer: cmpl-…, with the caller's name in it where there is one."""
+        """Return the id of an answer, such as cmpl-…, with the caller's name in it where there is one."""
         return f"{prefix}-{wanted or uuid.uuid4().hex}"
 
     def created(self) -> int:
@@ -154,8 +154,8 @@ class ServerContext:
     def _check_unseen(self, request: WireObject, chat: ChatRequest | None) -> Mapping[str, str]:
         """Return a header that names what the chat template does not write of a conversation.
 
-        Tools act nonetheless where a forced call or a form makes the model write them. The calls of earlier turns are
-        never refused: what a server has answered can always be sent back to it.
+        Tools act nonetheless where a forced call or a form makes the model write them. The calls of earlier turns and
+        the text beside them are never refused: what a server has answered can always be sent back to it.
         """
         asked = request if isinstance(request, ChatRequest) else chat
         if asked is None:
@@ -169,17 +169,18 @@ class ServerContext:
                 "them, or without --strict."
             )
             raise HTTPError(400, f"{message} {remedy}", code="unseen_field", param="tools")
-        paths = {TOOLS: "tools", CALLS: _CALLS_IN[type(request)]}
+        calls, texts = _TURNS_IN[type(request)]
+        paths = {TOOLS: "tools", CALLS: calls, CALL_TEXTS: texts}
         return {"x-unseen-params": ", ".join(paths[name] for name in unseen)} if unseen else {}
 
 
-_CALLS_IN: Mapping[type[WireObject], str] = {
-    ChatRequest: "messages.tool_calls",
-    CountTokensRequest: "messages.content.tool_use",
-    MessagesRequest: "messages.content.tool_use",
-    ResponsesRequest: "input.function_call",
+_TURNS_IN: Mapping[type[WireObject], tuple[str, str]] = {
+    ChatRequest: ("messages.tool_calls", "messages.content"),
+    CountTokensRequest: ("messages.content.tool_use", "messages.content.text"),
+    MessagesRequest: ("messages.content.tool_use", "messages.content.text"),
+    ResponsesRequest: ("input.function_call", "input.message"),
 }
-"""Where requests have the calls of earlier turns."""
+"""Where requests have the calls of earlier turns, and the text of a turn that calls."""
 
 
 def _printable(name: str) -> str:

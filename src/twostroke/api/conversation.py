@@ -67,7 +67,7 @@ class Conversation:
         self._form: Form | None = None
         self._prompt_tail = ""
         self.said = ""
-        """What the turn says already that is continued."""
+        """The text of a turn that the model continues; empty where it begins one."""
         self._shown_token_ids = frozenset[int]()
         self._generation: Generation | None = None
 
@@ -125,7 +125,7 @@ class Conversation:
         return output
 
     def parser(self, hear_content: HearContent | None = None) -> ChatParser:
-        """For one choice; `hear_content` is as in Output."""
+        """Return a parser for one choice; `hear_content` is as in Output."""
         return self._dialect.parser(
             self.tools,
             self._prompt_tail,
@@ -190,7 +190,7 @@ class Conversation:
         return given is None or given.json_ is not None or bool(given.json_object)
 
     def _template_inputs(self) -> dict[str, Any]:
-        """What the chat template gets beside the messages, by the names of InputProcessor.render_chat."""
+        """Return what the chat template gets beside the messages, by the names of InputProcessor.render_chat."""
         request = self.request
         template_kwargs = dict(request.chat_template_kwargs or {})
         if request.reasoning_effort is not None:

@@ -40,7 +40,7 @@ def amount_of(*values: Any) -> int:
     """Return roughly how many characters of text these are, whatever they are made of; much is not read to its end.
 
     >>> amount_of("four", [1, 2, 3], {"role": "user", "content": ["a", "b"]})
-    42
+    74
     """
     amount, waiting = 0, list(values)
     while waiting and amount <= MOST_COUNTED:
@@ -55,7 +55,7 @@ def amount_of(*values: Any) -> int:
             amount += _EACH + sum(map(len, fields))
             waiting += fields.values()
         elif isinstance(value, (list, tuple)):
-            amount += _amount_of_list(cast(Sequence[Any], value), waiting)
+            amount += _EACH + _amount_of_list(cast(Sequence[Any], value), waiting)
     return amount
 
 

@@ -37,7 +37,8 @@ A field that is not listed is named in the header `x-ignored-params` of the answ
 request is refused.
 
 What the model never sees because its chat template does not write it is named in `x-unseen-params`, and once in the
-log: `tools` that it is free to call, and the calls of earlier turns. With `--strict` such tools are refused.
+log: `tools` that it is free to call, the calls of earlier turns, and the text beside such calls (Llama 3's and
+Mistral's templates write the calls alone). With `--strict` such tools are refused.
 
 Answers have the fields of the API that they speak. One is ours: `usage.numeric_drift` is there when workers of
 different numerics made an answer, which they may with `--allow-numeric-drift`. It has, for each setting in which they

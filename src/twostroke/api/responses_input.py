@@ -81,8 +81,11 @@ def _turns(items: Sequence[InputItem]) -> Iterator[Object]:
                 yield {"role": "assistant", "content": "", **turn}
             turn = {}
         if said is not None:
-            turn = {**turn, **said, "tool_calls": [*turn.get("tool_calls", ()), *said.get("tool_calls", ())]}
-            turn = {name: value for name, value in turn.items() if value != []}
+            calls = turn.get("tool_calls")
+            if calls is None or "tool_calls" not in said:
+                turn = {**turn, **said}
+            else:  # one list grows: a copy for each of thousands of calls would take long
+                calls += said["tool_calls"]
         elif isinstance(item, FunctionCallOutput):
             yield {"role": "tool", "tool_call_id": item.call_id, "content": _content(item.output or "")}
         elif isinstance(item, InputMessage):
@@ -92,7 +95,7 @@ def _turns(items: Sequence[InputItem]) -> Iterator[Object]:
 
 
 def _said_by_assistant(item: InputItem) -> Object | None:
-    """What the item adds to a turn of the assistant; None if it is none of its."""
+    """Return what the item adds to a turn of the assistant; None if it is none of its."""
     match item:
         case ReasoningItem():
             return {"reasoning_content": "\n".join(part.text for part in item.content or ())}
@@ -106,7 +109,7 @@ def _said_by_assistant(item: InputItem) -> Object | None:
 
 
 _ORDER = ("reasoning_content", "content", "tool_calls")
-"""Of what an assistant says in one turn; only calls may be several."""
+"""The order of what an assistant says in one turn; only calls may be several."""
 
 
 def _can_join(turn: Object, said: Object) -> bool:

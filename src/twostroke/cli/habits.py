@@ -73,6 +73,8 @@ _SLOTS = "--max-num-seqs"
 _RANKS = "--tensor-parallel-size"
 
 FLAGS = {
+    "-help": "--help",
+    "-?": "--help",
     "-m": "--model",
     "--model-path": "--model",
     "--model-id": "--model",

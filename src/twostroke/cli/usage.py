@@ -39,16 +39,25 @@ def spelt_out(arguments: Sequence[str]) -> list[str]:
 
     >>> spelt_out(["generate", "-", "--seed", "1"]), spelt_out(["help", "chat"]), spelt_out(["version"])
     (['generate', '--prompt-file=-', '--seed', '1'], ['chat', '--help'], ['--version'])
+    >>> spelt_out(["chat", "help"]), spelt_out(["generate", "--", "help"])
+    (['chat', '--help'], ['generate', '--', 'help'])
     """
     match arguments:
         case ["help", *rest]:
             return [*rest, "--help"]
+        case [command, "help"] | ["bench" as command, _, "help"] if not (command.startswith("-") or _is_here("help")):
+            return [*arguments[:-1], "--help"]
         case ["version"] | ["-v"] | ["-V"]:
             return ["--version"]
         case ["generate", *rest]:
             return ["generate", *_with_stdin(_with_values(rest))]
         case _:
             return _with_values(arguments)
+
+
+def _is_here(word: str) -> bool:
+    """Return whether a word names a file or a folder, and so means that."""
+    return os.path.exists(word)
 
 
 def _with_values(words: Sequence[str]) -> list[str]:

@@ -53,7 +53,9 @@ class RequestCost:
     num_prompt_tokens: int = 0
     """Each of n sequences counts the prompt; that the prefix cache may save some of it is not promised."""
     num_answer_bytes: int = 0
-    """About; log-probabilities are most of it."""
+    """Bytes that the answer may have, roughly."""
+    most_bytes: tuple[str, int] = ("max_tokens", 0)
+    """The parameter that makes the most of them, and its value."""
     field: str = "prompt"
     """Of the request, that makes it so many sequences."""
 
@@ -72,27 +74,30 @@ class RequestCost:
             remedy = "Send fewer prompts at once, or start the server with --max-queued-tokens."
             raise InvalidParameter("prompt", self.num_prompt_tokens, limit, remedy)
         if self.num_answer_bytes > limits.max_answer_bytes:
-            limit = (
-                f"about {self.num_answer_bytes:,} bytes of answer, most of them log-probabilities; at most "
-                f"{limits.max_answer_bytes:,}"
-            )
-            remedy = "Ask for fewer of them, or of fewer tokens, or start the server with --max-answer-bytes."
-            raise InvalidParameter("logprobs", self.num_answer_bytes, limit, remedy)
+            name, value = self.most_bytes
+            limit = f"the answer may have about {self.num_answer_bytes:,} bytes; at most {limits.max_answer_bytes:,}"
+            fewer = "fewer tokens" if name == "max_tokens" else "fewer log-probabilities, or for fewer tokens"
+            remedy = f"Ask for {fewer} or choices, or start the server with --max-answer-bytes."
+            raise InvalidParameter(name, value, limit, remedy)
 
 
 def cost_of(prompts: Sequence[PromptInput]) -> RequestCost:
-    """The cost of one request with these prompts."""
-    num_sequences = num_prompt_tokens = num_answer_bytes = 0
+    """Return the cost of one request with these prompts."""
+    num_sequences = num_prompt_tokens = 0
+    num_bytes = {"max_tokens": 0, "logprobs": 0, "prompt_logprobs": 0}
     field = "n" if any(p.params.n > 1 for p in prompts) else "input" if prompts[0].wants_hidden_state else "prompt"
     for prompt in prompts:
         params, length = prompt.params, len(prompt.prompt_token_ids)
         num_sequences += params.n
         num_prompt_tokens += params.n * length
-        per_token = TOKEN_BYTES + (0 if params.logprobs is None else LOGPROB_BYTES * (params.logprobs + 1))
-        num_answer_bytes += params.n * prompt.max_tokens * per_token
+        num_bytes["max_tokens"] += params.n * prompt.max_tokens * TOKEN_BYTES
+        if params.logprobs is not None:
+            num_bytes["logprobs"] += params.n * prompt.max_tokens * LOGPROB_BYTES * (params.logprobs + 1)
         if params.prompt_logprobs is not None:  # reported once, whatever n is
-            num_answer_bytes += length * LOGPROB_BYTES * (params.prompt_logprobs + 1)
-    return RequestCost(num_sequences, num_prompt_tokens, num_answer_bytes, field)
+            num_bytes["prompt_logprobs"] += length * LOGPROB_BYTES * (params.prompt_logprobs + 1)
+    most = max(num_bytes, key=lambda name: num_bytes[name])
+    largest = max((getattr(prompt.params, most) or 0 for prompt in prompts), default=0)
+    return RequestCost(num_sequences, num_prompt_tokens, sum(num_bytes.values()), (most, largest), field)
 
 
 def predicted_wait_s(load: Load) -> float:

@@ -88,6 +88,7 @@ class GrammarBackend(Protocol):
 
         Raises:
             InvalidParameter: it cannot be followed; the message names what is not supported.
+            EngineUnavailable: whether it can was not found out.
         """
         ...
 

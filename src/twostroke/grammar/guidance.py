@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import json
 from collections import OrderedDict
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from threading import Lock
 
 import numpy as np
@@ -68,12 +69,12 @@ class Guidance:
 
     def matcher(self, grammar: str) -> GuidanceMatcher:
         """See GrammarBackend; one that cannot be used says so in `failure`, and allows nothing."""
-        vocabulary = self._ready_vocabulary()
+        vocabulary, forget = self._ready_vocabulary(), partial(self._forget, grammar)
         with self._using_kept:
             first = self._kept.get(grammar)
             if first is not None:
                 self._kept.move_to_end(grammar)
-                return GuidanceMatcher(first.deep_copy(), vocabulary)
+                return GuidanceMatcher(first.deep_copy(), vocabulary, forget)
         # outside the lock: another thread's grammar may be the one that takes long
         first = LLMatcher(vocabulary.tokenizer, grammar, log_level=0, limits=parser_limits())
         if not first.is_error():
@@ -81,7 +82,12 @@ class Guidance:
                 self._kept[grammar] = first.deep_copy()
                 if len(self._kept) > MAX_KEPT:
                     self._kept.popitem(last=False)
-        return GuidanceMatcher(first, vocabulary)
+        return GuidanceMatcher(first, vocabulary, forget)
+
+    def _forget(self, grammar: str) -> None:
+        """Keep no matcher of a grammar of which one has failed: copies share what one may take of expressions."""
+        with self._using_kept:
+            self._kept.pop(grammar, None)
 
     def _written(self, calls: FreeCalls) -> WrittenCalls:
         first_id = self._ready_vocabulary().first_id
@@ -133,11 +139,19 @@ class Guidance:
 class GuidanceMatcher:
     """See GrammarMatcher."""
 
-    __slots__ = ("_is_at_beginning", "_matcher", "_vocabulary")
+    __slots__ = ("_forget", "_is_at_beginning", "_matcher", "_vocabulary")
 
-    def __init__(self, matcher: LLMatcher, vocabulary: GuidanceVocabulary, is_at_beginning: bool = True) -> None:
+    def __init__(
+        self,
+        matcher: LLMatcher,
+        vocabulary: GuidanceVocabulary,
+        forget: Callable[[], object],
+        *,
+        is_at_beginning: bool = True,
+    ) -> None:
         self._matcher = matcher
         self._vocabulary = vocabulary
+        self._forget = forget
         self._is_at_beginning = is_at_beginning
 
     def fill_mask(self, bits: TokenBits) -> None:
@@ -156,7 +170,8 @@ class GuidanceMatcher:
 
     def copy(self) -> GuidanceMatcher:
         """See GrammarMatcher."""
-        return GuidanceMatcher(self._matcher.deep_copy(), self._vocabulary, self._is_at_beginning)
+        copied = self._matcher.deep_copy()
+        return GuidanceMatcher(copied, self._vocabulary, self._forget, is_at_beginning=self._is_at_beginning)
 
     @property
     def is_accepting(self) -> bool:
@@ -166,4 +181,7 @@ class GuidanceMatcher:
     @property
     def failure(self) -> str:
         """See GrammarMatcher."""
-        return self._matcher.get_error() if self._matcher.is_error() else ""
+        if not self._matcher.is_error():
+            return ""
+        self._forget()
+        return self._matcher.get_error()

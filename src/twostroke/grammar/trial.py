@@ -17,6 +17,7 @@ import sys
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from twostroke.child_command import child_command
+from twostroke.errors import EngineUnavailable
 from twostroke.parent_death import signal_at_parents_death
 
 MAX_CPU_S = 0.5
@@ -45,12 +46,19 @@ def parser_limits() -> LLParserLimits:
 
 
 def why_not(grammar: str) -> str:
-    """Why this grammar cannot be compiled within the limits; empty when it can."""
+    """Return why this grammar cannot be compiled within the limits; empty when it can.
+
+    Raises:
+        EngineUnavailable: that was not found out: the machine gave the trial no time.
+    """
     command = child_command("twostroke.grammar.trial")
     try:
         done = subprocess.run(command, input=grammar.encode(), capture_output=True, timeout=MAX_WALL_S, check=False)
-    except subprocess.TimeoutExpired:
-        return _TOO_LONG
+    except subprocess.TimeoutExpired as error:
+        if not hasattr(signal, "setitimer"):
+            return _TOO_LONG
+        told = f"the trial of a grammar had no answer within {MAX_WALL_S:g} s: the machine gives it no time. Try again."
+        raise EngineUnavailable(told) from error
     if done.returncode < 0:
         return _TOO_LONG
     return done.stdout.decode() if done.returncode == 0 else f"the compiler failed ({done.returncode})"

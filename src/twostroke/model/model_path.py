@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import stat
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -53,6 +54,8 @@ def gguf_path(model: str) -> Path | None:
     path = local_path(model)
     if path.is_dir():
         return _only_gguf(path)
+    if kind := _odd_kind(path):
+        raise ModelNotFound(f"{path} is {kind}, and no model can be read from it. {_GIVE}")
     if model in NAMED_MODELS and not path.exists():
         return fetch(NAMED_MODELS[model])
     if path.suffix.lower() == ".gguf":
@@ -88,6 +91,23 @@ def no_config(folder: Path) -> ModelNotFound:
     within = sorted(folder.glob("*/config.json")) or sorted(folder.glob("snapshots/*/config.json"))
     meant = f" Did you mean {within[0].parent}?" if within else f" {_GIVE}"
     return ModelNotFound(f"{folder} has no config.json; it is no Hugging Face model folder.{meant}")
+
+
+_ODD_KINDS = (
+    (stat.S_ISCHR, "a device"),
+    (stat.S_ISBLK, "a device"),
+    (stat.S_ISFIFO, "a pipe"),
+    (stat.S_ISSOCK, "a socket"),
+)
+
+
+def _odd_kind(path: Path) -> str:
+    """Return what a path is that is neither a file nor a folder; empty where it is one, or nothing."""
+    try:
+        mode = path.stat().st_mode
+    except OSError:
+        return ""
+    return next((kind for is_kind, kind in _ODD_KINDS if is_kind(mode)), "")
 
 
 def _only_gguf(folder: Path) -> Path | None:

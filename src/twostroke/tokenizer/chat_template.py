@@ -28,8 +28,8 @@ MAX_TEMPLATE_CHARS = 512 * 1024
 _USED = frozenset({"default", "tool_use"})
 """Of the templates that a model may bring, those that a conversation is rendered with."""
 RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
-TOOLS, CALLS = "tools", "tool calls"
-"""What a template may never write."""
+TOOLS, CALLS, CALL_TEXTS = "tools", "tool calls", "text beside tool calls"
+"""Names of what a template may never write."""
 _CONTINUE_MARK = "CONTINUE_FINAL_MESSAGE_TAG "
 
 
@@ -56,7 +56,7 @@ class ChatTemplate:
         self._broken: dict[str, str] = {}
         """Why a template cannot be compiled."""
         self._told: set[str] = set()
-        """What the log was told."""
+        """Names of what the log was told of."""
         for name in _USED.intersection(templates):
             try:
                 self._compiled[name] = _Template(templates[name], self._named_tokens)
@@ -74,7 +74,7 @@ class ChatTemplate:
         continue_final_message: bool = False,
         template_kwargs: Mapping[str, Any] | None = None,
     ) -> str:
-        """The prompt text of a conversation; encode it without adding special tokens, the template wrote them.
+        """Return the prompt text of a conversation; encode it without adding special tokens, the template wrote them.
 
         Args:
             messages: objects with a role and, as a rule, a content.
@@ -119,10 +119,11 @@ class ChatTemplate:
     def look(self) -> None:
         """Find out now what `unwritten` tells; otherwise the first conversation with tools waits for it."""
         for template in self._compiled.values():
-            _ = template.unwritten.tools, template.unwritten.calls, template.unwritten.calls_beside_text
+            unwritten = template.unwritten
+            _ = unwritten.tools, unwritten.calls, unwritten.calls_beside_text, unwritten.text_beside_calls
 
     def unwritten(self, messages: Sequence[Mapping[str, Any]], *, has_tools: bool) -> list[str]:
-        """Return what of a conversation the template never writes: TOOLS, or CALLS of earlier turns."""
+        """Return what of a conversation the template never writes: TOOLS, CALLS of earlier turns, or CALL_TEXTS."""
         template = self._compiled.get(self._name(has_tools))
         if template is None:
             return []
@@ -130,9 +131,11 @@ class ChatTemplate:
         if has_tools and template.unwritten.tools:
             found.append(TOOLS)
         calling = [message for message in messages if message.get("tool_calls")]
-        beside_text = any(message.get("content") for message in calling)
+        beside_text = any(_says_something(message.get("content")) for message in calling)
         if (calling and template.unwritten.calls) or (beside_text and template.unwritten.calls_beside_text):
             found.append(CALLS)
+        if beside_text and template.unwritten.text_beside_calls:
+            found.append(CALL_TEXTS)
         return found
 
     def mentions(self, name: str) -> bool:
@@ -196,6 +199,14 @@ class _Template:
         except TemplateStopped as error:
             self._stopped = error
             raise
+
+
+def _says_something(content: Any) -> bool:
+    """Return whether the content of a message, checked or as it came, has a text."""
+    if not isinstance(content, list):
+        return bool(content)
+    parts = cast(list[Any], content)
+    return any(cast(JSON, part).get("text") if isinstance(part, dict) else part for part in parts)
 
 
 def _mark_final_message(chat: list[JSON]) -> str:

@@ -41,6 +41,9 @@ class CallArguments(dict[str, Any]):
 
     The text is the model's own, so that the prompt of the next turn has the very tokens of the answer and the prefix
     cache finds them. A text that is no JSON object (an answer that was cut, for example) has no fields.
+
+    The fields are read where templates run, in a process whose time and memory are bounded: a text of a few megabytes
+    may hold a million lists. Elsewhere there are none.
     """
 
     __slots__ = ("_json",)
@@ -48,6 +51,19 @@ class CallArguments(dict[str, Any]):
     def __init__(self, fields: Mapping[str, Any], text: str) -> None:
         super().__init__(fields)
         self._json = text
+
+    @classmethod
+    def read(cls, text: str, where: str) -> CallArguments:
+        """Return the arguments with their fields.
+
+        Raises:
+            InvalidPrompt: they are nested too deeply; the error says where.
+        """
+        try:
+            found = json.loads(text)
+        except (ValueError, RecursionError):
+            found = None
+        return cls(plain_json(found, where) if isinstance(found, dict) else {}, text)
 
     def __str__(self) -> str:
         return self._json
@@ -232,22 +248,14 @@ def _function(function: JSON, where: str, reads_argument_text: bool) -> JSON:
         raise InvalidPrompt(f"{where} has no name; give that of the function that was called.")
     given = function.get("arguments")
     if isinstance(given, dict):
-        return {**function, "arguments": CallArguments(cast(JSON, given), json.dumps(given, ensure_ascii=False))}
+        return {**function, "arguments": CallArguments({}, json.dumps(given, ensure_ascii=False))}
     if given is not None and not isinstance(given, str):
         raise InvalidPrompt(f"{where}.arguments must be a JSON object or the text of one, not {kind_of(given)}.")
     text = (given or "").strip()
     text = "{}" if text in NO_ARGUMENTS else text
     if reads_argument_text:
         return {**function, "arguments": text}
-    return {**function, "arguments": CallArguments(_fields(text, where), text)}
-
-
-def _fields(text: str, where: str) -> JSON:
-    try:
-        found = json.loads(text)
-    except (ValueError, RecursionError):
-        return {}
-    return plain_json(found, f"{where}.arguments") if isinstance(found, dict) else {}
+    return {**function, "arguments": CallArguments({}, text)}
 
 
 def _with_reasoning(message: JSON) -> JSON:

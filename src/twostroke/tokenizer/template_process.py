@@ -3,6 +3,8 @@
     a chat          one round trip to a process that waits for it: some 0.2 ms
     an overrun      ends the process (template_worker.py says when); the next chat starts another, in some 0.1 s
 
+    a stop          of the process (SIGSTOP) is seen within a second; it is ended, and another is asked
+
 There is one of them, a child of this process; a process that is forked from this one starts its own. Chats take turns.
 """
 
@@ -12,16 +14,18 @@ import atexit
 import contextlib
 import json
 import os
+import select
 import signal
 import socket
 import subprocess
 import threading
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from twostroke.child_command import child_command
-from twostroke.errors import EngineError, InvalidPrompt
+from twostroke.errors import EngineError, EngineUnavailable, InvalidPrompt
 from twostroke.tokenizer.template_confinement import confined_environment
 from twostroke.tokenizer.template_wire import (
     ANSWER,
@@ -37,11 +41,12 @@ from twostroke.tokenizer.template_wire import (
     decoded,
     encoded,
     packed,
-    receive,
 )
 
 WALL_S = 30.0
-"""Beyond the processor time, for a machine that is too busy to give it; a process that was stopped is ended then."""
+"""Beyond the processor time, for a machine that is too busy to give it."""
+LOOK_EVERY_S = 0.5
+"""How often a process that works is looked at: it may have been stopped."""
 _LEAVING_S = 1.0
 _FROM_OUTSIDE = frozenset({-signal.SIGKILL, -signal.SIGTERM, -signal.SIGHUP})
 """Ends that no template brings about: the same is asked of another process."""
@@ -55,7 +60,7 @@ class TemplateSource:
 
     Raises:
         InvalidPrompt: it is no Jinja template, or takes too long to compile.
-        EngineError: the system gives no process.
+        EngineError: the system gives no process, or ends or stops each.
     """
 
     def __init__(self, source: str) -> None:
@@ -63,7 +68,7 @@ class TemplateSource:
         try:
             self.facts = TemplateFacts(**json.loads(_runner.ask(LOOK, self._source, b"")))
         except _Ended as error:
-            why = _overrun(error.code, len(self._source))
+            why = _overrun(error, len(self._source))
             raise InvalidPrompt(f"the model's chat template cannot be compiled: it {why}.") from None
 
     def render(self, variables: Mapping[str, Any], *, probes: bool = False) -> str:
@@ -76,7 +81,7 @@ class TemplateSource:
         Raises:
             InvalidPrompt: the template refuses or fails.
             TemplateStopped: it takes too much time or memory.
-            EngineError: the system gives no process.
+            EngineError: the system gives no process, or ends or stops each.
         """
         try:
             content = packed(variables)
@@ -85,7 +90,7 @@ class TemplateSource:
         try:
             return decoded(_runner.ask(PROBE if probes else RENDER, self._source, content))
         except _Ended as error:
-            why = _overrun(error.code, len(self._source) + len(content))
+            why = _overrun(error, len(self._source) + len(content))
             raise TemplateStopped(f"the chat template was stopped: it {why}.") from None
 
 
@@ -96,6 +101,10 @@ def template_process_id() -> int | None:
 
 class TemplateStopped(InvalidPrompt):
     """A template took too much time or memory, whatever the conversation."""
+
+
+class _Stopped(Exception):
+    """The process will not answer: somebody has stopped it."""
 
 
 class _Ended(Exception):
@@ -110,13 +119,21 @@ class _Ended(Exception):
         self.code = code
 
 
-def _overrun(code: int | None, num_bytes: int) -> str:
-    """What a template did whose process has ended."""
-    if code == -signal.SIGPROF:
+def _overrun(ended: _Ended, num_bytes: int) -> str:
+    """Return what a template did whose process has ended.
+
+    Raises:
+        EngineUnavailable: no template does that.
+    """
+    if ended.code == -signal.SIGPROF:
         return f"takes more than {cpu_limit_s(num_bytes):.2f} s of processor time"
-    if code is None:
-        return f"gave no answer for {WALL_S:g} s"
-    return f"ended its process (exit code {code})"
+    if ended.code is None:
+        told = f"the process for chat templates gave no answer for {WALL_S:g} s: the machine gives it no time."
+        raise EngineUnavailable(f"{told} Try again.") from ended
+    if ended.code in _FROM_OUTSIDE:
+        told = f"the process for chat templates was stopped or ended from outside (exit code {ended.code}), and so was"
+        raise EngineUnavailable(f"{told} another. Try again.") from ended
+    return f"ended its process (exit code {ended.code})"
 
 
 class _Process:
@@ -150,8 +167,7 @@ class _Process:
         until_s = time.monotonic() + WALL_S + cpu_limit_s(len(source) + len(variables))
         try:
             for part in (REQUEST.pack(op, len(source), len(variables)), source, variables):
-                self._connection.settimeout(max(0.01, until_s - time.monotonic()))
-                self._connection.sendall(part)
+                self._send(part, until_s)
             kind, num_bytes = ANSWER.unpack(self._receive(ANSWER.size, until_s))
             if num_bytes > MAX_ANSWER_BYTES:
                 raise EOFError
@@ -159,6 +175,8 @@ class _Process:
         except TimeoutError:
             self.end()
             raise _Ended(None) from None
+        except _Stopped:
+            raise _Ended(self.end()) from None
         except (OSError, EOFError):
             raise _Ended(self.end()) from None
         except BaseException:  # Ctrl-C: its answer would be taken for that of the next question
@@ -168,22 +186,64 @@ class _Process:
     def end(self) -> int:
         """End it, also if it is stopped, and return its exit code."""
         self._connection.close()
+        if self.is_stopped():
+            self.child.kill()
         with contextlib.suppress(subprocess.TimeoutExpired):
             return self.child.wait(_LEAVING_S)
         self.child.kill()
         return self.child.wait()
 
     def forget(self) -> None:
-        """In a process that was forked from its parent: it is another's child."""
+        """Let go of it in a process that was forked from its parent: it is another's child."""
         self._connection.close()
         self.child.returncode = 0  # nobody here is to wait for it
 
+    def is_stopped(self) -> bool:
+        """Return whether somebody has stopped it, as far as the system tells."""
+        try:
+            stat = Path(f"/proc/{self.child.pid}/stat").read_bytes()
+        except OSError:
+            return False
+        return stat.rpartition(b")")[2].split()[0] in b"Tt"  # proc(5): the state stands behind the name
+
+    def _send(self, part: bytes, until_s: float) -> None:
+        with memoryview(part) as view:
+            sent = 0
+            while sent < len(view):
+                self._wait(select.POLLOUT, until_s)
+                self._connection.settimeout(0)
+                with view[sent:] as rest, contextlib.suppress(BlockingIOError):
+                    sent += self._connection.send(rest)
+
     def _receive(self, num_bytes: int, until_s: float) -> bytearray:
-        self._connection.settimeout(max(0.01, until_s - time.monotonic()))
-        found = receive(self._connection, num_bytes)
-        if len(found) < num_bytes:
-            raise EOFError
+        found = bytearray()
+        while len(found) < num_bytes:
+            self._wait(select.POLLIN, until_s)
+            self._connection.settimeout(0)
+            with contextlib.suppress(BlockingIOError):
+                piece = self._connection.recv(min(num_bytes - len(found), 1 << 20))
+                if not piece:
+                    raise EOFError
+                found += piece
         return found
+
+    def _wait(self, event: int, until_s: float) -> None:
+        """Return when the connection is ready.
+
+        Raises:
+            TimeoutError: it is not, and it is late.
+            _Stopped: it will not be.
+        """
+        poll = select.poll()
+        poll.register(self._connection, event)
+        while True:
+            left_s = max(0.01, until_s - time.monotonic())
+            if poll.poll(1000 * min(left_s, LOOK_EVERY_S)):
+                return
+            if self.is_stopped():
+                raise _Stopped
+            if left_s <= LOOK_EVERY_S:
+                raise TimeoutError
 
 
 class _Runner:
@@ -216,7 +276,7 @@ class _Runner:
 
     @property
     def pid(self) -> int | None:
-        """Of the process that waits; None while it works, and where there is none."""
+        """Return the id of the process that waits; None while it works, and where there is none."""
         process = self._process
         return None if process is None else process.child.pid
 
@@ -227,7 +287,7 @@ class _Runner:
             process.end()
 
     def forget(self) -> None:
-        """In a process that was forked: it belongs to another, and the lock may be held by nobody."""
+        """Let go of it in a process that was forked: it belongs to another, and the lock may be held by nobody."""
         process, self._process = self._process, None
         self._lock = threading.Lock()
         if process is not None:
@@ -235,7 +295,7 @@ class _Runner:
 
     def _ask_once(self, op: bytes, source: bytes, variables: bytes) -> tuple[bytes, bytearray]:
         process, self._process = self._process, None
-        if process is not None and process.child.poll() is not None:  # it was ended meanwhile
+        if process is not None and (process.child.poll() is not None or process.is_stopped()):  # meanwhile
             process.end()
             process = None
         process = process or _Process()

@@ -173,7 +173,7 @@ class _Environment(ImmutableSandboxedEnvironment):
     intercepted_binops = frozenset({"*", "**"})
     code_generator_class = _CodeGenerator
     steps: _Steps
-    """Of the rendering that runs; the code that templates are compiled to takes one in each pass of a loop."""
+    """The counter of the rendering that runs; the code of a template takes one step in each pass of a loop."""
 
     def __init__(self) -> None:
         super().__init__(

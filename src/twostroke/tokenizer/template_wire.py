@@ -72,7 +72,7 @@ def decoded(content: bytes | bytearray) -> str:
 
 
 def packed(variables: Mapping[str, Any]) -> bytes:
-    """Return variables as JSON; the arguments of calls keep their own words.
+    """Return variables as JSON; the arguments of calls are sent in their own words, and not read.
 
     Raises:
         ValueError: a number that has no text.
@@ -87,12 +87,16 @@ def packed(variables: Mapping[str, Any]) -> bytes:
 
 
 def unpacked(content: bytes | bytearray) -> JSON:
-    """Return the variables that were packed."""
+    """Return the variables that were packed, with the fields of arguments.
+
+    Raises:
+        InvalidPrompt: arguments are nested too deeply.
+    """
     variables, words = json.loads(decoded(content))
     for index, number, text in words:
         call = variables["messages"][index]["tool_calls"][number]
-        function = call.get("function", call)
-        function["arguments"] = CallArguments(function["arguments"], text)
+        where = f"messages[{index}].tool_calls[{number}]" + (".function" if "function" in call else "")
+        call.get("function", call)["arguments"] = CallArguments.read(text, f"{where}.arguments")
     return variables
 
 

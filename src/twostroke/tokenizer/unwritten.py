@@ -1,7 +1,7 @@
-"""Finds out whether a chat template writes tools and tool calls: many models' templates know neither.
+"""Finds out whether a chat template writes tools, tool calls and the text beside them: many models' templates do not.
 
 What a template does not write the model never sees. To find out, the template renders the same conversation with two
-different tools, or calls; where the texts are equal, it writes none.
+different tools, calls or texts; where what it writes is equal, it writes none.
 """
 
 from __future__ import annotations
@@ -48,6 +48,17 @@ class Unwritten:
     def calls_beside_text(self) -> bool:
         """Whether the calls of earlier turns that have a text are never written."""
         return self._hides_calls("mark")
+
+    @cached_property
+    def text_beside_calls(self) -> bool:
+        """Whether the text of earlier turns that call tools is never written."""
+        return self._never_differ(
+            [
+                [([_USER, _called("f", text), next_turn], tools) for text in ("markone", "marktwo")]
+                for next_turn in (_RESULT, _USER)
+                for tools in (None, _tools("f"))
+            ]
+        )
 
     def _hides_calls(self, content: str | None) -> bool:
         return self._never_differ(

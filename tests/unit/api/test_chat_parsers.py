@@ -10,7 +10,15 @@ import pytest
 from chat_outputs import NOW, OUTPUTS, PARIS, TOOLS, Output
 from oracle import naive_chat_parser as naive
 from twostroke.api.parsers.chat_parser import make_parser
-from twostroke.api.parsers.deltas import ContentDelta, Delta, ReasoningDelta, ToolCall, ToolCallArguments, ToolCallBegin
+from twostroke.api.parsers.deltas import (
+    ContentDelta,
+    Delta,
+    ReasoningDelta,
+    ToolCall,
+    ToolCallArguments,
+    ToolCallBegin,
+    join_deltas,
+)
 from twostroke.api.parsers.families import TOOL_CALL_FAMILIES
 from twostroke.api.parsers.tool_choice import NamedTool, Tool
 from twostroke.errors import InvalidParameter
@@ -70,8 +78,8 @@ def test_strings_between_tags_stream_and_numbers_wait() -> None:
         "2</parameter>",
     ]
     assert token_by_token(pieces, "qwen3_coder") == [
-        [ToolCallBegin(0, "get_weather")],
-        [ToolCallArguments(0, '{"city": ')],
+        [],
+        [ToolCallBegin(0, "get_weather"), ToolCallArguments(0, '{"city": ')],
         [ToolCallArguments(0, '"Pa')],
         [ToolCallArguments(0, 'r\\"is')],
         [ToolCallArguments(0, '"')],
@@ -221,6 +229,55 @@ def test_plain_values_become_what_the_schema_says(schema: Any, text: str, value:
     parser = make_parser("qwen3_coder", None, tools=[tool])
     (call,) = parser.parse(f"<function=f>\n<parameter=a>\n{text}\n</parameter>\n</function>").tool_calls
     assert json.loads(call.arguments) == {"a": value}
+
+
+OBJECT = '{"a": "<parameter=b>\\n</function>", "n": [1, {"deep": null}]}'
+
+
+@pytest.mark.parametrize(
+    ("body", "arguments"),
+    [
+        (OBJECT, OBJECT),
+        (f"\n{OBJECT}\n", OBJECT),
+        ("{}", "{}"),
+        (" { } ", "{ }"),
+        ("", "{}"),
+        ("\n", "{}"),
+        ("\n<parameter=a>\n{\n</parameter>\n", '{"a": "{"}'),
+        ("get_weather", None),
+        ("{'a': 1}", None),
+        ("[1]", None),
+        ('"{}"', None),
+        ("<arg>1</arg>", None),
+        ("a<parameter=a>1</parameter>", None),
+        ("{a}", None),
+    ],
+)
+@pytest.mark.parametrize("around", ["<tool_call>\n{}\n</tool_call>", "{}"], ids=["wrapped", "bare"])
+def test_an_object_between_the_tags_is_the_arguments_and_no_argument_is_lost(
+    body: str, arguments: str | None, around: str
+) -> None:
+    """What is neither an object nor parameters is content, markup and all."""
+    text = around.replace("{}", f"<function=get_weather>{body}</function>")
+    whole = make_parser("qwen3_coder", None, tools=TOOLS).parse(text)
+    for size in (1, 2, 3, 7):
+        parser = make_parser("qwen3_coder", None, tools=TOOLS)
+        pieces = [text[i : i + size] for i in range(0, len(text), size)]
+        deltas = [delta for piece in pieces for delta in parser.push(piece)] + parser.finish()
+        assert join_deltas(deltas) == whole
+    if arguments is None:
+        assert (whole.content, whole.tool_calls) == (text, ())
+    else:
+        assert (whole.content, whole.tool_calls) == ("", (ToolCall("get_weather", arguments),))
+
+
+@pytest.mark.parametrize("cut", range(len("<function=get_weather>"), len("<function=get_weather>" + OBJECT)))
+def test_an_object_that_is_cut_is_half_a_call(cut: int) -> None:
+    text = f"<function=get_weather>{OBJECT}</function>"[:cut]
+    parser = make_parser("qwen3_coder", None, tools=TOOLS)
+    said = parser.parse(text, is_cut=True)
+    assert said.content == ""
+    assert parser.has_half_call or not said.tool_calls
 
 
 def test_python_warnings_of_odd_escapes_stay_inside() -> None:

@@ -10,12 +10,13 @@ from typing import Annotated, Any, get_args, get_origin
 import pytest
 from pydantic import ValidationError
 
+from twostroke.api.generation import LARGE_AMOUNT
 from twostroke.api.http_errors import HTTPError, validation_answer
 from twostroke.api.prompts import amount_of
 from twostroke.api.protocol.chat import ChatRequest
 from twostroke.api.protocol.completions import CompletionRequest
 from twostroke.api.protocol.fields import WireObject
-from twostroke.api.protocol.lists import MAX_CONTAINERS, AtMost
+from twostroke.api.protocol.lists import MAX_CONTAINERS, MAX_FIELDS, MAX_PARAMETER_ITEMS, AtMost
 from twostroke.api.protocol.shapes import CHECKED_BYTES, check_shape
 from twostroke.api.reference import ENDPOINTS
 from twostroke.api.routes.models import DetokenizeRequest, TokenizeRequest
@@ -176,6 +177,28 @@ def test_lists_and_objects_are_counted_and_brackets_in_texts_are_not() -> None:
         check_shape(CompletionRequest, body(MAX_CONTAINERS + 1))
 
 
+@pytest.mark.parametrize("field", [b'"":0', b'"a:\\":":"b:"', b'"\\\\" :\n":"'], ids=str)
+def test_fields_are_counted_before_any_is_made_and_colons_in_texts_are_not(field: bytes) -> None:
+    def body(number: int) -> bytes:
+        """With so many fields."""
+        return b'{"prompt":"::","zz":{%b}}' % b",".join([field] * (number - 2))
+
+    check_shape(CompletionRequest, body(MAX_FIELDS))
+    too_many = body(MAX_FIELDS + 1)
+    tracemalloc.start()
+    try:
+        with pytest.raises(HTTPError, match="more than 163840 fields together"):
+            check_shape(CompletionRequest, too_many)
+        assert tracemalloc.get_traced_memory()[1] < 100_000
+    finally:
+        tracemalloc.stop()
+
+
+def test_as_many_biases_as_may_be_are_not_too_many_fields() -> None:
+    biases = {str(i): 1 for i in range(MAX_PARAMETER_ITEMS)}
+    check_shape(CompletionRequest, json.dumps({"prompt": "x", "logit_bias": biases}).encode())
+
+
 def test_an_object_of_unknown_fields_is_refused_before_one_is_read() -> None:
     unknown = {f"k{i}": float("nan") for i in range(300)}
     for body, place in (
@@ -319,4 +342,10 @@ def test_an_amount_is_not_counted_to_its_end() -> None:
 
     assert amount_of([Values(a=[]) for _ in range(300_000)]) > 1 << 18
     assert Values.num_read < 20_000
-    assert amount_of("a" * 100, None, 5, ["b"] * 50) == 200
+    assert amount_of("a" * 100, None, 5, ["b"] * 50) == 216
+
+
+@pytest.mark.parametrize("item", [[], {}, [1], [[]]], ids=str)
+def test_lists_and_objects_count_however_little_they_hold(item: Any) -> None:
+    """Each takes a step of the counting; as many as a request may have are long."""
+    assert amount_of({"a": [item] * 20_000}) > LARGE_AMOUNT

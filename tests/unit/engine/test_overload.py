@@ -184,10 +184,13 @@ def test_a_deadline_of_the_callers_counts_until_the_first_token() -> None:
         (RequestCost(11, 1), "prompt"),
         (RequestCost(11, 1, field="n"), "n"),
         (RequestCost(1, 101), "prompt"),
-        (RequestCost(1, 1, 1001), "logprobs"),
+        (RequestCost(1, 1, 1001), "max_tokens"),
+        (RequestCost(1, 1, 1001, ("logprobs", 5)), "logprobs"),
+        (RequestCost(1, 1, 1001, ("prompt_logprobs", 0)), "prompt_logprobs"),
     ],
 )
 def test_what_never_fits_is_the_callers_mistake(cost: RequestCost, name: str) -> None:
     with pytest.raises(InvalidParameter) as refused:
         cost.check_possible(QueueLimits(10, 100, 1.0, 1000))
     assert refused.value.name == name
+    assert ("log-probabilities" in str(refused.value)) == name.endswith("logprobs")

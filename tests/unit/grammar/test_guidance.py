@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import re
+import sys
 from typing import Any
 
 import jsonschema_rs
@@ -14,8 +15,9 @@ from hypothesis import strategies as st
 
 import text_fakes
 from grammar_walks import ENDS, allowed, backend, eos_id, matcher_of, num_columns, text_of, walk
-from twostroke.errors import InvalidParameter
+from twostroke.errors import EngineUnavailable, InvalidParameter
 from twostroke.grammar import guidance
+from twostroke.grammar import trial as trial_module
 from twostroke.grammar.backend import FreeCalls
 from twostroke.grammar.guidance import Guidance
 from twostroke.grammar.notation import to_llguidance
@@ -209,6 +211,18 @@ def test_what_cannot_be_followed_is_named(wanted: dict[str, Any], reason: str) -
         backend("byte_level").compile(StructuredOutputs(**wanted))
     assert refused.value.name == f"structured_outputs.{field}"
     assert len(str(refused.value)) < 600
+
+
+def test_a_trial_that_gets_no_time_is_not_told_of_the_grammar(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is tried again when it is asked for again, and no refusal is remembered."""
+    grammars = backend("byte_level")
+    wanted = StructuredOutputs(regex="[a-c]{3}x{2}")
+    with monkeypatch.context() as patch:
+        patch.setattr(trial_module, "child_command", lambda _: (sys.executable, "-c", "import signal; signal.pause()"))
+        patch.setattr(trial_module, "MAX_WALL_S", 0.01)
+        with pytest.raises(EngineUnavailable, match=r"gives it no time\. Try again"):
+            grammars.compile(wanted)
+    assert grammars.compile(wanted)
 
 
 def test_every_character_can_be_a_choice() -> None:

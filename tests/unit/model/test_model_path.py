@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import socket
 from pathlib import Path
 
 import huggingface_hub
@@ -32,6 +34,18 @@ def test_weights_alone_are_told_what_is_missing(tmp_path: Path) -> None:
     assert "Give a folder that has config.json and tokenizer.json" in said_of(str(weights))
     (tmp_path / "pytorch_model.bin").write_bytes(b"PK")
     assert "no GGUF file. Give a folder" in said_of(str(tmp_path / "pytorch_model.bin"))
+
+
+def test_what_is_neither_a_file_nor_a_folder_is_told_at_once(tmp_path: Path) -> None:
+    """Nothing is opened: a pipe that nobody writes to would be waited for."""
+    pipe, place = tmp_path / "pipe", tmp_path / "socket"
+    os.mkfifo(pipe)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(place))
+        (tmp_path / "link.gguf").symlink_to(pipe)
+        kinds = {"/dev/null": "a device", "/dev/zero": "a device", str(pipe): "a pipe", str(place): "a socket"}
+        for path, kind in {**kinds, str(tmp_path / "link.gguf"): "a pipe"}.items():
+            assert said_of(path).startswith(f"{path} is {kind}, and no model can be read from it. Give a folder")
 
 
 def test_a_folder_of_gguf_files(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from twostroke.errors import InvalidPrompt
 from twostroke.tokenizer.chat_template import ChatTemplate
 from twostroke.tokenizer.messages import checked_messages
+from twostroke.tokenizer.template_wire import packed
 
 KNOWS_TEXTS = "{% for message in messages %}{{ message.content }}{% endfor %}"
 KNOWS_PARTS = "{% for part in messages[0].content %}{{ part.text or '<|' + part.type + '|>' }}{% endfor %}"
@@ -326,3 +328,28 @@ def test_messages_of_the_caller_are_not_changed() -> None:
     before = json.dumps(messages)
     checked_messages(messages)
     assert json.dumps(messages) == before
+
+
+@pytest.mark.parametrize("text", ['{"a":[' + ",".join(["[]"] * 200_000) + "]}", "[" * 200_000, '{"a":' * 100_000])
+def test_the_text_of_arguments_is_read_where_templates_run_and_not_here(text: str) -> None:
+    tracemalloc.start()
+    try:
+        checked = checked_messages(called(text))
+        content = packed({"messages": checked})
+        made = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert made < 6 * len(text), "copies of the text, and not of what it holds"
+    (call,) = next(message for message in checked if "tool_calls" in message)["tool_calls"]
+    assert (dict(call["function"]["arguments"]), str(call["function"]["arguments"])) == ({}, text)
+    source = "{% for m in messages if m.tool_calls %}{{ m.tool_calls[0].function.arguments.a | length }}{% endfor %}"
+    assert rendered(source, called(text)) == ("200000" if text.endswith("]}") else "0")
+    assert len(content) < 2 * len(text)
+
+
+def test_arguments_that_come_as_an_object_are_the_same_where_templates_run() -> None:
+    given = {"a": [1.5, -0.0, True, None, {"ü": "\ud83d"}], "b": {}, "c": 2**80}
+    source = (
+        "{% for m in messages if m.tool_calls %}{{ m.tool_calls[0].function.arguments.items() | list }}{% endfor %}"
+    )
+    assert rendered(source, called(given)) == str(list(given.items()))

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from twostroke.tokenizer.chat_template import CALLS, TOOLS, ChatTemplate
+from twostroke.tokenizer.chat_template import CALL_TEXTS, CALLS, TOOLS, ChatTemplate
 
 PLAIN = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% endfor %}"
 FULL = (
@@ -80,3 +80,41 @@ def test_nothing_is_told_of_what_is_written(caplog: pytest.LogCaptureFixture) ->
         ChatTemplate({"default": FULL}, {}).render(MESSAGES, tools=[TOOL])
         ChatTemplate({"default": PLAIN}, {}).render(MESSAGES[:1])
     assert not caplog.records
+
+
+LLAMA_3 = """{{- bos_token }}
+{%- for message in messages %}
+    {%- if not (message.role == 'ipython' or message.role == 'tool' or 'tool_calls' in message) %}
+        {{- '<|start_header_id|>' + message['role'] + '<|end_header_id|>\\n\\n' }}
+        {{- message['content'] | trim + '<|eot_id|>' }}
+    {%- elif 'tool_calls' in message %}
+        {%- if not message.tool_calls|length == 1 %}
+            {{- raise_exception("This model only supports single tool-calls at once!") }}
+        {%- endif %}
+        {%- set tool_call = message.tool_calls[0].function %}
+        {{- '<|start_header_id|>assistant<|end_header_id|>\\n\\n' -}}
+        {{- '{"name": "' + tool_call.name + '", "parameters": ' }}
+        {{- tool_call.arguments | tojson }}
+        {{- "}<|eot_id|>" }}
+    {%- else %}
+        {{- "<|start_header_id|>ipython<|end_header_id|>\\n\\n" + message.content + "<|eot_id|>" }}
+    {%- endif %}
+{%- endfor %}"""
+MISTRAL = (
+    "{% for m in messages %}{% if m.role == 'user' %}[INST] {{ m.content }}[/INST]"
+    "{% elif m.tool_calls is defined and m.tool_calls is not none %}[TOOL_CALLS] ["
+    "{% for c in m.tool_calls %}{{ c.function | tojson }}{% endfor %}]</s>"
+    "{% elif m.role == 'assistant' %} {{ m.content }}</s>{% else %}[TOOL_RESULTS]{{ m.content }}{% endif %}{% endfor %}"
+)
+
+
+@pytest.mark.parametrize(("source", "hides"), [(LLAMA_3, True), (MISTRAL, True), (FULL, False), (PLAIN, False)])
+@pytest.mark.parametrize("content", ["Let me look.", [{"type": "text", "text": "Let me look."}], ["Let me", " look."]])
+def test_text_beside_calls_that_is_never_written_is_told(source: str, hides: bool, content: Any) -> None:
+    template = ChatTemplate({"default": source}, {"bos_token": "<s>"})
+    asked = [MESSAGES[0], {**MESSAGES[1], "content": content}, MESSAGES[2]]
+    assert (CALL_TEXTS in template.unwritten(asked, has_tools=False)) == hides
+    assert ("Let me" not in template.render(asked)) == hides
+    for nothing in ("", None, [], [{"type": "text", "text": ""}], [""]):
+        assert CALL_TEXTS not in template.unwritten([{**MESSAGES[1], "content": nothing}], has_tools=False)
+    assert CALL_TEXTS not in template.unwritten([MESSAGES[0]], has_tools=True)

@@ -178,11 +178,12 @@ def _mistral(source: Source, output: Output, _tools: Tools, _marker: str) -> Rea
 REQUIRED = replace(_json(bare="["), has_content=False)
 """The output when some call is required: a list as `tool_choice_schema` describes it."""
 
+_QWEN3_CODER_BODY = 'WS? ("<parameter=" | "</function>" | open)'
 QWEN3_CODER = ToolCallFamily(
     QWEN3_CODER_MARKERS,
     read_qwen3_coder_call,
     markup=("</tool_call>",),
-    heads=('WS? "<function=" name ">"', 'name ">"'),
+    heads=(f'WS? "<function=" name ">" {_QWEN3_CODER_BODY}', f'name ">" {_QWEN3_CODER_BODY}'),
 )
 MISTRAL = ToolCallFamily(
     MISTRAL_MARKUP[:1],

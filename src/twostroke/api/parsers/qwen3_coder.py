@@ -7,6 +7,8 @@ a.txt
 </parameter>
 </function>
 </tool_call>
+
+Some write the arguments as a JSON object in the place of parameters; any other text there is no call's.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from twostroke.api.parsers.json_calls import is_function_name
+from twostroke.api.parsers.json_calls import is_function_name, read_arguments
 from twostroke.api.parsers.output import Output
 from twostroke.api.parsers.python_literals import literal_as_json
 from twostroke.api.parsers.source import MAX_HEAD_CHARS, Reading, Source, Stops
@@ -36,6 +38,8 @@ _WORDS = {
     "none": ("null", {"null"}),
 }
 """JSON, and the types that have it, of words that models write as JSON, Python or in capitals."""
+_MAY_FOLLOW = ("{", "<parameter=", "</function>", "</tool_call>", "<tool_call>", "<function=")
+"""What may stand behind the name of the function; the model sometimes forgets to close a call without parameters."""
 _PARAMETER_NAME = re.compile(r"[^<>\s]{1,128}")
 
 
@@ -50,8 +54,20 @@ def read_qwen3_coder_call(source: Source, output: Output, tools: Mapping[str, To
         return False
     name = name.strip()
     yield from source.literal(">")
-    output.begin_tool_call(name)
-    yield from _read_parameters(source, output, tools[name].properties if name in tools else {})
+    start = source.position
+    yield from source.space()
+    following = yield from source.literal(*_MAY_FOLLOW)
+    if following == "{":
+        source.position -= 1
+        if not (yield from read_arguments(source, output, name)):
+            return False
+        yield from source.closing("</function>")
+    elif following or source.has_ended_within(*_MAY_FOLLOW):
+        source.position = start
+        output.begin_tool_call(name)
+        yield from _read_parameters(source, output, tools[name].properties if name in tools else {})
+    else:
+        return False
     yield from source.closing("</tool_call>")
     return True
 

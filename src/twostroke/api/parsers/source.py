@@ -30,7 +30,7 @@ class Stops:
         self._first_char = re.compile("|".join({re.escape(text[0]) for text in texts}))
 
     def find(self, text: str, position: int = 0) -> tuple[int, str] | None:
-        """Where the first of them begins, and which it is."""
+        """Return where the first of them begins, and which it is; None where none does."""
         found = self._pattern.search(text, position)
         return (found.start(), found.group()) if found else None
 
@@ -117,7 +117,7 @@ class Source:
                     self.position += len(text)
                     return text
             if self.has_ended or not self._may_become(expected):
-                self.lacks_text |= self.has_ended and self._may_become(expected)
+                self.lacks_text |= self.has_ended_within(*expected)
                 return ""
             yield
 
@@ -130,9 +130,12 @@ class Source:
         yield from self.space()
         found = yield from self.literal(*expected)
         if not found:
-            cut_off = self.has_ended and self._may_become(expected)
-            self.position = len(self.text) if cut_off else start
+            self.position = len(self.text) if self.has_ended_within(*expected) else start
         return found
+
+    def has_ended_within(self, *expected: str) -> bool:
+        """Return whether the text has ended where one of these may have begun."""
+        return self.has_ended and self._may_become(expected)
 
     def until(self, *stops: str) -> Reading[str | None]:
         """Reads up to the first of the stops, which stays unread; None, and nothing read, if it is not near."""

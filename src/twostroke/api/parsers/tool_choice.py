@@ -113,7 +113,7 @@ class _Document:
     """A schema that is moved into another."""
 
     name: str
-    """Of the tool."""
+    """The tool's name."""
     root: str
     """Where its root is now."""
     address: str

@@ -25,6 +25,8 @@ MAX_OBJECTS = 8192
 """Most messages, parts of a message, or documents in one list. Each takes some microseconds of the event loop."""
 MAX_CONTAINERS = 32768
 """Lists and objects of one request, at all depths together."""
+MAX_FIELDS = 2**17 + 2**15
+"""Of all objects of one request together; as many entries as logit_bias may have, and more."""
 MAX_CHOICES = 65536
 """Texts of which the output has to be one."""
 MAX_TOOLS = 1024

@@ -24,7 +24,7 @@ import msgspec
 
 from twostroke.api.http_errors import HTTPError, nested_too_deeply
 from twostroke.api.protocol.fields import WireObject
-from twostroke.api.protocol.lists import MAX_CONTAINERS, MAX_OBJECTS, AtMost
+from twostroke.api.protocol.lists import MAX_CONTAINERS, MAX_FIELDS, MAX_OBJECTS, AtMost
 from twostroke.api.protocol.plain_parts import OrText
 from twostroke.plain_words import reason_of
 
@@ -42,10 +42,20 @@ _WORDS = {
 _PLACE = re.compile(r"(?P<told>.*?)(?: - at `(?P<place>.*)`)?", re.DOTALL)
 _MAX_PLACE = 200
 _TOO_LONG = re.compile(r"expected a list of length <= (\d+)")
-_COUNTED = rb'(?:\s*+(?:"(?:[^"\\]++|\\.)*+"|\[[^\[\]{}"]*+\])\s*+,)'
+_TEXT = rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"'
+_COUNTED = rb"(?:\s*+(?:%b|\[[^\[\]{}\"]*+\])\s*+,)" % _TEXT
 """A text or a list of numbers, and the comma behind it; what they hold is passed over."""
-_TOO_MANY = re.compile(rb'(?:[^"\[{]*+(?:"(?:[^"\\]++|\\.)*+"[^"\[{]*+)*+[\[{]){%d}' % (MAX_CONTAINERS + 1), re.DOTALL)
-"""The beginnings of more lists and objects than a request may have; brackets in texts are passed over."""
+
+
+def _more_than(most: int, marks: bytes) -> re.Pattern[bytes]:
+    """Return what finds more of these characters than that at the beginning of a body; texts are passed over."""
+    others = rb'[^"%b]*+' % re.escape(marks)
+    return re.compile(rb"(?:%b(?:%b%b)*+[%b]){%d}+" % (others, _TEXT, others, re.escape(marks), most + 1), re.DOTALL)
+
+
+_TOO_MANY = _more_than(MAX_CONTAINERS, b"[{")
+"""The beginnings of more lists and objects than a request may have."""
+_TOO_MANY_FIELDS = _more_than(MAX_FIELDS, b":")
 
 
 class AnyObject(msgspec.Struct, gc=False):
@@ -104,6 +114,9 @@ def check_shape(kind: type[WireObject], body: bytes | bytearray) -> None:
     if body.count(b"{") + body.count(b"[") > MAX_CONTAINERS and _TOO_MANY.match(body) is not None:
         told = f"the request has more than {MAX_CONTAINERS} lists and objects. Send less in one request."
         raise HTTPError(413, told, code="request_too_large")
+    if body.count(b":") > MAX_FIELDS and _TOO_MANY_FIELDS.match(body) is not None:
+        told = f"the objects of the request have more than {MAX_FIELDS} fields together. Send less in one request."
+        raise HTTPError(413, told, code="request_too_large")
 
 
 def _refuse(told: str) -> NoReturn:
@@ -132,11 +145,11 @@ class _Shape:
     """Types that a value may have."""
 
     plain: frozenset[Any] = frozenset()
-    """Of texts, numbers, switches and null."""
+    """The types of texts, numbers, switches and null that are right."""
     item: _Shape | None = None
-    """Of a list's elements; None: it may be no list."""
+    """The shape of a list's elements; None: it may be no list."""
     members: Mapping[str, _Shape] | None = None
-    """Of an object, by name; None: it may be no object."""
+    """The shapes of an object's fields, by name; None: it may be no object."""
     needs: frozenset[frozenset[str]] = frozenset()
     """Names of which an object has to have all of one set."""
     objects: frozenset[Any] = frozenset()

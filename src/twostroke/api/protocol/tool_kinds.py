@@ -8,7 +8,7 @@ from pydantic import BeforeValidator
 from pydantic_core import PydanticCustomError
 
 STRICT = "Required calls always fit the schema; others are for the client to check."
-"""What a tool's `strict` is to us."""
+"""The description of a tool's `strict`, which changes nothing here."""
 _INSTEAD = {
     "custom": "custom tools are not supported; offer a function whose parameters have one text",
     "allowed_tools": "a choice of tools is not supported; send those alone in tools, and its mode as tool_choice",

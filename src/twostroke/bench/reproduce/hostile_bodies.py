@@ -4,6 +4,7 @@ wrong types   each field once with each value of 1 MB: who else asks meanwhile, 
 digits        4 MB of digits as a prompt, a chat, and to be counted: the slowest text for most tokenizers
 long texts    4 MB of digits and of words whose tokens are cut, counted and sent back: how much memory that takes
 heavy         requests that are right, and as large as each parameter may be
+many parts    hundreds of thousands of fields, lists, levels and calls, wherever a body may have some
 unfinished    200 clients that send all but the last byte of 4 MB
 scores        prompt_logprobs of a long prompt: the longest gap between the tokens of another stream
 """
@@ -23,6 +24,7 @@ from typing import Any
 
 from twostroke.bench.hostile.fields import Field, fields_of
 from twostroke.bench.hostile.heavy import heavy_requests, long_texts
+from twostroke.bench.hostile.many_parts import many_parts
 from twostroke.bench.hostile.probe import Effect, Probe, as_json
 from twostroke.bench.hostile.values import is_right_within, value_of, wrong_for
 from twostroke.bench.reproduce.claim import Claim, ReproduceOptions, Reproduction
@@ -66,6 +68,10 @@ def reproduce(options: ReproduceOptions) -> Reproduction:
             name: probe.effect_of(route, body, f"heavy {name}")
             for name, route, body in heavy_requests(longest, 1 if options.full else 8)
         }
+        parts = {
+            name: probe.effect_of(route, body, f"parts {name}")
+            for name, route, body in many_parts(1 if options.full else 8)
+        }
         gap_ms, scored_ms = _gaps_ms(server, probe, longest, 64 if options.full else 16)
     worst_held = max(effects, key=lambda name: effects[name].beyond_parsing_s)
     wrong = {name: effect for name, effect in effects.items() if name not in right_within}
@@ -76,7 +82,7 @@ def reproduce(options: ReproduceOptions) -> Reproduction:
         Claim.equal(
             "answers of 5xx",
             0,
-            sum(effect.status >= 500 for found in (effects, digits, texts, heavy) for effect in found.values()),
+            sum(effect.status >= 500 for found in (effects, digits, texts, heavy, parts) for effect in found.values()),
         ),
         Claim.at_most(
             "longest time the loop was held beyond parsing the body, ms",
@@ -107,6 +113,11 @@ def reproduce(options: ReproduceOptions) -> Reproduction:
             max(1000 * effect.beyond_parsing_s for effect in heavy.values()),
         ).judged(judged),
         Claim.at_most(
+            "longest time a body of many parts held the loop beyond parsing, ms",
+            GOAL_HELD_MS,
+            max(1000 * effect.beyond_parsing_s for effect in parts.values()),
+        ).judged(judged),
+        Claim.at_most(
             f"memory of {unfinished['num_bodies']} unfinished bodies, times the room for them",
             3.0,
             unfinished["grown_bytes"] / ROOM_BYTES,
@@ -129,6 +140,7 @@ def reproduce(options: ReproduceOptions) -> Reproduction:
             "digits": {route: as_json(effect) for route, effect in digits.items()},
             "long_texts": {name: as_json(effect) for name, effect in texts.items()},
             "heavy": {name: as_json(effect) for name, effect in heavy.items()},
+            "many_parts": {name: as_json(effect) for name, effect in parts.items()},
             "unfinished": unfinished,
             "by_value": _worst(effects, lambda name: name.rpartition(": ")[2]),
             "by_route": _worst(effects, lambda name: name.partition(" ")[0]),
