@@ -7,6 +7,9 @@ heavy         requests that are right, and as large as each parameter may be
 many parts    hundreds of thousands of fields, lists, levels and calls, wherever a body may have some
 unfinished    200 clients that send all but the last byte of 4 MB
 scores        prompt_logprobs of a long prompt: the longest gap between the tokens of another stream
+
+A body that seems to hold the loop for longer than the goal is sent again, twice at most, and the shortest time counts:
+the others are those of whoever else was at work on the machine.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ import threading
 import time
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from twostroke.bench.hostile.fields import Field, fields_of
@@ -42,6 +46,7 @@ UNFINISHED_BYTES = 4 * 2**20
 ROOM_BYTES = 64 * 2**20
 """The server's own limit, --max-unfinished-body-bytes."""
 _TAIL_BYTES = 1024
+_MOST_TRIES = 3
 
 
 def reproduce(options: ReproduceOptions) -> Reproduction:
@@ -58,18 +63,18 @@ def reproduce(options: ReproduceOptions) -> Reproduction:
         effects = {f"{field}: {name}": _effect(probe, field, name, size) for field, name in cases}
         right_within = {f"{field}: {name}" for field, name in cases if is_right_within(field, name)}
         unfinished = _unfinished(server, NUM_UNFINISHED if options.full else 40)
-        digits = {route: probe.effect_of(route, body, f"digits {route}") for route, body in _digits()}
+        digits = {route: _settled(probe, route, body, f"digits {route}") for route, body in _digits()}
         longest = _longest(server)
         texts = {
-            name: probe.effect_of(route, body, f"text {name}")
+            name: _settled(probe, route, body, f"text {name}")
             for name, route, body in long_texts(DIGITS_BYTES if options.full else DIGITS_BYTES // 8)
         }
         heavy = {
-            name: probe.effect_of(route, body, f"heavy {name}")
+            name: _settled(probe, route, body, f"heavy {name}")
             for name, route, body in heavy_requests(longest, 1 if options.full else 8)
         }
         parts = {
-            name: probe.effect_of(route, body, f"parts {name}")
+            name: _settled(probe, route, body, f"parts {name}")
             for name, route, body in many_parts(1 if options.full else 8)
         }
         gap_ms, scored_ms = _gaps_ms(server, probe, longest, 64 if options.full else 16)
@@ -176,7 +181,16 @@ def _cases(fields: list[Field], *, every: int) -> Iterator[tuple[Field, str]]:
 
 
 def _effect(probe: Probe, field: Field, name: str, size: int) -> Effect:
-    return probe.effect_of(field.route, field.body(value_of(name, size)), name)
+    return _settled(probe, field.route, field.body(value_of(name, size)), name)
+
+
+def _settled(probe: Probe, route: str, body: bytes, kind: str) -> Effect:
+    """Return what a body does: the shortest time of up to three, and the most memory."""
+    effects = [probe.effect_of(route, body, kind)]
+    while 1000 * effects[-1].beyond_parsing_s > GOAL_HELD_MS and len(effects) < _MOST_TRIES:
+        effects.append(probe.effect_of(route, body, kind))
+    shortest = min(effects, key=lambda effect: effect.beyond_parsing_s)
+    return replace(shortest, grown_bytes=max(effect.grown_bytes for effect in effects))
 
 
 def _digits() -> Iterator[tuple[str, bytes]]:
