@@ -45,6 +45,7 @@ NB_MODULE(_native, m) {
       .def("rms_norm", &rms_norm, release)
       .def("rotate", &rotate, release)
       .def("attention", &attention, release)
+      .def("argmax", &argmax, release)
       .def("gumbel_argmax", &gumbel_argmax, release)
       .def("filtered_argmax", &filtered_argmax, release);
 }

@@ -279,6 +279,11 @@ int64_t attention(const Kernels& kernels, uintptr_t qkv, uintptr_t storage, uint
                                  (const uint64_t*)tree, (const int64_t*)tree_start});
 }
 
+void argmax(const Kernels& kernels, uintptr_t values, int64_t stride, int64_t rows, int64_t columns, uintptr_t winners) {
+  ArgmaxArgs args{(const float*)values, stride, columns, (int64_t*)winners};
+  parallel(rows, rows_per_task(columns), [&](int64_t begin, int64_t end) { kernels.argmax(args, begin, end); });
+}
+
 void gumbel_argmax(const Kernels& kernels, uintptr_t logits, int64_t stride, int64_t rows, int64_t vocab_size, uintptr_t peaks,
                    uintptr_t temperatures, uintptr_t keys, uintptr_t winners) {
   GumbelArgs args{(const float*)logits, stride, vocab_size, (const float*)peaks, (const float*)temperatures,

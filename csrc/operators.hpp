@@ -65,6 +65,9 @@ int64_t attention(const Kernels& kernels, uintptr_t qkv, uintptr_t storage, uint
                   int64_t block_size, int64_t token_heads, int64_t window, float scale, float cap, uintptr_t sinks,
                   uintptr_t slopes, int type, int kv_format);
 
+// See ArgmaxArgs.
+void argmax(const Kernels& kernels, uintptr_t values, int64_t stride, int64_t rows, int64_t columns, uintptr_t winners);
+
 // See GumbelArgs.
 void gumbel_argmax(const Kernels& kernels, uintptr_t logits, int64_t stride, int64_t rows, int64_t vocab_size, uintptr_t peaks,
                    uintptr_t temperatures, uintptr_t keys, uintptr_t winners);

@@ -54,19 +54,25 @@ struct AmxSpan {
   const QuantizedArgs& args;
   int64_t group_bytes = quantized_group_bytes(BITS, GROUP, args.has_min), q_bytes = args.groups * GROUP;
   const char* span = nullptr;
+  const char* ahead = nullptr;  // what memory is asked for next
   int64_t first_group = 0, groups = 0;
+  bool is_first = false;  // of a run: its sums begin
 
   explicit AmxSpan(const QuantizedArgs& args) : args(args) {}
 
-  void begin(const char* panel, int64_t number) {
+  void begin(const char* panel, int64_t number, bool begins_run) {
+    is_first = begins_run;
     first_group = number * GROUPS;
     groups = args.groups - first_group < GROUPS ? args.groups - first_group : GROUPS;
     span = panel + first_group * group_bytes;
-    for (int64_t g = 0; g < groups; g++) {
-      const char* group = span + g * group_bytes;
-      for (int64_t at = 0; at < group_bytes; at += 64) __builtin_prefetch(group + 2 * GROUPS * group_bytes + at);
-      signed_codes<BITS>(group, GROUP, codes + g * GROUP * PANEL);
-    }
+    ahead = span + 2 * GROUPS * group_bytes;
+    for (int64_t g = 0; g < groups; g++) signed_codes<BITS>(span + g * group_bytes, GROUP, codes + g * GROUP * PANEL);
+  }
+
+  // Asks for one of `parts` parts of the span after the next: all at once would wait for each other.
+  INLINE void ask_ahead_of(int64_t parts) {
+    int64_t lines = (groups * group_bytes / 64 + parts - 1) / parts;
+    for (int64_t i = 0; i < lines; i++, ahead += 64) __builtin_prefetch(ahead);
   }
 
   // Integer products of rows [row, row + 16) with vector v, each group's apart.
@@ -90,7 +96,8 @@ struct AmxSpan {
     for (int64_t g = 0; g < count; g++) scale[g] = from_half(scales + g * group_bytes);
     const float* input_scale = args.scales + row * args.input_groups + first_group / PER_SCALE;
     for (int64_t r = 0; r < rows; r++) {
-      f32x16 part, sum = load16(sums + r * PANEL);
+      f32x16 part, sum{};
+      if (!is_first) sum = load16(sums + r * PANEL);
       for (int64_t g = 0; g < count; g++) {
         f32x16 products_of_group = __builtin_convertvector(load<i32x16>(products[slot][g][r]), f32x16);
         part = g % PER_SCALE == 0 ? products_of_group * scale[g] : fma(products_of_group, scale[g], part);
@@ -121,6 +128,7 @@ struct AmxSpan {
     multiply(row_of(0), 0, 0);
     for (int64_t item = 1; item < items; item++) {
       multiply(row_of(item), vector_of(item), item % 2);
+      ask_ahead_of(items - 1);
       fold_item(item - 1);
     }
     fold_item(items - 1);
@@ -139,10 +147,10 @@ void amx_quantized_panels(const QuantizedArgs& args, int64_t begin, int64_t end)
     for (int64_t first = 0; first < tiles.count; first += CHUNK_HEIGHT) {
       int64_t count = tiles.count - first < CHUNK_HEIGHT ? tiles.count - first : CHUNK_HEIGHT;
       for (int s = 0; s < SEGMENTS; s++) {
-        std::memset(sums.at[s], 0, (size_t)count * sizeof sums.at[s][0]);
-        int64_t last = (s + 1) * per_segment < args.spans ? (s + 1) * per_segment : args.spans;
-        for (int64_t number = s * per_segment; number < last; number++) {
-          span.begin(panel, number);
+        int64_t begin_of = s * per_segment, last = begin_of + per_segment < args.spans ? begin_of + per_segment : args.spans;
+        if (begin_of >= last) std::memset(sums.at[s], 0, (size_t)count * sizeof sums.at[s][0]);
+        for (int64_t number = begin_of; number < last; number++) {
+          span.begin(panel, number, number == begin_of);
           span.add_to(sums.at[s], tiles, first, count);
         }
       }

@@ -18,6 +18,42 @@
 namespace twostroke {
 namespace {
 
+void argmax(const ArgmaxArgs& args, int64_t begin, int64_t end) {
+  for (int64_t row = begin; row < end; row++) {
+    const float* values = args.values + row * args.stride;
+    f32x16 best = splat(-__builtin_inff());
+    i32x16 place{}, is_nan{};
+    int64_t column = 0;
+    for (; column + LANES <= args.columns; column += LANES) {
+      f32x16 some = load16(values + column);
+      i32x16 is_larger = some > best;
+      best = select(is_larger, some, best);
+      place = (is_larger & splat((int32_t)(column / LANES))) | (~is_larger & place);
+      is_nan |= some != some;
+    }
+    alignas(64) float largest[LANES];
+    alignas(64) int32_t vectors[LANES], nans[LANES];
+    store(largest, best);
+    store(vectors, place);
+    store(nans, is_nan);
+    int64_t winner = 0;
+    bool has_nan = false;
+    float most = -__builtin_inff();
+    for (int64_t lane = 0; lane < LANES; lane++) {
+      int64_t at = vectors[lane] * LANES + lane;
+      if (largest[lane] > most || (largest[lane] == most && at < winner)) most = largest[lane], winner = at;
+      has_nan |= nans[lane] != 0;
+    }
+    for (; column < args.columns; column++) {
+      if (values[column] > most) most = values[column], winner = column;
+      has_nan |= values[column] != values[column];
+    }
+    if (has_nan)
+      for (winner = 0; values[winner] == values[winner];) winner++;
+    args.winners[row] = winner;
+  }
+}
+
 using u64x8 = Lanes<uint64_t, 8>;
 
 constexpr double SLACK = 1e-9;

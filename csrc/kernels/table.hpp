@@ -84,6 +84,13 @@ struct AttentionItem {
   int32_t seq, kv_head, first_row, num_rows;
 };
 
+// The largest of each row, the first of equal ones; a NaN is larger than all numbers.
+struct ArgmaxArgs {
+  const float* values;  // [rows, columns], rows stride elements apart
+  int64_t stride, columns;
+  int64_t* winners;  // [rows]
+};
+
 // Draws by Gumbel-max from softmax(logits / temperature), row by row; see sampling.hpp.
 struct GumbelArgs {
   const float* logits;  // [rows, vocab_size], rows stride elements apart
@@ -130,6 +137,7 @@ struct Kernels {
   // Rotates heads [tokens, heads, head_dim] in place by cos and signed sin [tokens, head_dim].
   void (*rotate)(void* x, int64_t token_stride, int64_t heads, int64_t head_dim, const void* cos, const void* sin, Dtype,
                  int64_t begin, int64_t end);
+  void (*argmax)(const ArgmaxArgs&, int64_t begin, int64_t end);
   void (*gumbel_argmax)(const GumbelArgs&, int64_t begin, int64_t end);
   void (*filtered_argmax)(const FilteredArgs&, int64_t begin, int64_t end);
 };

@@ -336,6 +336,7 @@ def _runner(
         loaded.device,
         loaded.operators.gumbel_argmax,
         loaded.operators.filtered_argmax,
+        loaded.operators.argmax,
     )
     sized = Sized(kv_size) if is_known else measure_and_size(config, loaded, model, sampler, kv_size, split)
     sizing = sized.sizing

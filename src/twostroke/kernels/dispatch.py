@@ -56,6 +56,9 @@ GatedLinear = Callable[[Tensor], Tensor]
 """activation(x G^T) * (x U^T): [num_rows, K] -> [num_rows, N], for the rows of G above those of U in one weight."""
 
 
+Argmax = Callable[[Tensor], Tensor]
+"""The column of the largest logit of each row, the first of equal ones; a NaN counts as largest. [R, V] -> int64 [R]"""
+
 GumbelArgmax = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 """The winner of (logits - peaks) / temperatures + noise in each row.
 
@@ -355,6 +358,8 @@ class Operators:
     rotate_heads_: Callable[[Tensor, Tensor, Tensor], None]
     attention: Callable[[int, int, int, torch.dtype, torch.device], AttentionOperator]
     """For num_heads, num_kv_heads, head_dim, the type it computes in, and the device."""
+    argmax: Argmax | None = None
+    """Finds the largest logits; None leaves that to the sampler's own tensor code."""
     gumbel_argmax: GumbelArgmax | None = None
     """Draws from whole vocabularies; None leaves that to the sampler's own tensor code."""
     filtered_argmax: FilteredArgmax | None = None

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from twostroke.kernels.dispatch import FilteredArgmax, GumbelArgmax
+from twostroke.kernels.dispatch import Argmax, FilteredArgmax, GumbelArgmax
 from twostroke.kernels.sending import send
 from twostroke.sampling.filters import FilterColumns, apply_filters, effective_top_k
 from twostroke.sampling.logprobs import PositionLogprobs, token_logprobs
@@ -66,11 +66,13 @@ class Sampler:
         device: torch.device | str = "cpu",
         gumbel_argmax: GumbelArgmax | None = None,
         filtered_argmax: FilteredArgmax | None = None,
+        argmax: Argmax | None = None,
     ) -> None:
         self.vocab_size = vocab_size
         self._eos_token_ids = tuple(eos_token_ids)
         self._noise = GumbelNoise(vocab_size, device)
         self._gumbel_argmax, self._filtered_argmax = gumbel_argmax, filtered_argmax
+        self._argmax = argmax or lowest_argmax
         self._slice_elements = SLICE_ELEMENTS if torch.device(device).type == "cpu" else 2**24
 
     def rules(self, params: SamplingParams, bad_words_token_ids: Iterable[Sequence[int]] = ()) -> SamplingRules:
@@ -124,7 +126,7 @@ class Sampler:
         assert logits.shape == (len(states), self.vocab_size), f"{tuple(logits.shape)}, {len(states)} states"
         assert logits.dtype == torch.float32, logits.dtype
         if all(state.rules.params.is_greedy and not state.changes_logits for state in states):
-            token_ids = lowest_argmax(logits)
+            token_ids = self._argmax(logits)
             chosen = logits.gather(-1, token_ids[:, None])  # NaN and +inf come out as the largest
             return token_ids, dict.fromkeys(_not_finite(chosen), NOT_FINITE)
         return self._sample_mixed(logits, states)
@@ -179,7 +181,7 @@ class Sampler:
 
     def _greedy(self, logits: Tensor, states: Sequence[SamplingState]) -> Tensor:
         del states
-        return lowest_argmax(logits)
+        return self._argmax(logits)
 
     def _draw(self, logits: Tensor, states: Sequence[SamplingState]) -> Tensor:
         """Gumbel-max over the whole vocabulary."""

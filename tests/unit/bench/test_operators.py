@@ -91,6 +91,7 @@ def test_a_backends_own_draw_is_what_is_measured(random_models: dict[str, Path])
     for wrong, kind in (
         (replace(right, gumbel_argmax=wrong_draw), "temperature"),
         (replace(right, filtered_argmax=wrong_draw), "top-k, top-p"),
+        (replace(right, argmax=wrong_draw), "greedy"),
     ):
         found = errors(wrong)
         assert found.pop(kind) > 0.5

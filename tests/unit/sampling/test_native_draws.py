@@ -38,6 +38,22 @@ def test_tokens_are_those_of_the_tensor_code(level: str, vocab_size: int) -> Non
             assert sampler.sample(logits[row : row + 1], states[row : row + 1]).token_ids == expected[row]
 
 
+@pytest.mark.parametrize("level", native.levels())
+@pytest.mark.parametrize("num_columns", [1, 15, 16, 17, 100, 5003])
+def test_the_first_of_the_largest_is_found(level: str, num_columns: int) -> None:
+    argmax = native.operators(level).argmax
+    assert argmax is not None
+    rows = torch.randn(40, num_columns, generator=torch.Generator().manual_seed(num_columns)).mul(2).round()
+    rows[0] = -torch.inf
+    rows[1] = 0.0
+    rows[2, num_columns // 2] = torch.inf
+    for row in range(3, 9):
+        rows[row, (7 * row) % num_columns] = torch.nan
+        rows[row, (11 * row) % num_columns] = torch.nan
+    assert argmax(rows).tolist() == rows.numpy().argmax(axis=-1).tolist()
+    assert argmax(rows[:, : num_columns // 2 + 1]).tolist() == rows[:, : num_columns // 2 + 1].argmax(-1).tolist()
+
+
 FILTERS = (
     SamplingParams(top_k=1),
     SamplingParams(top_k=50, top_p=0.95),

@@ -100,6 +100,7 @@ def sampling_subjects(config: ModelConfig, *, quick: bool) -> Iterator[Subject]:
                 config.vocab_size,
                 gumbel_argmax=operators.gumbel_argmax,
                 filtered_argmax=operators.filtered_argmax,
+                argmax=operators.argmax,
             )
             copies = [some.clone() for some in logits]
             return lambda point: sampler.sample(copies[point], states[: rows[point]]).token_ids

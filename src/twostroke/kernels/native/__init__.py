@@ -81,6 +81,7 @@ def operators(level: str | None = None, activation_quantization: ActivationQuant
         rms_norm_=elementwise.rms_norm_,
         rotate_heads_=elementwise.rotate_heads_,
         attention=partial(attention.attention_operator, kernels),
+        argmax=partial(sampling.argmax, kernels),
         gumbel_argmax=partial(sampling.gumbel_argmax, kernels),
         filtered_argmax=partial(sampling.filtered_argmax, kernels),
         quantizations=("int8", "int4"),

@@ -106,6 +106,7 @@ class Kernels:
     ) -> int:
         """Returns into how many tasks the work was cut."""
         ...
+    def argmax(self, values: int, stride: int, rows: int, columns: int, winners: int) -> None: ...
     def gumbel_argmax(
         self,
         logits: int,

@@ -8,6 +8,16 @@ from torch import Tensor
 from twostroke.kernels.native.extension import Kernels
 
 
+def argmax(kernels: Kernels, values: Tensor) -> Tensor:
+    """See Argmax."""
+    assert values.dtype is torch.float32, values.dtype
+    assert values.stride(1) == 1, values.stride()
+    num_rows, num_columns = values.shape
+    winners = torch.empty(num_rows, dtype=torch.int64)
+    kernels.argmax(values.data_ptr(), values.stride(0), num_rows, num_columns, winners.data_ptr())
+    return winners
+
+
 def gumbel_argmax(kernels: Kernels, logits: Tensor, peaks: Tensor, temperatures: Tensor, keys: Tensor) -> Tensor:
     """See GumbelArgmax."""
     assert logits.dtype is torch.float32, logits.dtype
