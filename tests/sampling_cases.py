@@ -17,6 +17,22 @@ def state_of(request: NaiveRequest, vocab_size: int) -> SamplingState:
     return SamplingState(rules, NoiseStream(request.seed, request.sample_index), request.prompt, request.output)
 
 
+FILTERS: tuple[SamplingParams, ...] = (
+    SamplingParams(top_k=1),
+    SamplingParams(top_k=7),
+    SamplingParams(top_k=50, top_p=0.95),
+    SamplingParams(top_k=3000),
+    SamplingParams(top_p=0.9),
+    SamplingParams(top_p=1e-9, temperature=3.0),
+    SamplingParams(top_p=0.37, temperature=0.4),
+    SamplingParams(min_p=0.05),
+    SamplingParams(min_p=1.0),
+    SamplingParams(top_k=20, top_p=0.5, min_p=0.001, temperature=2.0),
+    SamplingParams(top_k=3, top_p=0.99, temperature=1e-30),
+    SamplingParams(top_k=40, top_p=0.8),
+)
+"""One request each, for kernels that draw from what filters leave."""
+
 KINDS: tuple[SamplingParams, ...] = (
     SamplingParams(temperature=0),
     SamplingParams(),

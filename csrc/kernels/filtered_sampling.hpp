@@ -20,9 +20,9 @@ namespace {
 
 constexpr double MASS_SLACK = 1e-11;
 constexpr float LEAST_LOGIT = -3.402823466e+38f;  // what is -inf was excluded before
-constexpr int64_t BINS = 1024;               // of a histogram
-constexpr float BINS_PER_UNIT = 32;          // so the last bin has all from -32 down
-constexpr int64_t FEW = 2048;                // numbers that are parted without a histogram
+constexpr int64_t BINS = 1024;                    // of a histogram
+constexpr float BINS_PER_UNIT = 32;               // so the last bin has all from -32 down
+constexpr int64_t FEW = 2048;                     // numbers that are parted without a histogram
 
 // e^x of eight numbers of at most 0, within some units in the last place.
 INLINE void exp8(const float* x, double* out) {
@@ -208,10 +208,19 @@ int64_t draw_filtered(const FilteredArgs& args, int64_t r) {
   float* left = largest + num_blocks;
   float limit = args.floors[r] > LEAST_LOGIT ? args.floors[r] : LEAST_LOGIT;
   int64_t top_k = args.top_k[r], num_left = 0, num_at_limit = of.vocab_size;
+  // Puts the numbers of at least `least` into `left`.
+  auto gather = [&](float least) {
+    num_left = 0;
+    row.blocks(largest, least, [&](int64_t, const float* scaled, int64_t count) {
+      for (int64_t i = 0; i < count; i++) {
+        left[num_left] = scaled[i];
+        num_left += scaled[i] >= least;
+      }
+    });
+  };
   auto find_kth = [&](int64_t n) { return reach<One>(left, n, [&](double) { return (double)top_k; }).value; };
   double top_p = args.top_p[r];
-  bool has_top_k = top_k < of.vocab_size;
-  if (has_top_k || top_p < 1) {
+  if (top_k < of.vocab_size || top_p < 1) {
     float bound = limit;
     std::memcpy(left, largest, (size_t)num_blocks * 4);
     int64_t num_finite = keep(left, num_blocks, [](float x) { return x >= LEAST_LOGIT; });
@@ -219,21 +228,10 @@ int64_t draw_filtered(const FilteredArgs& args, int64_t r) {
       float reached = find_kth(num_finite);
       bound = reached > bound ? reached : bound;
     }
-    row.blocks(largest, bound, [&](int64_t, const float* scaled, int64_t count) {
-      for (int64_t i = 0; i < count; i++) {
-        left[num_left] = scaled[i];
-        num_left += scaled[i] >= bound;
-      }
-    });
+    gather(bound);
     if (num_left >= top_k) {
       limit = find_kth(num_left);
-      num_left = 0;  // once more, since what is left was moved: ties of the k-th stay
-      row.blocks(largest, limit, [&](int64_t, const float* scaled, int64_t count) {
-        for (int64_t i = 0; i < count; i++) {
-          left[num_left] = scaled[i];
-          num_left += scaled[i] >= limit;
-        }
-      });
+      gather(limit);  // once more, since seeking moves them; ties of the k-th stay
     }
     if (top_p < 1) {
       Reached end = reach<Mass>(left, num_left, [&](double mass) { return mass * top_p; });

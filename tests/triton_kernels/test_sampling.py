@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from oracle.naive_sampling import NaiveRequest
-from sampling_cases import mixed_batch, state_of
+from sampling_cases import FILTERS, mixed_batch, state_of
 from triton_device import device
 from twostroke.kernels.cuda import sampling
 from twostroke.sampling.sampler import Sampler
@@ -17,17 +17,6 @@ from twostroke.sampling_params import SamplingParams
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, of the interpreter, where infinities are
 DEVICE = device()
-FILTERS = (
-    SamplingParams(top_k=1),
-    SamplingParams(top_k=7),
-    SamplingParams(top_p=0.9),
-    SamplingParams(top_p=1e-9, temperature=3.0),
-    SamplingParams(top_p=0.37, temperature=0.4),
-    SamplingParams(min_p=0.05),
-    SamplingParams(min_p=1.0),
-    SamplingParams(top_k=20, top_p=0.5, min_p=0.001, temperature=2.0),
-    SamplingParams(top_k=3, top_p=0.99, temperature=1e-30),
-)
 
 
 def samplers(vocab_size: int) -> tuple[Sampler, Sampler]:

@@ -16,7 +16,7 @@ GEMMA_4_ROPES: Mapping[str, Any] = {
     "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1_000_000.0},
 }
 OWN_OF_LAYERS = ("head_dim", "num_key_value_heads")
-"""What a layer may have for itself."""
+"""Keys that `per_layer_config` may give a layer."""
 _WINDOW_EVERY = 6
 
 

@@ -160,7 +160,7 @@ class ModelConfig:
             )
             for window, is_rotated in zip(windows, has_rope, strict=True)
         )
-        layer_overrides(given, num_layers, traits.own_of_layers)
+        layer_overrides(given, num_layers, traits.own_of_layers)  # refuses what no `unlike` reads
         read = cls(
             architecture=architecture,
             layers=layers if traits.unlike is None else traits.unlike(given, layers),

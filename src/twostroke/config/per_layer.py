@@ -1,4 +1,4 @@
-"""What a config.json says of single layers: `per_layer_config`, which transformers 5.24 writes."""
+"""`per_layer_config` of a config.json: keys whose values differ from layer to layer. transformers 5.24 writes it."""
 
 from __future__ import annotations
 

@@ -400,7 +400,7 @@ def _kv_beside(drafter: ModelConfig, target: Surroundings) -> tuple[KVLayout, ..
 
 
 def _bytes_beside(layouts: Sequence[KVLayout]) -> int:
-    """What drafts keep beside each KV block of the target."""
+    """Return the bytes of KV that a drafter keeps for each KV block of the target."""
     return sum(layout.bytes_per_block for layout in layouts)
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from oracle import naive_sampling as naive
-from sampling_cases import state_of
+from sampling_cases import FILTERS, state_of
 from twostroke.kernels import native
 from twostroke.sampling.sampler import Sampler
 from twostroke.sampling_params import SamplingParams
@@ -52,21 +52,6 @@ def test_the_first_of_the_largest_is_found(level: str, num_columns: int) -> None
         rows[row, (11 * row) % num_columns] = torch.nan
     assert argmax(rows).tolist() == rows.numpy().argmax(axis=-1).tolist()
     assert argmax(rows[:, : num_columns // 2 + 1]).tolist() == rows[:, : num_columns // 2 + 1].argmax(-1).tolist()
-
-
-FILTERS = (
-    SamplingParams(top_k=1),
-    SamplingParams(top_k=50, top_p=0.95),
-    SamplingParams(top_k=3000),
-    SamplingParams(top_p=0.9),
-    SamplingParams(top_p=1e-9, temperature=3.0),
-    SamplingParams(top_p=0.37, temperature=0.4),
-    SamplingParams(min_p=0.05),
-    SamplingParams(min_p=1.0),
-    SamplingParams(top_k=20, top_p=0.5, min_p=0.001, temperature=2.0),
-    SamplingParams(top_k=3, top_p=0.99, temperature=1e-30),
-    SamplingParams(top_k=40, top_p=0.8),
-)
 
 
 def filtered_logits(vocab_size: int, scale: float, *, in_bfloat16: bool) -> Tensor:

@@ -39,7 +39,7 @@ _WORDS = {
 }
 """JSON, and the types that have it, of words that models write as JSON, Python or in capitals."""
 _MAY_FOLLOW = ("{", "<parameter=", "</function>", "</tool_call>", "<tool_call>", "<function=")
-"""What may stand behind the name of the function; the model sometimes forgets to close a call without parameters."""
+"""What may follow the name of a function. A call without parameters may lack its end: models forget it at times."""
 _PARAMETER_NAME = re.compile(r"[^<>\s]{1,128}")
 
 

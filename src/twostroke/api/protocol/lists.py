@@ -26,7 +26,7 @@ MAX_OBJECTS = 8192
 MAX_CONTAINERS = 32768
 """Lists and objects of one request, at all depths together."""
 MAX_FIELDS = 2**17 + 2**15
-"""Of all objects of one request together; as many entries as logit_bias may have, and more."""
+"""Most fields of all objects of one request together: those of the largest logit_bias, and 32,768 more."""
 MAX_CHOICES = 65536
 """Texts of which the output has to be one."""
 MAX_TOOLS = 1024

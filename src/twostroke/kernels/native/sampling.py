@@ -2,61 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
 from twostroke.kernels.native.extension import Kernels
 
 
-def argmax(kernels: Kernels, values: Tensor) -> Tensor:
-    """See Argmax."""
-    assert values.dtype is torch.float32, values.dtype
-    assert values.stride(1) == 1, values.stride()
-    num_rows, num_columns = values.shape
-    winners = torch.empty(num_rows, dtype=torch.int64)
-    kernels.argmax(values.data_ptr(), values.stride(0), num_rows, num_columns, winners.data_ptr())
-    return winners
+def argmax(kernels: Kernels, logits: Tensor) -> Tensor:
+    """Find the largest logit of each row; see Argmax."""
+    return _winners(kernels.argmax, logits)
 
 
-def gumbel_argmax(kernels: Kernels, logits: Tensor, peaks: Tensor, temperatures: Tensor, keys: Tensor) -> Tensor:
-    """See GumbelArgmax."""
+def gumbel_argmax(kernels: Kernels, logits: Tensor, *columns: Tensor) -> Tensor:
+    """Draw from whole rows; see GumbelArgmax, whose peaks, temperatures and keys are the columns."""
+    return _winners(kernels.gumbel_argmax, logits, *columns)
+
+
+def filtered_argmax(kernels: Kernels, logits: Tensor, *columns: Tensor) -> Tensor:
+    """Draw from what filters leave of rows; see FilteredArgmax, whose arguments behind the logits are the columns."""
+    return _winners(kernels.filtered_argmax, logits, *columns)
+
+
+def _winners(draw: Callable[..., None], logits: Tensor, *columns: Tensor) -> Tensor:
+    """Return what a kernel draws: logits float32 [R, V] and columns of R numbers -> int64 [R]."""
     assert logits.dtype is torch.float32, logits.dtype
     assert logits.stride(1) == 1, logits.stride()
-    num_rows, vocab_size = logits.shape
-    winners = torch.empty(num_rows, dtype=torch.int64)
-    kernels.gumbel_argmax(
-        logits.data_ptr(),
-        logits.stride(0),
-        num_rows,
-        vocab_size,
-        peaks.contiguous().data_ptr(),
-        temperatures.contiguous().data_ptr(),
-        keys.contiguous().data_ptr(),
-        winners.data_ptr(),
-    )
-    return winners
-
-
-def filtered_argmax(
-    kernels: Kernels, logits: Tensor, peaks: Tensor, temperatures: Tensor, keys: Tensor, *filters: Tensor
-) -> Tensor:
-    """See FilteredArgmax, whose floors, top_k and top_p are the filters."""
-    assert logits.dtype is torch.float32, logits.dtype
-    assert logits.stride(1) == 1, logits.stride()
-    num_rows, vocab_size = logits.shape
-    winners = torch.empty(num_rows, dtype=torch.int64)
-    floors, top_k, top_p = (values.contiguous() for values in filters)
-    kernels.filtered_argmax(
-        logits.data_ptr(),
-        logits.stride(0),
-        num_rows,
-        vocab_size,
-        peaks.contiguous().data_ptr(),
-        temperatures.contiguous().data_ptr(),
-        keys.contiguous().data_ptr(),
-        floors.data_ptr(),
-        top_k.data_ptr(),
-        top_p.data_ptr(),
-        winners.data_ptr(),
-    )
+    winners = torch.empty(len(logits), dtype=torch.int64)
+    kept = [column.contiguous() for column in columns]  # until the kernel has read them
+    draw(logits.data_ptr(), logits.stride(0), *logits.shape, *(one.data_ptr() for one in kept), winners.data_ptr())
     return winners
