@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
 
+from twostroke.bench.compare.peer import BEFORE
 from twostroke.bench.report import BenchResult
 
 GATE = 0.97
@@ -41,6 +42,8 @@ BESIDE_PEERS = {
     4: {"decode, batch 1": 1.4, "prefill 512": 2.5, "end to end, batch 32": 2.2},
 }
 """By the bits of a weight: how many times the best peer's rate (`bench compare`)."""
+BESIDE_BEFORE = 0.99
+"""Of the rate of another version of ours: what a change may cost (`--peers twostroke-before`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +127,11 @@ def _compare(result: BenchResult) -> Iterator[Goal]:
         }
         for figure in ours["figures"]
     }
+    if BEFORE.name in engines:
+        for figure, of_peers in ratios.items():
+            if BEFORE.name in of_peers:
+                yield Goal.at_least(f"{figure}, of the version before", BESIDE_BEFORE, of_peers[BEFORE.name])
+        return
     bits = _bits(result)
     for figure, least in BESIDE_PEERS[bits].items():
         if ratios.get(figure):

@@ -117,3 +117,11 @@ def test_predictions_quality_start_drill_and_clients() -> None:
         "pause at the death of the only decode worker, p99 ms <= 1000",
     }
     assert _missed({"langchain": {"holds": True}, "lm-eval": {"holds": False}}) == {"lm-eval runs >= 1": 0.0}
+
+
+def test_another_version_of_ours_is_held_to_its_own_rate() -> None:
+    def engine(ratio: float) -> dict[str, Any]:
+        return {"figures": {"prefill 512": {"twostroke_to_this": ratio}}, "about": {"startup": ""}}
+
+    engines = {"twostroke": engine(1.0), "twostroke-before": engine(0.98)}
+    assert _missed({"engines": engines}) == {"prefill 512, of the version before >= 0.99": 0.98}
