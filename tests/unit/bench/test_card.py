@@ -395,7 +395,11 @@ def test_an_interrupted_run_keeps_what_it_has(
 
     monkeypatch.setattr(card, "measure_prefill", interrupted)
     options = ReproduceOptions(threads=1, results=tmp_path, plots=False)
-    found = card.reproduce(options)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
+    try:
+        found = card.reproduce(options)
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert any(claim.what.startswith("decode, batch 1") for claim in found.claims)
     assert not any("prefill" in claim.what for claim in found.claims)
     assert "interrupted after" in found.remarks[-1]
