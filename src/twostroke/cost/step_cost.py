@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from twostroke.batch import ScheduledBatch
@@ -41,6 +41,13 @@ class ModelShape:
     bytes_per_weight: float
     """Scales of quantised weights included, hence not always a whole number."""
     kv_format: KVFormat
+    kinds: Mapping[LayerSpec, int] = field(init=False, repr=False, compare=False)
+    """How many layers there are of each kind, in the order in which kinds appear. Every step asks, and counting hashes
+    each layer's spec."""
+
+    def __post_init__(self) -> None:
+        """Count the layers."""
+        object.__setattr__(self, "kinds", Counter(self.layers))
 
     def num_parameters(self, layer: LayerSpec) -> int:
         """Return the number of weights in the matrices of a layer: q, k, v, o, up, down, and a gate if it has one; and
@@ -57,11 +64,6 @@ class ModelShape:
     def num_layer_parameters(self) -> int:
         """Of the matrices of all layers."""
         return sum(num * self.num_parameters(layer) for layer, num in self.kinds.items())
-
-    @property
-    def kinds(self) -> Mapping[LayerSpec, int]:
-        """How many layers there are of each kind, in the order in which kinds appear."""
-        return Counter(self.layers)
 
     @property
     def num_head_parameters(self) -> int:
