@@ -24,8 +24,18 @@ NB_MODULE(_native, m) {
   m.def("row_of_channel", &row_of_channel);
   m.def("pack_linear", &pack_linear, release);
   m.def("unpack_rows", &unpack_rows, release);
+  nb::class_<WeightFormat>(m, "WeightFormat")
+      .def("__init__", [](WeightFormat* format, int bits, int64_t group, bool has_min, bool has_super_blocks) {
+        new (format) WeightFormat{bits, group, has_min, has_super_blocks};
+      });
   m.def("packed_quantized_bytes", &packed_quantized_bytes);
-  m.def("pack_quantized", &pack_quantized, release);
+  m.def(
+      "pack_quantized",
+      [](uintptr_t codes, uintptr_t scales, uintptr_t mins, uintptr_t super_scales, uintptr_t super_mins, uintptr_t packed,
+         int64_t n, int64_t k, bool gated, const WeightFormat& format) {
+        pack_quantized({codes, scales, mins, super_scales, super_mins}, packed, n, k, gated, format);
+      },
+      release);
   m.def("unpack_quantized_rows", &unpack_quantized_rows, release);
   m.def("kernels", &kernels_of, nb::rv_policy::reference);
   nb::class_<SharedGather>(m, "SharedGather")

@@ -106,12 +106,10 @@ void linear(const Kernels& kernels, uintptr_t x, int64_t ldx, uintptr_t w, uintp
   parallel(panels_of(args), 1, [&](int64_t begin, int64_t end) { kernels.linear_panels(args, begin, end); });
 }
 
-// ---------------------------------------------------------------- weights of 8 and 4 bits
+// ---------------------------------------------------------------- quantized weights
 
-static int64_t group_bytes(int bits, int64_t group, bool has_min) { return group * PANEL * bits / 8 + PANEL * 2 * (has_min ? 2 : 1); }
-
-int64_t packed_quantized_bytes(int64_t n, int64_t k, bool gated, int bits, int64_t group, bool has_min) {
-  return num_panels(channels_of(n, gated)) * ((k + group - 1) / group) * group_bytes(bits, group, has_min);
+int64_t packed_quantized_bytes(int64_t n, int64_t k, bool gated, const WeightFormat& format) {
+  return num_panels(channels_of(n, gated)) * format.panel_bytes(k);
 }
 
 // weight [n, k] to codes and float16 scales; see QuantizeArgs.
@@ -122,59 +120,97 @@ void quantize_weight(const Kernels& kernels, uintptr_t weight, uintptr_t codes, 
   parallel(n, rows_per_task(k), [&](int64_t begin, int64_t end) { kernels.quantize_weight(args, begin, end); });
 }
 
-// codes [rows, k] of a byte each, scales and mins float16 [rows, groups] (mins may be null).
-void pack_quantized(uintptr_t codes, uintptr_t scales, uintptr_t mins, uintptr_t packed, int64_t n, int64_t k, bool gated,
-                    int bits, int64_t group) {
-  int64_t groups = (k + group - 1) / group, per_group = group_bytes(bits, group, mins != 0);
-  uint8_t zero = (uint8_t)(1 << (bits - 1));
+constexpr int64_t ROW_BYTES = PANEL * 4;  // of a panel: four bytes of each channel
+
+// k that codes are packed together of; see kernels/quantized.hpp.
+static int64_t unit_of(int bits) { return bits == 8 ? 4 : bits == 6 ? 16 : bits == 5 ? 32 : 8; }
+
+// A unit's codes, a byte each, to a channel's words, ROW_BYTES apart.
+static void pack_unit(int bits, const uint8_t* codes, uint8_t* to) {
+  auto four = [&](int64_t i) {
+    uint32_t word;
+    std::memcpy(&word, codes + i * 4, 4);
+    return word;
+  };
+  auto put = [&](uint32_t word) {
+    std::memcpy(to, &word, 4);
+    to += ROW_BYTES;
+  };
+  if (bits == 8) return put(four(0));
+  uint32_t above = 0;
+  for (int64_t i = 0; i < unit_of(bits) / 4; i += 2) {
+    put((four(i) & 0x0f0f0f0fu) | (four(i + 1) & 0x0f0f0f0fu) << 4);
+    for (int64_t j = i; bits > 4 && j < i + 2; j++) above |= (four(j) >> 4 & 0x0f0f0f0fu) << (int)(j * (bits - 4));
+  }
+  if (bits > 4) put(above);
+}
+
+// The code of k = j of a unit.
+static int code_in_unit(int bits, const uint8_t* unit, int64_t j) {
+  const uint8_t* column = unit + j % 4;
+  if (bits == 8) return *column;
+  int low = column[j / 8 * ROW_BYTES] >> (j % 8 < 4 ? 0 : 4) & 15;
+  if (bits == 4) return low;
+  int above = column[unit_of(bits) / 8 * ROW_BYTES] >> (int)(j / 4) * (bits - 4);
+  return low | (above & ((1 << (bits - 4)) - 1)) << 4;
+}
+
+void pack_quantized(const QuantizedParts& parts, uintptr_t packed, int64_t n, int64_t k, bool gated, const WeightFormat& format) {
+  int64_t group = format.group, groups = format.groups(k), super_blocks = k / SUPER_BLOCK, unit = unit_of(format.bits);
   parallel(num_panels(channels_of(n, gated)), 1, [&](int64_t begin, int64_t end) {
-    for (int64_t p = begin; p < end; p++)
-      for (int64_t g = 0; g < groups; g++) {
-        char* to = (char*)packed + (p * groups + g) * per_group;
-        uint16_t* scale_to = (uint16_t*)(to + group * PANEL * bits / 8);
-        std::memset(to, 0, (size_t)per_group);
-        for (int64_t c = 0; c < PANEL; c++) {
-          int64_t row = row_of_channel(p * PANEL + c, n, gated);
-          if (row < 0) continue;
-          scale_to[c] = ((const uint16_t*)scales)[row * groups + g];
-          if (mins) scale_to[PANEL + c] = ((const uint16_t*)mins)[row * groups + g];
-          // inputs behind the last k are zero, and so would be any code's share; this one is a zero itself
-          uint8_t run[SPAN];
-          int64_t count = std::min(group, k - g * group);
-          std::memset(run, zero, sizeof run);
-          std::memcpy(run, (const uint8_t*)codes + row * k + g * group, (size_t)count);
-          char* column = to + c * 4;
-          for (int64_t i = 0; i < group; i += 32 / bits, column += PANEL * 4) {
-            uint32_t word, high;
-            std::memcpy(&word, run + i, 4);
-            if (bits == 4) {
-              std::memcpy(&high, run + i + 4, 4);
-              word |= high << 4;
-            }
-            std::memcpy(column, &word, 4);
+    for (int64_t p = begin; p < end; p++) {
+      uint8_t* panel = (uint8_t*)packed + p * format.panel_bytes(k);
+      std::memset(panel, 0, (size_t)format.panel_bytes(k));
+      for (int64_t c = 0; c < PANEL; c++) {
+        int64_t row = row_of_channel(p * PANEL + c, n, gated);
+        if (row < 0) continue;
+        for (int64_t g = 0; g < groups; g++) {
+          uint8_t *to = panel + format.group_at(g), *scales = to + format.code_bytes();
+          const uint8_t* codes = (const uint8_t*)parts.codes + row * k + g * group;
+          uint8_t filled[SPAN];
+          if (k - g * group < group) {
+            // inputs behind the last k are zero, and so would be any code's share; this one is a zero itself
+            std::memset(filled, format.zero(), sizeof filled);
+            std::memcpy(filled, codes, (size_t)(k - g * group));
+            codes = filled;
           }
+          for (int64_t j = 0; j < group; j += unit) pack_unit(format.bits, codes + j, to + j * PANEL * format.bits / 8 + c * 4);
+          auto put_scale = [&](uintptr_t from, uint8_t* scales_to) {
+            if (format.has_super_blocks) scales_to[c] = ((const uint8_t*)from)[row * groups + g];
+            else ((uint16_t*)scales_to)[c] = ((const uint16_t*)from)[row * groups + g];
+          };
+          put_scale(parts.scales, scales);
+          if (format.has_min) put_scale(parts.mins, scales + format.scale_bytes());
+          if (!format.has_super_blocks || g * group % SUPER_BLOCK) continue;
+          int64_t block = row * super_blocks + g * group / SUPER_BLOCK;
+          uint16_t* header = (uint16_t*)(panel + format.header_at(g));
+          header[c] = ((const uint16_t*)parts.super_scales)[block];
+          if (format.has_min) header[PANEL + c] = ((const uint16_t*)parts.super_mins)[block];
         }
       }
+    }
   });
 }
 
 // Rows of a packed weight (not a gated one) as float32, for embeddings.
-void unpack_quantized_rows(uintptr_t packed, uintptr_t ids, uintptr_t out, int64_t count, int64_t k, int bits, int64_t group,
-                           bool has_min) {
-  int64_t groups = (k + group - 1) / group, per_group = group_bytes(bits, group, has_min);
-  int zero = 1 << (bits - 1);
+void unpack_quantized_rows(uintptr_t packed, uintptr_t ids, uintptr_t out, int64_t count, int64_t k, const WeightFormat& format) {
+  int64_t group = format.group, groups = format.groups(k), unit = unit_of(format.bits);
   parallel(count, rows_per_task(k), [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; i++) {
       int64_t row = ((const int64_t*)ids)[i], c = row % PANEL;
       float* to = (float*)out + i * k;
+      const uint8_t* panel = (const uint8_t*)packed + row / PANEL * format.panel_bytes(k);
       for (int64_t g = 0; g < groups; g++) {
-        const uint8_t* from = (const uint8_t*)packed + (row / PANEL * groups + g) * per_group;
-        const uint16_t* scales = (const uint16_t*)(from + group * PANEL * bits / 8);
-        float scale = from_half(scales[c]), min = has_min ? from_half(scales[PANEL + c]) : 0.0f;
+        const uint8_t *codes = panel + format.group_at(g), *scales = codes + format.code_bytes();
+        const uint16_t* header = (const uint16_t*)(panel + format.header_at(g));
+        auto scale_at = [&](const uint8_t* from, float factor) {
+          return format.has_super_blocks ? factor * (float)(int8_t)from[c] : from_half(((const uint16_t*)from)[c]);
+        };
+        float scale = scale_at(scales, from_half(header[c]));
+        float min = format.has_min ? scale_at(scales + format.scale_bytes(), from_half(header[PANEL + c])) : 0.0f;
         for (int64_t j = 0; j < group && g * group + j < k; j++) {
-          int code = bits == 8 ? from[(j / 4 * PANEL + c) * 4 + j % 4]
-                               : from[(j / 8 * PANEL + c) * 4 + j % 4] >> (j % 8 < 4 ? 0 : 4) & 15;
-          to[g * group + j] = scale * (float)(code - zero) - min;
+          const uint8_t* of_unit = codes + j / unit * unit * PANEL * format.bits / 8 + c * 4;
+          to[g * group + j] = scale * (float)(code_in_unit(format.bits, of_unit, j % unit) - format.zero()) - min;
         }
       }
     }
@@ -208,7 +244,7 @@ static void decoded_linear(const Kernels& kernels, QuantizedArgs args, const int
     linear.x = widened((const uint16_t*)linear.x, linear.ldx, linear.m, linear.k, width);
     linear.ldx = width;
   }
-  size_t num_bytes = (size_t)(args.groups * args.group * PANEL * (is_f32 ? 4 : 2));
+  size_t num_bytes = (size_t)(args.groups * args.format.group * PANEL * (is_f32 ? 4 : 2));
   parallel(panels_of(linear), 1, [&](int64_t begin, int64_t end) {
     static thread_local std::vector<char> room;
     room.resize(std::max(room.size(), num_bytes + 64));
@@ -221,34 +257,29 @@ static void decoded_linear(const Kernels& kernels, QuantizedArgs args, const int
 static void integer_linear(const Kernels& kernels, QuantizedArgs args, const int32_t* order) {
   const LinearArgs& linear = args.linear;
   static thread_local std::vector<int8_t> q;
-  static thread_local std::vector<float> scales;
+  static thread_local std::vector<float> scales, weighted;
   static thread_local std::vector<int32_t> sums;
-  q.resize((size_t)(linear.m * args.groups * args.group));
+  q.resize((size_t)(linear.m * args.groups * args.format.group));
   scales.resize((size_t)(linear.m * args.input_groups));
   sums.resize((size_t)(linear.m * args.groups));
-  args.q = q.data();
-  args.scales = scales.data();
-  args.sums = sums.data();
+  weighted.resize(sums.size());
   // a lambda would look a worker's own vectors up
-  int8_t* q_to = q.data();
-  float* scales_to = scales.data();
-  int32_t* sums_to = sums.data();
+  Integers<int8_t, float, int32_t> rows{q.data(), scales.data(), sums.data(), weighted.data()};
+  args.inputs = {rows.q, rows.scales, rows.sums, rows.weighted};
   parallel(linear.m, rows_per_task(linear.k), [&](int64_t begin, int64_t end) {
-    kernels.quantize_rows(linear.x, linear.ldx, order, linear.k, args.group, args.groups, q_to, scales_to, sums_to, linear.type,
-                          begin, end);
+    kernels.quantize_rows(linear.x, linear.ldx, order, linear.k, args.format.group, rows, linear.type, begin, end);
   });
   parallel(panels_of(linear), 1,
            [&](int64_t begin, int64_t end) { kernels.quantized_panels(args, begin, end); });
 }
 
 void quantized_linear(const Kernels& kernels, uintptr_t x, int64_t ldx, uintptr_t w, uintptr_t bias, uintptr_t residual,
-                      uintptr_t y, int64_t m, int64_t n, int64_t k, int gate, int type, int bits, int64_t group,
-                      bool has_min, uintptr_t order, bool quantizes_inputs, bool wide_y) {
+                      uintptr_t y, int64_t m, int64_t n, int64_t k, int gate, int type, const WeightFormat& format,
+                      uintptr_t order, bool quantizes_inputs, bool wide_y) {
   LinearArgs linear{(const void*)x, ldx, (const void*)w, (const float*)bias, (const void*)residual, (void*)y, n, m, n, k,
                     (Gate)gate, (Dtype)type, wide_y};
   auto parts_of = [k](int64_t width) { return (k + width - 1) / width; };
-  QuantizedArgs args{linear, bits, group, parts_of(group), parts_of(SPAN), parts_of(input_group(group)), has_min,
-                     nullptr, nullptr, nullptr, nullptr};
+  QuantizedArgs args{linear, format, format.groups(k), parts_of(SPAN), parts_of(input_group(format.group)), {}, nullptr};
   (quantizes_inputs ? integer_linear : decoded_linear)(kernels, args, (const int32_t*)order);
 }
 

@@ -31,16 +31,20 @@ void unpack_rows(uintptr_t packed, uintptr_t ids, uintptr_t out, int64_t count, 
 void linear(const Kernels& kernels, uintptr_t x, int64_t ldx, uintptr_t w, uintptr_t bias, uintptr_t residual, uintptr_t y,
             int64_t m, int64_t n, int64_t k, int gate, int type, bool wide_y);
 
-// The same for weights of 8 and 4 bits; see kernels/quantized.hpp.
-int64_t packed_quantized_bytes(int64_t n, int64_t k, bool gated, int bits, int64_t group, bool has_min);
+// The same for quantized weights; see kernels/quantized.hpp.
+int64_t packed_quantized_bytes(int64_t n, int64_t k, bool gated, const WeightFormat& format);
 
-// codes [rows, k] of a byte each, scales and mins float16 [rows, groups] (mins may be null).
-void pack_quantized(uintptr_t codes, uintptr_t scales, uintptr_t mins, uintptr_t packed, int64_t n, int64_t k, bool gated,
-                    int bits, int64_t group);
+// The parts of a quantized weight [rows, k], each contiguous; 0 for those that its format does not have.
+struct QuantizedParts {
+  uintptr_t codes;         // uint8 [rows, k]
+  uintptr_t scales, mins;  // float16 [rows, groups], or int8 where there are super-blocks
+  uintptr_t super_scales = 0, super_mins = 0;  // float16 [rows, k / SUPER_BLOCK]
+};
+
+void pack_quantized(const QuantizedParts& parts, uintptr_t packed, int64_t n, int64_t k, bool gated, const WeightFormat& format);
 
 // Rows of a packed weight (not a gated one) as float32, for embeddings.
-void unpack_quantized_rows(uintptr_t packed, uintptr_t ids, uintptr_t out, int64_t count, int64_t k, int bits, int64_t group,
-                           bool has_min);
+void unpack_quantized_rows(uintptr_t packed, uintptr_t ids, uintptr_t out, int64_t count, int64_t k, const WeightFormat& format);
 
 // A weight [n, k] to codes [n, k] and scales float16 [n, groups]; steps are the candidates tried for a scale.
 void quantize_weight(const Kernels& kernels, uintptr_t weight, uintptr_t codes, uintptr_t scales, int64_t n, int64_t k,
@@ -48,8 +52,8 @@ void quantize_weight(const Kernels& kernels, uintptr_t weight, uintptr_t codes, 
 
 // order int32 [k], or none, says which input comes where. Inputs are quantized on the fly, or multiplied as they are.
 void quantized_linear(const Kernels& kernels, uintptr_t x, int64_t ldx, uintptr_t w, uintptr_t bias, uintptr_t residual,
-                      uintptr_t y, int64_t m, int64_t n, int64_t k, int gate, int type, int bits, int64_t group,
-                      bool has_min, uintptr_t order, bool quantizes_inputs, bool wide_y);
+                      uintptr_t y, int64_t m, int64_t n, int64_t k, int gate, int type, const WeightFormat& format,
+                      uintptr_t order, bool quantizes_inputs, bool wide_y);
 
 // The weight is of x's type or float32.
 void rms_norm(const Kernels& kernels, uintptr_t x, int64_t x_stride, uintptr_t weight, uintptr_t y, int64_t y_stride,

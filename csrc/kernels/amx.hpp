@@ -172,6 +172,12 @@ struct alignas(64) ChunkSums {
   float at[SEGMENTS][CHUNK_HEIGHT][TILE_HEIGHT][PANEL];
 };
 
+// One for all products: a thread of a program has such room on its stack, and one for each format would not fit.
+INLINE ChunkSums& chunk_sums() {
+  static thread_local ChunkSums sums;
+  return sums;
+}
+
 // Adds the runs up and writes out what `count` tiles have come to.
 template <typename T>
 INLINE void finish_chunk(const LinearArgs& args, const ChunkSums& sums, const RowTiles& tiles, int64_t first, int64_t count,
@@ -202,7 +208,7 @@ struct TilePanels {
   // All rows against panel p.
   template <typename Panel>
   INLINE void multiply(Panel& panel, int64_t p) const {
-    static thread_local ChunkSums sums;
+    ChunkSums& sums = chunk_sums();
     for (int64_t first = 0; first < tiles.count; first += CHUNK_HEIGHT) {
       int64_t count = tiles.count - first < CHUNK_HEIGHT ? tiles.count - first : CHUNK_HEIGHT, pairs = count / 2 * 2;
       for (int s = 0; s < SEGMENTS; s++) {

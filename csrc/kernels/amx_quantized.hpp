@@ -17,16 +17,22 @@ constexpr int64_t AMX_QUANTIZED_ROWS = 5;
 
 // Codes of one group to [group / 4][4 vectors][16 channels][4 k] signed bytes.
 template <int BITS>
-INLINE void signed_codes(const char* codes, int64_t group, char* to) {
-  for (int64_t at = 0; at < group * PANEL * BITS / 8; at += 64) {
-    u8x64 w = load<u8x64>(codes + at);
-    if constexpr (BITS == 8) {
-      store(to + at, w ^ (uint8_t)0x80);
-    } else {
-      int64_t row = at / STEP_BYTES * 2 * STEP_BYTES + at % STEP_BYTES;
-      store(to + row, (w & (uint8_t)0x0f) - (uint8_t)8);
-      store(to + row + STEP_BYTES, (w >> 4) - (uint8_t)8);
-    }
+INLINE void signed_codes(const char* codes, int64_t group, int zero, char* to) {
+  if constexpr (BITS == 8) {
+    for (int64_t at = 0; at < group * PANEL; at += 64) store(to + at, load<u8x64>(codes + at) ^ (uint8_t)0x80);
+  } else {
+    using Codes = Unit<BITS>;
+    for (int64_t k = 0; k < group; k += Codes::K, codes += Codes::BYTES)
+      for (int v = 0; v < PANEL_VECTORS; v++) {
+        Codes unit(codes + v * 64);
+#pragma GCC unroll 4
+        for (int64_t j = 0; j < Codes::ROWS; j++) {
+          u32x16 w = unit.row(j);
+          char* row = to + (k / 4 + 2 * j) * STEP_BYTES + v * 64;
+          store(row, (u8x64)unit.low(w, j) - (uint8_t)zero);
+          store(row + STEP_BYTES, (u8x64)unit.high(w, j) - (uint8_t)zero);
+        }
+      }
   }
 }
 
@@ -45,14 +51,15 @@ INLINE void signed_codes(const char* codes, int64_t group, char* to) {
 
 // A span of a panel against a chunk of rows. An item is a tile of rows with a vector of channels: while the products of one
 // are on their way to memory, those of the one before are folded into the sums.
-template <int BITS, int GROUP>
+template <int BITS, int GROUP, bool SUPER>
 struct AmxSpan {
   static constexpr int GROUPS = SPAN / GROUP, PER_SCALE = input_group(GROUP) / GROUP;
   alignas(64) char codes[SPAN * PANEL];
   alignas(64) int32_t products[2][GROUPS][TILE_HEIGHT][LANES];
 
   const QuantizedArgs& args;
-  int64_t group_bytes = quantized_group_bytes(BITS, GROUP, args.has_min), q_bytes = args.groups * GROUP;
+  int64_t group_bytes = args.format.group_bytes(), q_bytes = args.groups * GROUP;
+  const char* panel = nullptr;
   const char* span = nullptr;
   const char* ahead = nullptr;  // what memory is asked for next
   int64_t first_group = 0, groups = 0;
@@ -64,9 +71,11 @@ struct AmxSpan {
     is_first = begins_run;
     first_group = number * GROUPS;
     groups = args.groups - first_group < GROUPS ? args.groups - first_group : GROUPS;
-    span = panel + first_group * group_bytes;
+    this->panel = panel;
+    span = panel + args.format.group_at(first_group);
     ahead = span + 2 * GROUPS * group_bytes;
-    for (int64_t g = 0; g < groups; g++) signed_codes<BITS>(span + g * group_bytes, GROUP, codes + g * GROUP * PANEL);
+    for (int64_t g = 0; g < groups; g++)
+      signed_codes<BITS>(span + g * group_bytes, GROUP, args.format.zero(), codes + g * GROUP * PANEL);
   }
 
   // Asks for one of `parts` parts of the span after the next: all at once would wait for each other.
@@ -77,7 +86,7 @@ struct AmxSpan {
 
   // Integer products of rows [row, row + 16) with vector v, each group's apart.
   INLINE void multiply(int64_t row, int v, int slot) {
-    const int8_t* q = args.q + row * q_bytes + first_group * GROUP;
+    const int8_t* q = args.inputs.q + row * q_bytes + first_group * GROUP;
     const char* at = codes + v * 64;
     for (int64_t g = 0; g < groups; g += 4) {
       SUM_GROUP(0, q + g * GROUP, at + g * GROUP * PANEL, products[slot][g]);
@@ -91,28 +100,45 @@ struct AmxSpan {
   template <bool WHOLE, bool HAS_MIN>
   INLINE void fold(float* sums, int64_t row, int64_t rows, int v, int slot) const {
     int64_t count = WHOLE ? GROUPS : groups;
-    const char* scales = span + code_bytes<BITS>(GROUP) + v * LANES * 2;
-    f32x16 scale[GROUPS];
-    for (int64_t g = 0; g < count; g++) scale[g] = from_half(scales + g * group_bytes);
-    const float* input_scale = args.scales + row * args.input_groups + first_group / PER_SCALE;
+    const char* scales = span + args.format.code_bytes() + v * LANES * (SUPER ? 1 : 2);
+    f32x16 scale[GROUPS], min[SUPER && HAS_MIN ? GROUPS : 1], d{}, dmin{};
+    for (int64_t g = 0; g < count; g++) scale[g] = SUPER ? from_bytes(scales + g * group_bytes) : from_half(scales + g * group_bytes);
+    if constexpr (SUPER) {
+      const char* header = panel + args.format.header_at(first_group) + v * LANES * 2;
+      d = from_half(header);
+      if constexpr (HAS_MIN) {
+        dmin = -from_half(header + PANEL * 2);
+        for (int64_t g = 0; g < count; g++) min[g] = from_bytes(scales + g * group_bytes + PANEL);
+      }
+    }
+    const float* input_scale = args.inputs.scales + row * args.input_groups + first_group / PER_SCALE;
     for (int64_t r = 0; r < rows; r++) {
-      f32x16 part, sum{};
+      f32x16 part, sum{}, inside{};
       if (!is_first) sum = load16(sums + r * PANEL);
+      f32x16& total = SUPER ? inside : sum;
       for (int64_t g = 0; g < count; g++) {
         f32x16 products_of_group = __builtin_convertvector(load<i32x16>(products[slot][g][r]), f32x16);
         part = g % PER_SCALE == 0 ? products_of_group * scale[g] : fma(products_of_group, scale[g], part);
-        if constexpr (HAS_MIN)
-          part = fma(splat(-(float)args.sums[(row + r) * args.groups + first_group + g]),
+        if constexpr (HAS_MIN && !SUPER)
+          part = fma(splat(-(float)args.inputs.sums[(row + r) * args.groups + first_group + g]),
                      from_half(scales + g * group_bytes + PANEL * 2), part);
         if ((g + 1) % PER_SCALE && g + 1 < count) continue;
-        sum = fma(part, splat(input_scale[r * args.input_groups + g / PER_SCALE]), sum);
+        total = fma(part, splat(input_scale[r * args.input_groups + g / PER_SCALE]), total);
+      }
+      if constexpr (SUPER) sum = fma(inside, d, sum);
+      if constexpr (SUPER && HAS_MIN) {
+        f32x16 below{};
+        const float* weighted = args.inputs.weighted + (row + r) * args.groups + first_group;
+        for (int64_t g = 0; g < count; g++) below = fma(splat(weighted[g]), min[g], below);
+        sum = fma(below, dmin, sum);
       }
       store16(sums + r * PANEL, sum);
     }
   }
 
   INLINE void fold(float* sums, int64_t row, int64_t rows, int v, int slot) const {
-    if (args.has_min) fold<false, true>(sums, row, rows, v, slot);
+    if (args.format.has_min && groups == GROUPS && SUPER) fold<true, true>(sums, row, rows, v, slot);
+    else if (args.format.has_min) fold<false, true>(sums, row, rows, v, slot);
     else if (groups == GROUPS) fold<true, false>(sums, row, rows, v, slot);
     else fold<false, false>(sums, row, rows, v, slot);
   }
@@ -135,15 +161,22 @@ struct AmxSpan {
   }
 };
 
-template <typename T, int BITS, int GROUP>
+// See finish_chunk; by itself, so that it is compiled once for all formats.
+__attribute__((noinline)) void finish_chunk_of_type(const LinearArgs& args, const ChunkSums& sums, const RowTiles& tiles,
+                                                    int64_t first, int64_t count, int64_t p) {
+  if (args.type == Dtype::f32) finish_chunk<float>(args, sums, tiles, first, count, p);
+  else finish_chunk<uint16_t>(args, sums, tiles, first, count, p);
+}
+
+template <int BITS, int GROUP, bool SUPER>
 void amx_quantized_panels(const QuantizedArgs& args, int64_t begin, int64_t end) {
-  static thread_local ChunkSums sums;
-  AmxSpan<BITS, GROUP> span(args);
+  ChunkSums& sums = chunk_sums();
+  AmxSpan<BITS, GROUP, SUPER> span(args);
   RowTiles tiles{args.linear.m};
   int64_t per_segment = (args.spans + SEGMENTS - 1) / SEGMENTS;
   configure_tiles(tiles.height, GROUP < 64 ? GROUP : 64);
   for (int64_t p = begin; p < end; p++) {
-    const char* panel = (const char*)args.linear.w + p * args.groups * span.group_bytes;
+    const char* panel = (const char*)args.linear.w + p * args.format.panel_bytes(args.linear.k);
     for (int64_t first = 0; first < tiles.count; first += CHUNK_HEIGHT) {
       int64_t count = tiles.count - first < CHUNK_HEIGHT ? tiles.count - first : CHUNK_HEIGHT;
       for (int s = 0; s < SEGMENTS; s++) {
@@ -154,7 +187,7 @@ void amx_quantized_panels(const QuantizedArgs& args, int64_t begin, int64_t end)
           span.add_to(sums.at[s], tiles, first, count);
         }
       }
-      finish_chunk<T>(args.linear, sums, tiles, first, count, p);
+      finish_chunk_of_type(args.linear, sums, tiles, first, count, p);
     }
   }
   _tile_release();
@@ -163,20 +196,13 @@ void amx_quantized_panels(const QuantizedArgs& args, int64_t begin, int64_t end)
 // Whether these products are taken in tiles; if so they are done.
 INLINE bool quantized_in_tiles(const QuantizedArgs& args, int64_t begin, int64_t end) {
   if (args.linear.m < AMX_QUANTIZED_ROWS) return false;
-  auto of_group = [&]<typename T, int BITS>() {
-    switch (args.group) {
-      case 16: return amx_quantized_panels<T, BITS, 16>(args, begin, end);
-      case 32: return amx_quantized_panels<T, BITS, 32>(args, begin, end);
-      case 64: return amx_quantized_panels<T, BITS, 64>(args, begin, end);
-      default: return amx_quantized_panels<T, BITS, 128>(args, begin, end);
-    }
-  };
-  auto of_bits = [&]<typename T>() {
-    if (args.bits == 8) of_group.template operator()<T, 8>();
-    else of_group.template operator()<T, 4>();
-  };
-  if (args.linear.type == Dtype::f32) of_bits.operator()<float>();
-  else of_bits.operator()<uint16_t>();
+  of_format(args.format, [&]<int BITS, bool ALONE, bool SUPER>() {
+    if constexpr (!ALONE) return amx_quantized_panels<BITS, 16, SUPER>(args, begin, end);
+    else if constexpr (SUPER || BITS == 5) return amx_quantized_panels<BITS, 32, SUPER>(args, begin, end);
+    else if (args.format.group == 32) return amx_quantized_panels<BITS, 32, SUPER>(args, begin, end);
+    else if (args.format.group == 64) return amx_quantized_panels<BITS, 64, SUPER>(args, begin, end);
+    else return amx_quantized_panels<BITS, 128, SUPER>(args, begin, end);
+  });
   return true;
 }
 

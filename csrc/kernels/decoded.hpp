@@ -20,6 +20,8 @@ INLINE f32x16 based_codes(u32x16 word) {
     constexpr int PLACE = 15;  // of 256's mantissa
     u32x16 moved = AT < PLACE ? word << (AT < PLACE ? PLACE - AT : 0) : word >> (AT < PLACE ? 0 : AT - PLACE);
     return (f32x16)((moved & splat(0xffu << PLACE)) | splat(0x43800000u));
+  } else if constexpr (BITS > 4) {
+    return to_float((word >> AT) & splat(0x3fu));  // a byte each
   } else {
 #if defined(__AVX512F__)
     alignas(64) static constexpr float CODES[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
@@ -31,13 +33,21 @@ INLINE f32x16 based_codes(u32x16 word) {
 }
 
 // The numbers of one vector of channels in a group, (code - zero) scale - min. The product is exact in float32.
-template <int BITS, bool HAS_MIN>
+template <int BITS, bool HAS_MIN, bool SUPER>
 struct Numbers {
   f32x16 scale, offset, min;
 
-  Numbers(const char* scales, int v)
-      : scale(from_half(scales + v * LANES * 2)), offset(scale * splat(-(BASE<BITS> + (float)(1 << (BITS - 1))))), min{} {
-    if constexpr (HAS_MIN) min = from_half(scales + (PANEL + v * LANES) * 2);
+  Numbers(const WeightFormat& format, const char* panel, int64_t g, int v) : min{} {
+    const char* scales = panel + format.group_at(g) + format.code_bytes();
+    if constexpr (SUPER) {
+      const char* header = panel + format.header_at(g) + v * LANES * 2;
+      scale = from_half(header) * from_bytes(scales + v * LANES);
+      if constexpr (HAS_MIN) min = from_half(header + PANEL * 2) * from_bytes(scales + PANEL + v * LANES);
+    } else {
+      scale = from_half(scales + v * LANES * 2);
+      if constexpr (HAS_MIN) min = from_half(scales + (PANEL + v * LANES) * 2);
+    }
+    offset = scale * splat(-(BASE<BITS> + (float)format.zero()));
   }
 
   template <int AT>
@@ -56,13 +66,13 @@ INLINE void put_k(Bf16Weights, char* to, f32x16 even, f32x16 odd) { store(to, bf
 
 // A panel that is decoded as it is needed, in pieces of 32 k: small enough that a processor finds this work and the products close
 // together. Always a piece more than is needed, so that numbers are read a while after they were written, not just then.
-template <typename W, int BITS, bool HAS_MIN>
+template <typename W, int BITS, bool HAS_MIN, bool SUPER>
 struct DecodedPanel {
   static constexpr int64_t PIECE = 32, TWO_K = 2 / W::STEP * PANEL * 4;
   const QuantizedArgs& args;
   const char* panel;
-  int64_t group_bytes = quantized_group_bytes(BITS, args.group, HAS_MIN), width = args.groups * args.group;
-  int64_t piece = args.group < PIECE ? args.group : PIECE, decoded = 0;
+  int64_t group = args.format.group, width = args.groups * group;
+  int64_t piece = group < PIECE ? group : PIECE, decoded = 0;
 
   const char* numbers() const { return args.decoded; }
 
@@ -76,13 +86,28 @@ struct DecodedPanel {
 
  private:
   INLINE void decode(int64_t first) const {
-    constexpr int64_t K = 32 / BITS;  // of a word
-    const char* group = panel + first / args.group * group_bytes;
-    const char *codes = group + code_bytes<BITS>(first % args.group), *scales = group + code_bytes<BITS>(args.group);
+    const char* codes = panel + args.format.group_at(first / group) + first % group * PANEL * BITS / 8;
     for (int v = 0; v < PANEL_VECTORS; v++) {
-      Numbers<BITS, HAS_MIN> numbers(scales, v);
+      Numbers<BITS, HAS_MIN, SUPER> numbers(args.format, panel, first / group, v);
       const char* from = codes + v * LANES * 4;
       char* to = args.decoded + first / 2 * TWO_K + v * LANES * 4;
+      if constexpr (BITS == 5 || BITS == 6) {
+        using Codes = Unit<BITS>;
+        for (int64_t k = 0; k < piece; k += Codes::K, from += Codes::BYTES) {
+          for (int64_t row = 0; row < Codes::BYTES; row += PANEL * 4) __builtin_prefetch(from + row + 4096);
+          Codes unit(from);
+#pragma GCC unroll 4
+          for (int64_t j = 0; j < Codes::ROWS; j++, to += 4 * TWO_K) {
+            u32x16 row = unit.row(j), low = unit.low(row, j), high = unit.high(row, j);
+            put_k(W{}, to, numbers.template of<0>(low), numbers.template of<8>(low));
+            put_k(W{}, to + TWO_K, numbers.template of<16>(low), numbers.template of<24>(low));
+            put_k(W{}, to + 2 * TWO_K, numbers.template of<0>(high), numbers.template of<8>(high));
+            put_k(W{}, to + 3 * TWO_K, numbers.template of<16>(high), numbers.template of<24>(high));
+          }
+        }
+        continue;
+      }
+      constexpr int64_t K = 32 / BITS;  // of a word
       for (int64_t k = 0; k < piece; k += K, from += PANEL * 4, to += K / 2 * TWO_K) {
         __builtin_prefetch(from + 4096);
         u32x16 word = load<u32x16>(from);
@@ -97,12 +122,12 @@ struct DecodedPanel {
   }
 };
 
-template <typename W, int BITS, bool HAS_MIN>
+template <typename W, int BITS, bool HAS_MIN, bool SUPER>
 void decoded_panels_of(const QuantizedArgs& args, int64_t begin, int64_t end) {
-  int64_t panel_bytes = args.groups * quantized_group_bytes(BITS, args.group, HAS_MIN);
+  int64_t panel_bytes = args.format.panel_bytes(args.linear.k);
   auto each = [&](auto&& multiply) {
     for (int64_t p = begin; p < end; p++) {
-      DecodedPanel<W, BITS, HAS_MIN> panel{args, (const char*)args.linear.w + p * panel_bytes};
+      DecodedPanel<W, BITS, HAS_MIN, SUPER> panel{args, (const char*)args.linear.w + p * panel_bytes};
       multiply(panel, p);
     }
   };
@@ -120,10 +145,10 @@ void decoded_panels_of(const QuantizedArgs& args, int64_t begin, int64_t end) {
 
 void decoded_panels(const QuantizedArgs& args, int64_t begin, int64_t end) {
   auto of_type = [&]<typename W>(W) {
-    if (args.bits == 8 && args.has_min) decoded_panels_of<W, 8, true>(args, begin, end);
-    else if (args.bits == 8) decoded_panels_of<W, 8, false>(args, begin, end);
-    else if (args.has_min) decoded_panels_of<W, 4, true>(args, begin, end);
-    else decoded_panels_of<W, 4, false>(args, begin, end);
+    of_format(args.format, [&]<int BITS, bool ALONE, bool SUPER>() {
+      if (args.format.has_min) decoded_panels_of<W, BITS, true, SUPER>(args, begin, end);
+      else decoded_panels_of<W, BITS, false, SUPER>(args, begin, end);
+    });
   };
   if (args.linear.type == Dtype::f32) of_type(F32Weights{});
   else of_type(Bf16Weights{});

@@ -1,6 +1,6 @@
-// Products against weights of 8 or 4 bits: integers inside a group of k, floats across groups.
+// Products against weights of 8, 6, 5 or 4 bits: integers inside a group of k, floats across groups.
 //
-//   weight  w[n][k] = scale[n][g] * (code[n][k] - zero) - min[n][g]        zero 128 or 8, min only where a format has one
+//   weight  w[n][k] = scale[n][g] * (code[n][k] - zero) - min[n][g]        zero and min as the WeightFormat says
 //   input   x[m][k] = scale[m][i] * q[m][k],  q from -127 to 127           made on the fly, row by row: see input_group
 //
 // so over a group   sum = scale[n] (SUM code q - zero SUM q) - min[n] SUM q,   and where inputs share a scale, the sum of these
@@ -14,6 +14,19 @@
 //
 //   8 bits  [G / 4][4 vectors][16 channels][4 k]       4 bits  [G / 8][4 vectors][16 channels][4 k low, 4 k high halves]
 //   scales  float16 [64]                               mins    float16 [64], where the format has them
+//
+// Codes of 5 and 6 bits are in units of 32 and 16 k: their low four bits as those of 4 bits, and behind these what is above,
+//
+//   [4 vectors][16 channels][4 bytes], byte b with the bits of k = b, b + 4, b + 8, ... from the lowest on
+//
+// In ggml's K types, as they are in their files, scales and mins are whole numbers of a byte, int8 [64] each, and every
+// super-block of 256 k begins with what they are multiplied by, float16 [64] each:
+//
+//   w = d[n] scale[n][g] (code - zero) - dmin[n] min[n][g]
+//
+// There groups are added times their scale and that of their inputs, and a span's sum is multiplied by d; the mins' share is
+// added up by itself, each times the sum of its inputs, and multiplied by dmin. Inside a scale of the inputs these
+// are whole numbers below 2^24: exact, though floats hold them.
 #pragma once
 
 #include "elementwise.hpp"
@@ -97,22 +110,19 @@ using Inputs4 = PairInputs;
 #endif
 #endif
 
-template <int BITS>
-constexpr int64_t code_bytes(int64_t group) { return group * PANEL * BITS / 8; }
+using QuantizedRows = Integers<int8_t, float, int32_t>;
 
-INLINE int64_t quantized_group_bytes(int bits, int64_t group, bool has_min) {
-  return group * PANEL * bits / 8 + PANEL * 2 * (has_min ? 2 : 1);
-}
-
-// Rows [begin, end) of x [m, k] to q [m, groups * group], scales [m, input_groups] and sums [m, groups]; where a weight's
-// columns are in an order of their own, so are q's: input order[i] is the i-th.
+// Rows [begin, end) of x [m, k] to integers; where a weight's columns are in an order of their own, so are q's: input
+// order[i] is the i-th.
 template <typename T>
-void quantize_rows_of(const T* x, int64_t ldx, const int32_t* order, int64_t k, int64_t group, int64_t groups, int8_t* q,
-                      float* scales, int32_t* sums, int64_t begin, int64_t end) {
+void quantize_rows_of(const T* x, int64_t ldx, const int32_t* order, int64_t k, int64_t group, const QuantizedRows& rows,
+                      int64_t begin, int64_t end) {
   const float magic = 12582912.0f;
-  int64_t padded = groups * group, width = input_group(group), input_groups = (k + width - 1) / width;
+  int64_t groups = (k + group - 1) / group, padded = groups * group;
+  int64_t width = input_group(group), input_groups = (k + width - 1) / width;
   for (int64_t row = begin; row < end; row++) {
-    int8_t* to = q + row * padded;
+    int8_t* to = rows.q + row * padded;
+    float* scales = rows.scales + row * input_groups;
     for (int64_t i = 0; i < input_groups; i++) {
       int64_t first = i * width, count = k - first < width ? k - first : width;
       const T* from = x + row * ldx + first;
@@ -130,7 +140,7 @@ void quantize_rows_of(const T* x, int64_t ldx, const int32_t* order, int64_t k, 
         u8x16 bytes = lowest_bytes((i32x16)(get(from + i, n) * splat(inverse) + splat(magic)));
         std::memcpy(to + first + i, &bytes, (size_t)n);
       });
-      scales[row * input_groups + i] = inverse > 0 ? largest / 127.0f : 0.0f;
+      scales[i] = inverse > 0 ? largest / 127.0f : 0.0f;
     }
     std::memset(to + k, 0, (size_t)(padded - k));
     for (int64_t g = 0; g < groups; g++) {
@@ -140,17 +150,16 @@ void quantize_rows_of(const T* x, int64_t ldx, const int32_t* order, int64_t k, 
       store(lanes, total);
       int32_t sum = (int32_t)(-128 * group);
       for (int64_t i = 0; i < LANES; i++) sum += (int32_t)lanes[i];
-      sums[row * groups + g] = sum;
+      rows.sums[row * groups + g] = sum;
+      rows.weighted[row * groups + g] = (float)sum * scales[g * group / width];
     }
   }
 }
 
-void quantize_rows(const void* x, int64_t ldx, const int32_t* order, int64_t k, int64_t group, int64_t groups, int8_t* q,
-                   float* scales, int32_t* sums, Dtype type, int64_t begin, int64_t end) {
-  if (type == Dtype::f32)
-    quantize_rows_of((const float*)x, ldx, order, k, group, groups, q, scales, sums, begin, end);
-  else
-    quantize_rows_of((const uint16_t*)x, ldx, order, k, group, groups, q, scales, sums, begin, end);
+void quantize_rows(const void* x, int64_t ldx, const int32_t* order, int64_t k, int64_t group, const QuantizedRows& to,
+                   Dtype type, int64_t begin, int64_t end) {
+  if (type == Dtype::f32) quantize_rows_of((const float*)x, ldx, order, k, group, to, begin, end);
+  else quantize_rows_of((const uint16_t*)x, ldx, order, k, group, to, begin, end);
 }
 
 // A tile of a group's sums in registers; those of the span are others.
@@ -159,99 +168,182 @@ constexpr int QUANTIZED_ROWS = rows_of_tile(REGISTER_BYTES == 64 ? 6 : 4, INTEGE
 template <int ROWS>
 constexpr int QUANTIZED_VECTORS = vectors_of_tile(ROWS, INTEGER_REGISTERS);
 
+// The codes of 4, 5 and 6 bits of one vector of channels in a unit, as bytes: word 2 j and 2 j + 1 of the unit's inputs.
+template <int BITS>
+struct Unit {
+  static constexpr int64_t K = BITS == 4 ? 8 : BITS == 5 ? 32 : 16, ROWS = K / 8, BYTES = K * PANEL * BITS / 8;
+  const char* at;  // the unit, at the vector
+  u32x16 above;    // what does not fit in four bits
+
+  explicit INLINE Unit(const char* at) : at(at), above{} {
+    if constexpr (BITS > 4) above = load<u32x16>(at + ROWS * PANEL * 4);
+  }
+
+  INLINE u32x16 row(int64_t j) const { return load<u32x16>(at + j * PANEL * 4); }
+  INLINE u32x16 low(u32x16 row, int64_t j) const { return (row & splat(0x0f0f0f0fu)) | high_bits(2 * j); }
+  INLINE u32x16 high(u32x16 row, int64_t j) const { return ((row >> 4) & splat(0x0f0f0f0fu)) | high_bits(2 * j + 1); }
+
+ private:
+  // Those of word i, where they belong in a byte.
+  INLINE u32x16 high_bits(int64_t i) const {
+    if constexpr (BITS == 4) return u32x16{};
+    int64_t place = i * (BITS - 4);
+    u32x16 moved = place < 4 ? above << (int)(4 - place) : above >> (int)(place - 4);
+    return moved & splat(BITS == 5 ? 0x10101010u : 0x30303030u);
+  }
+};
+
 // acc + codes times inputs of a group, whose first input is the span's word `word`.
 template <int BITS, int ROWS, int VECTORS, typename Inputs>
 INLINE void add_group(i32x16 (&acc)[ROWS][VECTORS], const char* codes, int64_t group, const Inputs* inputs, int64_t word) {
-  for (int64_t k = 0; k < group; k += 32 / BITS, word += 8 / BITS) {
-    const char* at = codes + k * PANEL * BITS / 8;
-    ask_ahead<ROWS, VECTORS>(at, 4096);
-    for (int v = 0; v < VECTORS; v++) {
-      u32x16 w = load<u32x16>(at + v * LANES * 4);
-      if constexpr (BITS == 8 && SIGNED_CODES) w ^= splat(0x80808080u);
-      u32x16 low = w & splat(0x0f0f0f0fu), high = (w >> 4) & splat(0x0f0f0f0fu);
-      for (int r = 0; r < ROWS; r++)
-        if constexpr (BITS == 8) acc[r][v] = dot_bytes(acc[r][v], w, inputs[r], word);
-        else acc[r][v] = dot_bytes(dot_bytes(acc[r][v], low, inputs[r], word), high, inputs[r], word + 1);
+  if constexpr (BITS == 8) {
+    for (int64_t k = 0; k < group; k += 4, word++) {
+      const char* at = codes + k * PANEL;
+      ask_ahead<ROWS, VECTORS>(at, 4096);
+      for (int v = 0; v < VECTORS; v++) {
+        u32x16 w = load<u32x16>(at + v * LANES * 4);
+        if constexpr (SIGNED_CODES) w ^= splat(0x80808080u);
+        for (int r = 0; r < ROWS; r++) acc[r][v] = dot_bytes(acc[r][v], w, inputs[r], word);
+      }
+    }
+  } else {
+    using Codes = Unit<BITS>;
+    for (int64_t k = 0; k < group; k += Codes::K, codes += Codes::BYTES, word += Codes::K / 4) {
+      for (int64_t row = 0; row < Codes::BYTES; row += PANEL * 4) ask_ahead<ROWS, VECTORS>(codes + row, 4096);
+      for (int v = 0; v < VECTORS; v++) {
+        Codes unit(codes + v * LANES * 4);
+#pragma GCC unroll 4
+        for (int64_t j = 0; j < Codes::ROWS; j++) {
+          u32x16 w = unit.row(j), low = unit.low(w, j), high = unit.high(w, j);
+          for (int r = 0; r < ROWS; r++)
+            acc[r][v] = dot_bytes(dot_bytes(acc[r][v], low, inputs[r], word + 2 * j), high, inputs[r], word + 2 * j + 1);
+        }
+      }
     }
   }
 }
 
 #if defined(__AVX2__) && !defined(__AVX512VNNI__)
-// The same of 4 bits in sums of 16: two products are at most 2 * 15 * 127, and 32 k of a channel are eight such sums in each half
-// of a word, which 16 bits hold. (Codes of 8 bits are too large for this: two products alone would not fit.)
+// The same of 4, 5 and 6 bits in sums of 16: two products are at most 2 * 127 times the largest code, and of 4 bits eight such
+// sums fit in each half of a word, of 5 four, of 6 two. (Codes of 8 bits are too large for this: two products alone would not.)
 template <int BITS, int ROWS, int VECTORS>
 INLINE void add_group(i32x16 (&acc)[ROWS][VECTORS], const char* codes, int64_t group, const ByteInputs* inputs, int64_t word) {
-  static_assert(BITS == 4);
+  static_assert(BITS < 8);
   using Short = Lanes<int16_t, 32>;
+  using Codes = Unit<BITS>;
+  constexpr int64_t FITTING = (BITS == 4 ? 32 : BITS == 5 ? 16 : 8);  // k
+  constexpr int64_t ROWS_FITTING = BITS == 4 ? 1 : FITTING / 8;       // of a unit; of 4 bits several units fit
   auto products = [](u32x16 w, const char* q) {
     auto of_register = [](auto a, auto b) { return (Lanes<int16_t, 16>)_mm256_maddubs_epi16((__m256i)a, (__m256i)b); };
     return (Short)in_registers(of_register, w, splat(load<uint32_t>(q)));
   };
-  for (int64_t begin = 0; begin < group; begin += 32) {
-    Short sums[ROWS][VECTORS] = {};
-    for (int64_t k = begin; k < begin + 32 && k < group; k += 8, word += 2) {
-      const char* at = codes + k * PANEL / 2;
-      ask_ahead<ROWS, VECTORS>(at, 4096);
-      for (int v = 0; v < VECTORS; v++) {
-        u32x16 w = load<u32x16>(at + v * LANES * 4), low = w & splat(0x0f0f0f0fu), high = (w >> 4) & splat(0x0f0f0f0fu);
+  auto settle = [&](Short (&sums)[ROWS][VECTORS], int v) {
+    for (int r = 0; r < ROWS; r++) {
+      acc[r][v] = dot_pairs(acc[r][v], (u32x16)sums[r][v], 0x00010001u);
+      sums[r][v] = Short{};
+    }
+  };
+  Short sums[ROWS][VECTORS] = {};
+  for (int64_t k = 0; k < group; k += Codes::K, codes += Codes::BYTES, word += Codes::K / 4) {
+    for (int64_t row = 0; row < Codes::BYTES; row += PANEL * 4) ask_ahead<ROWS, VECTORS>(codes + row, 4096);
+    for (int v = 0; v < VECTORS; v++) {
+      Codes unit(codes + v * LANES * 4);
+#pragma GCC unroll 4
+      for (int64_t j = 0; j < Codes::ROWS; j++) {
+        u32x16 w = unit.row(j), low = unit.low(w, j), high = unit.high(w, j);
         for (int r = 0; r < ROWS; r++) {
-          const char* q = (const char*)inputs[r].q + word * 4;
+          const char* q = (const char*)inputs[r].q + (word + 2 * j) * 4;
           sums[r][v] += products(low, q) + products(high, q + 4);
         }
+        if (BITS > 4 && (j + 1) % ROWS_FITTING == 0) settle(sums, v);
       }
+      if (BITS == 4 && ((k + Codes::K) % FITTING == 0 || k + Codes::K == group)) settle(sums, v);
     }
-    for (int r = 0; r < ROWS; r++)
-      for (int v = 0; v < VECTORS; v++) acc[r][v] = dot_pairs(acc[r][v], (u32x16)sums[r][v], 0x00010001u);
   }
 }
 #endif
 
-// Spans [begin, end) of inputs for ROWS rows and VECTORS vectors of a panel, from zero. ALONE: a scale of the inputs belongs to
-// one group.
-template <int BITS, bool ALONE, int ROWS, int VECTORS>
-INLINE void accumulate_spans(f32x16 (&sum)[ROWS][VECTORS], const QuantizedArgs& args, const char* panel, int64_t row,
-                             int first, int64_t begin, int64_t end) {
-  using Inputs = std::conditional_t<BITS == 8, Inputs8, Inputs4>;
-  constexpr int32_t ZERO = BITS == 8 && SIGNED_CODES ? 0 : 1 << (BITS - 1);
-  int64_t group_bytes = quantized_group_bytes(BITS, args.group, args.has_min), per_span = SPAN / args.group;
-  int64_t per_scale = ALONE ? 1 : input_group(args.group) / args.group;
-  for (int r = 0; r < ROWS; r++)
-    for (int v = 0; v < VECTORS; v++) sum[r][v] = f32x16{};
-  for (int64_t span = begin; span < end; span++) {
-    f32x16 part[ROWS][VECTORS];
-    int64_t first_group = span * per_span, last = first_group + per_span < args.groups ? first_group + per_span : args.groups;
-    Inputs inputs[ROWS];
-    for (int r = 0; r < ROWS; r++)
-      inputs[r].arrange(args.q + ((row + r) * args.groups + first_group) * args.group, (last - first_group) * args.group);
-    for (int64_t g = first_group; g < last; g++) {
-      const char* codes = panel + g * group_bytes + first * LANES * 4;
-      const char* scales = panel + g * group_bytes + code_bytes<BITS>(args.group) + first * LANES * 2;
-      bool begins = ALONE || g % per_scale == 0, ends = ALONE || (g + 1) % per_scale == 0 || g + 1 == last;
-      i32x16 acc[ROWS][VECTORS];
-      for (int r = 0; r < ROWS; r++)
-        for (int v = 0; v < VECTORS; v++) acc[r][v] = splat(-ZERO * args.sums[(row + r) * args.groups + g]);
-      add_group<BITS, ROWS, VECTORS>(acc, codes, args.group, inputs, (g - first_group) * args.group / 4);
-      for (int v = 0; v < VECTORS; v++) {
-        f32x16 scale = from_half(scales + v * LANES * 2);
-        for (int r = 0; r < ROWS; r++)
-          part[r][v] = begins ? to_float(acc[r][v]) * scale : fma(to_float(acc[r][v]), scale, part[r][v]);
-      }
-      if (args.has_min)
-        for (int v = 0; v < VECTORS; v++) {
-          f32x16 min = from_half(scales + PANEL * 2 + v * LANES * 2);
-          for (int r = 0; r < ROWS; r++)
-            part[r][v] = fma(splat(-(float)args.sums[(row + r) * args.groups + g]), min, part[r][v]);
-        }
-      if (!ends) continue;
-      for (int r = 0; r < ROWS; r++) {
-        f32x16 scale = splat(args.scales[(row + r) * args.input_groups + g / per_scale]);
-        for (int v = 0; v < VECTORS; v++) sum[r][v] = fma(part[r][v], scale, sum[r][v]);
-      }
+// Adds a span's sums `inside`, in the units of a super-block's scales and mins, to the sums of its run.
+template <int ROWS, int VECTORS>
+INLINE void add_span(f32x16 (&sum)[ROWS][VECTORS], const f32x16 (&inside)[ROWS][VECTORS], const QuantizedArgs& args,
+                     const char* panel, int64_t row, int first, int64_t first_group, int64_t count) {
+  const WeightFormat& format = args.format;
+  const char* header = panel + format.header_at(first_group) + first * LANES * 2;
+  for (int v = 0; v < VECTORS; v++) {
+    f32x16 d = from_half(header + v * LANES * 2);
+    for (int r = 0; r < ROWS; r++) sum[r][v] = fma(inside[r][v], d, sum[r][v]);
+  }
+  if (!format.has_min) return;
+  for (int v = 0; v < VECTORS; v++) {
+    f32x16 dmin = -from_half(header + PANEL * 2 + v * LANES * 2), below[ROWS] = {};
+    for (int64_t g = first_group; g < first_group + count; g++) {
+      f32x16 min = from_bytes(panel + format.group_at(g) + format.code_bytes() + PANEL + (first + v) * LANES);
+      for (int r = 0; r < ROWS; r++) below[r] = fma(splat(args.inputs.weighted[(row + r) * args.groups + g]), min, below[r]);
     }
+    for (int r = 0; r < ROWS; r++) sum[r][v] = fma(below[r], dmin, sum[r][v]);
   }
 }
 
-template <typename T, int BITS, bool ALONE, int ROWS>
+// Spans [begin, end) of inputs for ROWS rows and VECTORS vectors of a panel, from zero. ALONE: a scale of the inputs belongs to
+// one group. SUPER: the format has super-blocks.
+template <int BITS, bool ALONE, bool SUPER, int ROWS, int VECTORS>
+INLINE void accumulate_spans(f32x16 (&sum)[ROWS][VECTORS], const QuantizedArgs& args, const char* panel, int64_t row,
+                             int first, int64_t begin, int64_t end) {
+  using CodeInputs = std::conditional_t<BITS == 8, Inputs8, Inputs4>;
+  const WeightFormat& format = args.format;
+  const IntegerInputs& rows = args.inputs;
+  int32_t zero = BITS == 8 && SIGNED_CODES ? 0 : format.zero();
+  int64_t group = format.group, per_span = SPAN / group, per_scale = ALONE ? 1 : input_group(group) / group;
+  for (int r = 0; r < ROWS; r++)
+    for (int v = 0; v < VECTORS; v++) sum[r][v] = f32x16{};
+  for (int64_t span = begin; span < end; span++) {
+    f32x16 part[ROWS][VECTORS], inside[ROWS][VECTORS] = {};
+    auto& total = [&]() -> auto& {
+      if constexpr (SUPER) return inside;
+      else return sum;
+    }();
+    int64_t first_group = span * per_span, last = first_group + per_span < args.groups ? first_group + per_span : args.groups;
+    CodeInputs inputs[ROWS];
+    for (int r = 0; r < ROWS; r++)
+      inputs[r].arrange(rows.q + ((row + r) * args.groups + first_group) * group, (last - first_group) * group);
+    for (int64_t g = first_group; g < last; g++) {
+      const char* codes = panel + format.group_at(g) + first * LANES * 4;
+      const char* scales = panel + format.group_at(g) + format.code_bytes() + first * LANES * (SUPER ? 1 : 2);
+      bool begins = ALONE || g % per_scale == 0, ends = ALONE || (g + 1) % per_scale == 0 || g + 1 == last;
+      i32x16 acc[ROWS][VECTORS];
+      for (int r = 0; r < ROWS; r++)
+        for (int v = 0; v < VECTORS; v++) acc[r][v] = splat(-zero * rows.sums[(row + r) * args.groups + g]);
+      add_group<BITS, ROWS, VECTORS>(acc, codes, group, inputs, (g - first_group) * group / 4);
+      for (int v = 0; v < VECTORS; v++) {
+        f32x16 scale = SUPER ? from_bytes(scales + v * LANES) : from_half(scales + v * LANES * 2);
+        for (int r = 0; r < ROWS; r++)
+          part[r][v] = begins ? to_float(acc[r][v]) * scale : fma(to_float(acc[r][v]), scale, part[r][v]);
+      }
+      if (!SUPER && format.has_min)
+        for (int v = 0; v < VECTORS; v++) {
+          f32x16 min = from_half(scales + PANEL * 2 + v * LANES * 2);
+          for (int r = 0; r < ROWS; r++)
+            part[r][v] = fma(splat(-(float)rows.sums[(row + r) * args.groups + g]), min, part[r][v]);
+        }
+      if (!ends) continue;
+      for (int r = 0; r < ROWS; r++) {
+        f32x16 scale = splat(rows.scales[(row + r) * args.input_groups + g / per_scale]);
+        for (int v = 0; v < VECTORS; v++) total[r][v] = fma(part[r][v], scale, total[r][v]);
+      }
+    }
+    if constexpr (SUPER) add_span(sum, inside, args, panel, row, first, first_group, last - first_group);
+  }
+}
+
+// See finish; by itself, so that it is compiled once for all formats.
+template <int ROWS>
+__attribute__((noinline)) void finish_tile(const LinearArgs& args, const f32x16 (&sums)[SEGMENTS][ROWS][PANEL_VECTORS],
+                                           int64_t row, int64_t p) {
+  if (args.type == Dtype::f32) finish<float, ROWS>(args, sums, row, p);
+  else finish<uint16_t, ROWS>(args, sums, row, p);
+}
+
+template <int BITS, bool ALONE, bool SUPER, int ROWS>
 void quantized_tile(const QuantizedArgs& args, const char* panel, int64_t row, int64_t p) {
   constexpr int VECTORS = QUANTIZED_VECTORS<ROWS>;
   int64_t per_segment = (args.spans + SEGMENTS - 1) / SEGMENTS;
@@ -261,21 +353,40 @@ void quantized_tile(const QuantizedArgs& args, const char* panel, int64_t row, i
     int64_t end = begin + per_segment < args.spans ? begin + per_segment : args.spans;
     for (int first = 0; first < PANEL_VECTORS; first += VECTORS) {
       f32x16 sum[ROWS][VECTORS];
-      accumulate_spans<BITS, ALONE>(sum, args, panel, row, first, begin, end);
+      accumulate_spans<BITS, ALONE, SUPER>(sum, args, panel, row, first, begin, end);
       for (int r = 0; r < ROWS; r++)
         for (int v = 0; v < VECTORS; v++) sums[s][r][first + v] = sum[r][v];
     }
   }
-  finish<T, ROWS>(args.linear, sums, row, p);
+  finish_tile<ROWS>(args.linear, sums, row, p);
 }
 
-template <typename T, int BITS, bool ALONE>
+template <int BITS, bool ALONE, bool SUPER>
 void quantized_panels_of(const QuantizedArgs& args, int64_t begin, int64_t end) {
-  int64_t panel_bytes = args.groups * quantized_group_bytes(BITS, args.group, args.has_min);
+  int64_t panel_bytes = args.format.panel_bytes(args.linear.k);
   for (int64_t p = begin; p < end; p++) {
     const char* panel = (const char*)args.linear.w + p * panel_bytes;
-    in_tiles<QUANTIZED_ROWS>(args.linear.m, [&]<int ROWS>(int64_t row) { quantized_tile<T, BITS, ALONE, ROWS>(args, panel, row, p); });
+    in_tiles<QUANTIZED_ROWS>(args.linear.m,
+                             [&]<int ROWS>(int64_t row) { quantized_tile<BITS, ALONE, SUPER, ROWS>(args, panel, row, p); });
   }
+}
+
+// Calls f<BITS, ALONE, SUPER>() for a format: whether a scale of the inputs belongs to one group, and whether there are
+// super-blocks. Of 8 bits there are none, and of 6 bits there are groups of 16 alone.
+template <typename F>
+INLINE void of_format(const WeightFormat& format, const F& f) {
+  bool is_alone = format.group == input_group(format.group);
+  auto of_bits = [&]<bool ALONE>() {
+    if (format.bits == 8) return f.template operator()<8, ALONE, false>();
+    if constexpr (ALONE)
+      if (format.bits == 5)
+        return format.has_super_blocks ? f.template operator()<5, ALONE, true>() : f.template operator()<5, ALONE, false>();
+    if constexpr (!ALONE)
+      if (format.bits == 6) return f.template operator()<6, ALONE, true>();
+    return format.has_super_blocks ? f.template operator()<4, ALONE, true>() : f.template operator()<4, ALONE, false>();
+  };
+  if (is_alone) of_bits.template operator()<true>();
+  else of_bits.template operator()<false>();
 }
 
 }  // namespace
@@ -292,16 +403,7 @@ void quantized_panels(const QuantizedArgs& args, int64_t begin, int64_t end) {
 #if defined(__AMX_INT8__)
   if (quantized_in_tiles(args, begin, end)) return;
 #endif
-  auto of_bits = [&]<typename T, bool ALONE>() {
-    if (args.bits == 8) quantized_panels_of<T, 8, ALONE>(args, begin, end);
-    else quantized_panels_of<T, 4, ALONE>(args, begin, end);
-  };
-  auto of_type = [&]<typename T>() {
-    if (args.group == input_group(args.group)) of_bits.template operator()<T, true>();
-    else of_bits.template operator()<T, false>();
-  };
-  if (args.linear.type == Dtype::f32) of_type.operator()<float>();
-  else of_type.operator()<uint16_t>();
+  of_format(args.format, [&]<int BITS, bool ALONE, bool SUPER>() { quantized_panels_of<BITS, ALONE, SUPER>(args, begin, end); });
 }
 
 }  // namespace

@@ -24,19 +24,57 @@ struct LinearArgs {
   bool wide_y;           // y is float32 all the same: its numbers are rounded to the type, and widened
 };
 
-// The same with weights of 8 or 4 bits: against inputs of 8 bits (quantized.hpp), where x is not read, or against x as it is
-// (decoded.hpp), where q, scales and sums are not.
+constexpr int64_t LANES = 16;        // channels per vector
+constexpr int64_t PANEL_VECTORS = 4;
+constexpr int64_t PANEL = LANES * PANEL_VECTORS;
+constexpr int64_t SPAN = 128;        // a multiple of every group size; runs of k are of whole spans
+constexpr int64_t SUPER_BLOCK = 256;  // k of ggml's K types that share a float16; a multiple of every group size
+// Inputs that share a scale: as many as the weight's numbers that share one, but at least 32.
+constexpr int64_t input_group(int64_t group) { return group < 32 ? 32 : group; }
+
+// What the codes of a weight stand for, and where its parts lie in a panel; see quantized.hpp.
+struct WeightFormat {
+  int bits;               // of a code: 8, 6, 5 or 4
+  int64_t group;          // k that share a scale
+  bool has_min;
+  bool has_super_blocks;  // scales and mins are bytes, times a float16 each for SUPER_BLOCK k
+
+  // The code that stands for 0 (less its min). Where a super-block has mins, codes count from them.
+  constexpr int zero() const { return has_super_blocks && has_min ? 0 : 1 << (bits - 1); }
+  constexpr int64_t groups(int64_t k) const { return (k + group - 1) / group; }
+
+  constexpr int64_t code_bytes() const { return group * PANEL * bits / 8; }
+  constexpr int64_t scale_bytes() const { return PANEL * (has_super_blocks ? 1 : 2); }
+  constexpr int64_t group_bytes() const { return code_bytes() + scale_bytes() * (has_min ? 2 : 1); }
+  constexpr int64_t header_bytes() const { return has_super_blocks ? PANEL * 2 * (has_min ? 2 : 1) : 0; }
+  // From the panel's begin to group g, and to the header of its super-block.
+  constexpr int64_t group_at(int64_t g) const { return g * group_bytes() + (g * group / SUPER_BLOCK + 1) * header_bytes(); }
+  constexpr int64_t header_at(int64_t g) const {
+    return g * group / SUPER_BLOCK * (SUPER_BLOCK / group * group_bytes() + header_bytes());
+  }
+  constexpr int64_t panel_bytes(int64_t k) const { return groups(k) ? group_at(groups(k) - 1) + group_bytes() : 0; }
+};
+
+// Rows as products with integers want them.
+template <typename Q, typename Scale, typename Sum>
+struct Integers {
+  Q* q;             // [m, groups * group]
+  Scale* scales;    // [m, input groups]
+  Sum* sums;        // [m, groups], of q
+  Scale* weighted;  // [m, groups], the same times their inputs' scale
+};
+using IntegerInputs = Integers<const int8_t, const float, const int32_t>;
+
+// The same with weights of a WeightFormat: against inputs of 8 bits (quantized.hpp), where x is not read, or against x as it is
+// (decoded.hpp), where inputs are not.
 struct QuantizedArgs {
   LinearArgs linear;
-  int bits;
-  int64_t group, groups;  // k per group; the last one is filled up with zeros
-  int64_t spans;          // of SPAN k
-  int64_t input_groups;   // of input_group(group) k, each with a scale of its own
-  bool has_min;
-  const int8_t* q;        // [m, groups * group]
-  const float* scales;    // [m, input_groups]
-  const int32_t* sums;    // [m, groups]
-  char* decoded;          // room for a panel's numbers, [groups * group][PANEL] of x's type
+  WeightFormat format;
+  int64_t groups;        // the last one is filled up with zeros
+  int64_t spans;         // of SPAN k
+  int64_t input_groups;  // of input_group(group) k, each with a scale of its own
+  IntegerInputs inputs;
+  char* decoded;         // room for a panel's numbers, [groups * group][PANEL] of x's type
 };
 
 // A weight [n, k] to codes of 8 bits with a scale per channel (group 0), or of 4 bits in groups of 32, 64 or 128.
@@ -118,8 +156,8 @@ struct Kernels {
   void (*quantized_panels)(const QuantizedArgs&, int64_t begin, int64_t end);
   void (*decoded_panels)(const QuantizedArgs&, int64_t begin, int64_t end);
   // Quantizes rows [begin, end) of x [m, k] in groups; order [k], or null, says which input comes where.
-  void (*quantize_rows)(const void* x, int64_t ldx, const int32_t* order, int64_t k, int64_t group, int64_t groups,
-                        int8_t* q, float* scales, int32_t* sums, Dtype, int64_t begin, int64_t end);
+  void (*quantize_rows)(const void* x, int64_t ldx, const int32_t* order, int64_t k, int64_t group,
+                        const Integers<int8_t, float, int32_t>& to, Dtype, int64_t begin, int64_t end);
   // Quantizes rows [begin, end) of a weight.
   void (*quantize_weight)(const QuantizeArgs&, int64_t begin, int64_t end);
   // Stores K and V of the tokens [begin, end) of the flat batch, which belong to the sequences seq_of_token.
@@ -142,17 +180,11 @@ struct Kernels {
   void (*filtered_argmax)(const FilteredArgs&, int64_t begin, int64_t end);
 };
 
-constexpr int64_t LANES = 16;        // channels per vector
-constexpr int64_t PANEL_VECTORS = 4;
-constexpr int64_t SPAN = 128;        // a multiple of every group size; runs of k are of whole spans
-// Inputs that share a scale: as many as the weight's numbers that share one, but at least 32.
-constexpr int64_t input_group(int64_t group) { return group < 32 ? 32 : group; }
 constexpr int64_t MAX_HEAD_DIM = 512;
 constexpr int64_t SAMPLING_BLOCK = 4 * LANES;  // logits that are looked at together
 // The largest of each block, and room for every logit.
 constexpr int64_t filtered_scratch(int64_t vocab_size) { return vocab_size / SAMPLING_BLOCK + 1 + vocab_size; }
 constexpr int64_t ITEM_ROWS = 48;  // most rows of an attention item
-constexpr int64_t PANEL = LANES * PANEL_VECTORS;
 
 #define LEVEL(name) const Kernels* kernels_##name();
 #include "levels.inc"  // the levels that this module is built with, by CMakeLists.txt

@@ -88,6 +88,15 @@ INLINE u32x16 widened(u8x16 v) {
 #endif
 }
 
+// Sixteen bytes with their signs as floats.
+INLINE f32x16 from_bytes(const void* p) {
+#if defined(__AVX512F__)
+  return to_float((i32x16)_mm512_maskz_cvtepi8_epi32((__mmask16)-1, _mm_loadu_si128((const __m128i*)p)));
+#else
+  return to_float((i32x16)(widened(load<u8x16>(p)) << 24) >> 24);
+#endif
+}
+
 // The upper 16 bits of every lane, and the lowest 8.
 INLINE u16x16 upper_halves(u32x16 v) {
 #if defined(__AVX512F__)

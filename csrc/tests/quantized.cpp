@@ -34,45 +34,70 @@ struct Inputs {
   }
 };
 
-struct Format {
-  int bits;
-  int64_t group;
-  bool has_min;
+constexpr WeightFormat plain(int bits, int64_t group, bool has_min = false) { return {bits, group, has_min, false}; }
+
+// ggml's Q5_0 and Q5_1, and its K types from Q2_K (of which Q3_K has no mins, and both take 4 bits) to Q6_K.
+constexpr WeightFormat OTHERS[] = {
+    {5, 32, false, false}, {5, 32, true, false}, {4, 16, true, true}, {4, 16, false, true},
+    {4, 32, true, true},   {5, 32, true, true},  {6, 16, false, true},
 };
 
 template <typename T>
 struct Case {
   const Kernels& kernels;
   int64_t n, k;
-  Format format;
+  WeightFormat format;
   Gate gate;
   bool gated, full;
   int64_t groups, weight_rows;
   std::vector<T> x, residual, y;
   std::vector<uint8_t> codes, packed;
-  std::vector<uint16_t> scales, mins;
+  std::vector<uint16_t> scales, mins, super_scales, super_mins;  // float16; with super-blocks the former are as numbers and as bytes:
+  std::vector<float> scale_numbers, min_numbers;
+  std::vector<int8_t> scale_bytes, min_bytes;
   std::vector<float> panel_bias, bias;
   std::string name;
 
-  Case(const Kernels& kernels, int64_t n, int64_t k, Format format, Gate gate, bool full, Values values)
+  Case(const Kernels& kernels, int64_t n, int64_t k, WeightFormat format, Gate gate, bool full, Values values)
       : kernels(kernels), n(n), k(k), format(format), gate(gate), gated(gate != Gate::none), full(full), groups(divided_up(k, format.group)),
         weight_rows(gated ? 2 * n : n) {
     Random random((uint64_t)(n * 1000 + k + format.bits));
     name = text(kernels.level, name_of(gate), format.bits, " bits ", TYPE_NAME<T>, " group=", format.group,
-                " min=", format.has_min, " n=", n, " k=", k, " ", name_of(values));
+                " min=", format.has_min, " super=", format.has_super_blocks, " n=", n, " k=", k, " ", name_of(values));
     x = random_elements<T>(random, ROWS * k, values);
     int highest = (1 << format.bits) - 1;
     for (int64_t i = 0; i < weight_rows * k; i++) {
       int64_t dice = random.below(8);  // often the ends of the range, where products are largest
       codes.push_back((uint8_t)(dice == 0 ? 0 : dice == 1 ? highest : random.below(highest + 1)));
     }
+    constexpr uint16_t EDGES[] = {0x0001, 0x03ff, 0x0400, 0x0000};  // subnormal halves, the smallest normal one, none
+    auto any_half = [&](double least, double most) {
+      return random.below(8) ? nearest_half(least + (most - least) * random.uniform()) : EDGES[random.below(4)];
+    };
+    if (format.has_super_blocks)
+      for (int64_t i = 0; i < weight_rows * k / SUPER_BLOCK; i++) {
+        super_scales.push_back(any_half(-0.0005, 0.0005));
+        super_mins.push_back(any_half(-0.0005, 0.0005));
+      }
     for (int64_t i = 0; i < weight_rows * groups; i++) {
-      constexpr uint16_t EDGES[] = {0x0001, 0x03ff, 0x0400, 0x0000};  // subnormal halves, the smallest normal one, none
-      scales.push_back(random.below(8) ? nearest_half(0.001 + 0.02 * random.uniform()) : EDGES[random.below(4)]);
-      if (format.has_min) mins.push_back(nearest_half(0.05 * random.normal()));
+      if (format.has_super_blocks) {
+        size_t block = (size_t)(i * format.group / SUPER_BLOCK);  // rows are of whole super-blocks
+        scale_bytes.push_back((int8_t)(format.has_min ? random.below(64) : random.below(256) - 128));
+        min_bytes.push_back((int8_t)random.below(64));
+        scale_numbers.push_back(half_value(super_scales[block]) * (float)scale_bytes.back());
+        min_numbers.push_back(format.has_min ? half_value(super_mins[block]) * (float)min_bytes.back() : 0.0f);
+      } else {
+        scales.push_back(any_half(0.001, 0.021));
+        mins.push_back(nearest_half(0.05 * random.normal()));
+        scale_numbers.push_back(half_value(scales.back()));
+        min_numbers.push_back(format.has_min ? half_value(mins.back()) : 0.0f);
+      }
     }
-    packed.resize((size_t)packed_quantized_bytes(n, k, gated, format.bits, format.group, format.has_min));
-    pack_quantized(at(codes), at(scales), at(mins), at(packed), n, k, gated, format.bits, format.group);
+    packed.resize((size_t)packed_quantized_bytes(n, k, gated, format));
+    uintptr_t of_mins = format.has_super_blocks ? at(min_bytes) : at(mins);
+    pack_quantized({at(codes), format.has_super_blocks ? at(scale_bytes) : at(scales), format.has_min ? of_mins : 0,
+                    at(super_scales), at(super_mins)},
+                   at(packed), n, k, gated, format);
     if (full) {
       bias = random_elements<float>(random, weight_rows, Values::normal);
       panel_bias = bias_in_panels(bias, n, gated);
@@ -88,7 +113,7 @@ struct Case {
     std::vector<T> some(x.begin() + first * k, x.begin() + (first + count) * k);
     if (full) left.assign(residual.begin() + first * n, residual.begin() + (first + count) * n);
     quantized_linear(kernels, at(some), k, at(packed), at(panel_bias), at(left), at(found), count, n, k, (int)gate, TYPE<T>,
-                     format.bits, format.group, format.has_min, 0, true, !std::is_same_v<Y, T>);
+                     format, 0, true, !std::is_same_v<Y, T>);
     return found;
   }
 
@@ -97,8 +122,8 @@ struct Case {
     std::vector<T> numbers, padded((size_t)(ROWS * (k + k % 2)));
     for (int64_t i = 0; i < weight_rows * k; i++) {
       int64_t place = i / k * groups + i % k / format.group;
-      float number = half_value(scales[(size_t)place]) * (float)(codes[(size_t)i] - (1 << (format.bits - 1)));
-      numbers.push_back(nearest<T>(format.has_min ? number - half_value(mins[(size_t)place]) : number));
+      float number = scale_numbers[(size_t)place] * (float)(codes[(size_t)i] - format.zero());
+      numbers.push_back(nearest<T>(number - min_numbers[(size_t)place]));
     }
     for (int64_t i = 0; i < ROWS * k; i++) padded[(size_t)(i / k * (k + k % 2) + i % k)] = x[(size_t)i];
     std::vector<uint8_t> plain((size_t)packed_bytes(n, k, gated, TYPE<T>));
@@ -106,7 +131,7 @@ struct Case {
     for (int64_t count : {(int64_t)1, (int64_t)5, ROWS}) {
       std::vector<T> found((size_t)(count * n)), expected(found.size());
       quantized_linear(kernels, at(x), k, at(packed), at(panel_bias), at(residual), at(found), count, n, k, (int)gate, TYPE<T>,
-                       format.bits, format.group, format.has_min, 0, false, false);
+                       format, 0, false, false);
       linear(kernels, at(padded), k + k % 2, at(plain), at(panel_bias), at(residual), at(expected), count, n, k, (int)gate, TYPE<T>, false);
       expect(same_bits(found.data(), expected.data(), count * n), name + ": other bits than with the numbers themselves");
     }
@@ -130,18 +155,17 @@ struct Case {
     for (int64_t row = 0; row < ROWS; row++)
       for (int64_t i = 0; i < k; i++) shuffled[(size_t)(row * k + order[(size_t)i])] = x[(size_t)(row * k + i)];
     quantized_linear(kernels, at(shuffled), k, at(packed), at(panel_bias), at(residual), at(found), ROWS, n, k, (int)gate, TYPE<T>,
-                     format.bits, format.group, format.has_min, at(order), true, false);
+                     format, at(order), true, false);
     expect(same_bits(found.data(), y.data(), (int64_t)y.size()), name + ": other bits with inputs in order");
   }
 
   Sum product(const Inputs& inputs, int64_t channel) const {
     double total = 0, magnitude = 0;
     for (int64_t g = 0; g < groups; g++) {
-      double scale = half_value(scales[(size_t)(channel * groups + g)]);
-      double min = format.has_min ? half_value(mins[(size_t)(channel * groups + g)]) : 0;
+      double scale = scale_numbers[(size_t)(channel * groups + g)], min = min_numbers[(size_t)(channel * groups + g)];
       int64_t product = 0, sum = 0;
       for (int64_t i = g * format.group; i < std::min((g + 1) * format.group, k); i++) {
-        product += (codes[(size_t)(channel * k + i)] - (1 << (format.bits - 1))) * inputs.q[(size_t)i];
+        product += (codes[(size_t)(channel * k + i)] - format.zero()) * inputs.q[(size_t)i];
         sum += inputs.q[(size_t)i];
       }
       double factor = inputs.scales[(size_t)(g * format.group / input_group(format.group))];
@@ -180,11 +204,11 @@ struct Case {
   void check_unpacked() const {
     std::vector<int64_t> ids{n - 1, 0, n / 2};
     std::vector<float> found((size_t)(3 * k));
-    unpack_quantized_rows(at(packed), at(ids), at(found), 3, k, format.bits, format.group, format.has_min);
+    unpack_quantized_rows(at(packed), at(ids), at(found), 3, k, format);
     for (int64_t i = 0; i < 3 * k; i++) {
       int64_t row = ids[(size_t)(i / k)], place = row * groups + i % k / format.group;
-      float min = format.has_min ? half_value(mins[(size_t)place]) : 0.0f;
-      float product = half_value(scales[(size_t)place]) * (float)(codes[(size_t)(row * k + i % k)] - (1 << (format.bits - 1)));
+      float min = min_numbers[(size_t)place];
+      float product = scale_numbers[(size_t)place] * (float)(codes[(size_t)(row * k + i % k)] - format.zero());
       expect_close(found[(size_t)i], product - min, 0x1p-23 * (std::fabs(product) + std::fabs(min)), [&] { return name + ": unpacked"; });
     }
   }
@@ -199,7 +223,9 @@ void check_inputs(const Kernels& kernels, int64_t k, int64_t group, Values value
   std::vector<int8_t> q((size_t)(ROWS * groups * group), 77);
   std::vector<float> scales((size_t)(ROWS * input_groups));
   std::vector<int32_t> sums((size_t)(ROWS * groups));
-  kernels.quantize_rows(x.data(), k + gap, nullptr, k, group, groups, q.data(), scales.data(), sums.data(), (Dtype)TYPE<T>, 0, ROWS);
+  std::vector<float> weighted(sums.size());
+  kernels.quantize_rows(x.data(), k + gap, nullptr, k, group, {q.data(), scales.data(), sums.data(), weighted.data()}, (Dtype)TYPE<T>,
+                        0, ROWS);
   std::string name = text(kernels.level, " quantize_rows ", TYPE_NAME<T>, " k=", k, " group=", group, " ", name_of(values));
   for (int64_t row = 0; row < ROWS; row++) {
     Inputs expected(&x[(size_t)(row * (k + gap))], k, width);
@@ -209,7 +235,10 @@ void check_inputs(const Kernels& kernels, int64_t k, int64_t group, Values value
     for (int64_t g = 0; g < groups; g++) {
       int32_t sum = 0;
       for (int64_t i = g * group; i < (g + 1) * group; i++) sum += found[i];
-      expect(sums[(size_t)(row * groups + g)] == sum, name + ": a sum");
+      size_t place = (size_t)(row * groups + g);
+      expect(sums[place] == sum, name + ": a sum");
+      float product = (float)sum * expected.scales[(size_t)(g * group / width)];
+      expect(same_bits(&weighted[place], &product, 1), name + ": a sum times its scale");
     }
   }
 }
@@ -244,21 +273,24 @@ void check_weights(const Kernels& kernels, int64_t n, int64_t k, int64_t group, 
 }
 
 // Every code at one end of its range and every input at one of its: sums as large as they come, which no register may cut off.
-void check_largest(const Kernels& kernels, int bits, int64_t group) {
+void check_largest(const Kernels& kernels, WeightFormat format) {
   constexpr int64_t N = 16, K = 512;
-  int highest = (1 << bits) - 1;
-  std::vector<uint16_t> scales((size_t)(N * K / group), nearest_half(1.0));
+  int highest = (1 << format.bits) - 1;
+  std::vector<uint16_t> halves((size_t)(N * K / format.group), nearest_half(1.0));
+  std::vector<int8_t> bytes(halves.size(), format.has_min ? 63 : -128), mins(2 * halves.size(), 0);  // enough for float16, too
+  double scale = format.has_super_blocks ? bytes[0] : 1;
   for (int code : {0, highest})
     for (float input : {1.0f, -1.0f}) {
       std::vector<uint8_t> codes((size_t)(N * K), (uint8_t)code);
-      std::vector<uint8_t> packed((size_t)packed_quantized_bytes(N, K, false, bits, group, false));
-      pack_quantized(at(codes), at(scales), 0, at(packed), N, K, false, bits, group);
+      std::vector<uint8_t> packed((size_t)packed_quantized_bytes(N, K, false, format));
+      pack_quantized({at(codes), format.has_super_blocks ? at(bytes) : at(halves), format.has_min ? at(mins) : 0, at(halves), at(halves)},
+                     at(packed), N, K, false, format);
       std::vector<float> x((size_t)(ROWS * K), input), y((size_t)(ROWS * N));
-      quantized_linear(kernels, at(x), K, at(packed), 0, 0, at(y), ROWS, N, K, false, TYPE<float>, bits, group, false, 0, true, false);
-      double expected = (double)input * (code - (1 << (bits - 1))) * (double)K;
+      quantized_linear(kernels, at(x), K, at(packed), 0, 0, at(y), ROWS, N, K, false, TYPE<float>, format, 0, true, false);
+      double expected = (double)input * scale * (code - format.zero()) * (double)K;
       for (float found : y)
         expect_close(found, expected, std::fabs(expected) * 1e-5,
-                     [&] { return text(kernels.level, " largest sums, ", bits, " bits group=", group); });
+                     [&] { return text(kernels.level, " largest sums, ", format.bits, " bits group=", format.group); });
     }
 }
 
@@ -273,7 +305,7 @@ void all_cases(const Kernels& kernels) {
   for (int bits : {8, 4})
     for (int64_t group : {16, 32, 64, 128})
       for (bool has_min : {false, true}) {
-        Format format{bits, group, has_min};
+        WeightFormat format = plain(bits, group, has_min);
         for (auto [n, k] : {std::pair<int64_t, int64_t>{1, 16}, {17, 37}, {70, 300}}) {
           Case<T> bare(kernels, n, k, format, Gate::none, false, Values::normal);
           bare.check_values();
@@ -281,9 +313,18 @@ void all_cases(const Kernels& kernels) {
           bare.check_inputs_as_they_are();
         }
       }
-  for (Format format : {Format{8, 128, false}, Format{4, 32, false}, Format{4, 64, true}})
+  for (WeightFormat format : OTHERS)
+    for (auto [n, k] : {std::pair<int64_t, int64_t>{1, 256}, {17, 512}, {70, 1280}}) {
+      Case<T> bare(kernels, n, k, format, Gate::none, false, Values::normal);
+      bare.check_values();
+      bare.check_unpacked();
+      bare.check_inputs_as_they_are();
+    }
+  std::vector<WeightFormat> formats{plain(8, 128), plain(4, 32), plain(4, 64, true)};
+  formats.insert(formats.end(), std::begin(OTHERS), std::end(OTHERS));
+  for (WeightFormat format : formats)
     for (Gate gate : GATES) {
-      Case<T> full(kernels, 70, 700, format, gate, true, Values::normal);
+      Case<T> full(kernels, 70, format.has_super_blocks ? 768 : 700, format, gate, true, Values::normal);
       full.check_values();
       full.check_any_batch();
       full.check_order();
@@ -293,7 +334,7 @@ void all_cases(const Kernels& kernels) {
       auto on_two_threads = full.rows(0, ROWS);
       set_num_threads(1);
       expect(same_bits(on_two_threads.data(), full.y.data(), (int64_t)full.y.size()), full.name + ": other bits on two threads");
-      for (Values values : ALL_VALUES) Case<T>(kernels, 20, 200, format, gate, false, values).check_values();
+      for (Values values : ALL_VALUES) Case<T>(kernels, 20, format.has_super_blocks ? 256 : 200, format, gate, false, values).check_values();
     }
 }
 
@@ -301,7 +342,8 @@ void all_cases(const Kernels& kernels) {
 
 void test_quantized(const Kernels& kernels) {
   for (int bits : {8, 4})
-    for (int64_t group : {16, 32, 64, 128}) check_largest(kernels, bits, group);
+    for (int64_t group : {16, 32, 64, 128}) check_largest(kernels, plain(bits, group));
+  for (WeightFormat format : OTHERS) check_largest(kernels, format);
   all_cases<float>(kernels);
   all_cases<uint16_t>(kernels);
 }

@@ -1,4 +1,4 @@
-"""QuantizedWeight: a weight of 8 or 4 bits in plain order, the form in which every format reaches a backend.
+"""QuantizedWeight: a weight of 4 to 8 bits in plain order, the form in which every format reaches a backend.
 
 Codes are whole numbers, or float8_e4m3fn by their bits: these have scales that are powers of two, so that a weight of
 three digits stays one in every type, and no group's range costs the small numbers beside it.
@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 
 _ROWS_AT_ONCE = 256
+SUPER_BLOCK = 256
+"""Columns of a super-block (csrc/kernels/table.hpp)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,22 +29,32 @@ class QuantizedFormat:
     """Of `QuantizedWeight.order`; None where columns are in their own order."""
     is_fp8: bool = False
     """Whether codes are the bits of float8_e4m3fn."""
+    has_super_blocks: bool = False
+    """Whether scales and mins are whole numbers, times a float16 for each super-block."""
+
+    @property
+    def plain(self) -> QuantizedFormat:
+        """What `QuantizedWeight.plain` makes of it."""
+        return replace(self, bits=_plain_bits(self.bits), has_super_blocks=False)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class QuantizedWeight:
-    """w[n, order[k]] = scales[n, g] * (codes[n, k] - 2^(bits - 1)) - mins[n, g], g = k // group_size.
+    """w[n, order[k]] = scales[n, g] * (codes[n, k] - zero) - mins[n, g], g = k // group_size.
 
-    Of fp8, scales[n, g] * codes[n, k] as a number.
+    The zero is 2^(bits - 1). Of fp8, scales[n, g] * codes[n, k] as a number. With super-blocks, as ggml's K types have
+    them, scales and mins are whole numbers: super_scales[n, b] * scales[n, g] and super_mins[n, b] * mins[n, g] take
+    their places, b = k // SUPER_BLOCK, and where there are mins the zero is 0.
     """
 
     codes: Tensor
     """uint8 [N, K]: 0 to 2^bits - 1."""
     scales: Tensor
-    """float16 [N, groups]"""
+    """float16 [N, groups]; int8 with super-blocks"""
     mins: Tensor | None
-    """float16 [N, groups], or None where the format has none."""
+    """As scales, or None where the format has none."""
     bits: int
+    """4, 5, 6 or 8."""
     group_size: int
     dtype: torch.dtype
     """Of the activations it is multiplied with."""
@@ -54,6 +66,16 @@ class QuantizedWeight:
     is_fp8: bool = False
     """Whether codes are the bits of float8_e4m3fn; without mins and order."""
 
+    super_scales: Tensor | None = None
+    """float16 [N, K / SUPER_BLOCK], or None where there are no super-blocks; then there is no order."""
+    super_mins: Tensor | None = None
+    """The same for mins."""
+
+    @property
+    def zero(self) -> int:
+        """The code that stands for 0, less its min."""
+        return 0 if self.super_mins is not None else 2 ** (self.bits - 1)
+
     @property
     def shape(self) -> torch.Size:
         """[N, K], as of a tensor."""
@@ -63,7 +85,14 @@ class QuantizedWeight:
     def format(self) -> QuantizedFormat:
         """What it has in common with others like it."""
         digest = None if self.order is None else order_digest(self.order)
-        return QuantizedFormat(self.bits, self.group_size, self.mins is not None, digest, self.is_fp8)
+        has_super_blocks = self.super_scales is not None
+        return QuantizedFormat(self.bits, self.group_size, self.mins is not None, digest, self.is_fp8, has_super_blocks)
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether all scales and mins are."""
+        parts = (self.scales, self.mins, self.super_scales, self.super_mins)
+        return all(bool(torch.isfinite(part).all()) for part in parts if part is not None)
 
     def dequantize(self) -> Tensor:
         """The numbers that the codes stand for, columns in the order of the inputs. [N, K] in `dtype`
@@ -75,19 +104,50 @@ class QuantizedWeight:
         for begin in range(0, len(found), _ROWS_AT_ONCE):
             rows = slice(begin, begin + _ROWS_AT_ONCE)
             codes = self.codes[rows]
-            numbers = codes.view(torch.float8_e4m3fn).float() if self.is_fp8 else codes.float() - 2 ** (self.bits - 1)
-            values = numbers * self.scales[rows].float()[:, groups]
-            if self.mins is not None:
-                values -= self.mins[rows].float()[:, groups]
+            numbers = codes.view(torch.float8_e4m3fn).float() if self.is_fp8 else codes.float() - self.zero
+            scales, mins = self._whole_scales(rows)
+            values = numbers * scales[:, groups]
+            if mins is not None:
+                values -= mins[:, groups]
             if self.order is not None:
                 values = torch.empty_like(values).index_copy_(1, self.order, values)
             found[rows] = values
         return found
 
+    def _whole_scales(self, rows: slice) -> tuple[Tensor, Tensor | None]:
+        """Scales and mins of some rows, float32 [rows, groups]; products of a float16 and a byte are exact."""
+        scales, mins = self.scales[rows].float(), None if self.mins is None else self.mins[rows].float()
+        if self.super_scales is not None:
+            scales *= self._of_groups(self.super_scales[rows])
+        if mins is not None and self.super_mins is not None:
+            mins *= self._of_groups(self.super_mins[rows])
+        return scales, mins
+
+    def _of_groups(self, of_super_blocks: Tensor) -> Tensor:
+        """[rows, super-blocks] to float32 [rows, groups]."""
+        return of_super_blocks.float().repeat_interleave(SUPER_BLOCK // self.group_size, dim=1)
+
+    def plain(self) -> QuantizedWeight:
+        """In 4 or 8 bits with scales of float16, for a backend that knows no others; products are rounded to these.
+
+        Mins are seen from the middle code: around it the error of a rounded scale is smallest.
+        """
+        bits, middle = _plain_bits(self.bits), 2 ** (self.bits - 1)
+        if bits == self.bits and self.super_scales is None:
+            return self
+        scales, mins = self._whole_scales(slice(None))
+        if mins is not None and self.zero == 0:
+            mins = mins - scales * middle
+        scales = scales.clamp_(-LARGEST_SCALE, LARGEST_SCALE).half()
+        mins = None if mins is None else mins.half()
+        codes = self.codes + (2 ** (bits - 1) - middle)
+        return replace(self, codes=codes, scales=scales, mins=mins, bits=bits, super_scales=None, super_mins=None)
+
     def of_rows(self, rows: slice | Tensor) -> QuantizedWeight:
         """Some of its rows, a range or those of these ids, in memory of their own."""
-        mins = None if self.mins is None else self.mins[rows].clone()
-        return replace(self, codes=self.codes[rows].clone(), scales=self.scales[rows].clone(), mins=mins)
+        parts = self._tensors()
+        del parts["order"]
+        return replace(self, **{name: None if part is None else part[rows].clone() for name, part in parts.items()})
 
     def to(self, device: torch.device) -> QuantizedWeight:
         """On another device."""
@@ -98,7 +158,7 @@ class QuantizedWeight:
         """Whether both can be rows of one weight."""
         if (self.bits, self.group_size, self.shape[1]) != (other.bits, other.group_size, other.shape[1]):
             return False
-        if self.is_fp8 != other.is_fp8:
+        if self.is_fp8 != other.is_fp8 or (self.super_scales is None) != (other.super_scales is None):
             return False
         if (self.mins is None) != (other.mins is None) or (self.order is None) != (other.order is None):
             return False
@@ -107,16 +167,26 @@ class QuantizedWeight:
     @staticmethod
     def stack(parts: Sequence[QuantizedWeight]) -> QuantizedWeight:
         """One under the other; the parts are alike."""
-        mins = [part.mins for part in parts if part.mins is not None]
-        return replace(
-            parts[0],
-            codes=torch.cat([part.codes for part in parts]),
-            scales=torch.cat([part.scales for part in parts]),
-            mins=torch.cat(mins) if mins else None,
-        )
+        stacked: dict[str, Tensor] = {}
+        for name in parts[0]._tensors().keys() - {"order"}:
+            found = [tensor for part in parts if (tensor := part._tensors()[name]) is not None]
+            if found:
+                stacked[name] = torch.cat(found)
+        return replace(parts[0], **stacked)
 
     def _tensors(self) -> dict[str, Tensor | None]:
-        return {"codes": self.codes, "scales": self.scales, "mins": self.mins, "order": self.order}
+        return {
+            "codes": self.codes,
+            "scales": self.scales,
+            "mins": self.mins,
+            "order": self.order,
+            "super_scales": self.super_scales,
+            "super_mins": self.super_mins,
+        }
+
+
+def _plain_bits(bits: int) -> int:
+    return 4 if bits == 4 else 8
 
 
 def order_digest(order: Tensor) -> bytes:

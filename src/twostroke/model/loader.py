@@ -272,7 +272,7 @@ class _Weights(Mapping[str, Weight]):
         stored = self._source.read(name, self._dtype, rows)
         if isinstance(stored, QuantizedWeight):
             found = stored.to(self._device)
-            is_finite = _is_finite(found.scales) and (found.mins is None or _is_finite(found.mins))
+            is_finite = found.is_finite
         else:
             found = stored.to(device=self._device, dtype=self._dtype, copy=copy).contiguous()
             is_finite = _is_finite(found)

@@ -1,4 +1,4 @@
-"""Weights of 8 and 4 bits: exactly what their definition says, and bit for bit the same whatever the batch."""
+"""Weights of 4 to 8 bits: exactly what their definition says, and bit for bit the same whatever the batch."""
 
 from __future__ import annotations
 
@@ -18,6 +18,10 @@ from twostroke.kernels.quantized_weight import QuantizedWeight, quantize_in_grou
 CPU = torch.device("cpu")
 SHAPES = [(1, 16), (17, 32), (64, 64), (70, 96), (130, 256), (33, 200), (5, 37)]
 FORMATS = [(bits, group, has_min) for bits in (8, 4) for group in (16, 32, 64, 128) for has_min in (False, True)]
+FORMATS += [(5, 32, False), (5, 32, True)]
+K_TYPES = [(4, 16, True), (4, 16, False), (4, 32, True), (5, 32, True), (6, 16, False)]
+"""Of those with super-blocks."""
+K_SHAPES = [(1, 256), (70, 512), (33, 1280)]
 
 
 def random(*shape: int, dtype: torch.dtype, seed: int = 0, scale: float = 1.0) -> Tensor:
@@ -33,6 +37,25 @@ def weight_of(
     scales = (torch.rand(n, groups, generator=generator) * 0.02 + 1e-5).half()
     mins = (torch.randn(n, groups, generator=generator) * 0.05).half() if has_min else None
     return QuantizedWeight(codes, scales, mins, bits, group, dtype)
+
+
+def k_type_of(n: int, k: int, bits: int, group: int, has_min: bool, dtype: torch.dtype) -> QuantizedWeight:
+    generator = torch.Generator().manual_seed(n)
+    codes = torch.randint(0, 2**bits, (n, k), generator=generator, dtype=torch.uint8)
+    least = 0 if has_min else -128
+    scales = torch.randint(least, 64, (n, k // group), generator=generator, dtype=torch.int8)
+    mins = torch.randint(0, 64, (n, k // group), generator=generator, dtype=torch.int8) if has_min else None
+    super_scales, super_mins = (torch.randn(2, n, k // 256, generator=generator) * 2e-4).half()
+    return QuantizedWeight(
+        codes,
+        scales,
+        mins,
+        bits,
+        group,
+        dtype,
+        super_scales=super_scales,
+        super_mins=super_mins if has_min else None,
+    )
 
 
 def quantized(x: Tensor, weight_group: int) -> Tensor:
@@ -136,6 +159,62 @@ def test_levels_that_fuse_agree_to_the_bit(bits: int, group: int, has_min: bool)
             x = random(num_rows, k, dtype=torch.bfloat16, seed=2)
             found = [operators_for(CPU, torch.bfloat16, level).pack_linear(weight, None)(x) for level in fusing]
             assert all(torch.equal(other, found[0]) for other in found)
+
+
+@pytest.mark.parametrize("level", native.levels())
+@pytest.mark.parametrize(("bits", "group", "has_min"), K_TYPES)
+def test_super_blocks_equal_their_definition(bits: int, group: int, has_min: bool, level: Kernels) -> None:
+    for n, k in K_SHAPES:
+        weight, x = k_type_of(n, k, bits, group, has_min, torch.float32), random(9, k, dtype=torch.float32, seed=2)
+        linear = operators_for(CPU, torch.float32, level).pack_linear(weight, None)
+        exact = quantized(x, group) @ weight.dequantize().double().T
+        torch.testing.assert_close(linear(x).double(), exact, rtol=1e-4, atol=1e-4)
+        ids = torch.tensor([n - 1, 0, n // 2])
+        assert torch.equal(linear.rows(ids), weight.dequantize()[ids])
+
+
+@pytest.mark.parametrize("dtype", native.DTYPES, ids=str)
+@pytest.mark.parametrize("level", native.levels())
+@pytest.mark.parametrize(("bits", "group", "has_min"), K_TYPES)
+def test_rows_against_super_blocks_do_not_know_each_other(
+    threads: int, bits: int, group: int, has_min: bool, level: Kernels, dtype: torch.dtype
+) -> None:
+    weight, x = k_type_of(140, 768, bits, group, has_min, dtype), random(70, 768, dtype=dtype, seed=2)
+    operators = operators_for(CPU, dtype, level)
+    linear, gated = operators.pack_linear(weight, None), operators.pack_gated(weight, None, "silu")
+    plain, activated = linear(x), gated(x)
+    for count in (1, 2, 5, 6, 13, 40):
+        rows = slice(20, 20 + count)
+        assert torch.equal(linear(x[rows]), plain[rows])
+        assert torch.equal(gated(x[rows]), activated[rows])
+    decoding, of_numbers = (
+        operators_for(CPU, dtype, level, activations).pack_linear(numbers, None)
+        for activations, numbers in (("none", weight), (None, weight.dequantize()))
+    )
+    assert torch.equal(decoding(x), of_numbers(x))
+
+
+@pytest.mark.parametrize(("bits", "group", "has_min"), K_TYPES)
+def test_levels_that_fuse_agree_about_super_blocks_to_the_bit(bits: int, group: int, has_min: bool) -> None:
+    fusing = [level for level in native.levels() if level != "portable"]
+    for n, k in K_SHAPES:
+        weight = k_type_of(n, k, bits, group, has_min, torch.bfloat16)
+        for num_rows in (1, 5, 16, 21):
+            x = random(num_rows, k, dtype=torch.bfloat16, seed=2)
+            found = [operators_for(CPU, torch.bfloat16, level).pack_linear(weight, None)(x) for level in fusing]
+            assert all(torch.equal(other, found[0]) for other in found)
+
+
+@pytest.mark.parametrize(("bits", "group", "has_min"), [*K_TYPES, (5, 32, True)])
+def test_plain_formats_stand_for_nearly_the_same_numbers(bits: int, group: int, has_min: bool) -> None:
+    """Off by the rounding of scales and mins to float16, in whole parts of the largest number of a group."""
+    weight = k_type_of(33, 512, bits, group, has_min, torch.float32)
+    plain = weight.plain()
+    assert plain.format == weight.format.plain
+    assert plain.bits in (4, 8)
+    largest = weight.dequantize().abs().amax()
+    torch.testing.assert_close(plain.dequantize(), weight.dequantize(), rtol=0, atol=float(largest) * 2**-10)
+    assert plain.plain() is plain
 
 
 def test_quantizing_keeps_the_weight() -> None:

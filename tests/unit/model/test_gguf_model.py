@@ -131,7 +131,7 @@ def test_parts_of_one_map_that_are_stored_differently_stay_what_they_are() -> No
     source = files.weights(files.config(), None)
     names = [f"model.layers.0.self_attn.{part}_proj.weight" for part in "qkv"]
     parts = [source.read(name, torch.float32) for name in names]
-    assert [part.bits for part in parts if isinstance(part, QuantizedWeight)] == [4, 4, 8]
+    assert [part.bits for part in parts if isinstance(part, QuantizedWeight)] == [4, 4, 6]
     assert isinstance(stack(parts), StackedWeight)
 
 

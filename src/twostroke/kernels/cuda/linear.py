@@ -32,6 +32,7 @@ class QuantizedLinear:
 
     def __init__(self, weight: QuantizedWeight | StreamedWeight, first: QuantizedWeight, bias: Tensor | None) -> None:
         """Packs weight [N, K] and bias [N]; `first` are some of its rows, or all of them."""
+        first = first.plain()
         (self._num_channels, self._num_inputs), device = weight.shape, first.codes.device
         self._format, self._dtype, self._bias = first.format, first.dtype, bias
         num_groups = first.scales.shape[1]
@@ -45,6 +46,7 @@ class QuantizedLinear:
             rows = slice(begin, min(begin + step, self._num_channels))
             found = weight.rows(rows.start, rows.stop) if isinstance(weight, StreamedWeight) else weight
             assert isinstance(found, QuantizedWeight), found
+            found = found.plain()
             self.codes[rows], self.scales[rows] = _packed(found.codes, found.bits), found.scales
             if self.mins is not None and found.mins is not None:
                 self.mins[rows] = found.mins

@@ -20,6 +20,7 @@ class Sizes:
     ) -> int:
         if quantized is None:
             return PlainSizes().weight(shape, quantized, dtype, gated=gated)
+        quantized = quantized.plain
         num_rows, num_inputs = shape
         num_groups = -(-num_inputs // quantized.group_size)
         per_row = row_bytes(num_inputs, quantized.bits) + 2 * num_groups * (2 if quantized.has_mins else 1)

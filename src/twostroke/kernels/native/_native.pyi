@@ -11,13 +11,26 @@ def packed_bytes(n: int, k: int, gated: bool, type: int) -> int: ...
 def row_of_channel(channel: int, n: int, gated: bool) -> int: ...
 def pack_linear(weight: int, packed: int, n: int, k: int, gated: bool, type: int) -> None: ...
 def unpack_rows(packed: int, ids: int, out: int, count: int, k: int, type: int) -> None: ...
-def packed_quantized_bytes(n: int, k: int, gated: bool, bits: int, group: int, has_min: bool) -> int: ...
+
+class WeightFormat:
+    """csrc/kernels/table.hpp."""
+
+    def __init__(self, bits: int, group: int, has_min: bool, has_super_blocks: bool) -> None: ...
+
+def packed_quantized_bytes(n: int, k: int, gated: bool, format: WeightFormat) -> int: ...
 def pack_quantized(
-    codes: int, scales: int, mins: int, packed: int, n: int, k: int, gated: bool, bits: int, group: int
+    codes: int,
+    scales: int,
+    mins: int,
+    super_scales: int,
+    super_mins: int,
+    packed: int,
+    n: int,
+    k: int,
+    gated: bool,
+    format: WeightFormat,
 ) -> None: ...
-def unpack_quantized_rows(
-    packed: int, ids: int, out: int, count: int, k: int, bits: int, group: int, has_min: bool
-) -> None: ...
+def unpack_quantized_rows(packed: int, ids: int, out: int, count: int, k: int, format: WeightFormat) -> None: ...
 def kernels(level: str) -> Kernels: ...
 
 class Kernels:
@@ -51,9 +64,7 @@ class Kernels:
         k: int,
         gate: int,
         type: int,
-        bits: int,
-        group: int,
-        has_min: bool,
+        format: WeightFormat,
         order: int,
         quantizes_inputs: bool,
         wide_y: bool,

@@ -137,7 +137,7 @@ class _FloatPanels(_Panels):
 
 
 class _QuantizedPanels(_Panels):
-    """Weights of 8 or 4 bits; inputs are multiplied as they are, or quantized on the fly, each row by itself."""
+    """Weights of 4 to 8 bits; inputs are multiplied as they are, or quantized on the fly, each row by itself."""
 
     def __init__(
         self,
@@ -152,27 +152,18 @@ class _QuantizedPanels(_Panels):
     ) -> None:
         super().__init__(kernels, weight, bias, activation)
         self._quantizes_inputs = quantizes_inputs
-        self._bits, self._group, self._has_min = like.bits, like.group_size, like.mins is not None
+        self._format = _native_format(like.format)
         self._order = None if like.order is None else like.order.to(torch.int32)
         self._packed = large_pages(self._packed_bytes(self._n))
         for begin, count, rows in ranges:
             assert isinstance(rows, QuantizedWeight), rows
-            codes, scales = rows.codes.contiguous(), rows.scales.contiguous()
-            mins = None if rows.mins is None else rows.mins.contiguous()
-            native.pack_quantized(
-                codes.data_ptr(),
-                scales.data_ptr(),
-                address(mins),
-                self._packed.data_ptr() + self._packed_bytes(begin),
-                count,
-                self._k,
-                self._gated,
-                self._bits,
-                self._group,
-            )
+            parts = (rows.codes, rows.scales, rows.mins, rows.super_scales, rows.super_mins)
+            found = [None if part is None else part.contiguous() for part in parts]
+            to = self._packed.data_ptr() + self._packed_bytes(begin)
+            native.pack_quantized(*map(address, found), to, count, self._k, self._gated, self._format)
 
     def _packed_bytes(self, n: int) -> int:
-        return native.packed_quantized_bytes(n, self._k, self._gated, self._bits, self._group, self._has_min)
+        return native.packed_quantized_bytes(n, self._k, self._gated, self._format)
 
     def rows(self, ids: Tensor) -> Tensor:
         """See _Panels."""
@@ -183,9 +174,7 @@ class _QuantizedPanels(_Panels):
             found.data_ptr(),
             len(ids),
             self._k,
-            self._bits,
-            self._group,
-            self._has_min,
+            self._format,
         )
         if self._order is not None:
             found = torch.empty_like(found).index_copy_(1, self._order.long(), found)
@@ -204,13 +193,15 @@ class _QuantizedPanels(_Panels):
             self._k,
             self._gate,
             self._type,
-            self._bits,
-            self._group,
-            self._has_min,
+            self._format,
             address(self._order),
             self._quantizes_inputs,
             y.dtype is torch.float32,
         )
+
+
+def _native_format(quantized: QuantizedFormat) -> native.WeightFormat:
+    return native.WeightFormat(quantized.bits, quantized.group_size, quantized.has_mins, quantized.has_super_blocks)
 
 
 def _of_channels(bias: Tensor, n: int, *, gated: bool) -> Tensor:
@@ -236,8 +227,7 @@ class PanelSizes:
         if quantized is None:
             return native.packed_bytes(n, k, gated, TYPE_CODES[dtype])
         order = 0 if quantized.order_digest is None else k * torch.int32.itemsize
-        form = quantized.bits, quantized.group_size, quantized.has_mins
-        return order + native.packed_quantized_bytes(n, k, gated, *form)
+        return order + native.packed_quantized_bytes(n, k, gated, _native_format(quantized))
 
     def bias(self, num_rows: int, dtype: torch.dtype, *, gated: bool) -> int:
         """See PackedSizes."""

@@ -2,9 +2,10 @@
 
 A block of any type stands for scale * (q - zero) - minimum, with q of 1 to 8 bits and one scale (and minimum) for each
 16 or 32 numbers; the K and IQ types keep these as 3 to 8 bits beside a float16 for 256 numbers. So every type goes into
-a QuantizedWeight of 4 or 8 bits code for code; where codes stand for steps that are not even (IQ2, IQ4, FP4), by the
-numbers themselves in 8 bits. Scales that are products, and minima, are rounded to float16: a number
-moves by less than 1/100 of the step between two codes (`REPACKED` says which types are exact).
+a QuantizedWeight of 4 to 8 bits code for code, the K types with their super-blocks; where codes stand for steps that
+are not even (IQ2, IQ4, FP4), by the numbers themselves in 8 bits. Of the other types, scales that are products, and
+minima, are rounded to float16: a number moves by less than 1/100 of the step between two codes (`REPACKED` says which
+types are exact).
 
 The layouts are those of ggml-common.h; `gguf.quants` is the oracle of the tests.
 """
@@ -29,17 +30,18 @@ class Layout:
     take_apart: Callable[[Tensor], Groups]
     """uint8 [N, num_blocks, block_bytes]"""
     bits: int
-    """Of our codes: 4 or 8."""
+    """Of our codes: 4, 5, 6 or 8."""
     group_size: int
     zero: int
     """The code of the middle of a group."""
     has_minima: bool = False
     is_exact: bool = False
+    has_super_blocks: bool = False
 
     @property
     def format(self) -> QuantizedFormat:
         """Of what they become."""
-        return QuantizedFormat(self.bits, self.group_size, self.has_minima)
+        return QuantizedFormat(self.bits, self.group_size, self.has_minima, has_super_blocks=self.has_super_blocks)
 
     def repack(self, blocks: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> QuantizedWeight:
         """Blocks [N, num_blocks, block_bytes] of a weight of `shape` [N, K], for activations of `dtype`.
@@ -48,6 +50,8 @@ class Layout:
         """
         num_rows, num_columns = shape
         codes = torch.empty(shape, dtype=torch.uint8)
+        if self.has_super_blocks:
+            return self._in_super_blocks(blocks, codes, dtype)
         scales = torch.empty(num_rows, num_columns // self.group_size, dtype=torch.float16)
         mins = torch.empty_like(scales) if self.has_minima else None
         for begin in range(0, num_rows, step := max(1, _AT_ONCE // num_columns)):
@@ -60,17 +64,37 @@ class Layout:
                 mins[rows] = (groups.minima - groups.scales * self.zero).flatten(1)
         return QuantizedWeight(codes, scales, mins, self.bits, self.group_size, dtype)
 
+    def _in_super_blocks(self, blocks: Tensor, codes: Tensor, dtype: torch.dtype) -> QuantizedWeight:
+        """As they are: nothing is rounded."""
+        num_rows, num_columns = codes.shape
+        scales = torch.empty(num_rows, num_columns // self.group_size, dtype=torch.int8)
+        super_scales = torch.empty(blocks.shape[:2], dtype=torch.float16)
+        mins, super_mins = torch.empty_like(scales), torch.empty_like(super_scales)
+        for begin in range(0, num_rows, step := max(1, _AT_ONCE // num_columns)):
+            rows = slice(begin, begin + step)
+            groups = self.take_apart(blocks[rows])
+            codes[rows] = (groups.codes + (0 if self.has_minima else 2 ** (self.bits - 1) - self.zero)).flatten(1)
+            scales[rows] = groups.scales.flatten(1)
+            assert groups.super_scales is not None
+            super_scales[rows] = groups.super_scales.flatten(1)
+            if groups.minima is not None and groups.super_minima is not None:
+                mins[rows], super_mins[rows] = groups.minima.flatten(1), groups.super_minima.flatten(1)
+        parts = (mins, super_mins) if self.has_minima else (None, None)
+        return QuantizedWeight(
+            codes, scales, parts[0], self.bits, self.group_size, dtype, super_scales=super_scales, super_mins=parts[1]
+        )
+
     def numbers(self, blocks: Tensor, shape: tuple[int, ...]) -> Tensor:
         """Return the unrounded float32 numbers [N, K] that blocks [N, num_blocks, block_bytes] encode."""
         num_rows, num_columns = shape
         found = torch.empty(shape, dtype=torch.float32)
         for begin in range(0, num_rows, step := max(1, _AT_ONCE // num_columns)):
             groups = self.take_apart(blocks[begin : begin + step])
-            codes = groups.codes.float()
-            if groups.minima is None:
-                numbers = groups.scales[..., None] * (codes - self.zero)
+            codes, scales, minima = groups.codes.float(), groups.whole_scales, groups.whole_minima
+            if minima is None:
+                numbers = scales[..., None] * (codes - self.zero)
             else:  # these formats count codes from the minimum, not from the middle
-                numbers = groups.scales[..., None] * codes - groups.minima[..., None]
+                numbers = scales[..., None] * codes - minima[..., None]
             found[begin : begin + step] = numbers.flatten(1)
         return found
 
@@ -110,7 +134,7 @@ def _q2_k(b: Tensor) -> Groups:
     scales, codes = b[..., :16], pairs(b[..., 16:80].unflatten(-1, (2, 32)))  # [..., 2, 4, 32]
     of_scales, of_minima = half(b[..., 80:82]), half(b[..., 82:84])
     groups = codes.reshape(*b.shape[:2], 16, 16)
-    return Groups(groups, of_scales * (scales & 15), of_minima * (scales >> 4))
+    return Groups(groups, scales & 15, scales >> 4, of_scales, of_minima)
 
 
 def _q3_k(b: Tensor) -> Groups:
@@ -120,8 +144,8 @@ def _q3_k(b: Tensor) -> Groups:
     # 16 scales of 6 bits: the low four in 8 bytes, the high two in 4
     low = nibbles(b[..., 96:104]).flatten(-2)
     high = pairs(b[..., 104:108]).flatten(-2)
-    scales = (low | high << 4).float() - 32
-    return Groups(codes, half(b[..., 108:110]) * scales)
+    scales = (low | high << 4).to(torch.int8) - 32
+    return Groups(codes, scales, super_scales=half(b[..., 108:110]))
 
 
 def _six_bit_scales(packed: Tensor) -> tuple[Tensor, Tensor]:
@@ -134,21 +158,21 @@ def _six_bit_scales(packed: Tensor) -> tuple[Tensor, Tensor]:
 def _q4_k(b: Tensor) -> Groups:
     scales, minima = _six_bit_scales(b[..., 4:16])
     codes = nibbles(b[..., 16:].unflatten(-1, (4, 32))).flatten(-3, -2)  # [..., 8, 32]
-    return Groups(codes, half(b[..., :2]) * scales, half(b[..., 2:4]) * minima)
+    return Groups(codes, scales, minima, half(b[..., :2]), half(b[..., 2:4]))
 
 
 def _q5_k(b: Tensor) -> Groups:
     scales, minima = _six_bit_scales(b[..., 4:16])
     high = torch.stack([(b[..., 16:48] >> bit) & 1 for bit in range(8)], dim=-2)  # [..., 8, 32]
     codes = nibbles(b[..., 48:].unflatten(-1, (4, 32))).flatten(-3, -2) | high << 4
-    return Groups(codes, half(b[..., :2]) * scales, half(b[..., 2:4]) * minima)
+    return Groups(codes, scales, minima, half(b[..., :2]), half(b[..., 2:4]))
 
 
 def _q6_k(b: Tensor) -> Groups:
     low = nibbles(b[..., :128].unflatten(-1, (2, 64))).flatten(-2).unflatten(-1, (4, 32))  # [..., 2, 4, 32]
     high = pairs(b[..., 128:192].unflatten(-1, (2, 32)))  # [..., 2, 4, 32]
     codes = (low | high << 4).reshape(*b.shape[:2], 16, 16)
-    return Groups(codes, half(b[..., 208:210]) * b[..., 192:208].contiguous().view(torch.int8))
+    return Groups(codes, b[..., 192:208].contiguous().view(torch.int8), super_scales=half(b[..., 208:210]))
 
 
 _IQ4_VALUES = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
@@ -214,14 +238,14 @@ _NO_NUMBER = 0x7F
 REPACKED: dict[str, Layout] = {
     "Q4_0": Layout(_q4_0, 4, 32, zero=8, is_exact=True),
     "Q4_1": Layout(_q4_1, 4, 32, zero=8, has_minima=True),
-    "Q5_0": Layout(_q5_0, 8, 32, zero=16, is_exact=True),
-    "Q5_1": Layout(_q5_1, 8, 32, zero=16, has_minima=True),
+    "Q5_0": Layout(_q5_0, 5, 32, zero=16, is_exact=True),
+    "Q5_1": Layout(_q5_1, 5, 32, zero=16, has_minima=True),
     "Q8_0": Layout(_q8_0, 8, 32, zero=128, is_exact=True),
-    "Q2_K": Layout(_q2_k, 4, 16, zero=2, has_minima=True),
-    "Q3_K": Layout(_q3_k, 4, 16, zero=4),
-    "Q4_K": Layout(_q4_k, 4, 32, zero=8, has_minima=True),
-    "Q5_K": Layout(_q5_k, 8, 32, zero=16, has_minima=True),
-    "Q6_K": Layout(_q6_k, 8, 16, zero=32),
+    "Q2_K": Layout(_q2_k, 4, 16, zero=2, has_minima=True, is_exact=True, has_super_blocks=True),
+    "Q3_K": Layout(_q3_k, 4, 16, zero=4, is_exact=True, has_super_blocks=True),
+    "Q4_K": Layout(_q4_k, 4, 32, zero=8, has_minima=True, is_exact=True, has_super_blocks=True),
+    "Q5_K": Layout(_q5_k, 5, 32, zero=16, has_minima=True, is_exact=True, has_super_blocks=True),
+    "Q6_K": Layout(_q6_k, 6, 16, zero=32, is_exact=True, has_super_blocks=True),
     "IQ4_NL": Layout(_iq4_nl, 8, 32, zero=128, is_exact=True),
     "IQ4_XS": Layout(_iq4_xs, 8, 32, zero=128),
     "IQ3_S": Layout(grid_blocks.iq3_s, 4, 32, zero=8, has_minima=True),

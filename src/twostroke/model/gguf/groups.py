@@ -10,14 +10,31 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class Groups:
-    """What some blocks stand for: scales * (codes - zero) - minima."""
+    """What some blocks stand for: scales * (codes - zero) - minima.
+
+    Of the K types, scales and minima are whole numbers, and times those of their super-block.
+    """
 
     codes: Tensor
     """uint8 [N, num_blocks, groups of a block, group_size]"""
     scales: Tensor
-    """float32 [N, num_blocks, groups of a block]"""
+    """float32 [N, num_blocks, groups of a block], or whole numbers of a byte"""
     minima: Tensor | None = None
     """As scales."""
+    super_scales: Tensor | None = None
+    """float32 [N, num_blocks, 1], where blocks are super-blocks"""
+    super_minima: Tensor | None = None
+    """The same for minima."""
+
+    @property
+    def whole_scales(self) -> Tensor:
+        """As float32 numbers."""
+        return self.scales if self.super_scales is None else self.scales.float() * self.super_scales
+
+    @property
+    def whole_minima(self) -> Tensor | None:
+        """As float32 numbers."""
+        return self.minima if self.minima is None or self.super_minima is None else self.minima * self.super_minima
 
 
 def half(two_bytes: Tensor) -> Tensor:
