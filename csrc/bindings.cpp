@@ -6,6 +6,7 @@
 #include <nanobind/stl/vector.h>
 
 #include "cpu.hpp"
+#include "ggml_blocks.hpp"
 #include "operators.hpp"
 #include "shared_gather.hpp"
 #include "threads.hpp"
@@ -24,6 +25,14 @@ NB_MODULE(_native, m) {
   m.def("row_of_channel", &row_of_channel);
   m.def("pack_linear", &pack_linear, release);
   m.def("unpack_rows", &unpack_rows, release);
+  m.def("ggml_types", &ggml_types);
+  m.def(
+      "take_apart",
+      [](const std::string& type, uintptr_t blocks, int64_t num_blocks, uintptr_t codes, uintptr_t scales, uintptr_t mins,
+         uintptr_t super_scales, uintptr_t super_mins) {
+        take_apart(type, blocks, num_blocks, {codes, scales, mins, super_scales, super_mins});
+      },
+      release);
   nb::class_<WeightFormat>(m, "WeightFormat")
       .def("__init__", [](WeightFormat* format, int bits, int64_t group, bool has_min, bool has_super_blocks) {
         new (format) WeightFormat{bits, group, has_min, has_super_blocks};

@@ -7,7 +7,7 @@ three digits stays one in every type, and no group's range costs the small numbe
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -151,8 +151,14 @@ class QuantizedWeight:
 
     def to(self, device: torch.device) -> QuantizedWeight:
         """On another device."""
-        moved = {name: None if part is None else part.to(device) for name, part in self._tensors().items()}
-        return replace(self, **moved)
+        return self._with_parts(lambda part: part.to(device))
+
+    def contiguous(self) -> QuantizedWeight:
+        """With parts whose numbers lie one behind the other."""
+        return self._with_parts(torch.Tensor.contiguous)
+
+    def _with_parts(self, change: Callable[[Tensor], Tensor]) -> QuantizedWeight:
+        return replace(self, **{name: None if part is None else change(part) for name, part in self._tensors().items()})
 
     def is_like(self, other: QuantizedWeight) -> bool:
         """Whether both can be rows of one weight."""

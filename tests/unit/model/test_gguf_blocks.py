@@ -11,7 +11,8 @@ from gguf import GGMLQuantizationType, quants
 
 from oracle.gguf_blocks import TYPES_BY_NAME, random_blocks
 from twostroke.gguf.tensor_types import TYPES
-from twostroke.model.gguf.blocks import REPACKED
+from twostroke.kernels import native
+from twostroke.model.gguf.blocks import REPACKED, repack
 
 ROUNDING = 2**-11
 """Of float16."""
@@ -46,6 +47,27 @@ def test_a_block_stands_for_the_numbers_of_ggml(name: str, scales: tuple[float, 
     bound = ROUNDING * (codes.abs() + minima.abs()) + 256 * 2.0**-25
     assert ((found - expected).abs() <= bound).all()
     assert expected.abs().max() >= scales[0]
+
+
+@pytest.mark.parametrize("name", native.block_types())
+def test_the_native_module_takes_blocks_apart_alike(name: str) -> None:
+    """To the bit, whatever the bytes: scales that are infinite or no number, too."""
+    kind, layout = TYPES[TYPES_BY_NAME[name]], REPACKED[name]
+    generator = np.random.default_rng(7)
+    for scales in ((1e-3, 2e-2), (3e4, 6.5e4), None):
+        data = (
+            random_blocks(kind, scales) if scales else generator.integers(0, 256, (33, 3 * kind.block_bytes), np.uint8)
+        )
+        blocks = torch.from_numpy(data).unflatten(-1, (-1, kind.block_bytes))
+        shape = (len(blocks), blocks.shape[1] * kind.block_size)
+        expected, found = layout.repack(blocks, shape, torch.float32), repack(name, blocks, shape, torch.float32)
+        assert found.format == expected.format
+        for part in ("codes", "scales", "mins", "super_scales", "super_mins"):
+            ours, theirs = getattr(found, part), getattr(expected, part)
+            assert (ours is None) == (theirs is None), part
+            if ours is not None:
+                assert torch.equal(ours.nan_to_num(7.0), theirs.nan_to_num(7.0)), part
+        assert found.is_finite == expected.is_finite
 
 
 def in_columns(of_groups: torch.Tensor, group_size: int) -> torch.Tensor:

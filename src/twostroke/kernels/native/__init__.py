@@ -46,6 +46,12 @@ def levels() -> tuple[str, ...]:
     return () if module is None else tuple(module.levels())
 
 
+def block_types() -> tuple[str, ...]:
+    """ggml's types whose blocks `ggml_blocks.take_apart` knows; empty when the module was not built."""
+    module = _module()
+    return () if module is None else tuple(module.ggml_types())
+
+
 def operators(level: str | None = None, activation_quantization: ActivationQuantization = "int8") -> Operators:
     """The native backend.
 

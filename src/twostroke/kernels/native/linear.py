@@ -157,10 +157,19 @@ class _QuantizedPanels(_Panels):
         self._packed = large_pages(self._packed_bytes(self._n))
         for begin, count, rows in ranges:
             assert isinstance(rows, QuantizedWeight), rows
-            parts = (rows.codes, rows.scales, rows.mins, rows.super_scales, rows.super_mins)
-            found = [None if part is None else part.contiguous() for part in parts]
-            to = self._packed.data_ptr() + self._packed_bytes(begin)
-            native.pack_quantized(*map(address, found), to, count, self._k, self._gated, self._format)
+            found = rows.contiguous()
+            native.pack_quantized(
+                found.codes.data_ptr(),
+                found.scales.data_ptr(),
+                address(found.mins),
+                address(found.super_scales),
+                address(found.super_mins),
+                self._packed.data_ptr() + self._packed_bytes(begin),
+                count,
+                self._k,
+                self._gated,
+                self._format,
+            )
 
     def _packed_bytes(self, n: int) -> int:
         return native.packed_quantized_bytes(n, self._k, self._gated, self._format)

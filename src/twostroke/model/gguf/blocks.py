@@ -18,7 +18,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from twostroke.kernels.quantized_weight import LARGEST_SCALE, QuantizedFormat, QuantizedWeight
+from twostroke.kernels import native
+from twostroke.kernels.quantized_weight import LARGEST_SCALE, SUPER_BLOCK, QuantizedFormat, QuantizedWeight
 from twostroke.model.gguf import grid_blocks
 from twostroke.model.gguf.groups import Groups, bits_of, half, nibbles, nibbles_in_order, pairs
 
@@ -33,7 +34,7 @@ class Layout:
     """Of our codes: 4, 5, 6 or 8."""
     group_size: int
     zero: int
-    """The code of the middle of a group."""
+    """The code of the middle of a group; 0 where codes count from a super-block's minimum."""
     has_minima: bool = False
     is_exact: bool = False
     has_super_blocks: bool = False
@@ -49,40 +50,44 @@ class Layout:
         A few rows at a time: what is in between stays in the processor's caches, and takes no memory to speak of.
         """
         num_rows, num_columns = shape
-        codes = torch.empty(shape, dtype=torch.uint8)
-        if self.has_super_blocks:
-            return self._in_super_blocks(blocks, codes, dtype)
-        scales = torch.empty(num_rows, num_columns // self.group_size, dtype=torch.float16)
-        mins = torch.empty_like(scales) if self.has_minima else None
+        weight = self.room(num_rows, num_columns, dtype)
         for begin in range(0, num_rows, step := max(1, _AT_ONCE // num_columns)):
             rows = slice(begin, begin + step)
-            groups = self.take_apart(blocks[rows])
-            codes[rows] = (groups.codes + (2 ** (self.bits - 1) - self.zero)).flatten(1)
-            scales[rows] = groups.scales.flatten(1).clamp(-LARGEST_SCALE, LARGEST_SCALE)
-            if mins is not None and groups.minima is not None:
-                # w = s q - m = s (q - zero) - (m - s zero): around the middle the error of a rounded scale is smallest
-                mins[rows] = (groups.minima - groups.scales * self.zero).flatten(1)
-        return QuantizedWeight(codes, scales, mins, self.bits, self.group_size, dtype)
+            self._put(self.take_apart(blocks[rows]), weight, rows)
+        return weight
 
-    def _in_super_blocks(self, blocks: Tensor, codes: Tensor, dtype: torch.dtype) -> QuantizedWeight:
-        """As they are: nothing is rounded."""
-        num_rows, num_columns = codes.shape
-        scales = torch.empty(num_rows, num_columns // self.group_size, dtype=torch.int8)
-        super_scales = torch.empty(blocks.shape[:2], dtype=torch.float16)
-        mins, super_mins = torch.empty_like(scales), torch.empty_like(super_scales)
-        for begin in range(0, num_rows, step := max(1, _AT_ONCE // num_columns)):
-            rows = slice(begin, begin + step)
-            groups = self.take_apart(blocks[rows])
-            codes[rows] = (groups.codes + (0 if self.has_minima else 2 ** (self.bits - 1) - self.zero)).flatten(1)
-            scales[rows] = groups.scales.flatten(1)
-            assert groups.super_scales is not None
-            super_scales[rows] = groups.super_scales.flatten(1)
-            if groups.minima is not None and groups.super_minima is not None:
-                mins[rows], super_mins[rows] = groups.minima.flatten(1), groups.super_minima.flatten(1)
-        parts = (mins, super_mins) if self.has_minima else (None, None)
+    def room(self, num_rows: int, num_columns: int, dtype: torch.dtype) -> QuantizedWeight:
+        """Return a weight whose parts hold nothing yet."""
+        of_scales = torch.int8 if self.has_super_blocks else torch.float16
+        codes = torch.empty(num_rows, num_columns, dtype=torch.uint8)
+        scales = torch.empty(num_rows, num_columns // self.group_size, dtype=of_scales)
+        supers = torch.empty(num_rows, num_columns // SUPER_BLOCK, dtype=torch.float16)
         return QuantizedWeight(
-            codes, scales, parts[0], self.bits, self.group_size, dtype, super_scales=super_scales, super_mins=parts[1]
+            codes,
+            scales,
+            torch.empty_like(scales) if self.has_minima else None,
+            self.bits,
+            self.group_size,
+            dtype,
+            super_scales=supers if self.has_super_blocks else None,
+            super_mins=torch.empty_like(supers) if self.has_super_blocks and self.has_minima else None,
         )
+
+    def _put(self, groups: Groups, weight: QuantizedWeight, rows: slice) -> None:
+        """Write some rows of a weight."""
+        if groups.super_scales is not None and weight.super_scales is not None:  # as they are: nothing is rounded
+            weight.super_scales[rows] = groups.super_scales.flatten(1)
+            weight.scales[rows] = groups.scales.flatten(1)
+            if weight.mins is not None and weight.super_mins is not None:
+                assert groups.minima is not None
+                assert groups.super_minima is not None
+                weight.mins[rows], weight.super_mins[rows] = groups.minima.flatten(1), groups.super_minima.flatten(1)
+        else:
+            weight.scales[rows] = groups.scales.flatten(1).clamp(-LARGEST_SCALE, LARGEST_SCALE)
+            if weight.mins is not None and groups.minima is not None:
+                # w = s q - m = s (q - zero) - (m - s zero): around the middle the error of a rounded scale is smallest
+                weight.mins[rows] = (groups.minima - groups.scales * self.zero).flatten(1)
+        weight.codes[rows] = (groups.codes + (weight.zero - self.zero)).flatten(1)
 
     def numbers(self, blocks: Tensor, shape: tuple[int, ...]) -> Tensor:
         """Return the unrounded float32 numbers [N, K] that blocks [N, num_blocks, block_bytes] encode."""
@@ -241,10 +246,10 @@ REPACKED: dict[str, Layout] = {
     "Q5_0": Layout(_q5_0, 5, 32, zero=16, is_exact=True),
     "Q5_1": Layout(_q5_1, 5, 32, zero=16, has_minima=True),
     "Q8_0": Layout(_q8_0, 8, 32, zero=128, is_exact=True),
-    "Q2_K": Layout(_q2_k, 4, 16, zero=2, has_minima=True, is_exact=True, has_super_blocks=True),
+    "Q2_K": Layout(_q2_k, 4, 16, zero=0, has_minima=True, is_exact=True, has_super_blocks=True),
     "Q3_K": Layout(_q3_k, 4, 16, zero=4, is_exact=True, has_super_blocks=True),
-    "Q4_K": Layout(_q4_k, 4, 32, zero=8, has_minima=True, is_exact=True, has_super_blocks=True),
-    "Q5_K": Layout(_q5_k, 5, 32, zero=16, has_minima=True, is_exact=True, has_super_blocks=True),
+    "Q4_K": Layout(_q4_k, 4, 32, zero=0, has_minima=True, is_exact=True, has_super_blocks=True),
+    "Q5_K": Layout(_q5_k, 5, 32, zero=0, has_minima=True, is_exact=True, has_super_blocks=True),
     "Q6_K": Layout(_q6_k, 6, 16, zero=32, is_exact=True, has_super_blocks=True),
     "IQ4_NL": Layout(_iq4_nl, 8, 32, zero=128, is_exact=True),
     "IQ4_XS": Layout(_iq4_xs, 8, 32, zero=128),
@@ -261,3 +266,16 @@ REPACKED: dict[str, Layout] = {
     "NVFP4": Layout(_nvfp4, 8, 16, zero=128, is_exact=True),
 }
 """By the name of the type (gguf.tensor_types)."""
+
+
+def repack(type_name: str, blocks: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> QuantizedWeight:
+    """`Layout.repack` of a type, by the native module where it knows the type."""
+    layout = REPACKED[type_name]
+    if type_name not in native.block_types():
+        return layout.repack(blocks, shape, dtype)
+    from twostroke.kernels.native.ggml_blocks import take_apart
+
+    num_rows, num_columns = shape
+    weight = layout.room(num_rows, num_columns, dtype)
+    take_apart(type_name, blocks, weight)
+    return weight

@@ -20,7 +20,7 @@ from twostroke.kernels.quantized_weight import QuantizedFormat, QuantizedWeight
 from twostroke.log import get_logger
 from twostroke.model.checkpoint import shorten
 from twostroke.model.gguf.architectures import GGUFArchitecture, gguf_architecture, listed_number
-from twostroke.model.gguf.blocks import REPACKED
+from twostroke.model.gguf.blocks import REPACKED, repack
 from twostroke.model.gguf.model_config import ROPE_FACTORS, ROPE_FREQS
 from twostroke.model.gguf.names import gguf_names, of_layer
 from twostroke.model.registry import architecture, model_class
@@ -92,7 +92,7 @@ class GGUFWeights:
         if not tensor.type.is_quantized:
             return data.view(_FLOATS[tensor.type.name])[places]
         blocks = data[places].unflatten(-1, (-1, tensor.type.block_bytes))
-        return REPACKED[tensor.type.name].repack(blocks, (len(blocks), tensor.shape[1]), dtype)
+        return repack(tensor.type.name, blocks, (len(blocks), tensor.shape[1]), dtype)
 
     def read_numbers(self, name: str, rows: slice = ALL_ROWS) -> Tensor:
         """Return the numbers that a weight encodes, by ggml's formulas in float32: no scale is rounded."""

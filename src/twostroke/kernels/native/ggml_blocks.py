@@ -1,0 +1,25 @@
+"""ggml's blocks taken apart by all threads (csrc/ggml_blocks.hpp)."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from twostroke.kernels.native.extension import address, native
+from twostroke.kernels.quantized_weight import QuantizedWeight
+
+
+def take_apart(type_name: str, blocks: Tensor, weight: QuantizedWeight) -> None:
+    """Write codes, scales and mins of blocks uint8 [N, num_blocks, block_bytes] to those of `weight`, to the bit what
+    model/gguf/blocks.py makes of them. `type_name` is one of native.block_types().
+    """
+    blocks = blocks.contiguous()
+    native.take_apart(
+        type_name,
+        blocks.data_ptr(),
+        blocks.shape[0] * blocks.shape[1],
+        weight.codes.data_ptr(),
+        weight.scales.data_ptr(),
+        address(weight.mins),
+        address(weight.super_scales),
+        address(weight.super_mins),
+    )
