@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
-from types import FunctionType
+from types import FunctionType, MethodType
 from typing import Any
 
 from torch import Tensor
@@ -30,6 +30,8 @@ def tensors_of(thing: Any, seen: set[int]) -> Iterator[Tensor]:
         children += [thing.func, *thing.args, *thing.keywords.values()]
     elif isinstance(thing, FunctionType):
         children += [cell.cell_contents for cell in thing.__closure__ or ()]
+    elif isinstance(thing, MethodType):
+        children.append(thing.__self__)
     elif type(thing).__module__.startswith("twostroke"):
         children += vars(thing).values() if hasattr(thing, "__dict__") else ()
         slots = [name for kind in type(thing).__mro__ for name in getattr(kind, "__slots__", ())]

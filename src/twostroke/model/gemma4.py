@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import cache, partial
+from functools import cache
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from twostroke.config.layer_spec import LayerSpec
@@ -20,7 +19,7 @@ from twostroke.layers.attention_metadata import AttentionMetadata
 from twostroke.layers.norm import RMSNorm
 from twostroke.layers.rotary import Rotation
 from twostroke.model.decoder import Parameter, Placement
-from twostroke.model.llama import Llama, LlamaLayer, norm_weight
+from twostroke.model.llama import Llama, LlamaLayer, norm_weight, rows_reader
 
 _SCALAR = "whole.layer_scalar"
 
@@ -145,7 +144,7 @@ class Gemma4(Llama):
         self._size = config.layers[0].token_input_size
         if self._size:
             scale = torch.tensor(self._size**0.5, dtype=torch.float64)
-            self._token_inputs = weights["token_inputs.weight"]
+            self._rows_of_token_inputs = rows_reader(weights["token_inputs.weight"], placement.operators)
             self._token_inputs_scale = float(scale.to(placement.dtype))
             self._token_inputs_up = placement.operators.pack_linear(weights["token_inputs_up.weight"], None)
             inputs_norm = norm_weight(config, weights["token_inputs_norm.weight"])
@@ -157,7 +156,7 @@ class Gemma4(Llama):
         rows = super().embed(input_ids, positions)
         if not self._size:
             return rows
-        of_tokens = self._split.rows(input_ids, self.config.vocab_size, partial(_rows_of, self._token_inputs))
+        of_tokens = self._split.rows(input_ids, self.config.vocab_size, self._rows_of_token_inputs)
         inputs = self._token_inputs_up(rows) * self.config.hidden_size**-0.5
         inputs = self._token_inputs_norm(inputs.view(-1, self._size)).view(len(rows), -1)
         return torch.cat([rows, (inputs + of_tokens * self._token_inputs_scale) * 2**-0.5], dim=1)
@@ -166,7 +165,3 @@ class Gemma4(Llama):
     def final_norm(self, hidden: Tensor) -> Tensor:
         """See DecoderModel."""
         return super().final_norm(hidden[:, : self.config.hidden_size])
-
-
-def _rows_of(table: Tensor, ids: Tensor) -> Tensor:
-    return F.embedding(ids, table)

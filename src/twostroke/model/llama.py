@@ -16,7 +16,9 @@ from twostroke.config.layer_spec import LayerSpec, NormPlace, PlainActivation
 from twostroke.config.model import ModelConfig
 from twostroke.kernels.activation import activated
 from twostroke.kernels.dispatch import Linear, Operators
+from twostroke.kernels.quantized_weight import QuantizedWeight
 from twostroke.kernels.soft_cap import soft_cap
+from twostroke.kernels.streamed_weight import Matrix, StreamedWeight
 from twostroke.layers.attention import Attention, KVTensors
 from twostroke.layers.attention_metadata import AttentionMetadata
 from twostroke.layers.norm import LayerNorm, Norm, RMSNorm
@@ -232,7 +234,9 @@ class Llama(DecoderModel):
         head = "embedding.weight" if config.tie_word_embeddings else "lm_head.weight"
         scale = torch.tensor(config.embedding_scale, dtype=torch.float64)
         self._embedding_scale = float(scale.to(placement.dtype) if config.rounds_embedding_scale else scale)
-        self._table = None if config.tie_word_embeddings else weights["embedding.weight"]
+        self._rows_of = (
+            None if config.tie_word_embeddings else rows_reader(weights["embedding.weight"], placement.operators)
+        )
         self._positions = None if config.position_offset is None else weights["positions.weight"]
         # the largest matrix first: what quantizing it takes for a moment is given back before the others are there
         head_bias = weights["lm_head.bias"] if config.head_bias else None
@@ -267,10 +271,10 @@ class Llama(DecoderModel):
     @torch.inference_mode()
     def embed(self, input_ids: Tensor, positions: Tensor | None = None) -> Tensor:
         """See DecoderModel."""
-        if self._table is None:
+        if self._rows_of is None:
             rows = self._lm_head.rows(input_ids)
         else:
-            rows = self._split.rows(input_ids, self.config.vocab_size, partial(_rows_of, self._table))
+            rows = self._split.rows(input_ids, self.config.vocab_size, self._rows_of)
         if self._embedding_scale != 1.0:
             rows = rows * self._embedding_scale
         if self._positions is None or positions is None:
@@ -311,5 +315,10 @@ class Llama(DecoderModel):
         return logits if cap is None else soft_cap(logits, cap)
 
 
-def _rows_of(table: Tensor, ids: Tensor) -> Tensor:
-    return F.embedding(ids, table)
+def rows_reader(table: Matrix, operators: Operators) -> Callable[[Tensor], Tensor]:
+    """Return what looks up rows of a table [N, K]: int64 [n] -> [n, K]. One that is stored quantized stays so."""
+    if operators.keeps_quantized and not isinstance(table, Tensor):
+        return operators.pack_linear(table, None).rows
+    whole = table.whole() if isinstance(table, StreamedWeight) else table
+    numbers = whole.dequantize() if isinstance(whole, QuantizedWeight) else whole
+    return lambda ids: F.embedding(ids, numbers)

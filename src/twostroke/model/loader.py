@@ -34,7 +34,7 @@ from twostroke.model.stacked_norms import StackedNorms
 from twostroke.model.text_tensors import is_unread_kv
 from twostroke.model.transposed import Transposed
 from twostroke.model.weight_map import checkpoint_names
-from twostroke.model.weight_pieces import Piece, is_multiplied, is_one_weight, pieces_of
+from twostroke.model.weight_pieces import Piece, is_multiplied, is_one_weight, is_packed, pieces_of
 from twostroke.model.weight_size import weight_bytes
 from twostroke.model.weight_source import ALL_ROWS, ROWS_TOGETHER, WeightSource
 
@@ -136,10 +136,10 @@ def load_model(  # noqa: PLR0913 (what a model is made of, each by its name)
     parts = {name: checkpoint_names(names, name) for name in parameters}
     check_weights(source, config, quantization, group_size)
     source = in_rotary_order(source, config)
-    multiplied = {name for name, parameter in parameters.items() if is_multiplied(name, config, parameter)}
+    packed = {name for name, shape in parameters.items() if is_packed(name, config, shape, source, parts[name])}
     split = split or RowSplit()
     pieces = {name: pieces_of(source, parts[name], parameter, split.own) for name, parameter in parameters.items()}
-    weights = _Weights(source, pieces, dtype, device, multiplied, _quantizer(quantization, group_size, operators))
+    weights = _Weights(source, pieces, dtype, device, packed, _quantizer(quantization, group_size, operators))
     if config.tie_word_embeddings:
         _check_tied_head(source, parts["embedding.weight"][0], dtype)
     model = kind(config, weights, Placement(operators, dtype, device, max_model_len, split))
@@ -215,17 +215,17 @@ class _Weights(Mapping[str, Weight]):
         pieces: Mapping[str, Sequence[Piece]],
         dtype: torch.dtype,
         device: torch.device,
-        multiplied: Set[str],
+        packed: Set[str],
         quantize: Callable[[Tensor], QuantizedWeight] | None,
     ) -> None:
         self._source, self._pieces = source, pieces
         self._dtype, self._device = dtype, device
-        self._multiplied, self._quantize = multiplied, quantize
+        self._packed, self._quantize = packed, quantize
 
     def __getitem__(self, name: str) -> Weight:
         return_unused()  # what packing took before: holes that are a little too small next time would add up
         pieces = self._pieces[name]
-        if name not in self._multiplied:
+        if name not in self._packed:
             found = stack([self._read_piece(piece, copy=True) for piece in pieces])
             assert not isinstance(found, StackedWeight), name
             return _plain(found)

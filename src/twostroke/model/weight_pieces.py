@@ -26,6 +26,22 @@ def is_multiplied(name: str, config: ModelConfig, parameter: Parameter) -> bool:
     return is_matrix and (name != "embedding.weight" or config.tie_word_embeddings)
 
 
+def is_packed(name: str, config: ModelConfig, parameter: Parameter, source: WeightSource, parts: Sequence[str]) -> bool:
+    """Whether it is packed by an operator: a matrix of a product, or a table that is stored quantized and stays so.
+
+    Args:
+        name: of ours.
+        config: of the model.
+        parameter: its shape.
+        source: of the weights.
+        parts: names of what is stored of it.
+    """
+    if is_multiplied(name, config, parameter):
+        return True
+    is_table = parameter.columns is not None and parameter.is_split and not parameter.is_wide
+    return is_table and all(source.weights[part].format is not None for part in parts)
+
+
 def pieces_of(
     source: WeightSource, parts: Sequence[str], parameter: Parameter, own: Callable[[int], range]
 ) -> tuple[Piece, ...]:

@@ -20,7 +20,7 @@ from twostroke.layers.row_split import rows_of
 from twostroke.model.decoder import Parameter
 from twostroke.model.registry import architecture, model_class
 from twostroke.model.weight_map import checkpoint_names
-from twostroke.model.weight_pieces import Piece, is_multiplied, is_one_weight, pieces_of
+from twostroke.model.weight_pieces import Piece, is_one_weight, is_packed, pieces_of
 from twostroke.model.weight_source import WeightSource
 
 
@@ -76,7 +76,7 @@ class _Counts:
         own = partial(rows_of, rank, num_ranks)
         return sum(
             self._of_matrix(name, parameter, own)
-            if is_multiplied(name, self._config, parameter)
+            if is_packed(name, self._config, parameter, self._source, checkpoint_names(self._names, name))
             else self._of_tensor(parameter, own, num_ranks)
             for name, parameter in self._parameters.items()
             if not self._is_packed_with_its_matrix(name)
