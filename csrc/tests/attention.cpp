@@ -29,20 +29,41 @@ int64_t slot_bytes(KvFormat format, int64_t head_dim) {
   return 0;
 }
 
+// Hadamard's transform of each block of a vector, added up by its definition; the divisors' product is the block.
+int64_t hadamard_block(int64_t n) {
+  int64_t block = 1;
+  while (n / 2 % (2 * block) == 0 && n / 2 >= 2 * block) block *= 2;
+  return n >= 16 && block * 2 == n ? n : block;
+}
+void hadamard(std::vector<float>& x, float divisor) {
+  size_t block = (size_t)hadamard_block((int64_t)x.size());
+  for (float& v : x) v /= divisor;
+  for (size_t stride = 1; stride < block; stride *= 2) {
+    std::vector<float> before = x;
+    for (size_t i = 0; i < x.size(); i++)
+      x[i] = i / stride % 2 ? before[i - stride] - before[i] : before[i] + before[i + stride];
+  }
+}
+
 // What is read again of a vector that was stored; see src/twostroke/config/kv_format.py. `T` is what products are made of.
 template <typename T>
 std::vector<float> stored(const T* x, int64_t n, KvFormat format) {
   std::vector<float> values;
   for (int64_t i = 0; i < n; i++) values.push_back(value_of(x[i]));
   if (is_quantized(format)) {
-    float levels = format == KvFormat::int8 ? 255 : 15, low = values[0], high = values[0];
+    bool in_cells = format == KvFormat::int4;
+    int stages = (int)std::log2(hadamard_block(n));
+    if (in_cells) hadamard(values, (float)(1 << stages / 2));
+    float levels = in_cells ? 15 : 255, low = values[0], high = values[0];
     for (float v : values) low = std::min(low, v), high = std::max(high, v);
-    float zero = half_value(nearest_half(low));
-    float scale = half_value(nearest_half(std::max(0.0f, (high - zero) / levels))), inverse = scale > 0 ? 1.0f / scale : 0.0f;
+    float zero = half_value(nearest_half(in_cells ? low + (high - low) / 32 : low));
+    float step = in_cells ? (high - low) / 16 : (high - zero) / levels;
+    float scale = half_value(nearest_half(std::max(0.0f, step))), inverse = scale > 0 ? 1.0f / scale : 0.0f;
     for (float& v : values) {
       float code = std::nearbyint(std::clamp((v - zero) * inverse, 0.0f, levels));
       v = (float)((double)zero + (double)scale * code);
     }
+    if (in_cells) hadamard(values, (float)(1 << (stages + 1) / 2));
   } else if (format == KvFormat::bf16) {
     for (float& v : values) v = value_of(nearest<uint16_t>(v));
   }

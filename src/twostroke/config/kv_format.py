@@ -5,13 +5,27 @@ nearest, ties to even, and cut off at 448, and one that is not finite is NaN. in
 and a zero (both float16) for each token and KV head, of K and of V apart; over the head_dim numbers x of one such
 vector
 
-    zero = float16(min x)      scale = float16((max x - zero) / levels)      levels = 255 or 15
-    code = round((x - zero) / scale), within 0 to levels                     stands for   zero + scale * code
+    int8    zero = float16(min x)              scale = float16((max x - zero) / 255)
+    int4    zero = float16(min x + span / 32)  scale = float16(span / 16)              span = max x - min x
 
-so a constant vector has scale 0 and costs no accuracy but that of its zero, and a vector of bfloat16 has an exact zero
-wherever float16 reaches (6e-5 to 65504; what lies beyond is cut off). A product of a scale and a code needs at most
-19 bits: every backend reads the same numbers, to the last bit, with or without fused operations. A vector with a NaN
-or an infinity has a NaN for its zero.
+    code = round((x - zero) / scale), within 0 to 255 or 15     stands for   zero + scale * code
+
+so int8 has the ends of the range among its levels, and int4 has the middles of 16 equal cells. In int8 a constant
+vector has scale 0 and costs no accuracy but that of its zero, and a vector of bfloat16 has an exact zero wherever
+float16 reaches (6e-5 to 65504; what lies beyond is cut off). A product of a scale and a code needs at most 19 bits:
+every backend reads the same numbers, to the last bit, with or without fused operations. A vector with a NaN or an
+infinity has a NaN for its zero.
+
+What int4 stores of K and V is not the vector but its Hadamard transform H, in blocks of `hadamard_block` numbers, so
+that one large number becomes many small ones and the range is that of all:
+
+    stored = H(x / a)        x = H(stored) / b        a b = the numbers of a block, both powers of two, a <= b
+
+in float32, with additions of neighbours first, then of numbers 2 apart, 4 apart and so on. Since the transform of q by
+H(q) / b has the same products with stored keys as q has with keys, attention turns q and its result and no key or value.
+
+Of a model with a bias on its keys, int8 and int4 store each rotated key less that bias (layers/attention.py): a constant
+that all keys of a KV head share moves all scores of a query alike, and the softmax does not see it.
 """
 
 from __future__ import annotations
@@ -76,6 +90,26 @@ def levels_of(kv_format: KVFormat) -> int:
     """The largest code of a quantized format."""
     assert is_quantized(kv_format), kv_format
     return (1 << _BITS[kv_format]) - 1
+
+
+def hadamard_block(head_dim: int) -> int:
+    """Numbers of a vector that int4 transforms together: all, or as many as are a power of two and divide both halves.
+
+    >>> [hadamard_block(head_dim) for head_dim in (64, 80, 96, 128, 8)]
+    [64, 8, 16, 128, 4]
+    """
+    half = head_dim // 2
+    return head_dim if head_dim >= 16 and head_dim & (head_dim - 1) == 0 else max(1, half & -half)
+
+
+def hadamard_divisors(block: int) -> tuple[int, int]:
+    """What a vector is divided by when it is stored, and what it is divided by when it is read again.
+
+    >>> [hadamard_divisors(block) for block in (64, 128, 1)]
+    [(8, 8), (8, 16), (1, 1)]
+    """
+    stages = block.bit_length() - 1
+    return 1 << stages // 2, 1 << (stages - stages // 2)
 
 
 def slot_bytes(kv_format: KVFormat, head_dim: int) -> int:
