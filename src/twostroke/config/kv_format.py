@@ -21,11 +21,11 @@ that one large number becomes many small ones and the range is that of all:
 
     stored = H(x / a)        x = H(stored) / b        a b = the numbers of a block, both powers of two, a <= b
 
-in float32, with additions of neighbours first, then of numbers 2 apart, 4 apart and so on. Since the transform of q by
-H(q) / b has the same products with stored keys as q has with keys, attention turns q and its result and no key or value.
+in float32, with additions of neighbours first, then of numbers 2 apart, 4 apart and so on. The products of H(q) / b
+with stored keys are those of q with keys, so attention transforms q and its result, and no key or value.
 
-Of a model with a bias on its keys, int8 and int4 store each rotated key less that bias (layers/attention.py): a constant
-that all keys of a KV head share moves all scores of a query alike, and the softmax does not see it.
+Of a model with a bias on its keys, int8 and int4 store each rotated key less that bias (layers/attention.py): what all
+keys of a KV head share moves all scores of a query alike, and the softmax does not see it.
 """
 
 from __future__ import annotations

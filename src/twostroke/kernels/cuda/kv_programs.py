@@ -5,8 +5,8 @@ the codes of all its tokens and behind them a float16 scale and a float16 zero f
 
     int8, int4      [block_size, code bytes] [block_size, 2]        4 bits: the even dimension low
 
-so that codes begin at whole vectors of 16 bytes; a slot of the plain order is 4 bytes more than such a number. Vectors of
-int4 are transformed ones (`hadamard`), and attention transforms q and its result.
+so that codes begin at whole vectors of 16 bytes; a slot of the plain order is 4 bytes more than such a number. int4
+stores transformed vectors (`hadamard`), and attention transforms q and its result.
 """
 
 # pyright: reportMissingImports=false, reportMissingParameterType=false, reportUnknownParameterType=false
@@ -53,14 +53,11 @@ def quantized(x, inside, LEVELS: tl.constexpr):
     lowest = tl.min(tl.where(inside, x, float("inf")), axis=1)
     highest = tl.max(tl.where(inside, x, float("-inf")), axis=1)
     is_finite = poison == 0.0
+    span = highest - lowest
     if LEVELS == 15:
-        span = highest - lowest
         lowest += span * (1.0 / 32)
     zero = bounded(tl.where(is_finite, lowest + 0.0, poison), LARGEST_HALF).to(tl.float16)
-    if LEVELS == 15:
-        scale = span * (1.0 / 16)
-    else:
-        scale = tl.div_rn(highest - zero.to(tl.float32), LEVELS * 1.0)
+    scale = span * (1.0 / 16) if LEVELS == 15 else tl.div_rn(highest - zero.to(tl.float32), LEVELS * 1.0)
     scale = tl.where(is_finite & (scale > 0.0), tl.minimum(scale, LARGEST_HALF), 0.0).to(tl.float16)
     divisor = tl.where(scale > 0.0, scale.to(tl.float32), 1.0)
     inverse = tl.where(scale > 0.0, tl.div_rn(1.0, divisor), 0.0)

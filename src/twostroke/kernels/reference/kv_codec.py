@@ -3,7 +3,8 @@
 int8  [head_dim] codes                          then scale and zero, float16 each
 int4  [head_dim / 2], even dimension low        (config/kv_format.py defines them)
 
-Slots of int4 hold transformed vectors. Attention reads them as they are (`decode_stored`) and transforms q and its result.
+Slots of int4 hold transformed vectors. Attention reads them as they are (`decode_stored`), and transforms q and its
+result.
 """
 
 from __future__ import annotations
