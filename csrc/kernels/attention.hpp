@@ -10,6 +10,7 @@
 
 #include "attention_items.hpp"
 #include "elementwise.hpp"
+#include "hadamard.hpp"
 #include "kv_fetch.hpp"
 #include "table.hpp"
 #include "vec.hpp"
@@ -91,10 +92,23 @@ INLINE void ask_for_values(const ChunkView& view, int64_t tile_bytes) {
     for (int64_t at = 0; at < tile_bytes; at += 64) __builtin_prefetch(view.v[tile] + at);
 }
 
+// Row r's query, at `element` of qkv, transformed for keys in int4.
+template <typename T>
+INLINE const T* transformed_query(const AttentionArgs& args, int64_t element, int64_t r) {
+  static thread_local T queries[ITEM_ROWS][ROW_FLOATS];
+  alignas(64) float wide[ROW_FLOATS];
+  const T* query = (const T*)args.qkv + element;
+  in_lanes(args.head_dim, [&](int64_t d, int64_t count) { set(wide + d, get(query + d, count), count); });
+  hadamard_back(wide, args.head_dim);
+  in_lanes(args.head_dim, [&](int64_t d, int64_t count) { set(queries[r] + d, get(wide + d, count), count); });
+  return queries[r];
+}
+
 // Row r's query, at `element` of qkv, as inputs of the products.
 template <typename P>
 INLINE const char* inputs_of(const AttentionArgs& args, int64_t element, int64_t r) {
   const auto* query = (const typename P::Element*)args.qkv + element;
+  if (args.format == KvFormat::int4) query = transformed_query<typename P::Element>(args, element, r);
   if constexpr (std::is_same_v<typename P::Dot::Input, typename P::Element>) {
     return (const char*)query;
   } else {
@@ -290,8 +304,15 @@ void write_out(const AttentionArgs& args, const AttentionItem& item, const State
     int64_t query = (item.first_row + r) / group, head = item.kv_head * group + (item.first_row + r) % group;
     T* out = (T*)args.out + ((args.query_start[item.seq] + query) * args.heads + head) * args.head_dim;
     f32x16 scale = splat(1.0f / state.l[r]);
+    alignas(64) float wide[ROW_FLOATS];
+    const float* weighed = state.acc[r];
+    if (args.format == KvFormat::int4) {
+      in_lanes(args.head_dim, [&](int64_t d, int64_t count) { set(wide + d, load16(weighed + d), count); });
+      hadamard_back(wide, args.head_dim);
+      weighed = wide;
+    }
     // adding zero makes -0 of 0: which of them it is could tell how many empty chunks there were
-    in_lanes(args.head_dim, [&](int64_t d, int64_t count) { set(out + d, load16(state.acc[r] + d) * scale + f32x16{}, count); });
+    in_lanes(args.head_dim, [&](int64_t d, int64_t count) { set(out + d, get(weighed + d, count) * scale + f32x16{}, count); });
   }
 }
 

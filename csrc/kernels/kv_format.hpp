@@ -10,6 +10,8 @@
 //         int4        [t][d / 16][8 bytes], byte j with dimension j low and j + 8 high (the last, narrower group: its half)
 //   then  int8, int4  float16 scales [t], float16 zeros [t]
 //
+// Vectors of int4 are transformed ones (hadamard.hpp).
+//
 // (With blocks of fewer than 16 tokens the lanes of K are as many as there are; with 1 token V in bf16 is plain.)
 #pragma once
 

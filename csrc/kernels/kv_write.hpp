@@ -5,6 +5,7 @@
 #include <type_traits>
 
 #include "elementwise.hpp"
+#include "hadamard.hpp"
 #include "half.hpp"
 #include "kv_format.hpp"
 #include "quantized.hpp"
@@ -43,11 +44,13 @@ void quantize_token(const T* x, int64_t n, uint8_t* codes, char* scale_at, char*
     most_negated = larger(select(inside, -v, splat(-INF)), most_negated);
     poison += v * splat(0.0f);  // NaN, unless all are finite
   });
-  float zero = -largest_of(most_negated) + (sum_of(poison) + 0.0f);
+  constexpr bool IN_CELLS = std::is_same_v<F, Int4Format>;
+  float lowest = -largest_of(most_negated) + (sum_of(poison) + 0.0f), highest = largest_of(most);
+  float zero = IN_CELLS ? lowest + (highest - lowest) * (1.0f / 32) + 0.0f : lowest;
   zero = zero < -LARGEST_HALF ? -LARGEST_HALF : zero > LARGEST_HALF ? LARGEST_HALF : zero;
   uint16_t zero_half = to_half(zero);
   zero = from_half(zero_half);
-  float scale = (largest_of(most) - zero) / F::LEVELS;
+  float scale = IN_CELLS ? (highest - lowest) * (1.0f / 16) : (highest - zero) / F::LEVELS;
   uint16_t scale_half = to_half(scale > LARGEST_HALF ? LARGEST_HALF : scale > 0 ? scale : 0.0f);
   scale = from_half(scale_half);
   f32x16 inverse = splat(scale > 0 ? 1.0f / scale : 0.0f);
@@ -61,6 +64,15 @@ void quantize_token(const T* x, int64_t n, uint8_t* codes, char* scale_at, char*
   });
   std::memcpy(scale_at, &scale_half, 2);
   std::memcpy(zero_at, &zero_half, 2);
+}
+
+// The vector that int4 stores of x.
+template <typename T>
+INLINE void transform(const T* x, int64_t n, float* to) {
+  int64_t block = hadamard_block(n);
+  f32x16 factor = splat(HadamardFactors(block).stored);
+  in_lanes(n, [&](int64_t i, int64_t count) { set(to + i, get(x + i, count) * factor, count); });
+  hadamard(to, n, block);
 }
 
 // Dimensions in pairs, as units of K are.
@@ -81,10 +93,14 @@ INLINE void encode(const HeadOrder<F>& order, const T* x, bool keys, char* head,
   int64_t n = order.head_dim;
   if constexpr (F::QUANTIZED) {
     uint8_t* codes = (uint8_t*)row;
-    quantize_token<F>(x, n, codes, head + order.scale(t), head + order.zero(t));
     if constexpr (std::is_same_v<F, Int4Format>) {
+      alignas(64) float transformed[MAX_HEAD_DIM];
+      transform(x, n, transformed);
+      quantize_token<F>(transformed, n, codes, head + order.scale(t), head + order.zero(t));
       if (keys) pack_neighbours(codes, n);
       else pack_halves(codes, n);
+    } else {
+      quantize_token<F>(x, n, codes, head + order.scale(t), head + order.zero(t));
     }
   } else if constexpr (std::is_same_v<typename F::Element, T>) {
     std::memcpy(row, x, (size_t)order.row_bytes);

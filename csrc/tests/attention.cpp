@@ -29,16 +29,35 @@ int64_t slot_bytes(KvFormat format, int64_t head_dim) {
   return 0;
 }
 
-// What is read again of a vector that was stored; see src/twostroke/config/kv_format.py. `T` is what products are made of.
+// Hadamard's transform of each block of a vector, added up by its definition; the divisors' product is the block.
+int64_t hadamard_block(int64_t n) {
+  int64_t block = 1;
+  while (n / 2 % (2 * block) == 0 && n / 2 >= 2 * block) block *= 2;
+  return n >= 16 && block * 2 == n ? n : block;
+}
+void hadamard(std::vector<float>& x, float divisor) {
+  size_t block = (size_t)hadamard_block((int64_t)x.size());
+  for (float& v : x) v /= divisor;
+  for (size_t stride = 1; stride < block; stride *= 2) {
+    std::vector<float> before = x;
+    for (size_t i = 0; i < x.size(); i++)
+      x[i] = i / stride % 2 ? before[i - stride] - before[i] : before[i] + before[i + stride];
+  }
+}
+
+// What the products see of a vector that was stored, of int4 a transformed one; see src/twostroke/config/kv_format.py. `T` is what products are made of.
 template <typename T>
 std::vector<float> stored(const T* x, int64_t n, KvFormat format) {
   std::vector<float> values;
   for (int64_t i = 0; i < n; i++) values.push_back(value_of(x[i]));
   if (is_quantized(format)) {
-    float levels = format == KvFormat::int8 ? 255 : 15, low = values[0], high = values[0];
+    bool in_cells = format == KvFormat::int4;
+    if (in_cells) hadamard(values, (float)(1 << (int)std::log2(hadamard_block(n)) / 2));
+    float levels = in_cells ? 15 : 255, low = values[0], high = values[0];
     for (float v : values) low = std::min(low, v), high = std::max(high, v);
-    float zero = half_value(nearest_half(low));
-    float scale = half_value(nearest_half(std::max(0.0f, (high - zero) / levels))), inverse = scale > 0 ? 1.0f / scale : 0.0f;
+    float zero = half_value(nearest_half(in_cells ? low + (high - low) / 32 : low));
+    float step = in_cells ? (high - low) / 16 : (high - zero) / levels;
+    float scale = half_value(nearest_half(std::max(0.0f, step))), inverse = scale > 0 ? 1.0f / scale : 0.0f;
     for (float& v : values) {
       float code = std::nearbyint(std::clamp((v - zero) * inverse, 0.0f, levels));
       v = (float)((double)zero + (double)scale * code);
@@ -47,6 +66,20 @@ std::vector<float> stored(const T* x, int64_t n, KvFormat format) {
     for (float& v : values) v = value_of(nearest<uint16_t>(v));
   }
   for (float& v : values) v = value_of(nearest<T>(v));
+  return values;
+}
+
+// What is read of stored vectors in int4 is divided by it.
+float read_divisor(int64_t n) { return (float)(1 << ((int)std::log2(hadamard_block(n)) + 1) / 2); }
+
+// A query as the products see it.
+template <typename T>
+std::vector<float> asked(const T* x, int64_t n, KvFormat format) {
+  std::vector<float> values = stored(x, n, KvFormat::f32);
+  if (format == KvFormat::int4) {
+    hadamard(values, read_divisor(n));
+    for (float& v : values) v = value_of(nearest<T>(v));
+  }
   return values;
 }
 
@@ -99,7 +132,8 @@ struct Request {
     for (int64_t i = 0; i < (int64_t)qkv.size() && shape.values == Values::large; i++)
       if (i / d % heads < shape.heads + shape.kv_heads) qkv[(size_t)i] = nearest<T>(1e-16 * value_of(qkv[(size_t)i]));
     for (int64_t i = 0; i < len * heads; i++)
-      for (float v : stored(&qkv[(size_t)(i * d)], d, i % heads < shape.heads ? KvFormat::f32 : shape.format)) products.push_back(v);
+      for (float v : i % heads < shape.heads ? asked(&qkv[(size_t)(i * d)], d, shape.format) : stored(&qkv[(size_t)(i * d)], d, shape.format))
+        products.push_back(v);
   }
 
   int64_t width() const { return (shape.heads + 2 * shape.kv_heads) * shape.head_dim; }
@@ -139,6 +173,8 @@ struct Request {
       for (double& score : scores) total += score = std::exp(score - highest);
       // Weights err as their scores do, and are rounded to T before they meet the values.
       double relative = 4 * score_error + 2.1 * ROUNDING<T> + (double)(token - first + 32) * 0x1p-23;
+      std::vector<float> results;
+      std::vector<double> magnitudes;
       for (int64_t i = 0; i < d; i++) {
         double value = 0, magnitude = 0;
         for (int64_t key = first; key <= token; key++) {
@@ -146,7 +182,23 @@ struct Request {
           value += term;
           magnitude += std::fabs(term);
         }
-        expect_close(value_of(out[h * d + i]), value, relative * magnitude + std::fabs(value) * ROUNDING<T> + 0x1p-120,
+        results.push_back((float)value);
+        magnitudes.push_back(magnitude);
+      }
+      if (shape.format == KvFormat::int4) {
+        hadamard(results, read_divisor(d));
+        int64_t block = hadamard_block(d);
+        std::vector<double> before = magnitudes;
+        for (int64_t i = 0; i < d; i++) {
+          double sum = 0;
+          for (int64_t j = i / block * block; j < (i / block + 1) * block; j++) sum += before[(size_t)j];
+          magnitudes[(size_t)i] = sum / (double)read_divisor(d);
+        }
+        relative += 12 * 0x1p-23;  // of the sums of the transform, here and there
+      }
+      for (int64_t i = 0; i < d; i++) {
+        double value = results[(size_t)i], magnitude = magnitudes[(size_t)i];
+        expect_close(value_of(out[h * d + i]), value, relative * magnitude + std::fabs(value) * (ROUNDING<T> + 0x1p-23) + 0x1p-120,
                      [&] { return text(name, " len=", len, " token=", token, " head=", h, " d=", i); });
       }
     }

@@ -27,11 +27,50 @@ class Codes:
         return np.float32(self.zero) + np.float32(self.scale) * self.codes.astype(np.float32)
 
 
+def block_of(head_dim: int) -> int:
+    """Numbers that int4 transforms together."""
+    powers = [2**n for n in range(10)]
+    return head_dim if head_dim >= 16 and head_dim in powers else max(p for p in powers if head_dim // 2 % p == 0)
+
+
+def transform(x: npt.NDArray[np.float32], divisor: int) -> npt.NDArray[np.float32]:
+    """Hadamard's transform of each block of a vector, after a division."""
+
+    def whole(part: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+        if len(part) == 1:
+            return part
+        first, second = (whole(half) for half in np.split(part, 2))
+        return np.concatenate([first + second, first - second])
+
+    blocks = np.split(x / np.float32(divisor), len(x) // block_of(len(x)))
+    with np.errstate(over="ignore", invalid="ignore"):
+        return np.concatenate([whole(block) for block in blocks])
+
+
+def transformed(x: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    """What int4 stores of a vector."""
+    return transform(x, 2 ** (round(np.log2(block_of(len(x)))) // 2))
+
+
+def transformed_back(x: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    """The inverse."""
+    return transform(x, 2 ** ((round(np.log2(block_of(len(x)))) + 1) // 2))
+
+
 def quantize(x: npt.NDArray[np.float32], kv_format: KVFormat) -> Codes:
     """A vector of finite numbers."""
     levels = np.float32(LEVELS[kv_format])
-    zero = np.float16(np.clip(x.min() + np.float32(0), -65504, 65504))
-    scale = np.float16(np.clip((x.max() - np.float32(zero)) / levels, 0, 65504) + np.float32(0))
+    if kv_format == "int4":
+        x = transformed(x)
+        if not np.isfinite(x).all():
+            return Codes(np.zeros(len(x), np.uint8), np.float16(0), np.float16(np.nan))
+        with np.errstate(over="ignore"):
+            span = x.max() - x.min()
+        zero = np.float16(np.clip(x.min() + span / np.float32(32) + np.float32(0), -65504, 65504))
+        scale = np.float16(np.clip(span / np.float32(16), 0, 65504) + np.float32(0))
+    else:
+        zero = np.float16(np.clip(x.min() + np.float32(0), -65504, 65504))
+        scale = np.float16(np.clip((x.max() - np.float32(zero)) / levels, 0, 65504) + np.float32(0))
     if scale == 0:
         return Codes(np.zeros(len(x), np.uint8), scale, zero)
     steps = (x - np.float32(zero)) * (np.float32(1) / np.float32(scale))
@@ -68,4 +107,6 @@ def stored(x: Tensor, kv_format: KVFormat, dtype: torch.dtype) -> Tensor:
     if not np.isfinite(rows).all():
         return torch.full_like(x, float("nan"))
     values = np.stack([quantize(row, kv_format).values() for row in rows])
+    if kv_format == "int4":
+        values = np.stack([transformed_back(row) for row in values])
     return torch.from_numpy(values).view(x.shape).to(dtype)

@@ -98,6 +98,9 @@ def test_a_result_without_a_goal_is_known_to_have_none() -> None:
     assert {path.stem for path in WITH_GOALS if not goals_of(load(path))} == {
         "invariance-price",
         "quality-gemma3-270m",
+        "quality-kv-gemma3-270m",
+        "quality-kv-qwen-coder",
+        "quality-kv-smollm2",
         "quality-qwen-coder",
         "quality-smollm2",
         "ranks",

@@ -130,6 +130,15 @@ class LayerSpec:
         return self.kv.head_dim**-0.5 if self.score_scale is None else self.score_scale
 
     @property
+    def stores_keys_less_bias(self) -> bool:
+        """Whether quantized KV leaves the projection's bias out of the rotated keys.
+
+        All scores of a query fall alike then, so it has to be a softmax of the scores as they are that follows. A norm
+        between bias and rotation would make the bias a poor guess of what keys share.
+        """
+        return self.qkv_bias and self.kv_source is None and self.qk_norm == "none" and self.score_cap is None
+
+    @property
     def projected_kv_size(self) -> int:
         """Numbers of k and v that are projected, all heads together."""
         if self.kv_source is not None:

@@ -394,7 +394,7 @@ def _geometry(config: EngineConfig, loaded: Prepared, runner: ModelRunner) -> KV
     """What another process has to agree on."""
     dtype = str(loaded.dtype).removeprefix("torch.")
     return KVGeometry(
-        identity_facts(loaded.weights.path, loaded.config, config.load),
+        identity_facts(loaded.weights.path, loaded.config, config.load, loaded.kv_format),
         numerics_facts(
             loaded.operators.name,
             loaded.device.type,

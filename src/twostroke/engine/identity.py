@@ -6,7 +6,7 @@ import hashlib
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from twostroke.config.kv_format import KVFormat
+from twostroke.config.kv_format import KVFormat, is_quantized
 from twostroke.config.load import DEFAULT_GROUP_SIZE, LoadConfig
 from twostroke.config.model import ModelConfig
 from twostroke.gguf.container import parts_of
@@ -15,16 +15,20 @@ from twostroke.version import __version__
 
 _NUM_SAMPLES = 16
 _SAMPLE_BYTES = 4096
+_KV_CODEC = "2"
+"""Raised when a KV format comes to mean other numbers: what one process stored another must not misread."""
 
 
-def identity_facts(path: Path, config: ModelConfig, load: LoadConfig) -> dict[str, str]:
+def identity_facts(path: Path, config: ModelConfig, load: LoadConfig, kv_format: KVFormat) -> dict[str, str]:
     """Of the model. Two folders with the same weights are the same model, whatever they are called.
 
     Args:
         path: of the weights.
         config: of the model, fixed for the longest request.
         load: what the user asked for.
+        kv_format: of K and V. Keys without their bias are no keys for a process that stores whole ones.
     """
+    lacks_bias = is_quantized(kv_format) and any(layer.stores_keys_less_bias for layer in config.layers)
     ropes = (sorted(asdict(rope).items()) for rope, _ in config.ropes)
     rope = "; ".join(" ".join(f"{name}={value}" for name, value in fields if value is not None) for fields in ropes)
     return {
@@ -32,6 +36,7 @@ def identity_facts(path: Path, config: ModelConfig, load: LoadConfig) -> dict[st
         "shape": f"{config.num_layers} layers of {config.hidden_size}, {config.vocab_size} tokens",
         "rope": rope,
         "maths": _digest(_maths(config)),
+        "stored keys": f"{'less their bias' if lacks_bias else 'whole'}, codec {_KV_CODEC}",
         "weights": fingerprint(path) if load.load_format == "auto" else f"random, of {_digest(config)}",
     }
 

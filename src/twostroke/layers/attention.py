@@ -7,6 +7,7 @@ from typing import Protocol
 
 from torch import Tensor
 
+from twostroke.config.kv_format import is_quantized
 from twostroke.config.layer_spec import LayerSpec
 from twostroke.kernels.dispatch import HeadTurn, Operators, Scoring
 from twostroke.layers.attention_metadata import AttentionMetadata
@@ -30,13 +31,32 @@ class KVTensors(Protocol):
 
 
 class Attention:
-    """Turns q and k, writes K and V of the step's tokens, then attends over the paged context."""
+    """Turns q and k, writes K and V of the step's tokens, then attends over the paged context.
 
-    def __init__(self, layer_id: int, spec: LayerSpec, operators: Operators, head_norm: RMSNorm | None = None) -> None:
-        """Takes the layer's spec, and the norm over each head of q and k, before they are rotated."""
+    Quantized KV stores each rotated key less `key_bias`, [num_kv_heads, head_dim]. Some models have biases of hundreds,
+    in pairs of dimensions that rotation hardly moves: beside them a scale leaves nothing of the other dimensions. All
+    scores of a query fall by q · key_bias, which the softmax does not see.
+
+    Args:
+        layer_id: of the model's layers.
+        spec: of the layer.
+        operators: of the back end.
+        head_norm: over each head of q and k, before they are rotated.
+        key_bias: of the projection, where keys have one; see LayerSpec.stores_keys_less_bias.
+    """
+
+    def __init__(
+        self,
+        layer_id: int,
+        spec: LayerSpec,
+        operators: Operators,
+        head_norm: RMSNorm | None = None,
+        key_bias: Tensor | None = None,
+    ) -> None:
         self._layer_id, self._kv_source = layer_id, layer_id if spec.kv_source is None else spec.kv_source
         self._scoring = Scoring(spec.softmax_scale, spec.score_cap)
         self._head_norm, self._rotate_heads_ = head_norm, operators.rotate_heads_
+        self._key_bias = key_bias
 
     def __call__(self, qkv: Tensor, rotation: Rotation | None, attention: AttentionMetadata, kv: KVTensors) -> Tensor:
         """Attends.
@@ -57,10 +77,13 @@ class Attention:
         shape, turn = attention.layout.shapes[group], None
         num_kv = 2 * shape.num_kv_heads if self._kv_source == self._layer_id else 0
         assert qkv.shape[1:] == (shape.num_heads + num_kv, shape.head_dim), f"{qkv.shape} for {shape}"
-        if rotation is not None and operator.turns_heads:
+        key_bias = self._key_bias if num_kv and is_quantized(shape.kv_format) else None
+        if rotation is not None and operator.turns_heads and key_bias is None:
             turn = self._turn(rotation)
         else:
             self._turn_(qkv[:, : shape.num_heads + shape.num_kv_heads], rotation)
+        if key_bias is not None:
+            qkv[:, shape.num_heads : shape.num_heads + shape.num_kv_heads].sub_(key_bias)
         attended = operator(qkv, kv.tensors[group], plan, index, self._scoring, turn)
         if self._kv_source == self._layer_id:
             kv.layer_written(self._layer_id)

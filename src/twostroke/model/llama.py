@@ -59,7 +59,7 @@ class LlamaLayer:
         self._qk_norms = [norms[name] for name in _QK_NORMS if name in norms]
         self._qkv = operators.pack_linear(weights["qkv.weight"], weights.get("qkv.bias"))
         head_norm = self.head_norm(config, weights, operators) if spec.qk_norm == "heads" else None
-        self._attention = Attention(layer_id, spec, operators, head_norm)
+        self._attention = Attention(layer_id, spec, operators, head_norm, self._key_bias(spec, weights))
         output = operators.pack_linear(weights["output.weight"], weights.get("output.bias"))
         self.output = split.linear(output, config.hidden_size)
         self.inner = self.pack_mlp(spec, weights, placement)
@@ -106,6 +106,13 @@ class LlamaLayer:
         x = self._added(x, self.output, attended, self._attention_out_norm)
         normed = beside if self._is_parallel else self.mlp_norm(x)
         return self._added(x, self.down, self.inner(normed), self._mlp_out_norm)
+
+    def _key_bias(self, spec: LayerSpec, weights: Mapping[str, Any]) -> Tensor | None:
+        """Return what quantized KV leaves out of each rotated key, [num_kv_heads, head_dim]; None: nothing."""
+        if not spec.stores_keys_less_bias:
+            return None
+        bias: Tensor = weights["qkv.bias"].view(-1, self._head_dim)
+        return bias[self._num_heads : self._num_heads + self._num_kv_heads].clone()
 
     def _added(self, residual: Tensor, linear: Linear, x: Tensor, norm: Norm | None) -> Tensor:
         if norm is None and self._residual_scale == 1.0:

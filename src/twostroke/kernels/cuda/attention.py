@@ -7,7 +7,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from twostroke.config.kv_format import KVFormat, is_quantized, levels_of, slot_bytes
+from twostroke.config.kv_format import KVFormat, hadamard_block, is_quantized, levels_of, slot_bytes
 from twostroke.kernels.cuda import attention_programs as programs
 from twostroke.kernels.cuda import kv_programs
 from twostroke.kernels.cuda.attention_plan import Cut, FixedStepPlan, HostPlan, StepPlan, plan_step, sent
@@ -158,6 +158,7 @@ class TritonAttention:
             CHUNK=self._cut.chunk,
             SEGMENT=self._cut.segment,
             LEVELS=memory.levels,
+            STAGES=memory.stages,
             HAS_TREES=plan.has_trees,
             HAS_CAP=scoring.cap is not None,
             HAS_SINKS=scoring.sinks is not None,
@@ -176,6 +177,8 @@ class TritonAttention:
                 HEADS=heads,
                 HEAD_DIM=shape.head_dim,
                 WIDTH=width,
+                LEVELS=memory.levels,
+                STAGES=memory.stages,
                 HAS_SINKS=scoring.sinks is not None,
                 **AS_WRITTEN,
             )
@@ -189,6 +192,7 @@ class _Memory:
         assert storage[0].is_contiguous(), storage.stride()
         self._shape = shape
         self.levels = levels_of(shape.kv_format) if is_quantized(shape.kv_format) else 0
+        self.stages = hadamard_block(shape.head_dim).bit_length() - 1
         stored = torch.uint8 if self.levels else _STORED[shape.kv_format]
         num_bytes = (storage.shape[0] - 1) * storage.stride(0) + storage.shape[1] * storage.stride(1)
         flat = storage.as_strided((num_bytes,), (1,))
@@ -234,6 +238,7 @@ class _Memory:
             HALF_WIDTH=_width(shape.head_dim) // 2,
             BLOCK_SIZE=shape.block_size,
             LEVELS=self.levels,
+            STAGES=self.stages,
             TURNS=turn is not None,
             HAS_NORM=weight is not None,
             **AS_WRITTEN,

@@ -17,7 +17,7 @@ from __future__ import annotations
 import triton.language as tl
 
 from twostroke.kernels.cuda.jit import jit, jit_for_any, product, rounded
-from twostroke.kernels.cuda.kv_programs import read_slots
+from twostroke.kernels.cuda.kv_programs import hadamard_back, read_slots
 
 LOWEST = tl.constexpr(-1e30)
 """Stands for the maximum of nothing; finite, so that differences of two of them are 0 and not NaN."""
@@ -89,6 +89,7 @@ def attend(
     CHUNK: tl.constexpr,
     SEGMENT: tl.constexpr,
     LEVELS: tl.constexpr,
+    STAGES: tl.constexpr,
     HAS_TREES: tl.constexpr,
     HAS_CAP: tl.constexpr,
     HAS_SINKS: tl.constexpr,
@@ -113,6 +114,9 @@ def attend(
     is_number = is_real[:, None] & (column < HEAD_DIM)[None, :]
     of_head = (head * GROUP + member)[:, None] * HEAD_DIM + column[None, :]
     queries = tl.load(q + token[:, None] * q_stride + of_head, mask=is_number, other=0.0)
+    if LEVELS == 15:
+        wide = hadamard_back(queries.to(tl.float32), ROWS, WIDTH, STAGES)
+        queries = rounded(wide, q.dtype.element_ty)
     first_key, last_key = tl.min(oldest, axis=0), tl.max(position, axis=0)
 
     m = tl.full((ROWS,), LOWEST, tl.float32)
@@ -161,6 +165,8 @@ def attend(
         if HAS_SINKS:
             m, total, acc = with_sinks(m, total, acc, tl.load(sinks + head * GROUP + member))
         result = tl.div_rn(acc, tl.broadcast_to(tl.where(total == 0.0, 1.0, total)[:, None], (ROWS, WIDTH)))
+        if LEVELS == 15:
+            result = hadamard_back(result, ROWS, WIDTH, STAGES)
         place = token[:, None] * num_heads * HEAD_DIM + of_head
         tl.store(out + place, rounded(result, out.dtype.element_ty), mask=is_number)
     else:
@@ -182,6 +188,8 @@ def fold_parts(
     HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     WIDTH: tl.constexpr,
+    LEVELS: tl.constexpr,
+    STAGES: tl.constexpr,
     HAS_SINKS: tl.constexpr,
 ):
     """Program (split token, HEADS heads): its segments' states in their order.
@@ -208,5 +216,7 @@ def fold_parts(
     if HAS_SINKS:
         m, total, acc = with_sinks(m, total, acc, tl.load(sinks + head, mask=is_real, other=0.0))
     result = tl.div_rn(acc, tl.broadcast_to(tl.where(total == 0.0, 1.0, total)[:, None], (HEADS, WIDTH)))
+    if LEVELS == 15:
+        result = hadamard_back(result, HEADS, WIDTH, STAGES)
     place = (token * num_heads + head)[:, None] * HEAD_DIM + column
     tl.store(out + place, rounded(result, out.dtype.element_ty), mask=is_number)

@@ -5,7 +5,8 @@ the codes of all its tokens and behind them a float16 scale and a float16 zero f
 
     int8, int4      [block_size, code bytes] [block_size, 2]        4 bits: the even dimension low
 
-so that codes begin at whole vectors of 16 bytes; a slot of the plain order is 4 bytes more than such a number.
+so that codes begin at whole vectors of 16 bytes; a slot of the plain order is 4 bytes more than such a number. int4
+stores transformed vectors (`hadamard`), and attention transforms q and its result.
 """
 
 # pyright: reportMissingImports=false, reportMissingParameterType=false, reportUnknownParameterType=false
@@ -29,14 +30,34 @@ def bounded(x, limit):
 
 
 @jit
+def hadamard(x, ROWS: tl.constexpr, WIDTH: tl.constexpr, STAGES: tl.constexpr):
+    """The Hadamard transform of each 2^STAGES numbers of vectors [ROWS, WIDTH], not normed; neighbours come first."""
+    for stage in tl.static_range(STAGES):
+        pairs = tl.permute(tl.reshape(x, (ROWS, WIDTH >> (stage + 1), 2, 1 << stage)), (0, 1, 3, 2))
+        first, second = tl.split(pairs)
+        pairs = tl.permute(tl.join(first + second, first - second), (0, 1, 3, 2))
+        x = tl.reshape(pairs, (ROWS, WIDTH))
+    return x
+
+
+@jit
+def hadamard_back(x, ROWS: tl.constexpr, WIDTH: tl.constexpr, STAGES: tl.constexpr):
+    """Back from stored vectors [ROWS, WIDTH]; also what queries become for keys that are stored so."""
+    return hadamard(x, ROWS, WIDTH, STAGES) * (1.0 / (1 << (STAGES + 1) // 2))
+
+
+@jit
 def quantized(x, inside, LEVELS: tl.constexpr):
     """Codes, and scales and zeros in float16, of vectors [n, WIDTH]: kernels/reference/kv_codec.py, step by step."""
     poison = tl.sum(tl.where(inside, x * 0.0, 0.0), axis=1)  # NaN where a number is not finite
     lowest = tl.min(tl.where(inside, x, float("inf")), axis=1)
     highest = tl.max(tl.where(inside, x, float("-inf")), axis=1)
     is_finite = poison == 0.0
+    span = highest - lowest
+    if LEVELS == 15:
+        lowest += span * (1.0 / 32)
     zero = bounded(tl.where(is_finite, lowest + 0.0, poison), LARGEST_HALF).to(tl.float16)
-    scale = tl.div_rn(highest - zero.to(tl.float32), LEVELS * 1.0)
+    scale = span * (1.0 / 16) if LEVELS == 15 else tl.div_rn(highest - zero.to(tl.float32), LEVELS * 1.0)
     scale = tl.where(is_finite & (scale > 0.0), tl.minimum(scale, LARGEST_HALF), 0.0).to(tl.float16)
     divisor = tl.where(scale > 0.0, scale.to(tl.float32), 1.0)
     inverse = tl.where(scale > 0.0, tl.div_rn(1.0, divisor), 0.0)
@@ -111,6 +132,7 @@ def write_slots(
     HALF_WIDTH: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     LEVELS: tl.constexpr,
+    STAGES: tl.constexpr,
     TURNS: tl.constexpr,
     HAS_NORM: tl.constexpr,
 ):
@@ -122,8 +144,8 @@ def write_slots(
     thread has the same place of both halves of a head, since each half needs what the other was.
 
     Strides and the offset count elements of `values`: bytes where LEVELS is not 0 and K and V are quantized, and then
-    `halves` is the same memory in float16; bytes without LEVELS are fp8. HALF_WIDTH is half of HEAD_DIM, filled up. A
-    token whose block is -1 is nobody's.
+    `halves` is the same memory in float16; bytes without LEVELS are fp8. HALF_WIDTH is half of HEAD_DIM, filled up.
+    int4 transforms 2^STAGES numbers together. A token whose block is -1 is nobody's.
     """
     vector = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     is_vector = vector < num_vectors
@@ -163,6 +185,8 @@ def write_slots(
             behind_it = values + (begins + (slot + behind) * HEAD_DIM)[:, None] + dim[None, :]
             tl.store(behind_it, tl.zeros_like(numbers), mask=inside & (behind <= unused)[:, None])
     else:
+        if LEVELS == 15:
+            x = hadamard(x * (1.0 / (1 << STAGES // 2)), ROWS, 2 * HALF_WIDTH, STAGES)
         codes, scale, zero = quantized(x, inside, LEVELS)
         code_bytes: tl.constexpr = HEAD_DIM if LEVELS == 255 else HEAD_DIM // 2
         byte, is_byte = dim, is_dim

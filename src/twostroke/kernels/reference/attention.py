@@ -36,7 +36,7 @@ from twostroke.kernels.reference.attention_plan import (
     row_step,
     slot_step,
 )
-from twostroke.kernels.reference.kv_codec import decode, encode
+from twostroke.kernels.reference.kv_codec import decode, decode_stored, encode, transformed_back
 from twostroke.kernels.reference.row_tiles import BASE_HEIGHT, ROW_BY_ROW, fingerprint, remember
 from twostroke.kernels.soft_cap import soft_cap
 from twostroke.kernels.tree_mask import TreeMasks
@@ -153,6 +153,8 @@ class PagedAttention:
         # a power of two into q, which rounds nothing, and the rest (1 for many head sizes) onto the float32 scores
         q_scale = 2.0 ** math.floor(math.log2(scoring.scale))
         q = qkv[:, : shape.num_heads] * q_scale
+        if shape.kv_format == "int4":
+            q = transformed_back(q.float()).to(q.dtype)
         block_rows = _rows(storage, shape.head_bytes, row_step(shape))
         scoring = replace(scoring, scale=scoring.scale / q_scale)
         results = [_attend(run, q, block_rows, shape, layer_in_block, scoring) for run in plan.runs]
@@ -190,7 +192,7 @@ def _attend(
         stored = block_rows.index_select(
             0, (part.rows + layer_in_block * shape.layer_bytes // row_step(shape)).view(-1)
         )
-        kv = decode(stored.view(-1, shape.slot_bytes), shape.kv_format, tiles.dtype)
+        kv = decode_stored(stored.view(-1, shape.slot_bytes), shape.kv_format, tiles.dtype)
         m, total, values = _partials(part, tiles, kv.view(2, -1, PARTITION, head_dim), scoring)
         begin = 0
         for size in part.slices:
@@ -207,7 +209,10 @@ def _attend(
         sinks = scoring.sinks.view(kv_heads, 1, group).expand(run.num_tiles, kv_heads, run.queries_per_tile, group)
         _fold_(state, (sinks.reshape(m.shape), torch.ones_like(total), torch.zeros_like(values)))
     _, total, acc = state
-    out = (acc / total).to(q.dtype).view(run.num_tiles, kv_heads, run.queries_per_tile, group, head_dim)
+    out = acc / total
+    if shape.kv_format == "int4":
+        out = transformed_back(out)
+    out = out.to(q.dtype).view(run.num_tiles, kv_heads, run.queries_per_tile, group, head_dim)
     return out.transpose(1, 2).reshape(run.num_tiles * run.queries_per_tile, -1)
 
 

@@ -2,6 +2,9 @@
 
 int8  [head_dim] codes                          then scale and zero, float16 each
 int4  [head_dim / 2], even dimension low        (config/kv_format.py defines them)
+
+Slots of int4 hold transformed vectors. Attention reads them as they are (`decode_stored`), and transforms q and its
+result.
 """
 
 from __future__ import annotations
@@ -11,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from twostroke.config.kv_format import KVFormat, levels_of
+from twostroke.config.kv_format import KVFormat, hadamard_block, hadamard_divisors, levels_of
 
 _DTYPES: dict[KVFormat, torch.dtype] = {
     "f32": torch.float32,
@@ -20,6 +23,7 @@ _DTYPES: dict[KVFormat, torch.dtype] = {
     "fp8": torch.float8_e4m3fn,
 }
 _LARGEST_HALF = 65504.0
+_INT4_LEVELS = levels_of("int4")
 
 
 def encode(kv: Tensor, kv_format: KVFormat) -> Tensor:
@@ -29,7 +33,8 @@ def encode(kv: Tensor, kv_format: KVFormat) -> Tensor:
         kv = cut_off(kv.float())
     if dtype is not None:
         return kv.to(dtype).contiguous().view(torch.uint8)
-    codes, scale_and_zero = quantize(kv.float(), levels_of(kv_format))
+    kv = kv.float()
+    codes, scale_and_zero = quantize(transformed(kv) if kv_format == "int4" else kv, levels_of(kv_format))
     if kv_format == "int4":
         codes = codes[:, 0::2] | codes[:, 1::2] << 4
     return torch.cat([codes, scale_and_zero.view(torch.uint8)], dim=1)
@@ -37,6 +42,13 @@ def encode(kv: Tensor, kv_format: KVFormat) -> Tensor:
 
 def decode(slots: Tensor, kv_format: KVFormat, dtype: torch.dtype) -> Tensor:
     """Slots, uint8 [n, slot bytes], to [n, head_dim] in `dtype`, rounded once."""
+    if kv_format == "int4":
+        return transformed_back(decode_stored(slots, kv_format, torch.float32)).to(dtype)
+    return decode_stored(slots, kv_format, dtype)
+
+
+def decode_stored(slots: Tensor, kv_format: KVFormat, dtype: torch.dtype) -> Tensor:
+    """The same of the vectors that are stored: of int4, transformed ones."""
     stored = _DTYPES.get(kv_format)
     if stored is not None:
         return slots.view(stored).to(dtype)
@@ -57,6 +69,28 @@ def recode(slots: NDArray[np.uint8], kv_format: KVFormat, to_format: KVFormat) -
     return encode(decode(torch.from_numpy(slots), kv_format, torch.float32), to_format).numpy()
 
 
+def transformed(x: Tensor) -> Tensor:
+    """Vectors, float32 [..., head_dim], as int4 stores them."""
+    block = hadamard_block(x.shape[-1])
+    return _hadamard(x / hadamard_divisors(block)[0], block)
+
+
+def transformed_back(x: Tensor) -> Tensor:
+    """The inverse of `transformed`; also what q becomes for keys that are stored so."""
+    block = hadamard_block(x.shape[-1])
+    return _hadamard(x, block) / hadamard_divisors(block)[1]
+
+
+def _hadamard(x: Tensor, block: int) -> Tensor:
+    """The Hadamard transform of each `block` numbers, not normed."""
+    shape, stride = x.shape, 1
+    while stride < block:
+        first, second = x.reshape(-1, 2, stride).unbind(1)
+        x = torch.stack((first + second, first - second), dim=1)
+        stride *= 2
+    return x.reshape(shape)
+
+
 def cut_off(x: Tensor) -> Tensor:
     """What fp8 can hold of float32; what is not finite is NaN, so that its request ends with an error."""
     largest = torch.finfo(torch.float8_e4m3fn).max
@@ -67,9 +101,12 @@ def quantize(x: Tensor, levels: int) -> tuple[Tensor, Tensor]:
     """Codes uint8 like x [n, head_dim], and (scale, zero) float16 [n, 2]. x is float32."""
     # not finite anywhere: 0 * x is NaN, and so is the zero. And zeros are +0, always.
     poison = (x * 0.0).sum(-1, keepdim=True) + 0.0
-    zero = (x.amin(-1, keepdim=True) + poison).clamp_(-_LARGEST_HALF, _LARGEST_HALF).half()
-    span = x.amax(-1, keepdim=True) - zero.float()
-    scale = (span / levels).nan_to_num_(0.0).clamp_(0.0, _LARGEST_HALF).add_(0.0).half()
+    lowest, highest = x.amin(-1, keepdim=True) + poison, x.amax(-1, keepdim=True)
+    span = highest - lowest
+    zero = lowest + span * (1 / 32) if levels == _INT4_LEVELS else lowest
+    zero = (zero + 0.0).clamp_(-_LARGEST_HALF, _LARGEST_HALF).half()
+    step = span * (1 / 16) if levels == _INT4_LEVELS else (highest - zero.float()) / levels
+    scale = step.nan_to_num_(0.0).clamp_(0.0, _LARGEST_HALF).add_(0.0).half()
     inverse = torch.where(scale > 0, 1.0 / scale.float(), 0.0)
     codes = ((x - zero.float()) * inverse).clamp_(0.0, levels).nan_to_num_(0.0).round_().to(torch.uint8)
     return codes, torch.cat([scale, zero], dim=1)
