@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any, Protocol, get_args, runtime_checkable
+from typing import Any, NamedTuple, Protocol, get_args, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -125,8 +125,7 @@ class GroupShape:
         return 2 * self.num_kv_heads * self.head_bytes
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class HeadTurn:
+class HeadTurn(NamedTuple):
     """What is done to q and k before attention: a norm over each head, where an architecture has one, and rotation."""
 
     cos: Tensor
