@@ -41,7 +41,7 @@ class WeightFile:
             CorruptCheckpoint: it has become shorter, has been written to, or cannot be read.
         """
         found = np.empty(num_bytes, np.uint8)
-        view, done = memoryview(found), 0
+        view, done = found.data, 0
         with self._lock:
             try:
                 self._file.seek(begin)

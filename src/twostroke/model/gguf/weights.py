@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -138,7 +139,11 @@ def _listed(file: GGUFFile, name: str, theirs: GGUFArchitecture) -> StoredTensor
         return None
     number = listed_number(file.metadata, key := theirs.lists[place[1]], place[0])
     data = np.array([number], np.float32).view(np.uint8)
-    return StoredTensor(key, TYPES[0], (1,), lambda begin, num_bytes: data[begin : begin + num_bytes])
+
+    def read(first: int, num_bytes: int) -> npt.NDArray[np.uint8]:
+        return data[first : first + num_bytes]
+
+    return StoredTensor(key, TYPES[0], (1,), read)
 
 
 def _part_of_qkv(file: GGUFFile, name: str, spec: LayerSpec) -> StoredTensor | None:
@@ -151,8 +156,11 @@ def _part_of_qkv(file: GGUFFile, name: str, spec: LayerSpec) -> StoredTensor | N
         return None
     begin, num_rows = begins[part], spec.q_size if part == "q_proj" else spec.kv_size
     before = begin * (stored.nbytes // stored.shape[0])
-    shape = (num_rows, *stored.shape[1:])
-    return replace(stored, shape=shape, read=lambda first, num_bytes: stored.read(before + first, num_bytes))
+
+    def read(first: int, num_bytes: int) -> npt.NDArray[np.uint8]:
+        return stored.read(before + first, num_bytes)
+
+    return replace(stored, shape=(num_rows, *stored.shape[1:]), read=read)
 
 
 def _in_halves(num_rows: int, num_heads: int) -> Tensor:
