@@ -1,26 +1,12 @@
 #include "attention.hpp"
 
 #include <algorithm>
-#include <vector>
 
 #include "kernels/attention_items.hpp"
 #include "threads.hpp"
 
 namespace twostroke {
 namespace {
-
-// One item, or one partition of it.
-struct Task {
-  int64_t item;
-  int64_t partition;  // -1: all of them
-  float* outcome;
-};
-
-// An item whose partitions are computed apart: where their outcomes stand, the oldest first.
-struct SplitItem {
-  int64_t item;
-  const float* outcomes;
-};
 
 std::vector<AttentionItem> cut_into_items(const AttentionArgs& args) {
   std::vector<AttentionItem> items;
@@ -47,55 +33,62 @@ std::vector<bool> choose_split(const AttentionArgs& args, const std::vector<Atte
   return split;
 }
 
-void write_all(const Kernels& kernels, const AttentionArgs& args) {
-  std::vector<int32_t> seq_of_token((size_t)args.query_start[args.num_seqs]);
-  for (int32_t seq = 0; seq < args.num_seqs; seq++)
-    std::fill(seq_of_token.begin() + args.query_start[seq], seq_of_token.begin() + args.query_start[seq + 1], seq);
-  int64_t tokens_per_task = std::max<int64_t>(1, 16384 / (2 * args.kv_heads * args.head_dim));
-  parallel((int64_t)seq_of_token.size(), tokens_per_task, [&](int64_t begin, int64_t end) {
-    kernels.write_kv(args, seq_of_token.data(), begin, end);
+}  // namespace
+
+StepAttention::StepAttention(const Kernels& kernels, const AttentionArgs& step)
+    : kernels_(kernels), step_(step), seq_of_token_((size_t)step.query_start[step.num_seqs]), items_(cut_into_items(step)) {
+  for (int32_t seq = 0; seq < step.num_seqs; seq++)
+    std::fill(seq_of_token_.begin() + step.query_start[seq], seq_of_token_.begin() + step.query_start[seq + 1], seq);
+  std::vector<bool> split = choose_split(step, items_, num_threads());
+  int64_t row_floats = outcome_row_floats(step.head_dim);
+  for (size_t i = 0; i < items_.size(); i++) {
+    if (!split[i]) {
+      tasks_.push_back({(int64_t)i, -1, 0});
+      continue;
+    }
+    KeySpan keys = keys_of(step, items_[i]);
+    split_items_.push_back({(int64_t)i, outcome_floats_});
+    for (int64_t p = 0; p < keys.num_partitions(); p++, outcome_floats_ += items_[i].num_rows * row_floats)
+      tasks_.push_back({(int64_t)i, keys.first_partition() + p, outcome_floats_});
+  }
+}
+
+// What a token needs before anybody attends: by whole tokens, so that their heads are turned where they are written.
+void StepAttention::prepare(const AttentionArgs& layer, const HeadTurn& turn) const {
+  bool writes = layer.token_heads > layer.heads;
+  if (!writes && !turn.cos && !turn.weight) return;
+  int64_t dim = layer.head_dim, stride = layer.token_heads * dim;
+  int64_t turned = writes ? layer.heads + layer.kv_heads : layer.heads;
+  int64_t tokens_per_task = std::max<int64_t>(1, 16384 / stride);
+  void* qkv = const_cast<void*>(layer.qkv);
+  parallel((int64_t)seq_of_token_.size(), tokens_per_task, [&](int64_t begin, int64_t end) {
+    if (turn.weight)
+      kernels_.rms_norm(qkv, stride, turn.weight, qkv, stride, turned, dim, turn.eps, layer.type, turn.weight_type, begin, end);
+    if (turn.cos) kernels_.rotate(qkv, stride, turned, dim, turn.cos, turn.sin, layer.type, begin, end);
+    if (writes) kernels_.write_kv(layer, seq_of_token_.data(), begin, end);
   });
 }
 
-}  // namespace
-
-int64_t run_attention(const Kernels& kernels, const AttentionArgs& args) {
-  if (args.token_heads > args.heads) write_all(kernels, args);
-  std::vector<AttentionItem> items = cut_into_items(args);
-  std::vector<bool> split = choose_split(args, items, num_threads());
-  int64_t row_floats = outcome_row_floats(args.head_dim), num_floats = 0;
-  for (size_t i = 0; i < items.size(); i++)
-    if (split[i]) num_floats += keys_of(args, items[i]).num_partitions() * items[i].num_rows * row_floats;
-  static thread_local std::vector<float> outcomes;
-  outcomes.resize((size_t)num_floats);
-  float* next = outcomes.data();
-  std::vector<Task> tasks;
-  std::vector<SplitItem> split_items;
-  for (size_t i = 0; i < items.size(); i++) {
-    if (!split[i]) {
-      tasks.push_back({(int64_t)i, -1, nullptr});
-      continue;
-    }
-    KeySpan keys = keys_of(args, items[i]);
-    split_items.push_back({(int64_t)i, next});
-    for (int64_t p = 0; p < keys.num_partitions(); p++, next += items[i].num_rows * row_floats)
-      tasks.push_back({(int64_t)i, keys.first_partition() + p, next});
-  }
-  parallel((int64_t)tasks.size(), 1, [&](int64_t begin, int64_t end) {
+int64_t StepAttention::run(const AttentionArgs& layer, const HeadTurn& turn) const {
+  prepare(layer, turn);
+  static thread_local std::vector<float> room;
+  room.resize((size_t)outcome_floats_);
+  float* outcomes = room.data();
+  parallel((int64_t)tasks_.size(), 1, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; i++) {
-      const Task& task = tasks[(size_t)i];
-      const AttentionItem& item = items[(size_t)task.item];
-      if (task.partition < 0) kernels.attend(args, item);
-      else kernels.attend_partition(args, item, task.partition, task.outcome);
+      const Task& task = tasks_[(size_t)i];
+      const AttentionItem& item = items_[(size_t)task.item];
+      if (task.partition < 0) kernels_.attend(layer, item);
+      else kernels_.attend_partition(layer, item, task.partition, outcomes + task.outcome);
     }
   });
-  parallel((int64_t)split_items.size(), 1, [&](int64_t begin, int64_t end) {
+  parallel((int64_t)split_items_.size(), 1, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; i++) {
-      const SplitItem& split_item = split_items[(size_t)i];
-      kernels.combine(args, items[(size_t)split_item.item], split_item.outcomes);
+      const SplitItem& split_item = split_items_[(size_t)i];
+      kernels_.combine(layer, items_[(size_t)split_item.item], outcomes + split_item.outcomes);
     }
   });
-  return (int64_t)tasks.size();
+  return (int64_t)tasks_.size();
 }
 
 }  // namespace twostroke

@@ -56,6 +56,7 @@ NB_MODULE(_native, m) {
                           num_rows);
            })
       .def("advance", &SharedGather::advance, release);
+  nb::class_<StepAttention>(m, "StepAttention").def("attention", &attention, release);
   nb::class_<Kernels>(m, "Kernels")
       .def_prop_ro("level", [](const Kernels& kernels) { return std::string(kernels.level); })
       .def("linear", &linear, release)
@@ -63,7 +64,7 @@ NB_MODULE(_native, m) {
       .def("quantize_weight", &quantize_weight, release)
       .def("rms_norm", &rms_norm, release)
       .def("rotate", &rotate, release)
-      .def("attention", &attention, release)
+      .def("step_attention", &step_attention)
       .def("argmax", &argmax, release)
       .def("gumbel_argmax", &gumbel_argmax, release)
       .def("filtered_argmax", &filtered_argmax, release);

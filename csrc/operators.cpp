@@ -6,7 +6,6 @@
 #include <stdexcept>
 #include <vector>
 
-#include "attention.hpp"
 #include "cpu.hpp"
 #include "kernels/half.hpp"
 #include "threads.hpp"
@@ -298,16 +297,32 @@ void rotate(const Kernels& kernels, uintptr_t x, int64_t token_stride, int64_t t
   });
 }
 
-int64_t attention(const Kernels& kernels, uintptr_t qkv, uintptr_t storage, uintptr_t out, uintptr_t query_start,
-                  uintptr_t seq_lens, uintptr_t block_table, uintptr_t tree, uintptr_t tree_start, int64_t num_seqs,
-                  int64_t max_blocks, int64_t block_bytes, int64_t heads, int64_t kv_heads, int64_t head_dim,
-                  int64_t block_size, int64_t token_heads, int64_t window, float scale, float cap, uintptr_t sinks,
-                  uintptr_t slopes, int type, int kv_format) {
-  return run_attention(kernels, {(const void*)qkv, (char*)storage, (void*)out, (const int32_t*)query_start,
-                                 (const int32_t*)seq_lens, (const int32_t*)block_table, num_seqs, max_blocks, block_bytes,
-                                 heads, kv_heads, head_dim, block_size, token_heads, window, scale, cap, (const float*)sinks,
-                                 (const float*)slopes, (Dtype)type, (KvFormat)kv_format,
-                                 (const uint64_t*)tree, (const int64_t*)tree_start});
+StepAttention step_attention(const Kernels& kernels, uintptr_t query_start, uintptr_t seq_lens, uintptr_t block_table, uintptr_t tree,
+                             uintptr_t tree_start, int64_t num_seqs, int64_t max_blocks, int64_t heads, int64_t kv_heads,
+                             int64_t head_dim, int64_t block_size, int64_t window, int type, int kv_format) {
+  AttentionArgs step{};
+  step.query_start = (const int32_t*)query_start;
+  step.seq_lens = (const int32_t*)seq_lens;
+  step.block_table = (const int32_t*)block_table;
+  step.tree = (const uint64_t*)tree;
+  step.tree_start = (const int64_t*)tree_start;
+  step.num_seqs = num_seqs, step.max_blocks = max_blocks;
+  step.heads = heads, step.kv_heads = kv_heads, step.head_dim = head_dim, step.block_size = block_size;
+  step.window = window;
+  step.type = (Dtype)type, step.format = (KvFormat)kv_format;
+  return StepAttention(kernels, step);
+}
+
+int64_t attention(const StepAttention& step, uintptr_t qkv, int64_t token_heads, uintptr_t storage, int64_t block_bytes, uintptr_t out,
+                  float scale, float cap, uintptr_t sinks, uintptr_t slopes, uintptr_t cos, uintptr_t sin, uintptr_t norm_weight,
+                  float eps, int weight_type) {
+  AttentionArgs layer = step.step();
+  layer.qkv = (const void*)qkv, layer.token_heads = token_heads;
+  layer.storage = (char*)storage, layer.block_bytes = block_bytes;
+  layer.out = (void*)out;
+  layer.scale = scale, layer.cap = cap;
+  layer.sinks = (const float*)sinks, layer.slopes = (const float*)slopes;
+  return step.run(layer, {(const void*)cos, (const void*)sin, (const void*)norm_weight, eps, (Dtype)weight_type});
 }
 
 void argmax(const Kernels& kernels, uintptr_t values, int64_t stride, int64_t rows, int64_t columns, uintptr_t winners) {

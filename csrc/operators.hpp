@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "attention.hpp"
 #include "kernels/table.hpp"
 
 namespace twostroke {
@@ -62,12 +63,16 @@ void rms_norm(const Kernels& kernels, uintptr_t x, int64_t x_stride, uintptr_t w
 void rotate(const Kernels& kernels, uintptr_t x, int64_t token_stride, int64_t tokens, int64_t heads, int64_t head_dim,
             uintptr_t cos, uintptr_t sin, int type);
 
-// Writes K and V of the flat batch, then attends; see AttentionArgs. Returns into how many tasks the attending was cut.
-int64_t attention(const Kernels& kernels, uintptr_t qkv, uintptr_t storage, uintptr_t out, uintptr_t query_start,
-                  uintptr_t seq_lens, uintptr_t block_table, uintptr_t tree, uintptr_t tree_start, int64_t num_seqs,
-                  int64_t max_blocks, int64_t block_bytes, int64_t heads, int64_t kv_heads, int64_t head_dim,
-                  int64_t block_size, int64_t token_heads, int64_t window, float scale, float cap, uintptr_t sinks,
-                  uintptr_t slopes, int type, int kv_format);
+// One step of the layers that share a KV group; see StepAttention and AttentionArgs. Its arrays outlive it.
+StepAttention step_attention(const Kernels& kernels, uintptr_t query_start, uintptr_t seq_lens, uintptr_t block_table, uintptr_t tree,
+                             uintptr_t tree_start, int64_t num_seqs, int64_t max_blocks, int64_t heads, int64_t kv_heads,
+                             int64_t head_dim, int64_t block_size, int64_t window, int type, int kv_format);
+
+// One layer of it: turns q and k in place, by rms_norm's and rotate's kernels, where there is a norm_weight and a cos; writes K
+// and V; then attends. Returns into how many tasks the attending was cut.
+int64_t attention(const StepAttention& step, uintptr_t qkv, int64_t token_heads, uintptr_t storage, int64_t block_bytes, uintptr_t out,
+                  float scale, float cap, uintptr_t sinks, uintptr_t slopes, uintptr_t cos, uintptr_t sin, uintptr_t norm_weight,
+                  float eps, int weight_type);
 
 // See ArgmaxArgs.
 void argmax(const Kernels& kernels, uintptr_t values, int64_t stride, int64_t rows, int64_t columns, uintptr_t winners);

@@ -1,9 +1,16 @@
 #include "threads.hpp"
 
+#ifdef __linux__
+#include <pthread.h>
+#include <sched.h>
+#endif
+
 #include <atomic>
 #include <condition_variable>
+#include <cstring>
 #include <memory>
 #include <mutex>
+#include <stdexcept>
 #include <thread>
 #include <vector>
 
@@ -15,9 +22,20 @@ namespace {
 // A layer is a dozen kernels of microseconds, so between two of them workers look for the next one before they sleep.
 constexpr int SPINS = 4000;
 
+bool pin_to([[maybe_unused]] std::thread& thread, [[maybe_unused]] int cpu) {
+#ifdef __linux__
+  std::vector<cpu_set_t> set((size_t)cpu / CPU_SETSIZE + 1);
+  std::memset(set.data(), 0, set.size() * sizeof(cpu_set_t));
+  CPU_SET_S((size_t)cpu, set.size() * sizeof(cpu_set_t), set.data());
+  return pthread_setaffinity_np(thread.native_handle(), set.size() * sizeof(cpu_set_t), set.data()) == 0;
+#else
+  return false;
+#endif
+}
+
 class Pool {
  public:
-  explicit Pool(int count) {
+  explicit Pool(int count, const std::vector<int>& cpus = {}) : cpus_(cpus) {
     for (int i = 1; i < count; i++) threads_.emplace_back([this] { serve(); });
   }
 
@@ -32,6 +50,14 @@ class Pool {
   }
 
   int size() const { return (int)threads_.size() + 1; }
+  const std::vector<int>& cpus() const { return cpus_; }
+
+  // Returns whether the system let all of them.
+  bool pin() {
+    bool pinned = true;
+    for (size_t i = 0; i < threads_.size() && i + 1 < cpus_.size(); i++) pinned &= pin_to(threads_[i], cpus_[i + 1]);
+    return pinned;
+  }
 
   void run(int64_t count, int64_t grain, const std::function<void(int64_t, int64_t)>& work) {
     work_ = &work;
@@ -74,6 +100,7 @@ class Pool {
     }
   }
 
+  std::vector<int> cpus_;
   std::vector<std::thread> threads_;
   std::mutex mutex_;
   std::condition_variable wake_;
@@ -99,11 +126,14 @@ std::mutex& one_kernel_at_a_time() {
 
 }  // namespace
 
-void set_num_threads(int count) {
+void set_num_threads(int count, const std::vector<int>& cpus) {
   std::lock_guard lock(one_kernel_at_a_time());
-  if (pool()->size() != count) {
-    pool().reset();
+  if (pool()->size() == count && pool()->cpus() == cpus) return;
+  pool().reset();
+  pool() = std::make_unique<Pool>(count, cpus);
+  if (!pool()->pin()) {
     pool() = std::make_unique<Pool>(count);
+    throw std::runtime_error("the system does not let threads run on these CPUs");
   }
 }
 

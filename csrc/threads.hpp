@@ -3,11 +3,13 @@
 
 #include <cstdint>
 #include <functional>
+#include <vector>
 
 namespace twostroke {
 
-// How many threads compute, the caller included. Not while a kernel runs.
-void set_num_threads(int count);
+// How many threads compute, the caller included. Not while a kernel runs. All but the caller are pinned to the CPUs behind the
+// first, where some are named (on Linux). Throws std::runtime_error where the system refuses.
+void set_num_threads(int count, const std::vector<int>& cpus = {});
 int num_threads();
 
 // Calls work(begin, end) for consecutive ranges that make up [0, count), on all threads; returns when all are done.

@@ -182,8 +182,9 @@ class _TracedAttention:
         scoring: Scoring,
         turn: Any = None,
     ) -> Tensor:
-        given, before = qkv.clone(), self._stored(storage, plan, layer_in_block)
+        before = self._stored(storage, plan, layer_in_block)
         output = self._inner(qkv, storage, plan.inner, layer_in_block, scoring, turn)
+        given = qkv.clone()  # as it was attended with: the native kernels turn q and k in place
         after = self._stored(storage, plan, layer_in_block)
         new = slice(plan.kv_len - plan.num_queries, plan.kv_len)
         if not torch.equal(before[:, new], after[:, new]):

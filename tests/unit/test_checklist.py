@@ -97,6 +97,7 @@ def test_a_result_without_a_goal_is_known_to_have_none() -> None:
     """A new kind of result gets its goals in `twostroke.bench.goals`, or a name here."""
     assert {path.stem for path in WITH_GOALS if not goals_of(load(path))} == {
         "invariance-price",
+        "kernels-Qwen3-0.6B",
         "quality-gemma3-270m",
         "quality-kv-gemma3-270m",
         "quality-kv-qwen-coder",

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Literal, cast, get_args
 
 from twostroke.config.checks import one_of, switch, text, whole_number
+from twostroke.config.cpu_list import read_cpu_list
 from twostroke.errors import InvalidParameter
 
 DType = Literal["auto", "float32", "float16", "bfloat16"]
@@ -68,6 +69,10 @@ class LoadConfig:
     threads: int | None = None
     """Threads of the model's operators, in each rank; default: the processors this process may use, dealt out to the
     ranks."""
+    cpu_affinity: str | None = None
+    """CPUs that the threads are pinned to, one each, the one that runs the model first: '0,2' or '0-3,8'; of several
+    ranks on this machine the first has the first ones. torch's operators share them. Without `threads` it says how many
+    there are; default: the system places them. Linux only."""
     tensor_parallel_size: int = 1
     """Processes (ranks) that compute the model together, each with its share of every matrix's rows and of the KV
     heads; the output stays the same bit for bit. Sizes of KV memory are each rank's."""
@@ -104,6 +109,7 @@ class LoadConfig:
             whole_number("threads", self.threads, 1, MAX_THREADS)
         whole_number("tensor_parallel_size", self.tensor_parallel_size, 1, MAX_RANKS)
         self._check_address()
+        self._check_cpu_affinity()
         if self.max_model_len is not None:
             whole_number("max_model_len", self.max_model_len, 2, limit="a whole number of at least 2 (one in, one out)")
         whole_number("max_logprobs", self.max_logprobs, 0)
@@ -112,6 +118,31 @@ class LoadConfig:
     def num_local_ranks(self) -> int:
         """Ranks that share this host's memory and processors."""
         return 1 if self.tensor_parallel_address else self.tensor_parallel_size
+
+    def cpus_of(self, rank: int) -> tuple[int, ...]:
+        """Those that a rank's threads are pinned to; none: they are not."""
+        if self.cpu_affinity is None:
+            return ()
+        cpus = read_cpu_list("cpu_affinity", self.cpu_affinity)
+        size = len(cpus) // self.num_local_ranks
+        first = rank % self.num_local_ranks * size
+        return cpus[first : first + size]
+
+    def _check_cpu_affinity(self) -> None:
+        if self.cpu_affinity is None:
+            return
+        name, given, ranks = "cpu_affinity", self.cpu_affinity, self.num_local_ranks
+        num_cpus = len(read_cpu_list(name, given))
+        if self.device != "cpu":
+            limit = f"is about the threads of a CPU, and the model runs on device={self.device}"
+            raise InvalidParameter(name, given, limit, "Leave it out.")
+        if self.threads is not None and self.threads * ranks != num_cpus:
+            of_ranks = "" if ranks == 1 else f" in each of {ranks} ranks"
+            limit = f"names {num_cpus}, and threads={self.threads}{of_ranks} needs {self.threads * ranks}, one each"
+            raise InvalidParameter(name, given, limit, "Name as many, or leave threads out.")
+        if num_cpus % ranks:
+            limit = f"names {num_cpus}, which {ranks} ranks cannot share alike"
+            raise InvalidParameter(name, given, limit, "Name as many for each.")
 
     def _check_address(self) -> None:
         address = self.tensor_parallel_address

@@ -71,6 +71,9 @@ def _numerics(config: EngineConfig) -> dict[str, Any]:
 
 def _changed(source: str, config: EngineConfig, given: Mapping[str, Any]) -> EngineConfig:
     """Return a config with some settings changed; errors name `source`."""
+    if config.load.cpu_affinity is not None:
+        limit = "pools are several processes, which would share these CPUs"
+        raise InvalidParameter("cpu_affinity", config.load.cpu_affinity, limit, "Leave it out.")
     parts: dict[str, Any] = {"load": config.load, "cache": config.cache, "scheduler": config.scheduler}
     kinds = {"load": LoadConfig, "cache": CacheConfig, "scheduler": SchedulerConfig}
     of_part = {part: {f.name: given[f.name] for f in fields(kind) if f.name in given} for part, kind in kinds.items()}

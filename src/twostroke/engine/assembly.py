@@ -10,6 +10,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
 from twostroke.communicator.interface import Communicator
+from twostroke.config.cpu_list import show_cpus
 from twostroke.config.engine import EngineConfig
 from twostroke.config.load import DEFAULT_GROUP_SIZE
 from twostroke.config.model import ModelConfig
@@ -363,6 +364,8 @@ def _runner(
         runs_ahead=config.schedules_ahead,
         graphs=_graphs(config, loaded, sizing, model, kv),
         mover=KVMover(kv, num_slots) if (num_slots := host_slots(config.cache, loaded.layout)) else None,
+        # torch's threads go where the one that runs the model may
+        cpus=loaded.cpus if loaded.operators.pin_threads is None else loaded.cpus[:1],
     )
     return runner, sized
 
@@ -459,7 +462,8 @@ def _startup_lines(
 ) -> tuple[str, ...]:
     config = loaded.config
     ending = "" if loaded.num_threads == 1 else "s"
-    threads = f", {loaded.num_threads} thread{ending}" if loaded.device.type == "cpu" else ""
+    pinned = f" on {show_cpus(loaded.cpus)}" if loaded.cpus else ""
+    threads = f", {loaded.num_threads} thread{ending}{pinned}" if loaded.device.type == "cpu" else ""
     num_ranks = loaded.num_ranks
     of_ranks = "" if num_ranks == 1 else f", {num_ranks} ranks (threads, weights and kv cache are each rank's)"
     where = f"{loaded.device.type}{threads}{of_ranks}, {loaded.operators.name} kernels{_unlike(loaded)}"

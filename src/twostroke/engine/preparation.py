@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import platform
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 
+from twostroke.config.cpu_list import show_cpus
 from twostroke.config.engine import EngineConfig
 from twostroke.config.kv_format import KVFormat, resolve_kv_format
 from twostroke.config.load import DEFAULT_GROUP_SIZE, LoadConfig, QuantizationOnLoad
@@ -49,6 +52,8 @@ class Prepared:
     device: torch.device
     operators: Operators
     num_threads: int
+    cpus: tuple[int, ...]
+    """That they are pinned to; none: they are not."""
     tokenizer: Tokenizer
     tokenizer_path: Path
     eos_token_ids: frozenset[int]
@@ -131,8 +136,12 @@ def prepare(config: EngineConfig, rank: int = 0, *, planned: Operators | None = 
             "Take int8, or the kernels of torch (--kernels reference, slower) or of a GPU (--device cuda).",
         )
     check_can_split(config, model_config, operators)
-    num_threads = _num_threads(load)
-    operators.set_num_threads(num_threads)
+    cpus = load.cpus_of(rank)
+    num_threads = _num_threads(load, cpus)
+    if cpus and operators.pin_threads is not None:
+        operators.pin_threads(cpus)
+    else:
+        operators.set_num_threads(num_threads)
     of_tokenizer = files if load.tokenizer is None else find_model(load.tokenizer, with_weights=False)
     tokenizer = of_tokenizer.tokenizer()
     tokenizer.check_vocab(model_config.vocab_size)
@@ -161,6 +170,7 @@ def prepare(config: EngineConfig, rank: int = 0, *, planned: Operators | None = 
         device,
         operators,
         num_threads,
+        cpus,
         tokenizer,
         of_tokenizer.path,
         eos_token_ids,
@@ -412,12 +422,30 @@ def longest_request(config: EngineConfig, prepared: Prepared) -> int:
     return config.load.max_model_len or prepared.config.max_context
 
 
-def _num_threads(load: LoadConfig) -> int:
+def _check_cpus(load: LoadConfig) -> None:
+    """Refuse CPUs that this process may not use, those of other ranks here included."""
+    name, given = "cpu_affinity", load.cpu_affinity
+    if not hasattr(os, "sched_setaffinity"):
+        limit = f"{platform.system()} has no sched_setaffinity, by which threads are pinned"
+        raise InvalidParameter(name, given, limit, "Leave it out.")
+    usable = sorted(os.sched_getaffinity(0))
+    foreign = [cpu for rank in range(load.num_local_ranks) for cpu in load.cpus_of(rank) if cpu not in usable]
+    if foreign:
+        limit = f"this process may not use {show_cpus(foreign)}; it may use {show_cpus(usable)}"
+        remedy = "Name some of these, or start it with a larger set (taskset, the container's cpuset)."
+        raise InvalidParameter(name, given, limit, remedy)
+
+
+def _num_threads(load: LoadConfig, cpus: Sequence[int]) -> int:
     """Return the threads of the operators.
 
     Raises:
-        InvalidParameter: so many for each processor that they would only wait for each other.
+        InvalidParameter: so many for each processor that they would only wait for each other, or CPUs that this
+            process may not use.
     """
+    if cpus:
+        _check_cpus(load)
+        return len(cpus)
     processors = usable_processors()
     if load.threads is None:
         return max(1, processors // load.num_local_ranks)

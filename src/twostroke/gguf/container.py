@@ -17,10 +17,9 @@ has the infos and data of some tensors.
 from __future__ import annotations
 
 import glob
-import mmap
 import re
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -34,8 +33,10 @@ from twostroke.gguf.metadata import Metadata
 from twostroke.gguf.tensor_types import NAMES, TYPES, TensorType
 from twostroke.lfs_pointer import remedy_for
 from twostroke.plain_words import reason_of
+from twostroke.weight_file import WeightFile
 
 _VERSIONS = (2, 3)
+_LEAST_READ = 1 << 20
 _DEFAULT_ALIGNMENT, _LEAST_ALIGNMENT = 32, 8
 _MAX_DIMS = 4
 _MAX_NAME = 1024
@@ -52,8 +53,29 @@ class StoredTensor:
     type: TensorType
     shape: tuple[int, ...]
     """Outermost dimension first, as torch has it."""
-    data: npt.NDArray[np.uint8]
-    """Its bytes, [*shape[:-1], bytes of a row]: a view of the file, read when it is touched."""
+    read: Callable[[int, int], npt.NDArray[np.uint8]]
+    """So many of its bytes behind a first one: a copy."""
+
+    @property
+    def row_bytes(self) -> int:
+        """Of the innermost dimension."""
+        return self.shape[-1] // self.type.block_size * self.type.block_bytes
+
+    @property
+    def nbytes(self) -> int:
+        """Of all."""
+        return prod(self.shape[:-1]) * self.row_bytes
+
+    @property
+    def data(self) -> npt.NDArray[np.uint8]:
+        """All of them, [*shape[:-1], bytes of a row]; read anew each time."""
+        return self.read(0, self.nbytes).reshape(*self.shape[:-1], self.row_bytes)
+
+    def rows(self, begin: int, end: int) -> npt.NDArray[np.uint8]:
+        """Those of rows of a matrix. [end - begin, bytes of a row]"""
+        assert len(self.shape) > 1, self.shape
+        size = self.nbytes // self.shape[0]
+        return self.read(begin * size, (end - begin) * size).reshape(end - begin, *self.shape[1:-1], self.row_bytes)
 
 
 _ALL_IN_ONE = "Download all parts into one folder."
@@ -89,7 +111,7 @@ class GGUFFile:
     tensors: Mapping[str, StoredTensor]
 
     def __init__(self, path: Path) -> None:
-        """Map the file, or all parts, and read everything but the tensors' data.
+        """Open the file, or all parts, and read everything but the tensors' data.
 
         Args:
             path: of the file, or of any part.
@@ -160,14 +182,12 @@ class _GGUFPart:
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
-            with path.open("rb") as file:
-                # Private and writable for torch's sake, which warns of read-only memory; nothing is ever written.
-                content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+            file = WeightFile(path)
         except OSError as error:
             raise ModelNotFound(f"{path} cannot be read ({error.strerror}). Check the path.") from error
-        except ValueError as error:  # an empty file has nothing to map
-            raise CorruptCheckpoint(f"{path} is empty. Download it again.") from error
-        cursor = _Cursor(content, path)
+        if not file.size:
+            raise CorruptCheckpoint(f"{path} is empty. Download it again.")
+        cursor = _Cursor(file)
         num_tensors, num_keys = self._read_header(cursor)
         self.metadata = Metadata(path.name, dict(cursor.pair() for _ in range(num_keys)))
         infos = [cursor.tensor_info() for _ in range(num_tensors)]
@@ -175,7 +195,7 @@ class _GGUFPart:
         if alignment % _LEAST_ALIGNMENT:
             raise self.metadata.refuse("general.alignment", f"a multiple of {_LEAST_ALIGNMENT}")
         begin = -(-cursor.position // alignment) * alignment
-        self.tensors = {info[0]: self._stored(content, begin, *info) for info in infos}
+        self.tensors = {info[0]: self._stored(file, begin, *info) for info in infos}
         if len(self.tensors) != len(infos):
             raise CorruptCheckpoint(f"{path}: two tensors have one name. Download it again.")
 
@@ -192,7 +212,7 @@ class _GGUFPart:
         return cursor.number("<u8"), cursor.number("<u8")
 
     def _stored(
-        self, content: mmap.mmap, begin: int, name: str, shape: tuple[int, ...], type_id: int, offset: int
+        self, file: WeightFile, begin: int, name: str, shape: tuple[int, ...], type_id: int, offset: int
     ) -> StoredTensor:
         if type_id not in TYPES:
             raise UnsupportedModel(
@@ -208,34 +228,48 @@ class _GGUFPart:
             raise CorruptCheckpoint(
                 f"{self.path}: {name} begins at {offset}; it must be a multiple of {_LEAST_ALIGNMENT}."
             )
-        rows = (*shape[:-1], shape[-1] // kind.block_size * kind.block_bytes)
-        if begin + offset + prod(rows) > len(content):
+
+        def read(first: int, num_bytes: int) -> npt.NDArray[np.uint8]:
+            return file.read(begin + offset + first, num_bytes, name)
+
+        found = StoredTensor(name, kind, shape, read)
+        if begin + offset + found.nbytes > file.size:
             raise CorruptCheckpoint(
-                f"{self.path} is truncated: {name} ends at byte {begin + offset + prod(rows)} of {len(content)}. "
+                f"{self.path} is truncated: {name} ends at byte {begin + offset + found.nbytes} of {file.size}. "
                 "Download it again."
             )
-        data = np.frombuffer(content, np.uint8, prod(rows), begin + offset).reshape(rows)
-        return StoredTensor(name, kind, shape, data)
+        return found
 
 
 class _Cursor:
     """Reads what stands before the tensors' data, from the beginning on."""
 
-    def __init__(self, content: mmap.mmap, path: Path) -> None:
-        self._content, self._path = content, path
+    def __init__(self, file: WeightFile) -> None:
+        self._file, self._path = file, file.path
+        self._content = b""
+        """As much of the file as was read."""
         self.position = 0
         self.what = ""
         """What is being read, for errors."""
 
     def take(self, num_bytes: int) -> bytes:
         end = self.position + num_bytes
-        if end > len(self._content):
+        if end > self._file.size:
             raise CorruptCheckpoint(
-                f"{self._path} is truncated: {self.what} goes to byte {end} of {len(self._content)}. Download it again."
+                f"{self._path} is truncated: {self.what} goes to byte {end} of {self._file.size}. Download it again."
             )
+        while end > len(self._content):
+            self._read_on()
         found = self._content[self.position : end]
         self.position = end
         return found
+
+    def _read_on(self) -> bool:
+        """Read about as much as was read before; return whether there was more."""
+        begin = len(self._content)
+        num_bytes = min(max(begin, _LEAST_READ), self._file.size - begin)
+        self._content += self._file.read(begin, num_bytes, self.what).tobytes()
+        return num_bytes > 0
 
     def number(self, kind: str) -> Any:
         return np.frombuffer(self.take(np.dtype(kind).itemsize), kind)[0].item()
@@ -301,12 +335,16 @@ class _Cursor:
                 position = begin + struct.unpack_from("<Q", content, position)[0]
                 texts.append(content[begin:position].decode("utf-8"))
         except (struct.error, UnicodeDecodeError, OverflowError) as error:
+            if self._read_on():
+                return self._texts(length)
             is_there = isinstance(error, UnicodeDecodeError)
-            reason = reason_of(error) if is_there else f"it ends beyond the {len(content):,} bytes of the file"
+            reason = reason_of(error) if is_there else f"it ends beyond the {self._file.size:,} bytes of the file"
             raise CorruptCheckpoint(
                 f"{self._path}: {self.what}, entry {len(texts)} of {length}, cannot be read ({reason}). "
                 "Download it again."
             ) from error
+        if position > len(content) and self._read_on():
+            return self._texts(length)
         self.position = position
         self.take(0)  # the last one may end beyond the file, which a slice does not mind
         return texts

@@ -6,10 +6,10 @@ a step's attention is its own business and opaque to the layers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any, Protocol, get_args, runtime_checkable
+from typing import Any, NamedTuple, Protocol, get_args, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -125,8 +125,7 @@ class GroupShape:
         return 2 * self.num_kv_heads * self.head_bytes
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class HeadTurn:
+class HeadTurn(NamedTuple):
     """What is done to q and k before attention: a norm over each head, where an architecture has one, and rotation."""
 
     cos: Tensor
@@ -342,7 +341,7 @@ class Operators:
 
     name: str
     set_num_threads: Callable[[int], None]
-    """How many threads compute, for the whole process."""
+    """How many threads compute, for the whole process; those of its own go where the caller may."""
     pack_linear: Callable[[Weight, Tensor | None], Linear]
     pack_gated: Callable[[Weight, Tensor | None, Activation], GatedLinear]
     packed_sizes: PackedSizes
@@ -358,6 +357,9 @@ class Operators:
     rotate_heads_: Callable[[Tensor, Tensor, Tensor], None]
     attention: Callable[[int, int, int, torch.dtype, torch.device], AttentionOperator]
     """For num_heads, num_kv_heads, head_dim, the type it computes in, and the device."""
+    pin_threads: Callable[[Sequence[int]], None] | None = None
+    """A thread for each CPU, pinned to it; the first is the caller's of the kernels, who pins itself. None: threads go
+    where who calls them may."""
     argmax: Argmax | None = None
     """Finds the largest logits; None leaves that to the sampler's own tensor code."""
     gumbel_argmax: GumbelArgmax | None = None

@@ -54,6 +54,7 @@ class Attention:
         key_bias: Tensor | None = None,
     ) -> None:
         self._layer_id, self._kv_source = layer_id, layer_id if spec.kv_source is None else spec.kv_source
+        self._writes_kv = self._kv_source == layer_id
         self._scoring = Scoring(spec.softmax_scale, spec.score_cap)
         self._head_norm, self._rotate_heads_ = head_norm, operators.rotate_heads_
         self._key_bias = key_bias
@@ -73,19 +74,19 @@ class Attention:
             [num_tokens, num_heads * head_dim].
         """
         group, index = attention.layout.layer_slots[self._kv_source]
-        operator, plan = attention.operators[group], attention.plans[group]
-        shape, turn = attention.layout.shapes[group], None
-        num_kv = 2 * shape.num_kv_heads if self._kv_source == self._layer_id else 0
-        assert qkv.shape[1:] == (shape.num_heads + num_kv, shape.head_dim), f"{qkv.shape} for {shape}"
-        key_bias = self._key_bias if num_kv and is_quantized(shape.kv_format) else None
+        operator, shape, turn = attention.operators[group], attention.layout.shapes[group], None
+        num_heads, num_kv_heads = shape.num_heads, shape.kv.num_kv_heads
+        found, needed = qkv.shape[1], num_heads + 2 * num_kv_heads if self._writes_kv else num_heads
+        assert found == needed, f"{found} heads, {needed} for {shape}"
+        key_bias = self._key_bias if self._writes_kv and is_quantized(shape.kv_format) else None
         if rotation is not None and operator.turns_heads and key_bias is None:
             turn = self._turn(rotation)
-        else:
-            self._turn_(qkv[:, : shape.num_heads + shape.num_kv_heads], rotation)
+        elif rotation is not None or self._head_norm is not None:
+            self._turn_(qkv[:, : num_heads + num_kv_heads], rotation)
         if key_bias is not None:
-            qkv[:, shape.num_heads : shape.num_heads + shape.num_kv_heads].sub_(key_bias)
-        attended = operator(qkv, kv.tensors[group], plan, index, self._scoring, turn)
-        if self._kv_source == self._layer_id:
+            qkv[:, num_heads : num_heads + num_kv_heads].sub_(key_bias)
+        attended = operator(qkv, kv.tensors[group], attention.plans[group], index, self._scoring, turn)
+        if self._writes_kv:
             kv.layer_written(self._layer_id)
         return attended
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import re
+from math import prod
 from pathlib import Path
 from typing import Any, cast
 
+import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
@@ -16,7 +18,9 @@ from twostroke.lfs_pointer import remedy_for
 from twostroke.log import get_logger
 from twostroke.model.model_path import HUB_ID, local_path, no_config, no_folder
 from twostroke.model.text_tensors import is_constant, text_name
+from twostroke.model.weight_source import ALL_ROWS
 from twostroke.plain_words import reason_of
+from twostroke.weight_file import WeightFile
 
 log = get_logger(__name__)
 
@@ -114,8 +118,8 @@ class Checkpoint:
         self.shapes: dict[str, tuple[int, ...]] = {}
         self.types: dict[str, str] = {}
         """As safetensors spells them: F32, BF16, I32 ..."""
-        self._file_of: dict[str, tuple[Any, str]] = {}
-        """For each tensor, its file and its name in that file."""
+        self._file_of: dict[str, tuple[WeightFile, int]] = {}
+        """For each tensor, its file and where it begins there."""
         self._home_of: dict[str, str] = {}
         """Names of files, by the names there."""
         skipped: list[str] = []
@@ -144,7 +148,9 @@ class Checkpoint:
         if path.exists() and not path.is_file():  # opening a pipe would wait for its other end
             raise CorruptCheckpoint(f"{path} is no file. Download it again.")
         try:
-            file: Any = safe_open(path, framework="pt")
+            content = WeightFile(path)
+            file: Any = safe_open(path, framework="pt")  # checks what it says of its tensors; they are read by us
+            places = _places(content)
             for name in file.keys():  # noqa: SIM118  a handle, not a mapping
                 header = file.get_slice(name)
                 if name in self._home_of:
@@ -160,22 +166,54 @@ class Checkpoint:
                 if ours in self.shapes:
                     raise CorruptCheckpoint(f"{path.parent}: {ours} is there twice, under two names.")
                 self.shapes[ours], self.types[ours] = tuple(header.get_shape()), header.get_dtype()
-                self._file_of[ours] = file, name
+                self._file_of[ours] = content, places[name]
         except (SafetensorError, OSError) as error:
             told = f"{path} cannot be read ({_without(path, error)}). {remedy_for(path)}"
             raise CorruptCheckpoint(told) from error
 
-    def read(self, name: str) -> Tensor:
-        """One tensor, in the type it is stored in.
+    def read(self, name: str, rows: slice = ALL_ROWS) -> Tensor:
+        """One tensor, or some rows of it, in the type it is stored in: a copy.
 
         Raises:
-            CorruptCheckpoint: its bytes cannot be read.
+            CorruptCheckpoint: its bytes cannot be read, or are of a type that torch does not have.
         """
-        try:
-            file, stored = self._file_of[name]
-            return file.get_tensor(stored)
-        except (SafetensorError, OSError) as error:
-            raise CorruptCheckpoint(f"tensor {name} cannot be read ({error}). Download the model again.") from error
+        (file, begin), shape, kind = self._file_of[name], self.shapes[name], self.types[name]
+        if kind not in _TYPES:
+            raise CorruptCheckpoint(f"{file.path}: {name} is {kind}; read are {', '.join(_TYPES)}.")
+        dtype = _TYPES[kind]
+        first, end, _ = rows.indices(shape[0]) if shape else (0, 1, 1)
+        num_rows, of_row = max(0, end - first), shape[1:]
+        size = prod(of_row) * dtype.itemsize
+        data = torch.from_numpy(file.read(begin + first * size, num_rows * size, name))
+        return data.view(dtype).view((num_rows, *of_row) if shape else ())
+
+
+def _places(file: WeightFile) -> dict[str, int]:
+    """Return where each tensor begins; the header was found right."""
+    size = int.from_bytes(file.read(0, _LENGTH_BYTES, "the length of the header").tobytes(), "little")
+    header = json.loads(file.read(_LENGTH_BYTES, size, "the header").tobytes())
+    begin = _LENGTH_BYTES + size
+    return {name: begin + one["data_offsets"][0] for name, one in header.items() if name != "__metadata__"}
+
+
+_LENGTH_BYTES = 8
+_TYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U64": torch.uint64,
+    "U32": torch.uint32,
+    "U16": torch.uint16,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
 
 
 _SHARD = re.compile(r"model-(\d{5})-of-(\d{5})\.safetensors")

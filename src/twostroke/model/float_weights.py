@@ -38,7 +38,7 @@ class FloatWeights:
     def read(self, name: str, dtype: torch.dtype, rows: slice = ALL_ROWS) -> Tensor:
         """See WeightSource."""
         del dtype
-        return self._checkpoint.read(name)[rows]
+        return self._checkpoint.read(name, rows)
 
 
 def check_floats(checkpoint: Checkpoint, names: Mapping[str, object], remedy: str) -> None:

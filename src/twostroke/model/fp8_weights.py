@@ -67,14 +67,15 @@ class Fp8Weights:
     def read(self, name: str, dtype: torch.dtype, rows: slice = ALL_ROWS) -> Tensor:
         """See WeightSource."""
         del dtype
-        found = self._checkpoint.read(name)
+        found = self._checkpoint.read(name, rows)
         if name not in self._scale_of:
-            return found[rows]
+            return found
         scale = self._checkpoint.read(self._scale_of[name]).float()
-        begin, end, _ = rows.indices(found.shape[0])
-        return found[begin:end].float() * self._spread(scale, found.shape, begin, end)
+        shape = self._checkpoint.shapes[name]
+        begin, end, _ = rows.indices(shape[0])
+        return found.float() * self._spread(scale, shape, begin, end)
 
-    def _spread(self, scale: Tensor, shape: torch.Size, begin: int, end: int) -> Tensor:
+    def _spread(self, scale: Tensor, shape: tuple[int, ...], begin: int, end: int) -> Tensor:
         """Return the scale of each number of rows [begin, end), or what broadcasts to that."""
         if scale.numel() == 1:
             return scale.view(1, 1)

@@ -61,7 +61,7 @@ class QuantizedCheckpoint:
         """See WeightSource."""
         module = name.removesuffix(".weight")
         if module not in self._parts_of:
-            return self._checkpoint.read(name)[rows]
+            return self._checkpoint.read(name, rows)
         shape = self.weights[name].shape
         parts = {suffix: self._checkpoint.read(part) for suffix, part in self._parts_of[module].items()}
         if "weight_shape" in parts and tuple(parts["weight_shape"].tolist()) != shape:

@@ -95,5 +95,7 @@ class _Ordered(WrappedSource):
             return norm[:, self._columns[name]]
         if name not in self._rows:
             return super().read(name, dtype, rows)
-        whole, places = self._source.read(name, dtype), self._rows[name][rows]
-        return whole[places] if isinstance(whole, Tensor) else whole.of_rows(places)
+        places = self._rows[name][rows]
+        first = int(places.min())
+        found = self._source.read(name, dtype, slice(first, int(places.max()) + 1))  # those of a few heads
+        return found[places - first] if isinstance(found, Tensor) else found.of_rows(places - first)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -26,6 +26,7 @@ from twostroke.runner.kv_moves import KVMover
 from twostroke.runner.kv_recompute import KVRecomputer
 from twostroke.runner.kv_storage import KVStorage
 from twostroke.runner.launched_step import Draw, LaunchedStep, Path
+from twostroke.runner.model_thread import ModelThread
 from twostroke.runner.request_table import RequestRow, RequestTable
 from twostroke.sampling.logprobs import num_slice_rows, token_logprobs
 from twostroke.sampling.noise import NoiseStream
@@ -69,6 +70,7 @@ class ModelRunner:
             them on to itself.
         graphs: passes that are recorded and replayed; None where none are.
         mover: carries KV blocks to host memory and back; None where none go there.
+        cpus: where the thread that computes runs; none: it is not pinned.
     """
 
     def __init__(  # noqa: PLR0913 (its parts, by their names)
@@ -84,12 +86,14 @@ class ModelRunner:
         runs_ahead: bool = False,
         graphs: DecodeGraphs | None = None,
         mover: KVMover | None = None,
+        cpus: Collection[int] = (),
     ) -> None:
         assert not (runs_ahead and proposer), "drafts are guessed from tokens that are known"
         self._proposer = proposer
         self._runs_ahead = runs_ahead
         self._graphs = graphs
         self._mover = mover
+        self._thread = ModelThread(cpus)
         self._last: LaunchedStep | None = None
         """The last step launched."""
         self._ready_s = 0.0
@@ -150,6 +154,7 @@ class ModelRunner:
 
         Returns without waiting for it where the runner runs ahead, and then the step before it is over.
         """
+        self._thread.pin()
         if self._mover is not None:
             self._mover.begin(batch.kv_moves)
         before = self._last
@@ -277,7 +282,8 @@ class ModelRunner:
         return self._recomputer.differences(check, token_ids)
 
     def close(self) -> None:
-        """Lets go of model and KV memory."""
+        """Lets go of model, KV memory and thread."""
+        self._thread.release()
         del self._model, self._kv, self._recomputer, self._branches, self._proposer, self._watcher, self._last
         del self._graphs, self._mover
 

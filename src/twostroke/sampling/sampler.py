@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -308,7 +309,7 @@ def _why_empty(state: SamplingState) -> str:
 
 def _not_finite(values: Tensor) -> list[int]:
     """Rows whose value is NaN or infinite. [R, 1]."""
-    return (~torch.isfinite(values[:, 0])).nonzero()[:, 0].tolist()
+    return [row for row, value in enumerate(values[:, 0].tolist()) if not math.isfinite(value)]
 
 
 def _temperatures(states: Sequence[SamplingState], logits: Tensor) -> Tensor:

@@ -15,6 +15,7 @@ from oracle.naive_attention import naive_attention
 from twostroke.config.kv_format import KVFormat
 from twostroke.config.load import Kernels
 from twostroke.kernels import native
+from twostroke.kernels.dispatch import HeadTurn, operators_for
 from twostroke.kernels.reference import attention_plan
 
 BACKENDS: list[Kernels] = ["reference", *native.levels()]  # type: ignore[list-item]
@@ -170,3 +171,42 @@ def test_every_query_sits_in_one_tile() -> None:
         seen = np.concatenate([np.concatenate([t.queries_of(t.first_token).reshape(-1)]) for t in tiles])
         assert set(seen.tolist()) == set(range(int(starts[-1])))
         assert sum(int(t.num_queries.sum()) for t in tiles) == starts[-1]
+
+
+TURNS = {"rotation": None, "norm and rotation": "own", "wide norm and rotation": "f32"}
+
+
+@pytest.mark.parametrize("norm", TURNS.values(), ids=TURNS)
+@pytest.mark.parametrize("name", ["gqa", "mqa", "bf16", "capped, bf16", "sinks", "int4, bf16, window", "f32 in bf16"])
+@pytest.mark.parametrize("level", native.levels())
+def test_heads_are_turned_on_the_way_as_by_operators_of_their_own(
+    threads: int, level: Kernels, name: str, norm: str | None
+) -> None:
+    """To the bit: K and V as they are stored, and what comes out; at once, in pieces, and of q alone."""
+    shape = replace(SHAPES[name], backend=level)
+    operators, num_tokens = operators_for(torch.device("cpu"), shape.dtype, level), 140
+    qkv, num_turned = shape.qkv(num_tokens, seed=1), shape.num_heads + shape.num_kv_heads
+    angles = torch.arange(num_tokens)[:, None] * 0.7 ** torch.arange(shape.head_dim // 2)
+    cos, sin = (part.to(shape.dtype).unsqueeze(1) for part in (angles.cos(), angles.sin()))
+    cos, signed_sin = torch.cat([cos, cos], -1), torch.cat([-sin, sin], -1)
+    wide = torch.linspace(0.5, 2, num_turned * shape.head_dim).view(num_turned, -1)
+    weight = None if norm is None else wide if norm == "f32" else wide.to(shape.dtype)
+    turned = qkv.clone()
+    if weight is not None:
+        operators.rms_norm_(turned[:, :num_turned], weight, 1e-6)
+    operators.rotate_heads_(turned[:, :num_turned], cos, signed_sin)
+
+    separate, at_once, in_pieces = Pool(shape, [turned]), Pool(shape, [qkv]), Pool(shape, [qkv])
+    separate.step([(0, num_tokens)])
+    at_once.step([(0, num_tokens)], turn=HeadTurn(cos, signed_sin, weight, 1e-6))
+    for begin, end in ((0, 7), (7, 8), (8, 131), (131, 132), (132, num_tokens)):
+        in_pieces.step([(0, end - begin)], turn=HeadTurn(cos[begin:end], signed_sin[begin:end], weight, 1e-6))
+    written = separate.storage.clone()
+    for fused in (at_once, in_pieces):
+        assert torch.equal(fused.storage, written)
+        assert torch.equal(fused.results()[0], separate.results()[0])
+    at_once.done, at_once.requests = [0], [qkv[:, : shape.num_heads]]  # a layer that reads what this one wrote
+    weight_of_q = None if weight is None else weight[: shape.num_heads]
+    at_once.step([(0, num_tokens)], turn=HeadTurn(cos, signed_sin, weight_of_q, 1e-6))
+    assert torch.equal(at_once.outputs[0][1], separate.results()[0])
+    assert torch.equal(at_once.storage, written)

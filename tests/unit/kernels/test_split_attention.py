@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -25,9 +26,14 @@ class Counting:
         self._kernels = kernels
         self.num_tasks: list[int] = []
 
-    def attention(self, *args: Any) -> int:
-        self.num_tasks.append(self._kernels.attention(*args))
-        return self.num_tasks[-1]
+    def step_attention(self, *args: Any) -> Any:
+        step = self._kernels.step_attention(*args)
+
+        def attention(*layer: Any) -> int:
+            self.num_tasks.append(step.attention(*layer))
+            return self.num_tasks[-1]
+
+        return SimpleNamespace(attention=attention)
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ operators (kernels/reference).
 from __future__ import annotations
 
 import importlib
+import sys
 from functools import partial
 from types import ModuleType
 
@@ -87,6 +88,7 @@ def operators(level: str | None = None, activation_quantization: ActivationQuant
         rms_norm_=elementwise.rms_norm_,
         rotate_heads_=elementwise.rotate_heads_,
         attention=partial(attention.attention_operator, kernels),
+        pin_threads=extension.pin_threads if sys.platform == "linux" else None,
         argmax=partial(sampling.argmax, kernels),
         gumbel_argmax=partial(sampling.gumbel_argmax, kernels),
         filtered_argmax=partial(sampling.filtered_argmax, kernels),

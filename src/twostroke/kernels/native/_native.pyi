@@ -5,7 +5,10 @@ from collections.abc import Sequence
 MAX_HEAD_DIM: int
 
 def levels() -> list[str]: ...
-def set_num_threads(count: int) -> None: ...
+def set_num_threads(count: int, cpus: Sequence[int]) -> None:
+    """CPUs to pin the threads to, one each, the caller's first; none: they go where the caller may."""
+    ...
+
 def num_threads() -> int: ...
 def packed_bytes(n: int, k: int, gated: bool, type: int) -> int: ...
 def row_of_channel(channel: int, n: int, gated: bool) -> int: ...
@@ -93,11 +96,8 @@ class Kernels:
     def rotate(
         self, x: int, token_stride: int, tokens: int, heads: int, head_dim: int, cos: int, sin: int, type: int
     ) -> None: ...
-    def attention(
+    def step_attention(
         self,
-        qkv: int,
-        storage: int,
-        out: int,
         query_start: int,
         seq_lens: int,
         block_table: int,
@@ -105,22 +105,14 @@ class Kernels:
         tree_start: int,
         num_seqs: int,
         max_blocks: int,
-        block_bytes: int,
         heads: int,
         kv_heads: int,
         head_dim: int,
         block_size: int,
-        token_heads: int,
         window: int,
-        scale: float,
-        cap: float,
-        sinks: int,
-        slopes: int,
         type: int,
         kv_format: int,
-    ) -> int:
-        """Returns into how many tasks the work was cut."""
-        ...
+    ) -> StepAttention: ...
     def argmax(self, values: int, stride: int, rows: int, columns: int, winners: int) -> None: ...
     def gumbel_argmax(
         self,
@@ -147,6 +139,29 @@ class Kernels:
         top_p: int,
         winners: int,
     ) -> None: ...
+
+class StepAttention:
+    """csrc/attention.hpp."""
+
+    def attention(
+        self,
+        qkv: int,
+        token_heads: int,
+        storage: int,
+        block_bytes: int,
+        out: int,
+        scale: float,
+        cap: float,
+        sinks: int,
+        slopes: int,
+        cos: int,
+        sin: int,
+        norm_weight: int,
+        eps: float,
+        weight_type: int,
+    ) -> int:
+        """Releases the GIL. Returns into how many tasks the work was cut."""
+        ...
 
 class SharedGather:
     """csrc/shared_gather.hpp."""

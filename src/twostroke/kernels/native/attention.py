@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +14,7 @@ from torch import Tensor
 from twostroke.config.kv_format import KVFormat
 from twostroke.kernels.dispatch import AttentionOperator, GroupShape, HeadTurn, Scoring
 from twostroke.kernels.head_order import HeadOrder
-from twostroke.kernels.native.extension import KV_FORMAT_CODES, TYPE_CODES, Kernels, native
+from twostroke.kernels.native.extension import KV_FORMAT_CODES, TYPE_CODES, Kernels, address, native
 from twostroke.kernels.native.kv_order import head_order, read_heads
 from twostroke.kernels.reference.attention import PagedAttention
 from twostroke.kernels.tree_mask import TreeMasks, within_window
@@ -26,16 +27,16 @@ Ints = npt.NDArray[np.int32]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepPlan:
-    """One step of one KV group: the batch as it is; the kernels find their work in it."""
+    """One step of one KV group: what all of its layers have in common is worked out and bound once."""
 
     shape: GroupShape
+    width: int
+    """Of a token's result: num_heads * head_dim."""
+    has_trees: bool
     arrays: tuple[npt.NDArray[Any], ...]
-    """What the addresses are of, kept alive."""
-    addresses: tuple[int, int, int, int, int]
-    """Of query_start_loc, seq_lens, block_table, and tree masks with their starts (0 without any). Looked up once:
-    asking numpy costs more than a small layer's attention."""
-    num_seqs: int
-    max_blocks: int
+    """What `attention` reads, kept alive."""
+    attention: Callable[..., int]
+    """StepAttention.attention in _native.pyi."""
 
 
 def pack_tree_masks(tree_masks: TreeMasks, window: int | None) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.int64]]:
@@ -58,7 +59,7 @@ def pack_tree_masks(tree_masks: TreeMasks, window: int | None) -> tuple[npt.NDAr
 class NativeAttention:
     """See AttentionOperator. Decodes, chunks of prompts and everything between are the same call."""
 
-    turns_heads = False
+    turns_heads = True
 
     def __init__(
         self,
@@ -72,7 +73,7 @@ class NativeAttention:
         """Nothing has to be proved or prepared; see attention_operator for heads that are too large."""
         assert head_dim <= native.MAX_HEAD_DIM, f"head_dim {head_dim}, at most {native.MAX_HEAD_DIM}"
         del num_heads, num_kv_heads, device
-        self._kernels, self._type = kernels, TYPE_CODES[dtype]
+        self._kernels, self._dtype, self._type = kernels, dtype, TYPE_CODES[dtype]
 
     def kv_order(self, kv_format: KVFormat) -> str:
         """Tokens in lanes of sixteen; see csrc/kernels/kv_format.hpp."""
@@ -103,8 +104,23 @@ class NativeAttention:
         if tree_masks is not None and any(mask is not None for mask in tree_masks):
             words, word_starts = pack_tree_masks(tree_masks, shape.window)
             arrays, tree, tree_start = (*arrays, words, word_starts), words.ctypes.data, word_starts.ctypes.data
-        addresses = (starts.ctypes.data, lens.ctypes.data, table.ctypes.data, tree, tree_start)
-        return StepPlan(shape, arrays, addresses, len(lens), table.shape[1])
+        step = self._kernels.step_attention(
+            starts.ctypes.data,
+            lens.ctypes.data,
+            table.ctypes.data,
+            tree,
+            tree_start,
+            len(lens),
+            table.shape[1],
+            shape.num_heads,
+            shape.num_kv_heads,
+            shape.head_dim,
+            shape.block_size,
+            shape.window or 0,
+            self._type,
+            KV_FORMAT_CODES[shape.kv_format],
+        )
+        return StepPlan(shape, shape.num_heads * shape.head_dim, tree != 0, arrays, step.attention)
 
     def __call__(
         self,
@@ -116,33 +132,37 @@ class NativeAttention:
         turn: HeadTurn | None = None,
     ) -> Tensor:
         """See AttentionOperator."""
-        assert turn is None, "q and k come turned"
-        assert scoring.slopes is None or not plan.addresses[3], "draft trees have no slopes"
-        shape = plan.shape
-        out = torch.empty(qkv.shape[0], shape.num_heads * shape.head_dim, dtype=qkv.dtype)
         assert qkv.is_contiguous(), qkv.stride()
-        self._kernels.attention(
+        assert scoring.slopes is None or not plan.has_trees, "draft trees have no slopes"
+        num_tokens, token_heads, _ = qkv.shape
+        block_bytes, layer_bytes, *_ = storage.stride()
+        out = torch.empty(num_tokens, plan.width, dtype=self._dtype)
+        plan.attention(
             qkv.data_ptr(),
-            storage.data_ptr() + layer_in_block * storage.stride(1),
+            token_heads,
+            storage.data_ptr() + layer_in_block * layer_bytes,
+            block_bytes,
             out.data_ptr(),
-            *plan.addresses,
-            plan.num_seqs,
-            plan.max_blocks,
-            storage.stride(0),
-            shape.num_heads,
-            shape.num_kv_heads,
-            shape.head_dim,
-            shape.block_size,
-            qkv.shape[1],
-            shape.window or 0,
             scoring.scale,
             scoring.cap or 0.0,
-            0 if scoring.sinks is None else scoring.sinks.data_ptr(),
-            0 if scoring.slopes is None else scoring.slopes.data_ptr(),
-            self._type,
-            KV_FORMAT_CODES[shape.kv_format],
+            address(scoring.sinks),
+            address(scoring.slopes),
+            *(_NO_TURN if turn is None else _addresses(turn)),
         )
         return out
+
+
+_NO_TURN = (0, 0, 0, 0.0, 0)
+
+
+def _addresses(turn: HeadTurn) -> tuple[int, int, int, float, int]:
+    """Of cos, signed sin and the norm's weight, with its eps and the weight's type."""
+    cos, signed_sin, weight, eps = turn
+    assert cos.is_contiguous(), cos.stride()
+    assert signed_sin.is_contiguous(), signed_sin.stride()
+    if weight is None:
+        return cos.data_ptr(), signed_sin.data_ptr(), 0, 0.0, 0
+    return cos.data_ptr(), signed_sin.data_ptr(), weight.data_ptr(), eps, TYPE_CODES[weight.dtype]
 
 
 def attention_operator(

@@ -13,7 +13,7 @@ class Elementwise:
 
     def __init__(self, kernels: Kernels) -> None:
         """Takes the level's kernels."""
-        self._kernels = kernels
+        self._rms_norm, self._rotate = kernels.rms_norm, kernels.rotate
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """x: [num_rows, n] with weight [n], or [num_rows, parts, n] with [parts, n]."""
@@ -26,16 +26,17 @@ class Elementwise:
         self._norm(x, weight, x, eps)
 
     def _norm(self, x: Tensor, weight: Tensor, out: Tensor, eps: float) -> None:
-        parts, n = weight.shape if weight.dim() == 2 else (1, weight.shape[0])
-        assert x.stride(-1) == 1, x.stride()
-        self._kernels.rms_norm(
+        # each question to a tensor costs as much as the kernel takes for a row
+        x_strides, (*parts, n) = x.stride(), weight.shape
+        assert x_strides[-1] == 1, x_strides
+        self._rms_norm(
             x.data_ptr(),
-            x.stride(0),
+            x_strides[0],
             weight.data_ptr(),
             out.data_ptr(),
-            out.stride(0),
+            out.stride()[0],
             x.shape[0],
-            parts,
+            parts[0] if parts else 1,
             n,
             eps,
             TYPE_CODES[x.dtype],
@@ -46,7 +47,7 @@ class Elementwise:
         """x: [num_tokens, heads, head_dim], tokens any distance apart."""
         num_tokens, heads, head_dim = x.shape
         assert x.stride(1) == head_dim, x.stride()
-        self._kernels.rotate(
+        self._rotate(
             x.data_ptr(),
             x.stride(0),
             num_tokens,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -22,7 +24,13 @@ def set_num_threads(count: int) -> None:
 
     Its threads look for work for a while after each operator, on the cores that ours need.
     """
-    native.set_num_threads(count)
+    native.set_num_threads(count, [])
+    torch.set_num_threads(1)
+
+
+def pin_threads(cpus: Sequence[int]) -> None:
+    """See Operators."""
+    native.set_num_threads(len(cpus), list(cpus))
     torch.set_num_threads(1)
 
 

@@ -303,7 +303,7 @@ def _dtype(file: GGUFFile) -> str:
     for tensor in file.tensors.values():
         if len(tensor.shape) > 1:
             kind = "quantized" if tensor.type.is_quantized else tensor.type.name
-            sizes[kind] = sizes.get(kind, 0) + tensor.data.nbytes
+            sizes[kind] = sizes.get(kind, 0) + tensor.nbytes
     of_type = {"F32": "float32", "F16": "float16", "BF16": "bfloat16", "quantized": "bfloat16"}
     return of_type["quantized" if "quantized" in sizes else max(sizes, default="F32", key=lambda kind: sizes[kind])]
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -88,7 +89,7 @@ class GGUFWeights:
             return self.read_numbers(name, rows)
         tensor = self._stored[name]
         # rows are put in order before they are taken apart: fewer bytes move
-        data, places = torch.from_numpy(tensor.data), self._places(name, rows)
+        data, places = self._data(name, rows)
         if not tensor.type.is_quantized:
             return data.view(_FLOATS[tensor.type.name])[places]
         blocks = data[places].unflatten(-1, (-1, tensor.type.block_bytes))
@@ -97,7 +98,7 @@ class GGUFWeights:
     def read_numbers(self, name: str, rows: slice = ALL_ROWS) -> Tensor:
         """Return the numbers that a weight encodes, by ggml's formulas in float32: no scale is rounded."""
         tensor = self._stored[name]
-        data, places = torch.from_numpy(tensor.data), self._places(name, rows)
+        data, places = self._data(name, rows)
         if not tensor.type.is_quantized:
             numbers = data.view(_FLOATS[tensor.type.name])[places].float()
             return numbers - 1.0 if self._has_whole_norm(name) else numbers
@@ -107,6 +108,17 @@ class GGUFWeights:
     def _has_whole_norm(self, name: str) -> bool:
         """Whether the file has the weight of a norm with the 1 that the model adds."""
         return self._has_whole_norms and name.endswith("norm.weight")
+
+    def _data(self, name: str, rows: slice) -> tuple[Tensor, slice | Tensor]:
+        """Bytes of a weight that have some of its rows among them, and where these are."""
+        tensor, places = self._stored[name], self._places(name, rows)
+        if len(tensor.shape) == 1:
+            return torch.from_numpy(tensor.data), places
+        if isinstance(places, slice):
+            begin, end, _ = places.indices(tensor.shape[0])
+            return torch.from_numpy(tensor.rows(begin, max(begin, end))), ALL_ROWS
+        begin, end = int(places.min()), int(places.max()) + 1
+        return torch.from_numpy(tensor.rows(begin, end)), places - begin
 
     def _places(self, name: str, rows: slice) -> slice | Tensor:
         """Where in the file some rows of a weight are."""
@@ -126,7 +138,12 @@ def _listed(file: GGUFFile, name: str, theirs: GGUFArchitecture) -> StoredTensor
     if place is None or place[1] not in theirs.lists:
         return None
     number = listed_number(file.metadata, key := theirs.lists[place[1]], place[0])
-    return StoredTensor(key, TYPES[0], (1,), np.array([number], np.float32).view(np.uint8))
+    data = np.array([number], np.float32).view(np.uint8)
+
+    def read(first: int, num_bytes: int) -> npt.NDArray[np.uint8]:
+        return data[first : first + num_bytes]
+
+    return StoredTensor(key, TYPES[0], (1,), read)
 
 
 def _part_of_qkv(file: GGUFFile, name: str, spec: LayerSpec) -> StoredTensor | None:
@@ -138,11 +155,12 @@ def _part_of_qkv(file: GGUFFile, name: str, spec: LayerSpec) -> StoredTensor | N
     if stored is None or part not in begins or stored.shape[0] != spec.q_size + 2 * spec.kv_size:
         return None
     begin, num_rows = begins[part], spec.q_size if part == "q_proj" else spec.kv_size
-    if len(stored.shape) == 1:
-        data = stored.data.reshape(stored.shape[0], -1)[begin : begin + num_rows].reshape(-1)
-    else:
-        data = stored.data[begin : begin + num_rows]
-    return replace(stored, shape=(num_rows, *stored.shape[1:]), data=data)
+    before = begin * (stored.nbytes // stored.shape[0])
+
+    def read(first: int, num_bytes: int) -> npt.NDArray[np.uint8]:
+        return stored.read(before + first, num_bytes)
+
+    return replace(stored, shape=(num_rows, *stored.shape[1:]), read=read)
 
 
 def _in_halves(num_rows: int, num_heads: int) -> Tensor:
