@@ -328,4 +328,8 @@ def rows_reader(table: Matrix, operators: Operators) -> Callable[[Tensor], Tenso
         return operators.pack_linear(table, None).rows
     whole = table.whole() if isinstance(table, StreamedWeight) else table
     numbers = whole.dequantize() if isinstance(whole, QuantizedWeight) else whole
-    return lambda ids: F.embedding(ids, numbers)
+    return partial(_rows_of, numbers)
+
+
+def _rows_of(table: Tensor, ids: Tensor) -> Tensor:
+    return F.embedding(ids, table)

@@ -163,7 +163,7 @@ def test_a_poisoned_request_fails_alone(tmp_path: Path) -> None:
     expected = run(text_engine(str(folder)), poison=False)
     engine = text_engine(str(folder), num_kv_blocks=64, kv_cache_memory=None)
     model = engine.engine._executor._runner._model  # type: ignore[attr-defined]
-    model._table[7] = float("nan")  # a file that holds it is not loaded
+    model._rows_of.args[0][7] = float("nan")  # a file that holds it is not loaded
     for _ in range(3):  # blocks that held NaN are used again
         outputs = run(engine, poison=True)
         poisoned = outputs.pop("poison")
