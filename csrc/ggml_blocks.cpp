@@ -1,9 +1,11 @@
 #include "ggml_blocks.hpp"
 
 #include <bit>
+#include <cmath>
 #include <cstring>
 #include <stdexcept>
 
+#include "kernels/half.hpp"
 #include "threads.hpp"
 
 namespace twostroke {
@@ -21,12 +23,22 @@ struct Parts {
 float float_of(const uint8_t* half) {
   uint16_t bits;
   std::memcpy(&bits, half, 2);
-  return (float)std::bit_cast<_Float16>(bits);
+  if ((bits & 0x7c00) != 0x7c00) return from_half(bits);
+  return std::bit_cast<float>((uint32_t)(bits & 0x8000) << 16 | 0x7f800000u | (uint32_t)(bits & 0x3ff) << 13);
 }
 
+// A float16, half to even.
 void put_rounded(uint8_t* to, float value) {
-  uint16_t bits = std::bit_cast<uint16_t>((_Float16)value);
-  std::memcpy(to, &bits, 2);
+  uint32_t sign = std::bit_cast<uint32_t>(value) >> 16 & 0x8000, half;
+  float size = std::fabs(value);
+  uint32_t bits = std::bit_cast<uint32_t>(size);
+  if (!(size == size)) half = 0x7e00;
+  else if (size >= 65520.0f) half = 0x7c00;
+  // next to a half, floats are as far apart as subnormal float16
+  else if (size < 0x1p-14f) half = (uint32_t)(((size + 0.5f) - 0.5f) * 0x1p24f);
+  else half = (bits + 0xfff + (bits >> 13 & 1) - (112u << 23)) >> 13;
+  uint16_t rounded = (uint16_t)(sign | half);
+  std::memcpy(to, &rounded, 2);
 }
 
 // A scale as it is; one that is infinite becomes the largest there is.

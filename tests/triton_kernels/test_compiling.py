@@ -16,7 +16,7 @@ PROGRAMS = {
     "best_of_slices": 1,
     "draw_filtered": 1,
     "draw_in_slices": 1,
-    "fold_parts": 2,
+    "fold_parts": 4,
     "multiply": 7,
     "multiply_floats": 5,
     "norm_rows": 3,
