@@ -34,7 +34,7 @@ class QuantizedFormat:
 
     @property
     def plain(self) -> QuantizedFormat:
-        """What `QuantizedWeight.plain` makes of it."""
+        """Return the format that `QuantizedWeight.plain` converts to."""
         return replace(self, bits=_plain_bits(self.bits), has_super_blocks=False)
 
 
@@ -69,7 +69,7 @@ class QuantizedWeight:
     super_scales: Tensor | None = None
     """float16 [N, K / SUPER_BLOCK], or None where there are no super-blocks; then there is no order."""
     super_mins: Tensor | None = None
-    """The same for mins."""
+    """float16 [N, K / SUPER_BLOCK]: what mins are multiplied by; None where the format has no mins."""
 
     @property
     def zero(self) -> int:

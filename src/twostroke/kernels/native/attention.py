@@ -31,10 +31,10 @@ class StepPlan:
 
     shape: GroupShape
     width: int
-    """Of a token's result: num_heads * head_dim."""
+    """Numbers of one token's result: num_heads * head_dim."""
     has_trees: bool
     arrays: tuple[npt.NDArray[Any], ...]
-    """What `attention` reads, kept alive."""
+    """The arrays that `attention` reads, kept alive here."""
     attention: Callable[..., int]
     """StepAttention.attention in _native.pyi."""
 

@@ -48,7 +48,7 @@ def decode(slots: Tensor, kv_format: KVFormat, dtype: torch.dtype) -> Tensor:
 
 
 def decode_stored(slots: Tensor, kv_format: KVFormat, dtype: torch.dtype) -> Tensor:
-    """The same of the vectors that are stored: of int4, transformed ones."""
+    """Return slots as the vectors that are stored, [n, head_dim] in `dtype`; those of int4 are transformed."""
     stored = _DTYPES.get(kv_format)
     if stored is not None:
         return slots.view(stored).to(dtype)

@@ -24,7 +24,7 @@ class Groups:
     super_scales: Tensor | None = None
     """float32 [N, num_blocks, 1], where blocks are super-blocks"""
     super_minima: Tensor | None = None
-    """The same for minima."""
+    """float32 [N, num_blocks, 1]: what minima are multiplied by"""
 
     @property
     def whole_scales(self) -> Tensor:
