@@ -12,8 +12,8 @@ namespace {
 typedef int8_t i8x64 __attribute__((vector_size(64)));
 typedef uint8_t u8x64 __attribute__((vector_size(64)));
 
-// Fewer rows than this cost less one by one.
-constexpr int64_t AMX_QUANTIZED_ROWS = 5;
+// What fits in one tile of registers costs less there.
+constexpr int64_t AMX_QUANTIZED_ROWS = QUANTIZED_ROWS + 1;
 
 // Codes of one group to [group / 4][4 vectors][16 channels][4 k] signed bytes.
 template <int BITS>
@@ -61,7 +61,7 @@ struct AmxSpan {
   int64_t group_bytes = args.format.group_bytes(), q_bytes = args.groups * GROUP;
   const char* panel = nullptr;
   const char* span = nullptr;
-  const char* ahead = nullptr;  // what memory is asked for next
+  const char* ahead = nullptr;  // what is asked for next: for the nearest cache, and a span behind it for the second one
   int64_t first_group = 0, groups = 0;
   bool is_first = false;  // of a run: its sums begin
 
@@ -73,15 +73,18 @@ struct AmxSpan {
     groups = args.groups - first_group < GROUPS ? args.groups - first_group : GROUPS;
     this->panel = panel;
     span = panel + args.format.group_at(first_group);
-    ahead = span + 2 * GROUPS * group_bytes;
+    ahead = span + GROUPS * group_bytes;
     for (int64_t g = 0; g < groups; g++)
       signed_codes<BITS>(span + g * group_bytes, GROUP, args.format.zero(), codes + g * GROUP * PANEL);
   }
 
-  // Asks for one of `parts` parts of the span after the next: all at once would wait for each other.
+  // Asks for one of `parts` parts of what comes: all at once would wait for each other.
   INLINE void ask_ahead_of(int64_t parts) {
     int64_t lines = (groups * group_bytes / 64 + parts - 1) / parts;
-    for (int64_t i = 0; i < lines; i++, ahead += 64) __builtin_prefetch(ahead);
+    for (int64_t i = 0; i < lines; i++, ahead += 64) {
+      __builtin_prefetch(ahead + GROUPS * group_bytes, 0, 2);
+      __builtin_prefetch(ahead);
+    }
   }
 
   // Integer products of rows [row, row + 16) with vector v, each group's apart.

@@ -85,24 +85,26 @@ INLINE void add_step(f32x16 (&acc)[ROWS][VECTORS], const Input& input, const Wei
   }
 }
 
-// Asks for weights before they are needed. With one row they come from memory, and a processor looks ahead less far than this;
-// where a tile has not all of a panel's vectors, it does not guess either which lines are next.
-template <int ROWS, int VECTORS>
-INLINE void ask_ahead(const char* at, int64_t bytes) {
-  if constexpr (REGISTER_BYTES < 64)
-    for (int v = 0; v < VECTORS; v++) __builtin_prefetch(at + 8192 + v * LANES * 4);
-  else if constexpr (ROWS == 1) __builtin_prefetch(at + bytes);
+// Asks for weights before they are needed, a row of a panel's vectors at a time: for the second cache early, since memory is
+// asked for more at once that way, and for the first cache late.
+constexpr int64_t ROW_OF_PANEL = PANEL * 4;
+INLINE void ask_ahead(const char* row) {
+  for (int64_t at = 0; at < ROW_OF_PANEL; at += 64) {
+    __builtin_prefetch(row + 4096 + at, 0, 2);
+    __builtin_prefetch(row + 2048 + at);
+  }
 }
 
-// One tile: ROWS rows of x against VECTORS vectors of a panel, over [begin, end) steps of K, from zero.
+// One tile: ROWS rows of x against VECTORS vectors of a panel, over [begin, end) steps of K, from zero. is_first: nobody has read
+// these weights yet.
 template <typename W, int ROWS, int VECTORS>
-INLINE void accumulate(f32x16 (&acc)[ROWS][VECTORS], const char* const* x, const char* w, int64_t begin, int64_t end) {
-  constexpr int64_t STEP_BYTES = LANES * PANEL_VECTORS * 4;
+INLINE void accumulate(f32x16 (&acc)[ROWS][VECTORS], const char* const* x, const char* w, int64_t begin, int64_t end,
+                       bool is_first) {
   for (int r = 0; r < ROWS; r++)
     for (int v = 0; v < VECTORS; v++) acc[r][v] = f32x16{};
   for (int64_t step = begin; step < end; step++) {
-    const char* at = w + step * STEP_BYTES;
-    ask_ahead<ROWS, VECTORS>(at, 2048);
+    const char* at = w + step * ROW_OF_PANEL;
+    if (is_first) ask_ahead(at);
     add_step<W, ROWS, VECTORS>(acc, [&](int r) { return x[r] + step * W::TERMS * 4; }, [&](int v) { return at + v * LANES * 4; });
   }
 }
@@ -178,7 +180,7 @@ void tile(const LinearArgs& args, const char* panel, int64_t row, int64_t p) {
     int64_t end = begin + per_segment < steps ? begin + per_segment : steps;
     for (int first = 0; first < PANEL_VECTORS; first += VECTORS) {
       f32x16 acc[ROWS][VECTORS];
-      accumulate<W, ROWS, VECTORS>(acc, x, panel + first * LANES * 4, begin, end);
+      accumulate<W, ROWS, VECTORS>(acc, x, panel + first * LANES * 4, begin, end, row == 0 && first == 0);
       for (int r = 0; r < ROWS; r++)
         for (int v = 0; v < VECTORS; v++) sums[s][r][first + v] = acc[r][v];
     }

@@ -193,13 +193,14 @@ struct Unit {
   }
 };
 
-// acc + codes times inputs of a group, whose first input is the span's word `word`.
+// acc + codes times inputs of a group, whose first input is the span's word `word`. is_first: nobody has read these codes yet.
 template <int BITS, int ROWS, int VECTORS, typename Inputs>
-INLINE void add_group(i32x16 (&acc)[ROWS][VECTORS], const char* codes, int64_t group, const Inputs* inputs, int64_t word) {
+INLINE void add_group(i32x16 (&acc)[ROWS][VECTORS], const char* codes, int64_t group, const Inputs* inputs, int64_t word,
+                      bool is_first) {
   if constexpr (BITS == 8) {
     for (int64_t k = 0; k < group; k += 4, word++) {
       const char* at = codes + k * PANEL;
-      ask_ahead<ROWS, VECTORS>(at, 4096);
+      if (is_first) ask_ahead(at);
       for (int v = 0; v < VECTORS; v++) {
         u32x16 w = load<u32x16>(at + v * LANES * 4);
         if constexpr (SIGNED_CODES) w ^= splat(0x80808080u);
@@ -209,7 +210,7 @@ INLINE void add_group(i32x16 (&acc)[ROWS][VECTORS], const char* codes, int64_t g
   } else {
     using Codes = Unit<BITS>;
     for (int64_t k = 0; k < group; k += Codes::K, codes += Codes::BYTES, word += Codes::K / 4) {
-      for (int64_t row = 0; row < Codes::BYTES; row += PANEL * 4) ask_ahead<ROWS, VECTORS>(codes + row, 4096);
+      for (int64_t row = 0; is_first && row < Codes::BYTES; row += ROW_OF_PANEL) ask_ahead(codes + row);
       for (int v = 0; v < VECTORS; v++) {
         Codes unit(codes + v * LANES * 4);
 #pragma GCC unroll 4
@@ -227,7 +228,8 @@ INLINE void add_group(i32x16 (&acc)[ROWS][VECTORS], const char* codes, int64_t g
 // The same of 4, 5 and 6 bits in sums of 16: two products are at most 2 * 127 times the largest code, and of 4 bits eight such
 // sums fit in each half of a word, of 5 four, of 6 two. (Codes of 8 bits are too large for this: two products alone would not.)
 template <int BITS, int ROWS, int VECTORS>
-INLINE void add_group(i32x16 (&acc)[ROWS][VECTORS], const char* codes, int64_t group, const ByteInputs* inputs, int64_t word) {
+INLINE void add_group(i32x16 (&acc)[ROWS][VECTORS], const char* codes, int64_t group, const ByteInputs* inputs, int64_t word,
+                      bool is_first) {
   static_assert(BITS < 8);
   using Short = Lanes<int16_t, 32>;
   using Codes = Unit<BITS>;
@@ -245,7 +247,7 @@ INLINE void add_group(i32x16 (&acc)[ROWS][VECTORS], const char* codes, int64_t g
   };
   Short sums[ROWS][VECTORS] = {};
   for (int64_t k = 0; k < group; k += Codes::K, codes += Codes::BYTES, word += Codes::K / 4) {
-    for (int64_t row = 0; row < Codes::BYTES; row += PANEL * 4) ask_ahead<ROWS, VECTORS>(codes + row, 4096);
+    for (int64_t row = 0; is_first && row < Codes::BYTES; row += ROW_OF_PANEL) ask_ahead(codes + row);
     for (int v = 0; v < VECTORS; v++) {
       Codes unit(codes + v * LANES * 4);
 #pragma GCC unroll 4
@@ -313,7 +315,7 @@ INLINE void accumulate_spans(f32x16 (&sum)[ROWS][VECTORS], const QuantizedArgs& 
       i32x16 acc[ROWS][VECTORS];
       for (int r = 0; r < ROWS; r++)
         for (int v = 0; v < VECTORS; v++) acc[r][v] = splat(-zero * rows.sums[(row + r) * args.groups + g]);
-      add_group<BITS, ROWS, VECTORS>(acc, codes, group, inputs, (g - first_group) * group / 4);
+      add_group<BITS, ROWS, VECTORS>(acc, codes, group, inputs, (g - first_group) * group / 4, row == 0 && first == 0);
       for (int v = 0; v < VECTORS; v++) {
         f32x16 scale = SUPER ? from_bytes(scales + v * LANES) : from_half(scales + v * LANES * 2);
         for (int r = 0; r < ROWS; r++)

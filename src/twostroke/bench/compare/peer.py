@@ -59,6 +59,7 @@ PEERS = {
     peer.name: peer
     for peer in (
         _ours("llama.cpp", "llama_cpp_driver", {"bf16": "BF16", "int8": "Q8_0", "int4": "Q4_0"}),
+        _ours("ik_llama.cpp", "ik_llama_cpp_driver", {"bf16": "BF16", "int8": "Q8_0", "int4": "Q4_0"}),
         _ours("openvino", "openvino_driver", {"bf16": "F16", "int8": "Q8_0", "int4": "Q4_0"}),
         _ours("vllm", "vllm_driver"),
         _ours("transformers", "transformers_driver"),

@@ -24,17 +24,18 @@ _SCORED_BATCH = 64
 
 
 class LlamaCpp:
-    """A GGUF file loaded by llama.cpp."""
+    """A GGUF file loaded by llama.cpp, or by a fork whose C API differs in what the methods below say."""
+
+    binding = "llama_cpp"
+    """The module of its C API."""
 
     def __init__(self, order: LoadOrder) -> None:
         """Loads the file, and makes a context for all sequences at their longest."""
-        self._c: Any = import_module("llama_cpp")
+        self._c: Any = import_module(self.binding)
         self._numpy: Any = import_module("numpy")
         c = self._c
         c.llama_backend_init()
-        model_params = c.llama_model_default_params()
-        model_params.n_gpu_layers = 0
-        self._model: Any = c.llama_model_load_from_file(order.model.encode(), model_params)
+        self._model: Any = c.llama_model_load_from_file(order.model.encode(), self._model_params())
         if not self._model:
             raise RuntimeError(f"llama.cpp cannot load {order.model}")
         params = c.llama_context_default_params()
@@ -42,7 +43,7 @@ class LlamaCpp:
         params.n_batch = _BATCH
         params.n_seq_max = order.max_num_seqs
         params.n_threads = params.n_threads_batch = order.threads
-        params.kv_unified = True
+        self._for_all_sequences(params)
         if order.kv_cache_dtype is not None:
             params.type_k = params.type_v = getattr(c, f"GGML_TYPE_{order.kv_cache_dtype.upper()}")
         self._context: Any = c.llama_init_from_model(self._model, params)
@@ -50,12 +51,28 @@ class LlamaCpp:
             raise RuntimeError(f"llama.cpp makes no context of {params.n_ctx} tokens")
         self._vocab_size: int = c.llama_vocab_n_tokens(c.llama_model_get_vocab(self._model))
         self._batch: Any = c.llama_batch_init(_BATCH, 0, 1)
-        self.about = {"version": str(c.__version__), "system": c.llama_print_system_info().decode()}
+        self.about = self._about()
+
+    def _model_params(self) -> Any:
+        params = self._c.llama_model_default_params()
+        params.n_gpu_layers = 0
+        return params
+
+    def _for_all_sequences(self, params: Any) -> None:
+        """Set what lets all sequences share one KV cache."""
+        params.kv_unified = True
+
+    def _forget(self) -> None:
+        """Empty the KV cache."""
+        self._c.llama_memory_clear(self._c.llama_get_memory(self._context), False)
+
+    def _about(self) -> dict[str, str]:
+        return {"version": str(self._c.__version__), "system": self._c.llama_print_system_info().decode()}
 
     def run(self, prompts: Sequence[Sequence[int]], max_tokens: int) -> list[TokenTime]:
         """Prompts one after the other into as few batches as hold them, then one batch a step."""
         begin_s = time.perf_counter()
-        self._c.llama_memory_clear(self._c.llama_get_memory(self._context), False)
+        self._forget()
         times: list[TokenTime] = []
         last: dict[int, int] = {}
         work = [
@@ -75,7 +92,7 @@ class LlamaCpp:
         return times
 
     def score(self, token_ids: Sequence[int], first: int, path: str) -> int:
-        self._c.llama_memory_clear(self._c.llama_get_memory(self._context), False)
+        self._forget()
         work = [(token, place, 0, place + 1 >= first) for place, token in enumerate(token_ids[:-1])]
         num_rows = 0
         with open(path, "wb") as file:
