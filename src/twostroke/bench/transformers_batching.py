@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,18 @@ log = get_logger(__name__)
 _LONGEST_S, _ENOUGH_S = 100.0, 50.0
 """Of a round, and of all that count, when no other one is begun: a peer that hangs, or is slow, must not take the
 others' figures with it."""
+
+
+@contextmanager
+def without_cudnn_attention() -> Generator[None]:
+    """Keep torch's attention from calling cuDNN, in all threads: on an H200 (torch 2.11) cuDNN failed on the masks of
+    transformers' continuous batching, with `mha_graph.execute(...).is_good()`."""
+    before = torch.backends.cuda.cudnn_sdp_enabled()
+    torch.backends.cuda.enable_cudnn_sdp(False)
+    try:
+        yield
+    finally:
+        torch.backends.cuda.enable_cudnn_sdp(before)
 
 
 class TransformersBatching:
@@ -69,13 +82,14 @@ class TransformersBatching:
         Raises:
             EngineError: it ended, hung, or gave other numbers of tokens.
         """
-        try:
-            return self._best_s(prompts, max_tokens, num_slots, rounds)
-        except EngineError:
-            raise
-        except Exception as error:  # its flash attention may be a download, and there may be no network
-            log.warning("transformers as it chooses itself: %s; without flash attention", reason_of(error))
-            return self._best_s(prompts, max_tokens, num_slots, rounds, auto_switch_to_flash=False)
+        with without_cudnn_attention():
+            try:
+                return self._best_s(prompts, max_tokens, num_slots, rounds)
+            except EngineError:
+                raise
+            except Exception as error:  # its flash attention may be a download, and there may be no network
+                log.warning("transformers as it chooses itself: %s; without flash attention", reason_of(error))
+                return self._best_s(prompts, max_tokens, num_slots, rounds, auto_switch_to_flash=False)
 
     def _best_s(
         self, prompts: Sequence[Sequence[int]], max_tokens: Sequence[int], num_slots: int, rounds: int, **choices: Any
