@@ -247,9 +247,13 @@ class _Bench:
         )
         self._part("the engine as it is by default", lambda: self._default(limits))
         self._machine.give_back()
+        self._settings(SETTINGS[:-1])
         self._part("transformers", self._beside_transformers, optional=True)
         self._machine.give_back()
-        for name, changes in SETTINGS:
+        self._settings(SETTINGS[-1:])
+
+    def _settings(self, some: Iterable[tuple[str, dict[str, Any]]]) -> None:
+        for name, changes in some:
             self._part(name, lambda name=name, changes=changes: self._setting(name, changes), optional=True)
             self._machine.give_back()
 
