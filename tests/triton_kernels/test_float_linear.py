@@ -110,16 +110,16 @@ def test_the_copy_engine_gives_the_bits_of_low_tiles(monkeypatch: pytest.MonkeyP
     # in the interpreter, each product adds up a span by itself
     monkeypatch.setattr(float_linear, "_DESCRIBED_SPAN", 64)
     described = 0
-    made = float_linear._described
+    made = float_linear.described
 
-    def counted(matrix: torch.Tensor, num_rows: int) -> Any:
+    def counted(matrix: torch.Tensor, block: tuple[int, int]) -> Any:
         nonlocal described
         described += 1
-        return made(matrix, num_rows)
+        return made(matrix, block)
 
     dtype = torch.bfloat16
     packed = linear.pack_linear(weight_of(k=500, dtype=dtype), None)
-    monkeypatch.setattr(float_linear, "_described", counted)
+    monkeypatch.setattr(float_linear, "described", counted)
     packed(numbers(70, 500, seed=3, dtype=dtype))  # inputs of no whole vectors
     assert not described
     packed = linear.pack_linear(weight_of(k=1024, dtype=dtype), torch.linspace(-1, 1, N, device=DEVICE, dtype=dtype))

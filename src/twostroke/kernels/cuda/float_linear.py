@@ -12,11 +12,10 @@ from typing import Final
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from triton.tools.tensor_descriptor import TensorDescriptor
 
 from twostroke.kernels.cuda import float_programs, linear_programs
 from twostroke.kernels.cuda.card import has_copy_engine, processors_of, shared_memory_of
-from twostroke.kernels.cuda.jit import in_a_chain
+from twostroke.kernels.cuda.jit import described, in_a_chain
 from twostroke.kernels.quantized_weight import QuantizedWeight
 from twostroke.kernels.reference.row_tiles import fingerprint, remember
 from twostroke.kernels.streamed_weight import Matrix, StreamedWeight
@@ -142,8 +141,8 @@ class FloatLinear:
         if tile is self._high and not apart and self._is_described and _is_aligned(x):
             programs = DESCRIBED.count(num_rows, n)
             float_programs.multiply_described[(programs,)](
-                _described(x, DESCRIBED.height),
-                _described(self.weight, DESCRIBED.channels),
+                described(x, (DESCRIBED.height, _DESCRIBED_SPAN)),
+                described(self.weight, (DESCRIBED.channels, _DESCRIBED_SPAN)),
                 bias,
                 added,
                 y,
@@ -198,11 +197,6 @@ class FloatLinear:
 
 def _is_aligned(x: Tensor) -> bool:
     return x.data_ptr() % _ALIGNED_BYTES == 0 and x.stride(0) * x.itemsize % _ALIGNED_BYTES == 0
-
-
-def _described(matrix: Tensor, num_rows: int) -> TensorDescriptor:
-    """The matrix as the copy engine reads it, in blocks of so many rows."""
-    return TensorDescriptor(matrix, list(matrix.shape), [matrix.stride(0), 1], [num_rows, _DESCRIBED_SPAN])
 
 
 def _fitting(tile: Tile, shared_memory: int) -> Tile:

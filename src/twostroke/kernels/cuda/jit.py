@@ -16,7 +16,9 @@ from typing import Any, Protocol
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 INTERPRETED = tl.constexpr(bool(triton.knobs.runtime.interpret))
 """Whether programs run in Triton's interpreter, on the CPU, as in the tests. It differs from a card in two things that
@@ -76,6 +78,11 @@ def chained(overlaps: bool) -> dict[str, Any]:
     {'OVERLAPS': True, 'launch_pdl': True}
     """
     return {"OVERLAPS": overlaps, "launch_pdl": overlaps}
+
+
+def described(matrix: Tensor, block: tuple[int, int]) -> Any:
+    """A matrix as a card's copy engine reads it, in blocks."""
+    return TensorDescriptor(matrix, list(matrix.shape), [matrix.stride(0), 1], list(block))
 
 
 def power_of_two(n: int) -> int:
