@@ -6,6 +6,7 @@ compiler may not. It calls the package's own functions on tensors of the CPU, so
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -36,11 +37,22 @@ compiled: dict[tuple[str, str], int] = {}
 """By a program's name and what makes it another one: the bytes of shared memory that it needs."""
 
 
+MEMORY = re.compile(r"\b(ld|st|red|atom)\.[\w.]*global|cp\.async\.(c[ag]|bulk\.tensor)")
+"""What reads or writes the card's memory, but for what only asks the cache for it."""
+
+
+def waits_first(ptx: str) -> bool:
+    """Whether a program waits for the kernels before it, once, ahead of all that touches memory."""
+    before, *behind = ptx.split("griddepcontrol.wait")
+    return len(behind) == 1 and MEMORY.search(before) is None
+
+
 def compile_only(program: JITFunction[Any], grid: tuple[int, ...]) -> Callable[..., None]:
     """In place of a launch."""
 
     def launch(*args: Any, **kwargs: Any) -> None:
         kernel = program.warmup(*args, grid=grid, **kwargs)
+        assert not kwargs.get("OVERLAPS") or waits_first(kernel.asm["ptx"]), program.__name__
         compiled[program.__name__, kernel.hash] = kernel.metadata.shared
 
     return launch
@@ -48,9 +60,13 @@ def compile_only(program: JITFunction[Any], grid: tuple[int, ...]) -> Callable[.
 
 def main() -> None:
     """Compiles for the capability that it is told; prints each program, its shared memory and how many it became."""
+    from twostroke.kernels.cuda import jit
+
     capability = int(sys.argv[1].replace(".", ""))
     triton.runtime.driver.set_active(NoCard(capability))
     JITFunction.__getitem__ = compile_only  # type: ignore[method-assign]
+    in_a_chain = jit.chained(capability >= 90)
+    jit.chained = lambda overlaps: in_a_chain  # the tensors are the CPU's, where nothing overlaps
     for run in (norm_and_rotate, multiply, multiply_floats, attend, draw):
         run()
     for name in sorted({name for name, _ in compiled}):
@@ -94,12 +110,18 @@ def multiply() -> None:
 
 
 def multiply_floats() -> None:
+    from twostroke.kernels.cuda import float_linear
     from twostroke.kernels.cuda.float_linear import FloatLinear
 
+    float_linear.has_copy_engine = lambda device: True
     for dtype in (torch.bfloat16, torch.float32):
         linear = FloatLinear(torch.zeros(256, 512, dtype=dtype), None)  # whose proof has tiles of both sizes
         for num_rows in (1, 3, 16):
             linear(torch.zeros(num_rows, 512, dtype=dtype))
+    for num_rows in (300, 301):  # the copy engine's
+        FloatLinear(torch.zeros(3072, 1024, dtype=torch.bfloat16), None)(
+            torch.zeros(num_rows, 1024, dtype=torch.bfloat16)
+        )
     x = torch.zeros(3, 512, dtype=torch.bfloat16)
     with_bias = FloatLinear(torch.zeros(256, 512, dtype=torch.bfloat16), torch.zeros(256, dtype=torch.bfloat16))
     with_bias.add_to(x[:, :256], x)

@@ -12,12 +12,13 @@ SHARED_MEMORY = 232_448
 """Bytes that a program may have of capability 9.0."""
 PROGRAMS = {
     "add_runs": 4,
-    "attend": 7,
+    "attend": 13,
     "best_of_slices": 1,
     "draw_filtered": 1,
     "draw_in_slices": 1,
     "fold_parts": 4,
     "multiply": 7,
+    "multiply_described": 2,
     "multiply_floats": 5,
     "norm_rows": 3,
     "rotate_rows": 1,

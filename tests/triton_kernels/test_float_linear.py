@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -99,6 +101,38 @@ def test_every_way_is_taken(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     _, num_rows, expected = WAYS[way]
     packed(numbers(num_rows, K, seed=3))
     assert seen == [expected]
+
+
+def test_the_copy_engine_gives_the_bits_of_low_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At the borders of tiles, with bias and residual; rows that it cannot read go another way."""
+    monkeypatch.setattr(float_linear, "processors_of", lambda device: 1)
+    monkeypatch.setattr(float_linear, "has_copy_engine", lambda device: True)
+    # in the interpreter, each product adds up a span by itself
+    monkeypatch.setattr(float_linear, "_DESCRIBED_SPAN", 64)
+    described = 0
+    made = float_linear.described
+
+    def counted(matrix: torch.Tensor, block: tuple[int, int]) -> Any:
+        nonlocal described
+        described += 1
+        return made(matrix, block)
+
+    dtype = torch.bfloat16
+    packed = linear.pack_linear(weight_of(k=500, dtype=dtype), None)
+    monkeypatch.setattr(float_linear, "described", counted)
+    packed(numbers(70, 500, seed=3, dtype=dtype))  # inputs of no whole vectors
+    assert not described
+    packed = linear.pack_linear(weight_of(k=1024, dtype=dtype), torch.linspace(-1, 1, N, device=DEVICE, dtype=dtype))
+    described = 0
+    x, residual = numbers(130, 1032, seed=3, dtype=dtype), numbers(130, N, seed=4, dtype=dtype)
+    found = packed.add_to(residual, x[:, :1024])
+    assert described == 2
+    assert torch.equal(packed.add_to(residual[:3], x[:3, :1024].contiguous()), found[:3])
+    assert torch.equal(packed.add_to(residual[66:], x[66:, :1024]), found[66:])
+    assert described == 2
+    off = torch.cat([torch.zeros_like(x[:, :1]), x], 1)[:, 1:1025]  # whose rows begin between vectors
+    assert torch.equal(packed.add_to(residual, off), found)
+    assert described == 2
 
 
 def test_a_share_of_the_outputs_has_the_bits_of_all() -> None:

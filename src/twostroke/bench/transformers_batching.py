@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,20 @@ log = get_logger(__name__)
 _LONGEST_S, _ENOUGH_S = 100.0, 50.0
 """Of a round, and of all that count, when no other one is begun: a peer that hangs, or is slow, must not take the
 others' figures with it."""
+_WARM_UP_TOKENS = 8
+"""Of each request that warms up, as many as there are slots. On an H200, two whole rounds took more than 100 s."""
+
+
+@contextmanager
+def without_cudnn_attention() -> Generator[None]:
+    """Keep torch's attention from calling cuDNN, in all threads: on an H200 (torch 2.11) cuDNN failed on the masks of
+    transformers' continuous batching, with `mha_graph.execute(...).is_good()`."""
+    before = torch.backends.cuda.cudnn_sdp_enabled()
+    torch.backends.cuda.enable_cudnn_sdp(False)
+    try:
+        yield
+    finally:
+        torch.backends.cuda.enable_cudnn_sdp(before)
 
 
 class TransformersBatching:
@@ -58,7 +73,7 @@ class TransformersBatching:
 
     def best_s(self, prompts: Sequence[Sequence[int]], max_tokens: Sequence[int], num_slots: int, rounds: int) -> float:
         """Seconds from the first request to the last answer, all of them there at once; the fastest of some rounds
-        behind one that warms up; fewer of them where they take long.
+        behind a short one that warms up; fewer of them where they take long.
 
         Args:
             prompts: token ids.
@@ -69,13 +84,14 @@ class TransformersBatching:
         Raises:
             EngineError: it ended, hung, or gave other numbers of tokens.
         """
-        try:
-            return self._best_s(prompts, max_tokens, num_slots, rounds)
-        except EngineError:
-            raise
-        except Exception as error:  # its flash attention may be a download, and there may be no network
-            log.warning("transformers as it chooses itself: %s; without flash attention", reason_of(error))
-            return self._best_s(prompts, max_tokens, num_slots, rounds, auto_switch_to_flash=False)
+        with without_cudnn_attention():
+            try:
+                return self._best_s(prompts, max_tokens, num_slots, rounds)
+            except EngineError:
+                raise
+            except Exception as error:  # its flash attention may be a download, and there may be no network
+                log.warning("transformers as it chooses itself: %s; without flash attention", reason_of(error))
+                return self._best_s(prompts, max_tokens, num_slots, rounds, auto_switch_to_flash=False)
 
     def _best_s(
         self, prompts: Sequence[Sequence[int]], max_tokens: Sequence[int], num_slots: int, rounds: int, **choices: Any
@@ -96,7 +112,7 @@ class TransformersBatching:
             generation_config=greedy, continuous_batching_config=settings, workload_hints=hints
         ) as manager:
             self.attention = str(self._model.config._attn_implementation)
-            self._run(manager, prompts, max_tokens)
+            self._run(manager, prompts[:num_slots], [min(most, _WARM_UP_TOKENS) for most in max_tokens[:num_slots]])
             seconds: list[float] = []
             while len(seconds) < rounds and sum(seconds) < _ENOUGH_S:
                 seconds.append(self._run(manager, prompts, max_tokens))

@@ -46,6 +46,7 @@ from twostroke.config.model import ModelConfig
 from twostroke.config.scheduler import SchedulerConfig
 from twostroke.cost.step_cost import MachineLimits
 from twostroke.errors import EngineError, SetupError, TwostrokeError
+from twostroke.kernels.dispatch import operators_for
 from twostroke.log import get_logger
 from twostroke.model.checkpoint import read_model_config
 from twostroke.model.model_files import find_folder_only
@@ -246,11 +247,15 @@ class _Bench:
         )
         self._part("the engine as it is by default", lambda: self._default(limits))
         self._machine.give_back()
-        for name, changes in SETTINGS:
-            self._part(name, lambda name=name, changes=changes: self._setting(name, changes), optional=True)
-            self._machine.give_back()
+        self._settings(SETTINGS[:-1])
         self._part("transformers", self._beside_transformers, optional=True)
         self._machine.give_back()
+        self._settings(SETTINGS[-1:])
+
+    def _settings(self, some: Iterable[tuple[str, dict[str, Any]]]) -> None:
+        for name, changes in some:
+            self._part(name, lambda name=name, changes=changes: self._setting(name, changes), optional=True)
+            self._machine.give_back()
 
     def result(self) -> Reproduction:
         """Of what there is by now."""
@@ -262,7 +267,12 @@ class _Bench:
             name="card",
             title=TITLE,
             claims=tuple(self._claims),
-            config={"load": given, "dtype": self._subject.config.dtype, "transformers": self._peer},
+            config={
+                "kernels": self._kernels(),
+                "load": given,
+                "dtype": self._subject.config.dtype,
+                "transformers": self._peer,
+            },
             workload={**self._workload.description, **{f.name: _plain(getattr(sizes, f.name)) for f in fields(sizes)}},
             details=self._details,
             remarks=tuple(self._remarks),
@@ -272,6 +282,11 @@ class _Bench:
             repeats=sizes.repeats,
             hardware=self._machine.hardware(),
         )
+
+    def _kernels(self) -> str:
+        """Name the operators that serve by default on what is measured."""
+        load, dtype = self._subject.load, getattr(torch, self._subject.config.dtype)
+        return operators_for(torch.device(load.device), dtype, load.kernels, batch_invariant=load.batch_invariant).name
 
     def _engine(self, load: LoadConfig, scheduler: SchedulerConfig) -> ModelEngine:
         """With room for what is measured and no more, so that the peer and other settings find as much."""

@@ -108,8 +108,8 @@ def _chosen(names: Sequence[str]) -> list[str]:
 
 
 def _with_kernels(config: Mapping[str, Any], options: ReproduceOptions) -> Mapping[str, Any]:
-    """Add the default operators of a model, where a model runs."""
-    if not options.with_model:
+    """Add a processor's default operators, where a model runs and the result does not say what served."""
+    if not options.with_model or "kernels" in config:
         return config
     return {"kernels": operators_for(torch.device("cpu"), torch.bfloat16).name, **config}
 

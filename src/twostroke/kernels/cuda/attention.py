@@ -12,7 +12,7 @@ from twostroke.kernels.cuda import attention_programs as programs
 from twostroke.kernels.cuda import kv_programs
 from twostroke.kernels.cuda.attention_plan import Cut, FixedStepPlan, HostPlan, StepPlan, plan_step, sent
 from twostroke.kernels.cuda.card import processors_of, shared_memory_of
-from twostroke.kernels.cuda.jit import AS_WRITTEN, power_of_two
+from twostroke.kernels.cuda.jit import in_a_chain, power_of_two
 from twostroke.kernels.dispatch import AttentionOperator, FixedSize, GroupShape, HeadTurn, Scoring
 from twostroke.kernels.head_order import HeadOrder, Section, plain_order
 from twostroke.kernels.reference.attention import PagedAttention
@@ -163,8 +163,9 @@ class TritonAttention:
             HAS_CAP=scoring.cap is not None,
             HAS_SINKS=scoring.sinks is not None,
             HAS_SLOPES=scoring.slopes is not None,
+            FLAT=not plan.num_part_rows,
             num_stages=num_stages(self._cut, shape.head_dim, qkv.dtype, self._shared_memory) or 1,
-            **AS_WRITTEN,
+            **in_a_chain(qkv.device),
         )
         if len(plan.splits):
             heads = power_of_two(shape.heads_per_kv_head)
@@ -180,7 +181,7 @@ class TritonAttention:
                 LEVELS=memory.levels,
                 STAGES=memory.stages,
                 HAS_SINKS=scoring.sinks is not None,
-                **AS_WRITTEN,
+                **in_a_chain(qkv.device),
             )
         return out
 
@@ -241,7 +242,7 @@ class _Memory:
             STAGES=self.stages,
             TURNS=turn is not None,
             HAS_NORM=weight is not None,
-            **AS_WRITTEN,
+            **in_a_chain(qkv.device),
         )
 
 

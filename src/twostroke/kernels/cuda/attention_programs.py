@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import triton.language as tl
 
-from twostroke.kernels.cuda.jit import jit, jit_for_any, product, rounded
+from twostroke.kernels.cuda.jit import jit, jit_for_any, product, rounded, wait_for_inputs
 from twostroke.kernels.cuda.kv_programs import hadamard_back, read_slots
 
 LOWEST = tl.constexpr(-1e30)
@@ -57,6 +57,32 @@ def sees(keys, position, oldest, tree_row, own_first, trees, HAS_TREES: tl.const
     return visible
 
 
+@jit
+def scored(
+    products,
+    keys,
+    position,
+    slopes,
+    scale,
+    cap,
+    ROWS: tl.constexpr,
+    CHUNK: tl.constexpr,
+    HAS_CAP: tl.constexpr,
+    HAS_SLOPES: tl.constexpr,
+):
+    """Scores of a chunk to base 2, from products q . k. slopes: where those of the rows lie."""
+    if HAS_CAP:  # tanh(y) = 1 - 2 / (1 + exp(2 y))
+        bent = tl.div_rn(tl.zeros_like(products) + 2.0 * cap, 1.0 + tl.exp(products * (scale * (2.0 / cap))))
+        scores = (cap - bent) * LOG2_E
+    else:
+        scores = products * (scale * LOG2_E)
+    if HAS_SLOPES:
+        slope = tl.load(slopes) * LOG2_E
+        behind = (keys[None, :] - position[:, None]).to(tl.float32)
+        scores = tl.fma(behind, tl.broadcast_to(slope[:, None], (ROWS, CHUNK)), scores)
+    return scores
+
+
 @jit_for_any("items", "tokens", "table", "trees", "num_tokens", "max_blocks")
 def attend(
     items,
@@ -94,13 +120,18 @@ def attend(
     HAS_CAP: tl.constexpr,
     HAS_SINKS: tl.constexpr,
     HAS_SLOPES: tl.constexpr,
+    FLAT: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ):
     """Program (item, KV head): a tile of queries with one KV head over some segments.
 
     items: int32 [num_items, 8]: sequence, first token, number of queries (0: nothing is written), first segment, number
     of segments, and the row of the partial states that the first query's goes to (-1: the result is final).
     tokens: int32 [5, num_tokens]: position, oldest key, tree_row, own_first (see `sees`); the fifth is not read here.
+    FLAT: one loop goes over the chunks of all segments, so that loads do not stop where a segment ends. No bit depends
+    on it; it is slower for items of one segment.
     """
+    wait_for_inputs(OVERLAPS)
     item, head = items + tl.program_id(0) * 8, tl.program_id(1)
     seq, first_token, num_queries = tl.load(item).to(tl.int64), tl.load(item + 1), tl.load(item + 2)
     first_segment, num_segments, part = tl.load(item + 3), tl.load(item + 4), tl.load(item + 5)
@@ -118,13 +149,15 @@ def attend(
         wide = hadamard_back(queries.to(tl.float32), ROWS, WIDTH, STAGES)
         queries = rounded(wide, q.dtype.element_ty)
     first_key, last_key = tl.min(oldest, axis=0), tl.max(position, axis=0)
+    common_first, common_end = tl.max(oldest, axis=0), tl.min(position, axis=0) + 1  # of keys that every row sees
 
     m = tl.full((ROWS,), LOWEST, tl.float32)
     total = tl.zeros((ROWS,), tl.float32)
     acc = tl.zeros((ROWS, WIDTH), tl.float32)
-    for segment in range(first_segment, first_segment + num_segments):
+    at_once = tl.maximum(num_segments, 1) if FLAT else 1
+    for segment in range(first_segment, first_segment + num_segments, at_once):
         begin = tl.maximum(segment * SEGMENT, first_key // CHUNK * CHUNK)
-        end = tl.minimum((segment + 1) * SEGMENT, last_key + 1)
+        end = tl.minimum((segment + at_once) * SEGMENT, last_key + 1)
         m_seg = tl.full((ROWS,), LOWEST, tl.float32)
         total_seg = tl.zeros((ROWS,), tl.float32)
         acc_seg = tl.zeros((ROWS, WIDTH), tl.float32)
@@ -138,17 +171,13 @@ def attend(
                 values, halves, begins, slots, inside, HEAD_DIM, WIDTH, BLOCK_SIZE, LEVELS, q.dtype.element_ty
             )
             scores = product(queries, tl.trans(k), tl.zeros((ROWS, CHUNK), tl.float32))
-            if HAS_CAP:  # tanh(y) = 1 - 2 / (1 + exp(2 y))
-                bent = tl.div_rn(tl.zeros_like(scores) + 2.0 * cap, 1.0 + tl.exp(scores * (scale * (2.0 / cap))))
-                scores = (cap - bent) * LOG2_E
-            else:
-                scores = scores * (scale * LOG2_E)
-            if HAS_SLOPES:
-                slope = tl.load(slopes + head * GROUP + member) * LOG2_E
-                behind = (keys[None, :] - position[:, None]).to(tl.float32)
-                scores = tl.fma(behind, tl.broadcast_to(slope[:, None], (ROWS, CHUNK)), scores)
-            visible = sees(keys, position, oldest, tree_row, own_first, trees, HAS_TREES)
-            scores = tl.where(visible, scores, float("-inf"))
+            scores = scored(
+                scores, keys, position, slopes + head * GROUP + member, scale, cap, ROWS, CHUNK, HAS_CAP, HAS_SLOPES
+            )
+            # what every row sees needs no mask, and most chunks of a long context are such
+            if HAS_TREES or (start < common_first) or (start + CHUNK > common_end):
+                visible = sees(keys, position, oldest, tree_row, own_first, trees, HAS_TREES)
+                scores = tl.where(visible, scores, float("-inf"))
             highest = tl.maximum(m_seg, tl.max(scores, axis=1))
             keep = tl.exp2(m_seg - highest)
             weights = tl.exp2(scores - highest[:, None])
@@ -159,6 +188,12 @@ def attend(
             )
             acc_seg = product(rounded(weights, v.dtype), v, acc_seg * keep[:, None])
             m_seg = highest
+            if FLAT:  # noqa: SIM102  # known to the compiler, unlike what follows
+                if (start + CHUNK) % SEGMENT == 0:
+                    m, total, acc = folded(m, total, acc, m_seg, total_seg, acc_seg)
+                    m_seg = tl.full((ROWS,), LOWEST, tl.float32)
+                    total_seg = tl.zeros((ROWS,), tl.float32)
+                    acc_seg = tl.zeros((ROWS, WIDTH), tl.float32)
         m, total, acc = folded(m, total, acc, m_seg, total_seg, acc_seg)
 
     if part < 0:
@@ -191,12 +226,14 @@ def fold_parts(
     LEVELS: tl.constexpr,
     STAGES: tl.constexpr,
     HAS_SINKS: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ):
     """Program (split token, HEADS heads): its segments' states in their order.
 
     splits: int32 [n, 4]: token, row of its first segment's state, rows from one segment to the next, segments (0: none,
     and nothing is written).
     """
+    wait_for_inputs(OVERLAPS)
     split = splits + tl.program_id(0) * 4
     token, first = tl.load(split).to(tl.int64), tl.load(split + 1).to(tl.int64)
     step, count = tl.load(split + 2), tl.load(split + 3)

@@ -19,3 +19,8 @@ def shared_memory_of(device: torch.device) -> int:
     properties = torch.cuda.get_device_properties(device) if device.type == "cuda" else None
     # torch's own code asks in this way, too: not every build says it
     return int(getattr(properties, "shared_memory_per_block_optin", _SHARED_MEMORY))
+
+
+def has_copy_engine(device: torch.device) -> bool:
+    """Whether the card reads blocks of a matrix by itself, from a description of it: since capability 9.0."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)

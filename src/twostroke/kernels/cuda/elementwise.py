@@ -7,7 +7,7 @@ from torch import Tensor
 
 from twostroke.config.layer_spec import Activation
 from twostroke.kernels.cuda import elementwise_programs as programs
-from twostroke.kernels.cuda.jit import AS_WRITTEN, power_of_two
+from twostroke.kernels.cuda.jit import AS_WRITTEN, in_a_chain, power_of_two
 
 _GATE_WIDTH = 1024
 
@@ -34,7 +34,16 @@ def _norm(x: Tensor, weight: Tensor, out: Tensor, eps: float) -> None:
     assert x.dim() == 2 or x.stride(1) == out.stride(1) == n, (x.stride(), out.stride())
     if len(x):
         programs.norm_rows[(len(x), num_parts)](
-            x, weight, out, x.stride(0), out.stride(0), n, eps, PARTS=weights, WIDTH=power_of_two(n), **AS_WRITTEN
+            x,
+            weight,
+            out,
+            x.stride(0),
+            out.stride(0),
+            n,
+            eps,
+            PARTS=weights,
+            WIDTH=power_of_two(n),
+            **in_a_chain(x.device),
         )
 
 
@@ -66,6 +75,12 @@ def gate_and_mul(gate_up: Tensor, activation: Activation) -> Tensor:
     if num_rows:
         width = min(_GATE_WIDTH, power_of_two(n))
         programs.gate_times[(num_rows, -(-n // width))](
-            gate_up, out, gate_up.stride(0), n, WIDTH=width, IS_GELU=activation == "gelu_tanh", **AS_WRITTEN
+            gate_up,
+            out,
+            gate_up.stride(0),
+            n,
+            WIDTH=width,
+            IS_GELU=activation == "gelu_tanh",
+            **in_a_chain(gate_up.device),
         )
     return out

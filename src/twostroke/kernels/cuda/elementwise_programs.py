@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import triton.language as tl
 
-from twostroke.kernels.cuda.jit import jit, rounded, through
+from twostroke.kernels.cuda.jit import jit, rounded, through, wait_for_inputs
 
 
 @jit
@@ -20,12 +20,14 @@ def norm_rows(
     eps,
     PARTS: tl.constexpr,
     WIDTH: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ):
     """Program (row, part of n numbers): out = x / rms(x), rounded to the weight's type, times the part's weight.
 
     weight: [PARTS, n] in x's type or float32, of one part where all have the same. The order of the sum of squares
     depends on WIDTH alone, and WIDTH on n.
     """
+    wait_for_inputs(OVERLAPS)
     row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     columns = tl.arange(0, WIDTH)
     inside = columns < n
@@ -72,11 +74,12 @@ def rotate_rows(
 
 
 @jit
-def gate_times(gate_up, out, stride, n, WIDTH: tl.constexpr, IS_GELU: tl.constexpr):
+def gate_times(gate_up, out, stride, n, WIDTH: tl.constexpr, IS_GELU: tl.constexpr, OVERLAPS: tl.constexpr):
     """Program (row, slice): out = activation(gate) * up; gate is the first n columns of gate_up, up the others.
 
     The activation is SiLU, or GELU by its tanh formula; see kernels/reference/elementwise.py.
     """
+    wait_for_inputs(OVERLAPS)
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
     inside = columns < n

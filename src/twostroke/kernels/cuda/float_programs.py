@@ -18,8 +18,18 @@ from __future__ import annotations
 
 import triton.language as tl
 
-from twostroke.kernels.cuda.jit import jit_for_any, product
+from twostroke.kernels.cuda.jit import jit, jit_for_any, prefetch_rows, product, wait_for_inputs
 from twostroke.kernels.cuda.linear_programs import finished
+
+
+@jit
+def place_of_tile(num_rows, num_channels, HEIGHT: tl.constexpr, CHANNELS: tl.constexpr, BAND: tl.constexpr):
+    """First row and first output of this program's tile."""
+    tiles_of_rows, tiles_of_channels = tl.cdiv(num_rows, HEIGHT), tl.cdiv(num_channels, CHANNELS)
+    band = tl.program_id(0) // (BAND * tiles_of_channels)
+    height_of_band = tl.minimum(tiles_of_rows - band * BAND, BAND)
+    within = tl.program_id(0) % (BAND * tiles_of_channels)
+    return (band * BAND + within % height_of_band) * HEIGHT, within // height_of_band * CHANNELS
 
 
 @jit_for_any("num_rows", "runs_at_once")
@@ -45,20 +55,19 @@ def multiply_floats(
     HAS_BIAS: tl.constexpr,
     HAS_RESIDUAL: tl.constexpr,
     IS_WHOLE: tl.constexpr,
+    PREFETCHED: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ):
     """Program (tile of HEIGHT rows and CHANNELS outputs, some runs): y [num_rows, num_channels], or parts of it.
 
     weight: [num_channels, num_inputs], contiguous; bias: [num_channels]; residual: [num_rows, num_channels]. parts:
     float32 [RUNS, num_rows, num_channels], where runs_at_once is less than RUNS (and then 1): to be added by
     linear_programs.add_runs. IS_WHOLE: num_inputs is a multiple of SPAN; then the last row and the last output are read
-    in the place of those that are not there, since loads without a mask are faster.
+    in the place of those that are not there, since loads without a mask are faster. PREFETCHED: spans of the weight
+    that are asked for while the inputs are not there yet; 0 where num_inputs is no such multiple.
     """
-    tiles_of_rows, tiles_of_channels = tl.cdiv(num_rows, HEIGHT), tl.cdiv(num_channels, CHANNELS)
-    band = tl.program_id(0) // (BAND * tiles_of_channels)
-    height_of_band = tl.minimum(tiles_of_rows - band * BAND, BAND)
-    within = tl.program_id(0) % (BAND * tiles_of_channels)
-    row = (band * BAND + within % height_of_band) * HEIGHT + tl.arange(0, HEIGHT)
-    channel = within // height_of_band * CHANNELS + tl.arange(0, CHANNELS)
+    first_row, first_channel = place_of_tile(num_rows, num_channels, HEIGHT, CHANNELS, BAND)
+    row, channel = first_row + tl.arange(0, HEIGHT), first_channel + tl.arange(0, CHANNELS)
     is_row, is_channel = (row < num_rows)[:, None], (channel < num_channels)[:, None]
     row_read, channel_read = row, channel
     if IS_WHOLE:
@@ -67,20 +76,31 @@ def multiply_floats(
     of_channel = weight + channel_read.to(tl.int64)[:, None] * num_inputs
     first_run = tl.program_id(1) * runs_at_once
     num_spans = tl.cdiv(num_inputs, SPAN)
+    if OVERLAPS and PREFETCHED:
+        first_span = tl.minimum(first_run * spans_of_run, num_spans - 1)
+        span_bytes: tl.constexpr = SPAN * weight.dtype.element_ty.primitive_bitwidth // 8
+        num_bytes = tl.minimum(num_spans - first_span, PREFETCHED) * span_bytes
+        place = tl.minimum(channel, num_channels - 1).to(tl.int64) * num_inputs + first_span * SPAN
+        prefetch_rows(weight + place, num_bytes + tl.zeros((CHANNELS,), tl.int32))
+    wait_for_inputs(OVERLAPS)
     total = tl.zeros((HEIGHT, CHANNELS), tl.float32)
-    for run in range(first_run, first_run + runs_at_once):
-        sums = tl.zeros((HEIGHT, CHANNELS), tl.float32)
-        for span in range(run * spans_of_run, tl.minimum((run + 1) * spans_of_run, num_spans)):
-            column = span * SPAN + tl.arange(0, SPAN)
-            if IS_WHOLE:
-                inputs = tl.load(of_row + column[None, :])
-                weights = tl.load(of_channel + column[None, :])
-            else:
-                is_input = (column < num_inputs)[None, :]
-                inputs = tl.load(of_row + column[None, :], mask=is_row & is_input, other=0.0)
-                weights = tl.load(of_channel + column[None, :], mask=is_channel & is_input, other=0.0)
-            sums = product(inputs, tl.trans(weights), sums)
-        total += sums
+    sums = tl.zeros((HEIGHT, CHANNELS), tl.float32)
+    # one loop, and not one in each run: loads go on where a run ends
+    last_span = tl.minimum((first_run + runs_at_once) * spans_of_run, num_spans)
+    for span in range(first_run * spans_of_run, last_span):
+        column = span * SPAN + tl.arange(0, SPAN)
+        if IS_WHOLE:
+            inputs = tl.load(of_row + column[None, :])
+            weights = tl.load(of_channel + column[None, :])
+        else:
+            is_input = (column < num_inputs)[None, :]
+            inputs = tl.load(of_row + column[None, :], mask=is_row & is_input, other=0.0)
+            weights = tl.load(of_channel + column[None, :], mask=is_channel & is_input, other=0.0)
+        sums = product(inputs, tl.trans(weights), sums)
+        if (span + 1) % spans_of_run == 0:
+            total += sums
+            sums = tl.zeros((HEIGHT, CHANNELS), tl.float32)
+    total += sums
     mask = is_row & (channel < num_channels)[None, :]
     place = row.to(tl.int64)[:, None] * num_channels + channel[None, :]
     if runs_at_once == RUNS:
@@ -91,3 +111,48 @@ def multiply_floats(
         tl.store(y + place, found, mask=mask)
     else:
         tl.store(parts + first_run.to(tl.int64) * num_rows * num_channels + place, total, mask=mask)
+
+
+@jit_for_any("num_rows")
+def multiply_described(
+    x,
+    weight,
+    bias,
+    residual,
+    y,
+    num_rows,
+    num_channels,
+    num_inputs,
+    spans_of_run,
+    residual_stride,
+    HEIGHT: tl.constexpr,
+    CHANNELS: tl.constexpr,
+    SPAN: tl.constexpr,
+    BAND: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    HAS_RESIDUAL: tl.constexpr,
+    OVERLAPS: tl.constexpr,
+):
+    """Program (tile of HEIGHT rows and CHANNELS outputs): `multiply_floats` of all runs, to the same bits.
+
+    x, weight: descriptors, of blocks [HEIGHT, SPAN] and [CHANNELS, SPAN]. The card's copy engine (TMA) reads them, and
+    gives zeros for what is not there. A run is a whole number of these spans.
+    """
+    wait_for_inputs(OVERLAPS)
+    first_row, first_channel = place_of_tile(num_rows, num_channels, HEIGHT, CHANNELS, BAND)
+    total = tl.zeros((HEIGHT, CHANNELS), tl.float32)
+    sums = tl.zeros((HEIGHT, CHANNELS), tl.float32)
+    for span in range(0, tl.cdiv(num_inputs, SPAN)):
+        inputs, weights = x.load([first_row, span * SPAN]), weight.load([first_channel, span * SPAN])
+        sums = product(inputs, tl.trans(weights), sums)
+        if (span + 1) % spans_of_run == 0:
+            total += sums
+            sums = tl.zeros((HEIGHT, CHANNELS), tl.float32)
+    total += sums
+    row, channel = first_row + tl.arange(0, HEIGHT), first_channel + tl.arange(0, CHANNELS)
+    mask = (row < num_rows)[:, None] & (channel < num_channels)[None, :]
+    found = finished(
+        total, bias, residual, row[:, None], channel[None, :], mask, residual_stride, y.dtype.element_ty, HAS_BIAS,
+        HAS_RESIDUAL,
+    )  # fmt: skip
+    tl.store(y + row.to(tl.int64)[:, None] * num_channels + channel[None, :], found, mask=mask)

@@ -10,10 +10,15 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from functools import cache
 from typing import Any, Protocol
 
+import torch
 import triton
 import triton.language as tl
+from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 INTERPRETED = tl.constexpr(bool(triton.knobs.runtime.interpret))
 """Whether programs run in Triton's interpreter, on the CPU, as in the tests. It differs from a card in two things that
@@ -53,6 +58,31 @@ def jit_for_any(*names: str) -> Callable[[Callable[..., Any]], Program]:
 AS_WRITTEN = {"enable_fp_fusion": False}
 """For every launch: products and sums are fused where a program says `fma` and nowhere else. A compiler that may choose
 may choose otherwise for the same line elsewhere."""
+_OVERLAPPING = (9, 0)
+"""The first capability of cards whose kernels can start before the one ahead of them has ended."""
+
+
+@cache
+def in_a_chain(device: torch.device) -> dict[str, Any]:
+    """Options for launches of programs that begin with `wait_for_inputs`.
+
+    Where the card can, such a kernel starts while the one before it still runs (programmatic dependent launch).
+    """
+    return AS_WRITTEN | chained(device.type == "cuda" and torch.cuda.get_device_capability(device) >= _OVERLAPPING)
+
+
+def chained(overlaps: bool) -> dict[str, Any]:
+    """The part of `in_a_chain` that depends on the card.
+
+    >>> chained(True)
+    {'OVERLAPS': True, 'launch_pdl': True}
+    """
+    return {"OVERLAPS": overlaps, "launch_pdl": overlaps}
+
+
+def described(matrix: Tensor, block: tuple[int, int]) -> Any:
+    """A matrix as a card's copy engine reads it, in blocks."""
+    return TensorDescriptor(matrix, list(matrix.shape), [matrix.stride(0), 1], list(block))
 
 
 def power_of_two(n: int) -> int:
@@ -87,3 +117,28 @@ def product(a, b, acc):
         a = a.to(tl.float32)
         b = b.to(tl.float32)
     return tl.dot(a, b, acc, input_precision="ieee")
+
+
+@jit
+def wait_for_inputs(OVERLAPS: tl.constexpr):
+    """Allow the next kernel to start, and wait for the kernels before to end.
+
+    Only what no kernel writes, which is the weights, may be touched before. The next kernel waits here in its turn, so
+    that it ends after this one: every program of a chain has to call this.
+    """
+    if OVERLAPS:
+        gdc_launch_dependents()
+        gdc_wait()
+
+
+@jit
+def prefetch_rows(address, num_bytes):
+    """Ask for so many bytes from each address on, to be brought into the L2 cache: multiples of 16, both of them."""
+    tl.inline_asm_elementwise(
+        "cp.async.bulk.prefetch.L2.global [$1], $2; mov.u32 $0, 0;",
+        "=r,l,r",
+        [address.to(tl.int64), num_bytes],
+        dtype=tl.int32,
+        is_pure=False,
+        pack=1,
+    )

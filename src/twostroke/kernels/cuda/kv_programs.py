@@ -16,7 +16,7 @@ from __future__ import annotations
 import triton.language as tl
 
 from twostroke.kernels.cuda.fp8 import from_e4m3, to_e4m3
-from twostroke.kernels.cuda.jit import jit, jit_for_any, rounded, through
+from twostroke.kernels.cuda.jit import jit, jit_for_any, rounded, through, wait_for_inputs
 
 LARGEST_HALF = tl.constexpr(65504.0)
 ROUNDER = tl.constexpr(8388608.0)
@@ -135,6 +135,7 @@ def write_slots(
     STAGES: tl.constexpr,
     TURNS: tl.constexpr,
     HAS_NORM: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ):
     """Program (ROWS vectors): K and V into their slots, and zeros into the slots behind that stay unused.
 
@@ -147,6 +148,7 @@ def write_slots(
     `halves` is the same memory in float16; bytes without LEVELS are fp8. HALF_WIDTH is half of HEAD_DIM, filled up.
     int4 transforms 2^STAGES numbers together. A token whose block is -1 is nobody's.
     """
+    wait_for_inputs(OVERLAPS)
     vector = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     is_vector = vector < num_vectors
     half: tl.constexpr = HEAD_DIM // 2

@@ -9,7 +9,7 @@ from twostroke.config.layer_spec import Activation
 from twostroke.kernels.cuda import linear_programs as programs
 from twostroke.kernels.cuda.elementwise import gate_and_mul
 from twostroke.kernels.cuda.float_linear import FloatLinear, add_runs
-from twostroke.kernels.cuda.jit import AS_WRITTEN
+from twostroke.kernels.cuda.jit import in_a_chain
 from twostroke.kernels.cuda.sizes import SPAN, row_bytes
 from twostroke.kernels.dispatch import GatedLinear, Linear
 from twostroke.kernels.quantized_weight import QuantizedWeight
@@ -149,7 +149,7 @@ class QuantizedLinear:
             HAS_RESIDUAL=not no_residual,
             num_warps=4 if height == _LOW else 8,
             num_stages=3 if height == _LOW else 2,  # more would be too much shared memory for cards of 8.6
-            **AS_WRITTEN,
+            **in_a_chain(x.device),
         )
         if apart:
             add_runs(parts, self._bias, residual, y)

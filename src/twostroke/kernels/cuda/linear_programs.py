@@ -15,7 +15,7 @@ from __future__ import annotations
 import triton.language as tl
 
 from twostroke.kernels.cuda.fp8 import from_e4m3
-from twostroke.kernels.cuda.jit import jit, jit_for_any, product, rounded, through
+from twostroke.kernels.cuda.jit import jit, jit_for_any, product, rounded, through, wait_for_inputs
 
 HALF_SPAN = tl.constexpr(64)
 
@@ -113,12 +113,14 @@ def multiply(
     HAS_ORDER: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     HAS_RESIDUAL: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ):
     """Program (CHANNELS outputs, HEIGHT rows, some runs): y [num_rows, num_channels], or parts [RUNS, ...] of it.
 
     codes: uint8 [num_channels, row_bytes]; of 4 bits a span is 64 bytes, its first 64 inputs low and the others high.
     runs_at_once: RUNS, or 1: then sums are written to `parts` (float32), to be added by `add_runs`.
     """
+    wait_for_inputs(OVERLAPS)
     channel = tl.program_id(0) * CHANNELS + tl.arange(0, CHANNELS)
     row = tl.program_id(1) * HEIGHT + tl.arange(0, HEIGHT)
     first_run = tl.program_id(2) * runs_at_once
@@ -172,8 +174,10 @@ def add_runs(
     RUNS: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     HAS_RESIDUAL: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ):
     """Program (CHANNELS outputs, row): the runs of `multiply` in their order."""
+    wait_for_inputs(OVERLAPS)
     row = tl.program_id(1)
     channel = tl.program_id(0) * CHANNELS + tl.arange(0, CHANNELS)
     mask = channel < num_channels
