@@ -76,15 +76,15 @@ struct PanelInMemory {
   // Called before the first `steps` of K are read.
   static INLINE void needs(int64_t) {}
 
-  // Called where weights are read for the first time, VECTORS of a tile's steps at w: asks for a quarter of those to come, since
-  // all at once would wait for each other. See linear.hpp.
+  // Called where weights are read for the first time, VECTORS of a step. All four are read by one tile of rows, which waits for
+  // memory: asking in two steps, as linear.hpp does, was 5 % slower there, and 10 % faster for two tiles.
   template <int VECTORS>
-  static INLINE void ask_ahead(const char* w, int64_t quarter) {
-    constexpr int64_t STEPS = TILE_STEPS / 4;
-    for (int64_t step = quarter * STEPS; step < (quarter + 1) * STEPS; step++)
+  static INLINE void prefetch(const char* w) {
+    for (int64_t step = 0; step < TILE_STEPS; step++)
       for (int v = 0; v < VECTORS; v++) {
-        __builtin_prefetch(w + 2 * TILE_BYTES + step * STEP_BYTES + v * 64, 0, 2);
-        __builtin_prefetch(w + TILE_BYTES + step * STEP_BYTES + v * 64);
+        const char* at = w + step * STEP_BYTES + v * 64;
+        if constexpr (VECTORS == PANEL_VECTORS) __builtin_prefetch(at + 2 * TILE_BYTES);
+        else __builtin_prefetch(at + 2 * TILE_BYTES, 0, 2), __builtin_prefetch(at + TILE_BYTES);
       }
   }
 };
@@ -94,19 +94,14 @@ struct OneByFour {
   const char* x;
   float* sums;
 
-  template <typename Ask>
-  static INLINE void add(const char* a, int64_t a_bytes, const char* w, const Ask& ask) {
+  static INLINE void add(const char* a, int64_t a_bytes, const char* w) {
     TILE_LOAD(4, a, a_bytes);
-    ask(0);
     TILE_LOAD(6, w, STEP_BYTES);
     _tile_dpbf16ps(0, 4, 6);
-    ask(1);
     TILE_LOAD(7, w + 64, STEP_BYTES);
     _tile_dpbf16ps(1, 4, 7);
-    ask(2);
     TILE_LOAD(6, w + 128, STEP_BYTES);
     _tile_dpbf16ps(2, 4, 6);
-    ask(3);
     TILE_LOAD(7, w + 192, STEP_BYTES);
     _tile_dpbf16ps(3, 4, 7);
   }
@@ -119,13 +114,13 @@ struct OneByFour {
     clear_sums();
     for (; step + TILE_STEPS <= steps; step += TILE_STEPS) {
       panel.needs(begin + step + TILE_STEPS);
-      const char* at = w + step * STEP_BYTES;
-      add(x + step * 4, x_bytes, at, [&](int64_t quarter) { panel.template ask_ahead<4>(at, quarter); });
+      panel.template prefetch<4>(w + step * STEP_BYTES);
+      add(x + step * 4, x_bytes, w + step * STEP_BYTES);
     }
     if (step < steps) {
       panel.needs(end);
       Rest rest(x + step * 4, x_bytes, rows, w + step * STEP_BYTES, 4, steps - step);
-      add(rest.x[0], 64, rest.w, [](int64_t) {});
+      add(rest.x[0], 64, rest.w);
     }
     TILE_STORE(0, sums, STEP_BYTES);
     TILE_STORE(1, sums + 16, STEP_BYTES);
@@ -155,7 +150,7 @@ struct TwoByTwo {
     clear_sums();
     int64_t step = 0;
     for (; step + TILE_STEPS <= steps; step += TILE_STEPS) {
-      for (int64_t quarter = 0; FIRST && quarter < 4; quarter++) panel.template ask_ahead<2>(w + step * STEP_BYTES, quarter);
+      if constexpr (FIRST) panel.template prefetch<2>(w + step * STEP_BYTES);
       add(x + step * 4, x2 + step * 4, x_bytes, w + step * STEP_BYTES);
     }
     if (step < steps) {

@@ -82,7 +82,7 @@ struct DecodedPanel {
   }
 
   template <int VECTORS>
-  static INLINE void ask_ahead(const char*, int64_t) {}
+  static INLINE void prefetch(const char*) {}
 
  private:
   INLINE void decode(int64_t first) const {
