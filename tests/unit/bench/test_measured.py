@@ -76,10 +76,10 @@ def test_a_loss_is_bold_and_a_peer_that_failed_has_no_figure(tmp_path: Path) -> 
     _saved(tmp_path, "compare-x", {"engines": {**engines, "openvino": {"figures": {}}}})
     found = render(tmp_path, Tables((), (("a model", "compare-x"), ("another", "compare-y")), ()))
     assert (
-        "| a model | prefill 512 | native avx2 | 90.0 | 45.0 (2.00x) |  | 1,000 (**0.09x**) | `0123456`, Some CPU† |"
+        "| a model | prefill 512 | native avx2 | 90.0 | 45.0 (2.00x) |  |  | 1,000 (**0.09x**) | `0123456`, Some CPU† |"
         in found
     )
-    assert "| another |  |  | not measured |  |  |  |  |" in found
+    assert "| another |  |  | not measured |  |  |  |  |  |" in found
 
 
 def test_distances_of_ours_and_of_a_peer(tmp_path: Path) -> None:

@@ -137,7 +137,7 @@ COMPARED: tuple[tuple[str, str], ...] = (
 )
 """Rows of the second table: models, and the results of `bench compare`."""
 
-PEERS = ("llama.cpp", "openvino", "vllm")
+PEERS = ("llama.cpp", "ik_llama.cpp", "openvino", "vllm")
 """Columns of the second table."""
 
 QUALITY: tuple[tuple[str, str], ...] = (
