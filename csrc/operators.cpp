@@ -330,18 +330,16 @@ void argmax(const Kernels& kernels, uintptr_t values, int64_t stride, int64_t ro
   parallel(rows, rows_per_task(columns), [&](int64_t begin, int64_t end) { kernels.argmax(args, begin, end); });
 }
 
-void gumbel_argmax(const Kernels& kernels, uintptr_t logits, int64_t stride, int64_t rows, int64_t vocab_size, uintptr_t peaks,
+void gumbel_argmax(const Kernels& kernels, uintptr_t logits, int64_t stride, int64_t rows, int64_t vocab_size,
                    uintptr_t temperatures, uintptr_t keys, uintptr_t winners) {
-  GumbelArgs args{(const float*)logits, stride, vocab_size, (const float*)peaks, (const float*)temperatures,
-                  (const int64_t*)keys, (int64_t*)winners};
+  GumbelArgs args{(const float*)logits, stride, vocab_size, (const float*)temperatures, (const int64_t*)keys, (int64_t*)winners};
   parallel(rows, rows_per_task(vocab_size), [&](int64_t begin, int64_t end) { kernels.gumbel_argmax(args, begin, end); });
 }
 
-void filtered_argmax(const Kernels& kernels, uintptr_t logits, int64_t stride, int64_t rows, int64_t vocab_size, uintptr_t peaks,
+void filtered_argmax(const Kernels& kernels, uintptr_t logits, int64_t stride, int64_t rows, int64_t vocab_size,
                      uintptr_t temperatures, uintptr_t keys, uintptr_t floors, uintptr_t top_k, uintptr_t top_p,
                      uintptr_t winners) {
-  FilteredArgs args{{(const float*)logits, stride, vocab_size, (const float*)peaks, (const float*)temperatures,
-                     (const int64_t*)keys, (int64_t*)winners},
+  FilteredArgs args{{(const float*)logits, stride, vocab_size, (const float*)temperatures, (const int64_t*)keys, (int64_t*)winners},
                     (const float*)floors, (const int64_t*)top_k, (const double*)top_p, nullptr};
   parallel(rows, 1, [&](int64_t begin, int64_t end) {
     static thread_local std::vector<float> scratch;

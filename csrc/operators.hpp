@@ -78,11 +78,11 @@ int64_t attention(const StepAttention& step, uintptr_t qkv, int64_t token_heads,
 void argmax(const Kernels& kernels, uintptr_t values, int64_t stride, int64_t rows, int64_t columns, uintptr_t winners);
 
 // See GumbelArgs.
-void gumbel_argmax(const Kernels& kernels, uintptr_t logits, int64_t stride, int64_t rows, int64_t vocab_size, uintptr_t peaks,
+void gumbel_argmax(const Kernels& kernels, uintptr_t logits, int64_t stride, int64_t rows, int64_t vocab_size,
                    uintptr_t temperatures, uintptr_t keys, uintptr_t winners);
 
 // See FilteredArgs.
-void filtered_argmax(const Kernels& kernels, uintptr_t logits, int64_t stride, int64_t rows, int64_t vocab_size, uintptr_t peaks,
+void filtered_argmax(const Kernels& kernels, uintptr_t logits, int64_t stride, int64_t rows, int64_t vocab_size,
                      uintptr_t temperatures, uintptr_t keys, uintptr_t floors, uintptr_t top_k, uintptr_t top_p,
                      uintptr_t winners);
 

@@ -167,7 +167,7 @@ def attend() -> None:
 def draw() -> None:
     from twostroke.kernels.cuda import sampling
 
-    columns = torch.zeros(2, 1), torch.ones(2, 1), torch.zeros(2, dtype=torch.int64)
+    columns = torch.ones(2, 1), torch.zeros(2, dtype=torch.int64)
     logits = torch.zeros(2, 151_936)
     sampling.gumbel_argmax(logits, *columns)
     filters = torch.zeros(2), torch.zeros(2, dtype=torch.int64), torch.zeros(2, dtype=torch.float64)

@@ -168,7 +168,7 @@ Reached reach(float* x, int64_t n, const F& target_of) {
 struct ScaledRow {
   const float* logits;
   int64_t vocab_size;
-  f32x16 peak, temperature;
+  f32x16 temperature, peak{};
 
   // Calls f(first token of a block, its scaled logits, how many) for blocks that have one of at least `bound`.
   template <typename F>
@@ -182,18 +182,33 @@ struct ScaledRow {
     }
   }
 
-  // The largest of each block; returns the number of blocks.
-  int64_t find_largest(float* largest) const {
+  // Finds the peak, and the largest of each block; returns the number of blocks, or 0 where the peak is no number.
+  int64_t find_largest(float* largest) {
     int64_t block = 0;
+    float highest = -__builtin_inff();
+    i32x16 is_nan{};
     for (int64_t first = 0; first < vocab_size; first += SAMPLING_BLOCK, block++) {
       f32x16 most = splat(-__builtin_inff());
       if (first + SAMPLING_BLOCK <= vocab_size)
-        for (int64_t i = 0; i < SAMPLING_BLOCK; i += LANES) most = larger(load16(logits + first + i), most);
+        for (int64_t i = 0; i < SAMPLING_BLOCK; i += LANES) {
+          f32x16 some = load16(logits + first + i);
+          is_nan |= some != some;
+          most = larger(some, most);
+        }
       float found = largest_of(most);
-      for (int64_t i = first; i < vocab_size && first + SAMPLING_BLOCK > vocab_size; i++)
+      for (int64_t i = first; i < vocab_size && first + SAMPLING_BLOCK > vocab_size; i++) {
+        if (std::isnan(logits[i])) return 0;
         found = logits[i] > found ? logits[i] : found;
+      }
       largest[block] = found;
+      highest = found > highest ? found : highest;
     }
+    int32_t nans[LANES];
+    store(nans, is_nan);
+    for (int32_t found : nans)
+      if (found) return 0;
+    if (!std::isfinite(highest)) return 0;
+    peak = splat(highest);
     // the same rounding as that of all: the scaled largest logit is the largest scaled one
     in_lanes(block, [&](int64_t i, int64_t n) { set(largest + i, (get(largest + i, n) - peak) / temperature, n); });
     return block;
@@ -202,9 +217,10 @@ struct ScaledRow {
 
 int64_t draw_filtered(const FilteredArgs& args, int64_t r) {
   const GumbelArgs& of = args.gumbel;
-  ScaledRow row{of.logits + r * of.stride, of.vocab_size, splat(of.peaks[r]), splat(of.temperatures[r])};
+  ScaledRow row{of.logits + r * of.stride, of.vocab_size, splat(of.temperatures[r])};
   float* largest = args.scratch;
   int64_t num_blocks = row.find_largest(largest);
+  if (!num_blocks) return -1;
   float* left = largest + num_blocks;
   float limit = args.floors[r] > LEAST_LOGIT ? args.floors[r] : LEAST_LOGIT;
   int64_t top_k = args.top_k[r], num_left = 0, num_at_limit = of.vocab_size;

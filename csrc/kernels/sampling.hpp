@@ -81,6 +81,24 @@ INLINE double noise_of(uint64_t key, int64_t token) {
   return -std::log(-std::log((double)bits * 0x1p-53));
 }
 
+// The largest of a row; NaN where it has one.
+INLINE float peak_of(const float* logits, int64_t n) {
+  f32x16 most = splat(-__builtin_inff());
+  i32x16 is_nan{};
+  in_lanes(n, [&](int64_t i, int64_t count) {
+    f32x16 some = get(logits + i, count);
+    is_nan |= some != some;
+    if (count == LANES) most = larger(some, most);
+    else
+      for (int64_t at = i; at < n; at++) most = larger(splat(logits[at]), most);
+  });
+  int32_t nans[LANES];
+  store(nans, is_nan);
+  for (int32_t found : nans)
+    if (found) return __builtin_nanf("");
+  return largest_of(most);
+}
+
 // The two best scores so far, and who has the best.
 struct Contest {
   int64_t winner = -1;
@@ -102,7 +120,10 @@ void gumbel_argmax(const GumbelArgs& args, int64_t begin, int64_t end) {
   for (int64_t row = begin; row < end; row++) {
     const float* logits = args.logits + row * args.stride;
     uint64_t key = (uint64_t)args.keys[row];
-    f32x16 peak = splat(args.peaks[row]), temperature = splat(args.temperatures[row]);
+    float largest = peak_of(logits, args.vocab_size);
+    args.winners[row] = -1;
+    if (!std::isfinite(largest)) continue;
+    f32x16 peak = splat(largest), temperature = splat(args.temperatures[row]);
     Contest contest;
     for (int64_t first = 0; first < args.vocab_size; first += AT_ONCE) {
       alignas(64) float scaled[AT_ONCE], bounds[AT_ONCE];

@@ -133,10 +133,9 @@ struct ArgmaxArgs {
 struct GumbelArgs {
   const float* logits;  // [rows, vocab_size], rows stride elements apart
   int64_t stride, vocab_size;
-  const float* peaks;         // [rows], the largest logits; finite
   const float* temperatures;  // [rows], above 0
   const int64_t* keys;        // [rows], of the noise
-  int64_t* winners;           // [rows]; -1 where two are too close to call
+  int64_t* winners;           // [rows]; -1 where two are too close to call, or the largest logit is no number
 };
 
 // The same among the tokens that min_p, top_k and top_p leave; see filtered_sampling.hpp.

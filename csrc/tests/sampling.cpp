@@ -54,7 +54,7 @@ void check(const Kernels& kernels, int64_t rows, int64_t vocab_size, Logits kind
     temperatures.push_back((float)std::pow(10.0, 2 * random.uniform() - 1));
     keys.push_back((int64_t)random.bits());
   }
-  gumbel_argmax(kernels, at(logits), stride, rows, vocab_size, at(peaks), at(temperatures), at(keys), at(winners));
+  gumbel_argmax(kernels, at(logits), stride, rows, vocab_size, at(temperatures), at(keys), at(winners));
   for (int64_t row = 0; row < rows; row++) {
     auto r = (size_t)row;
     double best = -INFINITY;
@@ -67,9 +67,9 @@ void check(const Kernels& kernels, int64_t rows, int64_t vocab_size, Logits kind
     auto name = [&] { return text(kernels.level, " gumbel_argmax vocab_size=", vocab_size, " kind=", (int)kind, " row=", row); };
     expect(winners[r] == winner, [&] { return text(name(), ": token ", winners[r], ", expected ", winner); });
     std::vector<float> one(logits.begin() + row * stride, logits.begin() + row * stride + vocab_size);
-    std::vector<float> its_peak{peaks[r]}, its_temperature{temperatures[r]};
+    std::vector<float> its_temperature{temperatures[r]};
     std::vector<int64_t> its_key{keys[r]};
-    gumbel_argmax(kernels, at(one), vocab_size, 1, vocab_size, at(its_peak), at(its_temperature), at(its_key), at(alone));
+    gumbel_argmax(kernels, at(one), vocab_size, 1, vocab_size, at(its_temperature), at(its_key), at(alone));
     expect(alone[0] == winners[r], [&] { return name() + ": another token alone"; });
   }
 }
@@ -129,7 +129,7 @@ void check_filtered(const Kernels& kernels, int64_t vocab_size, Logits kind, boo
     top_ks.push_back(filters.top_k && filters.top_k < vocab_size ? filters.top_k : vocab_size);
     top_ps.push_back(filters.top_p);
   }
-  filtered_argmax(kernels, at(logits), stride, ROWS, vocab_size, at(peaks), at(temperatures), at(keys), at(floors), at(top_ks),
+  filtered_argmax(kernels, at(logits), stride, ROWS, vocab_size, at(temperatures), at(keys), at(floors), at(top_ks),
                   at(top_ps), at(winners));
   int num_open = 0;
   for (int64_t row = 0; row < ROWS; row++) {

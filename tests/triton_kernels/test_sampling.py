@@ -89,7 +89,6 @@ def test_a_tie_on_the_edge_is_left_to_the_sampler() -> None:
     columns = {"dtype": torch.float32, "device": DEVICE}
     found = sampling.filtered_argmax(
         torch.zeros(1, 10, **columns),
-        torch.zeros(1, 1, **columns),
         torch.ones(1, 1, **columns),
         torch.tensor([7], device=DEVICE),
         torch.full((1,), -np.inf, **columns),

@@ -59,15 +59,15 @@ GatedLinear = Callable[[Tensor], Tensor]
 Argmax = Callable[[Tensor], Tensor]
 """The column of the largest logit of each row, the first of equal ones; a NaN counts as largest. [R, V] -> int64 [R]"""
 
-GumbelArgmax = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
-"""The winner of (logits - peaks) / temperatures + noise in each row.
+GumbelArgmax = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""The winner of (logits - peak) / temperature + noise in each row, whose peak is its largest logit.
 
-logits float32 [R, V], peaks and temperatures float32 [R, 1], keys of the noise int64 [R] -> int64 [R]. -1 where two
+logits float32 [R, V], temperatures float32 [R, 1], keys of the noise int64 [R] -> int64 [R]. -1 where two
 scores are closer than two libraries' logarithms may be: the sampler then decides, so no token depends on the backend.
 """
 
 
-FilteredArgmax = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
+FilteredArgmax = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 """The same among the tokens that min_p, top_k and top_p leave of each row (sampling/filters.py).
 
 Behind the arguments of GumbelArgmax: floors float32 [R], log(min_p) or -inf; top_k int64 [R], the size of the

@@ -194,7 +194,7 @@ class Sampler:
         """The same; -1 where the kernel finds it too close."""
         if self._gumbel_argmax is None:
             return self._draw_by_tensors(logits, states)
-        return self._gumbel_argmax(logits, row_maxima(logits), _temperatures(states, logits), self._keys(states))
+        return self._gumbel_argmax(logits, _temperatures(states, logits), self._keys(states))
 
     def _draw_by_tensors(self, logits: Tensor, states: Sequence[SamplingState]) -> Tensor:
         return self._draw_in_slices(logits, self._keys(states), row_maxima(logits), _temperatures(states, logits))
@@ -234,7 +234,6 @@ class Sampler:
         columns = FilterColumns.of([state.rules.params for state in states], self.vocab_size, logits.device)
         return self._filtered_argmax(
             logits,
-            row_maxima(logits),
             _temperatures(states, logits),
             self._keys(states),
             columns.floor.view(-1),

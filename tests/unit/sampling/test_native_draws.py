@@ -96,9 +96,28 @@ def test_what_a_backend_leaves_open_the_sampler_decides() -> None:
     logits = logits_of(vocab_size, 1.0)
     expected = Sampler(vocab_size).sample(logits, states).token_ids
 
-    def undecided(logits: Tensor, peaks: Tensor, temperatures: Tensor, keys: Tensor) -> Tensor:
-        del logits, peaks, temperatures, keys
+    def undecided(logits: Tensor, temperatures: Tensor, keys: Tensor) -> Tensor:
+        del logits, temperatures, keys
         return torch.where(torch.arange(len(expected)) % 2 == 0, expected, -1)
 
     found = Sampler(vocab_size, gumbel_argmax=undecided).sample(logits, states).token_ids
     assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("level", native.levels())
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("place", [0, 70, 129])
+def test_a_row_whose_largest_logit_is_no_number_is_left_to_the_sampler(level: str, value: float, place: int) -> None:
+    """Others of the batch are drawn all the same."""
+    logits = logits_of(130, 1.0)[:3].contiguous()
+    logits[1, place] = value
+    operators = native.operators(level)
+    assert operators.gumbel_argmax is not None
+    assert operators.filtered_argmax is not None
+    temperatures, keys = torch.ones(3, 1), torch.arange(3)
+    filters = torch.full((3,), -torch.inf), torch.full((3,), 7), torch.full((3,), 0.9, dtype=torch.float64)
+    for drawn in (
+        operators.gumbel_argmax(logits, temperatures, keys),
+        operators.filtered_argmax(logits, temperatures, keys, *filters),
+    ):
+        assert (drawn < 0).tolist() == [False, True, False]

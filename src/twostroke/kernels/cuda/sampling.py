@@ -11,7 +11,7 @@ from twostroke.kernels.cuda.jit import AS_WRITTEN, power_of_two
 _SLICE = 4096
 
 
-def gumbel_argmax(logits: Tensor, peaks: Tensor, temperatures: Tensor, keys: Tensor) -> Tensor:
+def gumbel_argmax(logits: Tensor, temperatures: Tensor, keys: Tensor) -> Tensor:
     """See GumbelArgmax."""
     assert logits.dtype is torch.float32, logits.dtype
     assert logits.stride(1) == 1, logits.stride()
@@ -25,7 +25,7 @@ def gumbel_argmax(logits: Tensor, peaks: Tensor, temperatures: Tensor, keys: Ten
         return out
     programs.draw_in_slices[(num_rows, num_slices)](
         logits,
-        peaks.contiguous(),
+        logits.amax(dim=-1, keepdim=True),
         temperatures.contiguous(),
         keys,
         bests,
@@ -44,7 +44,6 @@ def gumbel_argmax(logits: Tensor, peaks: Tensor, temperatures: Tensor, keys: Ten
 
 def filtered_argmax(
     logits: Tensor,
-    peaks: Tensor,
     temperatures: Tensor,
     keys: Tensor,
     floors: Tensor,
@@ -59,7 +58,7 @@ def filtered_argmax(
     if num_rows:
         programs.draw_filtered[(num_rows,)](
             logits,
-            peaks.contiguous(),
+            logits.amax(dim=-1, keepdim=True),
             temperatures.contiguous(),
             keys,
             floors,

@@ -16,7 +16,7 @@ def argmax(kernels: Kernels, logits: Tensor) -> Tensor:
 
 
 def gumbel_argmax(kernels: Kernels, logits: Tensor, *columns: Tensor) -> Tensor:
-    """Draw from whole rows; see GumbelArgmax, whose peaks, temperatures and keys are the columns."""
+    """Draw from whole rows; see GumbelArgmax, whose temperatures and keys are the columns."""
     return _winners(kernels.gumbel_argmax, logits, *columns)
 
 
