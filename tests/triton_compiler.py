@@ -38,7 +38,7 @@ compiled: dict[tuple[str, str], int] = {}
 
 
 MEMORY = re.compile(r"\b(ld|st|red|atom)\.[\w.]*global|cp\.async\.(c[ag]|bulk\.tensor)")
-"""What reads or writes the card's memory, but for what only asks the cache for it."""
+"""Instructions that read or write the card's memory. Those that only prefetch are left out."""
 
 
 def waits_first(ptx: str) -> bool:

@@ -20,7 +20,6 @@ namespace {
 constexpr int64_t TILE_STEPS = 16;  // steps of K in a tile: 64 bytes of a row of x
 constexpr int64_t TILE_HEIGHT = 16;
 constexpr int64_t CHUNK_HEIGHT = 8;  // tiles of rows that a run of weights meets while it is in the nearest cache
-constexpr int64_t STEP_BYTES = PANEL * 4;
 constexpr int64_t TILE_BYTES = TILE_STEPS * STEP_BYTES;  // of four tiles side by side
 
 struct alignas(64) TileConfig {

@@ -19,6 +19,7 @@ namespace twostroke {
 namespace {
 
 constexpr int SEGMENTS = 4;
+constexpr int64_t STEP_BYTES = PANEL * 4;  // of a panel's weights: four of each channel
 
 // What one step of K is to the processor: TERMS multiply-adds, each of four bytes of a row's input with a vector of weights.
 struct F32Weights {
@@ -87,9 +88,8 @@ INLINE void add_step(f32x16 (&acc)[ROWS][VECTORS], const Input& input, const Wei
 
 // Asks for weights before they are needed, a row of a panel's vectors at a time: for the second cache early, since memory is
 // asked for more at once that way, and for the first cache late.
-constexpr int64_t ROW_OF_PANEL = PANEL * 4;
 INLINE void ask_ahead(const char* row) {
-  for (int64_t at = 0; at < ROW_OF_PANEL; at += 64) {
+  for (int64_t at = 0; at < STEP_BYTES; at += 64) {
     __builtin_prefetch(row + 4096 + at, 0, 2);
     __builtin_prefetch(row + 2048 + at);
   }
@@ -103,7 +103,7 @@ INLINE void accumulate(f32x16 (&acc)[ROWS][VECTORS], const char* const* x, const
   for (int r = 0; r < ROWS; r++)
     for (int v = 0; v < VECTORS; v++) acc[r][v] = f32x16{};
   for (int64_t step = begin; step < end; step++) {
-    const char* at = w + step * ROW_OF_PANEL;
+    const char* at = w + step * STEP_BYTES;
     if (is_first) ask_ahead(at);
     add_step<W, ROWS, VECTORS>(acc, [&](int r) { return x[r] + step * W::TERMS * 4; }, [&](int v) { return at + v * LANES * 4; });
   }

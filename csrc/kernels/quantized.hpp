@@ -210,7 +210,7 @@ INLINE void add_group(i32x16 (&acc)[ROWS][VECTORS], const char* codes, int64_t g
   } else {
     using Codes = Unit<BITS>;
     for (int64_t k = 0; k < group; k += Codes::K, codes += Codes::BYTES, word += Codes::K / 4) {
-      for (int64_t row = 0; is_first && row < Codes::BYTES; row += ROW_OF_PANEL) ask_ahead(codes + row);
+      for (int64_t row = 0; is_first && row < Codes::BYTES; row += STEP_BYTES) ask_ahead(codes + row);
       for (int v = 0; v < VECTORS; v++) {
         Codes unit(codes + v * LANES * 4);
 #pragma GCC unroll 4
@@ -247,7 +247,7 @@ INLINE void add_group(i32x16 (&acc)[ROWS][VECTORS], const char* codes, int64_t g
   };
   Short sums[ROWS][VECTORS] = {};
   for (int64_t k = 0; k < group; k += Codes::K, codes += Codes::BYTES, word += Codes::K / 4) {
-    for (int64_t row = 0; is_first && row < Codes::BYTES; row += ROW_OF_PANEL) ask_ahead(codes + row);
+    for (int64_t row = 0; is_first && row < Codes::BYTES; row += STEP_BYTES) ask_ahead(codes + row);
     for (int v = 0; v < VECTORS; v++) {
       Codes unit(codes + v * LANES * 4);
 #pragma GCC unroll 4

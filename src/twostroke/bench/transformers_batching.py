@@ -20,7 +20,7 @@ _LONGEST_S, _ENOUGH_S = 100.0, 50.0
 """Of a round, and of all that count, when no other one is begun: a peer that hangs, or is slow, must not take the
 others' figures with it."""
 _WARM_UP_TOKENS = 8
-"""Of each request that warms up, as many as there are slots. On an H200, two whole rounds took more than 100 s."""
+"""Output tokens of each request of the warm-up. It has one request per slot. A whole round took too long on an H200."""
 
 
 @contextmanager

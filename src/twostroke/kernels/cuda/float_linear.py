@@ -58,7 +58,7 @@ took 875 us for a weight of 24,576 x 4,096 and 2,048 rows on an H200, in place o
 _DESCRIBED_SPAN = 128
 """Inputs that it reads at once, of types of 2 bytes."""
 _ALIGNED_BYTES = 16
-"""What rows that the copy engine reads have to be multiples of."""
+"""Bytes. The copy engine reads rows whose length is a multiple of this."""
 _FEWER_STAGES = 3
 """Where a program has too little shared memory for those of HIGH, as on cards of 8.6."""
 
