@@ -7,8 +7,10 @@
 
 #include "cpu.hpp"
 #include "ggml_blocks.hpp"
+#include "layer.hpp"
 #include "operators.hpp"
 #include "shared_gather.hpp"
+#include "stored_rows.hpp"
 #include "threads.hpp"
 
 namespace nb = nanobind;
@@ -18,6 +20,7 @@ NB_MODULE(_native, m) {
   nb::set_leak_warnings(false);  // what serves a whole process is not taken apart at its end
   auto release = nb::call_guard<nb::gil_scoped_release>();
   m.attr("MAX_HEAD_DIM") = MAX_HEAD_DIM;
+  m.attr("ROOM_KEPT") = ROOM_KEPT;
   m.def("levels", [] { return usable_levels(); });
   m.def("set_num_threads", &set_num_threads, release);
   m.def("num_threads", &num_threads);
@@ -34,8 +37,8 @@ NB_MODULE(_native, m) {
       },
       release);
   nb::class_<WeightFormat>(m, "WeightFormat")
-      .def("__init__", [](WeightFormat* format, int bits, int64_t group, bool has_min, bool has_super_blocks) {
-        new (format) WeightFormat{bits, group, has_min, has_super_blocks};
+      .def("__init__", [](WeightFormat* format, int bits, int64_t group, bool has_min, bool has_super_blocks, int table) {
+        new (format) WeightFormat{bits, group, has_min, has_super_blocks, (CodeTable)table};
       });
   m.def("packed_quantized_bytes", &packed_quantized_bytes);
   m.def(
@@ -45,6 +48,14 @@ NB_MODULE(_native, m) {
         pack_quantized({codes, scales, mins, super_scales, super_mins}, packed, n, k, gated, format);
       },
       release);
+  m.def(
+      "pack_stored",
+      [](const std::string& type, uintptr_t files, uintptr_t offsets, uintptr_t packed, int64_t n, int64_t k, bool gated,
+         const WeightFormat& format) {
+        return pack_stored(type, {(const int32_t*)files, (const int64_t*)offsets}, packed, n, k, gated, format);
+      },
+      release);
+  m.def("checksum", &checksum, release);
   m.def("unpack_quantized_rows", &unpack_quantized_rows, release);
   m.def("kernels", &kernels_of, nb::rv_policy::reference);
   nb::class_<SharedGather>(m, "SharedGather")
@@ -57,10 +68,33 @@ NB_MODULE(_native, m) {
            })
       .def("advance", &SharedGather::advance, release);
   nb::class_<StepAttention>(m, "StepAttention").def("attention", &attention, release);
+  nb::class_<PackedLinear>(m, "PackedLinear")
+      .def("__init__",
+           [](PackedLinear* to, const Kernels& kernels, uintptr_t w, uintptr_t bias, int64_t n, int64_t k, int gate, int type) {
+             new (to) PackedLinear(kernels, w, bias, n, k, gate, type);
+           })
+      .def("__init__",
+           [](PackedLinear* to, const Kernels& kernels, uintptr_t w, uintptr_t bias, int64_t n, int64_t k, int gate, int type,
+              const WeightFormat& format, uintptr_t order, bool quantizes_inputs) {
+             new (to) PackedLinear(kernels, w, bias, n, k, gate, type, QuantizedInputs{format, order, quantizes_inputs});
+           })
+      .def("multiply", &PackedLinear::multiply, release);
+  nb::class_<Norm>(m, "Norm").def("__init__", [](Norm* to, uintptr_t weight, float eps, int weight_type) {
+    new (to) Norm{weight, eps, weight_type};
+  });
+  nb::class_<DecoderLayer>(m, "DecoderLayer")
+      .def("__init__",
+           [](DecoderLayer* to, const Kernels& kernels, const std::vector<const Norm*>& norms, std::vector<const PackedLinear*> qkv,
+              const PackedLinear& output, const PackedLinear& inner, const PackedLinear& down, float scale, float cap,
+              uintptr_t sinks, uintptr_t slopes, int64_t hidden_size, int64_t q_size, int type) {
+             LayerParts parts{*norms.at(0), *norms.at(1), *norms.at(2), *norms.at(3), *norms.at(4), std::move(qkv), &output, &inner,
+                              &down, scale, cap, sinks, slopes};
+             new (to) DecoderLayer(kernels, parts, hidden_size, q_size, type);
+           })
+      .def_prop_ro("room_bytes", &DecoderLayer::room_bytes)
+      .def("run", &DecoderLayer::run, release);
   nb::class_<Kernels>(m, "Kernels")
       .def_prop_ro("level", [](const Kernels& kernels) { return std::string(kernels.level); })
-      .def("linear", &linear, release)
-      .def("quantized_linear", &quantized_linear, release)
       .def("quantize_weight", &quantize_weight, release)
       .def("rms_norm", &rms_norm, release)
       .def("rotate", &rotate, release)

@@ -2,7 +2,6 @@
 
 #include <bit>
 #include <cmath>
-#include <cstring>
 #include <stdexcept>
 
 #include "kernels/half.hpp"
@@ -12,13 +11,9 @@ namespace twostroke {
 namespace {
 
 constexpr int64_t BLOCKS_PER_TASK = 64;
+constexpr float LARGEST_SCALE = 65504.0f;
 
-// Where the parts of one block go.
-struct Parts {
-  uint8_t *codes, *scales, *mins, *super_scale, *super_min;
-
-  void put_half(uint8_t* to, const uint8_t* from) const { std::memcpy(to, from, 2); }
-};
+using Parts = BlockParts;
 
 float float_of(const uint8_t* half) {
   uint16_t bits;
@@ -106,10 +101,7 @@ void q2_k(const uint8_t* b, const Parts& to) {
 void q3_k(const uint8_t* b, const Parts& to) {
   for (int64_t half = 0; half < 2; half++) pairs(b + 32 + half * 32, to.codes + half * 128);
   for (int64_t bit = 0; bit < 8; bit++)
-    for (int64_t i = 0; i < 32; i++) {
-      uint8_t& code = to.codes[bit * 32 + i];
-      code = (uint8_t)((code | (b[i] >> bit & 1) << 2) + 4);  // the middle is 8 there, and 4 here
-    }
+    for (int64_t i = 0; i < 32; i++) to.codes[bit * 32 + i] |= (uint8_t)((b[i] >> bit & 1) << 2);
   for (int64_t g = 0; g < 16; g++) {
     int low = b[96 + g % 8] >> (g < 8 ? 0 : 4) & 15, high = b[104 + g % 4] >> (g / 4 * 2) & 3;
     to.scales[g] = (uint8_t)((low | high << 4) - 32);
@@ -155,41 +147,51 @@ void q6_k(const uint8_t* b, const Parts& to) {
   to.put_half(to.super_scale, b + 208);
 }
 
-struct Type {
-  const char* name;
-  int64_t block_bytes, block_size, group;
-  bool has_super_blocks;
-  void (*take_apart)(const uint8_t*, const Parts&);
-};
+void iq4_xs(const uint8_t* b, const Parts& to) {
+  to.put_half(to.super_scale, b);
+  for (int64_t g = 0; g < 8; g++) {
+    int low = b[4 + g / 2] >> (g % 2 * 4) & 15, high = b[2 + g / 4] >> (g % 4 * 2) & 3;
+    to.scales[g] = (uint8_t)((low | high << 4) - 32);
+    nibbles(b + 8 + g * 16, 16, to.codes + g * 32);
+  }
+}
 
-constexpr Type TYPES[] = {
+void mxfp4(const uint8_t* b, const Parts& to) {
+  put_rounded(to.scales, std::fmin(std::ldexp(1.0f, b[0] - 128), LARGEST_SCALE));
+  nibbles(b + 1, 16, to.codes);
+}
+
+constexpr BlockType TYPES[] = {
     {"Q4_0", 18, 32, 32, false, q4_0},  {"Q4_1", 20, 32, 32, false, q4_1},  {"Q5_0", 22, 32, 32, false, q5_0},
     {"Q5_1", 24, 32, 32, false, q5_1},  {"Q8_0", 34, 32, 32, false, q8_0},  {"Q2_K", 84, 256, 16, true, q2_k},
     {"Q3_K", 110, 256, 16, true, q3_k}, {"Q4_K", 144, 256, 32, true, q4_k}, {"Q5_K", 176, 256, 32, true, q5_k},
-    {"Q6_K", 210, 256, 16, true, q6_k},
+    {"Q6_K", 210, 256, 16, true, q6_k}, {"IQ4_NL", 18, 32, 32, false, q4_0}, {"IQ4_XS", 136, 256, 32, true, iq4_xs},
+    {"MXFP4", 17, 32, 32, false, mxfp4},
 };
 
 }  // namespace
 
 std::vector<std::string> ggml_types() {
   std::vector<std::string> names;
-  for (const Type& type : TYPES) names.emplace_back(type.name);
+  for (const BlockType& type : TYPES) names.emplace_back(type.name);
   return names;
 }
 
-void take_apart(const std::string& name, uintptr_t blocks, int64_t num_blocks, const QuantizedParts& to) {
-  for (const Type& type : TYPES) {
-    if (name != type.name) continue;
-    int64_t scale_bytes = type.block_size / type.group * (type.has_super_blocks ? 1 : 2);  // of a block
-    parallel(num_blocks, BLOCKS_PER_TASK, [&](int64_t begin, int64_t end) {
-      for (int64_t i = begin; i < end; i++)
-        type.take_apart((const uint8_t*)blocks + i * type.block_bytes,
-                        {(uint8_t*)to.codes + i * type.block_size, (uint8_t*)to.scales + i * scale_bytes,
-                         (uint8_t*)to.mins + i * scale_bytes, (uint8_t*)to.super_scales + i * 2, (uint8_t*)to.super_mins + i * 2});
-    });
-    return;
-  }
+const BlockType& block_type(const std::string& name) {
+  for (const BlockType& type : TYPES)
+    if (name == type.name) return type;
   throw std::invalid_argument("blocks of type " + name);
+}
+
+void take_apart(const std::string& name, uintptr_t blocks, int64_t num_blocks, const QuantizedParts& to) {
+  const BlockType& type = block_type(name);
+  int64_t scale_bytes = type.scale_bytes();
+  parallel(num_blocks, BLOCKS_PER_TASK, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; i++)
+      type.take_apart((const uint8_t*)blocks + i * type.block_bytes,
+                      {(uint8_t*)to.codes + i * type.block_size, (uint8_t*)to.scales + i * scale_bytes,
+                       (uint8_t*)to.mins + i * scale_bytes, (uint8_t*)to.super_scales + i * 2, (uint8_t*)to.super_mins + i * 2});
+  });
 }
 
 }  // namespace twostroke

@@ -8,6 +8,7 @@
 
 #include "cpu.hpp"
 #include "kernels/half.hpp"
+#include "panels.hpp"
 #include "threads.hpp"
 
 namespace twostroke {
@@ -26,12 +27,10 @@ const Kernels& kernels_of(const std::string& level) {
 // Rows of a task of element-wise work: enough that handing it out costs less than doing it.
 static int64_t rows_per_task(int64_t n) { return std::max<int64_t>(1, 16384 / std::max<int64_t>(n, 1)); }
 
-static int64_t num_panels(int64_t channels) { return (channels + PANEL - 1) / PANEL; }
-
 // Bytes of a weight [n, k] in panels; of a gated one n counts the channels of one factor.
 int64_t packed_bytes(int64_t n, int64_t k, bool gated, int type) {
   int64_t step = type == (int)Dtype::bf16 ? 2 : 1;
-  return num_panels(gated ? 2 * ((n + LANES - 1) / LANES * LANES) : n) * PANEL * ((k + step - 1) / step) * 4;
+  return num_panels(channels_of(n, gated)) * PANEL * ((k + step - 1) / step) * 4;
 }
 
 // The row of the weight that stands in a lane of a panel, or -1: [n, k], or [2 n, k] with G above U.
@@ -90,13 +89,11 @@ static const float* widened(const uint16_t* x, int64_t ldx, int64_t m, int64_t k
   return to;
 }
 
-static int64_t channels_of(int64_t n, bool gated) { return gated ? 2 * ((n + LANES - 1) / LANES * LANES) : n; }
-
 static int64_t panels_of(const LinearArgs& args) { return num_panels(channels_of(args.n, args.gate != Gate::none)); }
 
-void linear(const Kernels& kernels, uintptr_t x, int64_t ldx, uintptr_t w, uintptr_t bias, uintptr_t residual, uintptr_t y, int64_t m, int64_t n,
-            int64_t k, int gate, int type, bool wide_y) {
-  LinearArgs args{(const void*)x, ldx, (const void*)w, (const float*)bias, (const void*)residual, (void*)y, n, m, n, k,
+void linear(const Kernels& kernels, uintptr_t x, int64_t ldx, uintptr_t w, uintptr_t bias, uintptr_t residual, uintptr_t y, int64_t ldy,
+            int64_t m, int64_t n, int64_t k, int gate, int type, bool wide_y) {
+  LinearArgs args{(const void*)x, ldx, (const void*)w, (const float*)bias, (const void*)residual, (void*)y, ldy, m, n, k,
                   (Gate)gate, (Dtype)type, wide_y};
   if (kernels.wide_inputs && args.type == Dtype::bf16) {
     args.ldx = k + k % 2;
@@ -119,35 +116,15 @@ void quantize_weight(const Kernels& kernels, uintptr_t weight, uintptr_t codes, 
   parallel(n, rows_per_task(k), [&](int64_t begin, int64_t end) { kernels.quantize_weight(args, begin, end); });
 }
 
-constexpr int64_t ROW_BYTES = PANEL * 4;  // of a panel: four bytes of each channel
-
-// k that codes are packed together of; see kernels/quantized.hpp.
-static int64_t unit_of(int bits) { return bits == 8 ? 4 : bits == 6 ? 16 : bits == 5 ? 32 : 8; }
-
-// A unit's codes, a byte each, to a channel's words, ROW_BYTES apart.
-static void pack_unit(int bits, const uint8_t* codes, uint8_t* to) {
-  auto four = [&](int64_t i) {
-    uint32_t word;
-    std::memcpy(&word, codes + i * 4, 4);
-    return word;
-  };
-  auto put = [&](uint32_t word) {
-    std::memcpy(to, &word, 4);
-    to += ROW_BYTES;
-  };
-  if (bits == 8) return put(four(0));
-  uint32_t above = 0;
-  for (int64_t i = 0; i < unit_of(bits) / 4; i += 2) {
-    put((four(i) & 0x0f0f0f0fu) | (four(i + 1) & 0x0f0f0f0fu) << 4);
-    for (int64_t j = i; bits > 4 && j < i + 2; j++) above |= (four(j) >> 4 & 0x0f0f0f0fu) << (int)(j * (bits - 4));
-  }
-  if (bits > 4) put(above);
-}
-
 // The code of k = j of a unit.
-static int code_in_unit(int bits, const uint8_t* unit, int64_t j) {
-  const uint8_t* column = unit + j % 4;
+static int code_in_unit(int bits, const uint8_t* unit, int64_t channel, int64_t j) {
+  const uint8_t* column = unit + channel * 4 + j % 4;
   if (bits == 8) return *column;
+  if (bits == 2) return *column >> (int)(j / 4) * 2 & 3;
+  if (bits == 3) {
+    int rest = unit[rest_at(channel) + j % 4] >> rest_shift(channel);
+    return j < 8 ? *column >> (int)(j / 4) * 3 & 7 : j < 12 ? *column >> 6 | (rest >> 1 & 4) : rest & 7;
+  }
   int low = column[j / 8 * ROW_BYTES] >> (j % 8 < 4 ? 0 : 4) & 15;
   if (bits == 4) return low;
   int above = column[unit_of(bits) / 8 * ROW_BYTES] >> (int)(j / 4) * (bits - 4);
@@ -173,13 +150,14 @@ void pack_quantized(const QuantizedParts& parts, uintptr_t packed, int64_t n, in
             std::memcpy(filled, codes, (size_t)(k - g * group));
             codes = filled;
           }
-          for (int64_t j = 0; j < group; j += unit) pack_unit(format.bits, codes + j, to + j * PANEL * format.bits / 8 + c * 4);
+          for (int64_t j = 0; j < group; j += unit) pack_unit(format.bits, codes + j, to + j * PANEL * format.bits / 8, c);
           auto put_scale = [&](uintptr_t from, uint8_t* scales_to) {
             if (format.has_super_blocks) scales_to[c] = ((const uint8_t*)from)[row * groups + g];
             else ((uint16_t*)scales_to)[c] = ((const uint16_t*)from)[row * groups + g];
           };
           put_scale(parts.scales, scales);
-          if (format.has_min) put_scale(parts.mins, scales + format.scale_bytes());
+          if (format.shares_bytes()) scales[c] |= (uint8_t)(((const uint8_t*)parts.mins)[row * groups + g] << 4);
+          else if (format.has_min) put_scale(parts.mins, scales + format.scale_bytes());
           if (!format.has_super_blocks || g * group % SUPER_BLOCK) continue;
           int64_t block = row * super_blocks + g * group / SUPER_BLOCK;
           uint16_t* header = (uint16_t*)(panel + format.header_at(g));
@@ -205,11 +183,17 @@ void unpack_quantized_rows(uintptr_t packed, uintptr_t ids, uintptr_t out, int64
         auto scale_at = [&](const uint8_t* from, float factor) {
           return format.has_super_blocks ? factor * (float)(int8_t)from[c] : from_half(((const uint16_t*)from)[c]);
         };
-        float scale = scale_at(scales, from_half(header[c]));
-        float min = format.has_min ? scale_at(scales + format.scale_bytes(), from_half(header[PANEL + c])) : 0.0f;
+        float scale, min = 0.0f;
+        if (format.shares_bytes()) {
+          scale = from_half(header[c]) * (float)(scales[c] & 15);
+          min = from_half(header[PANEL + c]) * (float)(scales[c] >> 4);
+        } else {
+          scale = scale_at(scales, from_half(header[c]));
+          if (format.has_min) min = scale_at(scales + format.scale_bytes(), from_half(header[PANEL + c]));
+        }
         for (int64_t j = 0; j < group && g * group + j < k; j++) {
-          const uint8_t* of_unit = codes + j / unit * unit * PANEL * format.bits / 8 + c * 4;
-          to[g * group + j] = scale * (float)(code_in_unit(format.bits, of_unit, j % unit) - format.zero()) - min;
+          const uint8_t* of_unit = codes + j / unit * unit * PANEL * format.bits / 8;
+          to[g * group + j] = scale * (float)format.value(code_in_unit(format.bits, of_unit, c, j % unit)) - min;
         }
       }
     }
@@ -273,9 +257,9 @@ static void integer_linear(const Kernels& kernels, QuantizedArgs args, const int
 }
 
 void quantized_linear(const Kernels& kernels, uintptr_t x, int64_t ldx, uintptr_t w, uintptr_t bias, uintptr_t residual,
-                      uintptr_t y, int64_t m, int64_t n, int64_t k, int gate, int type, const WeightFormat& format,
+                      uintptr_t y, int64_t ldy, int64_t m, int64_t n, int64_t k, int gate, int type, const WeightFormat& format,
                       uintptr_t order, bool quantizes_inputs, bool wide_y) {
-  LinearArgs linear{(const void*)x, ldx, (const void*)w, (const float*)bias, (const void*)residual, (void*)y, n, m, n, k,
+  LinearArgs linear{(const void*)x, ldx, (const void*)w, (const float*)bias, (const void*)residual, (void*)y, ldy, m, n, k,
                     (Gate)gate, (Dtype)type, wide_y};
   auto parts_of = [k](int64_t width) { return (k + width - 1) / width; };
   QuantizedArgs args{linear, format, format.groups(k), parts_of(SPAN), parts_of(input_group(format.group)), {}, nullptr};
@@ -294,6 +278,12 @@ void rotate(const Kernels& kernels, uintptr_t x, int64_t token_stride, int64_t t
             uintptr_t sin, int type) {
   parallel(tokens, rows_per_task(heads * head_dim), [&](int64_t begin, int64_t end) {
     kernels.rotate((void*)x, token_stride, heads, head_dim, (const void*)cos, (const void*)sin, (Dtype)type, begin, end);
+  });
+}
+
+void add_rows(const Kernels& kernels, uintptr_t a, uintptr_t b, uintptr_t y, int64_t count, int type) {
+  parallel(count, rows_per_task(1), [&](int64_t begin, int64_t end) {
+    kernels.add((const void*)a, (const void*)b, (void*)y, (Dtype)type, begin, end);
   });
 }
 

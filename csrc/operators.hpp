@@ -27,10 +27,10 @@ void pack_linear(uintptr_t weight, uintptr_t packed, int64_t n, int64_t k, bool 
 // Rows of a packed weight (not a gated one), for embeddings: ids int64 [count], out [count, k].
 void unpack_rows(uintptr_t packed, uintptr_t ids, uintptr_t out, int64_t count, int64_t k, int type);
 
-// x [m, k] with rows ldx elements apart to y [m, n]; bias in the panels' order, float32; gate is a Gate. In bfloat16 an odd k is read with the
+// x [m, k] with rows ldx elements apart to y [m, n] with rows ldy apart, as those of a residual are; bias in the panels' order, float32; gate is a Gate. In bfloat16 an odd k is read with the
 // element behind it, which has to be zero. wide_y: y is float32, see LinearArgs.
 void linear(const Kernels& kernels, uintptr_t x, int64_t ldx, uintptr_t w, uintptr_t bias, uintptr_t residual, uintptr_t y,
-            int64_t m, int64_t n, int64_t k, int gate, int type, bool wide_y);
+            int64_t ldy, int64_t m, int64_t n, int64_t k, int gate, int type, bool wide_y);
 
 // The same for quantized weights; see kernels/quantized.hpp.
 int64_t packed_quantized_bytes(int64_t n, int64_t k, bool gated, const WeightFormat& format);
@@ -53,7 +53,7 @@ void quantize_weight(const Kernels& kernels, uintptr_t weight, uintptr_t codes, 
 
 // order int32 [k], or none, says which input comes where. Inputs are quantized on the fly, or multiplied as they are.
 void quantized_linear(const Kernels& kernels, uintptr_t x, int64_t ldx, uintptr_t w, uintptr_t bias, uintptr_t residual,
-                      uintptr_t y, int64_t m, int64_t n, int64_t k, int gate, int type, const WeightFormat& format,
+                      uintptr_t y, int64_t ldy, int64_t m, int64_t n, int64_t k, int gate, int type, const WeightFormat& format,
                       uintptr_t order, bool quantizes_inputs, bool wide_y);
 
 // The weight is of x's type or float32.
@@ -62,6 +62,9 @@ void rms_norm(const Kernels& kernels, uintptr_t x, int64_t x_stride, uintptr_t w
 
 void rotate(const Kernels& kernels, uintptr_t x, int64_t token_stride, int64_t tokens, int64_t heads, int64_t head_dim,
             uintptr_t cos, uintptr_t sin, int type);
+
+// y = a + b, of so many elements; y may be either.
+void add_rows(const Kernels& kernels, uintptr_t a, uintptr_t b, uintptr_t y, int64_t count, int type);
 
 // One step of the layers that share a KV group; see StepAttention and AttentionArgs. Its arrays outlive it.
 StepAttention step_attention(const Kernels& kernels, uintptr_t query_start, uintptr_t seq_lens, uintptr_t block_table, uintptr_t tree,

@@ -196,6 +196,7 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
             "num_hidden_layers": 2,
         },
     ),
+    "bloom": ("Bloom", {"num_attention_heads": 12, "hidden_size": 96, "num_hidden_layers": 2}),
     "gptj": ("GPTJ", {"num_attention_heads": 4, "rotary_dim": 8, "n_inner": 96, "num_hidden_layers": 2}),
     "opt": ("OPT", {"num_attention_heads": 4, "ffn_dim": 96, "init_std": 0.15, "num_hidden_layers": 2}),
     "gpt2": ("GPT2", {"num_attention_heads": 4, "n_inner": 96, "num_hidden_layers": 2}),
@@ -208,7 +209,8 @@ without rotation, parallel blocks, layer norms without a gate, heads rotated in 
 norms around, MHA with windows in some layers, own head_dim with qk-norm; then exact GELU with a bias on logits, q, k
 and v by KV head beside two norms that read the residual stream, biases on q, k and v alone, layer norms of each head,
 squared ReLU, layer norms with 1 added, wide norms, a learned activation, one KV head for several in one tensor,
-keys of its own, learned positions, and ReLU with positions that begin at row 2.
+ALiBi for heads that are no power of two, keys of its own, learned positions, and ReLU with positions that begin at row
+2.
 
 Every suite that is about families takes them from here (tests/invariance/test_every_family.py has a small one of each).
 """

@@ -16,21 +16,23 @@ typedef uint8_t u8x64 __attribute__((vector_size(64)));
 constexpr int64_t AMX_QUANTIZED_ROWS = QUANTIZED_ROWS + 1;
 
 // Codes of one group to [group / 4][4 vectors][16 channels][4 k] signed bytes.
-template <int BITS>
-INLINE void signed_codes(const char* codes, int64_t group, int zero, char* to) {
-  if constexpr (BITS == 8) {
+template <KernelFormat F>
+INLINE void signed_codes(const char* codes, int64_t group, const WeightFormat& format, char* to) {
+  if constexpr (F.bits == 8) {
     for (int64_t at = 0; at < group * PANEL; at += 64) store(to + at, load<u8x64>(codes + at) ^ (uint8_t)0x80);
   } else {
-    using Codes = Unit<BITS>;
+    using Codes = Unit<F>;
+    uint8_t zero = F.has_table ? 0 : (uint8_t)format.zero();
+    LookupOf<F> lookup(format.table, true);
     for (int64_t k = 0; k < group; k += Codes::K, codes += Codes::BYTES)
       for (int v = 0; v < PANEL_VECTORS; v++) {
-        Codes unit(codes + v * 64);
+        Codes unit(codes + v * 64, v, lookup);
+        char* words = to + k / 4 * STEP_BYTES + v * 64;
 #pragma GCC unroll 4
-        for (int64_t j = 0; j < Codes::ROWS; j++) {
-          u32x16 w = unit.row(j);
-          char* row = to + (k / 4 + 2 * j) * STEP_BYTES + v * 64;
-          store(row, (u8x64)unit.low(w, j) - (uint8_t)zero);
-          store(row + STEP_BYTES, (u8x64)unit.high(w, j) - (uint8_t)zero);
+        for (int64_t i = 0; i < Codes::WORDS; i += Codes::PER_ROW) {
+          u32x16 w[Codes::PER_ROW];
+          unit.words(w, i);
+          for (int64_t j = 0; j < Codes::PER_ROW; j++) store(words + (i + j) * STEP_BYTES, (u8x64)w[j] - zero);
         }
       }
   }
@@ -51,8 +53,9 @@ INLINE void signed_codes(const char* codes, int64_t group, int zero, char* to) {
 
 // A span of a panel against a chunk of rows. An item is a tile of rows with a vector of channels: while the products of one
 // are on their way to memory, those of the one before are folded into the sums.
-template <int BITS, int GROUP, bool SUPER>
+template <KernelFormat F, int GROUP>
 struct AmxSpan {
+  static constexpr bool SUPER = F.has_super_blocks;
   static constexpr int GROUPS = SPAN / GROUP, PER_SCALE = input_group(GROUP) / GROUP;
   alignas(64) char codes[SPAN * PANEL];
   alignas(64) int32_t products[2][GROUPS][TILE_HEIGHT][LANES];
@@ -75,7 +78,7 @@ struct AmxSpan {
     span = panel + args.format.group_at(first_group);
     ahead = span + GROUPS * group_bytes;
     for (int64_t g = 0; g < groups; g++)
-      signed_codes<BITS>(span + g * group_bytes, GROUP, args.format.zero(), codes + g * GROUP * PANEL);
+      signed_codes<F>(span + g * group_bytes, GROUP, args.format, codes + g * GROUP * PANEL);
   }
 
   // Asks for one of `parts` parts of what comes: all at once would wait for each other.
@@ -103,15 +106,15 @@ struct AmxSpan {
   template <bool WHOLE, bool HAS_MIN>
   INLINE void fold(float* sums, int64_t row, int64_t rows, int v, int slot) const {
     int64_t count = WHOLE ? GROUPS : groups;
-    const char* scales = span + args.format.code_bytes() + v * LANES * (SUPER ? 1 : 2);
+    const char* scales = span + args.format.code_bytes();
     f32x16 scale[GROUPS], min[SUPER && HAS_MIN ? GROUPS : 1], d{}, dmin{};
-    for (int64_t g = 0; g < count; g++) scale[g] = SUPER ? from_bytes(scales + g * group_bytes) : from_half(scales + g * group_bytes);
+    for (int64_t g = 0; g < count; g++) scale[g] = scale_of<F>(scales + g * group_bytes, v);
     if constexpr (SUPER) {
       const char* header = panel + args.format.header_at(first_group) + v * LANES * 2;
       d = from_half(header);
       if constexpr (HAS_MIN) {
         dmin = -from_half(header + PANEL * 2);
-        for (int64_t g = 0; g < count; g++) min[g] = from_bytes(scales + g * group_bytes + PANEL);
+        for (int64_t g = 0; g < count; g++) min[g] = min_of<F>(scales + g * group_bytes, v);
       }
     }
     const float* input_scale = args.inputs.scales + row * args.input_groups + first_group / PER_SCALE;
@@ -124,7 +127,7 @@ struct AmxSpan {
         part = g % PER_SCALE == 0 ? products_of_group * scale[g] : fma(products_of_group, scale[g], part);
         if constexpr (HAS_MIN && !SUPER)
           part = fma(splat(-(float)args.inputs.sums[(row + r) * args.groups + first_group + g]),
-                     from_half(scales + g * group_bytes + PANEL * 2), part);
+                     min_of<F>(scales + g * group_bytes, v), part);
         if ((g + 1) % PER_SCALE && g + 1 < count) continue;
         total = fma(part, splat(input_scale[r * args.input_groups + g / PER_SCALE]), total);
       }
@@ -171,10 +174,10 @@ __attribute__((noinline)) void finish_chunk_of_type(const LinearArgs& args, cons
   else finish_chunk<uint16_t>(args, sums, tiles, first, count, p);
 }
 
-template <int BITS, int GROUP, bool SUPER>
+template <KernelFormat F, int GROUP>
 void amx_quantized_panels(const QuantizedArgs& args, int64_t begin, int64_t end) {
   ChunkSums& sums = chunk_sums();
-  AmxSpan<BITS, GROUP, SUPER> span(args);
+  AmxSpan<F, GROUP> span(args);
   RowTiles tiles{args.linear.m};
   int64_t per_segment = (args.spans + SEGMENTS - 1) / SEGMENTS;
   configure_tiles(tiles.height, GROUP < 64 ? GROUP : 64);
@@ -199,12 +202,12 @@ void amx_quantized_panels(const QuantizedArgs& args, int64_t begin, int64_t end)
 // Whether these products are taken in tiles; if so they are done.
 INLINE bool quantized_in_tiles(const QuantizedArgs& args, int64_t begin, int64_t end) {
   if (args.linear.m < AMX_QUANTIZED_ROWS) return false;
-  of_format(args.format, [&]<int BITS, bool ALONE, bool SUPER>() {
-    if constexpr (!ALONE) return amx_quantized_panels<BITS, 16, SUPER>(args, begin, end);
-    else if constexpr (SUPER || BITS == 5) return amx_quantized_panels<BITS, 32, SUPER>(args, begin, end);
-    else if (args.format.group == 32) return amx_quantized_panels<BITS, 32, SUPER>(args, begin, end);
-    else if (args.format.group == 64) return amx_quantized_panels<BITS, 64, SUPER>(args, begin, end);
-    else return amx_quantized_panels<BITS, 128, SUPER>(args, begin, end);
+  of_format(args.format, [&]<KernelFormat F>() {
+    if constexpr (!F.is_alone) return amx_quantized_panels<F, 16>(args, begin, end);
+    else if constexpr (F.has_super_blocks || F.has_table || F.bits == 5) return amx_quantized_panels<F, 32>(args, begin, end);
+    else if (args.format.group == 32) return amx_quantized_panels<F, 32>(args, begin, end);
+    else if (args.format.group == 64) return amx_quantized_panels<F, 64>(args, begin, end);
+    else return amx_quantized_panels<F, 128>(args, begin, end);
   });
   return true;
 }

@@ -13,14 +13,16 @@ namespace {
 template <int BITS>
 constexpr float BASE = BITS == 8 ? 256.0f : 0.0f;
 
-// The codes that begin at bit AT of every lane, with the base.
-template <int BITS, int AT>
+// The codes that begin at bit AT of every lane, with the base; of formats with a table what they stand for.
+template <KernelFormat F, int AT>
 INLINE f32x16 based_codes(u32x16 word) {
-  if constexpr (BITS == 8) {
+  if constexpr (F.has_table) {
+    return to_float((i32x16)(word << (24 - AT)) >> 24);
+  } else if constexpr (F.bits == 8) {
     constexpr int PLACE = 15;  // of 256's mantissa
     u32x16 moved = AT < PLACE ? word << (AT < PLACE ? PLACE - AT : 0) : word >> (AT < PLACE ? 0 : AT - PLACE);
     return (f32x16)((moved & splat(0xffu << PLACE)) | splat(0x43800000u));
-  } else if constexpr (BITS > 4) {
+  } else if constexpr (F.bits != 4) {
     return to_float((word >> AT) & splat(0x3fu));  // a byte each
   } else {
 #if defined(__AVX512F__)
@@ -33,26 +35,27 @@ INLINE f32x16 based_codes(u32x16 word) {
 }
 
 // The numbers of one vector of channels in a group, (code - zero) scale - min. The product is exact in float32.
-template <int BITS, bool HAS_MIN, bool SUPER>
+template <KernelFormat F, bool HAS_MIN>
 struct Numbers {
   f32x16 scale, offset, min;
 
   Numbers(const WeightFormat& format, const char* panel, int64_t g, int v) : min{} {
     const char* scales = panel + format.group_at(g) + format.code_bytes();
-    if constexpr (SUPER) {
+    scale = scale_of<F>(scales, v);
+    if constexpr (HAS_MIN) min = min_of<F>(scales, v);
+    if constexpr (F.has_super_blocks) {
       const char* header = panel + format.header_at(g) + v * LANES * 2;
-      scale = from_half(header) * from_bytes(scales + v * LANES);
-      if constexpr (HAS_MIN) min = from_half(header + PANEL * 2) * from_bytes(scales + PANEL + v * LANES);
-    } else {
-      scale = from_half(scales + v * LANES * 2);
-      if constexpr (HAS_MIN) min = from_half(scales + (PANEL + v * LANES) * 2);
+      scale = from_half(header) * scale;
+      if constexpr (HAS_MIN) min = from_half(header + PANEL * 2) * min;
     }
-    offset = scale * splat(-(BASE<BITS> + (float)format.zero()));
+    offset = scale * splat(-(BASE<F.bits> + (float)format.zero()));
   }
 
   template <int AT>
   INLINE f32x16 of(u32x16 word) const {
-    f32x16 number = fma(based_codes<BITS, AT>(word), scale, offset);
+    f32x16 codes = based_codes<F, AT>(word);
+    if constexpr (F.has_table) return codes * scale;
+    f32x16 number = fma(codes, scale, offset);
     if constexpr (HAS_MIN) number = number - min;
     return number;
   }
@@ -66,13 +69,14 @@ INLINE void put_k(Bf16Weights, char* to, f32x16 even, f32x16 odd) { store(to, bf
 
 // A panel that is decoded as it is needed, in pieces of 32 k: small enough that a processor finds this work and the products close
 // together. Always a piece more than is needed, so that numbers are read a while after they were written, not just then.
-template <typename W, int BITS, bool HAS_MIN, bool SUPER>
+template <typename W, KernelFormat F, bool HAS_MIN>
 struct DecodedPanel {
   static constexpr int64_t PIECE = 32, TWO_K = 2 / W::STEP * PANEL * 4;
   const QuantizedArgs& args;
   const char* panel;
   int64_t group = args.format.group, width = args.groups * group;
   int64_t piece = group < PIECE ? group : PIECE, decoded = 0;
+  LookupOf<F> lookup{args.format.table, true};
 
   const char* numbers() const { return args.decoded; }
 
@@ -86,34 +90,36 @@ struct DecodedPanel {
 
  private:
   INLINE void decode(int64_t first) const {
-    const char* codes = panel + args.format.group_at(first / group) + first % group * PANEL * BITS / 8;
+    const char* codes = panel + args.format.group_at(first / group) + first % group * PANEL * F.bits / 8;
     for (int v = 0; v < PANEL_VECTORS; v++) {
-      Numbers<BITS, HAS_MIN, SUPER> numbers(args.format, panel, first / group, v);
+      Numbers<F, HAS_MIN> numbers(args.format, panel, first / group, v);
       const char* from = codes + v * LANES * 4;
       char* to = args.decoded + first / 2 * TWO_K + v * LANES * 4;
-      if constexpr (BITS == 5 || BITS == 6) {
-        using Codes = Unit<BITS>;
+      if constexpr (F.has_table || (F.bits != 4 && F.bits != 8)) {
+        using Codes = Unit<F>;
         for (int64_t k = 0; k < piece; k += Codes::K, from += Codes::BYTES) {
           for (int64_t row = 0; row < Codes::BYTES; row += PANEL * 4) __builtin_prefetch(from + row + 4096);
-          Codes unit(from);
+          Codes unit(from, v, lookup);
 #pragma GCC unroll 4
-          for (int64_t j = 0; j < Codes::ROWS; j++, to += 4 * TWO_K) {
-            u32x16 row = unit.row(j), low = unit.low(row, j), high = unit.high(row, j);
-            put_k(W{}, to, numbers.template of<0>(low), numbers.template of<8>(low));
-            put_k(W{}, to + TWO_K, numbers.template of<16>(low), numbers.template of<24>(low));
-            put_k(W{}, to + 2 * TWO_K, numbers.template of<0>(high), numbers.template of<8>(high));
-            put_k(W{}, to + 3 * TWO_K, numbers.template of<16>(high), numbers.template of<24>(high));
+          for (int64_t i = 0; i < Codes::WORDS; i += Codes::PER_ROW) {
+            u32x16 words[Codes::PER_ROW];
+            unit.words(words, i);
+            for (u32x16 word : words) {
+              put_k(W{}, to, numbers.template of<0>(word), numbers.template of<8>(word));
+              put_k(W{}, to + TWO_K, numbers.template of<16>(word), numbers.template of<24>(word));
+              to += 2 * TWO_K;
+            }
           }
         }
         continue;
       }
-      constexpr int64_t K = 32 / BITS;  // of a word
+      constexpr int64_t K = 32 / F.bits;  // of a word
       for (int64_t k = 0; k < piece; k += K, from += PANEL * 4, to += K / 2 * TWO_K) {
         __builtin_prefetch(from + 4096);
         u32x16 word = load<u32x16>(from);
         put_k(W{}, to, numbers.template of<0>(word), numbers.template of<8>(word));
         put_k(W{}, to + TWO_K, numbers.template of<16>(word), numbers.template of<24>(word));
-        if constexpr (BITS == 4) {
+        if constexpr (F.bits == 4) {
           put_k(W{}, to + 2 * TWO_K, numbers.template of<4>(word), numbers.template of<12>(word));
           put_k(W{}, to + 3 * TWO_K, numbers.template of<20>(word), numbers.template of<28>(word));
         }
@@ -122,12 +128,12 @@ struct DecodedPanel {
   }
 };
 
-template <typename W, int BITS, bool HAS_MIN, bool SUPER>
+template <typename W, KernelFormat F, bool HAS_MIN>
 void decoded_panels_of(const QuantizedArgs& args, int64_t begin, int64_t end) {
   int64_t panel_bytes = args.format.panel_bytes(args.linear.k);
   auto each = [&](auto&& multiply) {
     for (int64_t p = begin; p < end; p++) {
-      DecodedPanel<W, BITS, HAS_MIN, SUPER> panel{args, (const char*)args.linear.w + p * panel_bytes};
+      DecodedPanel<W, F, HAS_MIN> panel{args, (const char*)args.linear.w + p * panel_bytes};
       multiply(panel, p);
     }
   };
@@ -145,9 +151,9 @@ void decoded_panels_of(const QuantizedArgs& args, int64_t begin, int64_t end) {
 
 void decoded_panels(const QuantizedArgs& args, int64_t begin, int64_t end) {
   auto of_type = [&]<typename W>(W) {
-    of_format(args.format, [&]<int BITS, bool ALONE, bool SUPER>() {
-      if (args.format.has_min) decoded_panels_of<W, BITS, true, SUPER>(args, begin, end);
-      else decoded_panels_of<W, BITS, false, SUPER>(args, begin, end);
+    of_format(args.format, [&]<KernelFormat F>() {
+      if (!F.has_table && args.format.has_min) decoded_panels_of<W, F, !F.has_table>(args, begin, end);
+      else decoded_panels_of<W, F, false>(args, begin, end);
     });
   };
   if (args.linear.type == Dtype::f32) of_type(F32Weights{});

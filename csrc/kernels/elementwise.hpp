@@ -84,5 +84,16 @@ void rotate(void* x, int64_t token_stride, int64_t heads, int64_t head_dim, cons
     rotate_rows((uint16_t*)x, token_stride, heads, head_dim, (const uint16_t*)cos, (const uint16_t*)sin, begin, end);
 }
 
+void add(const void* a, const void* b, void* y, Dtype type, int64_t begin, int64_t end) {
+  auto run = [&](auto element) {
+    using T = decltype(element);
+    const T *from = (const T*)a + begin, *other = (const T*)b + begin;
+    T* to = (T*)y + begin;
+    in_lanes(end - begin, [&](int64_t i, int64_t count) { set(to + i, get(from + i, count) + get(other + i, count), count); });
+  };
+  if (type == Dtype::f32) run(float{});
+  else run(uint16_t{});
+}
+
 }  // namespace
 }  // namespace twostroke

@@ -19,8 +19,8 @@ namespace twostroke {
 
 const Kernels* FUNCTION_OF(TWOSTROKE_LEVEL)() {
   static const Kernels table{TEXT_OF(TWOSTROKE_LEVEL), WIDE_INPUTS, linear_panels, quantized_panels, decoded_panels, quantize_rows,
-                             quantize_weight, write_kv, attend, attend_partition, combine, rms_norm, rotate, argmax,
-                             gumbel_argmax, filtered_argmax};
+                             quantize_weight, write_kv, attend, attend_partition, combine, rms_norm, rotate, add,
+                             argmax, gumbel_argmax, filtered_argmax};
   return &table;
 }
 

@@ -1,4 +1,4 @@
-// Products against weights of 8, 6, 5 or 4 bits: integers inside a group of k, floats across groups.
+// Products against weights of 8 bits and of 6 to 2: integers inside a group of k, floats across groups.
 //
 //   weight  w[n][k] = scale[n][g] * (code[n][k] - zero) - min[n][g]        zero and min as the WeightFormat says
 //   input   x[m][k] = scale[m][i] * q[m][k],  q from -127 to 127           made on the fly, row by row: see input_group
@@ -19,8 +19,18 @@
 //
 //   [4 vectors][16 channels][4 bytes], byte b with the bits of k = b, b + 4, b + 8, ... from the lowest on
 //
+// Codes of 3 and 2 bits are in units of 16 k,
+//
+//   [4 vectors][16 channels][4 bytes], byte b with the bits of k = b, b + 4, b + 8 and b + 12, from the lowest on
+//
+// and of 3 bits what does not fit there is behind it, [2 pairs of vectors][16 channels][4 bytes]: of the first vector of a pair in
+// the lower half of byte b, of the second in the upper, the bits of k = b + 12 and above them the highest one of k = b + 8.
+//
+// Codes of 4 bits may be places in a table of signed bytes (TABLE_VALUES); these then take the place of code - zero.
+//
 // In ggml's K types, as they are in their files, scales and mins are whole numbers of a byte, int8 [64] each, and every
-// super-block of 256 k begins with what they are multiplied by, float16 [64] each:
+// super-block of 256 k begins with what they are multiplied by, float16 [64] each. Those beside codes of 2 bits have 4 bits, and
+// share the bytes: the scale is in the lower half.
 //
 //   w = d[n] scale[n][g] (code - zero) - dmin[n] min[n][g]
 //
@@ -44,6 +54,65 @@ constexpr bool SIGNED_CODES = true;
 #else
 constexpr bool SIGNED_CODES = false;
 #endif
+
+// What of a WeightFormat a kernel is compiled for.
+struct KernelFormat {
+  int bits;
+  bool has_table;
+  bool is_alone;  // a scale of the inputs belongs to one group
+  bool has_super_blocks;
+
+  // Whether what is multiplied has 8 bits, and is 128 too large where products take it without a sign.
+  constexpr bool has_bytes() const { return bits == 8 || has_table; }
+};
+
+// Values of a CodeTable in a register, or 128 more, where codes are looked up.
+struct Lookup {
+#if defined(__AVX512F__)
+  __m512i values;
+#elif defined(__AVX2__)
+  __m256i values;
+#else
+  alignas(16) uint8_t values[16];
+#endif
+
+  INLINE Lookup(CodeTable table, bool is_signed) {
+    alignas(16) uint8_t bytes[16];
+    for (int i = 0; i < 16; i++) bytes[i] = (uint8_t)(TABLE_VALUES[(int)table][i] + (is_signed ? 0 : 128));
+#if defined(__AVX512F__)
+    values = _mm512_maskz_broadcast_i32x4((__mmask16)-1, _mm_load_si128((const __m128i*)bytes));
+#elif defined(__AVX2__)
+    values = _mm256_broadcastsi128_si256(_mm_load_si128((const __m128i*)bytes));
+#else
+    std::memcpy(values, bytes, sizeof values);
+#endif
+  }
+
+  INLINE u32x16 operator()(u32x16 codes) const {
+#if defined(__AVX512F__)
+    return (u32x16)_mm512_shuffle_epi8(values, (__m512i)codes);
+#elif defined(__AVX2__)
+    return in_registers([&](auto some) { return (Lanes<uint32_t, 8>)_mm256_shuffle_epi8(values, (__m256i)some); }, codes);
+#elif defined(__ARM_NEON)
+    uint8x16_t table = vld1q_u8(values);
+    return in_registers([&](auto some) { return (Lanes<uint32_t, 4>)vqtbl1q_u8(table, (uint8x16_t)some); }, codes);
+#else
+    uint8_t bytes[PANEL];
+    store(bytes, codes);
+    for (uint8_t& byte : bytes) byte = values[byte];
+    return load<u32x16>(bytes);
+#endif
+  }
+};
+
+// Of formats without a table.
+struct NoLookup {
+  INLINE NoLookup(CodeTable, bool) {}
+  INLINE u32x16 operator()(u32x16 codes) const { return codes; }
+};
+
+template <KernelFormat F>
+using LookupOf = std::conditional_t<F.has_table, Lookup, NoLookup>;
 
 // A row's inputs in a span as they are, four to a word.
 struct ByteInputs {
@@ -168,36 +237,54 @@ constexpr int QUANTIZED_ROWS = rows_of_tile(REGISTER_BYTES == 64 ? 6 : 4, INTEGE
 template <int ROWS>
 constexpr int QUANTIZED_VECTORS = vectors_of_tile(ROWS, INTEGER_REGISTERS);
 
-// The codes of 4, 5 and 6 bits of one vector of channels in a unit, as bytes: word 2 j and 2 j + 1 of the unit's inputs.
-template <int BITS>
+// The codes of fewer than 8 bits of one vector of channels in a unit, as bytes; a word has those of four k. A row of the unit is
+// read for some words.
+template <KernelFormat F>
 struct Unit {
-  static constexpr int64_t K = BITS == 4 ? 8 : BITS == 5 ? 32 : 16, ROWS = K / 8, BYTES = K * PANEL * BITS / 8;
-  const char* at;  // the unit, at the vector
-  u32x16 above;    // what does not fit in four bits
+  static constexpr int64_t K = F.bits == 4 ? 8 : F.bits == 5 ? 32 : 16, WORDS = K / 4, BYTES = K * PANEL * F.bits / 8;
+  static constexpr int64_t PER_ROW = F.bits < 4 ? 4 : 2;  // words
+  static constexpr int LOW = 8 / PER_ROW, ABOVE = F.bits - LOW;  // bits of a code in a row, and behind the rows; not of 3 bits
+  const char* at;
+  u32x16 above;
+  LookupOf<F> lookup;
 
-  explicit INLINE Unit(const char* at) : at(at), above{} {
-    if constexpr (BITS > 4) above = load<u32x16>(at + ROWS * PANEL * 4);
+  // at: of the unit, at vector v.
+  INLINE Unit(const char* at, int v, const LookupOf<F>& lookup) : at(at), above{}, lookup(lookup) {
+    const char* behind = at + WORDS / PER_ROW * STEP_BYTES;
+    if constexpr (F.bits == 3) above = load<u32x16>(behind - (v + 1) / 2 * LANES * 4) >> (v % 2 * 4);
+    else if constexpr (ABOVE > 0) above = load<u32x16>(behind);
   }
 
-  INLINE u32x16 row(int64_t j) const { return load<u32x16>(at + j * PANEL * 4); }
-  INLINE u32x16 low(u32x16 row, int64_t j) const { return (row & splat(0x0f0f0f0fu)) | high_bits(2 * j); }
-  INLINE u32x16 high(u32x16 row, int64_t j) const { return ((row >> 4) & splat(0x0f0f0f0fu)) | high_bits(2 * j + 1); }
+  // Words i, i + 1, ... of a row.
+  INLINE void words(u32x16 (&found)[PER_ROW], int64_t i) const {
+    u32x16 row = load<u32x16>(at + i / PER_ROW * STEP_BYTES);
+    if constexpr (F.bits == 3) {
+      u32x16 three = splat(0x07070707u);
+      found[0] = row & three, found[1] = (row >> 3) & three, found[3] = above & three;
+      found[2] = ((row >> 6) & splat(0x03030303u)) | ((above >> 1) & splat(0x04040404u));
+      return;
+    }
+    for (int64_t j = 0; j < PER_ROW; j++) {
+      u32x16 moved = j ? row >> (int)(j * LOW) : row;
+      found[j] = lookup((moved & splat(0x01010101u * ((1u << LOW) - 1))) | high_bits(i + j));
+    }
+  }
 
  private:
-  // Those of word i, where they belong in a byte.
   INLINE u32x16 high_bits(int64_t i) const {
-    if constexpr (BITS == 4) return u32x16{};
-    int64_t place = i * (BITS - 4);
-    u32x16 moved = place < 4 ? above << (int)(4 - place) : above >> (int)(place - 4);
-    return moved & splat(BITS == 5 ? 0x10101010u : 0x30303030u);
+    if constexpr (ABOVE == 0) return u32x16{};
+    int64_t place = i * ABOVE;
+    u32x16 moved = place < LOW ? above << (int)(LOW - place) : above >> (int)(place - LOW);
+    return moved & splat(0x01010101u * (((1u << ABOVE) - 1) << LOW));
   }
 };
 
-// acc + codes times inputs of a group, whose first input is the span's word `word`. is_first: nobody has read these codes yet.
-template <int BITS, int ROWS, int VECTORS, typename Inputs>
-INLINE void add_group(i32x16 (&acc)[ROWS][VECTORS], const char* codes, int64_t group, const Inputs* inputs, int64_t word,
-                      bool is_first) {
-  if constexpr (BITS == 8) {
+// acc + codes of a group, at vector `first`, times its inputs, the first of which is the span's word `word`. is_first: nobody has
+// read these codes yet.
+template <KernelFormat F, int ROWS, int VECTORS, typename Table, typename Inputs>
+INLINE void add_group(i32x16 (&acc)[ROWS][VECTORS], const char* codes, int first, const Table& lookup, int64_t group,
+                      const Inputs* inputs, int64_t word, bool is_first) {
+  if constexpr (F.bits == 8) {
     for (int64_t k = 0; k < group; k += 4, word++) {
       const char* at = codes + k * PANEL;
       if (is_first) ask_ahead(at);
@@ -208,16 +295,17 @@ INLINE void add_group(i32x16 (&acc)[ROWS][VECTORS], const char* codes, int64_t g
       }
     }
   } else {
-    using Codes = Unit<BITS>;
-    for (int64_t k = 0; k < group; k += Codes::K, codes += Codes::BYTES, word += Codes::K / 4) {
+    using Codes = Unit<F>;
+    for (int64_t k = 0; k < group; k += Codes::K, codes += Codes::BYTES, word += Codes::WORDS) {
       for (int64_t row = 0; is_first && row < Codes::BYTES; row += STEP_BYTES) ask_ahead(codes + row);
       for (int v = 0; v < VECTORS; v++) {
-        Codes unit(codes + v * LANES * 4);
+        Codes unit(codes + v * LANES * 4, first + v, lookup);
 #pragma GCC unroll 4
-        for (int64_t j = 0; j < Codes::ROWS; j++) {
-          u32x16 w = unit.row(j), low = unit.low(w, j), high = unit.high(w, j);
+        for (int64_t i = 0; i < Codes::WORDS; i += Codes::PER_ROW) {
+          u32x16 w[Codes::PER_ROW];
+          unit.words(w, i);
           for (int r = 0; r < ROWS; r++)
-            acc[r][v] = dot_bytes(dot_bytes(acc[r][v], low, inputs[r], word + 2 * j), high, inputs[r], word + 2 * j + 1);
+            for (int64_t j = 0; j < Codes::PER_ROW; j++) acc[r][v] = dot_bytes(acc[r][v], w[j], inputs[r], word + i + j);
         }
       }
     }
@@ -225,16 +313,16 @@ INLINE void add_group(i32x16 (&acc)[ROWS][VECTORS], const char* codes, int64_t g
 }
 
 #if defined(__AVX2__) && !defined(__AVX512VNNI__)
-// The same of 4, 5 and 6 bits in sums of 16: two products are at most 2 * 127 times the largest code, and of 4 bits eight such
-// sums fit in each half of a word, of 5 four, of 6 two. (Codes of 8 bits are too large for this: two products alone would not.)
-template <int BITS, int ROWS, int VECTORS>
-INLINE void add_group(i32x16 (&acc)[ROWS][VECTORS], const char* codes, int64_t group, const ByteInputs* inputs, int64_t word,
-                      bool is_first) {
-  static_assert(BITS < 8);
+// The same of fewer bits in sums of 16: two products are at most 2 * 127 times the largest code, and of 4 bits eight such sums fit
+// in each half of a word, of 5 four, of 6 two; of 3 and 2 more than a unit has. (What has 8 bits is too large for this: two
+// products alone would not fit.)
+template <KernelFormat F, int ROWS, int VECTORS, typename Table>
+INLINE void add_group(i32x16 (&acc)[ROWS][VECTORS], const char* codes, int first, const Table& lookup, int64_t group,
+                      const ByteInputs* inputs, int64_t word, bool is_first) {
+  static_assert(!F.has_bytes());
   using Short = Lanes<int16_t, 32>;
-  using Codes = Unit<BITS>;
-  constexpr int64_t FITTING = (BITS == 4 ? 32 : BITS == 5 ? 16 : 8);  // k
-  constexpr int64_t ROWS_FITTING = BITS == 4 ? 1 : FITTING / 8;       // of a unit; of 4 bits several units fit
+  using Codes = Unit<F>;
+  constexpr int64_t FITTING = F.bits == 6 ? 2 : F.bits == 4 ? 8 : 4;  // words
   auto products = [](u32x16 w, const char* q) {
     auto of_register = [](auto a, auto b) { return (Lanes<int16_t, 16>)_mm256_maddubs_epi16((__m256i)a, (__m256i)b); };
     return (Short)in_registers(of_register, w, splat(load<uint32_t>(q)));
@@ -246,27 +334,45 @@ INLINE void add_group(i32x16 (&acc)[ROWS][VECTORS], const char* codes, int64_t g
     }
   };
   Short sums[ROWS][VECTORS] = {};
-  for (int64_t k = 0; k < group; k += Codes::K, codes += Codes::BYTES, word += Codes::K / 4) {
+  for (int64_t k = 0; k < group; k += Codes::K, codes += Codes::BYTES, word += Codes::WORDS) {
     for (int64_t row = 0; is_first && row < Codes::BYTES; row += STEP_BYTES) ask_ahead(codes + row);
+    bool is_full = Codes::WORDS < FITTING && ((k + Codes::K) % (FITTING * 4) == 0 || k + Codes::K == group);
     for (int v = 0; v < VECTORS; v++) {
-      Codes unit(codes + v * LANES * 4);
+      Codes unit(codes + v * LANES * 4, first + v, lookup);
 #pragma GCC unroll 4
-      for (int64_t j = 0; j < Codes::ROWS; j++) {
-        u32x16 w = unit.row(j), low = unit.low(w, j), high = unit.high(w, j);
+      for (int64_t i = 0; i < Codes::WORDS; i += Codes::PER_ROW) {
+        u32x16 w[Codes::PER_ROW];
+        unit.words(w, i);
         for (int r = 0; r < ROWS; r++) {
-          const char* q = (const char*)inputs[r].q + (word + 2 * j) * 4;
-          sums[r][v] += products(low, q) + products(high, q + 4);
+          const char* q = (const char*)inputs[r].q + (word + i) * 4;
+          Short sum = products(w[0], q);
+          for (int64_t j = 1; j < Codes::PER_ROW; j++) sum += products(w[j], q + j * 4);
+          sums[r][v] += sum;
         }
-        if (BITS > 4 && (j + 1) % ROWS_FITTING == 0) settle(sums, v);
+        if (Codes::WORDS >= FITTING && (i + Codes::PER_ROW) % FITTING == 0) settle(sums, v);
       }
-      if (BITS == 4 && ((k + Codes::K) % FITTING == 0 || k + Codes::K == group)) settle(sums, v);
+      if (is_full) settle(sums, v);
     }
   }
 }
 #endif
 
+// Scales and mins of the v-th vector of channels from `scales` on; with super-blocks, whole numbers.
+template <KernelFormat F>
+INLINE f32x16 scale_of(const char* scales, int v) {
+  if constexpr (!F.has_super_blocks) return from_half(scales + v * LANES * 2);
+  else if constexpr (F.bits == 2) return to_float(widened(load<u8x16>(scales + v * LANES) & (uint8_t)15));
+  else return from_bytes(scales + v * LANES);
+}
+template <KernelFormat F>
+INLINE f32x16 min_of(const char* scales, int v) {
+  if constexpr (!F.has_super_blocks) return from_half(scales + (PANEL + v * LANES) * 2);
+  else if constexpr (F.bits == 2) return to_float(widened(load<u8x16>(scales + v * LANES)) >> 4);
+  else return from_bytes(scales + PANEL + v * LANES);
+}
+
 // Adds a span's sums `inside`, in the units of a super-block's scales and mins, to the sums of its run.
-template <int ROWS, int VECTORS>
+template <KernelFormat F, int ROWS, int VECTORS>
 INLINE void add_span(f32x16 (&sum)[ROWS][VECTORS], const f32x16 (&inside)[ROWS][VECTORS], const QuantizedArgs& args,
                      const char* panel, int64_t row, int first, int64_t first_group, int64_t count) {
   const WeightFormat& format = args.format;
@@ -279,22 +385,23 @@ INLINE void add_span(f32x16 (&sum)[ROWS][VECTORS], const f32x16 (&inside)[ROWS][
   for (int v = 0; v < VECTORS; v++) {
     f32x16 dmin = -from_half(header + PANEL * 2 + v * LANES * 2), below[ROWS] = {};
     for (int64_t g = first_group; g < first_group + count; g++) {
-      f32x16 min = from_bytes(panel + format.group_at(g) + format.code_bytes() + PANEL + (first + v) * LANES);
+      f32x16 min = min_of<F>(panel + format.group_at(g) + format.code_bytes(), first + v);
       for (int r = 0; r < ROWS; r++) below[r] = fma(splat(args.inputs.weighted[(row + r) * args.groups + g]), min, below[r]);
     }
     for (int r = 0; r < ROWS; r++) sum[r][v] = fma(below[r], dmin, sum[r][v]);
   }
 }
 
-// Spans [begin, end) of inputs for ROWS rows and VECTORS vectors of a panel, from zero. ALONE: a scale of the inputs belongs to
-// one group. SUPER: the format has super-blocks.
-template <int BITS, bool ALONE, bool SUPER, int ROWS, int VECTORS>
+// Spans [begin, end) of inputs for ROWS rows and VECTORS vectors of a panel, from zero.
+template <KernelFormat F, int ROWS, int VECTORS>
 INLINE void accumulate_spans(f32x16 (&sum)[ROWS][VECTORS], const QuantizedArgs& args, const char* panel, int64_t row,
                              int first, int64_t begin, int64_t end) {
-  using CodeInputs = std::conditional_t<BITS == 8, Inputs8, Inputs4>;
+  constexpr bool ALONE = F.is_alone, SUPER = F.has_super_blocks;
+  using CodeInputs = std::conditional_t<F.has_bytes(), Inputs8, Inputs4>;
   const WeightFormat& format = args.format;
   const IntegerInputs& rows = args.inputs;
-  int32_t zero = BITS == 8 && SIGNED_CODES ? 0 : format.zero();
+  LookupOf<F> lookup(format.table, SIGNED_CODES);
+  int32_t zero = !F.has_bytes() ? format.zero() : SIGNED_CODES ? 0 : 128;
   int64_t group = format.group, per_span = SPAN / group, per_scale = ALONE ? 1 : input_group(group) / group;
   for (int r = 0; r < ROWS; r++)
     for (int v = 0; v < VECTORS; v++) sum[r][v] = f32x16{};
@@ -315,15 +422,15 @@ INLINE void accumulate_spans(f32x16 (&sum)[ROWS][VECTORS], const QuantizedArgs& 
       i32x16 acc[ROWS][VECTORS];
       for (int r = 0; r < ROWS; r++)
         for (int v = 0; v < VECTORS; v++) acc[r][v] = splat(-zero * rows.sums[(row + r) * args.groups + g]);
-      add_group<BITS, ROWS, VECTORS>(acc, codes, group, inputs, (g - first_group) * group / 4, row == 0 && first == 0);
+      add_group<F, ROWS, VECTORS>(acc, codes, first, lookup, group, inputs, (g - first_group) * group / 4, row == 0 && first == 0);
       for (int v = 0; v < VECTORS; v++) {
-        f32x16 scale = SUPER ? from_bytes(scales + v * LANES) : from_half(scales + v * LANES * 2);
+        f32x16 scale = scale_of<F>(scales, v);
         for (int r = 0; r < ROWS; r++)
           part[r][v] = begins ? to_float(acc[r][v]) * scale : fma(to_float(acc[r][v]), scale, part[r][v]);
       }
       if (!SUPER && format.has_min)
         for (int v = 0; v < VECTORS; v++) {
-          f32x16 min = from_half(scales + PANEL * 2 + v * LANES * 2);
+          f32x16 min = min_of<F>(scales, v);
           for (int r = 0; r < ROWS; r++)
             part[r][v] = fma(splat(-(float)rows.sums[(row + r) * args.groups + g]), min, part[r][v]);
         }
@@ -333,7 +440,7 @@ INLINE void accumulate_spans(f32x16 (&sum)[ROWS][VECTORS], const QuantizedArgs& 
         for (int v = 0; v < VECTORS; v++) total[r][v] = fma(part[r][v], scale, total[r][v]);
       }
     }
-    if constexpr (SUPER) add_span(sum, inside, args, panel, row, first, first_group, last - first_group);
+    if constexpr (SUPER) add_span<F>(sum, inside, args, panel, row, first, first_group, last - first_group);
   }
 }
 
@@ -345,7 +452,7 @@ __attribute__((noinline)) void finish_tile(const LinearArgs& args, const f32x16 
   else finish<uint16_t, ROWS>(args, sums, row, p);
 }
 
-template <int BITS, bool ALONE, bool SUPER, int ROWS>
+template <KernelFormat F, int ROWS>
 void quantized_tile(const QuantizedArgs& args, const char* panel, int64_t row, int64_t p) {
   constexpr int VECTORS = QUANTIZED_VECTORS<ROWS>;
   int64_t per_segment = (args.spans + SEGMENTS - 1) / SEGMENTS;
@@ -355,7 +462,7 @@ void quantized_tile(const QuantizedArgs& args, const char* panel, int64_t row, i
     int64_t end = begin + per_segment < args.spans ? begin + per_segment : args.spans;
     for (int first = 0; first < PANEL_VECTORS; first += VECTORS) {
       f32x16 sum[ROWS][VECTORS];
-      accumulate_spans<BITS, ALONE, SUPER>(sum, args, panel, row, first, begin, end);
+      accumulate_spans<F>(sum, args, panel, row, first, begin, end);
       for (int r = 0; r < ROWS; r++)
         for (int v = 0; v < VECTORS; v++) sums[s][r][first + v] = sum[r][v];
     }
@@ -363,31 +470,37 @@ void quantized_tile(const QuantizedArgs& args, const char* panel, int64_t row, i
   finish_tile<ROWS>(args.linear, sums, row, p);
 }
 
-template <int BITS, bool ALONE, bool SUPER>
+template <KernelFormat F>
 void quantized_panels_of(const QuantizedArgs& args, int64_t begin, int64_t end) {
   int64_t panel_bytes = args.format.panel_bytes(args.linear.k);
   for (int64_t p = begin; p < end; p++) {
     const char* panel = (const char*)args.linear.w + p * panel_bytes;
-    in_tiles<QUANTIZED_ROWS>(args.linear.m,
-                             [&]<int ROWS>(int64_t row) { quantized_tile<BITS, ALONE, SUPER, ROWS>(args, panel, row, p); });
+    in_tiles<QUANTIZED_ROWS>(args.linear.m, [&]<int ROWS>(int64_t row) { quantized_tile<F, ROWS>(args, panel, row, p); });
   }
 }
 
-// Calls f<BITS, ALONE, SUPER>() for a format: whether a scale of the inputs belongs to one group, and whether there are
-// super-blocks. Of 8 bits there are none, and of 6 bits there are groups of 16 alone.
+// Calls f<KernelFormat>() for a format, of which not all that can be said are there. Super-blocks have groups of 32, or of 16 with
+// codes of 6, 3 and 2 bits.
 template <typename F>
 INLINE void of_format(const WeightFormat& format, const F& f) {
-  bool is_alone = format.group == input_group(format.group);
-  auto of_bits = [&]<bool ALONE>() {
-    if (format.bits == 8) return f.template operator()<8, ALONE, false>();
-    if constexpr (ALONE)
-      if (format.bits == 5)
-        return format.has_super_blocks ? f.template operator()<5, ALONE, true>() : f.template operator()<5, ALONE, false>();
-    if constexpr (!ALONE)
-      if (format.bits == 6) return f.template operator()<6, ALONE, true>();
-    return format.has_super_blocks ? f.template operator()<4, ALONE, true>() : f.template operator()<4, ALONE, false>();
+  bool has_table = format.table != CodeTable::none;
+  auto with = [&]<int BITS, bool TABLE, bool ALONE, bool SUPER>() {
+    f.template operator()<KernelFormat{BITS, TABLE, ALONE, SUPER}>();
   };
-  if (is_alone) of_bits.template operator()<true>();
+  if (format.has_super_blocks) switch (format.bits) {
+    case 2: return with.template operator()<2, false, false, true>();
+    case 3: return with.template operator()<3, false, false, true>();
+    case 5: return with.template operator()<5, false, true, true>();
+    case 6: return with.template operator()<6, false, false, true>();
+    default: return has_table ? with.template operator()<4, true, true, true>() : with.template operator()<4, false, true, true>();
+  }
+  if (format.bits == 5) return with.template operator()<5, false, true, false>();
+  auto of_bits = [&]<bool ALONE>() {
+    if (format.bits == 8) with.template operator()<8, false, ALONE, false>();
+    else if (has_table) with.template operator()<4, true, ALONE, false>();
+    else with.template operator()<4, false, ALONE, false>();
+  };
+  if (format.group == input_group(format.group)) of_bits.template operator()<true>();
   else of_bits.template operator()<false>();
 }
 
@@ -405,7 +518,7 @@ void quantized_panels(const QuantizedArgs& args, int64_t begin, int64_t end) {
 #if defined(__AMX_INT8__)
   if (quantized_in_tiles(args, begin, end)) return;
 #endif
-  of_format(args.format, [&]<int BITS, bool ALONE, bool SUPER>() { quantized_panels_of<BITS, ALONE, SUPER>(args, begin, end); });
+  of_format(args.format, [&]<KernelFormat F>() { quantized_panels_of<F>(args, begin, end); });
 }
 
 }  // namespace

@@ -7,6 +7,7 @@ namespace twostroke {
 
 enum class Dtype : int32_t { f32 = 0, bf16 = 1 };
 enum class Gate : int32_t { none = 0, silu = 1, gelu_tanh = 2 };
+enum class CodeTable : int32_t { none = 0, iq4 = 1, fp4 = 2 };
 enum class KvFormat : int32_t { f32 = 0, bf16 = 1, int8 = 2, int4 = 3 };  // see kv_format.hpp
 
 // y[M, N] = x[M, K] W^T + bias (+ residual), or gate(x G^T + ..) * (x U^T + ..); weights in panels (see linear.hpp).
@@ -32,20 +33,34 @@ constexpr int64_t SUPER_BLOCK = 256;  // k of ggml's K types that share a float1
 // Inputs that share a scale: as many as the weight's numbers that share one, but at least 32.
 constexpr int64_t input_group(int64_t group) { return group < 32 ? 32 : group; }
 
+// What codes of 4 bits stand for in each CodeTable: ggml's steps that are finer near zero, and twice the floats e2m1.
+constexpr int8_t TABLE_VALUES[][16] = {
+    {},
+    {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113},
+    {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12},
+};
+
 // What the codes of a weight stand for, and where its parts lie in a panel; see quantized.hpp.
 struct WeightFormat {
-  int bits;               // of a code: 8, 6, 5 or 4
+  int bits;               // of a code: 8, 6, 5, 4, 3 or 2
   int64_t group;          // k that share a scale
   bool has_min;
   bool has_super_blocks;  // scales and mins are bytes, times a float16 each for SUPER_BLOCK k
+  CodeTable table = CodeTable::none;  // codes of 4 bits, without mins, are places in it; rows of whole groups
 
+  // What a code stands for, as a multiple of the scale (less its min).
+  constexpr int value(int code) const {
+    return table == CodeTable::none ? code - zero() : TABLE_VALUES[(int)table][code];
+  }
   // The code that stands for 0 (less its min). Where a super-block has mins, codes count from them.
   constexpr int zero() const { return has_super_blocks && has_min ? 0 : 1 << (bits - 1); }
   constexpr int64_t groups(int64_t k) const { return (k + group - 1) / group; }
 
   constexpr int64_t code_bytes() const { return group * PANEL * bits / 8; }
   constexpr int64_t scale_bytes() const { return PANEL * (has_super_blocks ? 1 : 2); }
-  constexpr int64_t group_bytes() const { return code_bytes() + scale_bytes() * (has_min ? 2 : 1); }
+  // Whether a byte holds a scale and a min, of 4 bits each.
+  constexpr bool shares_bytes() const { return has_super_blocks && bits == 2; }
+  constexpr int64_t group_bytes() const { return code_bytes() + scale_bytes() * (has_min && !shares_bytes() ? 2 : 1); }
   constexpr int64_t header_bytes() const { return has_super_blocks ? PANEL * 2 * (has_min ? 2 : 1) : 0; }
   // From the panel's begin to group g, and to the header of its super-block.
   constexpr int64_t group_at(int64_t g) const { return g * group_bytes() + (g * group / SUPER_BLOCK + 1) * header_bytes(); }
@@ -174,6 +189,8 @@ struct Kernels {
   // Rotates heads [tokens, heads, head_dim] in place by cos and signed sin [tokens, head_dim].
   void (*rotate)(void* x, int64_t token_stride, int64_t heads, int64_t head_dim, const void* cos, const void* sin, Dtype,
                  int64_t begin, int64_t end);
+  // y[i] = a[i] + b[i], for i in [begin, end).
+  void (*add)(const void* a, const void* b, void* y, Dtype, int64_t begin, int64_t end);
   void (*argmax)(const ArgmaxArgs&, int64_t begin, int64_t end);
   void (*gumbel_argmax)(const GumbelArgs&, int64_t begin, int64_t end);
   void (*filtered_argmax)(const FilteredArgs&, int64_t begin, int64_t end);

@@ -36,11 +36,19 @@ struct Inputs {
 
 constexpr WeightFormat plain(int bits, int64_t group, bool has_min = false) { return {bits, group, has_min, false}; }
 
-// ggml's Q5_0 and Q5_1, and its K types from Q2_K (of which Q3_K has no mins, and both take 4 bits) to Q6_K.
+// ggml's Q5_0 and Q5_1, its K types from Q2_K to Q6_K, and those with tables:
+// IQ4_NL, IQ4_XS, MXFP4 and NVFP4.
 constexpr WeightFormat OTHERS[] = {
-    {5, 32, false, false}, {5, 32, true, false}, {4, 16, true, true}, {4, 16, false, true},
+    {5, 32, false, false}, {5, 32, true, false}, {2, 16, true, true}, {3, 16, false, true},
     {4, 32, true, true},   {5, 32, true, true},  {6, 16, false, true},
+    {4, 32, false, false, CodeTable::iq4}, {4, 32, false, true, CodeTable::iq4},
+    {4, 32, false, false, CodeTable::fp4}, {4, 16, false, false, CodeTable::fp4},
 };
+
+// Rows are of whole super-blocks, or of whole groups where no code stands for zero.
+constexpr int64_t width_of(const WeightFormat& format, int64_t whole, int64_t any) {
+  return format.has_super_blocks || format.table != CodeTable::none ? whole : any;
+}
 
 template <typename T>
 struct Case {
@@ -63,7 +71,7 @@ struct Case {
         weight_rows(gated ? 2 * n : n) {
     Random random((uint64_t)(n * 1000 + k + format.bits));
     name = text(kernels.level, name_of(gate), format.bits, " bits ", TYPE_NAME<T>, " group=", format.group,
-                " min=", format.has_min, " super=", format.has_super_blocks, " n=", n, " k=", k, " ", name_of(values));
+                " min=", format.has_min, " super=", format.has_super_blocks, " table=", (int)format.table, " n=", n, " k=", k, " ", name_of(values));
     x = random_elements<T>(random, ROWS * k, values);
     int highest = (1 << format.bits) - 1;
     for (int64_t i = 0; i < weight_rows * k; i++) {
@@ -81,9 +89,10 @@ struct Case {
       }
     for (int64_t i = 0; i < weight_rows * groups; i++) {
       if (format.has_super_blocks) {
+        int64_t most = format.shares_bytes() ? 16 : 64;
         size_t block = (size_t)(i * format.group / SUPER_BLOCK);  // rows are of whole super-blocks
-        scale_bytes.push_back((int8_t)(format.has_min ? random.below(64) : random.below(256) - 128));
-        min_bytes.push_back((int8_t)random.below(64));
+        scale_bytes.push_back((int8_t)(format.has_min ? random.below(most) : format.bits == 6 ? random.below(256) - 128 : random.below(64) - 32));
+        min_bytes.push_back((int8_t)random.below(most));
         scale_numbers.push_back(half_value(super_scales[block]) * (float)scale_bytes.back());
         min_numbers.push_back(format.has_min ? half_value(super_mins[block]) * (float)min_bytes.back() : 0.0f);
       } else {
@@ -112,8 +121,8 @@ struct Case {
     std::vector<T> left;
     std::vector<T> some(x.begin() + first * k, x.begin() + (first + count) * k);
     if (full) left.assign(residual.begin() + first * n, residual.begin() + (first + count) * n);
-    quantized_linear(kernels, at(some), k, at(packed), at(panel_bias), at(left), at(found), count, n, k, (int)gate, TYPE<T>,
-                     format, 0, true, !std::is_same_v<Y, T>);
+    quantized_linear(kernels, at(some), k, at(packed), at(panel_bias), at(left), at(found), n, count, n, k, (int)gate,
+                     TYPE<T>, format, 0, true, !std::is_same_v<Y, T>);
     return found;
   }
 
@@ -122,7 +131,7 @@ struct Case {
     std::vector<T> numbers, padded((size_t)(ROWS * (k + k % 2)));
     for (int64_t i = 0; i < weight_rows * k; i++) {
       int64_t place = i / k * groups + i % k / format.group;
-      float number = scale_numbers[(size_t)place] * (float)(codes[(size_t)i] - format.zero());
+      float number = scale_numbers[(size_t)place] * (float)format.value(codes[(size_t)i]);
       numbers.push_back(nearest<T>(number - min_numbers[(size_t)place]));
     }
     for (int64_t i = 0; i < ROWS * k; i++) padded[(size_t)(i / k * (k + k % 2) + i % k)] = x[(size_t)i];
@@ -130,9 +139,10 @@ struct Case {
     pack_linear(at(numbers), at(plain), n, k, gated, TYPE<T>);
     for (int64_t count : {(int64_t)1, (int64_t)5, ROWS}) {
       std::vector<T> found((size_t)(count * n)), expected(found.size());
-      quantized_linear(kernels, at(x), k, at(packed), at(panel_bias), at(residual), at(found), count, n, k, (int)gate, TYPE<T>,
-                       format, 0, false, false);
-      linear(kernels, at(padded), k + k % 2, at(plain), at(panel_bias), at(residual), at(expected), count, n, k, (int)gate, TYPE<T>, false);
+      quantized_linear(kernels, at(x), k, at(packed), at(panel_bias), at(residual), at(found), n, count, n, k, (int)gate,
+                       TYPE<T>, format, 0, false, false);
+      linear(kernels, at(padded), k + k % 2, at(plain), at(panel_bias), at(residual), at(expected), n, count, n, k, (int)gate, TYPE<T>,
+             false);
       expect(same_bits(found.data(), expected.data(), count * n), name + ": other bits than with the numbers themselves");
     }
   }
@@ -154,8 +164,8 @@ struct Case {
     std::vector<T> shuffled(x.size()), found(y.size());
     for (int64_t row = 0; row < ROWS; row++)
       for (int64_t i = 0; i < k; i++) shuffled[(size_t)(row * k + order[(size_t)i])] = x[(size_t)(row * k + i)];
-    quantized_linear(kernels, at(shuffled), k, at(packed), at(panel_bias), at(residual), at(found), ROWS, n, k, (int)gate, TYPE<T>,
-                     format, at(order), true, false);
+    quantized_linear(kernels, at(shuffled), k, at(packed), at(panel_bias), at(residual), at(found), n, ROWS, n, k, (int)gate,
+                     TYPE<T>, format, at(order), true, false);
     expect(same_bits(found.data(), y.data(), (int64_t)y.size()), name + ": other bits with inputs in order");
   }
 
@@ -165,7 +175,7 @@ struct Case {
       double scale = scale_numbers[(size_t)(channel * groups + g)], min = min_numbers[(size_t)(channel * groups + g)];
       int64_t product = 0, sum = 0;
       for (int64_t i = g * format.group; i < std::min((g + 1) * format.group, k); i++) {
-        product += (codes[(size_t)(channel * k + i)] - format.zero()) * inputs.q[(size_t)i];
+        product += format.value(codes[(size_t)(channel * k + i)]) * inputs.q[(size_t)i];
         sum += inputs.q[(size_t)i];
       }
       double factor = inputs.scales[(size_t)(g * format.group / input_group(format.group))];
@@ -208,7 +218,7 @@ struct Case {
     for (int64_t i = 0; i < 3 * k; i++) {
       int64_t row = ids[(size_t)(i / k)], place = row * groups + i % k / format.group;
       float min = min_numbers[(size_t)place];
-      float product = scale_numbers[(size_t)place] * (float)(codes[(size_t)(row * k + i % k)] - format.zero());
+      float product = scale_numbers[(size_t)place] * (float)format.value(codes[(size_t)(row * k + i % k)]);
       expect_close(found[(size_t)i], product - min, 0x1p-23 * (std::fabs(product) + std::fabs(min)), [&] { return name + ": unpacked"; });
     }
   }
@@ -277,7 +287,7 @@ void check_largest(const Kernels& kernels, WeightFormat format) {
   constexpr int64_t N = 16, K = 512;
   int highest = (1 << format.bits) - 1;
   std::vector<uint16_t> halves((size_t)(N * K / format.group), nearest_half(1.0));
-  std::vector<int8_t> bytes(halves.size(), format.has_min ? 63 : -128), mins(2 * halves.size(), 0);  // enough for float16, too
+  std::vector<int8_t> bytes(halves.size(), format.shares_bytes() ? 15 : format.has_min ? 63 : -128), mins(2 * halves.size(), 0);  // enough for float16, too
   double scale = format.has_super_blocks ? bytes[0] : 1;
   for (int code : {0, highest})
     for (float input : {1.0f, -1.0f}) {
@@ -286,11 +296,11 @@ void check_largest(const Kernels& kernels, WeightFormat format) {
       pack_quantized({at(codes), format.has_super_blocks ? at(bytes) : at(halves), format.has_min ? at(mins) : 0, at(halves), at(halves)},
                      at(packed), N, K, false, format);
       std::vector<float> x((size_t)(ROWS * K), input), y((size_t)(ROWS * N));
-      quantized_linear(kernels, at(x), K, at(packed), 0, 0, at(y), ROWS, N, K, false, TYPE<float>, format, 0, true, false);
-      double expected = (double)input * scale * (code - format.zero()) * (double)K;
+      quantized_linear(kernels, at(x), K, at(packed), 0, 0, at(y), N, ROWS, N, K, false, TYPE<float>, format, 0, true, false);
+      double expected = (double)input * scale * format.value(code) * (double)K;
       for (float found : y)
         expect_close(found, expected, std::fabs(expected) * 1e-5,
-                     [&] { return text(kernels.level, " largest sums, ", format.bits, " bits group=", format.group); });
+                     [&] { return text(kernels.level, " largest sums, ", format.bits, " bits group=", format.group, " table=", (int)format.table); });
     }
 }
 
@@ -324,7 +334,7 @@ void all_cases(const Kernels& kernels) {
   formats.insert(formats.end(), std::begin(OTHERS), std::end(OTHERS));
   for (WeightFormat format : formats)
     for (Gate gate : GATES) {
-      Case<T> full(kernels, 70, format.has_super_blocks ? 768 : 700, format, gate, true, Values::normal);
+      Case<T> full(kernels, 70, width_of(format, 768, 700), format, gate, true, Values::normal);
       full.check_values();
       full.check_any_batch();
       full.check_order();
@@ -334,7 +344,7 @@ void all_cases(const Kernels& kernels) {
       auto on_two_threads = full.rows(0, ROWS);
       set_num_threads(1);
       expect(same_bits(on_two_threads.data(), full.y.data(), (int64_t)full.y.size()), full.name + ": other bits on two threads");
-      for (Values values : ALL_VALUES) Case<T>(kernels, 20, format.has_super_blocks ? 256 : 200, format, gate, false, values).check_values();
+      for (Values values : ALL_VALUES) Case<T>(kernels, 20, width_of(format, 256, 200), format, gate, false, values).check_values();
     }
 }
 

@@ -50,15 +50,27 @@ class WeightFile:
             except OSError as error:
                 told = f"{self.path}: {what} cannot be read ({error.strerror}). Check the disk."
                 raise CorruptCheckpoint(told) from error
-        now = self._now()
         if done < num_bytes:
             raise CorruptCheckpoint(
                 f"{self.path} became shorter while it was read: {what} ends at byte {begin + num_bytes:,} of now "
-                f"{now[0]:,}. {_REMEDY}"
+                f"{self._now()[0]:,}. {_REMEDY}"
             )
-        if now != self._state:
-            raise CorruptCheckpoint(f"{self.path} was written to while it was read, at {what}. {_REMEDY}")
+        self.check_unchanged(what)
         return found
+
+    @property
+    def descriptor(self) -> int:
+        """For who reads from it by themselves, and calls `check_unchanged` afterwards."""
+        return self._file.fileno()
+
+    def check_unchanged(self, what: str) -> None:
+        """Refuse a file that has changed since it was opened; the error names what was read last.
+
+        Raises:
+            CorruptCheckpoint: it has.
+        """
+        if self._now() != self._state:
+            raise CorruptCheckpoint(f"{self.path} was written to while it was read, at {what}. {_REMEDY}")
 
     def _now(self) -> tuple[int, int]:
         """Size and time of the last change."""

@@ -67,7 +67,7 @@ def essence(outputs: Sequence[RequestOutput]) -> list[Any]:
     ]
 
 
-@pytest.mark.parametrize("model", ["llama", "mistral", "qwen2", "qwen3", "embedded"])
+@pytest.mark.parametrize("model", ["llama", "mistral", "qwen2", "qwen3", "bloom", "embedded"])
 @pytest.mark.parametrize("knob", KNOBS)
 def test_a_branch_changes_no_bit(
     knob: str, model: str, random_models: dict[str, Path], monkeypatch: pytest.MonkeyPatch

@@ -21,6 +21,8 @@ from two_pools import TwoPools, sequence
 from twostroke import LLM, SamplingParams
 from twostroke.config.engine import EngineConfig
 from twostroke.events import KVImportEnded
+from twostroke.kernels.dispatch import LayerParts
+from twostroke.kernels.native import layer as native_layer
 from twostroke.model.registry import ARCHITECTURES
 
 FORMATS: dict[str, dict[str, Any]] = {
@@ -93,7 +95,7 @@ def test_chunks_company_and_cache(name: str, model: str, expected: dict[str, Ess
 def test_ranks(
     num_ranks: int, name: str, model: str, expected: dict[str, Essence], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All families here have four query heads, most two KV heads, so that on four ranks two have the same."""
+    """Four query heads and mostly two KV heads, so that on four ranks two have the same; BLOOM has twelve of each."""
     ranks_are_threads(monkeypatch)
     (found,) = answers(model, tensor_parallel_size=num_ranks, **FORMATS[name])
     assert found == expected[name]
@@ -156,3 +158,38 @@ def test_the_load_reaches_what_families_differ_in() -> None:
     prompts, _ = load()
     config = EngineConfig.from_keywords(model="embedded")
     assert max(map(len, prompts)) > 24 + 2 * config.cache.block_size
+
+
+IN_ONE_CALL = {
+    *("llama", "mistral", "ministral", "ministral3", "qwen2", "qwen3", "smollm3", "exaone4", "seed_oss"),
+    *("gemma", "gemma2", "gemma3", "phi3", "phi4", "glm", "glm4", "helium"),
+}
+
+
+@pytest.mark.parametrize("name", ["float32", "bfloat16", "int4", "KV int8"])
+def test_layers_in_one_call_have_the_bits_of_their_parts(
+    name: str, model: str, expected: dict[str, Essence], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The native back end binds the layers of most families whole (csrc/layer.hpp); here none is."""
+    found = expected[name]
+    monkeypatch.setattr(native_layer, "whole_layer", _none)
+    (by_parts,) = answers(model, **FORMATS[name])
+    assert by_parts == found
+
+
+def _none(kernels: Any, parts: LayerParts) -> None:
+    """Bind no layer."""
+    del kernels, parts
+
+
+def test_which_families_have_layers_in_one_call(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    bound: list[native_layer.NativeLayer | None] = []
+    bind = native_layer.whole_layer
+
+    def noted(kernels: Any, parts: LayerParts) -> native_layer.NativeLayer | None:
+        bound.append(bind(kernels, parts))
+        return bound[-1]
+
+    monkeypatch.setattr(native_layer, "whole_layer", noted)
+    answers(model)
+    assert (Path(model).name.rstrip("0") in IN_ONE_CALL) == (bool(bound) and None not in bound), bound

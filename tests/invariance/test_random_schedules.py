@@ -1,6 +1,7 @@
 """A fuzzer of schedules: whatever the engine is told to do with a request, it gives the bits of the request run alone.
 
-`make soak` runs 100 schedules for each format of weights and KV, 1,000 in all, `make test` the first 12 of them.
+`make soak` runs 1,000 schedules for each format of weights and KV, and for each type of a GGUF file's blocks. The
+second tier runs the first 12 of a format, and 4 of a type.
 """
 
 from __future__ import annotations
@@ -16,8 +17,11 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
+from gguf_files import of_type
+from tiers import EXAMPLES, examples
 from twostroke import LLM, RequestOutput, SamplingParams
 from twostroke.engine.output_processor import OutputKind
+from twostroke.model.gguf.blocks import REPACKED
 
 SLOW_TO_START = "int8 on torch's operators"
 """torch's operators prove themselves at every start, so only the long and the large schedules are theirs."""
@@ -34,8 +38,9 @@ KV_FORMATS: dict[str, dict[str, Any]] = {name: {"kv_cache_dtype": name} for name
 """Of a bfloat16 model."""
 BOTH = {"int4, kv int8": {**WEIGHT_FORMATS["int4"], **KV_FORMATS["int8"]}}
 FORMATS = {**WEIGHT_FORMATS, **{f"kv {name}": {"dtype": "bfloat16", **kv} for name, kv in KV_FORMATS.items()}, **BOTH}
+BLOCK_TYPES = [name for name, layout in REPACKED.items() if layout.is_exact]
+"""Types of GGUF blocks that the kernels multiply in the file's own bits."""
 
-CI_EXAMPLES = settings.get_profile("ci").max_examples
 LONGEST_PROMPT, MOST_TOKENS = 72, 32
 MAX_MODEL_LEN = LONGEST_PROMPT + MOST_TOKENS
 LONG_PROMPTS, LONG_MODEL_LEN = (520, 600), 640
@@ -138,20 +143,34 @@ def run_schedule(
     return preemptions, sum(output.num_cached_tokens for output in outputs.values())
 
 
-@pytest.mark.parametrize("name", FORMATS)
-def test_every_schedule_gives_the_bits_of_each_request_alone(name: str, random_models: dict[str, Path]) -> None:
-    model, given = str(random_models["qwen3"]), requests()
+def run_schedules(model: str, seeds: range, format_settings: Mapping[str, Any]) -> None:
+    """Runs a schedule for each seed, and holds each request against what it gave alone."""
+    given = requests()
     alone = {"enable_prefix_caching": False, "threads": 1, "max_model_len": LONG_MODEL_LEN, "num_kv_blocks": 40}
-    with LLM(model, **alone, **FORMATS[name]) as llm:
+    with LLM(model, **alone, **format_settings) as llm:
         expected = [digest(llm.generate([{"prompt_token_ids": list(one.prompt)}], one.params)[0]) for one in given]
     assert len(set(expected)) == len(given)
-    num_schedules = 100 if settings().max_examples > CI_EXAMPLES else 12
     preemptions = cached = 0
-    seeds = range(5, num_schedules, 6) if name == SLOW_TO_START else range(num_schedules)
     for seed in seeds:
-        more = run_schedule(model, seed, given, expected, FORMATS[name])
+        more = run_schedule(model, seed, given, expected, format_settings)
         preemptions, cached = preemptions + more[0], cached + more[1]
-    if name == SLOW_TO_START:
-        return  # few schedules, and not the ones that are short of memory
+    if seeds.step > 1 or len(seeds) < 4:
+        return  # few schedules, and perhaps not those that are short of memory
     assert preemptions > len(seeds) // 10, "the schedules were too easy: hardly anybody was preempted"
     assert cached > len(seeds), "the schedules were too easy: hardly anything was found in the prefix cache"
+
+
+def num_schedules(usual: int) -> int:
+    return 1000 if settings().max_examples > EXAMPLES else examples(usual)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_every_schedule_gives_the_bits_of_each_request_alone(name: str, random_models: dict[str, Path]) -> None:
+    seeds = range(5, num_schedules(12), 6) if name == SLOW_TO_START else range(num_schedules(12))
+    run_schedules(str(random_models["qwen3"]), seeds, FORMATS[name])
+
+
+@pytest.mark.parametrize("name", BLOCK_TYPES)
+def test_schedules_of_a_file_of_blocks(name: str, tmp_path: Path) -> None:
+    path = of_type(name, tmp_path / "x.gguf", {"llama.context_length": LONG_MODEL_LEN})
+    run_schedules(str(path), range(num_schedules(4)), {})

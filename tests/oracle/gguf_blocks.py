@@ -18,19 +18,21 @@ HALF_FIELDS = {
 TYPES_BY_NAME = {kind.name: number for number, kind in TYPES.items() if kind.is_quantized}
 
 
-def random_blocks(kind: TensorType, scales: tuple[float, float]) -> NDArray[np.uint8]:
-    """[rows, bytes of a row], every byte random but those of the scales."""
-    rng = np.random.default_rng(TYPES_BY_NAME[kind.name])
-    blocks = rng.integers(0, 256, (5, 3, kind.block_bytes), dtype=np.uint8)
+def random_blocks(
+    kind: TensorType, scales: tuple[float, float], shape: tuple[int, int] = (5, 3), seed: int = 0
+) -> NDArray[np.uint8]:
+    """[rows, bytes of a row], every byte random but those of the scales; the third row is 0. `shape` counts blocks."""
+    rng = np.random.default_rng((TYPES_BY_NAME[kind.name], seed) if seed else TYPES_BY_NAME[kind.name])
+    blocks = rng.integers(0, 256, (*shape, kind.block_bytes), dtype=np.uint8)
     for at in HALF_FIELDS[kind.name]:
-        numbers = rng.uniform(*scales, (5, 3, 1)) * rng.choice([-1, 1], (5, 3, 1))
+        numbers = rng.uniform(*scales, (*shape, 1)) * rng.choice([-1, 1], (*shape, 1))
         blocks[..., at : at + 2] = numbers.astype(np.float16).view(np.uint8)
     if kind.name == "IQ1_M":  # in the high halves of the last four numbers
-        halves = (rng.uniform(*scales, (5, 3)) * rng.choice([-1, 1], (5, 3))).astype(np.float16).view(np.uint16)
+        halves = (rng.uniform(*scales, shape) * rng.choice([-1, 1], shape)).astype(np.float16).view(np.uint16)
         for i in range(4):
             high = blocks[..., 49 + 2 * i]
             high[...] = (high & 15) | (halves >> (4 * i) & 15) << 4
     if kind.name == "MXFP4":  # float16 has fewer exponents
-        blocks[..., 0] = 128 + np.log2(rng.uniform(*scales, (5, 3))).round()
+        blocks[..., 0] = 128 + np.log2(rng.uniform(*scales, shape)).round()
     blocks[2] = 0
-    return blocks.reshape(5, -1)
+    return blocks.reshape(len(blocks), -1)

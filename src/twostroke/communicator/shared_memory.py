@@ -57,10 +57,19 @@ class SharedMemoryCommunicator:
         num_waits, awaited = 0, 0
         try:
             while (awaited := self._gather.advance(_PATIENCE_US)) >= 0:
-                self._sockets.check_others(wait_ms=min(num_waits, 10))
+                self._check_others(wait_ms=min(num_waits, 10))
                 num_waits += 1
         except RuntimeError as error:
             raise RankLost(awaited, str(error)) from None
+
+    def _check_others(self, wait_ms: int) -> None:
+        """Raise RankLost if a rank is gone before it left its part of the gather; wait for that a little."""
+        try:
+            self._sockets.check_others(wait_ms)
+        except RankLost:
+            # A rank that ended behind its last gather has left its part in memory.
+            if self._gather.advance(0) >= 0:
+                raise
 
     def broadcast(self, message: bytes | None) -> bytes:
         """See Communicator."""

@@ -103,12 +103,20 @@ class ArchitectureTraits:
     reads_window_pattern: bool = True
     """`sliding_window_pattern` says another n."""
     rope_of_windows: RopeRule = "same"
+    has_alibi: bool = False
+    """Scores fall with the distance of a key, and nothing is rotated."""
+    has_embedding_norm: bool = False
+    """A norm behind the embedding."""
+    adds_to_normed_key: str | None = None
+    """A switch: attention and MLP add to the output of their norm."""
     position_offset: int | None = None
     """Positions are learned, and nothing is rotated: the row of position 0 in their table."""
     rotates_parts: bool = False
     """`partial_rotary_factor` of each head is rotated."""
     interleaves_rotation: bool = False
     """The pairs of the rotation are neighbours."""
+    scales_queries: bool = False
+    """`llama_4_scaling_beta` scales queries by their position."""
     reads_multipliers: bool = False
     """`embedding_multiplier`, `attention_multiplier`, `residual_multiplier` and `logits_scaling`."""
     reads_no_rope_layers: bool = False
@@ -179,6 +187,13 @@ def _of_falcon(given: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def _gpt2_layers(given: Mapping[str, Any], layers: Sequence[LayerSpec]) -> tuple[LayerSpec, ...]:
+    """Return layers whose scores are divided by their number where the config says so."""
+    if not switch(given, "scale_attn_by_inverse_layer_idx"):
+        return tuple(layers)
+    return tuple(replace(layer, score_scale=layer.softmax_scale / i) for i, layer in enumerate(layers, start=1))
+
+
 def _of_neox(given: Mapping[str, Any]) -> Mapping[str, Any]:
     del given
     return _EQUAL_HEADS
@@ -186,6 +201,10 @@ def _of_neox(given: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _of_gpt2(given: Mapping[str, Any]) -> dict[str, Any]:
     return _EQUAL_HEADS | {"intermediate_size": given.get("n_inner") or 4 * count(given, "hidden_size")}
+
+
+def _of_bloom(given: Mapping[str, Any]) -> dict[str, Any]:
+    return _EQUAL_HEADS | {"intermediate_size": 4 * count(given, "hidden_size")}
 
 
 def _of_opt(given: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -199,7 +218,8 @@ def _of_opt(given: Mapping[str, Any]) -> Mapping[str, Any]:
 def _of_gptj(given: Mapping[str, Any]) -> dict[str, Any]:
     head_dim = count(given, "hidden_size") // count(given, "num_attention_heads")
     share = rotary_share(count(given, "rotary_dim", most=head_dim), head_dim)
-    return _of_gpt2(given) | {"partial_rotary_factor": share}
+    rotation = {"rope_theta": None, "rope_scaling": None, "rope_parameters": None, "partial_rotary_factor": share}
+    return _of_gpt2(given) | rotation  # transformers reads no other key of it
 
 
 _GLM = ArchitectureTraits(
@@ -282,7 +302,7 @@ ARCHITECTURE_TRAITS: dict[str, ArchitectureTraits] = {
         windows="by_type",
         window_every=4,
         rope_of_windows="plain_windows",
-        defaults={"rms_norm_eps": 1e-5},
+        defaults={"rms_norm_eps": 1e-5, "rope_theta": 500_000.0},
     ),
     "Exaone4ForCausalLM": ArchitectureTraits(
         qk_norm="heads",
@@ -344,6 +364,7 @@ ARCHITECTURE_TRAITS: dict[str, ArchitectureTraits] = {
     ),
     "Ministral3ForCausalLM": ArchitectureTraits(
         windows="all_layers",
+        scales_queries=True,
         defaults={
             "num_key_value_heads": 8,
             "head_dim": 128,
@@ -451,6 +472,7 @@ ARCHITECTURE_TRAITS: dict[str, ArchitectureTraits] = {
         activations={"xielu": "xielu"},
         defaults={
             "rms_norm_eps": 1e-5,
+            "rope_theta": 12_000_000.0,
             "rope_parameters": {
                 "rope_type": "llama3",
                 "rope_theta": 12_000_000.0,
@@ -487,7 +509,8 @@ ARCHITECTURE_TRAITS: dict[str, ArchitectureTraits] = {
         _GPT,
         keys=_GPT2_KEYS,
         derived=_of_gpt2,
-        only={"scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False, "add_cross_attention": False},
+        unlike=_gpt2_layers,
+        only={"scale_attn_weights": True, "add_cross_attention": False},
         activation_keys=("activation_function",),
         position_offset=0,
         rotates_parts=False,
@@ -496,6 +519,24 @@ ARCHITECTURE_TRAITS: dict[str, ArchitectureTraits] = {
             "mlp_bias": True,
             "layer_norm_epsilon": 1e-5,
             "tie_word_embeddings": True,
+        },
+    ),
+    "BloomForCausalLM": replace(
+        _GPT,
+        keys={**_GPT2_KEYS, "hidden_size": "n_embed", "max_position_embeddings": "seq_length"},
+        derived=_of_bloom,
+        only={"slow_but_exact": False},
+        activation_keys=(),
+        has_alibi=True,
+        has_embedding_norm=True,
+        adds_to_normed_key="apply_residual_connection_post_layernorm",
+        rotates_parts=False,
+        defaults={
+            "attention_bias": True,
+            "mlp_bias": True,
+            "layer_norm_epsilon": 1e-5,
+            "tie_word_embeddings": True,
+            "max_position_embeddings": 2048,
         },
     ),
     "OPTForCausalLM": replace(

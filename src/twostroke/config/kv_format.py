@@ -59,6 +59,10 @@ INT4_PERPLEXITY_RISE_OF_CODER = 0.0246
 """The same with KV in int4 on Qwen2.5-Coder-1.5B (Q4_K_M) and 400 tokens: quality-kv-qwen-coder.json beside it."""
 INT8_PERPLEXITY_RISE_OF_CODER = 0.0036
 """The same with KV in int8."""
+INT4_PERPLEXITY_RISE_OF_GEMMA = 0.20445
+"""The same rise for Gemma 3 270M (Q4_K_M) with KV in int4, on 2,048 tokens: quality-kv-gemma3-270m.json."""
+INT8_PERPLEXITY_RISE_OF_GEMMA = -0.0019
+"""The same with KV in int8."""
 
 
 def kv_format_warning(kv_format: KVFormat) -> str | None:
@@ -67,9 +71,11 @@ def kv_format_warning(kv_format: KVFormat) -> str | None:
         return None
     return (
         f"kv_cache_dtype=int4: one scale for each token and head costs small models quality; on the text of our "
-        f"LICENSE, perplexity rose by {INT4_PERPLEXITY_RISE:.1%} on SmolLM2-135M-Instruct (int8: "
-        f"{INT8_PERPLEXITY_RISE:.1%}; quality-kv-smollm2.json) and by {INT4_PERPLEXITY_RISE_OF_CODER:.1%} on "
-        f"Qwen2.5-Coder-1.5B (int8: {INT8_PERPLEXITY_RISE_OF_CODER:.1%}; quality-kv-qwen-coder.json). int8 costs less."
+        f"LICENSE, perplexity rose by {INT4_PERPLEXITY_RISE_OF_GEMMA:.1%} on Gemma 3 270M (int8: "
+        f"{INT8_PERPLEXITY_RISE_OF_GEMMA:.1%}; quality-kv-gemma3-270m.json), by {INT4_PERPLEXITY_RISE:.1%} on "
+        f"SmolLM2-135M-Instruct (int8: {INT8_PERPLEXITY_RISE:.1%}; quality-kv-smollm2.json) and by "
+        f"{INT4_PERPLEXITY_RISE_OF_CODER:.1%} on Qwen2.5-Coder-1.5B (int8: {INT8_PERPLEXITY_RISE_OF_CODER:.1%}; "
+        f"quality-kv-qwen-coder.json). int8 costs less."
     )
 
 

@@ -113,8 +113,12 @@ class LayerSpec:
     """Factor on q · k; None: 1 / sqrt(head_dim)."""
     score_cap: float | None = None
     """Scores are cap * tanh(score / cap) before the softmax (Gemma 2, arXiv:2408.00118); None: as they are."""
+    has_alibi: bool = False
+    """Scores lose `slopes` for each token between query and key (ALiBi, Press et al. 2022, arXiv:2108.12409)."""
     residual_scale: float = 1.0
     """Factor on what attention and MLP add to the residual stream."""
+    adds_to_normed: bool = False
+    """Attention and MLP add to the output of their norm; else to its input."""
     kv_source: int | None = None
     """The layer before whose K and V this one reads; None: it has its own."""
     has_value_projection: bool = True
@@ -130,6 +134,11 @@ class LayerSpec:
         return self.kv.head_dim**-0.5 if self.score_scale is None else self.score_scale
 
     @property
+    def slopes(self) -> tuple[float, ...]:
+        """ALiBi's slope of each query head; empty without ALiBi."""
+        return alibi_slopes(self.num_heads) if self.has_alibi else ()
+
+    @property
     def stores_keys_less_bias(self) -> bool:
         """Whether quantized KV leaves the projection's bias out of the rotated keys.
 
@@ -137,6 +146,12 @@ class LayerSpec:
         between bias and rotation would make the bias a poor guess of what keys share.
         """
         return self.qkv_bias and self.kv_source is None and self.qk_norm == "none" and self.score_cap is None
+
+    @property
+    def has_plain_attention(self) -> bool:
+        """Whether the layer projects q, k and v of its own, and norms at most each head of q and k."""
+        has_own_kv = self.kv_source is None and self.has_value_projection and not self.has_value_norm
+        return has_own_kv and self.qk_norm in ("none", "heads")
 
     @property
     def projected_kv_size(self) -> int:
@@ -154,3 +169,18 @@ class LayerSpec:
     def kv_size(self) -> int:
         """Numbers of k, and of v, all heads together."""
         return self.kv.num_kv_heads * self.kv.head_dim
+
+
+def alibi_slopes(num_heads: int) -> tuple[float, ...]:
+    """Return ALiBi's slope of each head, by the rule of Press et al. 2022.
+
+    Of a power of two the slopes are a geometric sequence that ends at 2**-8. More heads take every second slope of the
+    sequence for twice as many.
+
+    >>> alibi_slopes(4), alibi_slopes(6)
+    ((0.25, 0.0625, 0.015625, 0.00390625), (0.25, 0.0625, 0.015625, 0.00390625, 0.5, 0.125))
+    """
+    num_first = 1 << (num_heads.bit_length() - 1)
+    first = (2.0 ** (-8 * head / num_first) for head in range(1, num_first + 1))
+    rest = (2.0 ** (-4 * head / num_first) for head in range(1, 2 * (num_heads - num_first), 2))
+    return (*first, *rest)

@@ -80,6 +80,11 @@ class LoadConfig:
     """host:port where the other ranks find this one, when they are started elsewhere, one a host (`python -m
     twostroke.engine.ranks RANK SIZE HOST:PORT`); default: they are started here. Whoever reaches it may join, so it
     belongs into a network of one's own."""
+    packed_cache: str | None = None
+    """Folder in which the packed form of the weights is kept for the next start, which maps it: 'default' takes
+    ~/.cache/twostroke/packed. It takes as much room as the weights; native kernels on one rank only."""
+    verify: bool = False
+    """Hash the model's files and the packed form whole, and compare them with the hashes in packed_cache."""
     max_model_len: int | None = None
     """Longest prompt plus output; default: the model's context, shortened to what the KV memory holds."""
     max_logprobs: int = 20
@@ -89,7 +94,7 @@ class LoadConfig:
 
     def __post_init__(self) -> None:
         """Checks what needs no model; paths may be texts or Path objects, as everywhere in Python."""
-        for name, path_type in (("model", str), ("tokenizer", str), ("event_log", Path)):
+        for name, path_type in (("model", str), ("tokenizer", str), ("packed_cache", str), ("event_log", Path)):
             self._convert_path(name, path_type)
         one_of("load_format", self.load_format, get_args(LoadFormat))
         one_of("dtype", self.dtype, get_args(DType))
@@ -110,6 +115,7 @@ class LoadConfig:
         whole_number("tensor_parallel_size", self.tensor_parallel_size, 1, MAX_RANKS)
         self._check_address()
         self._check_cpu_affinity()
+        self._check_packed_cache()
         if self.max_model_len is not None:
             whole_number("max_model_len", self.max_model_len, 2, limit="a whole number of at least 2 (one in, one out)")
         whole_number("max_logprobs", self.max_logprobs, 0)
@@ -163,6 +169,23 @@ class LoadConfig:
         if not self.batch_invariant and self.device == "cpu" and self.kernels not in ("reference", "triton"):
             limit = f"is about a GPU's products and torch's, not device=cpu and kernels={self.kernels}"
             raise InvalidParameter("batch_invariant", False, limit, "Leave it out, or take --kernels reference.")
+
+    def _check_packed_cache(self) -> None:
+        switch("verify", self.verify)
+        if self.packed_cache is None:
+            if self.verify:
+                limit = "compares with the hashes in a packed cache, and none is named"
+                raise InvalidParameter("verify", True, limit, "Give packed_cache too (--packed-cache default).")
+            return
+        name, given, remedy = "packed_cache", self.packed_cache, "Leave it out."
+        if self.device != "cpu" or self.kernels in ("reference", "triton"):
+            limit = f"keeps what native kernels pack, not device={self.device} and kernels={self.kernels}"
+            raise InvalidParameter(name, given, limit, remedy)
+        if self.tensor_parallel_size > 1:
+            limit = f"keeps whole models, not the shares of {self.tensor_parallel_size} ranks"
+            raise InvalidParameter(name, given, limit, remedy)
+        if self.load_format == "dummy":
+            raise InvalidParameter(name, given, "keeps the weights of files, not random ones", remedy)
 
     def _check_load_format(self) -> None:
         if self.load_format == "auto" or self.quantization in (None, *get_args(QuantizationOnLoad)):

@@ -52,6 +52,8 @@ class ModelConfig:
     """Whether the weights of RMS norms are float32, and the result is rounded behind them."""
     head_bias: bool = False
     """A bias on logits."""
+    has_embedding_norm: bool = False
+    """A norm behind the embedding."""
     position_offset: int | None = None
     """Row of position 0 in the table of positions, which is added to the embeddings of tokens; None: there is none."""
     dtype: str = "float32"
@@ -148,7 +150,9 @@ class ModelConfig:
             activation=_activation(given, traits),
             score_scale=_score_scale(given, traits),
             score_cap=_soft_cap(given, "attn_logit_softcapping") if traits.reads_score_cap else None,
+            has_alibi=traits.has_alibi,
             residual_scale=_number(given, "residual_multiplier") if traits.reads_multipliers else 1.0,
+            adds_to_normed=traits.adds_to_normed_key is not None and switch(given, traits.adds_to_normed_key),
         )
         windows = _layer_windows(given, traits, num_layers)
         has_rope = _layers_with_rope(given, traits, windows)
@@ -180,6 +184,7 @@ class ModelConfig:
             norm_offset=traits.norm_offset,
             has_wide_norms=traits.has_wide_norms,
             head_bias=traits.head_bias,
+            has_embedding_norm=traits.has_embedding_norm,
             position_offset=traits.position_offset,
             dtype=_dtype(given),
             quantization=_quantization(mapping(given, "quantization_config") or mapping(given, "compression_config")),
@@ -348,6 +353,7 @@ def _ropes(given: Mapping[str, Any], traits: ArchitectureTraits, head_dim: int) 
         RopeConfig.from_hf,
         head_dim=head_dim if traits.rotates_parts else None,
         is_interleaved=traits.interleaves_rotation,
+        scales_queries=traits.scales_queries,
     )
     of_windows: dict[str, Any] = {}
     if rule == "local_windows":
@@ -417,7 +423,7 @@ def _layers_with_rope(
     given: Mapping[str, Any], traits: ArchitectureTraits, windows: Sequence[int | None]
 ) -> tuple[bool, ...]:
     num_layers = len(windows)
-    if traits.position_offset is not None:
+    if traits.has_alibi or traits.position_offset is not None:
         return (False,) * num_layers
     if traits.rope_of_windows == "windows_alone":
         return tuple(window is not None for window in windows)

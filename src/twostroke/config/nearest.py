@@ -12,6 +12,8 @@ from twostroke.config.fields import is_number, list_of
 _ENDINGS = re.compile(r"(For(CausalLM|ConditionalGeneration|TextGeneration)|LMHeadModel)$")
 _LEAST_ALIKE = 0.8
 """Mixtral and Mistral are 0.86 alike, OLMoE and OLMo 2 0.8, GPT-2 and GPT-J 0.75."""
+_LEAST_COMMON = 5
+"""Characters in common: XGLM and GLM are 0.86 alike, and have nothing to do with each other."""
 _MOST_CHARACTERS = 80
 _PARTS: Mapping[str, tuple[str, ...]] = {
     "experts": (
@@ -44,7 +46,6 @@ _PARTS: Mapping[str, tuple[str, ...]] = {
     "cross-attention": ("cross_attention_layers",),
     "block-sparse attention": ("blocksparse_block_size",),
     "layers of unlike shapes": ("block_configs",),
-    "ALiBi positions": ("alibi",),
     "images": ("vision_config", "img_processor", "thinker_config", "vision_lora"),
     "sound": ("audio_config",),
 }
@@ -54,8 +55,6 @@ _BY_NAME = {
     "moe": "experts",
     "mamba": "recurrent layers",
     "rwkv": "recurrent layers",
-    "bloom": "ALiBi positions",
-    "mpt": "ALiBi positions",
 }
 """Parts of models whose names say so, where no key does."""
 _WRITES_NOTHING = re.compile(r"For(MaskedLM|PreTraining|QuestionAnswering|MultipleChoice|\w*Classification)$")
@@ -70,6 +69,8 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
 
     >>> nearest("Qwen2MoeForCausalLM", ["LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"])
     'Qwen2ForCausalLM'
+    >>> nearest("MixtralForCausalLM", ["MistralForCausalLM"]), nearest("XGLMForCausalLM", ["GlmForCausalLM"])
+    ('MistralForCausalLM', None)
     """
     alike = {other: _alikeness(_stem(name), _stem(other)) for other in known}
     ending = name.removeprefix(_stem(name))
@@ -143,12 +144,14 @@ def _alikeness(stem: str, other: str) -> tuple[int, int, float]:
     """Return how near two stems are: characters of the family that both are of, how far their numbers are apart (less
     is more), and the share of characters in common; zeros where they are not near.
     """
-    share = SequenceMatcher(None, stem.lower(), other.lower(), autojunk=False).ratio()
+    matcher = SequenceMatcher(None, stem.lower(), other.lower(), autojunk=False)
+    share, num_common = matcher.ratio(), sum(block.size for block in matcher.get_matching_blocks())
     family = other.rstrip("0123456789")
     rest = stem[len(family) :]
     if stem.startswith(family) and not rest[:1].islower():
         return len(family), -abs(_number(rest) - _number(other[len(family) :])), share
-    return (0, 0, share) if share >= _LEAST_ALIKE else (0, 0, 0.0)
+    is_alike = share >= _LEAST_ALIKE and num_common >= _LEAST_COMMON
+    return (0, 0, share) if is_alike else (0, 0, 0.0)
 
 
 def _number(text: str) -> int:

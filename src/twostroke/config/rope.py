@@ -61,7 +61,12 @@ class RopeConfig:
 
     @classmethod
     def from_hf(
-        cls, config: Mapping[str, Any], *, head_dim: int | None = None, is_interleaved: bool = False
+        cls,
+        config: Mapping[str, Any],
+        *,
+        head_dim: int | None = None,
+        is_interleaved: bool = False,
+        scales_queries: bool = False,
     ) -> RopeConfig:
         """Reads either spelling out of a config.json.
 
@@ -69,6 +74,7 @@ class RopeConfig:
             config: the parsed config.json.
             head_dim: of heads that may be rotated in part; None: of an architecture whose heads may not.
             is_interleaved: whether its pairs are neighbours.
+            scales_queries: whether it reads `llama_4_scaling_beta`.
 
         Raises:
             UnsupportedModel: a rope type that is not implemented, or one per kind of layer.
@@ -104,7 +110,7 @@ class RopeConfig:
         if rope_type == "default" or (is_proportional and factor is None):
             numbers["factor"] = 1.0
         numbers |= {name: given.get(name) for name in _OPTIONAL_ROPE_NUMBERS}
-        numbers["query_growth"] = given.get("llama_4_scaling_beta")
+        numbers["query_growth"] = given.get("llama_4_scaling_beta") if scales_queries else None
         # these are off where they are 0
         numbers |= {name: None for name in ("mscale", "mscale_all_dim", "query_growth") if numbers[name] == 0}
         _check_rope_numbers(rope_type, numbers, original)

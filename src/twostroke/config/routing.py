@@ -20,7 +20,7 @@ class RoutingConfig:
     hand_over_s: float = 0.005
     """What arranging a hand-over takes, and what it has to win at least."""
     assumed_prefill_tokens_per_s: float = 1000.0
-    """Of a member that has not prefilled yet."""
+    """Rate of a member that has not prefilled yet, where no other of its kind has either (Member.kind)."""
     num_candidates: int = 4
     """Members of each kind that a request is worked out for: the least loaded, and as many of those with its prefix.
     Pools up to this size are searched whole."""

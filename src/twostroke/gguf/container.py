@@ -55,6 +55,10 @@ class StoredTensor:
     """Outermost dimension first, as torch has it."""
     read: Callable[[int, int], npt.NDArray[np.uint8]]
     """So many of its bytes behind a first one: a copy."""
+    file: WeightFile | None = None
+    """That it lies in; None: in none, as it is."""
+    begin: int = 0
+    """Its first byte there."""
 
     @property
     def row_bytes(self) -> int:
@@ -232,7 +236,7 @@ class _GGUFPart:
         def read(first: int, num_bytes: int) -> npt.NDArray[np.uint8]:
             return file.read(begin + offset + first, num_bytes, name)
 
-        found = StoredTensor(name, kind, shape, read)
+        found = StoredTensor(name, kind, shape, read, file, begin + offset)
         if begin + offset + found.nbytes > file.size:
             raise CorruptCheckpoint(
                 f"{self.path} is truncated: {name} ends at byte {begin + offset + found.nbytes} of {file.size}. "
@@ -327,24 +331,37 @@ class _Cursor:
         return np.frombuffer(self.take(length * np.dtype(_NUMBERS[kind]).itemsize), _NUMBERS[kind]).tolist()
 
     def _texts(self, length: int) -> list[str]:
-        """A vocabulary has some hundred thousand of them: this is the one loop here that has to be fast."""
-        content, position, texts = self._content, self.position, list[str]()
+        texts: list[str] = []
         try:
-            for _ in range(length):
-                begin = position + 8
-                position = begin + struct.unpack_from("<Q", content, position)[0]
-                texts.append(content[begin:position].decode("utf-8"))
-        except (struct.error, UnicodeDecodeError, OverflowError) as error:
-            if self._read_on():
-                return self._texts(length)
-            is_there = isinstance(error, UnicodeDecodeError)
-            reason = reason_of(error) if is_there else f"it ends beyond the {self._file.size:,} bytes of the file"
+            self._take_texts(texts, length)
+            while len(texts) < length and self._read_on():
+                self._take_texts(texts, length)
+            reason = f"it ends beyond the {self._file.size:,} bytes of the file"
+        except UnicodeDecodeError as error:
+            reason = reason_of(error)
+        if len(texts) < length:
             raise CorruptCheckpoint(
                 f"{self._path}: {self.what}, entry {len(texts)} of {length}, cannot be read ({reason}). "
                 "Download it again."
-            ) from error
-        if position > len(content) and self._read_on():
-            return self._texts(length)
-        self.position = position
-        self.take(0)  # the last one may end beyond the file, which a slice does not mind
+            )
         return texts
+
+    def _take_texts(self, texts: list[str], length: int) -> None:
+        """Take those that were read, until there are `length`.
+
+        A vocabulary has some hundred thousand of them: this is the one loop here that has to be fast.
+        """
+        content, position = self._content, self.position
+        size = len(content)
+        try:
+            for _ in range(length - len(texts)):
+                begin = position + 8
+                end = begin + struct.unpack_from("<Q", content, position)[0]
+                if end > size:
+                    break
+                texts.append(content[begin:end].decode("utf-8"))
+                position = end
+        except struct.error:  # not even the length was read
+            pass
+        finally:
+            self.position = position

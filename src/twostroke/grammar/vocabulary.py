@@ -27,8 +27,8 @@ class TokenReader(Protocol):
         """What a token adds in the middle of a text; nothing for an id without a token."""
         ...
 
-    def first_token_bytes(self, token_id: int) -> bytes:
-        """What it adds at the beginning."""
+    def all_token_bytes(self, count: int) -> tuple[list[bytes], list[bytes]]:
+        """What tokens 0 to `count` add in the middle of a text, and what they add at its beginning."""
         ...
 
 
@@ -47,12 +47,14 @@ class GuidanceVocabulary:
         tokens: reads the tokens.
         vocab_size: columns of the model's logits; those without a token are never allowed.
         eos_token_ids: allowed where a text may end, and nowhere else.
+        draws: many masks are to be made, so llguidance puts tokens together that many grammars allow (its "slices").
     """
 
-    def __init__(self, tokens: TokenReader, vocab_size: int, eos_token_ids: Collection[int]) -> None:
+    def __init__(
+        self, tokens: TokenReader, vocab_size: int, eos_token_ids: Collection[int], *, draws: bool = True
+    ) -> None:
         self.num_words = -(-vocab_size // _WORD_BITS)
-        texts = [tokens.token_bytes(token_id) for token_id in range(vocab_size)]
-        first = [tokens.first_token_bytes(token_id) for token_id in range(vocab_size)]
+        texts, first = tokens.all_token_bytes(vocab_size)
         self.first_id = 0 if first == texts else self.num_words * _WORD_BITS
         """What is added to an id at the beginning of a text."""
         offsets = (0, self.first_id) if self.first_id else (0,)
@@ -64,7 +66,7 @@ class GuidanceVocabulary:
             ends = [max(len(texts), self.num_words * _WORD_BITS)]
             texts += [b""] * (ends[0] - len(texts)) + [b"<end>"]
             special.append(ends[0])
-        self.tokenizer = LLTokenizer(_TokenList(texts, special, ends[0]), eos_token=ends)
+        self.tokenizer = LLTokenizer(_TokenList(texts, special, ends[0]), eos_token=ends, slices=None if draws else [])
         self.num_list_words = -(-len(texts) // _WORD_BITS)
 
 

@@ -314,6 +314,53 @@ class RecordableAttention(AttentionOperator, Protocol):
         ...
 
 
+class NormWeight(NamedTuple):
+    """An RMS norm."""
+
+    weight: Tensor
+    """[n], or of heads [num_heads + num_kv_heads, head_dim]"""
+    eps: float
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LayerParts:
+    """A layer y = x + out_norm(output(attention(norm(x)))), y + out_norm(down(inner(norm(y)))); None is no norm."""
+
+    attention_norm: NormWeight | None
+    attention_out_norm: NormWeight | None
+    mlp_norm: NormWeight | None
+    mlp_out_norm: NormWeight | None
+    head_norm: NormWeight | None
+    """Over each head of q and k, before they are rotated."""
+    scoring: Scoring
+    head_dim: int
+    qkv: Linear
+    output: Linear
+    inner: GatedLinear
+    down: Linear
+
+
+class WholeLayer(Protocol):
+    """The layer of some LayerParts in one call: the same bits, and less time between its operators."""
+
+    def __call__(
+        self, x: Tensor, rotation: tuple[Tensor, Tensor] | None, storage: Tensor, plan: Any, layer_in_block: int
+    ) -> Tensor:
+        """Compute the layer.
+
+        Args:
+            x: [num_tokens, hidden_size], contiguous; may be changed, and be what is returned.
+            rotation: of q and k, see HeadTurn; None: they are not rotated.
+            storage: as the layer's AttentionOperator takes it, and so are the next two.
+            plan: see there.
+            layer_in_block: see there.
+
+        Returns:
+            [num_tokens, hidden_size].
+        """
+        ...
+
+
 class PackedSizes(Protocol):
     """Bytes that packing makes of weights, known before there are any."""
 
@@ -333,6 +380,10 @@ class PackedSizes(Protocol):
     def bias(self, num_rows: int, dtype: torch.dtype, *, gated: bool) -> int:
         """Of the bias of so many rows."""
         ...
+
+
+def no_whole_layer(_: LayerParts) -> None:
+    """Call the parts of every layer one by one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -357,6 +408,8 @@ class Operators:
     rotate_heads_: Callable[[Tensor, Tensor, Tensor], None]
     attention: Callable[[int, int, int, torch.dtype, torch.device], AttentionOperator]
     """For num_heads, num_kv_heads, head_dim, the type it computes in, and the device."""
+    whole_layer: Callable[[LayerParts], WholeLayer | None] = no_whole_layer
+    """Binds the parts of a layer that it made itself; None: they are called one by one."""
     pin_threads: Callable[[Sequence[int]], None] | None = None
     """A thread for each CPU, pinned to it; the first is the caller's of the kernels, who pins itself. None: threads go
     where who calls them may."""

@@ -1,4 +1,4 @@
-"""QuantizedWeight: a weight of 4 to 8 bits in plain order, the form in which every format reaches a backend.
+"""QuantizedWeight: a weight of 2 to 8 bits in plain order, the form in which every format reaches a backend.
 
 Codes are whole numbers, or float8_e4m3fn by their bits: these have scales that are powers of two, so that a weight of
 three digits stays one in every type, and no group's range costs the small numbers beside it.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -16,6 +17,14 @@ from torch import Tensor
 _ROWS_AT_ONCE = 256
 SUPER_BLOCK = 256
 """Columns of a super-block (csrc/kernels/table.hpp)."""
+
+CodeTable = Literal["iq4", "fp4"]
+TABLE_VALUES: dict[CodeTable, tuple[int, ...]] = {
+    "iq4": (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113),
+    "fp4": (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12),
+}
+"""What codes of 4 bits stand for: steps that are finer near zero, and twice the floats e2m1. csrc/kernels/table.hpp has
+the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,20 +40,23 @@ class QuantizedFormat:
     """Whether codes are the bits of float8_e4m3fn."""
     has_super_blocks: bool = False
     """Whether scales and mins are whole numbers, times a float16 for each super-block."""
+    table: CodeTable | None = None
+    """Where codes of 4 bits are looked up."""
 
     @property
     def plain(self) -> QuantizedFormat:
         """Return the format that `QuantizedWeight.plain` converts to."""
-        return replace(self, bits=_plain_bits(self.bits), has_super_blocks=False)
+        return replace(self, bits=_plain_bits(self.bits, self.table), has_super_blocks=False, table=None)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class QuantizedWeight:
     """w[n, order[k]] = scales[n, g] * (codes[n, k] - zero) - mins[n, g], g = k // group_size.
 
-    The zero is 2^(bits - 1). Of fp8, scales[n, g] * codes[n, k] as a number. With super-blocks, as ggml's K types have
-    them, scales and mins are whole numbers: super_scales[n, b] * scales[n, g] and super_mins[n, b] * mins[n, g] take
-    their places, b = k // SUPER_BLOCK, and where there are mins the zero is 0.
+    The zero is 2^(bits - 1). Of fp8, scales[n, g] * codes[n, k] as a number. With a table, what TABLE_VALUES has for a
+    code takes the place of code and zero. With super-blocks, as ggml's K types have them, scales and mins are whole
+    numbers: super_scales[n, b] * scales[n, g] and super_mins[n, b] * mins[n, g] take their places, b = k //
+    SUPER_BLOCK, and where there are mins the zero is 0.
     """
 
     codes: Tensor
@@ -54,7 +66,7 @@ class QuantizedWeight:
     mins: Tensor | None
     """As scales, or None where the format has none."""
     bits: int
-    """4, 5, 6 or 8."""
+    """2 to 6, or 8; 2, 3 and 6 with super-blocks alone."""
     group_size: int
     dtype: torch.dtype
     """Of the activations it is multiplied with."""
@@ -71,6 +83,9 @@ class QuantizedWeight:
     super_mins: Tensor | None = None
     """float16 [N, K / SUPER_BLOCK]: what mins are multiplied by; None where the format has no mins."""
 
+    table: CodeTable | None = None
+    """Where codes of 4 bits are looked up; without mins."""
+
     @property
     def zero(self) -> int:
         """The code that stands for 0, less its min."""
@@ -86,7 +101,8 @@ class QuantizedWeight:
         """What it has in common with others like it."""
         digest = None if self.order is None else order_digest(self.order)
         has_super_blocks = self.super_scales is not None
-        return QuantizedFormat(self.bits, self.group_size, self.mins is not None, digest, self.is_fp8, has_super_blocks)
+        has_mins = self.mins is not None
+        return QuantizedFormat(self.bits, self.group_size, has_mins, digest, self.is_fp8, has_super_blocks, self.table)
 
     @property
     def is_finite(self) -> bool:
@@ -103,8 +119,7 @@ class QuantizedWeight:
         found = torch.empty(self.shape, dtype=self.dtype, device=self.codes.device)
         for begin in range(0, len(found), _ROWS_AT_ONCE):
             rows = slice(begin, begin + _ROWS_AT_ONCE)
-            codes = self.codes[rows]
-            numbers = codes.view(torch.float8_e4m3fn).float() if self.is_fp8 else codes.float() - self.zero
+            numbers = self._numbers(self.codes[rows])
             scales, mins = self._whole_scales(rows)
             values = numbers * scales[:, groups]
             if mins is not None:
@@ -113,6 +128,12 @@ class QuantizedWeight:
                 values = torch.empty_like(values).index_copy_(1, self.order, values)
             found[rows] = values
         return found
+
+    def _numbers(self, codes: Tensor) -> Tensor:
+        """What codes stand for, as multiples of their scales. float32"""
+        if self.is_fp8:
+            return codes.view(torch.float8_e4m3fn).float()
+        return codes.float() - self.zero if self.table is None else look_up(self.table, codes)
 
     def _whole_scales(self, rows: slice) -> tuple[Tensor, Tensor | None]:
         """Scales and mins of some rows, float32 [rows, groups]; products of a float16 and a byte are exact."""
@@ -132,7 +153,7 @@ class QuantizedWeight:
 
         Mins are seen from the middle code: around it the error of a rounded scale is smallest.
         """
-        bits, middle = _plain_bits(self.bits), 2 ** (self.bits - 1)
+        bits, middle = _plain_bits(self.bits, self.table), 2 ** (self.bits - 1)
         if bits == self.bits and self.super_scales is None:
             return self
         scales, mins = self._whole_scales(slice(None))
@@ -140,8 +161,12 @@ class QuantizedWeight:
             mins = mins - scales * middle
         scales = scales.clamp_(-LARGEST_SCALE, LARGEST_SCALE).half()
         mins = None if mins is None else mins.half()
-        codes = self.codes + (2 ** (bits - 1) - middle)
-        return replace(self, codes=codes, scales=scales, mins=mins, bits=bits, super_scales=None, super_mins=None)
+        if self.table is None:
+            codes = self.codes + (2 ** (bits - 1) - middle)
+        else:
+            codes = (look_up(self.table, self.codes) + 2 ** (bits - 1)).to(torch.uint8)
+        parts = {"codes": codes, "scales": scales, "mins": mins, "super_scales": None, "super_mins": None}
+        return replace(self, **parts, bits=bits, table=None)
 
     def of_rows(self, rows: slice | Tensor) -> QuantizedWeight:
         """Some of its rows, a range or those of these ids, in memory of their own."""
@@ -164,7 +189,9 @@ class QuantizedWeight:
         """Whether both can be rows of one weight."""
         if (self.bits, self.group_size, self.shape[1]) != (other.bits, other.group_size, other.shape[1]):
             return False
-        if self.is_fp8 != other.is_fp8 or (self.super_scales is None) != (other.super_scales is None):
+        if (self.is_fp8, self.table) != (other.is_fp8, other.table):
+            return False
+        if (self.super_scales is None) != (other.super_scales is None):
             return False
         if (self.mins is None) != (other.mins is None) or (self.order is None) != (other.order is None):
             return False
@@ -191,8 +218,13 @@ class QuantizedWeight:
         }
 
 
-def _plain_bits(bits: int) -> int:
-    return 4 if bits == 4 else 8
+def look_up(table: CodeTable, codes: Tensor) -> Tensor:
+    """What a table has for codes, float32."""
+    return torch.tensor(TABLE_VALUES[table], dtype=torch.float32, device=codes.device)[codes.int()]
+
+
+def _plain_bits(bits: int, table: CodeTable | None) -> int:
+    return 4 if bits <= 4 and table is None else 8
 
 
 def order_digest(order: Tensor) -> bytes:

@@ -9,13 +9,14 @@ import torch
 from torch import Tensor
 
 from twostroke.kernels.quantized_weight import QuantizedWeight
+from twostroke.kernels.streamed_weight import Matrix
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StackedWeight:
     """Parts in the order of their rows, of different formats or orders of inputs: each is multiplied by itself."""
 
-    parts: tuple[Tensor | QuantizedWeight, ...]
+    parts: tuple[Matrix, ...]
     """[N_i, K] each"""
 
 

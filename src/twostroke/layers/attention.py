@@ -9,7 +9,7 @@ from torch import Tensor
 
 from twostroke.config.kv_format import is_quantized
 from twostroke.config.layer_spec import LayerSpec
-from twostroke.kernels.dispatch import HeadTurn, Operators, Scoring
+from twostroke.kernels.dispatch import HeadTurn, Operators, Scoring, WholeLayer
 from twostroke.layers.attention_metadata import AttentionMetadata
 from twostroke.layers.norm import RMSNorm
 from twostroke.layers.rotary import Rotation
@@ -43,6 +43,7 @@ class Attention:
         operators: of the back end.
         head_norm: over each head of q and k, before they are rotated.
         key_bias: of the projection, where keys have one; see LayerSpec.stores_keys_less_bias.
+        slopes: see Scoring.
     """
 
     def __init__(
@@ -52,10 +53,11 @@ class Attention:
         operators: Operators,
         head_norm: RMSNorm | None = None,
         key_bias: Tensor | None = None,
+        slopes: Tensor | None = None,
     ) -> None:
         self._layer_id, self._kv_source = layer_id, layer_id if spec.kv_source is None else spec.kv_source
         self._writes_kv = self._kv_source == layer_id
-        self._scoring = Scoring(spec.softmax_scale, spec.score_cap)
+        self.scoring = Scoring(spec.softmax_scale, spec.score_cap, slopes=slopes)
         self._head_norm, self._rotate_heads_ = head_norm, operators.rotate_heads_
         self._key_bias = key_bias
 
@@ -85,10 +87,29 @@ class Attention:
             self._turn_(qkv[:, : num_heads + num_kv_heads], rotation)
         if key_bias is not None:
             qkv[:, num_heads : num_heads + num_kv_heads].sub_(key_bias)
-        attended = operator(qkv, kv.tensors[group], attention.plans[group], index, self._scoring, turn)
+        attended = operator(qkv, kv.tensors[group], attention.plans[group], index, self.scoring, turn)
         if self._writes_kv:
             kv.layer_written(self._layer_id)
         return attended
+
+    def within(
+        self,
+        layer: WholeLayer,
+        x: Tensor,
+        rotation: Rotation | None,
+        attention: AttentionMetadata,
+        kv: KVTensors,
+    ) -> Tensor | None:
+        """Compute the whole layer that this attention is part of, [num_tokens, hidden_size]; see __call__.
+
+        None: not with this storage, whose keys are less their bias.
+        """
+        group, index = attention.layout.layer_slots[self._kv_source]
+        if self._key_bias is not None and is_quantized(attention.layout.shapes[group].kv_format):
+            return None
+        y = layer(x, rotation, kv.tensors[group], attention.plans[group], index)
+        kv.layer_written(self._layer_id)
+        return y
 
     def _turn(self, rotation: Rotation) -> HeadTurn:
         norm = self._head_norm

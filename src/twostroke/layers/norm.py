@@ -6,7 +6,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from twostroke.kernels.dispatch import Operators
+from twostroke.kernels.dispatch import NormWeight, Operators
 
 
 class Norm(Protocol):
@@ -24,6 +24,11 @@ class RMSNorm:
         """Takes weight, broadcastable to what will be normed."""
         self.weight, self.eps = weight, eps
         self._rms_norm, self._rms_norm_ = operators.rms_norm, operators.rms_norm_
+
+    @property
+    def bound(self) -> NormWeight:
+        """For a back end that binds it."""
+        return NormWeight(self.weight, self.eps)
 
     def __call__(self, x: Tensor) -> Tensor:
         """Norms x [..., n]."""

@@ -112,7 +112,7 @@ class DecoderModel(ABC):
         kv: KVTensors,
         features: Mapping[int, Tensor] | None = None,
     ) -> Tensor:
-        """Runs some consecutive layers over hidden states [num_tokens, hidden_size].
+        """Runs some consecutive layers over hidden states [num_tokens, hidden_size], which may be changed.
 
         The inputs of layers that `features` names are copied to the tensors there, of the same shape.
         """

@@ -15,7 +15,7 @@ from torch import Tensor
 from twostroke.config.layer_spec import LayerSpec, NormPlace, PlainActivation
 from twostroke.config.model import ModelConfig
 from twostroke.kernels.activation import activated
-from twostroke.kernels.dispatch import Linear, Operators
+from twostroke.kernels.dispatch import LayerParts, Linear, Operators, WholeLayer
 from twostroke.kernels.quantized_weight import QuantizedWeight
 from twostroke.kernels.soft_cap import soft_cap
 from twostroke.kernels.streamed_weight import Matrix, StreamedWeight
@@ -38,7 +38,8 @@ class LlamaLayer:
     """x + attention(norm(x)), then x + mlp(norm(x)); the feed-forward is gated (Shazeer 2020, arXiv:2002.05202).
 
     The norms stand at the inputs of attention and MLP, at their outputs, or at both. Where both are computed in
-    parallel, the MLP reads what attention reads, by a norm of its own or by the same.
+    parallel, the MLP reads what attention reads, by a norm of its own or by the same. `adds_to_normed` puts the norm's
+    output in the place of x.
     """
 
     def __init__(self, config: ModelConfig, weights: Mapping[str, Any], layer_id: int, placement: Placement) -> None:
@@ -48,6 +49,7 @@ class LlamaLayer:
         self._head_dim, self._width = spec.kv.head_dim, spec.q_size
         self._heads_of_all = (spec.num_heads, spec.kv.num_kv_heads)
         self._residual_scale, self._is_parallel = spec.residual_scale, spec.is_parallel
+        self._adds_to_normed = spec.adds_to_normed
         self._shares_norm, self._norms_rows = spec.norms == "shared", spec.qk_norm == "rows"
         self._split = split
         names = _NORMS[spec.norms] + (_QK_NORMS if spec.qk_norm == "rows" else ())
@@ -59,12 +61,14 @@ class LlamaLayer:
         self._qk_norms = [norms[name] for name in _QK_NORMS if name in norms]
         self._qkv = operators.pack_linear(weights["qkv.weight"], weights.get("qkv.bias"))
         head_norm = self.head_norm(config, weights, operators) if spec.qk_norm == "heads" else None
-        self._attention = Attention(layer_id, spec, operators, head_norm, self._key_bias(spec, weights))
+        slopes = own_slopes(spec, placement)
+        self._attention = Attention(layer_id, spec, operators, head_norm, self._key_bias(spec, weights), slopes)
         output = operators.pack_linear(weights["output.weight"], weights.get("output.bias"))
         self.output = split.linear(output, config.hidden_size)
         self.inner = self.pack_mlp(spec, weights, placement)
         down = operators.pack_linear(weights["down.weight"], weights.get("down.bias"))
         self.down = split.linear(down, config.hidden_size)
+        self._whole = self._as_one_call(spec, norms, head_norm, operators)
 
     def pack_mlp(self, spec: LayerSpec, weights: Mapping[str, Any], placement: Placement) -> Callable[[Tensor], Tensor]:
         """Return what the MLP computes before its down projection: [num_tokens, hidden_size] -> intermediate_size."""
@@ -100,12 +104,43 @@ class LlamaLayer:
             kv: the KV storage.
             query_scales: [num_tokens, 1, 1], factors on q, where the layer has them.
         """
+        if self._whole is not None and query_scales is None:
+            y = self._attention.within(self._whole, x, rotation, attention, kv)
+            if y is not None:
+                return y
         normed = self.attention_norm(x)
         beside = self.mlp_norm(x) if self._is_parallel and not self._shares_norm else normed
         attended = self.attend(normed, rotation, attention, kv, query_scales)
-        x = self._added(x, self.output, attended, self._attention_out_norm)
+        x = self._added(normed if self._adds_to_normed else x, self.output, attended, self._attention_out_norm)
         normed = beside if self._is_parallel else self.mlp_norm(x)
-        return self._added(x, self.down, self.inner(normed), self._mlp_out_norm)
+        inner = self.inner(normed)
+        return self._added(normed if self._adds_to_normed else x, self.down, inner, self._mlp_out_norm)
+
+    def _as_one_call(
+        self, spec: LayerSpec, norms: Mapping[str, Norm], head_norm: RMSNorm | None, operators: Operators
+    ) -> WholeLayer | None:
+        """Return this layer as one call of the back end, where it is of the kind that has one."""
+        adds_plainly = not self._adds_to_normed and not self._is_parallel and self._residual_scale == 1.0
+        if self._split.size > 1 or not adds_plainly or not spec.has_plain_attention:
+            return None
+        bound = {name: norm.bound for name, norm in norms.items() if isinstance(norm, RMSNorm)}
+        if len(bound) < len(norms):
+            return None
+        return operators.whole_layer(
+            LayerParts(
+                attention_norm=bound.get("attention_norm"),
+                attention_out_norm=bound.get("attention_out_norm"),
+                mlp_norm=bound.get("mlp_norm"),
+                mlp_out_norm=bound.get("mlp_out_norm"),
+                head_norm=None if head_norm is None else head_norm.bound,
+                scoring=self._attention.scoring,
+                head_dim=self._head_dim,
+                qkv=self._qkv,
+                output=self.output,
+                inner=self.inner,
+                down=self.down,
+            )
+        )
 
     def _key_bias(self, spec: LayerSpec, weights: Mapping[str, Any]) -> Tensor | None:
         """Return what quantized KV leaves out of each rotated key, [num_kv_heads, head_dim]; None: nothing."""
@@ -155,6 +190,14 @@ def _same(x: Tensor) -> Tensor:
     return x
 
 
+def own_slopes(spec: LayerSpec, placement: Placement) -> Tensor | None:
+    """Return ALiBi's slopes of this rank's query heads, float32; None without ALiBi."""
+    if not spec.has_alibi:
+        return None
+    own = placement.split.own(spec.num_heads)
+    return torch.tensor(spec.slopes[own.start : own.stop], dtype=torch.float32, device=placement.device)
+
+
 def _plain(up: Linear, activation: PlainActivation, x: Tensor) -> Tensor:
     """Compute what an MLP without a gate does before its down projection."""
     inner = up(x)
@@ -193,6 +236,8 @@ class Llama(DecoderModel):
             "embedding.weight": Parameter((config.vocab_size,), config.hidden_size, is_split=True),
             **_norm_parameters(config, "norm", config.hidden_size),
         }
+        if config.has_embedding_norm:
+            found |= _norm_parameters(config, "embedding_norm", config.hidden_size)
         if config.position_offset is not None:
             num_rows = config.max_position_embeddings + config.position_offset
             found["positions.weight"] = Parameter((num_rows,), config.hidden_size, is_table=True)
@@ -244,6 +289,8 @@ class Llama(DecoderModel):
         self._rows_of = (
             None if config.tie_word_embeddings else rows_reader(weights["embedding.weight"], placement.operators)
         )
+        has_norm = config.has_embedding_norm
+        self._embedding_norm = _norm(config, weights, "embedding_norm", placement.operators) if has_norm else _same
         self._positions = None if config.position_offset is None else weights["positions.weight"]
         # the largest matrix first: what quantizing it takes for a moment is given back before the others are there
         head_bias = weights["lm_head.bias"] if config.head_bias else None
@@ -284,6 +331,7 @@ class Llama(DecoderModel):
             rows = self._split.rows(input_ids, self.config.vocab_size, self._rows_of)
         if self._embedding_scale != 1.0:
             rows = rows * self._embedding_scale
+        rows = self._embedding_norm(rows)
         if self._positions is None or positions is None:
             return rows
         return rows + F.embedding(positions + (self.config.position_offset or 0), self._positions)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from functools import partial
@@ -20,6 +21,7 @@ from twostroke.kernels.dispatch import Operators, Weight
 from twostroke.kernels.large_pages import return_unused
 from twostroke.kernels.quantized_weight import QuantizedWeight, quantize_fp8
 from twostroke.kernels.stacked_weight import StackedWeight, stack
+from twostroke.kernels.stored_rows import StoredRows
 from twostroke.kernels.streamed_weight import StreamedWeight
 from twostroke.layers.row_split import RowSplit
 from twostroke.log import get_logger
@@ -27,6 +29,7 @@ from twostroke.model.checkpoint import Checkpoint, shorten
 from twostroke.model.decoder import DecoderModel, Parameter, Placement
 from twostroke.model.float_weights import FloatWeights
 from twostroke.model.fp8_weights import Fp8Weights
+from twostroke.model.packed_cache import CachedWeights, PackedCache
 from twostroke.model.quantized_checkpoint import QuantizedCheckpoint
 from twostroke.model.registry import architecture, model_class
 from twostroke.model.rotary_order import in_rotary_order
@@ -36,7 +39,7 @@ from twostroke.model.transposed import Transposed
 from twostroke.model.weight_map import checkpoint_names
 from twostroke.model.weight_pieces import Piece, is_multiplied, is_one_weight, is_packed, pieces_of
 from twostroke.model.weight_size import weight_bytes
-from twostroke.model.weight_source import ALL_ROWS, ROWS_TOGETHER, WeightSource
+from twostroke.model.weight_source import ALL_ROWS, ROWS_TOGETHER, StoresRows, WeightSource
 
 log = get_logger(__name__)
 
@@ -110,6 +113,7 @@ def load_model(  # noqa: PLR0913 (what a model is made of, each by its name)
     quantization: Quantization | None = None,
     group_size: int = DEFAULT_GROUP_SIZE,
     split: RowSplit | None = None,
+    cache: PackedCache | None = None,
 ) -> DecoderModel:
     """Loads a model.
 
@@ -123,6 +127,7 @@ def load_model(  # noqa: PLR0913 (what a model is made of, each by its name)
         quantization: of float weights that are multiplied; None keeps them in `dtype`.
         group_size: weights to a scale, for int4.
         split: of the rows over ranks; None: there is one rank.
+        cache: keeps what is packed; None: nothing is kept.
 
     Raises:
         UnsupportedModel: the architecture or the layout of a weight is not implemented.
@@ -140,9 +145,11 @@ def load_model(  # noqa: PLR0913 (what a model is made of, each by its name)
     split = split or RowSplit()
     pieces = {name: pieces_of(source, parts[name], parameter, split.own) for name, parameter in parameters.items()}
     weights = _Weights(source, pieces, dtype, device, packed, _quantizer(quantization, group_size, operators))
+    weights = weights if cache is None else CachedWeights(weights, packed, cache)
     if config.tie_word_embeddings:
         _check_tied_head(source, parts["embedding.weight"][0], dtype)
-    model = kind(config, weights, Placement(operators, dtype, device, max_model_len, split))
+    with contextlib.nullcontext() if cache is None else cache:
+        model = kind(config, weights, Placement(operators, dtype, device, max_model_len, split))
     mib = weight_bytes(source, config, dtype, operators, quantization, group_size) >> 20
     log.info("%s: %d MiB of weights in %.1f s", source.path.name, mib, time.perf_counter() - start_s)
     return model
@@ -230,10 +237,30 @@ class _Weights(Mapping[str, Weight]):
             assert not isinstance(found, StackedWeight), name
             return _plain(found)
         if is_one_weight(self._source, pieces):
-            shape = (sum(piece.num_rows for piece in pieces), self._source.weights[pieces[0].name].shape[1])
-            return StreamedWeight(shape, self._dtype, partial(self._rows, pieces))
+            return self._streamed(pieces, self._stored(pieces))
+        stored = [self._stored([piece]) for piece in pieces]
+        if all(found is not None for found in stored):
+            if (together := self._stored(pieces)) is not None:
+                return self._streamed(pieces, together)
+            if len({self._source.weights[piece.name].format for piece in pieces}) > 1:
+                parts = (self._streamed([piece], found) for piece, found in zip(pieces, stored, strict=True))
+                return StackedWeight(tuple(parts))
         # whether quantized maps are alike is seen from all of them
         return stack([self._on_load(self._read_piece(piece)) for piece in pieces])
+
+    def _streamed(self, pieces: Sequence[Piece], stored: StoredRows | None) -> StreamedWeight:
+        shape = (sum(piece.num_rows for piece in pieces), self._source.weights[pieces[0].name].shape[1])
+        return StreamedWeight(shape, self._dtype, partial(self._rows, pieces), stored)
+
+    def _stored(self, pieces: Sequence[Piece]) -> StoredRows | None:
+        """Where the rows of pieces lie; None: not in files as they are packed, or in blocks of several types."""
+        found: list[StoredRows] = []
+        for piece in pieces:
+            rows = self._source.stored_rows(piece.name) if isinstance(self._source, StoresRows) else None
+            if rows is None:
+                return None
+            found.append(rows.of_rows(slice(piece.begin, piece.begin + piece.num_rows)))
+        return StoredRows.stack(found)
 
     def _rows(self, pieces: Sequence[Piece], begin: int, end: int) -> Tensor | QuantizedWeight:
         """Rows of pieces that lie one under the other."""

@@ -12,6 +12,7 @@ from twostroke.errors import UnsupportedModel
 from twostroke.model.weight_map import (
     APERTUS,
     ARCEE,
+    BLOOM,
     FALCON,
     GEMMA2,
     GEMMA4,
@@ -87,6 +88,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "HeliumForCausalLM": Architecture("twostroke.model.llama:Llama", LLAMA, can_split=True),
     "ApertusForCausalLM": Architecture("twostroke.model.apertus:Apertus", APERTUS, can_split=True),
     "FalconForCausalLM": Architecture("twostroke.model.llama:Llama", FALCON, can_split=True, has_qkv_by_kv_head=True),
+    "BloomForCausalLM": Architecture("twostroke.model.llama:Llama", BLOOM, can_split=True, has_qkv_by_kv_head=True),
     "GPTJForCausalLM": Architecture("twostroke.model.llama:Llama", GPTJ, can_split=True),
     "OPTForCausalLM": Architecture("twostroke.model.llama:Llama", OPT, can_split=True),
     "GPT2LMHeadModel": Architecture("twostroke.model.llama:Llama", GPT2, can_split=True, has_transposed_matrices=True),

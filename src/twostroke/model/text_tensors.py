@@ -4,7 +4,7 @@ model.language_model.layers.0.mlp.up_proj.weight   ─► model.layers.0.mlp.up_
 language_model.model.norm.weight                   ─► model.norm.weight
 vision_tower.encoder.layers.0.layer_norm1.weight   ─► none: a request with images is refused
 embed_out.weight                                   ─► lm_head.weight: GPT-NeoX's first name of it
-h.0.attn.c_attn.weight                             ─► transformer.h.0.attn.c_attn.weight: GPT-2's
+h.0.attn.c_attn.weight                             ─► transformer.h.0.attn.c_attn.weight: GPT-2's and BLOOM's
 transformer.h.0.ln_mlp.weight                      ─► transformer.h.0.post_attention_layernorm.weight: Falcon 40B's
 """
 
@@ -27,7 +27,7 @@ def text_name(name: str) -> str | None:
         return None
     if name.startswith("embed_out."):
         return name.replace("embed_out", "lm_head", 1)
-    if name.startswith(("h.", "wte.", "wpe.", "ln_f.")):
+    if name.startswith(("h.", "wte.", "wpe.", "ln_f.", "word_embeddings")):
         return f"transformer.{name}"
     if name.startswith("transformer.h."):
         return name.replace(".ln_attn.", ".input_layernorm.").replace(".ln_mlp.", ".post_attention_layernorm.")

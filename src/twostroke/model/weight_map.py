@@ -125,6 +125,8 @@ FALCON: NameTable = {
     "lm_head": "lm_head",
 }
 
+BLOOM: NameTable = {**FALCON, "embedding_norm": "transformer.word_embeddings_layernorm"}
+
 GPTJ: NameTable = {
     "embedding": "transformer.wte",
     "layers.{i}.attention_norm": "transformer.h.{i}.ln_1",

@@ -74,7 +74,8 @@ class _Counts:
     def of_rank(self, rank: int, num_ranks: int) -> int:
         """Everything that a rank has."""
         own = partial(rows_of, rank, num_ranks)
-        return self._of_key_biases(own) + sum(
+        beside = self._of_key_biases(own) + self._of_slopes(own)
+        return beside + sum(
             self._of_matrix(name, parameter, own)
             if is_packed(name, self._config, parameter, self._source, checkpoint_names(self._names, name))
             else self._of_tensor(parameter, own, num_ranks)
@@ -90,6 +91,11 @@ class _Counts:
                 parameter = self._parameters[f"layers.{layer_id}.qkv.bias"]
                 num_rows += len(parameter.own_rows(parameter.rows[1], own))
         return num_rows * self._dtype.itemsize
+
+    def _of_slopes(self, own: Callable[[int], range]) -> int:
+        """ALiBi's slopes, which each layer keeps in float32."""
+        num_slopes = sum(len(own(spec.num_heads)) for spec in self._config.layers if spec.has_alibi)
+        return num_slopes * torch.float32.itemsize
 
     def _is_packed_with_its_matrix(self, name: str) -> bool:
         """Whether it is the bias of a product; norms have biases, too."""

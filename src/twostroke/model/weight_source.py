@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from twostroke.kernels.quantized_weight import QuantizedFormat, QuantizedWeight
+from twostroke.kernels.stored_rows import StoredRows
 
 ALL_ROWS = slice(None)
 ROWS_TOGETHER = 8
@@ -64,6 +65,15 @@ class WeightSource(Protocol):
             CorruptCheckpoint: its bytes cannot be read, or contradict each other.
             UnsupportedModel: it is stored in a way that is not implemented.
         """
+        ...
+
+
+@runtime_checkable
+class StoresRows(Protocol):
+    """A WeightSource that can say where rows lie in its files. What stands before it and changes weights is none."""
+
+    def stored_rows(self, name: str) -> StoredRows | None:
+        """Return where the rows of a weight lie, in their order; None where none lies in a file as blocks."""
         ...
 
 

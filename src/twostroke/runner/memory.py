@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 
 from twostroke.config.model import ModelConfig
@@ -24,10 +25,12 @@ def step_bytes(model: ModelConfig, *, max_tokens: int, max_num_seqs: int, bytes_
     """Most memory that one step takes beside weights and KV.
 
     ```
-    per token      3 hidden (residual, norm, output; 4 where two norms read the residual) + the larger of
+    per token      3 hidden (residual, norm, output; 4 where two norms read the residual, or layers a copy of it)
+                   + what tokens bring to all layers (Gemma 4) + the largest of
                      attention  2 qkv + 3 q            a product's output exists twice while tiles are joined,
                      MLP        5 intermediate         gate and up are two of them, their product one
                                 or, without a gate, 2 and 4 in float32 (the activation)
+                     inputs     5 of what tokens bring to all layers, while it is made
                    and 2 hidden in float32 (the norm)
     per logits row 5 vocab in float32                  logits, processed, probabilities, sorted, noise
     per scored row 4 vocab in float32                  logits in tiles and joined, log-probabilities, sorted
@@ -49,8 +52,7 @@ def step_bytes(model: ModelConfig, *, max_tokens: int, max_num_seqs: int, bytes_
         )
         for layer in model.kinds
     )
-    elements = _num_hidden(model) * model.hidden_size + max(of_layers)
-    per_token = elements * bytes_per_element + 2 * model.hidden_size * _FLOAT32
+    per_token = _num_elements(model, of_layers) * bytes_per_element + 2 * model.hidden_size * _FLOAT32
     sampled = 5 * min(max_num_seqs, max_tokens)
     scored = 4 * min(num_slice_rows(model.vocab_size), max_tokens)
     gathered = MAX_GATHERED * (2 * bytes_per_element + _FLOAT32)
@@ -59,18 +61,27 @@ def step_bytes(model: ModelConfig, *, max_tokens: int, max_num_seqs: int, bytes_
     return max_tokens * per_token + max(sampled, scored) * model.vocab_size * _FLOAT32 + attention
 
 
-def _num_hidden(model: ModelConfig) -> int:
-    """Return how many tensors of a step are as wide as the residual stream at once."""
-    return 4 if any(layer.is_parallel and layer.norms != "shared" for layer in model.kinds) else 3
+def _num_elements(model: ModelConfig, of_layers: Iterable[int]) -> int:
+    """Return the most numbers that a step holds for each token.
+
+    Args:
+        model: shape of the model.
+        of_layers: numbers a token that each kind of layer holds beside the residual stream.
+    """
+    has_two_readers = any(layer.is_parallel and layer.norms != "shared" for layer in model.kinds)
+    inputs = sum(layer.token_input_size for layer in model.layers)
+    num_hidden = 4 if has_two_readers or inputs else 3
+    return num_hidden * model.hidden_size + inputs + max(*of_layers, 5 * inputs)
 
 
 def card_step_bytes(model: ModelConfig, *, max_tokens: int, max_num_seqs: int, bytes_per_element: int) -> int:
     """Return the most memory that one step takes on a GPU beside weights and KV, by what Triton's kernels allocate.
 
     ```
-    per token      3 hidden (residual, norm, output; 4 where two norms read the residual) + the larger of
+    per token      hidden and what tokens bring to all layers, as above, + the largest of
                      attention  qkv + q             a product is written once, heads are rotated in place
                      MLP        3 intermediate      gate and up, and their product; without a gate as above
+                     inputs     as above
     per logits row 5 vocab in float32               logits, processed, probabilities, sorted, noise
     per scored row 3 vocab in float32               logits, log-probabilities, sorted
     attention      partial results of split contexts in float32
@@ -111,7 +122,7 @@ def _card_pass_bytes(model: ModelConfig, max_tokens: int, bytes_per_element: int
         max(2 * (layer.q_size + layer.kv_size), (3 if layer.has_gate else without_gate) * layer.intermediate_size)
         for layer in model.kinds
     )
-    elements = _num_hidden(model) * model.hidden_size + max(of_layers)
+    elements = _num_elements(model, of_layers)
     attention = PART_ROWS * max(layer.q_size for layer in model.kinds) * _FLOAT32
     return max_tokens * elements * bytes_per_element + attention + _RUNS_BYTES
 

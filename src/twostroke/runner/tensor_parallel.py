@@ -15,11 +15,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 import msgspec
 
 from twostroke.batch import NewRequest, ScheduledBatch, StepResult
 from twostroke.communicator.interface import Communicator
+from twostroke.errors import RankLost
 from twostroke.kv_check import KVCheck, KVDifference
 from twostroke.runner.model_runner import ModelRunner
 
@@ -88,9 +90,10 @@ class TensorParallelExecutor:
         raise AssertionError(f"a KV check of {check.request_id} over {self._communicator.size} ranks")
 
     def close(self) -> None:
-        """See Executor."""
+        """See Executor. A rank that has died since the last step is no error."""
         if not self._is_lost:
-            self._communicator.broadcast(_ENCODER.encode(_Step([], None)))
+            with suppress(RankLost):
+                self._communicator.broadcast(_ENCODER.encode(_Step([], None)))
         self._communicator.close()
         self._end_ranks()
         self._runner.close()

@@ -15,9 +15,13 @@ from __future__ import annotations
 import codecs
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from functools import cache
+from itertools import pairwise
 from typing import Any, Protocol
 
+import numpy as np
+from numpy.typing import NDArray
 from tokenizers import Tokenizer as RawTokenizer
 
 REPLACEMENT = "\ufffd"
@@ -84,6 +88,19 @@ def _byte_alphabet() -> dict[str, int]:
     return {chr(b): b for b in visible} | {chr(0x100 + i): b for i, b in enumerate(hidden)}
 
 
+_NO_BYTE, _BORDER = -1, -2
+
+
+@cache
+def _byte_table() -> NDArray[np.int16]:
+    """The byte of each character of the byte alphabet, by its code point."""
+    alphabet = _byte_alphabet()
+    table = np.full(max(map(ord, alphabet)) + 2, _NO_BYTE, np.int16)  # the last one is for all beyond
+    table[[ord(character) for character in alphabet]] = list(alphabet.values())
+    table[ord("\n")] = _BORDER  # which stands for no byte
+    return table
+
+
 class ByteLevelText:
     """Tokens are bytes written in the byte alphabet; a character may be spread over several."""
 
@@ -103,6 +120,20 @@ class ByteLevelText:
                 known = token.encode("utf-8")
             self._bytes[token] = known
         return known
+
+    def all_bytes(self, tokens: Sequence[str]) -> list[bytes]:
+        """`token_bytes` of a whole vocabulary, in a tenth of the time."""
+        table = _byte_table()
+        joined = np.frombuffer("\n".join([*tokens, ""]).encode("utf-32-le", "surrogatepass"), np.uint32)
+        found = table[np.minimum(joined, len(table) - 1)]
+        ends = np.flatnonzero(found == _BORDER)
+        if len(ends) != len(tokens):  # some have a line break in them, as added tokens may
+            return [self.token_bytes(token) for token in tokens]
+        content = found.astype(np.uint8).tobytes()
+        texts = [content[begin + 1 : end] for begin, end in pairwise([-1, *ends.tolist()])]
+        for i in map(int, np.unique(np.searchsorted(ends, np.flatnonzero(found == _NO_BYTE)))):
+            texts[i] = self.token_bytes(tokens[i])
+        return texts
 
     def first_bytes(self, token: str) -> bytes:
         """The same as anywhere."""

@@ -50,12 +50,14 @@ class Tokenizer:
         self._named_tokens = settings.named_tokens
         self._chat_templates = settings.chat_templates
         self._special_token_ids = frozenset(i for i, t in raw.get_added_tokens_decoder().items() if t.special)
-        self._max_token_id = max(raw.get_vocab(with_added_tokens=True).values(), default=-1)
+        self._tokens = _tokens_by_id(raw)
         self._text = make_token_text(raw)
+        self._all_bytes: list[bytes] | None = None
+        """By id, where each token is bytes."""
+        if isinstance(self._text, ByteLevelText):
+            self._all_bytes = self._text.all_bytes([token or "" for token in self._tokens])
         self._most_bytes = self._longest_token()
         self._windows = WindowEncoder(raw, self._text)
-        # Asking the library costs ten times a look-up here, and detokenizing asks for every token.
-        self._known: dict[int, str | None] = {}
         self.whole_texts = _WholeTexts(self)
         """What each token adds to a settled TextStream; None where that is not certain, and for special tokens."""
         self._check_framing(settings.add_bos_token)
@@ -144,11 +146,9 @@ class Tokenizer:
 
     def _longest_token(self) -> int | None:
         """Bytes of the longest token, where texts are cut into bytes."""
-        if not isinstance(self._text, ByteLevelText) or not isinstance(
-            self._raw.normalizer, (NoneType, normalizers.NFC)
-        ):
+        if self._all_bytes is None or not isinstance(self._raw.normalizer, (NoneType, normalizers.NFC)):
             return None
-        return max((len(self._text.token_bytes(token)) for token in self._raw.get_vocab()), default=None)
+        return max(map(len, self._all_bytes), default=None)
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Text of token ids; ids that stand for nothing are left out, broken UTF-8 becomes U+FFFD."""
@@ -172,11 +172,7 @@ class Tokenizer:
 
     def token(self, token_id: int) -> str | None:
         """The vocabulary entry as it is written there; None for an id that has none."""
-        try:
-            return self._known[token_id]
-        except KeyError:
-            token = self._known[token_id] = self._raw.id_to_token(token_id)
-            return token
+        return self._tokens[token_id] if 0 <= token_id < len(self._tokens) else None
 
     def tokens(self, token_ids: Iterable[int]) -> list[str]:
         """The pieces a text was cut into, as the vocabulary writes them; an id that has none is shown as empty."""
@@ -191,6 +187,14 @@ class Tokenizer:
         """What one token adds at the beginning of a text; nothing for an id that has no token."""
         token = self.token(token_id)
         return b"" if token is None else self._text.first_bytes(token)
+
+    def all_token_bytes(self, count: int) -> tuple[list[bytes], list[bytes]]:
+        """`token_bytes` and `first_token_bytes` of the ids below `count`; one list where they are the same."""
+        if self._all_bytes is None:
+            ids = range(count)
+            return list(map(self.token_bytes, ids)), list(map(self.first_token_bytes, ids))
+        found = self._all_bytes[:count] + [b""] * (count - len(self._all_bytes))
+        return found, found
 
     def decoded_token(self, token_id: int) -> str:
         """`token_bytes` as text, for display: part of a character shows as U+FFFD."""
@@ -223,7 +227,7 @@ class Tokenizer:
     @property
     def max_token_id(self) -> int:
         """The highest id; vocab_size - 1 unless ids have gaps."""
-        return self._max_token_id
+        return len(self._tokens) - 1
 
     @property
     def named_tokens(self) -> Mapping[str, str]:
@@ -256,9 +260,9 @@ class Tokenizer:
         Raises:
             CorruptCheckpoint: tokenizer and model do not belong together.
         """
-        if self._max_token_id >= model_vocab_size:
+        if self.max_token_id >= model_vocab_size:
             raise CorruptCheckpoint(
-                f"the tokenizer's highest token id is {self._max_token_id}, but the model has embeddings for ids up to "
+                f"the tokenizer's highest token id is {self.max_token_id}, but the model has embeddings for ids up to "
                 f"{model_vocab_size - 1} only (vocab_size {model_vocab_size}). Use the tokenizer of this model."
             )
 
@@ -287,6 +291,17 @@ def _add_tokens(raw: RawTokenizer, settings: TokenizerSettings) -> None:
     known_special = {token.content for token in raw.get_added_tokens_decoder().values() if token.special}
     missing: list[AddedToken | str] = [t for t in settings.special_tokens if t.content not in known_special]
     raw.add_special_tokens(missing)
+
+
+def _tokens_by_id(raw: RawTokenizer) -> list[str | None]:
+    """The vocabulary entries as they are written, None where there is none: the library takes ten times a look-up."""
+    ids = raw.get_vocab(with_added_tokens=True)
+    tokens: list[str | None] = [None] * (max(ids.values(), default=-1) + 1)
+    for token, token_id in ids.items():
+        tokens[token_id] = token
+    for token_id in raw.get_added_tokens_decoder():  # a decoder is given them as this says
+        tokens[token_id] = raw.id_to_token(token_id)
+    return tokens
 
 
 class _WholeTexts(dict[int, str | None]):

@@ -168,6 +168,30 @@ def test_a_rank_that_leaves_is_noticed(backend: str, meet: Meeting) -> None:
         first.barrier()
 
 
+@pytest.mark.parametrize("backend", ["shared memory"])  # through sockets nobody is done before all have sent
+def test_a_rank_that_ended_behind_its_last_gather_has_left_its_part(
+    backend: str, meet: Meeting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The late rank waits, loses its processor, and runs again when the other has its part and is gone."""
+    late, other = meet(2)
+    assert isinstance(late, SharedMemoryCommunicator)
+    operation = late._gather  # pyright: ignore[reportPrivateUsage]
+    of_other: list[bytes] = []
+
+    class LosesItsProcessor:
+        start = operation.start
+
+        def advance(self, patience_us: int) -> int:
+            if of_other:
+                return operation.advance(patience_us)
+            of_other.extend(gather(other, b"other", [4, 5]))
+            other.close()
+            return other.rank
+
+    monkeypatch.setattr(late, "_gather", LosesItsProcessor())
+    assert gather(late, b"late", [4, 5]) == of_other == [b"late", b"other"]
+
+
 _PEER = """
 import sys
 from contextlib import closing

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -11,15 +12,18 @@ from twostroke import LLM
 from twostroke.config.kv_format import (
     INT4_PERPLEXITY_RISE,
     INT4_PERPLEXITY_RISE_OF_CODER,
+    INT4_PERPLEXITY_RISE_OF_GEMMA,
     INT8_PERPLEXITY_RISE,
     INT8_PERPLEXITY_RISE_OF_CODER,
+    INT8_PERPLEXITY_RISE_OF_GEMMA,
     kv_format_warning,
 )
 
 ROOT = Path(__file__).parents[3]
 DECISION = "docs/decisions/008-a-kv-format-is-a-codec.md"
 SMOLLM2, CODER, PEERS = "quality-kv-smollm2", "quality-kv-qwen-coder", "quality-smollm2"
-POSITIONS = {SMOLLM2: 2048, CODER: 400, PEERS: 2048}
+GEMMA = "quality-kv-gemma3-270m"
+POSITIONS = {SMOLLM2: 2048, CODER: 400, PEERS: 2048, GEMMA: 2048}
 
 
 def rise_of(result: str, row: str, base: str = "base") -> float:
@@ -36,10 +40,18 @@ def test_the_warning_tells_the_measured_rise_and_where_it_is_from() -> None:
     assert pytest.approx(rise_of(SMOLLM2, "kv_cache_dtype=int8"), abs=5e-5) == INT8_PERPLEXITY_RISE
     assert pytest.approx(rise_of(CODER, "kv_cache_dtype=int8"), abs=5e-5) == INT8_PERPLEXITY_RISE_OF_CODER
     assert pytest.approx(rise_of(CODER, "kv_cache_dtype=int4"), abs=5e-5) == INT4_PERPLEXITY_RISE_OF_CODER
+    assert pytest.approx(rise_of(GEMMA, "kv_cache_dtype=int8"), abs=5e-5) == INT8_PERPLEXITY_RISE_OF_GEMMA
+    assert pytest.approx(rise_of(GEMMA, "kv_cache_dtype=int4"), abs=5e-5) == INT4_PERPLEXITY_RISE_OF_GEMMA
     warning = kv_format_warning("int4") or ""
+    assert f"{INT4_PERPLEXITY_RISE_OF_GEMMA:.1%} on Gemma 3 270M" in warning
     assert f"{INT4_PERPLEXITY_RISE:.1%} on SmolLM2-135M-Instruct" in warning
     assert f"{INT4_PERPLEXITY_RISE_OF_CODER:.1%} on Qwen2.5-Coder-1.5B" in warning
-    for told, result in ((INT8_PERPLEXITY_RISE, SMOLLM2), (INT8_PERPLEXITY_RISE_OF_CODER, CODER)):
+    told_of = {
+        SMOLLM2: INT8_PERPLEXITY_RISE,
+        CODER: INT8_PERPLEXITY_RISE_OF_CODER,
+        GEMMA: INT8_PERPLEXITY_RISE_OF_GEMMA,
+    }
+    for result, told in told_of.items():
         assert f"int8: {told:.1%}; {result}.json" in warning
     assert "our LICENSE" in warning
 
@@ -54,6 +66,18 @@ def test_whoever_tells_the_figure_tells_its_model_and_text(path: str) -> None:
     assert "LICENSE" in sentence
     if path.endswith(".md"):
         assert f"{SMOLLM2}.json" in sentence
+
+
+@pytest.mark.parametrize("path", ["src/twostroke/config/cache.py", "README.md", "docs/gpu.md"])
+def test_whoever_tells_of_int4_to_users_tells_all_three_models(path: str) -> None:
+    text = " ".join((ROOT / path).read_text().split())
+    rises = {
+        "Gemma 3 270M": INT4_PERPLEXITY_RISE_OF_GEMMA,
+        "SmolLM2-135M-Instruct": INT4_PERPLEXITY_RISE,
+        "Qwen2.5-Coder-1.5B": INT4_PERPLEXITY_RISE_OF_CODER,
+    }
+    for model, rise in rises.items():
+        assert re.search(rf"{model} (on our LICENSE )?by {rise:.1%}", text), model
 
 
 def test_the_decision_tells_the_measured_rises() -> None:

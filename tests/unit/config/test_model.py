@@ -426,6 +426,23 @@ PUBLISHED: dict[str, tuple[dict[str, Any], int]] = {
         },
         6_921_720_704,
     ),
+    "bloom-560m": (
+        {
+            "apply_residual_connection_post_layernorm": False,
+            "architectures": ["BloomForCausalLM"],
+            "layer_norm_epsilon": 1e-05,
+            "n_embed": 1024,
+            "n_inner": None,
+            "n_layer": 24,
+            "num_attention_heads": 16,
+            "offset_alibi": 100,
+            "pretraining_tp": 1,
+            "slow_but_exact": False,
+            "torch_dtype": "bfloat16",
+            "vocab_size": 250880,
+        },
+        559_214_592,
+    ),
     "gpt-j-6b": (
         {
             "architectures": ["GPTJForCausalLM"],
@@ -522,7 +539,7 @@ def test_values_of_gemma_and_phi() -> None:
     assert (rope.rope_type, rope.rotary_dim, rope.factor, phi.max_context) == ("longrope", 96, 32.0, 131072)
 
 
-@pytest.mark.parametrize("name", ["gpt2", "gpt-j-6b", "opt-1.3b", "pythia-160m", "falcon-7b"])
+@pytest.mark.parametrize("name", ["bloom-560m", "gpt2", "gpt-j-6b", "opt-1.3b", "pythia-160m", "falcon-7b"])
 def test_heads_are_equal_where_transformers_reads_nothing_else(name: str) -> None:
     config, _ = PUBLISHED[name]
     assert ModelConfig.from_hf({**config, "num_key_value_heads": 2, "head_dim": 48}) == ModelConfig.from_hf(config)
@@ -552,6 +569,7 @@ def test_values_of_older_families() -> None:
         ("gemma-2-2b", {"final_logit_softcapping": 1e9}, CorruptCheckpoint, "must be null or a number from 1 to 10000"),
         ("phi-2", {"qk_layernorm": True}, UnsupportedModel, "qk_layernorm=true is not implemented for this arch"),
         ("phi-2", {"tie_word_embeddings": True}, UnsupportedModel, "tie_word_embeddings=true .* bias on logits"),
+        ("bloom-560m", {"slow_but_exact": True}, UnsupportedModel, "slow_but_exact=true is not implemented"),
         ("falcon-7b", {"alibi": True}, UnsupportedModel, "alibi=true is not implemented"),
         (
             "falcon-7b",
@@ -561,7 +579,6 @@ def test_values_of_older_families() -> None:
         ),
         ("opt-1.3b", {"do_layer_norm_before": False}, UnsupportedModel, "do_layer_norm_before=false"),
         ("opt-1.3b", {"word_embed_proj_dim": 512}, UnsupportedModel, "word_embed_proj_dim=512 .* hidden_size .2048"),
-        ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, UnsupportedModel, "scale_attn_by_inverse_layer_idx=true"),
         ("gpt-j-6b", {"rotary_dim": 512}, CorruptCheckpoint, r"rotary_dim must be an integer above 0 .at most 256"),
         (
             "phi-4",
@@ -745,6 +762,31 @@ def test_null_and_zero_where_they_have_a_meaning() -> None:
     assert {(rope.theta, rope.factor) for rope, _ in stretched.ropes} == {(1e6, 8.0), (1e4, 1.0)}
 
 
+def test_only_ministral_3_scales_queries_by_position() -> None:
+    """Transformers reads the key in no other family that is known."""
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 4096, "llama_4_scaling_beta": 0.1}
+    of_llama = ModelConfig.from_hf(changed("Llama-3.2-1B", rope_scaling=yarn))
+    of_ministral = ModelConfig.from_hf(
+        changed("Llama-3.2-1B", architectures=["Ministral3ForCausalLM"], rope_scaling=yarn)
+    )
+    assert [config.ropes[0][0].query_growth for config in (of_llama, of_ministral)] == [None, 0.1]
+
+
+def test_the_rotation_of_gpt_j_has_a_size_and_no_other_key() -> None:
+    """Transformers reads none, and a GPT-J has none of them unless somebody wrote it there."""
+    plain = PUBLISHED["gpt-j-6b"][0]
+    stretched = {"rope_theta": 5e5, "rope_scaling": LLAMA3_ROPE, "partial_rotary_factor": 0.5}
+    assert ModelConfig.from_hf({**plain, **stretched}).ropes == ModelConfig.from_hf(plain).ropes
+
+
+def test_the_theta_of_families_that_name_none() -> None:
+    config = changed("Llama-3.2-1B", architectures=["Olmo3ForCausalLM"], rope_scaling=None)
+    del config["rope_theta"]
+    assert [rope.theta for rope, _ in ModelConfig.from_hf(config).ropes] == [500_000.0]
+    config |= {"architectures": ["ApertusForCausalLM"], "hidden_act": "xielu", "rope_scaling": LLAMA3_ROPE}
+    assert [(rope.theta, rope.factor) for rope, _ in ModelConfig.from_hf(config).ropes] == [(12e6, 32.0)]
+
+
 def test_both_spellings_of_rope_are_the_same() -> None:
     old = changed("Llama-3.2-1B")
     new = changed("Llama-3.2-1B", rope_scaling=None, rope_theta=None)
@@ -764,7 +806,7 @@ def test_windows_by_layer() -> None:
 @pytest.mark.parametrize(
     ("changes", "error", "said"),
     [
-        ({"architectures": ["BloomForCausalLM"]}, UnsupportedModel, "has ALiBi positions; known: "),
+        ({"architectures": ["MptForCausalLM"]}, UnsupportedModel, "names the architecture MptForCausalLM; known: "),
         (
             {"architectures": ["Qwen2MoeForCausalLM"], "num_experts": 60},
             UnsupportedModel,

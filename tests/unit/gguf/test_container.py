@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gguf_files import NAMES, changed, fixture
+from tiers import examples
 from twostroke.engine.identity import fingerprint
 from twostroke.errors import CorruptCheckpoint, ModelNotFound, SetupError, UnsupportedModel
 from twostroke.gguf.container import GGUFFile
@@ -68,7 +69,7 @@ def test_a_truncated_file_is_refused(end: int, tmp_path: Path) -> None:
         GGUFFile(path)
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(at=st.integers(0, DATA_BEGIN - 1), value=st.integers(0, 255))
 def test_a_damaged_header_is_read_or_refused(at: int, value: int, tmp_path_factory: pytest.TempPathFactory) -> None:
     """No byte makes it fail in any other way, or ask for memory that the file does not have."""

@@ -9,6 +9,7 @@ import sys
 from typing import Any
 
 import jsonschema_rs
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -343,10 +344,11 @@ def test_nothing_is_made_before_it_is_asked_for() -> None:
         def token_bytes(self, token_id: int) -> bytes:
             raise AssertionError(f"token {token_id} was read")
 
-        first_token_bytes = token_bytes
+        def all_token_bytes(self, count: int) -> tuple[list[bytes], list[bytes]]:
+            raise AssertionError(f"{count} tokens were read")
 
     grammars = Guidance(Unread(), 100, [0])
-    with pytest.raises(AssertionError, match="token 0 was read"):
+    with pytest.raises(AssertionError, match="100 tokens were read"):
         grammars.compile(StructuredOutputs(choice=["a"]))
 
 
@@ -361,3 +363,17 @@ def test_kept_grammars_are_bounded_and_fresh(monkeypatch: pytest.MonkeyPatch) ->
         grammars.compile(StructuredOutputs(choice=[f"text {number}"]))
         assert allowed(grammars.matcher(first), num_columns("byte_level")) == begin
     assert len(grammars._kept) == 8
+
+
+@pytest.mark.parametrize("kind", ["byte_level", "byte_fallback"])
+def test_a_vocabulary_that_only_checks_allows_the_same(kind: str) -> None:
+    tokenizer = text_fakes.tokenizer(kind)
+    size, wanted = tokenizer.max_token_id + 1, StructuredOutputs(json={"type": "string", "maxLength": 5})
+    masks: list[np.ndarray[tuple[int], np.dtype[np.int32]]] = []
+    for draws in (True, False):
+        grammars = Guidance(tokenizer, size, [0], draws=draws)
+        matcher = grammars.matcher(grammars.compile(wanted))
+        masks.append(np.zeros(-(-size // 32), np.int32))
+        matcher.fill_mask(masks[-1])
+    assert masks[0].any()
+    assert np.array_equal(masks[0], masks[1])

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from attention_pool import Pool, Shape, alone
 from oracle.naive_attention import naive_attention
+from tiers import examples
 from twostroke.config.kv_format import KVFormat
 from twostroke.config.load import Kernels
 from twostroke.kernels import native
@@ -60,7 +61,7 @@ def test_equals_the_dense_oracle_and_decodes_like_it_prefills(threads: int, name
         assert torch.equal(found, alone(shape, qkv))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(data=st.data())
 def test_no_schedule_changes_a_bit(data: st.DataObject) -> None:
     shape = replace(SHAPES[data.draw(st.sampled_from(sorted(SHAPES)))], backend=data.draw(st.sampled_from(BACKENDS)))

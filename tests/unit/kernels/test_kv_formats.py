@@ -13,6 +13,7 @@ from torch import Tensor
 
 from attention_pool import LAYER, Pool, Shape, alone
 from oracle import naive_kv
+from tiers import examples
 from twostroke.config.kv_format import KV_FORMATS, KVFormat, is_quantized, slot_bytes
 from twostroke.config.load import Kernels
 from twostroke.kernels import native
@@ -124,7 +125,7 @@ def test_codes_of_awkward_vectors(kv_format: KVFormat, dtype: torch.dtype, backe
     assert_stored(shape, torch.stack([vectors, vectors, vectors.flip(0)], dim=1).to(dtype))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     kv_format=st.sampled_from(["int8", "int4"]),
     backend=st.sampled_from(BACKENDS),

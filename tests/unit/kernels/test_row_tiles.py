@@ -7,6 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tiers import examples
 from twostroke.kernels.reference import row_tiles
 from twostroke.kernels.reference.linear import PackedLinear
 
@@ -59,7 +60,7 @@ def test_a_head_of_151936_columns(threads: int) -> None:
         assert torch.equal(head(x[rows]), everything[rows])
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(data=st.data())
 def test_any_rows_in_any_order(data: st.DataObject) -> None:
     generator = torch.Generator().manual_seed(11)

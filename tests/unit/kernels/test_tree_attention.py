@@ -15,6 +15,7 @@ from torch import Tensor
 from attention_pool import Pool, Shape
 from oracle import naive_kv
 from oracle.naive_attention import attention_over
+from tiers import examples
 from twostroke.config.load import Kernels
 from twostroke.kernels import native
 
@@ -65,7 +66,7 @@ SHAPES = {
 }
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(
     name=st.sampled_from(sorted(SHAPES)),
     backend=st.sampled_from(BACKENDS),

@@ -247,6 +247,14 @@ CASES: dict[str, Case] = {
         tensor=falcon,
         layer_norm=True,
     ),
+    "bloom": Case("Bloom", "bloom", {"tie_word_embeddings": True}, tensor=neox, layer_norm=True),
+    "bloom-six-heads-untied": Case(
+        "Bloom",
+        "bloom",
+        {"hidden_size": 96, "num_attention_heads": 6, "tie_word_embeddings": False},
+        tensor=neox,
+        layer_norm=True,
+    ),
     "gemma4": Case(
         "Gemma4",
         "gemma4",
@@ -295,9 +303,9 @@ def add_usual_keys(writer: GGUFWriter, config: Any, case: Case) -> None:
     writer.add_context_length(of(config, "max_position_embeddings", "n_positions"))
     writer.add_embedding_length(hidden)
     inner = {"Falcon": "ffn_hidden_size", "GPT2": "n_inner"}.get(case.kind, "intermediate_size")
-    writer.add_feed_forward_length(of(config, inner, default=4 * hidden))
+    writer.add_feed_forward_length(4 * hidden if case.kind == "Bloom" else of(config, inner, default=4 * hidden))
     writer.add_head_count(heads)
-    is_of_all = case.kind in ("GPTNeoX", "GPT2", "Gemma4")
+    is_of_all = case.kind in ("GPTNeoX", "GPT2", "Gemma4", "Bloom")
     num_kv = heads if is_of_all else of(config, "num_key_value_heads", default=heads)
     if case.kind == "Falcon":
         num_kv = config.num_kv_heads if config.new_decoder_architecture else 1
@@ -305,7 +313,7 @@ def add_usual_keys(writer: GGUFWriter, config: Any, case: Case) -> None:
         writer.add_head_count_kv(num_kv)
     eps = of(config, "rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_epsilon", "norm_eps")
     (writer.add_layer_norm_eps if case.layer_norm else writer.add_layer_norm_rms_eps)(eps)
-    if case.kind not in ("GPT2", "Falcon", "GPTNeoX", "Gemma4") and of(config, "head_dim"):
+    if case.kind not in ("GPT2", "Falcon", "GPTNeoX", "Gemma4", "Bloom") and of(config, "head_dim"):
         writer.add_key_length(config.head_dim)
         writer.add_value_length(config.head_dim)
     rope = of(config, "rope_parameters")
@@ -356,6 +364,7 @@ def write(path: Path, case: Case, model: Any, changed: Mapping[str, Floats | Non
         if name.endswith((".attn.bias", "masked_bias", "rotary_emb.inv_freq")):
             continue
         known = f"{name}.weight" if name.endswith("layer_scalar") else name
+        known = known.removeprefix("transformer.") if case.kind == "Bloom" else known
         stored = names.get_name(known, try_suffixes=(".weight", ".bias"))
         assert stored is not None, name
         writer.add_tensor(stored, np.ascontiguousarray(case.tensor(config, name, array)))
@@ -467,6 +476,8 @@ def with_keys(case: Case, keys: Mapping[str, Any]) -> Case:
         ("phi3-longrope", {"rope.scaling.factor": 4.0}, "'linear' with a factor of 4 .* known: longrope"),
         ("gemma4", {"rope.scaling.factor": 4.0}, r"stretched positions \(linear\)"),
         ("gemma4", {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0}, r"stretched positions \(yarn\)"),
+        ("bloom", {"attention.max_alibi_bias": 16.0}, r"bloom\.attention\.max_alibi_bias=16\.0 .*; known: 8\.0\."),
+        ("llama", {"attention.max_alibi_bias": 8.0}, r"max_alibi_bias=8\.0 .*; known: 0\.0\."),
         ("cohere2", {"attention.key_length_swa": 8}, "key_length_swa=8 is not implemented; known: 16"),
         ("cohere2", {"attention.value_length_swa": 8}, "value_length_swa=8"),
         ("cohere2", {"rope.dimension_count_swa": 8}, "dimension_count_swa=8"),

@@ -10,10 +10,13 @@ import torch
 from gguf import GGMLQuantizationType, quants
 
 from oracle.gguf_blocks import TYPES_BY_NAME, random_blocks
+from twostroke.config.load import Kernels
 from twostroke.gguf.tensor_types import TYPES
 from twostroke.kernels import native
+from twostroke.kernels.dispatch import operators_for
 from twostroke.model.gguf.blocks import REPACKED, repack
 
+FLOAT32 = torch.float32
 ROUNDING = 2**-11
 """Of float16."""
 
@@ -68,6 +71,35 @@ def test_the_native_module_takes_blocks_apart_alike(name: str) -> None:
             if ours is not None:
                 assert torch.equal(ours.nan_to_num(7.0), theirs.nan_to_num(7.0)), part
         assert found.is_finite == expected.is_finite
+
+
+BITS = {
+    "Q4_0": 4.5, "Q4_1": 5, "Q5_0": 5.5, "Q5_1": 6, "Q8_0": 8.5, "Q2_K": 2.625, "Q3_K": 3.5625, "Q4_K": 4.625,
+    "Q5_K": 5.625, "Q6_K": 6.5625, "IQ4_NL": 4.5, "IQ4_XS": 4.3125, "MXFP4": 4.5, "NVFP4": 5,
+}  # fmt: skip
+"""Of a weight in the native kernels' panels (docs/decisions/046)."""
+
+
+@pytest.mark.parametrize("level", native.levels())
+@pytest.mark.parametrize("name", BITS)
+def test_the_native_kernels_multiply_the_numbers_of_ggml(name: str, level: Kernels) -> None:
+    """With inputs that rounding to 8 bits leaves alone, so that nothing hides an error."""
+    kind = TYPES[TYPES_BY_NAME[name]]
+    data = np.tile(random_blocks(kind, (1e-3, 2e-2)), (14, 256 // kind.block_size))
+    expected = torch.from_numpy(quants.dequantize(data, GGMLQuantizationType[name])).double()
+    weight = repack(name, torch.from_numpy(data).unflatten(-1, (-1, kind.block_bytes)), tuple(expected.shape), FLOAT32)
+    linear = operators_for(torch.device("cpu"), FLOAT32, level).pack_linear(weight, None)
+    x = torch.from_numpy(np.random.default_rng(0).integers(-127, 128, (21, weight.shape[1]))).float()
+    x[:, ::32] = 127
+    products, bound = x.double() @ expected.T, 1e-5 if REPACKED[name].is_exact else 1e-3
+    for num_rows in (1, 3, 21):
+        assert (linear(x[:num_rows]).double() - products[:num_rows]).abs().max() < bound * products.abs().max()
+    ids = torch.tensor([69, 0, 17])
+    assert torch.equal(linear.rows(ids), weight.dequantize()[ids])
+    from twostroke.kernels.native.linear import PanelSizes
+
+    planned = PanelSizes().weight((64, 512), REPACKED[name].format, FLOAT32, gated=False)
+    assert planned * 8 == BITS[name] * 64 * 512
 
 
 def in_columns(of_groups: torch.Tensor, group_size: int) -> torch.Tensor:

@@ -18,18 +18,22 @@ from torch import Tensor
 
 from fixtures.gguf.layout import gguf_name, interleaved
 from fixtures.gguf.models import float_model
-from gguf_files import FIXTURES, NAMES, changed, fixture
+from gguf_files import FIXTURES, NAMES, WIDE, changed, fixture, of_type
 from oracle import naive_model
+from oracle.gguf_blocks import TYPES_BY_NAME
 from oracle.paged_driver import PagedDriver
 from twostroke import LLM, SamplingParams
 from twostroke.bench.quality.whole_distributions import FLOAT32, WholeDistributions
 from twostroke.config.engine import EngineConfig
-from twostroke.config.load import Kernels
+from twostroke.config.load import ActivationQuantization, Kernels
 from twostroke.config.model import ModelConfig
 from twostroke.errors import CorruptCheckpoint, ModelNotFound, SetupError, UnsupportedModel
+from twostroke.kernels import native
 from twostroke.kernels.dispatch import operators_for
 from twostroke.kernels.quantized_weight import QuantizedWeight
 from twostroke.kernels.stacked_weight import StackedWeight, stack
+from twostroke.model.gguf.blocks import REPACKED
+from twostroke.model.gguf.weights import GGUFWeights
 from twostroke.model.loader import load_model
 from twostroke.model.model_files import find_model
 
@@ -42,7 +46,12 @@ def config_of(path: Path) -> ModelConfig:
     return find_model(str(path)).config()
 
 
-def logits_of(path: Path, kernels: Kernels, token_ids: list[int] = PROMPT) -> Tensor:
+def logits_of(
+    path: Path,
+    kernels: Kernels,
+    token_ids: list[int] = PROMPT,
+    activation_quantization: ActivationQuantization | None = None,
+) -> Tensor:
     """After every token, in float32. [num_tokens, vocab_size]"""
     files = find_model(str(path))
     config = files.config()
@@ -52,21 +61,23 @@ def logits_of(path: Path, kernels: Kernels, token_ids: list[int] = PROMPT) -> Te
         dtype=torch.float32,
         device=CPU,
         max_model_len=512,
-        operators=operators_for(CPU, torch.float32, kernels),
+        operators=operators_for(CPU, torch.float32, kernels, activation_quantization),
     )
     driver = PagedDriver(model, num_blocks=40)
     return driver.logits(driver.step([(driver.add(token_ids), len(token_ids))])[0])
 
 
-def dequantized_model(name: str) -> Any:
-    """transformers' model with the numbers that the package `gguf` reads from a fixture."""
+def dequantized_model(name: str, path: Path | None = None) -> Any:
+    """transformers' model with the numbers that the package `gguf` reads from a fixture, or from a copy at `path`."""
     config, weights = float_model(name.rsplit("-", 1)[0])
-    stored = {tensor.name: tensor for tensor in gguf.GGUFReader(fixture(name)).tensors}
+    stored = {tensor.name: tensor for tensor in gguf.GGUFReader(path or fixture(name)).tensors}
     heads = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}
     state: dict[str, Tensor] = {}
     for parameter, like in weights.items():
         tensor = stored[gguf_name(parameter)]
         weight = gguf.dequantize(tensor.data, tensor.tensor_type).reshape(like.shape)
+        if (factor := stored.get(tensor.name.removesuffix("weight") + "scale")) is not None:
+            weight = weight * factor.data
         num_heads = heads.get(parameter.split(".")[-2])
         if config["model_type"] == "llama" and num_heads:
             weight = weight.reshape(num_heads, -1, 2, like.shape[1]).swapaxes(1, 2).reshape(like.shape)
@@ -105,6 +116,50 @@ def test_logits_are_near_those_of_llama_cpp(name: str, kernels: Kernels) -> None
     kind = name.split("-")[-1]
     tolerance = {"f32": 1e-5, "f16": 2e-3, "bf16": 1e-2}.get(kind, 0.09)
     assert (found - expected).square().mean().sqrt() < tolerance * expected.std()
+
+
+@pytest.mark.parametrize("name", TYPES_BY_NAME)
+def test_a_whole_model_of_each_type(name: str, tmp_path: Path) -> None:
+    """Embedding, head and every map: the numbers of the package `gguf`; with inputs in 8 bits alike on each level."""
+    path = of_type(name, tmp_path / "x.gguf")
+    expected = naive_model.logits(dequantized_model(WIDE, path), PROMPT)
+
+    def distance(logits: Tensor) -> float:
+        return float((logits - expected).square().mean().sqrt() / expected.std())
+
+    exact = 1e-5 if REPACKED[name].is_exact else 4e-3
+    assert distance(logits_of(path, "reference")) < exact
+    assert distance(logits_of(path, "auto", activation_quantization="none")) < exact
+    found = {level: logits_of(path, level) for level in native.levels()}
+    assert all(distance(logits) < 0.06 for logits in found.values())
+    fusing = [logits for level, logits in found.items() if level != "portable"]
+    assert all(torch.equal(logits, fusing[0]) for logits in fusing)
+
+
+def test_scales_of_nvfp4_are_relative_to_one_of_the_whole_tensor(tmp_path: Path) -> None:
+    """Conversions of published NVFP4 checkpoints have it as a tensor of its own, and one for inputs in 4 bits."""
+    ones = np.ones(1, np.float32)
+    path = of_type("NVFP4", tmp_path / "x.gguf", scale=1.5e-4 * ones, input_scale=ones)
+    expected = naive_model.logits(dequantized_model(WIDE, path), PROMPT)
+    for kernels, tolerance in (("reference", 4e-3), ("auto", 0.06)):
+        found = logits_of(path, kernels)
+        assert (found - expected).square().mean().sqrt() < tolerance * expected.std()
+    files = find_model(str(path))
+    source = files.weights(files.config(), None)
+    assert isinstance(source, GGUFWeights)
+    numbers, stored = source.read_numbers(EMBEDDING), source.read(EMBEDDING, torch.float32)
+    assert isinstance(stored, QuantizedWeight)
+    torch.testing.assert_close(stored.dequantize(), numbers, rtol=1e-3, atol=1e-4 * float(numbers.abs().max()))
+    assert source.stored_rows(EMBEDDING) is None
+
+
+EMBEDDING = "model.embed_tokens.weight"
+
+
+@pytest.mark.parametrize("scale", [np.ones(2, np.float32), np.full(1, np.inf, np.float32)])
+def test_a_scale_of_a_tensor_that_is_no_number_is_refused(scale: NDArray[np.float32], tmp_path: Path) -> None:
+    with pytest.raises(CorruptCheckpoint, match=r"x.gguf: token_embd.scale must be one finite number of F32"):
+        logits_of(of_type("NVFP4", tmp_path / "x.gguf", scale=scale), "reference")
 
 
 @pytest.mark.parametrize("name", ["llama-q8_0", "qwen3-wide-q4_k_m"])
@@ -338,7 +393,6 @@ def test_another_tokenizer_may_be_named(greedy: Callable[..., tuple[int, ...]], 
         ("gemma3n", {"altup.num_inputs": 4}, r"nearest is gemma3, without several residual streams"),
         ("granitemoe", {}, r"the nearest is granite, without experts; known"),
         ("exaone", {}, r"the nearest is exaone4; known"),
-        ("bloom", {}, r"none that is known has ALiBi positions; known"),
         ("clip", {}, r"such a file \(mmproj\) reads images for a model; give the model's own file; known"),
         ("nomic-bert", {}, r"such a model makes embeddings, no text; known"),
         ("what", {}, r"'what' is not implemented; known: llama, "),

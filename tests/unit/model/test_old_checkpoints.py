@@ -33,12 +33,16 @@ def gpt2(weights: Weights) -> Weights:
     return {name.removeprefix("transformer."): tensor for name, tensor in weights.items()} | {"h.0.attn.bias": MASK}
 
 
+def bloom(weights: Weights) -> Weights:
+    return {name.removeprefix("transformer."): tensor for name, tensor in weights.items()}
+
+
 def gptj(weights: Weights) -> Weights:
     masks = {"bias": MASK, "masked_bias": torch.tensor(-1e9)}
     return weights | {f"transformer.h.1.attn.{name}": tensor for name, tensor in masks.items()}
 
 
-OLD: dict[str, Callable[[Weights], Weights]] = {"GPTNeoX": pythia, "GPT2": gpt2, "GPTJ": gptj}
+OLD: dict[str, Callable[[Weights], Weights]] = {"GPTNeoX": pythia, "GPT2": gpt2, "GPTJ": gptj, "Bloom": bloom}
 
 
 def rewrite(folder: Path, change: Callable[[Weights], Weights]) -> None:

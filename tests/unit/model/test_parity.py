@@ -317,6 +317,12 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "Falcon",
         {"multi_query": False, "parallel_attn": False, "bias": True, "ffn_hidden_size": 96},
     ),
+    "bloom": ("Bloom", {"tie_word_embeddings": True}),
+    "bloom-residual-behind-the-norm": (
+        "Bloom",
+        {"apply_residual_connection_post_layernorm": True, "tie_word_embeddings": True},
+    ),
+    "bloom-six-heads-untied": ("Bloom", {"hidden_size": 96, "num_attention_heads": 6}),
     "gptj": ("GPTJ", {"num_key_value_heads": 4, "rotary_dim": 8}),
     "gptj-whole-rotation": ("GPTJ", {"num_key_value_heads": 4, "rotary_dim": 16, "n_inner": 96}),
     "opt": (
@@ -335,6 +341,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "gpt2": ("GPT2", {"num_key_value_heads": 4, "tie_word_embeddings": True}),
+    "gpt2-scores-by-layer": (
+        "GPT2",
+        {"num_key_value_heads": 4, "scale_attn_by_inverse_layer_idx": True, "tie_word_embeddings": True},
+    ),
     "gpt2-untied": ("GPT2", {"num_key_value_heads": 4, "n_inner": 96, "activation_function": "gelu"}),
 }
 

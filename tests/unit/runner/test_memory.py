@@ -115,11 +115,26 @@ with LLM(folder, threads=1, **sizes) as llm:
 """
 
 
-@pytest.mark.parametrize(("tokens", "seqs"), [(2048, 4), (512, 2)])
-def test_the_largest_step_takes_no_more_than_was_set_aside(tokens: int, seqs: int, tmp_path: Path) -> None:
+WIDE_INPUTS: dict[str, Any] = {
+    "intermediate_size": 256,
+    "vocab_size": 2000,
+    "hidden_size_per_layer_input": 1024,
+    "vocab_size_per_layer_input": 2000,
+}
+"""With Gemma 4's layers, more numbers a token than its residual stream or its MLP has."""
+
+
+@pytest.mark.parametrize(
+    ("family", "fields", "tokens", "seqs"),
+    [("llama", {}, 2048, 4), ("llama", {}, 512, 2), ("gemma4", WIDE_INPUTS, 2048, 4)],
+    ids=str,
+)
+def test_the_largest_step_takes_no_more_than_was_set_aside(
+    family: str, fields: dict[str, Any], tokens: int, seqs: int, tmp_path: Path
+) -> None:
     """A process of its own, because memory that was free before would hide what a step takes."""
-    sizes = {"hidden_size": 256, "intermediate_size": 1024, "vocab_size": 32_000}
-    folder = write_random_model(tmp_path, "llama", max_position_embeddings=1024, **sizes)
+    sizes: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 1024, "vocab_size": 32_000, **fields}
+    folder = write_random_model(tmp_path, family, max_position_embeddings=1024, **sizes)
     config = read_model_config(folder)
     command = [sys.executable, "-c", _LARGEST_STEP, str(folder), str(tokens), str(seqs)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)

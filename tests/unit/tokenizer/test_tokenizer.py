@@ -16,8 +16,10 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
 import text_fakes
+from tiers import examples
 from twostroke.errors import CorruptCheckpoint, InvalidPrompt, ModelNotFound, SetupError
 from twostroke.tokenizer.settings import read_eos_token_ids
+from twostroke.tokenizer.token_text import ByteLevelText
 from twostroke.tokenizer.tokenizer import LONG_TEXT, Tokenizer
 
 KINDS = ("byte_level", "byte_fallback", "metaspace", "wordpiece")
@@ -116,7 +118,7 @@ def test_two_models_have_their_own_ids() -> None:
     assert one.encode("hello world") != other.encode("hello world")
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(text=ANY_TEXT)
 def test_byte_level_round_trip(text: str) -> None:
     tokenizer = text_fakes.tokenizer("byte_level")
@@ -127,7 +129,7 @@ def test_byte_level_round_trip(text: str) -> None:
     assert b"".join(map(tokenizer.token_bytes, ids)).decode("utf-8", "replace") == tokenizer.decode(ids, False)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(text=ANY_TEXT)
 def test_real_vocabulary_round_trip(text: str) -> None:
     tokenizer = text_fakes.real_tokenizer()
@@ -291,3 +293,19 @@ def test_chat_template_files(tmp_path: Path) -> None:
     (tmp_path / "list").mkdir()
     listed = variant(tmp_path / "list", "byte_level", chat_template=named)
     assert Tokenizer.from_folder(listed).chat_templates == {"default": "a", "rag": "b"}
+
+
+def test_a_whole_vocabulary_is_read_as_token_by_token() -> None:
+    """With added tokens whose characters stand for no byte, and one with a line break."""
+    text = ByteLevelText()
+    tokens = ["Ġdef", "", "<tool call>", "Ċ", "日", "é", "\U0001f44d<", "", "a"]
+    assert text.all_bytes(tokens) == [text.token_bytes(token) for token in tokens]
+    assert text.all_bytes([*tokens, "two\nlines"]) == [text.token_bytes(token) for token in [*tokens, "two\nlines"]]
+    assert text.all_bytes([]) == []
+    for kind in ("byte_level", "byte_fallback"):
+        tokenizer = text_fakes.tokenizer(kind)
+        middle, first = tokenizer.all_token_bytes(tokenizer.max_token_id + 3)
+        ids = range(tokenizer.max_token_id + 3)
+        assert middle == [tokenizer.token_bytes(i) for i in ids]
+        assert first == [tokenizer.first_token_bytes(i) for i in ids]
+        assert tokenizer.all_token_bytes(2) == (middle[:2], first[:2])

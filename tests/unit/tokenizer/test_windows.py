@@ -14,6 +14,7 @@ from tokenizers import Tokenizer as RawTokenizer
 from tokenizers.decoders import ByteLevel as ByteLevelDecoder
 
 import twostroke
+from tiers import examples
 from twostroke.model.model_files import find_model
 from twostroke.tokenizer import tokenizer as tokenizer_module
 from twostroke.tokenizer import windows
@@ -108,7 +109,7 @@ def encoder_of(raw: RawTokenizer) -> WindowEncoder:
 
 
 @pytest.mark.parametrize("name", NAMES)
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(text=TEXTS)
 def test_the_ids_are_those_of_the_whole_text(tokenizers: dict[str, RawTokenizer], name: str, text: str) -> None:
     raw = tokenizers[name]

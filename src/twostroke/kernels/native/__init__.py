@@ -32,6 +32,12 @@ def is_built() -> bool:
     return _module() is not None
 
 
+def module_file() -> str:
+    """Where the native module lies; empty when it was not built."""
+    module = _module()
+    return "" if module is None or module.__file__ is None else module.__file__
+
+
 def why_not(device: str, dtype: str) -> str:
     """Why the native kernels do not serve, in words."""
     if device != "cpu":
@@ -63,7 +69,7 @@ def operators(level: str | None = None, activation_quantization: ActivationQuant
     Raises:
         SetupError: this processor cannot run that level.
     """
-    from twostroke.kernels.native import attention, extension, linear, sampling
+    from twostroke.kernels.native import attention, extension, layer, linear, sampling
     from twostroke.kernels.native.elementwise import Elementwise
     from twostroke.kernels.native.quantize import Quantizer
     from twostroke.kernels.reference.split_linear import pack_gated, pack_linear
@@ -89,6 +95,7 @@ def operators(level: str | None = None, activation_quantization: ActivationQuant
         rotate_heads_=elementwise.rotate_heads_,
         attention=partial(attention.attention_operator, kernels),
         pin_threads=extension.pin_threads if sys.platform == "linux" else None,
+        whole_layer=partial(layer.whole_layer, kernels),
         argmax=partial(sampling.argmax, kernels),
         gumbel_argmax=partial(sampling.gumbel_argmax, kernels),
         filtered_argmax=partial(sampling.filtered_argmax, kernels),

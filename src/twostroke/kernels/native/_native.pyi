@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 MAX_HEAD_DIM: int
+ROOM_KEPT: int
 
 def levels() -> list[str]: ...
 def set_num_threads(count: int, cpus: Sequence[int]) -> None:
@@ -22,7 +23,7 @@ def take_apart(
 class WeightFormat:
     """csrc/kernels/table.hpp."""
 
-    def __init__(self, bits: int, group: int, has_min: bool, has_super_blocks: bool) -> None: ...
+    def __init__(self, bits: int, group: int, has_min: bool, has_super_blocks: bool, table: int) -> None: ...
 
 def packed_quantized_bytes(n: int, k: int, gated: bool, format: WeightFormat) -> int: ...
 def pack_quantized(
@@ -37,45 +38,19 @@ def pack_quantized(
     gated: bool,
     format: WeightFormat,
 ) -> None: ...
+def pack_stored(
+    type: str, files: int, offsets: int, packed: int, n: int, k: int, gated: bool, format: WeightFormat
+) -> bool:
+    """files int32 and offsets int64, one for each row; `packed` is zeroed. csrc/stored_rows.hpp."""
+    ...
+
+def checksum(bytes: int, num_bytes: int) -> int: ...
 def unpack_quantized_rows(packed: int, ids: int, out: int, count: int, k: int, format: WeightFormat) -> None: ...
 def kernels(level: str) -> Kernels: ...
 
 class Kernels:
     @property
     def level(self) -> str: ...
-    def linear(
-        self,
-        x: int,
-        ldx: int,
-        w: int,
-        bias: int,
-        residual: int,
-        y: int,
-        m: int,
-        n: int,
-        k: int,
-        gate: int,
-        type: int,
-        wide_y: bool,
-    ) -> None: ...
-    def quantized_linear(
-        self,
-        x: int,
-        ldx: int,
-        w: int,
-        bias: int,
-        residual: int,
-        y: int,
-        m: int,
-        n: int,
-        k: int,
-        gate: int,
-        type: int,
-        format: WeightFormat,
-        order: int,
-        quantizes_inputs: bool,
-        wide_y: bool,
-    ) -> None: ...
     def quantize_weight(
         self, weight: int, codes: int, scales: int, n: int, k: int, group: int, steps: Sequence[float], type: int
     ) -> None: ...
@@ -137,6 +112,72 @@ class Kernels:
         top_p: int,
         winners: int,
     ) -> None: ...
+
+class PackedLinear:
+    """csrc/layer.hpp. Of a quantized weight with the last three."""
+
+    def __init__(
+        self,
+        kernels: Kernels,
+        w: int,
+        bias: int,
+        n: int,
+        k: int,
+        gate: int,
+        type: int,
+        format: WeightFormat = ...,
+        order: int = ...,
+        quantizes_inputs: bool = ...,
+    ) -> None: ...
+    def multiply(self, x: int, ldx: int, residual: int, y: int, ldy: int, m: int, wide_y: bool) -> None:
+        """Releases the GIL."""
+        ...
+
+class Norm:
+    """csrc/layer.hpp."""
+
+    def __init__(self, weight: int, eps: float, weight_type: int) -> None: ...
+
+class DecoderLayer:
+    """csrc/layer.hpp."""
+
+    def __init__(
+        self,
+        kernels: Kernels,
+        norms: Sequence[Norm],
+        qkv: Sequence[PackedLinear],
+        output: PackedLinear,
+        inner: PackedLinear,
+        down: PackedLinear,
+        scale: float,
+        cap: float,
+        sinks: int,
+        slopes: int,
+        hidden_size: int,
+        q_size: int,
+        type: int,
+    ) -> None:
+        """Norms: of attention's input and output, of the MLP's input and output, of heads."""
+        ...
+
+    @property
+    def room_bytes(self) -> int:
+        """Of a row."""
+        ...
+
+    def run(
+        self,
+        step: StepAttention,
+        x: int,
+        room: int,
+        m: int,
+        storage: int,
+        block_bytes: int,
+        cos: int,
+        sin: int,
+    ) -> None:
+        """Changes x in place; releases the GIL. A room of ROOM_KEPT bytes at most may be 0."""
+        ...
 
 class StepAttention:
     """csrc/attention.hpp."""

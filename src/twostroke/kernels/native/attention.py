@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,8 +34,7 @@ class StepPlan:
     has_trees: bool
     arrays: tuple[npt.NDArray[Any], ...]
     """The arrays that `attention` reads, kept alive here."""
-    attention: Callable[..., int]
-    """StepAttention.attention in _native.pyi."""
+    step: native.StepAttention
 
 
 def pack_tree_masks(tree_masks: TreeMasks, window: int | None) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.int64]]:
@@ -120,7 +118,7 @@ class NativeAttention:
             self._type,
             KV_FORMAT_CODES[shape.kv_format],
         )
-        return StepPlan(shape, shape.num_heads * shape.head_dim, tree != 0, arrays, step.attention)
+        return StepPlan(shape, shape.num_heads * shape.head_dim, tree != 0, arrays, step)
 
     def __call__(
         self,
@@ -137,7 +135,7 @@ class NativeAttention:
         num_tokens, token_heads, _ = qkv.shape
         block_bytes, layer_bytes, *_ = storage.stride()
         out = torch.empty(num_tokens, plan.width, dtype=self._dtype)
-        plan.attention(
+        plan.step.attention(
             qkv.data_ptr(),
             token_heads,
             storage.data_ptr() + layer_in_block * layer_bytes,

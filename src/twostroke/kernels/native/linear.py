@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import chain
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -13,21 +15,31 @@ from torch import Tensor
 from twostroke.config.layer_spec import Activation
 from twostroke.kernels.large_pages import empty, large_pages
 from twostroke.kernels.native.extension import TYPE_CODES, Kernels, address, native
-from twostroke.kernels.quantized_weight import QuantizedFormat, QuantizedWeight
+from twostroke.kernels.packed_weight import PackedWeight
+from twostroke.kernels.quantized_weight import CodeTable, QuantizedFormat, QuantizedWeight
 from twostroke.kernels.stacked_weight import StackedWeight, stack
+from twostroke.kernels.stored_rows import StoredRows
 from twostroke.kernels.streamed_weight import Matrix, StreamedWeight
 
 _PANEL = 64
 """Channels side by side (csrc/kernels/table.hpp)."""
 _GATE_CODES: dict[Activation | None, int] = {None: 0, "silu": 1, "gelu_tanh": 2}
 """As csrc/kernels/table.hpp numbers them; None: not a gated weight."""
+_TABLE_CODES: dict[CodeTable | None, int] = {None: 0, "iq4": 1, "fp4": 2}
 
 
 class _Panels(ABC):
     """A weight [N, K], or [2 N, K] with G above U, in the kernels' order, and its bias."""
 
-    def __init__(self, kernels: Kernels, weight: Matrix, bias: Tensor | None, activation: Activation | None) -> None:
-        self._kernels = kernels
+    bound: native.PackedLinear
+    """Both, for whoever multiplies with them and keeps this object."""
+    pads_inputs = False
+    """Whether rows of x need a zero behind them: bfloat16 are read in pairs."""
+    _packed: Tensor
+    _order: Tensor | None = None
+    _quantized: QuantizedFormat | None = None
+
+    def __init__(self, weight: Matrix, bias: Tensor | None, activation: Activation | None) -> None:
         rows, self._k = weight.shape
         gated = activation is not None
         self._n, self._gated, self._gate = rows // 2 if gated else rows, gated, _GATE_CODES[activation]
@@ -38,16 +50,46 @@ class _Panels(ABC):
         """x [num_rows, K] to [num_rows, N]; the same numbers in float32 where `is_wide`."""
         assert x.dtype is self._dtype, (x.dtype, self._dtype)
         y = empty((x.shape[0], self._n), torch.float32 if is_wide else self._dtype)
-        self._multiply(x if x.stride(-1) == 1 else x.contiguous(), residual, y)
+        if self.pads_inputs:
+            x = F.pad(x, (0, 1))
+        elif x.stride(-1) != 1:
+            x = x.contiguous()
+        self.bound.multiply(x.data_ptr(), x.stride(0), address(residual), y.data_ptr(), self._n, x.shape[0], is_wide)
         return y
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """N and K."""
+        return self._n, self._k
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of inputs and outputs."""
+        return self._dtype
+
+    @property
+    def packed(self) -> PackedWeight:
+        """The weight as it is packed, for a later start."""
+        shape = (2 * self._n if self._gated else self._n, self._k)
+        return PackedWeight(shape, self._dtype, self._gated, self._quantized, self._packed, self._order)
+
+    def take(self, packed: PackedWeight) -> None:
+        """Use what an earlier start has packed."""
+        assert (packed.is_gated, len(packed.panels)) == (self._gated, len(self._packed)), packed.shape
+        self._packed = packed.panels
+        self.bound = self._bind()
+
+    @abstractmethod
+    def _bind(self) -> native.PackedLinear:
+        """Make what multiplies with the panels as they are now."""
+
+    @abstractmethod
+    def pack(self, ranges: Iterator[_Range]) -> None:
+        """Pack rows that were read."""
 
     @abstractmethod
     def rows(self, ids: Tensor) -> Tensor:
         """Rows of the weight, taken out of the panels: there is no other copy of it. int64 [n] to [n, K]"""
-
-    @abstractmethod
-    def _multiply(self, x: Tensor, residual: Tensor | None, y: Tensor) -> None:
-        """Writes y; the rows of x are contiguous."""
 
 
 _AT_ONCE = 1 << 20
@@ -81,12 +123,37 @@ def _panels(
     *,
     quantizes_inputs: bool,
 ) -> _Panels:
+    quantized = partial(_QuantizedPanels, kernels, weight, bias, activation, quantizes_inputs=quantizes_inputs)
+    floats = partial(_FloatPanels, kernels, weight, bias, activation)
+    if not isinstance(weight, StreamedWeight):
+        return _packed_panels(weight, activation, quantized, floats)
+    if weight.packed is not None:
+        packed = weight.packed
+        panels = floats() if packed.format is None else quantized(packed.format, packed.order)
+        panels.take(packed)
+        return panels
+    panels = _packed_panels(weight, activation, quantized, floats)
+    if weight.keep is not None:
+        weight.keep(panels.packed)
+    return panels
+
+
+def _packed_panels(
+    weight: Matrix,
+    activation: Activation | None,
+    quantized: Callable[..., _QuantizedPanels],
+    floats: Callable[[], _FloatPanels],
+) -> _Panels:
+    stored = weight.stored if isinstance(weight, StreamedWeight) else None
+    if stored is not None and stored.type_name in native.ggml_types():
+        panels = quantized(stored.format)
+        if panels.read(stored):
+            return panels  # else who reads rows one way or the other finds out what is wrong with them
     ranges = _ranges(weight, gated=activation is not None)
     begin, count, first = next(ranges)
-    all_ranges = chain([(begin, count, first)], ranges)
-    if isinstance(first, QuantizedWeight):
-        return _QuantizedPanels(kernels, weight, bias, first, all_ranges, activation, quantizes_inputs=quantizes_inputs)
-    return _FloatPanels(kernels, weight, bias, all_ranges, activation)
+    panels = quantized(first.format, first.order) if isinstance(first, QuantizedWeight) else floats()
+    panels.pack(chain([(begin, count, first)], ranges))
+    return panels
 
 
 class _FloatPanels(_Panels):
@@ -97,12 +164,21 @@ class _FloatPanels(_Panels):
         kernels: Kernels,
         weight: Matrix,
         bias: Tensor | None,
-        ranges: Iterator[_Range],
         activation: Activation | None,
     ) -> None:
-        super().__init__(kernels, weight, bias, activation)
+        super().__init__(weight, bias, activation)
+        self._kernels = kernels
+        self.pads_inputs = self._k % 2 == 1 and self._dtype is torch.bfloat16
+        self._packed = large_pages(native.packed_bytes(self._n, self._k, self._gated, self._type))
+        self.bound = self._bind()
+
+    def _bind(self) -> native.PackedLinear:
+        packed, bias = self._packed.data_ptr(), address(self._bias)
+        return native.PackedLinear(self._kernels, packed, bias, *self.shape, self._gate, self._type)
+
+    def pack(self, ranges: Iterator[_Range]) -> None:
+        """See _Panels."""
         gated = self._gated
-        self._packed = large_pages(native.packed_bytes(self._n, self._k, gated, self._type))
         for begin, count, found in ranges:
             assert isinstance(found, Tensor), found
             rows = found.contiguous()
@@ -117,44 +193,63 @@ class _FloatPanels(_Panels):
         )
         return found
 
-    def _multiply(self, x: Tensor, residual: Tensor | None, y: Tensor) -> None:
-        if self._k % 2 and self._dtype is torch.bfloat16:
-            x = F.pad(x, (0, 1))  # two bfloat16 are read at once
-        self._kernels.linear(
-            x.data_ptr(),
-            x.stride(0),
-            self._packed.data_ptr(),
-            address(self._bias),
-            address(residual),
-            y.data_ptr(),
-            x.shape[0],
-            self._n,
-            self._k,
-            self._gate,
-            self._type,
-            y.dtype is torch.float32,
-        )
-
 
 class _QuantizedPanels(_Panels):
-    """Weights of 4 to 8 bits; inputs are multiplied as they are, or quantized on the fly, each row by itself."""
+    """Weights of 2 to 8 bits; inputs are multiplied as they are, or quantized on the fly, each row by itself."""
 
     def __init__(
         self,
         kernels: Kernels,
         weight: Matrix,
         bias: Tensor | None,
-        like: QuantizedWeight,
-        ranges: Iterator[_Range],
         activation: Activation | None,
+        quantized: QuantizedFormat,
+        order: Tensor | None = None,
         *,
         quantizes_inputs: bool,
     ) -> None:
-        super().__init__(kernels, weight, bias, activation)
-        self._quantizes_inputs = quantizes_inputs
-        self._format = _native_format(like.format)
-        self._order = None if like.order is None else like.order.to(torch.int32)
+        super().__init__(weight, bias, activation)
+        self._kernels, self._quantizes_inputs = kernels, quantizes_inputs
+        self._quantized, self._format = quantized, _native_format(quantized)
+        self._order = None if order is None else order.to(torch.int32)
         self._packed = large_pages(self._packed_bytes(self._n))
+        self.bound = self._bind()
+
+    def _bind(self) -> native.PackedLinear:
+        return native.PackedLinear(
+            self._kernels,
+            self._packed.data_ptr(),
+            address(self._bias),
+            *self.shape,
+            self._gate,
+            self._type,
+            self._format,
+            address(self._order),
+            self._quantizes_inputs,
+        )
+
+    def read(self, stored: StoredRows) -> bool:
+        """Pack rows straight from their files; return whether all could be read, and are finite.
+
+        Raises:
+            CorruptCheckpoint: a file has changed meanwhile.
+        """
+        files, offsets = np.ascontiguousarray(stored.files), np.ascontiguousarray(stored.offsets)
+        is_good = native.pack_stored(
+            stored.type_name,
+            files.ctypes.data,
+            offsets.ctypes.data,
+            self._packed.data_ptr(),
+            self._n,
+            self._k,
+            self._gated,
+            self._format,
+        )
+        stored.check()
+        return is_good
+
+    def pack(self, ranges: Iterator[_Range]) -> None:
+        """See _Panels."""
         for begin, count, rows in ranges:
             assert isinstance(rows, QuantizedWeight), rows
             found = rows.contiguous()
@@ -189,28 +284,12 @@ class _QuantizedPanels(_Panels):
             found = torch.empty_like(found).index_copy_(1, self._order.long(), found)
         return found.to(self._dtype)
 
-    def _multiply(self, x: Tensor, residual: Tensor | None, y: Tensor) -> None:
-        self._kernels.quantized_linear(
-            x.data_ptr(),
-            x.stride(0),
-            self._packed.data_ptr(),
-            address(self._bias),
-            address(residual),
-            y.data_ptr(),
-            x.shape[0],
-            self._n,
-            self._k,
-            self._gate,
-            self._type,
-            self._format,
-            address(self._order),
-            self._quantizes_inputs,
-            y.dtype is torch.float32,
-        )
-
 
 def _native_format(quantized: QuantizedFormat) -> native.WeightFormat:
-    return native.WeightFormat(quantized.bits, quantized.group_size, quantized.has_mins, quantized.has_super_blocks)
+    table = _TABLE_CODES[quantized.table]
+    return native.WeightFormat(
+        quantized.bits, quantized.group_size, quantized.has_mins, quantized.has_super_blocks, table
+    )
 
 
 def _of_channels(bias: Tensor, n: int, *, gated: bool) -> Tensor:
@@ -260,23 +339,23 @@ class NativeLinear:
 
         A quantized weight meets inputs that are quantized on the fly, or inputs as they are.
         """
-        self._panels = _panels(kernels, weight, bias, None, quantizes_inputs=quantizes_inputs)
+        self.panels = _panels(kernels, weight, bias, None, quantizes_inputs=quantizes_inputs)
 
     def __call__(self, x: Tensor) -> Tensor:
         """Maps x [num_rows, K] to [num_rows, N], in the type of the activations."""
-        return self._panels.multiply(x)
+        return self.panels.multiply(x)
 
     def in_float32(self, x: Tensor) -> Tensor:
         """See Linear; the kernel widens what it writes."""
-        return self._panels.multiply(x, is_wide=True)
+        return self.panels.multiply(x, is_wide=True)
 
     def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
         """residual + x W^T + b. [num_rows, N]"""
-        return self._panels.multiply(x, residual.contiguous())
+        return self.panels.multiply(x, residual.contiguous())
 
     def rows(self, ids: Tensor) -> Tensor:
         """W[ids]. [n, K]"""
-        return self._panels.rows(ids)
+        return self.panels.rows(ids)
 
 
 class NativeGated:
@@ -292,8 +371,8 @@ class NativeGated:
         quantizes_inputs: bool = True,
     ) -> None:
         """Packs weight [2 N, K], G above U, and bias [2 N]; see NativeLinear."""
-        self._panels = _panels(kernels, weight, bias, activation, quantizes_inputs=quantizes_inputs)
+        self.panels = _panels(kernels, weight, bias, activation, quantizes_inputs=quantizes_inputs)
 
     def __call__(self, x: Tensor) -> Tensor:
         """Maps x [num_rows, K] to [num_rows, N], in the type of the activations."""
-        return self._panels.multiply(x)
+        return self.panels.multiply(x)

@@ -25,11 +25,11 @@ class SplitLinear:
         """Packs the parts, each with its share of bias [N]."""
         self._num_rows = [part.shape[0] for part in weight.parts]
         biases = [None] * len(self._num_rows) if bias is None else bias.split(self._num_rows)
-        self._parts = [pack(part, share) for part, share in zip(weight.parts, biases, strict=True)]
+        self.parts = [pack(part, share) for part, share in zip(weight.parts, biases, strict=True)]
 
     def __call__(self, x: Tensor) -> Tensor:
         """Maps x [num_rows, K] to [num_rows, N]."""
-        return torch.cat([part(x) for part in self._parts], dim=-1)
+        return torch.cat([part(x) for part in self.parts], dim=-1)
 
     def in_float32(self, x: Tensor) -> Tensor:
         """See Linear."""
@@ -38,7 +38,7 @@ class SplitLinear:
     def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
         """residual + x W^T + b. [num_rows, N]"""
         shares = residual.split(self._num_rows, dim=-1)
-        return torch.cat([part.add_to(share, x) for part, share in zip(self._parts, shares, strict=True)], dim=-1)
+        return torch.cat([part.add_to(share, x) for part, share in zip(self.parts, shares, strict=True)], dim=-1)
 
     def rows(self, ids: Tensor) -> Tensor:
         """No table that tokens are looked up in is stacked: every checkpoint keeps it as one."""

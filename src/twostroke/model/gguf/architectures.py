@@ -41,6 +41,8 @@ class GGUFArchitecture:
     """Weights of norms are stored with the 1 that checkpoints leave out."""
     numbers: Mapping[str, str] = field(default_factory=dict[str, str])
     """Keys of its own (without the prefix) in the words of config.json; a factor that is absent or 0 is the usual."""
+    other: dict[str, int | float | bool] = field(default_factory=dict[str, int | float | bool])
+    """Keys (without the prefix) of which another value is implemented than for other architectures."""
     needed: frozenset[str] = frozenset()
     """Those of `numbers` that a file must have."""
     lists: Mapping[str, str] = field(default_factory=dict[str, str])
@@ -183,6 +185,8 @@ _OF_GRANITE = {
 
 _OF_COHERE = {"logit_scale": "logit_scale"}
 
+_OF_BLOOM: dict[str, int | float | bool] = {"attention.max_alibi_bias": 8.0}
+
 _OF_APERTUS = {"mlp.act_fn.alpha_p": "xielu.alpha_p", "mlp.act_fn.alpha_n": "xielu.alpha_n"}
 
 GGUF_ARCHITECTURES = {
@@ -229,6 +233,7 @@ GGUF_ARCHITECTURES = {
     "apertus": GGUFArchitecture("ApertusForCausalLM", lists=_OF_APERTUS, derived=_of_apertus),
     "gptneox": GGUFArchitecture("GPTNeoXForCausalLM", has_grouped_qkv=True, derived=_of_gpt_neox),
     "falcon": GGUFArchitecture("FalconForCausalLM", _OF_FALCON, has_grouped_qkv=True, derived=_of_falcon),
+    "bloom": GGUFArchitecture("BloomForCausalLM", has_grouped_qkv=True, other=_OF_BLOOM),
     "gpt2": GGUFArchitecture("GPT2LMHeadModel", derived=_of_gpt2),
 }
 """By `general.architecture`; Mistral's models are 'llama' there, Mistral 3's and Ministral 3's 'mistral3'."""

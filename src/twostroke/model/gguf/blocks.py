@@ -2,10 +2,10 @@
 
 A block of any type stands for scale * (q - zero) - minimum, with q of 1 to 8 bits and one scale (and minimum) for each
 16 or 32 numbers; the K and IQ types keep these as 3 to 8 bits beside a float16 for 256 numbers. So every type goes into
-a QuantizedWeight of 4 to 8 bits code for code, the K types with their super-blocks; where codes stand for steps that
-are not even (IQ2, IQ4, FP4), by the numbers themselves in 8 bits. Of the other types, scales that are products, and
-minima, are rounded to float16: a number moves by less than 1/100 of the step between two codes (`REPACKED` says which
-types are exact).
+a QuantizedWeight of 2 to 8 bits code for code, the K types and IQ4_XS with their super-blocks. Codes of 4 bits that
+stand for uneven steps (IQ4, FP4) keep their table; points of IQ2's grids become numbers of 8 bits. Of the other types,
+scales that are products, and minima, are rounded to float16: a number moves by less than 1/100 of the step between two
+codes (`REPACKED` says which types are exact).
 
 The layouts are those of ggml-common.h; `gguf.quants` is the oracle of the tests.
 """
@@ -19,7 +19,14 @@ import torch
 from torch import Tensor
 
 from twostroke.kernels import native
-from twostroke.kernels.quantized_weight import LARGEST_SCALE, SUPER_BLOCK, QuantizedFormat, QuantizedWeight
+from twostroke.kernels.quantized_weight import (
+    LARGEST_SCALE,
+    SUPER_BLOCK,
+    CodeTable,
+    QuantizedFormat,
+    QuantizedWeight,
+    look_up,
+)
 from twostroke.model.gguf import grid_blocks
 from twostroke.model.gguf.groups import Groups, bits_of, half, nibbles, nibbles_in_order, pairs
 
@@ -31,18 +38,22 @@ class Layout:
     take_apart: Callable[[Tensor], Groups]
     """uint8 [N, num_blocks, block_bytes]"""
     bits: int
-    """Of our codes: 4, 5, 6 or 8."""
+    """Of our codes: 2 to 6, or 8."""
     group_size: int
     zero: int
     """The code of the middle of a group; 0 where codes count from a super-block's minimum."""
     has_minima: bool = False
     is_exact: bool = False
     has_super_blocks: bool = False
+    table: CodeTable | None = None
+    """Where codes are looked up; they then have no zero."""
 
     @property
     def format(self) -> QuantizedFormat:
         """Of what they become."""
-        return QuantizedFormat(self.bits, self.group_size, self.has_minima, has_super_blocks=self.has_super_blocks)
+        return QuantizedFormat(
+            self.bits, self.group_size, self.has_minima, has_super_blocks=self.has_super_blocks, table=self.table
+        )
 
     def repack(self, blocks: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> QuantizedWeight:
         """Blocks [N, num_blocks, block_bytes] of a weight of `shape` [N, K], for activations of `dtype`.
@@ -71,6 +82,7 @@ class Layout:
             dtype,
             super_scales=supers if self.has_super_blocks else None,
             super_mins=torch.empty_like(supers) if self.has_super_blocks and self.has_minima else None,
+            table=self.table,
         )
 
     def _put(self, groups: Groups, weight: QuantizedWeight, rows: slice) -> None:
@@ -87,7 +99,8 @@ class Layout:
             if weight.mins is not None and groups.minima is not None:
                 # w = s q - m = s (q - zero) - (m - s zero): around the middle the error of a rounded scale is smallest
                 weight.mins[rows] = (groups.minima - groups.scales * self.zero).flatten(1)
-        weight.codes[rows] = (groups.codes + (weight.zero - self.zero)).flatten(1)
+        shift = weight.zero - self.zero if self.table is None else 0
+        weight.codes[rows] = (groups.codes + shift).flatten(1)
 
     def numbers(self, blocks: Tensor, shape: tuple[int, ...]) -> Tensor:
         """Return the unrounded float32 numbers [N, K] that blocks [N, num_blocks, block_bytes] encode."""
@@ -95,11 +108,13 @@ class Layout:
         found = torch.empty(shape, dtype=torch.float32)
         for begin in range(0, num_rows, step := max(1, _AT_ONCE // num_columns)):
             groups = self.take_apart(blocks[begin : begin + step])
-            codes, scales, minima = groups.codes.float(), groups.whole_scales, groups.whole_minima
-            if minima is None:
-                numbers = scales[..., None] * (codes - self.zero)
+            codes, scales, minima = groups.codes, groups.whole_scales[..., None], groups.whole_minima
+            if self.table is not None:
+                numbers = scales * look_up(self.table, codes)
+            elif minima is None:
+                numbers = scales * (codes.float() - self.zero)
             else:  # these formats count codes from the minimum, not from the middle
-                numbers = scales[..., None] * codes - minima[..., None]
+                numbers = scales * codes.float() - minima[..., None]
             found[begin : begin + step] = numbers.flatten(1)
         return found
 
@@ -180,25 +195,12 @@ def _q6_k(b: Tensor) -> Groups:
     return Groups(codes, b[..., 192:208].contiguous().view(torch.int8), super_scales=half(b[..., 208:210]))
 
 
-_IQ4_VALUES = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
-"""What the 4-bit codes of the IQ4 types stand for: steps that are finer near zero."""
-
-
-def _iq4_codes(codes: Tensor) -> Tensor:
-    values = torch.tensor(_IQ4_VALUES, dtype=torch.int16) + 128
-    return values.to(torch.uint8)[codes.int()]
-
-
-def _iq4_nl(b: Tensor) -> Groups:
-    return Groups(_one_group(_iq4_codes(nibbles(b[..., 2:]))), half(b[..., :2]))
-
-
 def _iq4_xs(b: Tensor) -> Groups:
     high = pairs(b[..., 2:4]).transpose(-1, -2).flatten(-2)  # 8 of 2 bits, in order
     low = nibbles_in_order(b[..., 4:8])
-    scales = (low | high << 4).float() - 32
-    codes = _iq4_codes(nibbles(b[..., 8:].unflatten(-1, (8, 16))).flatten(-2))
-    return Groups(codes, half(b[..., :2]) * scales)
+    scales = (low | high << 4).to(torch.int8) - 32
+    codes = nibbles(b[..., 8:].unflatten(-1, (8, 16))).flatten(-2)
+    return Groups(codes, scales, super_scales=half(b[..., :2]))
 
 
 def _tq1_0(b: Tensor) -> Groups:
@@ -215,25 +217,17 @@ def _tq2_0(b: Tensor) -> Groups:
     return Groups(codes, half(b[..., 64:]).expand(-1, -1, 8))
 
 
-_FP4_VALUES = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
-"""Twice what the codes of FP4 (e2m1) stand for."""
-
-
-def _fp4_codes(codes: Tensor) -> Tensor:
-    return (torch.tensor(_FP4_VALUES, dtype=torch.int16) + 128).to(torch.uint8)[codes.int()]
-
-
 def _mxfp4(b: Tensor) -> Groups:
-    """The scale is a power of two, by its exponent."""
+    """The scale is a power of two, by its exponent; half of it, since the table has twice the numbers."""
     scales = torch.exp2(b[..., :1].double() - 128).float()
-    return Groups(_one_group(_fp4_codes(nibbles(b[..., 1:]))), scales)
+    return Groups(_one_group(nibbles(b[..., 1:])), scales)
 
 
 def _nvfp4(b: Tensor) -> Groups:
     """Four groups of 16 with a scale of 8 bits each: 4 of the exponent, 3 behind the point; the sign is not read."""
     exponents, digits = (b[..., :4] >> 3 & 15).float(), (b[..., :4] & 7).float()
     scales = torch.where(exponents == 0, digits * 2**-9, (1 + digits / 8) * torch.exp2(exponents - 7)) / 2
-    codes = _fp4_codes(nibbles(b[..., 4:].unflatten(-1, (4, 8))).flatten(-2))
+    codes = nibbles(b[..., 4:].unflatten(-1, (4, 8))).flatten(-2)
     return Groups(codes, scales * (b[..., :4] != _NO_NUMBER))
 
 
@@ -246,13 +240,13 @@ REPACKED: dict[str, Layout] = {
     "Q5_0": Layout(_q5_0, 5, 32, zero=16, is_exact=True),
     "Q5_1": Layout(_q5_1, 5, 32, zero=16, has_minima=True),
     "Q8_0": Layout(_q8_0, 8, 32, zero=128, is_exact=True),
-    "Q2_K": Layout(_q2_k, 4, 16, zero=0, has_minima=True, is_exact=True, has_super_blocks=True),
-    "Q3_K": Layout(_q3_k, 4, 16, zero=4, is_exact=True, has_super_blocks=True),
+    "Q2_K": Layout(_q2_k, 2, 16, zero=0, has_minima=True, is_exact=True, has_super_blocks=True),
+    "Q3_K": Layout(_q3_k, 3, 16, zero=4, is_exact=True, has_super_blocks=True),
     "Q4_K": Layout(_q4_k, 4, 32, zero=0, has_minima=True, is_exact=True, has_super_blocks=True),
     "Q5_K": Layout(_q5_k, 5, 32, zero=0, has_minima=True, is_exact=True, has_super_blocks=True),
     "Q6_K": Layout(_q6_k, 6, 16, zero=32, is_exact=True, has_super_blocks=True),
-    "IQ4_NL": Layout(_iq4_nl, 8, 32, zero=128, is_exact=True),
-    "IQ4_XS": Layout(_iq4_xs, 8, 32, zero=128),
+    "IQ4_NL": Layout(_q4_0, 4, 32, zero=0, is_exact=True, table="iq4"),
+    "IQ4_XS": Layout(_iq4_xs, 4, 32, zero=0, is_exact=True, has_super_blocks=True, table="iq4"),
     "IQ3_S": Layout(grid_blocks.iq3_s, 4, 32, zero=8, has_minima=True),
     "IQ3_XXS": Layout(grid_blocks.iq3_xxs, 8, 32, zero=128),
     "IQ2_S": Layout(grid_blocks.iq2_s, 8, 16, zero=128),
@@ -262,8 +256,8 @@ REPACKED: dict[str, Layout] = {
     "IQ1_S": Layout(grid_blocks.iq1_s, 4, 32, zero=1, has_minima=True),
     "TQ1_0": Layout(_tq1_0, 4, 32, zero=1, is_exact=True),
     "TQ2_0": Layout(_tq2_0, 4, 32, zero=1, is_exact=True),
-    "MXFP4": Layout(_mxfp4, 8, 32, zero=128, is_exact=True),
-    "NVFP4": Layout(_nvfp4, 8, 16, zero=128, is_exact=True),
+    "MXFP4": Layout(_mxfp4, 4, 32, zero=0, is_exact=True, table="fp4"),
+    "NVFP4": Layout(_nvfp4, 4, 16, zero=0, is_exact=True, table="fp4"),
 }
 """By the name of the type (gguf.tensor_types)."""
 

@@ -36,6 +36,7 @@ _NEUTRAL: dict[str, int | float | bool] = {
     "expert_count": 0,
     "attention.causal": True,
     "attention.scale": 0.0,
+    "attention.max_alibi_bias": 0.0,
     "embedding_scale": 1.0,
     "residual_scale": 1.0,
     "logit_scale": 1.0,
@@ -164,7 +165,7 @@ def _refuse_unsupported(
     metadata: Metadata, prefix: str, architecture: GGUFArchitecture, also_read: tuple[str, ...]
 ) -> None:
     read = {*architecture.numbers, *also_read, *(_YARN_FACTORS if architecture.reads_yarn_factors else ())}
-    for name, neutral in _NEUTRAL.items():
+    for name, neutral in (_NEUTRAL | architecture.other).items():
         if name in read:
             continue
         key = f"{prefix}.{name}"

@@ -18,6 +18,7 @@ _TOP: ModuleNames = {
     "model.embed_tokens": "token_embd",
     "gpt_neox.embed_in": "token_embd",
     "transformer.word_embeddings": "token_embd",
+    "transformer.word_embeddings_layernorm": "token_embd_norm",
     "transformer.wte": "token_embd",
     "transformer.wpe": "position_embd",
     "model.norm": "output_norm",

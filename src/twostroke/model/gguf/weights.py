@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +19,8 @@ from twostroke.config.model import ModelConfig
 from twostroke.errors import CorruptCheckpoint
 from twostroke.gguf.container import GGUFFile, StoredTensor
 from twostroke.gguf.tensor_types import TYPES
-from twostroke.kernels.quantized_weight import QuantizedFormat, QuantizedWeight
+from twostroke.kernels.quantized_weight import LARGEST_SCALE, QuantizedFormat, QuantizedWeight
+from twostroke.kernels.stored_rows import StoredRows
 from twostroke.log import get_logger
 from twostroke.model.checkpoint import shorten
 from twostroke.model.gguf.architectures import GGUFArchitecture, gguf_architecture, listed_number
@@ -65,6 +68,7 @@ class GGUFWeights:
             else:
                 self._stored[name] = found
                 used.add(found.name)
+        self._factors = {name: _factor(file, found, used) for name, found in self._stored.items()}
         extra = [name for name in file.tensors if name not in used and not is_unread_kv(name, config)]
         problems = [f"{what}: {shorten(found)}" for what, found in (("missing", missing), ("unknown", extra)) if found]
         if problems:
@@ -74,9 +78,9 @@ class GGUFWeights:
         self.weights: Mapping[str, StoredWeight] = {
             name: StoredWeight(tensor.shape, _format(tensor)) for name, tensor in self._stored.items()
         }
-        counts = Counter(tensor.type.name for tensor in self._stored.values())
-        self.quantization = "gguf" if counts.keys() - _FLOATS else None
-        log.info("%s: %s", file.path.name, ", ".join(_described(name, count) for name, count in counts.items()))
+        stored = [(tensor.type.name, self._factors[name] is not None) for name, tensor in self._stored.items()]
+        self.quantization = "gguf" if {kind for kind, _ in stored} - _FLOATS.keys() else None
+        log.info("%s: %s", file.path.name, ", ".join(_described(*one, count) for one, count in Counter(stored).items()))
 
     @property
     def path(self) -> Path:
@@ -93,7 +97,10 @@ class GGUFWeights:
         if not tensor.type.is_quantized:
             return data.view(_FLOATS[tensor.type.name])[places]
         blocks = data[places].unflatten(-1, (-1, tensor.type.block_bytes))
-        return repack(tensor.type.name, blocks, (len(blocks), tensor.shape[1]), dtype)
+        weight, factor = repack(tensor.type.name, blocks, (len(blocks), tensor.shape[1]), dtype), self._factors[name]
+        if factor is not None:
+            weight.scales.copy_((weight.scales.float() * factor).clamp_(-LARGEST_SCALE, LARGEST_SCALE))
+        return weight
 
     def read_numbers(self, name: str, rows: slice = ALL_ROWS) -> Tensor:
         """Return the numbers that a weight encodes, by ggml's formulas in float32: no scale is rounded."""
@@ -103,7 +110,24 @@ class GGUFWeights:
             numbers = data.view(_FLOATS[tensor.type.name])[places].float()
             return numbers - 1.0 if self._has_whole_norm(name) else numbers
         blocks = data[places].unflatten(-1, (-1, tensor.type.block_bytes))
-        return REPACKED[tensor.type.name].numbers(blocks, (len(blocks), tensor.shape[1]))
+        numbers = REPACKED[tensor.type.name].numbers(blocks, (len(blocks), tensor.shape[1]))
+        factor = self._factors[name]
+        return numbers if factor is None else numbers * factor
+
+    def stored_rows(self, name: str) -> StoredRows | None:
+        """See StoresRows."""
+        tensor = self._stored[name]
+        if tensor.file is None or not tensor.type.is_quantized or len(tensor.shape) != 2:
+            return None
+        if self._factors[name] is not None:  # the file's rows are then not the numbers
+            return None
+        offsets = np.arange(tensor.shape[0], dtype=np.int64) * tensor.row_bytes + tensor.begin
+        places = self._places(name, ALL_ROWS)
+        if not isinstance(places, slice):
+            offsets = offsets[places.numpy()]
+        files = np.full(len(offsets), tensor.file.descriptor, np.int32)
+        check = partial(tensor.file.check_unchanged, tensor.name)
+        return StoredRows(tensor.type.name, REPACKED[tensor.type.name].format, files, offsets, check)
 
     def _has_whole_norm(self, name: str) -> bool:
         """Whether the file has the weight of a norm with the 1 that the model adds."""
@@ -130,6 +154,24 @@ class GGUFWeights:
         if num_heads is None or not self._has_permuted_heads:
             return rows
         return _in_halves(self._stored[name].shape[0], num_heads)[rows]
+
+
+def _factor(file: GGUFFile, tensor: StoredTensor, used: set[str]) -> float | None:
+    """Return what all numbers of an NVFP4 tensor are multiplied by, where the file says it; None: nothing.
+
+    Inputs have a factor of their own, for products of 4 bits by 4: we need none. `used` gets the names of both.
+    """
+    if tensor.type.name != "NVFP4":
+        return None
+    stem = tensor.name.removesuffix("weight")
+    used.update((name := f"{stem}scale", f"{stem}input_scale"))
+    found = file.tensors.get(name)
+    if found is None:
+        return None
+    factor = float(found.data.view(np.float32)[0]) if found.type.name == "F32" and found.shape == (1,) else math.nan
+    if not math.isfinite(factor):
+        raise CorruptCheckpoint(f"{file.path}: {name} must be one finite number of F32.")
+    return factor
 
 
 def _listed(file: GGUFFile, name: str, theirs: GGUFArchitecture) -> StoredTensor | None:
@@ -160,7 +202,7 @@ def _part_of_qkv(file: GGUFFile, name: str, spec: LayerSpec) -> StoredTensor | N
     def read(first: int, num_bytes: int) -> npt.NDArray[np.uint8]:
         return stored.read(before + first, num_bytes)
 
-    return replace(stored, shape=(num_rows, *stored.shape[1:]), read=read)
+    return replace(stored, shape=(num_rows, *stored.shape[1:]), read=read, begin=stored.begin + before)
 
 
 def _in_halves(num_rows: int, num_heads: int) -> Tensor:
@@ -186,9 +228,9 @@ def _format(tensor: StoredTensor) -> QuantizedFormat | None:
     return REPACKED[tensor.type.name].format if tensor.type.is_quantized else None
 
 
-def _described(type_name: str, count: int) -> str:
+def _described(type_name: str, has_factor: bool, count: int) -> str:
     if type_name not in REPACKED:
         return f"{count} x {type_name}"
     layout = REPACKED[type_name]
-    rounding = "exactly" if layout.is_exact else "scales rounded to float16"
+    rounding = "exactly" if layout.is_exact and not has_factor else "scales rounded to float16"
     return f"{count} x {type_name} as {layout.bits} bits in groups of {layout.group_size}, {rounding}"

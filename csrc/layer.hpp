@@ -1,0 +1,82 @@
+// A whole decoder layer in one call, of operators that are bound to their weights once.
+#pragma once
+
+#include <optional>
+#include <vector>
+
+#include "attention.hpp"
+#include "operators.hpp"
+
+namespace twostroke {
+
+// What inputs meet the codes of a quantized weight as; see quantized_linear.
+struct QuantizedInputs {
+  WeightFormat format;
+  uintptr_t order;
+  bool are_quantized;
+};
+
+// A packed weight and its bias; see `linear` and `quantized_linear`. Both outlive it.
+class PackedLinear {
+ public:
+  PackedLinear(const Kernels& kernels, uintptr_t w, uintptr_t bias, int64_t n, int64_t k, int gate, int type,
+               std::optional<QuantizedInputs> quantized = {})
+      : kernels_(kernels), w_(w), bias_(bias), n_(n), k_(k), gate_(gate), type_(type), quantized_(quantized) {}
+
+  int64_t n() const { return n_; }
+
+  // x [m, k] with rows ldx elements apart to y [m, n] with rows ldy apart, as those of a residual are.
+  void multiply(uintptr_t x, int64_t ldx, uintptr_t residual, uintptr_t y, int64_t ldy, int64_t m, bool wide_y) const;
+
+ private:
+  const Kernels& kernels_;
+  uintptr_t w_, bias_;
+  int64_t n_, k_;
+  int gate_, type_;
+  std::optional<QuantizedInputs> quantized_;
+};
+
+// An RMS norm; a weight of 0 is none.
+struct Norm {
+  uintptr_t weight = 0;
+  float eps = 0;
+  int weight_type = 0;
+};
+
+// y = x + out_norm(output(attention(norm(x)))), then y + out_norm(down(inner(norm(y)))), each norm where there is one.
+struct LayerParts {
+  Norm attention_norm, attention_out_norm, mlp_norm, mlp_out_norm;
+  Norm head_norm;                         // over each head of q and k
+  std::vector<const PackedLinear*> qkv;   // ranges of q, k and v side by side
+  const PackedLinear *output, *inner, *down;
+  float scale, cap;                       // see AttentionArgs, as the next two
+  uintptr_t sinks, slopes;
+};
+
+constexpr int64_t ROOM_KEPT = 1 << 20;
+
+class DecoderLayer {
+ public:
+  // Weights of both outlive it. q_size: numbers of q.
+  DecoderLayer(const Kernels& kernels, const LayerParts& parts, int64_t hidden_size, int64_t q_size, int type);
+
+  // Bytes of room that a row of x needs.
+  int64_t room_bytes() const;
+
+  // x [m, hidden_size], in place; storage and block_bytes as for `attention`; cos and sin of the rotation, or 0. A room of
+  // ROOM_KEPT bytes at most may be 0: each thread keeps one.
+  void run(const StepAttention& step, uintptr_t x, uintptr_t room, int64_t m, uintptr_t storage, int64_t block_bytes, uintptr_t cos,
+           uintptr_t sin) const;
+
+ private:
+  void norm(const Norm& norm, uintptr_t x, uintptr_t y, int64_t m) const;
+  // to += norm(linear(x)), where there is a norm; room is for what is normed.
+  void add(const PackedLinear& linear, const Norm& norm, uintptr_t x, int64_t ldx, uintptr_t to, uintptr_t room, int64_t m) const;
+
+  const Kernels& kernels_;
+  LayerParts parts_;
+  int64_t hidden_size_, q_size_, qkv_size_ = 0, inner_size_;
+  int type_;
+};
+
+}  // namespace twostroke
