@@ -63,7 +63,7 @@ class NewRequest:
     """It ends with the hidden state of its last token instead of a token that follows: an embedding."""
 
 
-class BlockTableUpdate(msgspec.Struct, frozen=True, array_like=True):
+class BlockTableUpdate(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Changes one row of a KV group's block table: entries `start`, `start + 1`, … become `block_ids`.
 
     On (re-)admission start is 0 and all entries come; later only the blocks that were added. Without block_ids nothing
@@ -75,7 +75,7 @@ class BlockTableUpdate(msgspec.Struct, frozen=True, array_like=True):
     block_ids: tuple[int, ...]
 
 
-class ScheduledRequest(msgspec.Struct, frozen=True, array_like=True):
+class ScheduledRequest(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One request's share of a step."""
 
     request_id: str
@@ -327,7 +327,7 @@ class StepTimer:
         return StepSeconds(time_s - begin_s, draft_s)
 
 
-class Commit(msgspec.Struct, frozen=True, array_like=True):
+class Commit(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """What the engine tells the scheduler of one request's result: counts, hashes and an end, never token ids."""
 
     request_id: str

@@ -315,12 +315,16 @@ Event = (
 _KINDS: dict[str, type[Event]] = {kind.__name__: kind for kind in get_args(Event)}
 
 
+THESE_EVENTS = "these events"
+"""Value of a refusal of events that a program holds. Commands put the file or the server in its place."""
+
+
 def event_log_with_a_gap(gap: EventsDropped) -> InvalidParameter:
     """The refusal of those who need every event from the beginning."""
     return InvalidParameter(
         "event_log",
-        f"a history that lacks {gap.num_events} events before {gap.time_s:.3f} s",
-        "must hold every event from the engine's start",
+        THESE_EVENTS,
+        f"must hold every event from the engine's start; it lacks {gap.num_events} before {gap.time_s:.3f} s",
         "Give a file that --event-log wrote.",
     )
 

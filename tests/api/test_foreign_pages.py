@@ -9,7 +9,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from server_process import ServerProcess, viewing
+from server_process import SERVE, ServerProcess, viewing
 from twostroke.api.foreign_pages import HostNames, check_change
 from twostroke.api.http_errors import HTTPError
 from twostroke.config.server import ServerConfig
@@ -111,6 +111,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]
     running = ServerProcess(
         *("--api-key-file", str(folder / "keys"), "--admin-api-key-file", str(folder / "admin"), "--lab"),
         *("--allowed-hosts", "api.example.com", "--cors-origins", "*"),
+        command=SERVE,
     )
     yield running
     running.stop()

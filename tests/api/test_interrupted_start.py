@@ -8,12 +8,14 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 import uvicorn
 
+from forked_process import forked_engines
 from twostroke.api.draining import DrainingServer
 from twostroke.config.engine import EngineConfig
 from twostroke.config.pools import PoolConfig
@@ -34,6 +36,14 @@ STARTS += "from twostroke.cli.main import main\nprint('begins', flush=True)\nmai
 MOMENTS_S = (0.02, 0.3, 0.7, 1.1, 1.5, 1.9, 2.3, 2.8, 3.4, 4.0)
 
 
+@pytest.fixture
+def forking() -> Iterator[None]:
+    """The engine has their processes forked."""
+    with forked_engines():
+        yield
+
+
+@pytest.mark.usefixtures("forking")
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_a_start_that_is_given_up_leaves_nothing_and_says_nothing(
     moment: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture

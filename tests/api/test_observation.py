@@ -17,6 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from faulty_engine import ROT
 from metrics_page import check_documented
 from server_process import ServerProcess
+from twostroke.bench.serve.local_server import LocalServer
 from twostroke.cli.doctor import doctor
 from twostroke.cli.explain import explain
 from twostroke.engine.event_sinks import read_events
@@ -203,8 +204,7 @@ def test_a_crash_leaves_a_dump_and_health_says_why(server: ServerProcess, dumps:
     server.post("/v1/completions", BODY | {"request_id": "before"})
     found = server.http.get("/server_info").json()
     assert found["health"]["state"] == "running"
-    pid = _engine_pid(server)
-    os.kill(pid, signal.SIGKILL)
+    os.kill(LocalServer(server.url, server.process.pid).engine_pid(), signal.SIGKILL)
     server.wait_for("restarted", "/server_info", lambda answer: answer.json()["health"]["num_restarts"] == 1)
     server.wait_for("ready", "/ready", lambda answer: answer.status_code == 200)
     (dump,) = dumps.glob("twostroke-flight-*.jsonl")
@@ -214,8 +214,14 @@ def test_a_crash_leaves_a_dump_and_health_says_why(server: ServerProcess, dumps:
     assert samples(server)["twostroke:engine_starts_total"] == 2
 
 
-def _engine_pid(server: ServerProcess) -> int:
-    """The server's child; Linux tells."""
-    children = Path(f"/proc/{server.process.pid}/task/{server.process.pid}/children").read_text().split()
-    (pid,) = [int(child) for child in children if b"engine.process" in Path(f"/proc/{child}/cmdline").read_bytes()]
-    return pid
+def test_a_refusal_at_the_gate_counts_for_its_route() -> None:
+    """Requests without a key are told from requests for unknown paths."""
+    server = ServerProcess("--api-key", "secret", "--admin-api-key", "admin")
+    try:
+        for path in ("/metrics", "/v1/requests/cmpl-a/timeline", "/no/such/path"):
+            assert server.http.get(path).status_code == 401
+        text = server.http.get("/metrics", headers={"authorization": "Bearer admin"}).text
+    finally:
+        server.stop()
+    for route in ("/metrics", "/v1/requests/{request_id:request}/timeline", "other"):
+        assert f'route="{route}",status="401"}} 1.0\n' in text

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,6 +15,7 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
+from forked_process import forked_engines
 from twostroke.api.routes.pools import pools_router
 from twostroke.bench.drill.streams import Drill, Faults, ask, prompts, run
 from twostroke.config.engine import EngineConfig
@@ -35,6 +36,13 @@ from twostroke.sampling_params import SamplingParams
 
 CONFIG = EngineConfig.from_keywords(model="embedded", threads=1, num_kv_blocks=2000)
 REQUESTS = prompts(12)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def forking() -> Iterator[None]:
+    """Engines have their processes forked."""
+    with forked_engines():
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -78,6 +78,16 @@ def test_two_processes_give_the_tokens_of_one_and_a_killed_one_is_named() -> Non
     assert not ranks_of(os.getpid())
 
 
+def test_an_engine_whose_rank_died_since_the_last_step_still_closes() -> None:
+    """Nothing is asked of that rank any more, and the others end as ever."""
+    with LLM(**{**SETTINGS, "tensor_parallel_size": 4}) as llm:
+        llm.generate("The weather today", SHORT)
+        killed = ranks_of(os.getpid())[0]
+        os.kill(killed, signal.SIGKILL)
+        wait_until(lambda: not is_alive(killed), f"rank {killed} lives on")
+    assert not ranks_of(os.getpid())
+
+
 def test_an_engine_whose_rank_is_killed_is_replaced_and_a_killed_engine_leaves_no_rank() -> None:
     async def main() -> None:
         engine = RemoteEngine(EngineConfig.from_keywords(**SETTINGS))

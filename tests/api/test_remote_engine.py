@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from faulty_engine import BREAK, HANG, POISON, ROT
+from forked_process import forked_engines
 from twostroke import LLM, SamplingParams
 from twostroke.config.engine import EngineConfig
 from twostroke.engine import engine_process, remote_engine
@@ -94,6 +95,13 @@ def sharing(**settings: Any) -> Iterator[Shared]:
         engine = runner.run(make())
         yield Shared(runner, engine, ring)
         runner.run(engine.close())
+
+
+@pytest.fixture(autouse=True, scope="module")
+def forking() -> Iterator[None]:
+    """Engines whose process is not a faulty one have it forked."""
+    with forked_engines():
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from twostroke.api.body_route import RefusedBody
 from twostroke.api.context import ServerContext
 from twostroke.api.gate import App, Gate
 from twostroke.api.http_errors import ErrorAnswer, HTTPError, error_body, shaped_for, validation_answer
-from twostroke.api.methods import Methods, allowed_methods
+from twostroke.api.methods import Methods, allowed_methods, known_routes
 from twostroke.api.observation import Observation
 from twostroke.api.openapi import published_schema
 from twostroke.api.routes.capabilities import capabilities_router
@@ -73,14 +73,16 @@ def build_app(
     context = ServerContext.of(engine, config, model, observation, pools, lab)
     # the interactive pages would load their parts from elsewhere
     app = FastAPI(title="Twostroke", version=__version__, docs_url=None, redoc_url=None)
-    for make_router in ROUTERS:
-        app.include_router(make_router(context))
-    app.include_router(history_router(observation.recorder.events, observation.texts, why_no_texts=NO_TEXTS))
-    app.include_router(page_router(has_lab=lab is not None, has_keys=bool(config.api_key)))
+    routers = [make_router(context) for make_router in ROUTERS]
+    routers.append(history_router(observation.recorder.events, observation.texts, why_no_texts=NO_TEXTS))
+    routers.append(page_router(has_lab=lab is not None, has_keys=bool(config.api_key)))
+    known = [*app.routes, *(route for router in routers for route in router.routes)]
+    for router in routers:
+        app.include_router(router)
     app.openapi = lambda: published_schema(app)
     answer_errors(app)
     routes: Any = Methods(app)  # an ASGI app, if not by the types of those that it stands between
-    gate: Any = Gate(routes, config, engine.now_s, context.admission, observation.answers)
+    gate: Any = Gate(routes, config, engine.now_s, context.admission, observation.answers, known_routes(known))
     if config.cors_origins:
         return CORSMiddleware(gate, allow_origins=list(config.cors_origins), allow_methods=["*"], allow_headers=["*"])
     return gate

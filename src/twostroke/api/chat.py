@@ -43,6 +43,7 @@ class Chat:
         says_more = self._says_usage_along or self._request.logprobs or self._request.return_token_ids
         self._is_regular = not says_more
         """Whether one chunk differs from the next by its delta alone."""
+        self._has_logprobs = bool(self._request.logprobs) or self._request.prompt_logprobs is not None
         self._repeated: dict[int, RepeatedEvent] = {}
         self._has_begun = False
         self._prompt_logprobs: list[msgspec.Raw | None] | None = None
@@ -90,14 +91,18 @@ class Chat:
 
     def events(self, number: int, output: RequestOutput) -> bytes | Later:
         """What is new of a streamed answer; nothing while it is not certain what the text means."""
-        if takes_long(output):
+        if self._has_logprobs and takes_long(output):
             return partial(self._events_now, number, output)
         return self._events_now(number, output)
 
     def _events_now(self, number: int, output: RequestOutput) -> bytes:
-        self._usage.add(number, output)
+        if self._wants_usage:  # else nobody is told
+            self._usage.add(number, output)
         self._hear_prompt(output)
-        return b"".join([self._events_of(part, output) for part in output.outputs])
+        events = b""
+        for part in output.outputs:
+            events += self._events_of(part, output)
+        return events
 
     def _events_of(self, part: CompletionOutput, output: RequestOutput) -> bytes:
         """One choice's."""
@@ -184,7 +189,7 @@ class Chat:
         return end
 
     def _hear_prompt(self, output: RequestOutput) -> None:
-        if self._request.prompt_logprobs is not None and output.prompt_logprobs is not None:
+        if output.prompt_logprobs is not None and self._request.prompt_logprobs is not None:
             self._prompt_logprobs = prompt_logprobs(output.prompt_logprobs)
 
     def _add_prompt(self, answer: Object, output: RequestOutput) -> None:

@@ -70,8 +70,7 @@ class ChatChoice:
         found = self._parser.push(part.text, self._token_texts.of(part.token_ids))
         if part.finish_reason is not None:
             found += self._parser.finish(is_cut=part.finish_reason is not FinishReason.STOP)
-        written = [self._written(delta) for delta in _joined(found)]
-        deltas = [delta for delta in written if delta is not None]
+        deltas = [written for delta in _joined(found) if (written := self._written(delta)) is not None]
         if not self._has_begun:
             self._has_begun = True
             opening: Object = {"role": "assistant", "content": self._prefix}
@@ -101,8 +100,10 @@ class ChatChoice:
                 return {"tool_calls": [{"index": index, "function": {"arguments": text}}]}
 
 
-def _joined(deltas: Sequence[Delta]) -> list[Delta]:
+def _joined(deltas: Sequence[Delta]) -> Sequence[Delta]:
     """Neighbours of one kind as one."""
+    if len(deltas) == 1:
+        return deltas
     joined: list[Delta] = []
     for delta in deltas:
         last = joined[-1] if joined else None

@@ -51,6 +51,8 @@ class Completion:
         """By prompt; the first piece of a stream brings them, and every choice is to have them."""
         self._scores: dict[int, _Scores] = {}
         self._writers: dict[tuple[int, int], _ChoiceWriter] = {}
+        self._has_logprobs = request.logprobs is not None or request.prompt_logprobs is not None
+        self._leaves_out_tokens = request.max_tokens == 0
         options = request.stream_options
         self._says_usage_along = options is not None and options.says_usage_along
         self._no_usage: Object = {"usage": None} if options is not None and options.include_usage else {}
@@ -119,7 +121,9 @@ class Completion:
     def _whole(self, outputs: Sequence[RequestOutput]) -> Object:
         choices: list[Object] = []
         for number, output in enumerate(outputs):
-            self._count(number, output)
+            if self._leaves_out_tokens:
+                _leave_out_tokens(output)
+            self._usage.add(number, output)
             best = self._best(output.outputs)
             choices += [
                 {**self._writer(number, part.index).choice(output, part), "index": number * self._n + rank}
@@ -129,28 +133,29 @@ class Completion:
 
     def events(self, number: int, output: RequestOutput) -> bytes | Later:
         """What is new of a streamed answer."""
-        if output.prompt_logprobs is not None:
-            self._prompt_logprobs[number] = output.prompt_logprobs
-        elif self._prompt_logprobs and any(self._writer(number, part.index).is_first for part in output.outputs):
-            output.prompt_logprobs = self._prompt_logprobs.get(number)
-        if takes_long(output):
-            return partial(self._events_now, number, output)
+        if self._has_logprobs:
+            if output.prompt_logprobs is not None:
+                self._prompt_logprobs[number] = output.prompt_logprobs
+            elif any(self._writer(number, part.index).is_first for part in output.outputs):
+                output.prompt_logprobs = self._prompt_logprobs.get(number)
+            if takes_long(output):
+                return partial(self._events_now, number, output)
         return self._events_now(number, output)
 
     def _events_now(self, number: int, output: RequestOutput) -> bytes:
-        self._count(number, output)
+        if self._leaves_out_tokens:
+            _leave_out_tokens(output)
+        if self._no_usage:  # else nobody is told
+            self._usage.add(number, output)
         usage = {"usage": self._usage.as_json()} if self._says_usage_along else self._no_usage
-        return b"".join([self._writer(number, part.index).event(output, part, usage) for part in output.outputs])
+        events = b""
+        for part in output.outputs:
+            events += self._writer(number, part.index).event(output, part, usage)
+        return events
 
     def last_events(self) -> bytes:
         """What a streamed answer ends with."""
         return event({**self._head, "choices": [], "usage": self._usage.as_json()}) + DONE if self._no_usage else DONE
-
-    def _count(self, number: int, output: RequestOutput) -> None:
-        if self._request.max_tokens == 0:
-            for part in output.outputs:
-                _leave_out_tokens(part)
-        self._usage.add(number, output)
 
     def _best(self, parts: Sequence[CompletionOutput]) -> Sequence[CompletionOutput]:
         """The n most likely per token, the most likely first; all of them as they are when there is no choice."""
@@ -205,13 +210,14 @@ class _ChoiceWriter:
         options = request.stream_options
         self._is_regular = request.logprobs is None and not (options is not None and options.says_usage_along)
         """Whether one chunk differs from the next by its text and its token ids alone."""
+        self._has_token_ids = bool(request.return_token_ids)
         self._repeated: RepeatedEvent | None = None
 
     def event(self, output: RequestOutput, part: CompletionOutput, usage: Object) -> bytes:
         """A chunk of a stream."""
         if self._repeated is not None and part.finish_reason is None:
-            with_ids = self._request.return_token_ids
-            return self._repeated.filled(part.text, part.token_ids) if with_ids else self._repeated.filled(part.text)
+            values = (part.text, part.token_ids) if self._has_token_ids else (part.text,)
+            return self._repeated.filled(*values)
         is_first, head = self.is_first, self._head
         choice = self.choice(output, part)
         if self._is_regular and not is_first and part.finish_reason is None:
@@ -220,7 +226,7 @@ class _ChoiceWriter:
                 ids = {"token_ids": token_ids[0]} if token_ids else {}
                 return {**head, "choices": [{**choice, "text": text, **ids}], **usage}
 
-            self._repeated = RepeatedEvent(body, 2 if self._request.return_token_ids else 1)
+            self._repeated = RepeatedEvent(body, 2 if self._has_token_ids else 1)
         return event({**head, "choices": [choice], **usage})
 
     def choice(self, output: RequestOutput, part: CompletionOutput) -> Object:
@@ -234,8 +240,8 @@ class _ChoiceWriter:
             "finish_reason": part.finish_reason,
             "stop_reason": part.stop_reason,
         }
-        choice["token_ids"] = part.token_ids if request.return_token_ids else None
-        choice["prompt_token_ids"] = output.prompt_token_ids if request.return_token_ids and is_first else None
+        choice["token_ids"] = part.token_ids if self._has_token_ids else None
+        choice["prompt_token_ids"] = output.prompt_token_ids if self._has_token_ids and is_first else None
         if is_first and (request.prompt_logprobs is not None or not request.stream):
             choice["prompt_logprobs"] = None if request.prompt_logprobs is None else self._scores.written(output)
         return choice
@@ -255,13 +261,14 @@ class _ChoiceWriter:
         return as_written(self._logprobs.of(token_ids, entries, self._request.logprobs or 0), len(token_ids))
 
 
-def _leave_out_tokens(part: CompletionOutput) -> None:
+def _leave_out_tokens(output: RequestOutput) -> None:
     """Take the token out that was made because a step has to run; the answer ends before it, whatever token it is."""
-    part.text, part.token_ids = "", ()
-    part.logprobs = None if part.logprobs is None else []
-    part.stop_reason = None
-    if part.finish_reason is FinishReason.STOP:
-        part.finish_reason = FinishReason.LENGTH
+    for part in output.outputs:
+        part.text, part.token_ids = "", ()
+        part.logprobs = None if part.logprobs is None else []
+        part.stop_reason = None
+        if part.finish_reason is FinishReason.STOP:
+            part.finish_reason = FinishReason.LENGTH
 
 
 def _mean_logprob(part: CompletionOutput) -> float:

@@ -63,12 +63,20 @@ class Gate:
         now_s: the engine's clock, for the time of arrival.
         admission: whether there is room for a request that wants tokens.
         answers: counts them.
+        known_route: the route of a request that was refused before one was looked for; "other" where there is none.
     """
 
     def __init__(
-        self, app: App, config: ServerConfig, now_s: Callable[[], float], admission: Admission, answers: AnswerCounts
+        self,
+        app: App,
+        config: ServerConfig,
+        now_s: Callable[[], float],
+        admission: Admission,
+        answers: AnswerCounts,
+        known_route: Callable[[Message], str] = lambda _: "other",
     ) -> None:
         self._app = app
+        self._known_route = known_route
         self._answers = answers
         self._admission = admission
         self._keys = Keys(config.api_key)
@@ -98,8 +106,9 @@ class Gate:
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
                 MutableHeaders(raw=message["headers"]).append("x-request-id", request_id)
-                # known once a route was found; a path of the client's own would make a series each
-                self._answers.answered(getattr(scope.get("route"), "path", "other"), message["status"])
+                # a path of the client's own would make a series each, so a path counts by its route
+                route = getattr(scope.get("route"), "path", None) or self._known_route(scope)
+                self._answers.answered(route, message["status"])
             await send(message)
 
         state: dict[str, Any] = scope.setdefault("state", {})

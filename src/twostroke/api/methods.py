@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 from starlette.applications import Starlette
-from starlette.routing import Match
+from starlette.routing import BaseRoute, Match
 
 from twostroke.api.sse import Message, Receive, Send
 
@@ -67,3 +69,22 @@ def allowed_methods(app: Starlette, scope: Message) -> list[str]:
 
 def _matches(app: Starlette, scope: Message) -> bool:
     return any(route.matches(scope)[0] is Match.FULL for route in app.routes)
+
+
+def known_routes(routes: Sequence[BaseRoute]) -> Callable[[Message], str]:
+    """Return a function that names the route of a request which no route has seen: refused, or of another method.
+
+    Args:
+        routes: all routes of the server. The function returns "other" for a path of none of them.
+    """
+    by_path = {path: path for route in routes if "{" not in (path := getattr(route, "path", "{"))}
+    with_parts = [route for route in routes if "{" in getattr(route, "path", "")]
+
+    def name_of(scope: Message) -> str:
+        known = by_path.get(scope["path"])
+        if known is not None:
+            return known
+        found = (getattr(route, "path", "other") for route in with_parts if route.matches(scope)[0] is not Match.NONE)
+        return next(found, "other")
+
+    return name_of

@@ -22,6 +22,7 @@ from twostroke.config.engine import EngineConfig
 from twostroke.config.pools import PoolConfig
 from twostroke.config.server import ServerConfig
 from twostroke.engine.clock import monotonic_clock
+from twostroke.engine.early_child import drop_early
 from twostroke.engine.facts import lines_to_print
 from twostroke.engine.garbage import keep_what_is_there
 from twostroke.engine.pooled_engine import PooledEngine
@@ -30,6 +31,7 @@ from twostroke.errors import InvalidParameter, InvalidPrompt
 from twostroke.lab.lab import Lab
 from twostroke.log import Sparingly, get_logger
 from twostroke.plain_words import reason_of
+from twostroke.process_start import seconds_since_start
 from twostroke.tokenizer.chat_template import check_template
 
 log = get_logger(__name__)
@@ -50,6 +52,7 @@ async def serve(
         SetupError: the model cannot be loaded, or the address cannot be listened on.
         InvalidParameter: a setting that names nothing; the model is not loaded then.
     """
+    imports_s = seconds_since_start()
     config = with_keys_of_files(config)
     _check_certificate(config)
     check_parsers(config)
@@ -98,6 +101,8 @@ async def serve(
             on_end=end,
         )
         keep_what_is_there()
+        if not quiet and isinstance(engine, RemoteEngine):
+            sys.stderr.write(_ready_line(engine, imports_s) + "\n")
         await server.serve(sockets=[listener])
     finally:
         if lab is not None:
@@ -105,6 +110,15 @@ async def serve(
         await engine.close()
         observation.close()
         listener.close()
+
+
+def _ready_line(engine: RemoteEngine, imports_s: float) -> str:
+    """Return the line that says where the start's seconds went. Both processes import at the same time."""
+    loading_s = engine.ready_s - engine.imports_s
+    return (
+        f"ready    {seconds_since_start():.2f} s after the start; imports {imports_s:.2f} s here and "
+        f"{engine.imports_s:.2f} s in the engine's process, where the model then took {loading_s:.2f} s"
+    )
 
 
 def _engine(
@@ -121,6 +135,7 @@ def _engine(
             chat_template=template,
             on_trouble=observation.dump,
         )
+    drop_early()  # pools start theirs in another way
     engine = PooledEngine(
         engine_config,
         pools,

@@ -52,19 +52,26 @@ class RepeatedEvent:
         num_values: how many there are.
     """
 
-    __slots__ = ("_template",)
+    __slots__ = ("_begin", "_rest")
 
     def __init__(self, body: Callable[..., Mapping[str, Any]], num_values: int = 1) -> None:
         marks = [f"{_MARK} {i}" for i in range(num_values)]
-        template, position = event(body(*marks)).replace(b"%", b"%%"), 0
+        rest = event(body(*marks))
+        parts: list[bytes] = []
         for mark in map(_encode, marks):
-            position = template.index(mark, position)
-            template = template[:position] + b"%b" + template[position + len(mark) :]
-        self._template = template
+            part, found, rest = rest.partition(mark)
+            assert found, "a value is missing in the event, or stands elsewhere"
+            parts.append(part)
+        self._begin, *between = parts
+        self._rest = (*between, rest)
+        """The bytes behind each value, up to the next one or the end."""
 
     def filled(self, *values: Any) -> bytes:
         """The event with these values."""
-        return self._template % tuple(map(_encode, values))
+        filled = self._begin
+        for value, behind in zip(values, self._rest, strict=True):
+            filled += _encode(value) + behind
+        return filled
 
 
 Later = Callable[[], bytes]
@@ -223,7 +230,7 @@ class EventStream(Response):
         try:
             if output.finished:
                 self._generation.has_ended(output)
-            events = self._events_of(((number, output),))
+            events = self._events_of(((number, output),)) if output.finished else self._call.events(number, output)
             if not isinstance(events, bytes):
                 awake.set_result(events)
                 return True

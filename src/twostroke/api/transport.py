@@ -255,7 +255,7 @@ class GuardedProtocol(HttpToolsProtocol):
         if self.flow.write_paused or not cycle.chunked_encoding or cycle.response_complete:
             return False
         if not cycle.disconnected and not self.transport.is_closing():  # what nobody hears is no error
-            self.transport.write(b"%x\r\n%b\r\n" % (len(part), part))
+            self.transport.write(b"%x\r\n" % len(part) + part + b"\r\n")
         return True
 
     def _may_begin(self, cycle: RequestResponseCycle) -> bool:

@@ -7,11 +7,20 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Callable
 from types import FrameType
 
 INTERRUPTED = 130
 """The exit code: 128 + SIGINT, as shells have it."""
 _IMPORTING = "<frozen importlib._bootstrap>"
+
+
+_before: list[Callable[[], object]] = []
+
+
+def before_ending(call: Callable[[], object]) -> None:
+    """Call something before the process ends like that; what is registered with `atexit` does not run then."""
+    _before.append(call)
 
 
 def end_quietly_while_importing() -> None:
@@ -33,6 +42,8 @@ def _interrupt(signum: int, frame: FrameType | None) -> None:
     above = frame
     while above is not None:
         if above.f_code.co_filename == _IMPORTING:
+            for call in _before:
+                call()
             os._exit(INTERRUPTED)
         above = above.f_back
     signal.default_int_handler(signum, frame)

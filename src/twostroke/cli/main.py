@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from twostroke.cli.interrupts import INTERRUPTED, end_quietly_while_importing
+from twostroke.cli.interrupts import INTERRUPTED, before_ending, end_quietly_while_importing
 
 if TYPE_CHECKING:
     from cyclopts import App
@@ -31,6 +31,7 @@ def main() -> None:
     _make_streams_usable()
     try:
         try:
+            _start_engine_early(sys.argv[1:])
             _run(sys.argv[1:])
         finally:
             sys.stdout.flush()  # while it can still be said, and decide the exit code, that it failed
@@ -49,6 +50,22 @@ def main() -> None:
         with contextlib.suppress(OSError):  # it may be stderr that is full
             sys.stderr.write(f"twostroke: the output cannot be written: {error.strerror}\n")
         sys.exit(1)
+
+
+_NO_ENGINE = ("-h", "--help", "--version", "--prefill", "--decode", "--cluster", "--pool-workers")
+"""Flags of `serve` with which no engine is started, or is started in another way."""
+
+
+def _start_engine_early(arguments: Sequence[str]) -> None:
+    """Have the engine process of a server import what it needs beside us; it ends with us if nobody wants it."""
+    if arguments[:1] == ["serve"] and not any(word.split("=")[0] in _NO_ENGINE for word in arguments):
+        from twostroke.child_command import child_command
+        from twostroke.engine.early_child import drop_early, start_early
+        from twostroke.engine.garbage import look_for_none_while_loading
+
+        look_for_none_while_loading()
+        before_ending(drop_early)
+        start_early(child_command("twostroke.engine.process"))
 
 
 def _run(arguments: Sequence[str]) -> None:

@@ -8,6 +8,8 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
 
 from twostroke.communicator.interface import Communicator
 from twostroke.config.cpu_list import show_cpus
@@ -17,6 +19,7 @@ from twostroke.config.model import ModelConfig
 from twostroke.cost.step_cost import MachineLimits, ModelShape
 from twostroke.cost.step_model import StepTimeModel
 from twostroke.cost.step_work import Layers
+from twostroke.engine.calibrated import find_calibration
 from twostroke.engine.clock import monotonic_clock
 from twostroke.engine.drafting import Drafter, Target
 from twostroke.engine.engine import Engine
@@ -43,7 +46,7 @@ from twostroke.engine.preparation import (
 )
 from twostroke.engine.ranks import KVDecision, Ranks, RankStart
 from twostroke.engine.text_engine import TextEngine
-from twostroke.errors import DoesNotFit, RankLost, SetupError
+from twostroke.errors import DoesNotFit, InvalidParameter, RankLost, SetupError
 from twostroke.events import EventLog
 from twostroke.grammar.backend import GrammarBackend
 from twostroke.kernels.large_pages import return_unused
@@ -58,6 +61,7 @@ from twostroke.layers.row_split import RowSplit
 from twostroke.log import get_logger
 from twostroke.model.decoder import DecoderModel
 from twostroke.model.loader import load_model
+from twostroke.model.packed_cache import PackedCache, default_folder
 from twostroke.model.random_weights import RandomWeights
 from twostroke.model.registry import num_parameters
 from twostroke.process_memory import own_anonymous_bytes
@@ -141,25 +145,32 @@ def build_engine(
         loaded = replace(loaded, drafter=around_drafter(loaded.drafter))
     return_unused()  # reading a large tokenizer takes twice what it keeps
     layout = loaded.layout
-    # measured before the weights are there: it takes memory for a moment
-    machine = machine or measure_machine_limits(
-        loaded.dtype,
-        loaded.device,
-        loaded.num_threads * config.load.num_local_ranks,
-        int8_operators(config, loaded),
-    )
+    shape = model_shape(config, loaded)
+
+    @cache
+    def costs() -> _Costs:
+        num_threads = loaded.num_threads * config.load.num_local_ranks
+        limits = machine or measure_machine_limits(
+            loaded.dtype, loaded.device, num_threads, int8_operators(config, loaded)
+        )
+        return shape, limits, pace_of(config, loaded.path, shape, limits, step_times)
+
+    if step_times is None:
+        find_calibration(loaded.path, config.load, config.cache)  # refused before a weight is read, and read again
+    if loaded.device.type != "cpu" or loaded.num_ranks > 1:
+        costs()  # while there is memory on the card, and no rank waits
+    # on a CPU it is measured behind the weights, when the server's process has ended its own preparations
     kv_size = _kv_size(config, loaded, handover, probe_of(loaded.device))
     with ExitStack() as if_it_fails:
         # opened before a weight is read, which may take minutes: a path that cannot be written is refused at once
         path = config.load.event_log
         event_log = None if path is None else if_it_fails.enter_context(JsonlEventLog(path))
-        shape = model_shape(config, loaded)
-        pace = pace_of(config, loaded.path, shape, machine, step_times)
         engine, lender, geometry, sized = _build_engine(
-            config, loaded, layout, kv_size, (shape, machine, pace), event_log, listeners, around_executor, handover
+            config, loaded, layout, kv_size, costs, event_log, listeners, around_executor, handover
         )
         if_it_fails.pop_all()  # the engine's from here on
     sizing = sized.sizing
+    _, limits, pace = costs()
     num_weight_bytes = loaded_weight_bytes(config, loaded, config.load.tensor_parallel_size)
     lines = _startup_lines(loaded, num_weight_bytes, layout, sizing, time.perf_counter() - begin_s)
     lines += () if sized.memory is None else (f"memory   {sized.memory.account}",)
@@ -189,7 +200,7 @@ def build_engine(
         num_layers=loaded.config.num_layers,
         startup_lines=lines,
     )
-    return BuiltEngine(engine, facts, loaded.tokenizer, loaded.grammars, lender, geometry, machine)
+    return BuiltEngine(engine, facts, loaded.tokenizer, loaded.grammars, lender, geometry, limits)
 
 
 def _build_engine(  # noqa: PLR0913 (everything that was found out before)
@@ -197,21 +208,20 @@ def _build_engine(  # noqa: PLR0913 (everything that was found out before)
     loaded: Prepared,
     layout: KVLayout,
     kv_size: KVSizing | MemoryProbe,
-    costs: _Costs,
+    costs: Callable[[], _Costs],
     event_log: JsonlEventLog | None,
     listeners: Sequence[EventLog],
     around_executor: Callable[[Executor], Executor] | None,
     handover: HandoverEnds | None,
 ) -> tuple[Engine, LenderFacts | None, KVGeometry | None, Sized]:
     """Reads the weights and builds what runs them."""
-    pace = costs[2]
     descriptors: tuple[int, ...] = ()
     if handover is not None:
         assert isinstance(kv_size, KVSizing), "memory that is shared is made before a weight is read"
         num_kv_blocks = kv_size.num_blocks + kv_size.num_scratch_blocks + loaded.drafter_facts.num_branch_blocks
         descriptors = descriptors_for(handover.port, loaded.num_ranks, num_kv_blocks * layout.bytes_per_block)
     executor, runner, sized = _executor(config, loaded, kv_size, descriptors)
-    sizing = sized.sizing
+    sizing, pace = sized.sizing, costs()[2]
     manager = KVCacheManager(layout, sizing.num_blocks, config.cache, sizing.max_model_len)
     scheduler = Scheduler(
         config.scheduler,
@@ -223,7 +233,7 @@ def _build_engine(  # noqa: PLR0913 (everything that was found out before)
         layers=Layers(loaded.config.layer_windows),
     )
     process = "" if handover is None else handover.port.name
-    journal = _journal(config, loaded, layout, sizing, costs, event_log, listeners, process)
+    journal = _journal(config, loaded, layout, sizing, costs(), event_log, listeners, process)
     lending = fetching = where = geometry = None
     if handover is not None:
         geometry = _geometry(config, loaded, runner)
@@ -330,6 +340,7 @@ def _runner(
         quantization=config.load.quantization,
         group_size=config.load.group_size or DEFAULT_GROUP_SIZE,
         split=split,
+        cache=_packed_cache(config, loaded),
     )
     sampler = Sampler(
         loaded.config.vocab_size,
@@ -368,6 +379,30 @@ def _runner(
         cpus=loaded.cpus if loaded.operators.pin_threads is None else loaded.cpus[:1],
     )
     return runner, sized
+
+
+def _packed_cache(config: EngineConfig, loaded: Prepared) -> PackedCache | None:
+    """What keeps the packed form of the weights, where that is asked for.
+
+    Raises:
+        InvalidParameter: the operators keep none.
+        SetupError: its folder cannot be made.
+        CorruptCheckpoint: a hash differs from the one that is kept.
+    """
+    load = config.load
+    if load.packed_cache is None:
+        return None
+    if not loaded.operators.name.startswith("native "):
+        limit = f"keeps what native kernels pack; this model runs on {loaded.operators.name}"
+        raise InvalidParameter("packed_cache", load.packed_cache, limit, "Leave it out.")
+    folder = default_folder() if load.packed_cache == "default" else Path(load.packed_cache).expanduser()
+    form = {
+        "dtype": str(loaded.dtype),
+        "quantization": load.quantization or loaded.weights.quantization,
+        "group_size": load.group_size or DEFAULT_GROUP_SIZE,
+        "kernels": loaded.operators.name,
+    }
+    return PackedCache(folder, loaded.weights.path, form, verify=load.verify)
 
 
 def _graphs(

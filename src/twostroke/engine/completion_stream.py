@@ -8,6 +8,7 @@ from twostroke.batch import TokenLogprobs
 from twostroke.draft_outcomes import DraftTally
 from twostroke.engine.input_processor import PromptInput
 from twostroke.engine.stop_checker import HiddenTokens, StopMatch, StopStrings
+from twostroke.engine.token_update import TokenUpdate
 from twostroke.outputs import CompletionOutput, Logprob, LogprobsAtPosition
 from twostroke.request import FinishReason
 from twostroke.request_times import RequestTimes
@@ -65,27 +66,16 @@ class CompletionStream:
         """Tokens so far."""
         return len(self._token_ids)
 
-    def push(
-        self,
-        token_ids: Sequence[int],
-        logprobs: Sequence[TokenLogprobs],
-        time_s: float,
-        finish_reason: FinishReason | None = None,
-        stop_reason: int | None = None,
-    ) -> None:
+    def push(self, update: TokenUpdate) -> None:
         """Takes what a step made; tokens behind a stop string, which ends it earlier, do not count.
 
-        Args:
-            token_ids: new tokens, cut where the engine found its end already.
-            logprobs: one per token when the request asked for them.
-            time_s: when they were there; tokens of one step share it.
-            finish_reason: why the engine ends it behind these tokens, if it does. STOP means that the last token is an
-                end-of-text or stop token, or completes structured outputs.
-            stop_reason: the stop token id.
+        Finish reason STOP means that the last token is an end-of-text or stop token, or completes structured outputs.
         """
         assert self.finish_reason is None, f"tokens for a sequence that ended with {self.finish_reason}"
-        ends_text = finish_reason is not None and self._ends_text(token_ids, finish_reason, stop_reason)
-        text_ids = token_ids[:-1] if ends_text else token_ids
+        token_ids = text_ids = update.token_ids
+        news = update.news
+        if news is not None and self._ends_text(token_ids, news.finish_reason, news.stop_reason):
+            text_ids = token_ids[:-1]
         if self._has_stops:
             token_ids = token_ids[: self._push_until_stop(text_ids, len(token_ids))]
         else:  # no token has to be looked at alone
@@ -95,15 +85,15 @@ class CompletionStream:
         if token_ids:
             self.has_news = True
             self._token_ids.extend(token_ids)
-            self.times.token_times_s.extend([time_s] * len(token_ids))
-        if logprobs:
-            for entry in logprobs[: len(token_ids)]:
-                self._logprobs.append(decode_logprobs(entry, self._tokenizer))
-                self._cumulative_logprob += entry.logprobs[0]
+            self.times.token_times_s.extend([update.time_s] * len(token_ids))
+            self.drafts.passed(len(token_ids), update.num_draft_tokens)
+        for entry in update.logprobs[: len(token_ids)]:
+            self._logprobs.append(decode_logprobs(entry, self._tokenizer))
+            self._cumulative_logprob += entry.logprobs[0]
         if self.finish_reason is not None:
-            self.times.finish_s = time_s
-        elif finish_reason is not None:
-            self.finish(finish_reason, time_s, stop_reason)
+            self.times.finish_s = update.time_s
+        elif news is not None and news.finish_reason is not None:
+            self.finish(news.finish_reason, update.time_s, news.stop_reason)
 
     def _push_until_stop(self, text_ids: Sequence[int], num_tokens: int) -> int:
         """Adds the text of token after token; returns how many count, those of `num_tokens` behind a stop do not."""
@@ -128,8 +118,8 @@ class CompletionStream:
 
     def take_delta(self) -> CompletionOutput:
         """What is new since the last delta."""
-        pieces, self._text = self._text, []
-        delta = self._output(pieces[0] if len(pieces) == 1 else "".join(pieces), self._num_tokens_sent)
+        delta = self._output("".join(self._text), self._num_tokens_sent)
+        self._text.clear()
         self._num_tokens_sent = len(self._token_ids)
         self.has_news = False
         return delta

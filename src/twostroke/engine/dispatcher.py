@@ -30,7 +30,7 @@ import msgspec
 from twostroke.engine.generation import GenerationRequest
 from twostroke.engine.handover_port import LenderFacts
 from twostroke.engine.messages import Add, Command, DropKV, FetchKV, Finish
-from twostroke.engine.output_processor import SequenceNews, TokenUpdate
+from twostroke.engine.token_update import SequenceNews, TokenUpdate
 from twostroke.kv_cache.block_hash import salt_of_drift
 from twostroke.kv_transfer.transport import KVSource
 from twostroke.outputs import NumericDrift, drift_words, merged_drift
@@ -55,6 +55,8 @@ class Member:
     """By what it computes; where that differs, so may the last bits."""
     prefix_tokens: int = 0
     """Prefixes of a multiple of so many tokens can be handed over, see KVLayout; 0: of block_size."""
+    num_ranks: int = 1
+    """Ranks that share the model's layers."""
 
     @property
     def whole_tokens(self) -> int:

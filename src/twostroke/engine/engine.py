@@ -12,7 +12,7 @@ from twostroke.engine.journal import Journal
 from twostroke.engine.kv_fetching import KVFetching
 from twostroke.engine.kv_lending import KVLending
 from twostroke.engine.kv_self_check import KVSelfCheck
-from twostroke.engine.output_processor import SequenceNews, TokenUpdate
+from twostroke.engine.token_update import SequenceNews, TokenUpdate
 from twostroke.events import Event
 from twostroke.kv_cache.manager import KVUsage
 from twostroke.kv_check import KVCheck

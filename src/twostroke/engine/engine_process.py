@@ -15,6 +15,7 @@ from twostroke.child_command import child_command
 from twostroke.config.engine import EngineConfig
 from twostroke.cost.step_cost import MachineLimits
 from twostroke.engine.child import Child, LocalChild
+from twostroke.engine.early_child import take_early
 from twostroke.engine.forking import ForkServer
 from twostroke.engine.handover_port import HandoverPort
 from twostroke.engine.heartbeat import Heartbeat
@@ -89,8 +90,10 @@ class EngineProcess:
         Raises:
             SetupError: it could not be forked.
         """
-        folder = Path(tempfile.mkdtemp(prefix="twostroke-"))  # for this user only
-        child = await (LocalChild.start(command, folder) if forks is None else forks.fork(folder))
+        early = take_early(command) if forks is None else None
+        # for this user only
+        folder = Path(tempfile.mkdtemp(prefix="twostroke-")) if early is None else early.folder
+        child = early or await (LocalChild.start(command, folder) if forks is None else forks.fork(folder))
         process = cls(child, FolderWires(folder), last_words_s)
         process.send(Start(config, handover, machine=machine, heartbeat=heartbeat))
         return process

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import heapq
+import json
 from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
+from typing import cast
 
 from twostroke.errors import InvalidParameter, TwostrokeError, UnreadableEvent
 from twostroke.events import WHOLE_LOG, Event, from_json, to_json
@@ -85,6 +87,16 @@ def _event_of(line: str, where: str) -> Event:
         raise UnreadableEvent(f"{where}: {error}") from error
 
 
+def is_event_log(path: Path) -> bool:
+    """Return whether a file begins with an event, of whatever version. False where it cannot be read."""
+    try:
+        with path.open(encoding="utf-8") as lines:
+            record: object = json.loads(next((line for line in lines if line.strip()), ""))
+    except (OSError, ValueError, RecursionError):
+        return False
+    return isinstance(record, dict) and {"v", "event"} <= cast(dict[str, object], record).keys()
+
+
 def merged_events(paths: Sequence[Path]) -> Iterator[Event]:
     """The events of several files, each of one process of a machine, by their times; those of one file in its order.
 
@@ -96,11 +108,13 @@ def merged_events(paths: Sequence[Path]) -> Iterator[Event]:
 
 
 @contextlib.contextmanager
-def one_history(paths: Sequence[Path], name: str = "event_log") -> Generator[None]:
+def one_history(paths: Sequence[Path | str], name: str = "event_log") -> Generator[None]:
     """Refuse files whose events are sound one by one, and cannot all have happened: a line twice, or one that lacks.
 
+    Refusals of the events that a program holds name the files and the parameter.
+
     Args:
-        paths: of the files, which are computed with in the block.
+        paths: of the files, which are computed with in the block; or the address of the server that sent the events.
         name: the parameter, as the caller spells it.
 
     Raises:
@@ -108,6 +122,10 @@ def one_history(paths: Sequence[Path], name: str = "event_log") -> Generator[Non
     """
     try:
         yield
+    except InvalidParameter as error:
+        if error.name != "event_log":
+            raise
+        raise InvalidParameter(name, ", ".join(map(str, paths)), error.limit, error.remedy) from error
     except TwostrokeError:
         raise
     except (AssertionError, LookupError, ArithmeticError, ValueError, TypeError, AttributeError) as error:

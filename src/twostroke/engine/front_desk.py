@@ -17,7 +17,8 @@ from twostroke.config.checks import unicode
 from twostroke.engine.clock import Clock
 from twostroke.engine.generation import GenerationRequest
 from twostroke.engine.input_processor import InputProcessor, Prompt, PromptInput
-from twostroke.engine.output_processor import OutputKind, OutputProcessor, TokenUpdate
+from twostroke.engine.output_processor import OutputKind, OutputProcessor
+from twostroke.engine.token_update import TokenUpdate
 from twostroke.errors import InvalidParameter
 from twostroke.outputs import RequestOutput
 from twostroke.plain_words import kind_of

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from twostroke.engine.clock import monotonic_clock
 from twostroke.engine.event_sinks import JsonlEventLog
-from twostroke.engine.output_processor import TokenUpdate
+from twostroke.engine.token_update import TokenUpdate
 from twostroke.events import EngineLost, Event, PoolScaled, RequestFinishedByCaller, RequestRouted
 from twostroke.explain.names import GATEWAY
 from twostroke.pools.member import Role

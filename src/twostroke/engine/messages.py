@@ -27,7 +27,7 @@ from twostroke.engine.facts import EngineFacts
 from twostroke.engine.generation import GenerationRequest
 from twostroke.engine.handover_port import HandoverPort, LenderFacts
 from twostroke.engine.heartbeat import Heartbeat
-from twostroke.engine.output_processor import TokenUpdate
+from twostroke.engine.token_update import TokenUpdate
 from twostroke.kv_transfer.geometry import KVGeometry
 from twostroke.kv_transfer.transport import Fetched, KVSource
 from twostroke.packed_events import PackedEvent
@@ -116,6 +116,10 @@ class Ready(_Message):
     """What it computes and by what, in a pool."""
     machine: MachineLimits | None = None
     """What its machine can do."""
+    imports_s: float = 0.0
+    """From the process's start to when it had imported everything; 0: it was forked from one that had."""
+    ready_s: float = 0.0
+    """From the process's start to now."""
 
 
 class Refused(_Message):

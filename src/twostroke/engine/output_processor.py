@@ -12,13 +12,11 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
 
-import msgspec
-
-from twostroke.batch import TokenLogprobs
 from twostroke.engine.completion_stream import CompletionStream
 from twostroke.engine.input_processor import PromptInput
 from twostroke.engine.prompt_scores import PromptScores
-from twostroke.outputs import RequestMetrics, RequestOutput
+from twostroke.engine.token_update import SequenceNews, TokenUpdate
+from twostroke.outputs import CompletionOutput, RequestMetrics, RequestOutput
 from twostroke.request import FinishReason
 from twostroke.request_times import RequestTimes
 from twostroke.tokenizer.tokenizer import Tokenizer
@@ -39,48 +37,6 @@ class OutputKind(StrEnum):
     DELTA = "delta"  # what is new
     CUMULATIVE = "cumulative"  # everything so far
     FINAL = "final"  # everything, once, at the end
-
-
-class SequenceNews(msgspec.Struct, frozen=True, array_like=True):
-    """What is said of a sequence with its first tokens, with its end, and when there is something to say.
-
-    Nine of ten updates need none of it, and each goes through two processes.
-    """
-
-    scheduled_time_s: float | None = None
-    """When the sequence was scheduled for the first time."""
-    num_cached_tokens: int = 0
-    num_preemptions: int = 0
-    finish_reason: FinishReason | None = None
-    stop_reason: int | None = None
-    error: str | None = None
-    hidden_state: bytes | None = None
-    """Of the prompt's last token, where that is what was asked for."""
-    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
-    prompt_logprobs_start: int = 1
-    """Position in the prompt of the first of them. A chunk of tokens c, c+1, … predicts c+1, c+2, …"""
-
-
-class TokenUpdate(msgspec.Struct, frozen=True, array_like=True):
-    """What a step made for one sequence, as the engine hands it over."""
-
-    request_id: str
-    """Of the sequence, as `OutputProcessor.add` named it."""
-    time_s: float
-    """When the step's result was there, on the engine's clock."""
-    token_ids: tuple[int, ...] = ()
-    """Cut behind an end-of-text or stop token and at the limit, see `stop_checker.find_token_stop`."""
-    logprobs: tuple[TokenLogprobs, ...] = ()
-    news: SequenceNews | None = None
-    num_draft_tokens: int = 0
-    """Drafts that the step verified for it."""
-    start: int = 0
-    """Output tokens before these, those included that other attempts have made."""
-
-    @property
-    def finish_reason(self) -> FinishReason | None:
-        """Why the engine ended the sequence behind these tokens; None when it did not."""
-        return None if self.news is None else self.news.finish_reason
 
 
 class ProcessedUpdates(NamedTuple):
@@ -152,8 +108,11 @@ class OutputProcessor:
             answer, stream = owner
             if stream.finish_reason is None:
                 touched[answer.request_id] = answer
-                answer.push(stream, update)
+                if update.news is not None:
+                    answer.hear(stream.times, update.news)
+                stream.push(update)
                 if stream.finish_reason is not None:
+                    answer.num_running -= 1
                     ended.append(EndedSequence(update.request_id, stream.finish_reason, stream.num_tokens))
         outputs: list[RequestOutput] = []
         for answer in touched.values():
@@ -212,6 +171,7 @@ class _Answer:
     seeds: Sequence[int]
     arrival_time_s: float
     kind: OutputKind
+    _sends_deltas: bool = field(init=False)
     streams: list[CompletionStream] = field(init=False)
     num_running: int = field(init=False)
     """Sequences that have not ended."""
@@ -224,6 +184,7 @@ class _Answer:
 
     def __post_init__(self) -> None:
         params = self.prompt.params
+        self._sends_deltas = self.kind is OutputKind.DELTA
         self.streams = [
             CompletionStream(self.tokenizer, self.prompt, i, seed, RequestTimes(self.arrival_time_s))
             for i, seed in enumerate(self.seeds)
@@ -232,19 +193,7 @@ class _Answer:
         num_tokens = len(self.prompt.prompt_token_ids)
         self._scores = None if params.prompt_logprobs is None else PromptScores(self.tokenizer, num_tokens)
 
-    def push(self, stream: CompletionStream, update: TokenUpdate) -> None:
-        news = update.news
-        num_before = stream.num_tokens
-        if news is None:
-            stream.push(update.token_ids, update.logprobs, update.time_s)
-        else:
-            self._hear(stream.times, news)
-            stream.push(update.token_ids, update.logprobs, update.time_s, news.finish_reason, news.stop_reason)
-        stream.drafts.passed(stream.num_tokens - num_before, update.num_draft_tokens)
-        if stream.finish_reason is not None:
-            self.num_running -= 1
-
-    def _hear(self, times: RequestTimes, news: SequenceNews) -> None:
+    def hear(self, times: RequestTimes, news: SequenceNews) -> None:
         if times.scheduled_s is None:
             times.scheduled_s = news.scheduled_time_s
         times.num_preemptions = max(times.num_preemptions, news.num_preemptions)
@@ -268,11 +217,14 @@ class _Answer:
     def take(self) -> RequestOutput | None:
         """The output to hand out now, if any."""
         finished = not self.num_running
-        if self.kind is OutputKind.DELTA:
+        if self._sends_deltas:
             # The first of several sequences scores the prompt; others, with a cached prefix, may be ahead of it.
             if self._scores is not None and self._scores.num_missing and self.streams[0].finish_reason is None:
                 return None
-            completions = [stream.take_delta() for stream in self.streams if stream.has_news]
+            completions: list[CompletionOutput] = []
+            for stream in self.streams:
+                if stream.has_news:
+                    completions.append(stream.take_delta())  # noqa: PERF401 (a comprehension is a call, for each token)
         elif finished or self.kind is OutputKind.CUMULATIVE:
             completions = [stream.so_far() for stream in self.streams] if any(s.has_news for s in self.streams) else []
         else:
@@ -280,7 +232,7 @@ class _Answer:
         if not completions:
             return None
         # In deltas they are sent once.
-        prompt_logprobs = None if self.kind is OutputKind.DELTA and self._has_sent else self._scores
+        prompt_logprobs = None if self._sends_deltas and self._has_sent else self._scores
         self._has_sent = True
         return RequestOutput(
             request_id=self.request_id,

@@ -266,6 +266,7 @@ class PoolWorker:
                 report.facts.max_num_seqs,
                 report.geometry.numerics,
                 report.facts.prefix_tokens,
+                report.geometry.num_ranks,
             )
             if not self._is_closing.is_set():
                 self.state, self.cause = EngineState.RUNNING, ""

@@ -55,6 +55,7 @@ from twostroke.log import get_logger
 from twostroke.packed_events import PackedEvent, pack
 from twostroke.parent_death import signal_at_parents_death
 from twostroke.plain_words import reason_of
+from twostroke.process_start import seconds_since_start
 from twostroke.runner.executor import Executor
 
 log = get_logger(__name__)
@@ -103,6 +104,8 @@ class Channel:
         """When the loop last looked for commands; infinite before it runs, and while it waits for some."""
         self.step_floor_s = 0.0
         """What the step that was begun last takes the machine at best."""
+        self.imports_s = 0.0
+        """From the start of the process to the end of its imports; 0: it had none."""
         self.is_left = False
         """Nobody listens any more, and nothing is sent."""
 
@@ -171,14 +174,17 @@ class Channel:
         self._context.term()
 
 
-def serve(folder: Path, around_executor: Callable[[Executor], Executor] | None = None) -> int:
+def serve(folder: Path, around_executor: Callable[[Executor], Executor] | None = None, imports_s: float = 0.0) -> int:
     """Loads what the first command says and runs it until the end; returns the process's exit code.
 
     Args:
         folder: of the sockets.
         around_executor: puts another executor around the one that computes; tests inject faults there.
+        imports_s: what this process took before.
     """
-    return run(Channel(folder), around_executor)
+    channel = Channel(folder)
+    channel.imports_s = imports_s
+    return run(channel, around_executor)
 
 
 def run(
@@ -257,10 +263,21 @@ def _serve(
     except TwostrokeError as error:
         channel.send(Refused(str(error)))
         return 1
+    ready = Ready(
+        built.facts,
+        built.lender,
+        built.geometry,
+        built.machine,
+        imports_s=channel.imports_s,
+        ready_s=seconds_since_start(),
+    )
+    if ends is None:  # the other side makes the same of the tokenizer now, and lets nobody in before it has
+        channel.send(ready)
     built.grammars.warm_up()
     if is_whole_process:
         keep_what_is_there()
-    channel.send(Ready(built.facts, built.lender, built.geometry, built.machine))
+    if ends is not None:
+        channel.send(ready)
     channel.send(Progress((), outbox.take()))
     try:
         _loop(channel, built.engine, outbox)
@@ -345,13 +362,14 @@ def main(around_executor: Callable[[Executor], Executor] | None = None, folder: 
         around_executor: see serve.
         folder: of the sockets; None: the command line names it.
     """
+    imports_s = seconds_since_start() if folder is None else 0.0
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole group; the HTTP process decides
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="engine: %(levelname)s %(message)s")
     # a child of the fork server goes on without that one, whose end is no reason to be killed
     end_with_parent(signal.SIGKILL if folder is None else signal.SIGCONT)
     home = Path(folder or sys.argv[1])
     try:
-        code = serve(home, around_executor)
+        code = serve(home, around_executor, imports_s)
     except Exception:
         if home.exists():
             raise

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -11,9 +12,10 @@ from twostroke.engine.clock import monotonic_clock
 from twostroke.engine.facts import EngineFacts, input_processor
 from twostroke.engine.front_desk import FrontDesk, SequenceRunner
 from twostroke.engine.input_processor import InputProcessor, PromptInput
-from twostroke.engine.output_processor import OutputKind, OutputProcessor, TokenUpdate
+from twostroke.engine.output_processor import OutputKind, OutputProcessor
 from twostroke.engine.queued_stream import QueuedStream
-from twostroke.errors import EngineError, EngineUnavailable
+from twostroke.engine.token_update import TokenUpdate
+from twostroke.errors import EngineError, EngineUnavailable, SetupError
 from twostroke.grammar.guidance import Guidance
 from twostroke.outputs import NumericDrift, merged_drift
 from twostroke.tokenizer.loading import load_tokenizer
@@ -36,6 +38,8 @@ class Reception:
         """Differing numerics, by request that workers of different numerics run."""
         self._facts: EngineFacts | None = None
         self._tokenizer: Tokenizer | None = None
+        self._expected: tuple[Path, asyncio.Future[Tokenizer]] | None = None
+        """A tokenizer that is being read, and where it lies."""
         self._inputs: InputProcessor | None = None
         self._desk: FrontDesk | None = None
 
@@ -62,12 +66,28 @@ class Reception:
         """Requests that have not ended."""
         return len(self._streams)
 
+    def expect(self, words: str) -> None:
+        """Begin to read a tokenizer while its engine is loaded, where the words name a file or folder that is here."""
+        with contextlib.suppress(OSError, RuntimeError, ValueError):  # such words are refused by the engine
+            path = Path(words).expanduser()
+            if path.is_file() or (path / "tokenizer.json").is_file():
+                self._expected = path, asyncio.ensure_future(asyncio.to_thread(load_tokenizer, path))
+                self._expected[1].add_done_callback(lambda task: task.cancelled() or task.exception())
+
+    async def _read_tokenizer(self, path: Path) -> Tokenizer:
+        """Read the tokenizer, or wait for that which was expected."""
+        expected, self._expected = self._expected, None
+        if expected is not None and expected[0] == path:
+            with contextlib.suppress(SetupError):  # it is read again, and refused again if that was no accident
+                return await expected[1]
+        return await asyncio.to_thread(load_tokenizer, path)
+
     async def meet(self, facts: EngineFacts, runner: SequenceRunner) -> None:
         """Prepares for an engine; the tokenizer is read once, outside of the loop."""
         if self._tokenizer is None:
-            self._tokenizer = await asyncio.to_thread(load_tokenizer, Path(facts.tokenizer_path))
+            self._tokenizer = await self._read_tokenizer(Path(facts.tokenizer_path))
         if facts != self._facts:
-            grammars = Guidance(self._tokenizer, facts.vocab_size, facts.eos_token_ids)
+            grammars = Guidance(self._tokenizer, facts.vocab_size, facts.eos_token_ids, draws=False)
             await asyncio.to_thread(grammars.warm_up)
             self._inputs = input_processor(facts, self._tokenizer, grammars, self._chat_template)
             self._facts = facts

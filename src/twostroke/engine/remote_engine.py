@@ -13,6 +13,7 @@ from twostroke.engine.clock import monotonic_clock
 from twostroke.engine.delivery import delivery_of
 from twostroke.engine.engine_process import COMMAND, LOADING_SILENCE_S, EngineProcess
 from twostroke.engine.facts import EngineFacts
+from twostroke.engine.garbage import look_in_a_lull
 from twostroke.engine.generation import GenerationRequest
 from twostroke.engine.heartbeat import Heartbeat
 from twostroke.engine.input_processor import InputProcessor, PromptInput
@@ -110,6 +111,8 @@ class RemoteEngine:
         self._on_trouble = on_trouble
         self._command = tuple(command)
         self._wire = _Wire()
+        self.imports_s = self.ready_s = 0.0
+        """Seconds from the start of the running process to the end of its imports, and to when it was ready."""
         self._resets: deque[asyncio.Future[bool]] = deque()
         self._state = EngineState.STARTING
         self._cause = "the model is being loaded"
@@ -218,6 +221,7 @@ class RemoteEngine:
         Raises:
             SetupError: it cannot be loaded as the config says.
         """
+        self._reception.expect(self._config.load.tokenizer or self._config.load.model)
         process = await self._spawn()
         self._supervisor = asyncio.create_task(self._supervise(process), name="twostroke-supervisor")
         self._supervisor.add_done_callback(self._supervision_ended)
@@ -251,7 +255,8 @@ class RemoteEngine:
         try:
             report = await process.first_report(LOADING_SILENCE_S)
             match report:
-                case Ready(facts):
+                case Ready(facts, imports_s=imports_s, ready_s=ready_s):
+                    self.imports_s, self.ready_s = imports_s, ready_s
                     await self._reception.meet(facts, self._wire)
                     self._wire.meter = LoadMeter(facts.max_num_seqs, is_fair=facts.is_fair)
                 case Refused(reason):
@@ -372,6 +377,7 @@ class RemoteEngine:
                 trouble = f"KV memory has gone bad in the cached prefix of {event.request_id}"
                 # beside the loop: whoever hears of it writes a dump, which takes a while
                 asyncio.get_running_loop().run_in_executor(None, self._on_trouble, trouble)
+        look_in_a_lull()
 
     def _tell_of_loss(self, process: EngineProcess, cause: str) -> None:
         """Says behind everything the process has reported that nothing more will come of it."""

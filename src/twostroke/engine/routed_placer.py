@@ -27,6 +27,7 @@ class _Worker:
     transport: Transport
     num_free_blocks: int
     numerics: str
+    kind: str
     reported_s: float = float("-inf")
 
 
@@ -44,7 +45,8 @@ class RoutedPlacer:
         worker_id = member.worker_id
         numerics = " ".join(f"{name}={value}" for name, value in sorted(member.numerics.items()))
         kind = Transport.SHARED_MEMORY if transport == "shm" else Transport.TCP
-        self._workers[worker_id] = _Worker(member.role, facts, kind, facts.num_blocks, numerics)
+        computes = f"{numerics} kernels={facts.kernels} threads={facts.num_threads} ranks={member.num_ranks}"
+        self._workers[worker_id] = _Worker(member.role, facts, kind, facts.num_blocks, numerics, computes)
         self._put(worker_id, Load(facts.max_num_seqs))
 
     def num_free_blocks(self, worker_id: str) -> int:
@@ -139,6 +141,7 @@ class RoutedPlacer:
                 kv_bytes_per_token=facts.kv_bytes_per_token,
                 num_layers=facts.num_layers,
                 prefill_tokens_per_s=rate,
+                kind=worker.kind,
                 step_s=load.step_s,
                 transport=worker.transport,
                 numerics=worker.numerics,

@@ -312,9 +312,11 @@ class LiveEngine:
             cached = {admitted.request_id: admitted.num_cached_tokens for admitted in batch.admitted}
             for request_id, num_cached in cached.items():
                 self._admitted(request_id, num_cached)
-        for share in batch.requests:
-            if any(update.block_ids for update in share.block_tables):
-                self._grown(share, cached.get(share.request_id, 0), blocks)
+        for share in batch.requests:  # this is done for every token
+            for update in share.block_tables:
+                if update.block_ids:
+                    self._grown(share, cached.get(share.request_id, 0), blocks)
+                    break
         step = LiveStep(event.time_s, batch, event.cost, self._stamp)
         if not batch.is_empty:
             self._in_flight.append(step)
@@ -348,6 +350,7 @@ class LiveEngine:
         step.done_s, step.stamp = event.time_s, self._stamp
         blocks, requests, number = self._blocks, self._requests, step.batch.step
         num_generated = 0
+        running, error = RequestStatus.RUNNING, FinishReason.ERROR  # looked up once: it takes as long as a call
         for share, commit in _paired(step.batch.requests, event.commits):  # this is done for every token
             num_generated += commit.num_tokens
             request = requests.get(commit.request_id)
@@ -355,10 +358,10 @@ class LiveEngine:
                 continue
             if commit.block_hashes:
                 request.table.hashes.extend(commit.block_hashes)
-            if request.status is not RequestStatus.RUNNING or request.preempted_at > number:
+            if request.status is not running or request.preempted_at > number:
                 # it has given its blocks back, and its token counts all the same
                 self._touch(commit.request_id)
-            elif commit.finish_reason is not FinishReason.ERROR:
+            elif commit.finish_reason is not error:
                 request.stroke = share.stroke
                 end = share.num_computed_tokens + share.num_scheduled_tokens
                 if share.num_draft_tokens:

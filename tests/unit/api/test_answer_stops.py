@@ -15,7 +15,8 @@ from twostroke.api.parsers.chat_parser import ChatParser, make_parser
 from twostroke.api.parsers.json_text import is_whole_value
 from twostroke.api.parsers.output import HearContent
 from twostroke.engine.input_processor import PromptInput
-from twostroke.engine.output_processor import OutputKind, OutputProcessor, SequenceNews, TokenUpdate
+from twostroke.engine.output_processor import OutputKind, OutputProcessor
+from twostroke.engine.token_update import SequenceNews, TokenUpdate
 from twostroke.model.model_files import find_model
 from twostroke.request import FinishReason
 from twostroke.sampling_params import SamplingParams

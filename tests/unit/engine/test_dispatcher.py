@@ -10,7 +10,7 @@ from twostroke.engine.dispatcher import MAX_ATTEMPTS, Dispatcher, LeastBusy, Mem
 from twostroke.engine.generation import GenerationRequest
 from twostroke.engine.handover_port import LenderFacts
 from twostroke.engine.messages import Add, DropKV, FetchKV, Finish
-from twostroke.engine.output_processor import SequenceNews, TokenUpdate
+from twostroke.engine.token_update import SequenceNews, TokenUpdate
 from twostroke.kv_transfer.address import Address
 from twostroke.pools.member import Role
 from twostroke.request import FinishReason

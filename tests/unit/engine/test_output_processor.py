@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import text_fakes
+from tiers import examples
 from twostroke.batch import TokenLogprobs
 from twostroke.engine.completion_stream import decode_logprobs
 from twostroke.engine.input_processor import InputProcessor
@@ -18,10 +19,9 @@ from twostroke.engine.output_processor import (
     EndedSequence,
     OutputKind,
     OutputProcessor,
-    SequenceNews,
-    TokenUpdate,
 )
 from twostroke.engine.prompt_scores import PromptScores
+from twostroke.engine.token_update import SequenceNews, TokenUpdate
 from twostroke.outputs import RequestMetrics, RequestOutput
 from twostroke.request import FinishReason
 from twostroke.request_times import RequestTimes
@@ -155,7 +155,7 @@ def test_half_a_character_at_the_end() -> None:
     assert "".join(o.outputs[0].text for o in outputs) == TOKENIZER.decode(ids)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(ids=st.lists(st.integers(0, TOKENIZER.max_token_id), min_size=1, max_size=20), size=st.integers(1, 4))
 def test_deltas_add_up_to_the_final_output(ids: list[int], size: int) -> None:
     answers: dict[OutputKind, list[RequestOutput]] = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -67,3 +68,16 @@ def test_the_speed_of_a_hand_over_is_not_awaited_for_ever() -> None:
     assert placer.num_on_the_way == 1
     placer.left("p0")
     assert placer.num_on_the_way == 0
+
+
+@pytest.mark.parametrize(("threads", "assumed"), [(1, 4000), (2, 1000)])
+def test_a_worker_that_nobody_measured_is_assumed_as_fast_as_its_like(threads: int, assumed: int) -> None:
+    placer = RoutedPlacer(RoutingConfig())
+    for name, role, num_threads in (("p0", Role.PREFILL, threads), ("d0", Role.DECODE, 1)):
+        facts = replace(make_facts(num_blocks=10_000), num_threads=num_threads)
+        placer.joined(Member(name, role, None, 16, 64), facts, "shm")
+    placer.reported("d0", Load(64, num_running=60, step_s=0.02, prefill_s_per_token=1 / 4000), now_s=1.0)
+    new = NewRequest("r", tuple(range(512)), SamplingParams(max_tokens=8), 0)
+    found = placer.place(GenerationRequest(new, 0.0, 8), new.prompt_token_ids, [], {})
+    assert found is not None
+    assert f"assumed, as not measured yet: {assumed:,} prompt tokens/s of p0" in found.reason

@@ -8,7 +8,8 @@ import pytest
 
 import text_fakes
 from twostroke.engine.input_processor import PromptInput
-from twostroke.engine.output_processor import OutputKind, OutputProcessor, SequenceNews, TokenUpdate
+from twostroke.engine.output_processor import OutputKind, OutputProcessor
+from twostroke.engine.token_update import SequenceNews, TokenUpdate
 from twostroke.outputs import CompletionOutput
 from twostroke.request import FinishReason
 from twostroke.sampling_params import SamplingParams

@@ -1,0 +1,56 @@
+"""Garbage is looked for when nobody waits for a token."""
+
+import gc
+from collections.abc import Generator
+
+import pytest
+
+from twostroke.batch import BlockTableUpdate, Commit, ScheduledRequest, Stroke
+from twostroke.engine.garbage import IN_A_LULL, OLDER, YOUNG, look_in_a_lull
+from twostroke.engine.token_update import SequenceNews, TokenUpdate
+
+
+@pytest.fixture
+def young() -> Generator[list[list[int]]]:
+    """No young objects, and no look but those that the test asks for."""
+    before = gc.get_threshold()
+    gc.collect()
+    gc.set_threshold(0)
+    yield []
+    gc.set_threshold(*before)
+
+
+def test_a_lull_is_used_where_a_look_is_due_soon(young: list[list[int]]) -> None:
+    young.extend([] for _ in range(IN_A_LULL + 100))
+    assert IN_A_LULL < gc.get_count()[0] < YOUNG
+    look_in_a_lull()
+    assert gc.get_count()[0] < 100
+
+
+def test_the_old_are_looked_through_in_their_turn(young: list[list[int]]) -> None:
+    seen: list[int] = []
+    gc.callbacks.append(lambda phase, found: seen.append(found["generation"]) if phase == "start" else None)
+    try:
+        for _ in range((OLDER[0] + 2) * (OLDER[1] + 2)):
+            young.clear()
+            young.extend([] for _ in range(IN_A_LULL + 100))
+            look_in_a_lull()
+    finally:
+        gc.callbacks.pop()
+    assert seen.count(2) == 1
+    assert seen.count(1) == OLDER[1] + 1
+    assert seen.count(0) > OLDER[0] * (OLDER[1] + 1)
+
+
+def test_a_lull_is_left_alone_where_there_is_little_to_look_at(young: list[list[int]]) -> None:
+    young.extend([] for _ in range(IN_A_LULL // 2))
+    look_in_a_lull()
+    assert gc.get_count()[0] >= IN_A_LULL // 2
+
+
+def test_a_tokens_share_of_a_step_is_never_looked_through() -> None:
+    tables = (BlockTableUpdate(0, (1, 2)),)
+    share = ScheduledRequest("a", Stroke.DECODE, 5, 1, 0, samples_token=True, block_tables=tables)
+    update = TokenUpdate("a#0.0", 1.0, (3,), news=SequenceNews(scheduled_time_s=0.5))
+    for made in (*tables, share, update, update.news, Commit("a", 1)):
+        assert not gc.is_tracked(made), made
