@@ -37,6 +37,7 @@ from twostroke.cli.flags import CacheFlags, LoadByFlags, LoadFlags, SchedulerFla
 from twostroke.config.cache import CacheConfig
 from twostroke.config.scheduler import SchedulerConfig
 from twostroke.cost.price import check_price_per_hour
+from twostroke.engine.event_sinks import one_history
 from twostroke.errors import InvalidParameter
 from twostroke.planner.accuracy import PredictionOptions, print_prediction, run_prediction
 
@@ -274,6 +275,7 @@ def summarize(event_log: Path, *, price_per_hour: float | None = None) -> None:
     """
     check_price_per_hour(price_per_hour)
     events = read_run((event_log,))
-    run = run_of_log(events)
+    with one_history((event_log,)):
+        run = run_of_log(events)
     cost = cost_of(run, price_per_hour, prompt_tokens_of(events))
     print_summary({**summary_of(run), "cost": cost})

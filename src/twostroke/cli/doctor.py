@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 from pathlib import Path
 
@@ -43,7 +42,7 @@ def doctor(
 
     check_source(event_log, url, "twostroke doctor FILE")
     events = read_run(event_log) if url is None else _recorded(url, api_key)
-    with one_history(event_log) if url is None else contextlib.nullcontext():
+    with one_history(event_log) if url is None else one_history((url,), "url"):
         found = diagnose(events, link_bytes_per_s=link_bytes_per_s)
     if json_output:
         print(json.dumps(diagnosis_json(found)))

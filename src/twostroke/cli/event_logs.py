@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import cast
 
-from twostroke.engine.event_sinks import merged_events
+from twostroke.engine.event_sinks import merged_events, one_history
 from twostroke.errors import ClientError, InvalidParameter, UnreadableEvent
 from twostroke.events import Event, StepCommitted, from_json
 from twostroke.simulation.trace import is_trace
+from twostroke.simulation.whole import check_readable, check_times
 
 _RUN_FIRST = "Give the file that --event-log wrote, once its engine has answered requests."
 
@@ -43,13 +42,16 @@ def read_logs(paths: Sequence[Path], name: str = "event_log") -> list[Event]:
         name: the parameter as the caller spells it.
 
     Raises:
-        InvalidParameter: a file cannot be read, or is a trace, or no file holds an event.
+        InvalidParameter: a file cannot be read, or is a trace, or no file holds an event, or one is before the clock
+            began.
         UnreadableEvent: a line is no event, or one of another version.
     """
     refuse_traces(paths, name)
     events = list(merged_events(paths))
     if not events:
         raise InvalidParameter(name, _named(paths), "holds no event", _RUN_FIRST)
+    with one_history(paths, name):
+        check_times(events)
     return events
 
 
@@ -61,12 +63,14 @@ def read_run(paths: Sequence[Path], name: str = "event_log") -> list[Event]:
         name: the parameter, as the caller spells it.
 
     Raises:
-        InvalidParameter: as `read_logs` raises, or no step ever ended.
+        InvalidParameter: as `read_logs` raises, or no step ever ended, or events are missing.
         UnreadableEvent: a line is no event, or one of another version.
     """
     events = read_logs(paths, name)
     if not any(isinstance(event, StepCommitted) for event in events):
         raise InvalidParameter(name, _named(paths), "holds no finished step", _RUN_FIRST)
+    with one_history(paths, name):
+        check_readable(events)
     return events
 
 
@@ -100,13 +104,3 @@ def events_of_text(text: str, source: str) -> list[Event]:
         return [from_json(line) for line in text.splitlines() if line]
     except UnreadableEvent as error:
         raise UnreadableEvent(f"{source}: {error}") from error
-
-
-def is_event_log(path: Path) -> bool:
-    """Return whether a file begins with an event, of whatever version. False where it cannot be read."""
-    try:
-        with path.open(encoding="utf-8") as lines:
-            record: object = json.loads(next((line for line in lines if line.strip()), ""))
-    except (OSError, ValueError, RecursionError):
-        return False
-    return isinstance(record, dict) and {"v", "event"} <= cast(dict[str, object], record).keys()

@@ -10,7 +10,8 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from twostroke.cli.event_logs import is_event_log, read_logs
+from twostroke.bench.figure import check_png
+from twostroke.cli.event_logs import read_logs
 from twostroke.cli.flags import (
     CacheFlags,
     JsonFlag,
@@ -23,7 +24,7 @@ from twostroke.cli.flags import (
 from twostroke.config.cache import CacheConfig
 from twostroke.config.engine import EngineConfig
 from twostroke.config.scheduler import SchedulerConfig
-from twostroke.engine.event_sinks import one_history
+from twostroke.engine.event_sinks import is_event_log, one_history
 from twostroke.errors import InvalidParameter
 from twostroke.planner.trace_options import TraceOptions
 from twostroke.simulation.settings import WhatIf
@@ -64,11 +65,12 @@ def replay(  # noqa: PLR0913 (what an engine is given, and what is asked)
     model
         Of a trace: a model folder, a GGUF file, a hub id, or 'embedded', which is the default. No weight is read.
     png
-        Also draw an event log's replay: each token by the time since the one before, measured and predicted (needs the
-        extra 'bench').
+        Also draw an event log's replay into this file, as PNG: each token by the time since the one before, measured
+        and predicted (needs the extra 'bench').
     json_output
         The figures as one JSON object instead of a table.
     """
+    check_png(png)
     what_ifs = (WhatIf.read(set_),) if set_ else ()
     asks_for_a_trace = (model, options, load, cache, scheduler) != (None, *_NOTHING_GIVEN)
     if asks_for_a_trace and is_event_log(path):

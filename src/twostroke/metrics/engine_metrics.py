@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 
 from twostroke.batch import AdmittedRequest, CacheEnd, KVMoves
 from twostroke.events import (
@@ -152,7 +152,7 @@ class EngineMetrics:
 
     def _committed(self, event: StepCommitted) -> None:
         now_s, sequences = event.time_s, self._sequences
-        gaps: Counter[tuple[float, int]] = Counter()
+        gaps: defaultdict[tuple[float, int], int] = defaultdict(int)
         """The same for nearly everybody: observed once for all."""
         num_tokens = 0
         ended: list[tuple[str, FinishReason]] = []

@@ -401,7 +401,8 @@ HTTP_RESPONSES = Family(
     name="http_responses",
     kind=Kind.COUNTER,
     labels=("route", "status"),
-    help="HTTP answers begun, by route and status; 'other' is the route of an unknown path. It has no label `engine`.",
+    help="HTTP answers begun, by route and status, refusals before a route (401, 413, 429) included; 'other' is the "
+    "route of an unknown path. It has no label `engine`.",
     is_vllms=False,
     counted_by=CountedBy.SERVER,
 )

@@ -17,6 +17,7 @@ from enum import StrEnum
 
 from twostroke.batch import Limit
 from twostroke.config.scheduler import SchedulerConfig
+from twostroke.explain.words import counted
 from twostroke.planner.back_test import too_few
 from twostroke.planner.signals import Signals
 
@@ -54,6 +55,8 @@ Found = tuple[Constraint, tuple[str, ...]]
 
 def constraint_of(found: Signals) -> Found:
     """Return the first constraint that applies, and one sentence for each piece of evidence."""
+    if not found.num_steps and not found.busy_s:
+        return _without_steps(found)
     few = too_few(found.num_served)
     if few:
         return Constraint.UNKNOWN, (few,)
@@ -62,6 +65,14 @@ def constraint_of(found: Signals) -> Found:
         if verdict is not None:
             return verdict
     return _steps(found)
+
+
+def _without_steps(found: Signals) -> Found:
+    """Return the verdict on an engine that has finished no step: idle, or not seen long enough."""
+    num_asked = sum(found.waiting_by_tenant.values())
+    if not num_asked:
+        return Constraint.NONE, ("the engine is idle: no step ended in the time that is recorded, and no request came",)
+    return Constraint.UNKNOWN, (f"{counted(num_asked, 'request')} came, and no step has ended yet. Ask again later.",)
 
 
 def own_limit_s(found: Signals) -> float | None:

@@ -34,6 +34,7 @@ from twostroke.simulation.after_gap import after_gap
 from twostroke.simulation.pools import SimulatedPools
 from twostroke.simulation.requests import Recording, recording_of
 from twostroke.simulation.settings import WhatIf
+from twostroke.simulation.whole import check_readable
 
 _BEARABLE = 1.5
 """Times the TTFT before: a limit that costs more is too tight for the load."""
@@ -63,6 +64,8 @@ class Diagnosis:
     signals: Signals
     example: str
     """The request that shows best what binds, for `twostroke explain`."""
+    has_tried: bool = False
+    """Whether there was a lever whose effect could be predicted."""
     remark: str = ""
     """Why nothing was predicted, or by which part of the history alone; empty: by all of it."""
 
@@ -78,10 +81,11 @@ def diagnose(
         link_bytes_per_s: from this machine to another; None: not known, and two pools are not predicted.
 
     Raises:
-        InvalidParameter: no step ever ended in it, or a link that carries nothing.
+        InvalidParameter: a history whose beginning, times or other events are missing, or a link that carries nothing.
     """
     if link_bytes_per_s is not None:
         SimulatedPools(prefill=1, decode=1, link_bytes_per_s=link_bytes_per_s)  # checked before anything is tried
+    check_readable(events)
     signals = signals_of(events)
     constraint, evidence = constraint_of(signals)
     named = levers_of(constraint, signals, link_bytes_per_s)
@@ -95,6 +99,7 @@ def diagnose(
         faults=faults_of(signals, constraint),
         signals=signals,
         example=(signals.longest_ttft if constraint in _KEEPS_OUT else signals.longest_itl)[1],
+        has_tried=bool(candidates),
         remark=remark,
     )
 
@@ -109,7 +114,8 @@ def _tried(
         _check_predictable(recording.started)
         model = step_times or fit_log(measured_steps(events), recording.started.process)
     except InvalidParameter as error:  # a pool engine or too few steps: diagnose without predictions
-        return (), f"{REFUSED}, as nothing can be predicted: {error}"
+        why = f"the log {error.limit}. {error.remedy}".rstrip() if error.name == "event_log" else str(error)
+        return (), f"{REFUSED}, as nothing can be predicted: {why}"
     num_all = len(recording.requests)
     recording, measured = _latest(recording, measured, signals.num_steps * (1 + len(candidates)))
     before = figures(predict(recording, model, WhatIf()).run)

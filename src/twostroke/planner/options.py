@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from twostroke.bench.figure import check_png
 from twostroke.config.checks import number, switch, text, whole_number, whole_numbers
 from twostroke.config.sizes import read_sizes
 from twostroke.cost.price import check_price_per_hour
@@ -55,7 +56,7 @@ class PlanOptions:
     measured: Path | None = None
     """After a run: the file that its --event-log wrote; what was planned is printed beside it, with the error."""
     png: Path | None = None
-    """File to draw the frontier of throughput and latency into."""
+    """File to draw the frontier of throughput and latency into, as PNG; its name ends in .png."""
 
     def __post_init__(self) -> None:
         """Checks what needs no model."""
@@ -70,6 +71,7 @@ class PlanOptions:
         if self.prompt is not None:
             text("prompt", self.prompt)
         switch("chat", self.chat)
+        check_png(self.png)
         self._check_prompt()
         check_price_per_hour(self.price_per_hour)
         if self.link_bytes_per_s is not None:

@@ -59,6 +59,8 @@ class Plan:
     most_requests: int
     """With so much context and room for a token more: as far as blocks and slots go."""
     ttft: tuple[TTFTPoint, ...]
+    too_long_prompts: tuple[int, ...]
+    """Prompt lengths that were asked for, and that no request may have."""
     frontier: tuple[FrontierPoint, ...]
     base: Outcome
     changes: tuple[Change, ...]
@@ -134,6 +136,7 @@ def make_plan(
         context=context,
         most_requests=min(memory.max_num_seqs, base.num_requests),
         ttft=ttft,
+        too_long_prompts=tuple(length for length in options.prompts if length >= memory.max_model_len),
         frontier=frontier,
         base=base,
         changes=_changes(case, options),
@@ -260,7 +263,7 @@ def _change(name: str, make: Callable[[], _Case]) -> Change:
         case = make()
         machine = case.machine
         memory = plan_memory(case.config, case.prepared, machine.memory_bytes, others_bytes=machine.others_bytes)
-        return Change(name, case.outcome(memory)[0])
+        return Change(name, case.outcome(memory)[0], is_published=machine.is_published)
     except TwostrokeError as error:
         return Change(name, None, str(error))
 

@@ -56,6 +56,7 @@ def as_json(plan: Plan, after: AfterRun | None = None) -> dict[str, Any]:
             "raised": plan.raised or None,
             "price_per_hour": plan.machine.price_per_hour,
         },
+        "too_long_prompts": list(plan.too_long_prompts),
         "is_predicted": plan.is_predicted,
         "predicted_by": plan.predicted_by,
         "context": plan.context,

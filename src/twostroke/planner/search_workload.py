@@ -9,15 +9,18 @@ from pathlib import Path
 
 import numpy as np
 
-from twostroke.engine.event_sinks import one_history, read_events
+from twostroke.engine.event_sinks import is_event_log, one_history, read_events
 from twostroke.errors import InvalidParameter
 from twostroke.explain.words import counted
-from twostroke.planner.back_test import LEAST_REQUESTS, too_few
+from twostroke.planner.back_test import LEAST_REQUESTS, WITH_FEWER, too_few
 from twostroke.planner.search_options import SearchOptions
 from twostroke.request import Arrival
 from twostroke.simulation.requests import SimulatedRequest, recording_of
 from twostroke.simulation.settings import with_block_size
 from twostroke.simulation.trace import is_trace, read_trace, requests_of_trace
+from twostroke.simulation.whole import check_readable
+
+_KINDS_OF_FILE = "Name a Mooncake trace, or an event log that serve --event-log wrote."
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +74,9 @@ def read_workload(options: SearchOptions, *, block_size: int, longest: int) -> S
             entries = read_trace(path)[: options.num_requests]
         requests, _ = requests_of_trace(entries, block_size=block_size, divisor=options.trace_divisor)
         found = SearchWorkload(path.name, requests)
+    elif path.is_file() and not is_event_log(path):
+        limit = "is neither a Mooncake trace nor an event log" if path.read_bytes().strip() else "is empty"
+        raise InvalidParameter("workload", str(path), limit, _KINDS_OF_FILE)
     else:
         found = _of_log(path, options, block_size)
     return _fitting(found, options, longest)
@@ -82,8 +88,7 @@ def _named(path: Path) -> Generator[None]:
     try:
         yield
     except InvalidParameter as error:
-        remedy = error.remedy or "Name a Mooncake trace, or an event log that serve --event-log wrote."
-        raise InvalidParameter("workload", str(path), error.limit, remedy) from error
+        raise InvalidParameter("workload", str(path), error.limit, error.remedy or _KINDS_OF_FILE) from error
 
 
 def _of_log(path: Path, options: SearchOptions, block_size: int) -> SearchWorkload:
@@ -92,7 +97,9 @@ def _of_log(path: Path, options: SearchOptions, block_size: int) -> SearchWorklo
     if not path.is_file():
         raise InvalidParameter("workload", str(path), "is no file", "Name a Mooncake trace or an event log.")
     with _named(path), one_history((path,), "workload"):
-        recording = recording_of(read_events(path))
+        events = list(read_events(path))
+        check_readable(events)
+        recording = recording_of(events)
     ran = [replace(one, ended_after_s=None) for one in recording.requests if one.num_outputs]
     few = too_few(len(ran))
     if few:
@@ -138,8 +145,12 @@ def _fitting(workload: SearchWorkload, options: SearchOptions, longest: int) -> 
         raise InvalidParameter(name, value, limit, remedy)
     if len(fits) < LEAST_REQUESTS:
         limit = f"has {counted(len(fits), 'request')} of at most {longest} tokens, the longest that a worker takes"
-        limit += f"; with fewer than {LEAST_REQUESTS}, one odd request decides every percentile"
-        raise InvalidParameter(name, value, limit, f"Give more requests (--num-requests). {remedy}")
+        limit += f"; {WITH_FEWER}"
+        if options.workload is not None and len(workload.requests) < LEAST_REQUESTS:  # no setting adds any
+            remedy = f"Name a trace of {LEAST_REQUESTS} requests or more."
+        elif len(workload.requests) >= options.num_requests:  # a file may hold more
+            remedy = f"Give more requests (--num-requests). {remedy}"
+        raise InvalidParameter(name, value, limit, remedy)
     return replace(workload, requests=_from_0(fits), num_too_long=len(workload.requests) - len(fits))
 
 

@@ -33,8 +33,11 @@ def print_plan(plan: Plan, console: Console | None = None) -> None:
         _say(console, f"KV cache: {memory.kv_limit}")
     for remark in memory.remarks:
         _say(console, f"note: {remark}")
-    _say(console, f"\nprompts, computed alone in steps of {memory.max_tokens_per_step} tokens")
-    print_table(_prompts(plan), console)
+    if plan.ttft:
+        _say(console, f"\nprompts, computed alone in steps of {memory.max_tokens_per_step} tokens")
+        print_table(_prompts(plan), console)
+    if plan.too_long_prompts:
+        _say(console, f"{'' if plan.ttft else chr(10)}{_too_long(plan)}")
     _say(console, f"\ndecoding, {plan.context} tokens of context each, up to {plan.most_requests} requests")
     print_table(_frontier(plan), console)
     requests = "1 request" if plan.verified_batch == 1 else f"{plan.verified_batch} requests"
@@ -136,6 +139,14 @@ def _users(plan: Plan, asked: Asked) -> str:
     return line
 
 
+def _too_long(plan: Plan) -> str:
+    """Return which of the prompt lengths that were asked for are left out, with the limit."""
+    lengths = ", ".join(f"{length:,}" for length in plan.too_long_prompts)
+    return (
+        f"left out: prompts of {lengths} tokens; a request has at most {plan.memory.max_model_len:,} (--max-model-len)"
+    )
+
+
 def _decided_by(memory: MemoryPlan) -> str:
     """Return what sized the KV cache, in words; nothing where it is what is free."""
     if memory.utilization is not None:
@@ -173,10 +184,19 @@ def _memory(plan: Plan) -> Table:
     for num_tokens in dict.fromkeys((plan.context, memory.max_model_len)):
         num_bytes = num_tokens * memory.kv_bytes_per_token * memory.num_ranks
         of_all = "" if memory.num_ranks == 1 else ", of all ranks"
-        table.add_row(f"KV of {num_tokens:,} tokens", f"{num_bytes:,}", f"{binary(num_bytes)}{of_all}")
+        words = f"{binary(num_bytes)}{of_all}{_held(memory, num_tokens, num_bytes)}"
+        table.add_row(f"KV of {num_tokens:,} tokens", f"{num_bytes:,}", words)
     fit = f"of {memory.max_model_len:,} tokens fit at once ({memory.max_num_seqs} slots)"
     table.add_row("longest requests", f"{memory.max_concurrent_requests:,}", fit)
     return table
+
+
+def _held(memory: MemoryPlan, num_tokens: int, num_bytes: int) -> str:
+    """Return what a request has of its KV at once, where windows give back the rest; else nothing."""
+    if all(kind.window is None for kind in memory.kinds) or memory.cache.kv_reservation == "contiguous":
+        return ""
+    held = memory.blocks_for(num_tokens) * memory.kv_bytes_per_block * memory.num_ranks
+    return f"; {binary(held)} of it at once" if held < num_bytes else ""
 
 
 def _kind(kind: KVKind) -> str:
@@ -211,7 +231,9 @@ def _changes(plan: Plan) -> Table:
     table.add_row("as it is", *_figures(plan.base, None, plan.base))
     for change in plan.changes:
         if change.outcome is not None:
-            table.add_row(change.name, *_figures(change.outcome, change, plan.base))
+            is_floor = change.is_published and plan.machine.limits.is_estimate
+            name = f"{change.name} (floor)" if is_floor else change.name
+            table.add_row(name, *_figures(change.outcome, change, plan.base))
     return table
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from rich.console import Console
 
+from twostroke.explain.words import counted
 from twostroke.planner.constraint import Constraint
 from twostroke.planner.doctor import REFUSED, Diagnosis
 from twostroke.planner.kept_limits import limit_lines
@@ -15,8 +16,8 @@ from twostroke.planner.signals import plain_signals
 
 _DEARER = 1.05
 """Times a figure as it was: less is not worth a line."""
-_WITHOUT_SETTING = (Constraint.UNKNOWN, Constraint.LINK, Constraint.ENGINE)
-"""Constraints of which no lever is known: that is not the same as having nothing to do."""
+_NEEDS_NOTHING = (Constraint.NONE, Constraint.COMPUTE)
+"""Constraints that no setting loosens. Elsewhere, a lever was tried, or one does not know of any that helps."""
 
 
 def print_diagnosis(found: Diagnosis, console: Console | None = None) -> None:
@@ -28,7 +29,8 @@ def print_diagnosis(found: Diagnosis, console: Console | None = None) -> None:
 
     signals = found.signals
     say(
-        f"{signals.num_requests:,} requests, {signals.num_outputs:,} tokens, {signals.num_steps:,} steps in "
+        f"{counted(signals.num_requests, 'request')}, {counted(signals.num_outputs, 'token')}, "
+        f"{counted(signals.num_steps, 'step')} in "
         f"{signals.duration_s:,.1f} s, of which steps ran in {signals.busy:.0%}"
     )
     say(f"[bold]bound by[/] {found.constraint.value}")
@@ -61,7 +63,7 @@ def _lever_lines(found: Diagnosis) -> Iterator[str]:
 
 def _without_lever(found: Diagnosis) -> str:
     """Return what stands in place of a lever where none is offered."""
-    is_refused = found.remark.startswith(REFUSED) or found.constraint in _WITHOUT_SETTING
+    is_refused = found.remark.startswith(REFUSED) or not (found.has_tried or found.constraint in _NEEDS_NOTHING)
     is_open = is_refused or found.to_measure or limit_lines(found.signals)
     return "none that can be predicted" if is_open else "nothing to do"
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from rich.console import Console
 
+from twostroke.explain.words import counted
 from twostroke.planner.replay import figures
 from twostroke.planner.show_replay import cells, say_speed_and_what_ifs, table_of, what_if_columns, what_if_json
 from twostroke.planner.trace_replay import TraceReplayed
@@ -19,7 +20,7 @@ def print_replayed_trace(found: TraceReplayed, console: Console | None = None) -
     def say(line: str) -> None:
         console.print(line, highlight=False, soft_wrap=True, markup=False)
 
-    say(f"{found.trace}: {found.num_requests:,} requests, {found.num_prompt_tokens:,} prompt tokens")
+    say(f"{found.trace}: {counted(found.num_requests, 'request')}, {found.num_prompt_tokens:,} prompt tokens")
     memory = found.memory
     for number, why in (
         (found.num_beyond_context, f"the {found.max_context:,} tokens that a request may have"),

@@ -21,6 +21,8 @@ from twostroke.engine.calibrated import find_calibration
 from twostroke.engine.journal import engine_started
 from twostroke.engine.preparation import Prepared, model_shape
 from twostroke.errors import InvalidParameter
+from twostroke.explain.words import counted
+from twostroke.planner.back_test import LEAST_REQUESTS, WITH_FEWER
 from twostroke.planner.devices import devices
 from twostroke.planner.machine import memory_here, prepared_for, published_machine
 from twostroke.planner.memory import MemoryPlan, plan_memory
@@ -80,7 +82,8 @@ def replay_trace(
         what_ifs: other settings, each a prediction of its own.
 
     Raises:
-        InvalidParameter: a trace that is none, sizes that do not divide, or a machine without step times.
+        InvalidParameter: a trace that is none, sizes that do not divide, a machine without step times, or what-ifs on
+            too few requests.
         SetupError: no such model, or one that does not fit.
     """
     options = options or TraceOptions()
@@ -98,6 +101,11 @@ def replay_trace(
         shortest = min(sum(num_tokens_of(entry, divisor)) for entry in entries)
         limit = f"holds no request of at most {longest} tokens, the longest that fits; its shortest has {shortest}"
         remedy = "Divide lengths (--trace-divisor), give more memory (--num-kv-blocks), or another model."
+        raise InvalidParameter("trace", str(path), limit, remedy)
+    if what_ifs and len(requests) < LEAST_REQUESTS:
+        held = counted(len(requests), "request")
+        limit = f"has {held} of at most {longest} tokens, the longest that fits; {WITH_FEWER}"
+        remedy = f"Name a trace of {LEAST_REQUESTS} requests or more that fit, or leave --set out."
         raise InvalidParameter("trace", str(path), limit, remedy)
     max_context = config.load.max_model_len or prepared.config.max_context
     num_beyond_context = sum(sum(num_tokens_of(entry, divisor)) > max_context for entry in entries)

@@ -35,6 +35,8 @@ class Change:
     outcome: Outcome | None
     """None: it cannot be had."""
     why_not: str = ""
+    is_published: bool = False
+    """Whether its times come from a data sheet: they are floors, however this machine was measured."""
 
     def factor(self, base: Outcome, figure: str) -> float | None:
         """A figure of `Outcome` after the change, over that before; None where it cannot be said.

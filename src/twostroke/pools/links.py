@@ -38,11 +38,18 @@ class Links:
     def bytes_per_s(self, prefill: Member, decode: Member) -> float:
         """Measured; else what the slower one's transport is assumed to do (Transport.assumed_bytes_per_s)."""
         known = self._bytes_per_s.get((prefill.member_id, decode.member_id))
-        if known is not None:
-            return known
-        return min(prefill.transport.assumed_bytes_per_s, decode.transport.assumed_bytes_per_s)
+        return _assumed(prefill, decode) if known is None else known
+
+    def assumed_bytes_per_s(self, prefill: Member, decode: Member) -> float | None:
+        """Return the assumed rate of a link that nobody has measured; None: it was measured."""
+        is_measured = (prefill.member_id, decode.member_id) in self._bytes_per_s
+        return None if is_measured else _assumed(prefill, decode)
 
     def forget(self, member_id: str) -> None:
         """It has left: who comes under its name may be elsewhere."""
         for pair in [pair for pair in self._bytes_per_s if member_id in pair]:
             del self._bytes_per_s[pair]
+
+
+def _assumed(prefill: Member, decode: Member) -> float:
+    return min(prefill.transport.assumed_bytes_per_s, decode.transport.assumed_bytes_per_s)

@@ -90,7 +90,10 @@ class Member:
     num_layers: int = 1
     """That KV travels in pieces of."""
     prefill_tokens_per_s: float | None = None
-    """Measured; None while it has not prefilled."""
+    """Measured; None while it has not prefilled: then the fastest measured rate of its kind is assumed."""
+    kind: str = ""
+    """What decides how fast it computes: device, formats, threads. Members of one kind are assumed equally fast until
+    they are measured. Empty: not known, and no other member's rate stands for its own."""
     step_s: float = 0.0
     """Measured, of a decode step with the streams it has; 0 while it has not decoded."""
     step_s_per_sequence: float | None = None

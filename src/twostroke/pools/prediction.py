@@ -58,6 +58,8 @@ class Standing:
     member: Member
     queue_s: float
     prefill_s_per_token: float
+    is_rate_assumed: bool
+    """Whether nobody has measured how fast it prefills."""
     num_streams: int
     """That decode, or wait to."""
     step_s: float
@@ -69,9 +71,16 @@ class Standing:
     """Of prefill."""
 
     @classmethod
-    def of(cls, member: Member, placed: Placed, config: RoutingConfig) -> Standing:
-        """As it stands after what was placed there."""
-        rate = member.prefill_tokens_per_s or config.assumed_prefill_tokens_per_s
+    def of(cls, member: Member, placed: Placed, config: RoutingConfig, rate_of_kind: float | None = None) -> Standing:
+        """Return how a member stands after what was placed there.
+
+        Args:
+            member: as it last reported.
+            placed: what was sent to it since.
+            config: with the rate to assume where nothing was measured.
+            rate_of_kind: prefill tokens/s that were measured of another member of its kind.
+        """
+        rate = member.prefill_tokens_per_s or rate_of_kind or config.assumed_prefill_tokens_per_s
         step_s, most = member.step_s, member.max_num_seqs
         added_s = step_s / most if member.step_s_per_sequence is None else member.step_s_per_sequence
         num_streams = member.num_running + member.num_waiting + placed.num_sequences
@@ -80,12 +89,18 @@ class Standing:
             member=member,
             queue_s=(member.num_queued_prompt_tokens + placed.num_prompt_tokens) / rate + member.silent_s,
             prefill_s_per_token=1 / rate,
+            is_rate_assumed=member.prefill_tokens_per_s is None,
             num_streams=num_streams,
             step_s=step_s + added_s * (placed.num_sequences + 1),
             num_departures=max(0, num_streams + 1 - most),
             num_used_blocks=min(member.num_blocks, member.num_blocks - member.num_free_blocks + placed.num_blocks),
             late_tokens_per_s=num_delayed / config.tpot_target_s,
         )
+
+    @property
+    def assumed_tokens_per_s(self) -> float | None:
+        """Its prefill rate where that is assumed; None: it was measured."""
+        return 1 / self.prefill_s_per_token if self.is_rate_assumed else None
 
 
 class PrefillSide(NamedTuple):
@@ -196,13 +211,18 @@ def predicted_local(here: PrefillSide, decode: DecodeSide, config: RoutingConfig
         late_tokens=here.late_tokens,
         decode_s=decode.decode_s,
         cost_s=local_cost_s(here, decode, config),
+        assumed_tokens_per_s=here.standing.assumed_tokens_per_s,
     )
 
 
 def predicted_hand_over(
-    prefill: PrefillSide, decode: DecodeSide, transfer_s: float, config: RoutingConfig
+    prefill: PrefillSide,
+    decode: DecodeSide,
+    transfer_s: float,
+    config: RoutingConfig,
+    assumed_bytes_per_s: float | None = None,
 ) -> Predicted:
-    """The figures of `hand_over_cost_s`."""
+    """Return the figures of `hand_over_cost_s`; the assumed rate is that of a link that nobody has measured."""
     ttft_s = prefill.queue_s + prefill.prefill_s
     return Predicted(
         prefill_id=prefill.standing.member.member_id,
@@ -216,4 +236,6 @@ def predicted_hand_over(
         late_tokens=prefill.late_tokens,
         decode_s=decode.decode_s,
         cost_s=hand_over_cost_s(prefill, decode, transfer_s, config),
+        assumed_tokens_per_s=prefill.standing.assumed_tokens_per_s,
+        assumed_bytes_per_s=assumed_bytes_per_s,
     )

@@ -36,6 +36,11 @@ class LoadOrder:
         """The least loaded."""
         return [member_id for _, member_id in self._sorted[:most]]
 
+    @property
+    def least(self) -> float | None:
+        """The least load; None where there is no member."""
+        return self._sorted[0][0] if self._sorted else None
+
     def put(self, member_id: str, load: float) -> None:
         """A member comes, or its load has changed."""
         if self._loads.get(member_id) == load:
@@ -68,6 +73,10 @@ class Roster:
         """Who decodes, by what decoding costs there."""
         self.for_both = LoadOrder()
         """The same members, by both strokes together."""
+        self._rates: dict[str, LoadOrder] = {}
+        """Members of a kind whose prefill was measured, the fastest first."""
+        self._unmeasured: dict[str, set[str]] = {}
+        """By kind, the others: the fastest rate stands for theirs."""
 
     def __contains__(self, member_id: object) -> bool:
         return member_id in self._standings
@@ -86,8 +95,16 @@ class Roster:
 
     def put(self, member: Member) -> None:
         """It has joined, or reports. The report counts what was placed there before."""
+        before = self._standings.get(member.member_id)
+        if before is not None and before.member.kind != member.kind:
+            self._forget_rate(before.member)
         self._placed.pop(member.member_id, None)
+        fastest = self._rate_of(member.kind)
+        if member.kind:
+            self._note_rate(member)
         self._stand(member, Placed())
+        if self._rate_of(member.kind) != fastest:
+            self._stand_unmeasured(member.kind)
 
     def place(self, member_id: str, more: Placed) -> None:
         """Something was sent there; a member that has left is passed over."""
@@ -106,13 +123,47 @@ class Roster:
 
     def remove(self, member_id: str) -> None:
         """It has left."""
-        self._standings.pop(member_id, None)
+        left = self._standings.pop(member_id, None)
         self._placed.pop(member_id, None)
         self._leave_orders(member_id)
+        if left is not None:
+            self._forget_rate(left.member)
+
+    def _rate_of(self, kind: str) -> float | None:
+        """Return the fastest measured prefill of a kind; None where none was measured."""
+        least = self._rates[kind].least if kind in self._rates else None
+        return None if least is None else -least
+
+    def _note_rate(self, member: Member) -> None:
+        """Take in a report's measured rate, or that there is none."""
+        rates = self._rates.setdefault(member.kind, LoadOrder())
+        unmeasured = self._unmeasured.setdefault(member.kind, set())
+        if member.prefill_tokens_per_s is None:
+            rates.remove(member.member_id)
+            unmeasured.add(member.member_id)
+        else:
+            rates.put(member.member_id, -member.prefill_tokens_per_s)
+            unmeasured.discard(member.member_id)
+
+    def _forget_rate(self, member: Member) -> None:
+        """Forget a member's rate: it has left, or is of another kind now."""
+        kind = member.kind
+        if kind not in self._rates:
+            return
+        self._rates[kind].remove(member.member_id)
+        self._unmeasured[kind].discard(member.member_id)
+        self._stand_unmeasured(kind)
+        if not len(self._rates[kind]) and not self._unmeasured[kind]:
+            del self._rates[kind], self._unmeasured[kind]
+
+    def _stand_unmeasured(self, kind: str) -> None:
+        """Work out the members again for whom another's rate stands."""
+        for member_id in self._unmeasured.get(kind, ()):
+            self._stand(self._standings[member_id].member, self._placed.get(member_id, Placed()))
 
     def _stand(self, member: Member, placed: Placed) -> None:
         member_id, role = member.member_id, member.role
-        standing = self._standings[member_id] = Standing.of(member, placed, self._config)
+        standing = self._standings[member_id] = Standing.of(member, placed, self._config, self._rate_of(member.kind))
         if not member.takes_requests:
             self._leave_orders(member_id)
             return
@@ -139,5 +190,9 @@ class Roster:
         ready = {m.member_id: m.role for m in self.members if m.takes_requests}
         assert set(self.for_prefill) == {i for i, role in ready.items() if role.prefills_for_others}
         assert set(self.for_decode) == set(self.for_both) == {i for i, role in ready.items() if role.decodes}
-        for order in (self.for_prefill, self.for_decode, self.for_both):
+        for order in (self.for_prefill, self.for_decode, self.for_both, *self._rates.values()):
             order.check_invariants()
+        named = [member for member in self.members if member.kind]
+        measured = {member.member_id for member in named if member.prefill_tokens_per_s is not None}
+        assert {i for rates in self._rates.values() for i in rates} == measured
+        assert {i for ids in self._unmeasured.values() for i in ids} == {m.member_id for m in named} - measured

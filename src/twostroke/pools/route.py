@@ -93,6 +93,11 @@ _WORDS = {
     RouteReason.SLOW_PREFILL: "the prefill member computes prompts more slowly",
     RouteReason.LOCAL_IS_CHEAPER: "the decode member has time for the prompt",
 }
+_ASSUMED_WORDS = {
+    RouteReason.SLOW_LINK: "the link is assumed too slow for so much KV",
+    RouteReason.SLOW_PREFILL: "the prefill member is assumed to compute prompts more slowly",
+}
+"""The same where a rate that the reason rests on was not measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,6 +123,10 @@ class Predicted:
     """All of its output."""
     cost_s: float
     """What ways are compared by."""
+    assumed_tokens_per_s: float | None = None
+    """Prefill rate of the member that computes the prompt, where nobody has measured it."""
+    assumed_bytes_per_s: float | None = None
+    """Rate of the link, where nobody has measured it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,9 +159,32 @@ class Route:
         """
         if self.decode_id is None:
             return self.detail
-        why = _WORDS[self.reason]
+        why = self._why
         if self.local is not None and self.hand_over is not None:
-            why += f" (predicted cost {self.local.cost_s:.3f} s alone, {self.hand_over.cost_s:.3f} s handed over)"
+            costs = f"predicted cost {self.local.cost_s:.3f} s alone, {self.hand_over.cost_s:.3f} s handed over"
+            why += f" ({'; '.join((costs, *self._assumptions))})"
         if self.prefill_id is None:
             return f"{self.decode_id} computes the prompt itself: {why}"
         return f"{self.prefill_id} computes the prompt for {self.decode_id}: {why}"
+
+    @property
+    def _why(self) -> str:
+        """The reason, called an assumption where a rate that it rests on was not measured."""
+        ways = [way for way in (self.local, self.hand_over) if way is not None]
+        is_assumed = {
+            RouteReason.SLOW_LINK: any(way.assumed_bytes_per_s is not None for way in ways),
+            RouteReason.SLOW_PREFILL: any(way.assumed_tokens_per_s is not None for way in ways),
+        }
+        return (_ASSUMED_WORDS if is_assumed.get(self.reason) else _WORDS)[self.reason]
+
+    @property
+    def _assumptions(self) -> list[str]:
+        """Rates behind the predicted costs that were assumed; the link's only where it is the reason."""
+        found: dict[str, str] = {}
+        for way in (self.local, self.hand_over):
+            if way is not None and way.assumed_tokens_per_s is not None:
+                found[way.prefill_id or way.decode_id] = f"{way.assumed_tokens_per_s:,.0f} prompt tokens/s"
+        if self.reason is RouteReason.SLOW_LINK and self.hand_over is not None and self.hand_over.assumed_bytes_per_s:
+            found["the link"] = f"{self.hand_over.assumed_bytes_per_s / 1e9:,.3g} GB/s"
+        rates = ", ".join(f"{rate} of {name}" for name, rate in found.items())
+        return [f"assumed, as not measured yet: {rates}"] if rates else []

@@ -15,6 +15,9 @@ The rules:
 3.  What was sent counts from when it was sent (`placed`), not from the member's next report: a burst spreads.
 4.  No decode member takes requests: the prefill member that is cheapest for both strokes takes the request.
 5.  Equal costs: the id that sorts first. The same history gives the same routes.
+6.  A member whose prefill nobody has measured is assumed as fast as the fastest of its kind: so it is tried, and
+    measured by that. Without one of its kind that was measured, assumed_prefill_tokens_per_s stands for it. A route's
+    words say which of its figures are assumed.
 
 Work of a decision: num_candidates least loaded and as many holders of the prefix for each stroke, of which the
 num_candidates cheapest make pairs. It does not grow with the number of members; their orders cost a report a binary
@@ -150,7 +153,8 @@ class Router:
         pair = self._best_pair(request, keys, decodes)
         if pair is None:
             return self._local_route(local, None, self._why_no_pair(request, local.decode_id))
-        handed = predicted_hand_over(*pair, self._config)
+        giver, taker = (side.standing.member for side in pair[:2])
+        handed = predicted_hand_over(*pair, self._config, self._links.assumed_bytes_per_s(giver, taker))
         if handed.cost_s < local.cost_s:
             reason = RouteReason.HAND_OVER_PAYS
             return Route(

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from twostroke.errors import InvalidParameter
 from twostroke.events import (
+    THESE_EVENTS,
     EngineStarted,
     Event,
     EventsDropped,
@@ -20,6 +21,8 @@ from twostroke.events import (
     event_log_with_a_gap,
 )
 from twostroke.request import Arrival, FinishReason
+
+_WHOLE = "Give a file that --event-log wrote, as it was written."
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,9 +113,9 @@ class _Reader:
 
     def recording(self) -> Recording:
         if self._started is None:
-            raise InvalidParameter("event_log", "these events", "must begin with the start of an engine")
+            raise InvalidParameter("event_log", THESE_EVENTS, "must begin with the start of an engine", _WHOLE)
         if not self._watched:
-            raise InvalidParameter("event_log", "these events", "must hold a request")
+            raise InvalidParameter("event_log", THESE_EVENTS, "must hold a request", _WHOLE)
         watched = sorted(self._watched.values(), key=lambda one: one.arrival.arrival_time_s)
         begin_s = watched[0].arrival.arrival_time_s
         unfinished = sum(one.finish_reason is None for one in watched)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from twostroke.errors import InvalidParameter
 from twostroke.events import (
+    THESE_EVENTS,
     EngineStarted,
     Event,
     EventsDropped,
@@ -15,6 +16,8 @@ from twostroke.events import (
     StepScheduled,
     event_log_with_a_gap,
 )
+
+_AS_WRITTEN = "Give a file that --event-log wrote, as it was written."
 
 
 def check_whole(events: Iterable[Event]) -> None:
@@ -31,11 +34,54 @@ def check_whole(events: Iterable[Event]) -> None:
         counted.take(event)
 
 
+def check_times(events: Iterable[Event]) -> None:
+    """Refuse events from before the clock began: an engine's clock counts from 0.
+
+    Raises:
+        InvalidParameter: an event has a time below 0.
+    """
+    earliest_s = min((event.time_s for event in events), default=0.0)
+    if earliest_s < 0:
+        limit = f"must hold times from 0 s on, where an engine's clock begins; the earliest is {earliest_s:.3f} s"
+        raise InvalidParameter("event_log", THESE_EVENTS, limit, _AS_WRITTEN)
+
+
+def check_readable(events: Sequence[Event]) -> None:
+    """Refuse a history that says nothing true of its run: one whose beginning or whose times are missing.
+
+    A flight recorder drops its oldest events and says so (EventsDropped): such a history only has to hold the start of
+    each engine. Any other one is whole, for each process by itself.
+
+    Raises:
+        InvalidParameter: where the first hole is, or which times cannot be.
+    """
+    check_times(events)
+    has_gap = any(isinstance(event, EventsDropped) for event in events)
+    working = {event.process for event in events if isinstance(event, StepScheduled | StepCommitted)}
+    counted = {process: _Counted() for process in working}
+    begun: set[str] = set()
+    for event in events:
+        if event.process not in working or isinstance(event, EventsDropped):
+            continue
+        if not has_gap:
+            counted[event.process].take(event)
+        elif isinstance(event, EngineStarted):
+            begun.add(event.process)
+        elif event.process not in begun:
+            raise _hole(event.time_s, "the start of the engine")
+    times_s = [event.time_s for event in events if isinstance(event, StepScheduled | StepCommitted)]
+    if times_s and min(times_s) == max(times_s):
+        limit = f"must hold steps that took time; all of them are at {times_s[0]:.3f} s"
+        raise InvalidParameter("event_log", THESE_EVENTS, limit, _AS_WRITTEN)
+
+
 class _Counted:
     def __init__(self) -> None:
         self._has_begun = False
         self._next_step = 0
         self._in_flight: deque[int] = deque()
+        self._decided_s: deque[float] = deque()
+        """Times of the decisions of these steps."""
         self._arrived: set[str] = set()
 
     def take(self, event: Event) -> None:
@@ -47,6 +93,7 @@ class _Counted:
             case EngineStarted():
                 self._has_begun = True
                 self._next_step, self._in_flight, self._arrived = 0, deque(), set()
+                self._decided_s.clear()
             case RequestArrived():
                 self._arrived.add(event.request_id)
             case StepScheduled():
@@ -66,18 +113,20 @@ class _Counted:
         self._next_step += 1
         if not batch.is_empty:
             self._in_flight.append(batch.step)
+            self._decided_s.append(event.time_s)
 
     def _committed(self, event: StepCommitted) -> None:
         if not self._in_flight or self._in_flight[0] != event.step:
             step = self._in_flight[0] if self._in_flight else event.step
             raise _hole(event.time_s, f"the result of step {step}" if self._in_flight else f"step {step}")
         self._in_flight.popleft()
+        decided_s = self._decided_s.popleft()
+        if event.time_s < decided_s:
+            limit = f"must hold results after their decisions; that of step {event.step} is at {event.time_s:.3f} s, "
+            limit += f"decided at {decided_s:.3f} s"
+            raise InvalidParameter("event_log", THESE_EVENTS, limit, _AS_WRITTEN)
 
 
 def _hole(time_s: float, missing: str) -> InvalidParameter:
-    return InvalidParameter(
-        "event_log",
-        f"a log that lacks {missing} before {time_s:.3f} s",
-        "must hold every event from the engine's start",
-        "Give a file that --event-log wrote, as it was written.",
-    )
+    limit = f"must hold every event from the engine's start; it lacks {missing} before {time_s:.3f} s"
+    return InvalidParameter("event_log", THESE_EVENTS, limit, _AS_WRITTEN)

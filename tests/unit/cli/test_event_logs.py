@@ -143,3 +143,63 @@ def test_an_event_log_is_no_trace(version: int, lines: list[str], tmp_path: Path
         replay(path, model="embedded")
     with pytest.raises(InvalidParameter, match="it is an event log"):
         replay(path, cache=CacheConfig(num_kv_blocks=9))
+
+
+def without(lines: list[str], kind: str) -> list[str]:
+    return [line for line in lines if json.loads(line)["event"] != kind]
+
+
+BROKEN: dict[str, tuple[Callable[[list[str]], list[str]], str]] = {
+    "no start": (lambda lines: lines[1:], "it lacks the start of the engine before"),
+    "only its end": (lambda lines: lines[-12:], "it lacks the start of the engine before"),
+    "reversed": (lambda lines: lines[::-1], "it lacks the start of the engine before"),
+    "no arrivals": (lambda lines: without(lines, "RequestArrived"), "it lacks the arrival of request "),
+    "no decisions": (lambda lines: without(lines, "StepScheduled"), "it lacks step 0 before"),
+    "before the clock began": (
+        lambda lines: [json.dumps(json.loads(line) | {"time_s": -2.5}) for line in lines],
+        "must hold times from 0 s on, where an engine's clock begins; the earliest is -2.500 s",
+    ),
+    "at one time": (
+        lambda lines: [json.dumps(json.loads(line) | {"time_s": 2.5}) for line in lines],
+        "must hold steps that took time; all of them are at 2.500 s",
+    ),
+    "results first": (
+        lambda lines: [
+            json.dumps(json.loads(line) | ({"time_s": 0.0} if '"StepCommitted"' in line else {})) for line in lines
+        ],
+        "must hold results after their decisions; that of step 1 is at 0.000 s",
+    ),
+}
+
+
+@pytest.mark.parametrize("door", NAMES)
+@pytest.mark.parametrize("broken", BROKEN)
+def test_a_log_that_lacks_something_is_refused_by_file(
+    door: str, broken: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # a longer path is shortened in a message
+    path = Path("events.jsonl")
+    change, words = BROKEN[broken]
+    lines = [to_json(event) for event in history(of_lengths([(8, 4)] * 3))]
+    path.write_text("".join(f"{line}\n" for line in change(lines)))
+    with pytest.raises(InvalidParameter) as refused:
+        DOORS[door](path)
+    assert str(refused.value).startswith(f"{NAMES[door]}='events.jsonl': must hold ")
+    assert words in str(refused.value)
+    assert str(refused.value).endswith("Give a file that --event-log wrote, as it was written.")
+
+
+def test_an_idle_server_is_called_idle(
+    lines: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(explain.Server, "get", lambda _self, _path: f"{lines[0]}\n")
+    doctor(url="http://there")
+    assert "bound by nothing\n  the engine is idle: no step ended" in capsys.readouterr().out
+
+
+def test_a_servers_dump_that_lacks_something_is_refused_by_address(
+    lines: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(explain.Server, "get", lambda _self, _path: "".join(f"{line}\n" for line in lines[1:]))
+    with pytest.raises(InvalidParameter, match="url='http://there': must hold every event from the engine's start"):
+        doctor(url="http://there")

@@ -348,10 +348,16 @@ def test_a_plan_shows_every_byte_in_80_columns() -> None:
     assert "\nKV cache: twice what 64 requests of 4,096 tokens can use" in done.stdout
 
 
-def test_a_picture_is_a_png_whatever_its_name(tmp_path: Path) -> None:
-    picture = tmp_path / "plan.picture"
-    assert twostroke("plan", "embedded", "--memory", "1GB", "--png", str(picture)).returncode == 0
-    assert picture.read_bytes().startswith(b"\x89PNG")
+@pytest.mark.parametrize("command", [["plan", "embedded"], ["replay", "run.events"]])
+@pytest.mark.parametrize("name", ["x.foo", "plan.svg", "plan", "plan.png.jpg"])
+def test_a_picture_is_a_png_and_named_so(
+    command: list[str], name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = twostroke(*command, "--png", name)
+    assert done.returncode == 1
+    assert f"png='{name}': must end in .png: a PNG is drawn, and nothing else. Name it " in done.stderr
+    assert not (tmp_path / name).exists()
 
 
 @pytest.mark.parametrize(

@@ -17,12 +17,12 @@ from twostroke.config.cache import CacheConfig
 from twostroke.config.scheduler import SchedulerConfig
 from twostroke.cost.step_model import Curve, StepTimeModel, scaled
 from twostroke.errors import InvalidParameter
-from twostroke.events import EngineStarted, Event, EventsDropped, RequestRouted, plain
+from twostroke.events import EngineStarted, Event, EventsDropped, RequestArrived, RequestRouted, plain
 from twostroke.planner.constraint import Constraint
 from twostroke.planner.doctor import Diagnosis, diagnose
 from twostroke.planner.faults import faults_of
 from twostroke.planner.levers import levers_of
-from twostroke.planner.replay import figures
+from twostroke.planner.replay import figures, replay_log
 from twostroke.planner.show_doctor import diagnosis_json, print_diagnosis
 from twostroke.planner.signals import signals_of
 from twostroke.scheduler.replay import layout_of
@@ -133,6 +133,12 @@ def log_of(case: Any, noise: float = 0.05) -> list[Event]:
     return history(**case(), noise=noise)
 
 
+@functools.cache
+def diagnosis_of(case: Any, noise: float = 0.05) -> Diagnosis:
+    """Return what the doctor says of a case, asked once."""
+    return diagnose(log_of(case, noise))
+
+
 CASES = [
     (naive, Constraint.SLOTS, "continuous batching with paged KV"),
     (little_memory, Constraint.KV, "half as much KV memory again"),
@@ -164,7 +170,7 @@ def with_settings(case: dict[str, Any], settings: dict[str, Any]) -> dict[str, A
 
 @pytest.mark.parametrize(("case", "constraint", "lever"), CASES, ids=[case.__name__ for case, _, _ in CASES])
 def test_each_load_has_its_lever(case: Any, constraint: Constraint, lever: str) -> None:
-    found = diagnose(log_of(case))
+    found = diagnosis_of(case)
     assert (found.constraint, found.levers[0].name) == (constraint, lever), found.evidence
     assert found.evidence
 
@@ -174,7 +180,7 @@ def test_each_load_has_its_lever(case: Any, constraint: Constraint, lever: str) 
 def test_an_idle_server_and_a_compute_bound_one_have_nothing_to_do(
     case: Any, constraint: Constraint, noise: float
 ) -> None:
-    found = diagnose(log_of(case, noise))
+    found = diagnosis_of(case, noise)
     assert (found.constraint, found.levers, found.to_measure, named(found)) == (constraint, (), (), set())
     assert found.signals.stalled_itl["p99"] > 5 * 0.03, "there is something that one might take for long prompts"
 
@@ -185,12 +191,12 @@ def test_an_idle_server_and_a_compute_bound_one_have_nothing_to_do(
     ids=lambda one: getattr(one, "__name__", ""),
 )
 def test_a_machine_that_others_use_changes_no_verdict(case: Any, constraint: Constraint, lever: str) -> None:
-    found = diagnose(log_of(case, 3.0))
+    found = diagnosis_of(case, 3.0)
     assert (found.constraint, found.levers[0].name) == (constraint, lever), found.remark
 
 
 def test_speculation_for_a_single_user_is_something_to_measure() -> None:
-    found = diagnose(log_of(one_at_a_time))
+    found = diagnosis_of(one_at_a_time)
     assert (found.constraint, found.levers) == (Constraint.BANDWIDTH, ())
     assert [lever.name for lever in found.to_measure] == ["speculation"]
     assert "twostroke calibrate" in found.to_measure[0].measure
@@ -199,7 +205,7 @@ def test_speculation_for_a_single_user_is_something_to_measure() -> None:
 @pytest.mark.parametrize("case", [case for case, _, _ in CASES], ids=lambda c: c.__name__)
 def test_pulling_the_lever_does_what_was_predicted(case: Any) -> None:
     before = case()
-    lever = diagnose(log_of(case)).levers[0]
+    lever = diagnosis_of(case).levers[0]
     assert lever.before is not None
     assert lever.after is not None
     after = with_settings(before, lever.settings)
@@ -262,7 +268,7 @@ def test_preempted_requests_that_share_nothing_have_no_hot_prefix() -> None:
 
 
 def test_long_prompt_stalls_are_named() -> None:
-    assert "long-prompt stalls" in named(diagnose(log_of(whole_prompts, 0.0)))
+    assert "long-prompt stalls" in named(diagnosis_of(whole_prompts, 0.0))
     paced = whole_prompts() | {"scheduler": SchedulerConfig(itl_slo="80ms")}
     assert "long-prompt stalls" not in named(diagnose(history(**paced)))
 
@@ -275,8 +281,8 @@ def test_kv_growth_is_named() -> None:
 
 
 def test_fragmentation_is_named() -> None:
-    assert "fragmentation" in named(diagnose(log_of(naive)))
-    assert "fragmentation" not in named(diagnose(log_of(little_memory)))
+    assert "fragmentation" in named(diagnosis_of(naive))
+    assert "fragmentation" not in named(diagnosis_of(little_memory))
 
 
 def test_flooding_is_named() -> None:
@@ -487,14 +493,78 @@ def test_the_example_is_the_request_that_was_hit_most() -> None:
     found = diagnose(history(**case))
     requests = {request.request_id: request for request in run_of_log(history(**case)).requests}
     assert max(requests[found.example].times.itl_s) == max(max(r.times.itl_s) for r in requests.values())
-    queued = diagnose(log_of(few_slots, 0.0))
+    queued = diagnosis_of(few_slots, 0.0)
     requests = {request.request_id: request for request in run_of_log(log_of(few_slots, 0.0)).requests}
     assert requests[queued.example].times.ttft_s == max(r.times.ttft_s for r in requests.values())
 
 
-def test_an_empty_log_says_so() -> None:
-    with pytest.raises(InvalidParameter, match="at least one finished step"):
-        diagnose([])
+def printed(found: Diagnosis) -> str:
+    console = Console(record=True, width=160)
+    print_diagnosis(found, console)
+    return console.export_text()
+
+
+def test_an_engine_without_a_step_is_idle() -> None:
+    """A server that has just started: its flight recorder holds its start, and no more."""
+    started = log_of(few_slots, 0.0)[0]
+    for events in ([started], []):
+        found = diagnose(events)
+        assert found.constraint is Constraint.NONE
+        assert "the engine is idle: no step ended" in printed(found)
+        assert "0 requests, 0 tokens, 0 steps" in printed(found)
+        assert "nothing to do" in printed(found)
+        json.dumps(diagnosis_json(found))
+
+
+def test_an_engine_that_was_asked_and_has_finished_no_step_is_not_called_idle() -> None:
+    events = log_of(few_slots, 0.0)
+    arrived = next(event for event in events if isinstance(event, RequestArrived))
+    found = diagnose([events[0], arrived])
+    assert found.constraint is Constraint.UNKNOWN
+    assert found.evidence == ("1 request came, and no step has ended yet. Ask again later.",)
+    assert "none that can be predicted" in printed(found)
+
+
+@pytest.mark.parametrize("first", [1, 40])
+def test_a_log_without_its_beginning_gets_no_verdict(first: int) -> None:
+    """Without the start, an engine has 0 slots; the replay's words."""
+    events = log_of(few_slots, 0.0)[first:]
+    for reader in (diagnose, replay_log):
+        with pytest.raises(InvalidParameter, match="it lacks the start of the engine before") as refused:
+            reader(events)
+        assert refused.value.remedy == "Give a file that --event-log wrote, as it was written."
+
+
+def test_a_dump_with_a_gap_says_so_and_is_read_if_it_holds_the_start() -> None:
+    started, *others = log_of(few_slots, 0.0)
+    kept = others[200:]
+    gap = EventsDropped(kept[0].time_s, kept[0].process, 200)
+    assert diagnose([started, gap, *kept]).constraint is Constraint.SLOTS
+    with pytest.raises(InvalidParameter, match="it lacks the start of the engine"):
+        diagnose([gap, *kept])
+
+
+@pytest.mark.parametrize(
+    ("time_s", "words"),
+    [(-1.0, "from 0 s on, .*the earliest is -1.000 s"), (5.0, "steps that took time; all of them are at 5.000 s")],
+)
+def test_times_that_cannot_be_get_no_verdict(time_s: float, words: str) -> None:
+    events = [dataclasses.replace(event, time_s=time_s) for event in log_of(few_slots, 0.0)]
+    with pytest.raises(InvalidParameter, match=words):
+        diagnose(events)
+
+
+@pytest.mark.parametrize("constraint", [one for one in Constraint if one not in (Constraint.NONE, Constraint.COMPUTE)])
+def test_nothing_to_do_is_not_said_where_something_binds_and_nothing_was_tried(constraint: Constraint) -> None:
+    found = dataclasses.replace(diagnose([]), constraint=constraint)
+    assert "lever    none that can be predicted" in printed(found)
+    tried = dataclasses.replace(found, has_tried=True)
+    assert "lever    nothing to do" in printed(tried)
+
+
+def test_one_request_is_counted_as_one() -> None:
+    found = diagnose(history(of_lengths([(32, 64)])))
+    assert printed(found).startswith("1 request, 64 tokens, ")
 
 
 def test_two_pools_are_predicted_where_a_link_is_known() -> None:

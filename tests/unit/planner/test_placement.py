@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from factories import uniform_layout
+from tiers import examples
 from twostroke.config.cache import CacheConfig
 from twostroke.config.scheduler import SchedulerConfig
 from twostroke.cost.step_model import Curve, StepTimeModel
@@ -94,7 +95,7 @@ def exhaustive(space: Space, table: Table, limits: Limits) -> list[tuple[Candida
     return sorted(kept, key=lambda one: (-one[1], one[0].is_split))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(spaces(), st.integers(1, 4), st.sampled_from([None, 0.0, 0.3]))
 def test_the_pruned_search_finds_what_the_exhaustive_one_finds(
     case: tuple[Space, dict[tuple[Candidate, float], list[Times]]], num_places: int, slack: float | None
@@ -111,7 +112,7 @@ def test_the_pruned_search_finds_what_the_exhaustive_one_finds(
     assert ranking.num_simulations <= space.most_simulations
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(spaces(), st.floats(1, 3), st.floats(1, 3), st.floats(0.3, 1))
 def test_looser_limits_never_lower_the_best_goodput(
     case: tuple[Space, dict[tuple[Candidate, float], list[Times]]], ttft: float, tpot: float, share: float
@@ -123,7 +124,7 @@ def test_looser_limits_never_lower_the_best_goodput(
         assert loose.places[0].goodput_per_device >= tight.places[0].goodput_per_device
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(spaces(), st.data())
 def test_more_candidates_never_lower_the_best_goodput(
     case: tuple[Space, dict[tuple[Candidate, float], list[Times]]], data: st.DataObject
@@ -155,7 +156,7 @@ def test_candidates_are_one_process_and_splits_that_are_no_multiples_of_others()
     assert names == [(0, 0, 2), (1, 1, 4), (1, 2, 6), (2, 1, 6), (1, 3, 8), (3, 1, 8)]
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(
     lengths=st.lists(st.tuples(st.integers(1, 90), st.integers(1, 20), st.booleans()), min_size=1, max_size=12),
     gap_s=st.sampled_from([0.0, 0.01, 0.1]),

@@ -26,19 +26,20 @@ from twostroke.events import EngineStarted, Event, StepScheduled
 from twostroke.planner import machine
 from twostroke.planner.after_run import compare, run_seen, steps_seen
 from twostroke.planner.figure import draw_plan
+from twostroke.planner.machine import SeenRun
 from twostroke.planner.options import PlanOptions
 from twostroke.planner.plan import Plan, make_plan
 from twostroke.planner.report import as_json
 from twostroke.planner.show import advice, print_plan
 from twostroke.planner.show_after_run import print_after_run
+from twostroke.planner.words import binary
 
 MEMORY = 1 << 28
 
 
-def plan_of(model: str, options: dict[str, Any] | None = None, **given: Any) -> Plan:
-    return make_plan(
-        EngineConfig.from_keywords(model=model, threads=1, **given), PlanOptions(**{"memory": MEMORY} | (options or {}))
-    )
+def plan_of(model: str, options: dict[str, Any] | None = None, run: SeenRun | None = None, **given: Any) -> Plan:
+    config = EngineConfig.from_keywords(model=model, threads=1, **given)
+    return make_plan(config, PlanOptions(**{"memory": MEMORY} | (options or {})), run=run)
 
 
 def text_of(plan: Plan) -> str:
@@ -64,6 +65,40 @@ def test_a_plan_says_what_changes_would_do() -> None:
     text = text_of(plan)
     for words in ("on H100-SXM", "published", "KV in int4", "per M tokens", "two pools", "floors of operations"):
         assert words in text
+
+
+@pytest.mark.parametrize("is_estimate", [False, True])
+def test_a_data_sheets_times_are_floors_beside_estimates_of_this_machine(is_estimate: bool) -> None:
+    plan = plan_of("embedded", {"compare": "L4,A100-80"})
+    limits = replace(plan.machine.limits, is_estimate=is_estimate)
+    text = text_of(replace(plan, machine=replace(plan.machine, limits=limits)))
+    for name in ("on L4", "on A100-80"):
+        (line,) = (line for line in text.splitlines() if line.startswith(name))
+        assert line.startswith(f"{name} (floor) ") is is_estimate
+    assert ("TPOT estimate" in text) is is_estimate
+
+
+def test_a_plan_names_the_prompt_lengths_that_it_leaves_out() -> None:
+    plan = plan_of("embedded", {"prompt_lengths": "1000000,128"})
+    note = "left out: prompts of 1,000,000 tokens; a request has at most 4,096 (--max-model-len)"
+    assert note in text_of(plan)
+    assert as_json(plan)["too_long_prompts"] == [1_000_000]
+    none = plan_of("embedded", {"prompt_lengths": "1000000"})
+    assert note in text_of(none)
+    assert "prompts, computed alone" not in text_of(none), "a table without a row"
+
+
+def test_a_plan_says_what_windows_give_back(random_models: dict[str, Path]) -> None:
+    """A pool that holds the longest request may be smaller than the KV of all of its tokens."""
+    plan = plan_of(str(random_models["mistral"]), {"context": 64}, max_num_batched_tokens=16, block_size=4)
+    memory = plan.memory
+    longest, held = memory.max_model_len, memory.blocks_for(memory.max_model_len) * memory.kv_bytes_per_block
+    num_bytes = longest * memory.kv_bytes_per_token
+    assert memory.kinds[0].window is not None
+    assert held < num_bytes // 2
+    row = f"KV of {longest:,} tokens {num_bytes:,} {binary(num_bytes)}; {binary(held)} of it at once"
+    assert row in re.sub(" +", " ", text_of(plan))
+    assert "of it at once" not in text_of(plan_of("embedded"))
 
 
 def test_a_plan_warns_of_kv_in_int4() -> None:
@@ -202,14 +237,35 @@ def run_of_llama(random_models: dict[str, Path], tmp_path_factory: pytest.TempPa
     return path
 
 
-def test_after_a_run_the_plan_is_held_against_it(random_models: dict[str, Path], run_of_llama: Path) -> None:
-    events = list(read_events(run_of_llama))
-    after = compare(plan_of(str(random_models["llama"]), num_kv_blocks=70, max_num_seqs=3), events)
+LIMITS = MachineLimits(flops_per_s=1e12, bytes_per_s=3e10)
+"""Limits of an ordinary machine."""
+
+SLOW = MachineLimits(flops_per_s=1e5, bytes_per_s=1e6)
+"""Limits of a machine that was measured while others were at work: much too low."""
+
+
+def limits_are(limits: MachineLimits, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give plans these limits: measured ones depend on what else the machine does."""
+    monkeypatch.setattr(machine, "measure_machine_limits", lambda *_: limits)
+
+
+def with_limits(events: list[Event], limits: MachineLimits | None) -> list[Event]:
+    """Return the log with these limits of the machine."""
+    return [replace(event, machine=limits) if isinstance(event, EngineStarted) else event for event in events]
+
+
+def test_after_a_run_the_plan_is_held_against_it(
+    random_models: dict[str, Path], run_of_llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits_are(LIMITS, monkeypatch)
+    events = with_limits(list(read_events(run_of_llama)), LIMITS)
+    run = run_seen(events)
+    after = compare(plan_of(str(random_models["llama"]), run=run, num_kv_blocks=70, max_num_seqs=3), events)
     assert [one.error for one in after.sizes] == [0.0] * 4
     assert after.planned == {}, "nothing is calibrated"
     assert [kind.kind for kind in after.beside_floors] == ["decode steps", "steps with prefill"]
 
-    plan = plan_of(str(random_models["llama"]), num_kv_blocks=80, max_num_seqs=3)
+    plan = plan_of(str(random_models["llama"]), run=run, num_kv_blocks=80, max_num_seqs=3)
     found = json.loads(json.dumps(as_json(plan, compare(plan, events))))["measured"]
     assert found["sizes"]["num_blocks"] == {"planned": 80, "measured": 70, "error": pytest.approx(1 / 7, abs=1e-5)}
     assert found["times"] == {}
@@ -222,27 +278,16 @@ def test_after_a_run_the_plan_is_held_against_it(random_models: dict[str, Path],
 
 
 def test_predicted_times_of_a_run_are_those_of_the_step_times(
-    random_models: dict[str, Path], run_of_llama: Path
+    random_models: dict[str, Path], run_of_llama: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    limits_are(LIMITS, monkeypatch)
+    events = with_limits(list(read_events(run_of_llama)), LIMITS)
     steps = StepTimeModel(layers=Curve((1, 512), (0.25, 0.25)), head=Curve((1,), (0.0,)), pair_s=0.0, seen_s=0.0)
     config = EngineConfig.from_keywords(model=str(random_models["llama"]), threads=1)
-    after = compare(make_plan(config, PlanOptions(memory=MEMORY), steps), list(read_events(run_of_llama)))
+    after = compare(make_plan(config, PlanOptions(memory=MEMORY), steps), events)
     assert not after.beside_floors
     assert after.planned["itl_p50"] == pytest.approx(0.25)
     assert after.planned["duration_s"] == pytest.approx(0.25 * after.planned["num_steps"], rel=1e-3)
-
-
-SLOW = MachineLimits(flops_per_s=1e5, bytes_per_s=1e6)
-"""Limits of a machine that was measured while others were at work: much too low."""
-
-
-def slow_machine(monkeypatch: pytest.MonkeyPatch, limits: MachineLimits) -> None:
-    monkeypatch.setattr(machine, "measure_machine_limits", lambda *_: limits)
-
-
-def with_limits(events: list[Event], limits: MachineLimits | None) -> list[Event]:
-    """Return the log with these limits of the machine."""
-    return [replace(event, machine=limits) if isinstance(event, EngineStarted) else event for event in events]
 
 
 @pytest.mark.parametrize("is_estimate", [False, True])
@@ -250,7 +295,7 @@ def test_no_printed_floor_is_above_a_step_of_the_run(
     random_models: dict[str, Path], run_of_llama: Path, monkeypatch: pytest.MonkeyPatch, is_estimate: bool
 ) -> None:
     limits = replace(SLOW, is_estimate=is_estimate)
-    slow_machine(monkeypatch, limits)
+    limits_are(limits, monkeypatch)
     events = with_limits(list(read_events(run_of_llama)), limits)
     config = EngineConfig.from_keywords(model=str(random_models["llama"]), threads=1, num_kv_blocks=70)
     plan = make_plan(config, PlanOptions(memory=MEMORY), run=run_seen(events))
@@ -273,7 +318,7 @@ def test_no_printed_floor_is_above_a_step_of_the_run(
 def test_the_log_of_another_machine_raises_nothing_and_gives_no_ratio(
     random_models: dict[str, Path], run_of_llama: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    slow_machine(monkeypatch, SLOW)
+    limits_are(SLOW, monkeypatch)
     events = with_limits(list(read_events(run_of_llama)), MachineLimits(1e14, 3e12))
     config = EngineConfig.from_keywords(model=str(random_models["llama"]), threads=1)
     plan = make_plan(config, PlanOptions(memory=MEMORY), run=run_seen(events))
@@ -290,7 +335,7 @@ def test_the_log_of_another_machine_raises_nothing_and_gives_no_ratio(
 def test_predicted_times_are_not_held_against_the_log_of_another_machine(
     random_models: dict[str, Path], run_of_llama: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    slow_machine(monkeypatch, SLOW)
+    limits_are(SLOW, monkeypatch)
     events = with_limits(list(read_events(run_of_llama)), MachineLimits(1e14, 3e12))
     steps = StepTimeModel(layers=Curve((1, 512), (0.25, 0.25)), head=Curve((1,), (0.0,)), pair_s=0.0, seen_s=0.0)
     config = EngineConfig.from_keywords(model=str(random_models["llama"]), threads=1)
@@ -299,8 +344,12 @@ def test_predicted_times_are_not_held_against_the_log_of_another_machine(
     assert "another machine" in after.why_not
 
 
-def test_steps_without_a_cost_say_why_there_is_no_table(random_models: dict[str, Path], run_of_llama: Path) -> None:
-    events = [replace(e, cost=None) if isinstance(e, StepScheduled) else e for e in read_events(run_of_llama)]
+def test_steps_without_a_cost_say_why_there_is_no_table(
+    random_models: dict[str, Path], run_of_llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits_are(LIMITS, monkeypatch)
+    events = with_limits(list(read_events(run_of_llama)), LIMITS)
+    events = [replace(e, cost=None) if isinstance(e, StepScheduled) else e for e in events]
     after = compare(plan_of(str(random_models["llama"])), events)
     assert after.why_not == "no finished step of the log says what it cost"
 

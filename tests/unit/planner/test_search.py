@@ -356,7 +356,7 @@ def test_too_few_requests_conclude_nothing(tmp_path: Path, monkeypatch: pytest.M
     with pytest.raises(InvalidParameter, match=r"workload=.*few.events.*holds 9 requests .*fewer than the 10 needed"):
         searched(plan, workload=write_log(Path("few.events"), 9))
     path = write_trace(Path("few.jsonl"), conversations(9))
-    with pytest.raises(InvalidParameter, match=r"workload=.*few.jsonl.*has 9 requests of at most"):
+    with pytest.raises(InvalidParameter, match=r"few.jsonl.*has 9 requests of at most .* Name a trace of 10 .*more\.$"):
         searched(plan, {"block_size": 8}, workload=path, trace_divisor=64)
     with pytest.raises(InvalidParameter, match="num_requests=9"):
         SearchOptions(search=True, request_rate=1, num_requests=9)
@@ -366,7 +366,10 @@ def test_a_file_without_requests_is_refused_by_its_name(tmp_path: Path, monkeypa
     monkeypatch.chdir(tmp_path)
     path = Path("empty.jsonl")
     path.write_text("")
-    with pytest.raises(InvalidParameter, match=r"workload='.*empty.jsonl': must begin .* Name a Mooncake trace, or"):
+    with pytest.raises(InvalidParameter, match=r"workload='empty.jsonl': is empty. Name a Mooncake trace, or an"):
+        searched(PlanOptions(device_name="L4"), workload=path)
+    path.write_text("no JSON\n")
+    with pytest.raises(InvalidParameter, match=r"is neither a Mooncake trace nor an event log. Name a Mooncake trace"):
         searched(PlanOptions(device_name="L4"), workload=path)
     path.write_text('{"input_length": 5}\n')
     with pytest.raises(InvalidParameter, match=r"workload='.*empty.jsonl': must be a Mooncake trace; line 1"):

@@ -110,6 +110,17 @@ def test_this_machine_needs_a_calibration(trace: Path, monkeypatch: pytest.Monke
     assert "by floors" not in text_of(found)
 
 
+def test_too_few_requests_answer_no_what_if(tmp_path: Path) -> None:
+    """The limit of `plan --search`, and of an event log's what-ifs."""
+    trace = write_trace(tmp_path / "two.jsonl", conversations(2))
+    assert replayed(trace).num_requests == 2
+    assert "two.jsonl: 2 requests, " in text_of(replayed(trace))
+    with pytest.raises(
+        InvalidParameter, match=r"has 2 requests of at most .* tokens, the longest that fits; with fewer"
+    ):
+        replayed(trace, "max_num_seqs=2")
+
+
 def test_nothing_fits(trace: Path) -> None:
     with pytest.raises(InvalidParameter, match="holds no request of at most 2 tokens"):
         replayed(trace, max_model_len=2)

@@ -44,13 +44,13 @@ STAYING: list[tuple[RouteReason, dict[str, Any], dict[str, Any], RouteRequest, s
         request(48),
         "queue is too long",
     ),
-    (RouteReason.SLOW_LINK, LARGE, BUSY | LARGE, request(800), "the link is too slow"),
+    (RouteReason.SLOW_LINK, LARGE, BUSY | LARGE, request(800), "the link is assumed too slow"),
     (
         RouteReason.SLOW_LINK,
         LARGE | {"num_queued_prompt_tokens": 1300},
         BUSY | LARGE,
         request(800),
-        "the link is too slow",
+        "the link is assumed too slow",
     ),
     (RouteReason.MORE_IS_CACHED, {}, BUSY, request(800, chain("warm", 40)), "more of the prompt is cached"),
     (RouteReason.SLOW_PREFILL, {"prefill_tokens_per_s": 100.0}, BUSY, request(800), "computes prompts more slowly"),
@@ -330,3 +330,87 @@ def test_kv_of_other_numerics_is_not_taken_for_a_members_own(is_alike: bool) -> 
     again = router.route(asked)
     assert again.local is not None
     assert (again.local.num_cached_tokens > 0) is is_alike
+
+
+KIND = {"kind": "cpu bf16, 1 thread"}
+UNMEASURED = {"prefill_tokens_per_s": None}
+MEASURED = {"prefill_tokens_per_s": 3000.0}
+"""Faster than assumed_prefill_tokens_per_s."""
+
+
+def test_a_member_that_nobody_measured_is_assumed_as_fast_as_one_of_its_kind() -> None:
+    """Assumed slower than its like, it would get no prompt, and so never be measured."""
+    prefill, busy = prefill_member(0, **UNMEASURED, **KIND), decode_member(0, **MEASURED, **KIND, num_running=2)
+    route = router_of(prefill, busy).route(request(800))
+    assert (route.prefill_id, route.reason) == ("p0", RouteReason.HAND_OVER_PAYS)
+    assert route.hand_over is not None
+    assert route.hand_over.prefill_s == pytest.approx(800 / 3000)
+    assert "assumed, as not measured yet: 3,000 prompt tokens/s of p0)" in route.words
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_a_rate_of_another_of_its_kind_stands_whoever_comes_first(order: tuple[int, int]) -> None:
+    pool = [decode_member(0, **UNMEASURED, **KIND), decode_member(1, **MEASURED, **KIND, is_ready=False)]
+    router = router_of(*(pool[i] for i in order))
+
+    def prefill_s() -> float:
+        local = router.route(request(800)).local
+        assert local is not None
+        router.check_invariants()
+        return local.prefill_s
+
+    assert prefill_s() == pytest.approx(800 / 3000)
+    router.put(decode_member(1, prefill_tokens_per_s=4000.0, **KIND, is_ready=False))
+    assert prefill_s() == pytest.approx(800 / 4000)
+    router.put(decode_member(1, prefill_tokens_per_s=4000.0, kind="another", is_ready=False))
+    assert prefill_s() == pytest.approx(800 / 1000)
+    router.put(decode_member(1, prefill_tokens_per_s=4000.0, **KIND, is_ready=False))
+    router.remove("d1")
+    assert prefill_s() == pytest.approx(800 / 1000)
+    router.put(decode_member(0, prefill_tokens_per_s=500.0, **KIND))
+    assert prefill_s() == pytest.approx(800 / 500)
+
+
+@pytest.mark.parametrize("kinds", [("cpu", "cuda"), ("", "")])
+def test_a_rate_of_another_kind_is_not_assumed_and_a_guess_is_called_one(kinds: tuple[str, str]) -> None:
+    prefill = prefill_member(0, **UNMEASURED, kind=kinds[0])
+    route = router_of(prefill, decode_member(0, **MEASURED, kind=kinds[1], num_running=2)).route(request(800))
+    assert (route.prefill_id, route.reason) == (None, RouteReason.SLOW_PREFILL)
+    assert "the prefill member is assumed to compute prompts more slowly (predicted cost" in route.words
+    assert route.words.endswith(" handed over; assumed, as not measured yet: 1,000 prompt tokens/s of p0)")
+
+
+def test_a_measured_prefill_that_is_slower_than_an_assumed_one_is_no_fact_either() -> None:
+    slow = prefill_member(0, prefill_tokens_per_s=100.0)
+    route = router_of(slow, decode_member(0, **UNMEASURED, **BUSY)).route(request(800))
+    assert route.reason is RouteReason.SLOW_PREFILL
+    assert "is assumed to compute prompts more slowly" in route.words
+    assert route.words.endswith("assumed, as not measured yet: 1,000 prompt tokens/s of d0)")
+
+
+def test_a_link_that_nobody_measured_is_called_assumed() -> None:
+    router = router_of(prefill_member(0, **LARGE), decode_member(0, **BUSY, **LARGE))
+    words = router.route(request(800)).words
+    assert "the link is assumed too slow for so much KV" in words
+    assert "assumed, as not measured yet: 3 GB/s of the link)" in words
+    router.link_measured("p0", "d0", 3e9)
+    words = router.route(request(800)).words
+    assert "the link is too slow for so much KV" in words
+    assert "assumed" not in words
+
+
+def test_a_burst_spreads_over_members_that_nobody_measured() -> None:
+    """The case of README's one prefill and two decode workers: one is measured, the others get prompts, too."""
+    router = router_of(
+        prefill_member(0, **UNMEASURED, **KIND),
+        decode_member(0, **MEASURED, **KIND),
+        decode_member(1, **UNMEASURED, **KIND),
+    )
+    computes: set[str | None] = set()
+    for i in range(8):
+        asked = request(800, chain(str(i), 50))
+        route = router.route(asked)
+        router.placed(asked, route)
+        computes.add(route.prefill_id or route.decode_id)
+    router.check_invariants()
+    assert computes == {"p0", "d0", "d1"}

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from factories import uniform_layout
+from tiers import examples
 from twostroke.config.cache import CacheConfig
 from twostroke.config.scheduler import SchedulerConfig
 from twostroke.cost.step_model import Curve, PredictsSteps, StepTimeModel
@@ -167,7 +168,7 @@ workloads = st.lists(
 )
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=examples(150))
 @given(
     workload=workloads,
     prefill=st.integers(0, 3),
@@ -219,7 +220,7 @@ def test_everybody_ends_with_its_tokens(
     assert simulation.hand_overs.num_bytes <= most * layout.bytes_per_block
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(
     workload=workloads,
     num_blocks=st.sampled_from([16, 40]),
@@ -245,7 +246,7 @@ def test_a_pool_of_one_is_the_one_engine(
     assert pool.steps == alone.steps
 
 
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=examples(30))
 @given(st.lists(st.integers(2, 15), min_size=1, max_size=8), st.sampled_from([50.0, 1e9]))
 def test_bytes_are_those_of_the_whole_blocks(prompts: list[int], link: float) -> None:
     """Nothing is shared: what was fetched of each is its whole blocks."""

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from factories import make_layout
 from oracle.naive_trace_cache import NaiveTraceCache
+from tiers import examples
 from traces import conversations, long_documents
 from twostroke.batch import UNTIMED, BlockTableUpdate, Commit, ScheduledBatch, StepSeconds
 from twostroke.config.cache import CacheConfig
@@ -116,7 +117,7 @@ prompts = st.lists(
 )
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=examples(150))
 @given(
     prompts=prompts,
     gaps_s=st.lists(st.sampled_from([0.0, 0.05, 1.0]), min_size=25, max_size=25),
