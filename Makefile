@@ -65,7 +65,7 @@ bench: $(STAMP)
 figures: $(STAMP)
 	$(BIN)/twostroke bench table --write
 
-# Half an hour of random schedules, then an hour of a server under everything that clients do.
+# An hour or two of random schedules, then an hour of a server under everything that clients do.
 soak: $(STAMP)
 	$(PYTEST) --hypothesis-profile=soak
 	$(BIN)/twostroke bench reproduce soak --full

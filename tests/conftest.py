@@ -6,6 +6,7 @@ The profile `ci` is the default and repeats itself exactly. `quick`, of the firs
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import shutil
 from collections.abc import Callable
@@ -18,19 +19,20 @@ import torch
 from hypothesis import HealthCheck, is_hypothesis_test, settings
 
 from model_folders import RandomModels
-from tiers import Tier, TierList
+from tiers import EXAMPLES, Tier, TierList
 from twostroke.errors import ModelNotFound, SetupError
 from twostroke.model.fetch import fetch
 from twostroke.model.named_models import NAMED_MODELS
 
+LOOK_AFTER = 20_000
+"""Objects made before garbage is looked for; a test makes thousands."""
 _CALM = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
-_EXAMPLES = 60
 
-settings.register_profile("ci", max_examples=_EXAMPLES, deadline=None, derandomize=True, suppress_health_check=_CALM)
+settings.register_profile("ci", max_examples=EXAMPLES, deadline=None, derandomize=True, suppress_health_check=_CALM)
 settings.register_profile(
-    "quick", max_examples=_EXAMPLES // 4, deadline=None, derandomize=True, suppress_health_check=_CALM
+    "quick", max_examples=EXAMPLES // 4, deadline=None, derandomize=True, suppress_health_check=_CALM
 )
-settings.register_profile("soak", max_examples=50 * _EXAMPLES, deadline=None, suppress_health_check=_CALM)
+settings.register_profile("soak", max_examples=50 * EXAMPLES, deadline=None, suppress_health_check=_CALM)
 settings.load_profile("ci")
 
 
@@ -54,6 +56,18 @@ def pytest_configure(config: pytest.Config) -> None:
     """Try fewer examples of property tests in the first tier."""
     if config.getoption("tier") == "first" and not config.getoption("hypothesis_profile", None):
         settings.load_profile("quick")
+
+
+def pytest_sessionstart() -> None:
+    """Do not look for garbage while tests are collected: there is none, and a million objects to look at."""
+    gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    """Leave out what was collected when garbage is looked for, also at the end: a look through it takes a second."""
+    gc.freeze()
+    gc.set_threshold(LOOK_AFTER, 10, 10)
+    gc.enable()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

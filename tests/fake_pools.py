@@ -24,7 +24,7 @@ from twostroke.engine.journal import Journal, engine_started
 from twostroke.engine.kv_fetching import KVFetching
 from twostroke.engine.kv_lending import KVLending
 from twostroke.engine.messages import Add, Command, DropKV, EndHold, FetchKV, Finish, KVFetched
-from twostroke.engine.output_processor import TokenUpdate
+from twostroke.engine.token_update import TokenUpdate
 from twostroke.events import EventRing
 from twostroke.kv_cache.holds import KVImport
 from twostroke.kv_cache.layout import KVGroup, KVLayout

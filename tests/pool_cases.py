@@ -99,6 +99,7 @@ _FACTS = st.fixed_dictionaries(
         "num_waiting": st.integers(0, 3),
         "num_free_blocks": st.integers(0, 4000),
         "prefill_tokens_per_s": st.sampled_from([None, 500.0, 1000.0, 2000.0]),
+        "kind": st.sampled_from(["", "cpu", "cuda"]),
         "step_s": st.sampled_from([0.0, 0.02, 0.05]),
         "step_s_per_sequence": st.sampled_from([None, 0.0, 0.001]),
         "transport": st.sampled_from(list(Transport)),

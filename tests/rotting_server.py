@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +12,16 @@ from twostroke.engine.remote_engine import RemoteEngine
 
 FAULTY = (sys.executable, str(Path(__file__).parent / "faulty_engine.py"))
 
+
+class FaultyRemoteEngine(RemoteEngine):
+    """Its process is the faulty one."""
+
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        super().__init__(*args, command=FAULTY, **settings)
+
+
 if __name__ == "__main__":
     module: Any = serve
-    module.RemoteEngine = partial(RemoteEngine, command=FAULTY)
+    module.RemoteEngine = FaultyRemoteEngine
     sys.argv.insert(1, "serve")
     sys.exit(main())

@@ -16,6 +16,10 @@ from typing import Any
 
 import httpx
 
+from forked_process import ForkedProcess
+
+SERVE = (sys.executable, "-m", "twostroke", "serve")
+"""A server that imports everything itself, as a user's does."""
 PATIENCE_S = 60.0
 
 
@@ -25,7 +29,7 @@ class ServerProcess:
     Args:
         arguments: of the command line, behind the model.
         model: to serve.
-        command: starts it; a test may put something around it.
+        command: starts it in a Python of its own; without one it is forked from a process that has imported everything.
         num_kv_blocks: of its KV cache.
         port: to listen on; 0 takes a free one.
     """
@@ -38,12 +42,11 @@ class ServerProcess:
         num_kv_blocks: int = 2000,
         port: int = 0,
     ) -> None:
-        command = command or (sys.executable, "-m", "twostroke", "serve")
-        self.process = subprocess.Popen(
-            [*command, model, "--port", str(port), "--threads", "1", "--num-kv-blocks", str(num_kv_blocks), *arguments],
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        flags = [model, "--port", str(port), "--threads", "1", "--num-kv-blocks", str(num_kv_blocks), *arguments]
+        if command:
+            self.process = subprocess.Popen([*command, *flags], stderr=subprocess.PIPE, text=True)
+        else:
+            self.process = ForkedProcess(["serve", *flags], stderr=subprocess.PIPE)
         self.lines: list[str] = []
         self._has_address = threading.Event()
         self.url = ""
@@ -112,11 +115,14 @@ class ServerProcess:
 @contextmanager
 def viewing(*paths: Path) -> Iterator[str]:
     """`twostroke view` on a free port; yields its address, and expects a quiet end."""
-    command = [sys.executable, "-m", "twostroke", "view", *map(str, paths), "--port", "0"]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
-        assert process.stderr is not None
-        told = process.stderr.readline()
-        assert told.startswith("viewing  http://"), told + process.stderr.read()
-        yield told.split()[1].partition("/#")[0]
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(20) == 0
+    process = ForkedProcess(["view", *map(str, paths), "--port", "0"], stderr=subprocess.PIPE)
+    assert process.stderr is not None
+    with process.stderr:
+        try:
+            told = process.stderr.readline()
+            assert told.startswith("viewing  http://"), told + process.stderr.read()
+            yield told.split()[1].partition("/#")[0]
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(20) == 0
+        finally:
+            process.kill()

@@ -14,9 +14,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from hypothesis import settings
+
 Tier = Literal["first", "second", "all"]
+EXAMPLES = 60
+"""Examples of a property test in the profile `ci`, where it does not say how many."""
 
 SECOND_TIER = Path(__file__).with_name("second_tier.toml")
+
+
+def examples(max_examples: int) -> int:
+    """Return how many examples the profile tries of a test that has so many in the profile `ci`."""
+    return max(1, max_examples * settings().max_examples // EXAMPLES)
 
 
 @dataclass(frozen=True)

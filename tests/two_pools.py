@@ -16,7 +16,7 @@ from twostroke.engine.assembly import BuiltEngine, build_engine
 from twostroke.engine.generation import GenerationRequest
 from twostroke.engine.handover_ends import HandoverEnds
 from twostroke.engine.handover_port import HandoverPort
-from twostroke.engine.output_processor import TokenUpdate
+from twostroke.engine.token_update import TokenUpdate
 from twostroke.events import Event
 from twostroke.kv_transfer.transport import Fetched, KVSource
 from twostroke.request import FinishReason

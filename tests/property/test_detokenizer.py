@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 import text_fakes
+from tiers import examples
 from twostroke.tokenizer.detokenizer import IncrementalDetokenizer
 
-QUICK = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+QUICK = settings(max_examples=examples(150), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 @QUICK
@@ -85,7 +86,7 @@ class DetokenizerMachine(RuleBasedStateMachine):
             assert self.text + self.detokenizer.finish() == self.tokenizer.decode(self.ids, self.skip)
 
 
-DetokenizerMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=15, deadline=None)
+DetokenizerMachine.TestCase.settings = settings(max_examples=examples(60), stateful_step_count=15, deadline=None)
 TestDetokenizerMachine = DetokenizerMachine.TestCase
 
 

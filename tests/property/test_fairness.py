@@ -10,6 +10,7 @@ from hypothesis import given, settings
 
 from factories import make_layout
 from fakes import FakeEngine
+from tiers import examples
 from twostroke.batch import Stroke
 from twostroke.config.cache import CacheConfig
 from twostroke.config.scheduler import Policy, SchedulerConfig
@@ -58,7 +59,7 @@ class Service:
     num_seqs=st.integers(1, 8),
     num_blocks=st.sampled_from([16, 40, 120]),
 )
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=examples(30))
 def test_two_tenants_that_never_run_out_are_served_alike(
     seed: int, prompts: tuple[int, int], outputs: tuple[int, int], num_seqs: int, num_blocks: int
 ) -> None:

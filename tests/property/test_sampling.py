@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from oracle import naive_sampling as naive
 from sampling_cases import mixed_batch, state_of
+from tiers import examples
 from twostroke.sampling.filters import apply_filters
 from twostroke.sampling.sampler import Sampler
 from twostroke.sampling_params import SamplingParams
@@ -65,7 +66,7 @@ def logits_rows(draw: st.DrawFn, num_rows: int, vocab_size: int) -> np.ndarray:
     return rows.astype(np.float32)
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(data=st.data(), vocab_size=st.integers(1, 40), num_rows=st.integers(1, 5))
 def test_every_row_is_what_the_naive_sampler_draws(data: st.DataObject, vocab_size: int, num_rows: int) -> None:
     logits = data.draw(logits_rows(num_rows, vocab_size))
@@ -77,7 +78,7 @@ def test_every_row_is_what_the_naive_sampler_draws(data: st.DataObject, vocab_si
     assert found == expected
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(data=st.data(), vocab_size=st.integers(1, 60), num_rows=st.integers(1, 5))
 def test_the_same_tokens_are_kept(data: st.DataObject, vocab_size: int, num_rows: int) -> None:
     logits = np.nan_to_num(data.draw(logits_rows(num_rows, vocab_size)), nan=0.0, posinf=0.0, neginf=-np.inf)

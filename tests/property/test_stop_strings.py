@@ -9,15 +9,17 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import text_fakes
+from tiers import examples
 from twostroke.engine.completion_stream import CompletionStream
 from twostroke.engine.input_processor import PromptInput
 from twostroke.engine.stop_checker import StopStrings
+from twostroke.engine.token_update import SequenceNews, TokenUpdate
 from twostroke.request import FinishReason
 from twostroke.request_times import RequestTimes
 from twostroke.sampling_params import SamplingParams
 from twostroke.tokenizer.tokenizer import Tokenizer
 
-QUICK = settings(max_examples=400, deadline=None)
+QUICK = settings(max_examples=examples(400), deadline=None)
 LETTERS = st.text("ab ", max_size=12)
 STOPS = st.lists(st.text("ab ", min_size=1, max_size=5), min_size=1, max_size=4)
 
@@ -104,7 +106,7 @@ def oracle(tokenizer: Tokenizer, ids: list[int], params: SamplingParams) -> Outc
     return Outcome(tokenizer.decode(ids, params.skip_special_tokens), len(ids), None)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(
     data=st.data(),
     kind=st.sampled_from(("byte_level", "metaspace", "wordpiece")),
@@ -129,7 +131,7 @@ def test_streams_equal_the_oracle(data: st.DataObject, kind: str, include: bool,
     chunks = list(text_fakes.chunked(ids, sizes))
     for number, chunk in enumerate(chunks, start=1):
         finish = FinishReason.LENGTH if number == len(chunks) else None
-        stream.push(chunk, (), float(number), finish)
+        stream.push(TokenUpdate("s", float(number), tuple(chunk), news=SequenceNews(finish_reason=finish)))
         deltas.append(stream.take_delta().text)
         assert not any(stop in "".join(deltas) for stop in params.stop) or include or min_tokens
         if stream.finish_reason is not None:

@@ -22,6 +22,8 @@ from training.ngram import KneserNey, pack
 from training.tokenizer import SPECIAL_TOKENS, save_tokenizer, train_tokenizer
 from training.train import Run, TrainConfig, Workers, config_from_dict, config_to_dict, orthogonalise
 
+from tiers import examples
+
 TRAINING = Path(__file__).resolve().parents[2] / "training"
 NANO = ModelConfig(
     vocab_size=64,
@@ -133,7 +135,7 @@ def test_table_and_shingles() -> None:
 # --- tokenizer
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(text=st.text(alphabet=st.characters(codec="utf-8")))
 def test_any_text_survives_the_tokenizer(tokenizer: Tokenizer, text: str) -> None:
     ids = tokenizer.encode(text).ids

@@ -27,8 +27,9 @@ def tokens(model: Path, prompts: list[list[int]], params: list[SamplingParams], 
         ]
 
 
-def test_tokens_are_the_references_in_any_batch(random_models: dict[str, Path]) -> None:
-    model = random_models["qwen3"]
+@pytest.mark.parametrize("family", ["qwen3", "bloom"])
+def test_tokens_are_the_references_in_any_batch(family: str, random_models: dict[str, Path]) -> None:
+    model = random_models[family]
     expected = tokens(model, PROMPTS, PARAMS, kernels="reference", device="cpu")
     found = tokens(model, PROMPTS, PARAMS, kernels="triton", max_num_batched_tokens=16)
     assert found == expected

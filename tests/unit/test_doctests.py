@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import doctest
 import importlib
-import pkgutil
+from pathlib import Path
 
 import pytest
 
 import twostroke
 from twostroke.kernels.cuda import has_triton
 
-MODULES = [m.name for m in pkgutil.walk_packages(twostroke.__path__, "twostroke.") if not m.name.endswith("__main__")]
+FOLDER = Path(twostroke.__file__).parent
+MODULES = [
+    ".".join(("twostroke", *path.relative_to(FOLDER).with_suffix("").parts)).removesuffix(".__init__")
+    for path in sorted(FOLDER.rglob("*.py"))
+    if path.name != "__main__.py" and ">>>" in path.read_text(encoding="utf-8")
+]
 
 
 @pytest.mark.parametrize("name", MODULES)

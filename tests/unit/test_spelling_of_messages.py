@@ -15,8 +15,8 @@ from twostroke.errors import InvalidParameter, shown
 SOURCES = sorted(Path(twostroke.__file__).parent.rglob("*.py"))
 PYTHON = re.compile(r"\b(True|False|None)\b(?! (of|do|does|is|fits)\b)|<class|\bself\.")
 """A sentence may begin with "None of"."""
-VALUES = frozenset({"value!r", "given!r", "cap!r", "flags!r", "wanted!r", "default!r"})
-"""Names of what may be of any kind; `shown` writes those."""
+VALUES = frozenset({"value", "given", "cap", "flags", "wanted", "default"})
+"""Names of what may be of any kind, in a message with `!r`; `shown` writes those."""
 NAMES = frozenset({"limit", "remedy", "told", "words", "why", "message"})
 """Names of what messages are made of."""
 
@@ -26,7 +26,7 @@ def raised(tree: ast.Module) -> Iterator[ast.expr]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Raise) and node.exc is not None:
             yield node.exc
-        elif isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) in NAMES:
+        elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and node.targets[0].id in NAMES:
             yield node.value
 
 
@@ -38,15 +38,17 @@ def faults(source: str) -> list[str]:
                 found.append(f"{part.lineno}: {part.value!r}")
             if (
                 isinstance(part, ast.FormattedValue)
-                and f"{ast.unparse(part.value)}!{chr(part.conversion % 256)}" in VALUES
+                and isinstance(part.value, ast.Name)
+                and part.conversion == ord("r")
             ):
-                found.append(f"{part.lineno}: {ast.unparse(part.value)}!r")
+                found += [f"{part.lineno}: {part.value.id}!r"] if part.value.id in VALUES else []
     return found
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.relative_to(SOURCES[0].parent).as_posix())
-def test_no_message_has_pythons_spelling(path: Path) -> None:
-    assert faults(path.read_text(encoding="utf-8")) == []
+def test_no_message_has_pythons_spelling() -> None:
+    found = {str(path): faults(path.read_text(encoding="utf-8")) for path in SOURCES}
+    assert len(found) > 500
+    assert {path: wrong for path, wrong in found.items() if wrong} == {}
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tiers import examples
 from twostroke.bench.counting_engine import counting_engine
 from twostroke.bench.from_log import run_of_log
 from twostroke.bench.lengths import Lengths
@@ -33,7 +34,7 @@ def _run(lengths: list[tuple[int, int]], arrivals: list[float] | None = None, **
     return engine.run(workload)
 
 
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 @given(
     lengths=st.lists(st.integers(1, 12), min_size=1, max_size=30),
     num_slots=st.integers(1, 6),

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from factories import make_arrival, make_kv
+from tiers import examples
 from twostroke.batch import Commit
 from twostroke.bench.report import percentiles
 from twostroke.config.scheduler import SchedulerConfig
@@ -78,7 +79,7 @@ def test_interactive_requests_are_as_fast_as_alone_and_background_work_takes_the
     assert 0.2 < busy_s / last_s < 0.9
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(
     arrivals=st.lists(st.tuples(st.floats(0, 3), st.integers(1, 1500), st.integers(1, 40)), min_size=1, max_size=8),
     num_background=st.integers(1, 30),

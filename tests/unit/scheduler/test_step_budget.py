@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from factories import make_arrival, make_kv
+from tiers import examples
 from twostroke.config.scheduler import SchedulerConfig
 from twostroke.cost.step_model import Curve, StepTimeModel, scaled
 from twostroke.cost.step_work import Layers, StepWork
@@ -55,7 +56,7 @@ def worst_ttft(run: Run) -> float:
     return max(r.times.ttft_s for r in run.requests if r.request_id.startswith("p"))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(
     num_decodes=st.integers(1, 20),
     prompts=st.lists(st.tuples(st.integers(20, 1500), st.floats(0.5, 5.0)), min_size=1, max_size=4),
@@ -142,7 +143,7 @@ def test_with_both_limits_a_prompt_that_cannot_keep_its_own_gives_way(policy: st
     assert max(gaps(with_both), default=0) <= 0.1 + 1e-9
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(
     lengths=st.lists(st.tuples(st.integers(1, 400), st.floats(0, 3)), min_size=1, max_size=12),
     ttft_slo=st.sampled_from([0.01, 0.1, 0.5]),

@@ -7,6 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from tiers import examples
 from twostroke.speculation.history import FeatureHistory
 from twostroke.speculation.proposer import TargetRead, TargetStep
 
@@ -75,7 +76,7 @@ class HistoryMachine(RuleBasedStateMachine):
                 assert self.history.span(row).start <= positions.start
 
 
-HistoryMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+HistoryMachine.TestCase.settings = settings(max_examples=examples(60), stateful_step_count=30, deadline=None)
 TestHistory = HistoryMachine.TestCase
 
 

@@ -87,18 +87,20 @@ def test_soak_whole(tmp_path: Path) -> None:
 
 def test_server_throughput_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server_throughput, "STREAMS", 3)
-    monkeypatch.setattr(server_throughput, "_size", lambda _: (1, 5))
+    monkeypatch.setattr(server_throughput, "_size", lambda _: (3, 5))
     options = ReproduceOptions(results=tmp_path, threads=1)
     (found,) = reproduce(["server-throughput"], options, Console(quiet=True))
     delays = found.details["delay_s"]
-    assert all(of["count"] == 3 * 5 for of in delays.values()), "every token's event was found beside its sample"
+    assert all(of["count"] == 3 * 3 * 5 for of in delays.values()), "every token's event was found beside its sample"
     assert all(of["p50"] >= 0 for of in delays.values())
     segments = [delays[name]["mean"] for name in ("sampled_to_sent", "sent_to_received", "received_to_read")]
     assert sum(segments) == pytest.approx(delays["sampled_to_read"]["mean"])
     assert {place: of["count"] for place, of in found.details["delay_by_token_s"].items()} == {
-        "first": 3,
-        "between": 9,
-        "last": 3,
+        "first": 9,
+        "between": 27,
+        "last": 9,
     }
+    (delay,) = [claim.measured for claim in found.claims if claim.what.startswith("event at the client")]
+    assert delay == 1000 * sorted(found.details["delay_p99_s"]["sampled_to_read"])[1], "the middle one of three rounds"
     assert found.details["sides"].keys() == {"1"}
     assert (tmp_path / "server-throughput-small.png").is_file()

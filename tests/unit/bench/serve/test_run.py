@@ -32,6 +32,11 @@ def bench(server: WordServer, folder: Path, **changes: Any) -> dict[str, Any]:
     return json.loads((folder / "serve.json").read_text())
 
 
+def remarks_on_counts(results: dict[str, Any]) -> list[str]:
+    """All but that on a busy load generator: the server is a thread of the same process."""
+    return [remark for remark in results["remarks"] if not remark.startswith("the load generator was busy")]
+
+
 def test_an_open_loop_sends_whatever_became_of_the_others(tmp_path: Path) -> None:
     server = WordServer(gather=12)  # no answer begins before the last request has come
     found = bench(server, tmp_path)["results"]
@@ -56,7 +61,7 @@ def test_what_is_sent_is_what_is_counted(tmp_path: Path, endpoint: Any, token_co
     assert found["num_output_tokens"] == workload.num_output_tokens
     assert found["num_prompt_tokens"] == workload.num_prompt_tokens
     assert found["num_cached_tokens"] == 12 * 3
-    assert found["remarks"] == []
+    assert remarks_on_counts(found) == []
     assert saved["config"]["model"] == "words"
     key = "max_tokens" if endpoint == "completions" else "max_completion_tokens"
     assert sorted(sent[key] for sent in server.bodies) == sorted(workload.output_lengths)
@@ -76,10 +81,10 @@ def test_several_tokens_a_chunk_are_several_tokens(tmp_path: Path) -> None:
     sizes = {"output_lengths": "fixed:7", "num_requests": 3}
     found = bench(WordServer(tokens_a_chunk=4), tmp_path, **sizes)["results"]
     assert found["num_output_tokens"] == 21
-    assert found["remarks"] == []
+    assert remarks_on_counts(found) == []
     found = bench(WordServer(tokens_a_chunk=4), tmp_path, token_counts="chunks", **sizes)["results"]
     assert found["num_output_tokens"] == 21
-    assert found["remarks"][0].startswith("3 answers had other numbers of tokens")
+    assert remarks_on_counts(found)[0].startswith("3 answers had other numbers of tokens")
 
 
 def test_refusals_are_counted_apart(tmp_path: Path) -> None:
