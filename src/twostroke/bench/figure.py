@@ -53,6 +53,17 @@ def save_figure(
     return path
 
 
+def check_png(path: Path | None) -> None:
+    """Refuse a file that a picture cannot be written to by its name, before anything is computed.
+
+    Raises:
+        InvalidParameter: another suffix than .png.
+    """
+    if path is not None and path.suffix.lower() != ".png":
+        limit = "must end in .png: a PNG is drawn, and nothing else"
+        raise InvalidParameter("png", str(path), limit, f"Name it {path.with_suffix('.png').name or 'plan.png'}.")
+
+
 def bars(axes: Any, labels: Sequence[str], groups: Mapping[str, tuple[Sequence[float], str]], ylabel: str) -> None:
     """Bars side by side: for each name of `groups`, one value per label in one colour."""
     width = 0.8 / len(groups)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from twostroke.errors import InvalidParameter
 from twostroke.events import (
+    THESE_EVENTS,
     EngineLost,
     EngineStarted,
     Event,
@@ -45,7 +46,9 @@ def run_of_log(events: Iterable[Event]) -> Run:
     for event in events:
         reader.take(event)
     if not reader.steps:
-        raise InvalidParameter("event_log", "these events", "must hold at least one finished step")
+        limit = "must hold at least one finished step since the last start, or since the measurement began"
+        remedy = "Give a file that --event-log wrote, as it was written."
+        raise InvalidParameter("event_log", THESE_EVENTS, limit, remedy)
     served = tuple(request for request in reader.requests.values() if request.times.token_times_s)
     return Run(served, tuple(reader.steps), reader.steps[-1].end_s)
 

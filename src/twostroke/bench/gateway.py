@@ -14,7 +14,7 @@ from twostroke.engine.dispatcher import Dispatcher, LeastBusy, Member
 from twostroke.engine.engine_process import EngineProcess
 from twostroke.engine.generation import GenerationRequest
 from twostroke.engine.messages import Alive
-from twostroke.engine.output_processor import TokenUpdate
+from twostroke.engine.token_update import TokenUpdate
 from twostroke.pools.member import Role
 from twostroke.sampling_params import SamplingParams
 

@@ -71,7 +71,7 @@ class Tables:
 
     rows: Sequence[Row] = ROWS
     compared: Sequence[tuple[str, str]] = COMPARED
-    quality: Sequence[tuple[str, str]] = QUALITY
+    quality: Sequence[tuple[str, Sequence[str]]] = QUALITY
 
 
 def render(folder: Path, tables: Tables | None = None) -> str:
@@ -169,16 +169,18 @@ def _beside(peer: Mapping[str, Any] | None, work: str) -> str:
     return f"{shown} ({f'**{factor}**' if ratio < 1 else factor})"
 
 
-def _quality(quality: Sequence[tuple[str, str]], sources: Sources) -> str:
+def _quality(quality: Sequence[tuple[str, Sequence[str]]], sources: Sources) -> str:
     lines = [_line("model", "", "mean KL", "max KL", "same top-1", "perplexity", "of float32", _SOURCE)]
     lines.append("|---|---|---|---|---|---|---|---|")
-    for model, name in quality:
-        result = sources.find(name)
-        if result is None:
+    for model, names in quality:
+        results = [result for result in map(sources.find, names) if result is not None]
+        if not results:
             lines.append(_line(model, _MISSING, *("" for _ in QUALITY_FIGURES), ""))
             continue
-        shown = [(key, words) for key, words in QUALITY_ROWS if key in result.results]
+        newest = {key: result for result in results for key in result.results}
+        shown = [(key, words) for key, words in QUALITY_ROWS if key in newest]
         for index, (key, words) in enumerate(shown):
+            result = newest[key]
             found = replace(result, results=result.results[key]["against_float32"] or {})
             figures = [figure(found) if found.results else "" for figure in QUALITY_FIGURES]
             lines.append(_line("" if index else model, words, *figures, sources.cell(result, is_counted=True)))

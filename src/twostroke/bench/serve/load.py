@@ -94,8 +94,6 @@ async def run_load(
     """
     sender = _Sender(client, timeout_s)
     # a collection in mid-run would hold up whatever is due; the exchanges are no garbage
-    gc.collect()
-    gc.freeze()
     gc.disable()
     try:
         with tqdm(total=len(plan), desc=progress, unit="req", disable=None if progress else True, leave=False) as bar:
@@ -107,7 +105,6 @@ async def run_load(
             return LoadRun(tuple(exchanges), _cpu_s() - cpu_s, sender.start_s)
     finally:
         gc.enable()
-        gc.unfreeze()
 
 
 async def _open_loop(sender: _Sender, plan: Sequence[PlannedRequest], bar: tqdm[Any]) -> list[Exchange]:
