@@ -116,7 +116,11 @@ class ForkedProcess:
 
     def _look(self, timeout_s: float | None) -> None:
         """Wait for the end, and read how it was."""
-        if self.returncode is None and select.select([self._report], [], [], timeout_s)[0]:
+        if self.returncode is not None:
+            return
+        ended = select.poll()  # `select.select` takes no descriptor from 1,024 on
+        ended.register(self._report, select.POLLIN)
+        if ended.poll(None if timeout_s is None else timeout_s * 1000):
             self.returncode = int(self._report.readline())
             self._report.close()
 
