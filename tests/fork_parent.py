@@ -27,6 +27,7 @@ import twostroke.api.serve
 import twostroke.engine.assembly
 import twostroke.llm  # noqa: F401 (and what other commands import)
 from twostroke.cli import bench, calibrate, chat, commands, doctor, explain, generate, plan, replay, usage  # noqa: F401
+from twostroke.cli.main import has_early_engine
 from twostroke.cli.main import main as run_command
 from twostroke.engine import early_child, fork_server, process
 from twostroke.parent_death import signal_at_parents_death
@@ -35,8 +36,6 @@ from twostroke.runner.machine_limits import measure_machine_limits
 LARGEST_MESSAGE = 1 << 16
 MOST_DESCRIPTORS = 6
 STREAMS = 3
-NO_EARLY_ENGINE = ("-h", "--help", "--version", "--prefill", "--decode", "--cluster", "--pool-workers")
-"""Flags with which `serve` starts no engine process early, as twostroke.cli.main has them."""
 INTERRUPT = signal.getsignal(signal.SIGINT)
 """Python's own handler of Ctrl-C, for the processes that are forked."""
 
@@ -99,10 +98,7 @@ def _fork_kept(message: int, report: int, *given: int) -> Callable[[], None]:
         sys.argv = [fork_server.__file__, str(STREAMS)]
         return fork_server.main
     sys.argv = ["twostroke", *arguments]
-    has_early_engine = arguments[:1] == ["serve"] and not any(
-        word.split("=")[0] in NO_EARLY_ENGINE for word in arguments
-    )
-    return _run_server if has_early_engine else run_command
+    return _run_server if has_early_engine(arguments) else run_command
 
 
 def _take_descriptors(descriptors: Sequence[int]) -> None:

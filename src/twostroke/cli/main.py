@@ -56,9 +56,14 @@ _NO_ENGINE = ("-h", "--help", "--version", "--prefill", "--decode", "--cluster",
 """Flags of `serve` with which no engine is started, or is started in another way."""
 
 
+def has_early_engine(arguments: Sequence[str]) -> bool:
+    """Return whether a command starts its engine's process before anything else."""
+    return list(arguments[:1]) == ["serve"] and not any(word.split("=")[0] in _NO_ENGINE for word in arguments)
+
+
 def _start_engine_early(arguments: Sequence[str]) -> None:
     """Have the engine process of a server import what it needs beside us; it ends with us if nobody wants it."""
-    if arguments[:1] == ["serve"] and not any(word.split("=")[0] in _NO_ENGINE for word in arguments):
+    if has_early_engine(arguments):
         from twostroke.child_command import child_command
         from twostroke.engine.early_child import drop_early, start_early
         from twostroke.engine.garbage import look_for_none_while_loading

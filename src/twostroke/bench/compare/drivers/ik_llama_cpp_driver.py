@@ -18,6 +18,7 @@ class IkLlamaCpp(LlamaCpp):
     """A GGUF file loaded by ik_llama.cpp."""
 
     binding = "ik_llama_cpp._ctypes_api"
+    engine = "ik_llama.cpp"
 
     def _model_params(self) -> Any:
         params = super()._model_params()

@@ -28,6 +28,8 @@ class LlamaCpp:
 
     binding = "llama_cpp"
     """The module of its C API."""
+    engine = "llama.cpp"
+    """Its name, in errors."""
 
     def __init__(self, order: LoadOrder) -> None:
         """Loads the file, and makes a context for all sequences at their longest."""
@@ -37,7 +39,7 @@ class LlamaCpp:
         c.llama_backend_init()
         self._model: Any = c.llama_model_load_from_file(order.model.encode(), self._model_params())
         if not self._model:
-            raise RuntimeError(f"llama.cpp cannot load {order.model}")
+            raise RuntimeError(f"{self.engine} cannot load {order.model}")
         params = c.llama_context_default_params()
         params.n_ctx = order.max_model_len * order.max_num_seqs
         params.n_batch = _BATCH
@@ -48,7 +50,7 @@ class LlamaCpp:
             params.type_k = params.type_v = getattr(c, f"GGML_TYPE_{order.kv_cache_dtype.upper()}")
         self._context: Any = c.llama_init_from_model(self._model, params)
         if not self._context:
-            raise RuntimeError(f"llama.cpp makes no context of {params.n_ctx} tokens")
+            raise RuntimeError(f"{self.engine} makes no context of {params.n_ctx} tokens")
         self._vocab_size: int = c.llama_vocab_n_tokens(c.llama_model_get_vocab(self._model))
         self._batch: Any = c.llama_batch_init(_BATCH, 0, 1)
         self.about = self._about()
