@@ -24,7 +24,7 @@ from twostroke.kv_transfer.connection import Connection
 from twostroke.kv_transfer.geometry import KVGeometry, layout_facts
 from twostroke.kv_transfer.intake import BlockReading
 from twostroke.kv_transfer.lender import KVLender
-from twostroke.kv_transfer.memory import KVMemory, shared_descriptor
+from twostroke.kv_transfer.memory import KVMemory, SharedMemory
 from twostroke.kv_transfer.nixl_reads import NixlAgent
 from twostroke.kv_transfer.transport import Fetched, KVSource
 
@@ -108,8 +108,8 @@ def pools(
 ) -> Pools:
     """With random bytes in the lender's blocks."""
     size = NUM_BLOCKS * layout.bytes_per_block
-    descriptor = shared_descriptor(size)
-    data = memoryview(mmap.mmap(descriptor, size))
+    shared = SharedMemory(1, size)
+    data = memoryview(mmap.mmap(shared.descriptors[0], size))
     blocks = np.frombuffer(data, np.uint8).reshape(NUM_BLOCKS, -1)
     rng = np.random.default_rng(5)
     blocks[:] = rng.integers(0, 256, blocks.shape, np.uint8)
@@ -118,7 +118,7 @@ def pools(
     memory = KVMemory(layout, data)
     lender = KVLender(
         memory,
-        NixlAgent(memory) if transport == "nixl" else [descriptor],
+        NixlAgent(memory) if transport == "nixl" else shared,
         geometry,
         epoch=EPOCH,
         clock=clock,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import math
+import os
 import random
 from pathlib import Path
 from typing import Any
@@ -52,6 +54,26 @@ def same(got: dict[str, Answer], want: dict[str, Answer]) -> bool:
         (got[name].token_ids, got[name].logprobs) == (answer.token_ids, answer.logprobs)
         for name, answer in want.items()
     )
+
+
+@pytest.mark.parametrize("ranks", [(1, 1), (2, 1), (1, 2)], ids=str)
+def test_two_pools_leave_no_file_open(
+    random_models: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ranks: tuple[int, int]
+) -> None:
+    ranks_are_threads(monkeypatch)
+    given: dict[str, Any] = {"model": str(random_models["qwen3"]), "num_kv_blocks": 100, "max_model_len": 256}
+
+    def hand_over() -> int:
+        pools = TwoPools(tmp_path, decode={"tensor_parallel_size": ranks[1]}, tensor_parallel_size=ranks[0], **given)
+        pools.run(requests()[:1])
+        pools.close()
+        del pools
+        gc.collect()
+        return len(os.listdir("/proc/self/fd"))
+
+    hand_over()  # what is opened once for the whole process
+    before = hand_over()
+    assert hand_over() <= before
 
 
 @pytest.mark.parametrize("knobs", KNOBS, ids=str)

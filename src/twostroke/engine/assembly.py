@@ -25,7 +25,7 @@ from twostroke.engine.drafting import Drafter, Target
 from twostroke.engine.engine import Engine
 from twostroke.engine.event_sinks import JsonlEventLog
 from twostroke.engine.facts import NOTE, EngineFacts, input_processor
-from twostroke.engine.handover_ends import HandoverEnds, descriptors_for, open_ends
+from twostroke.engine.handover_ends import HandoverEnds, open_ends, shared_memory_for
 from twostroke.engine.handover_port import LenderFacts
 from twostroke.engine.identity import identity_facts, numerics_facts
 from twostroke.engine.journal import Journal, engine_started
@@ -57,6 +57,7 @@ from twostroke.kv_cache.manager import KVCacheManager
 from twostroke.kv_cache.sizing import KVSizing
 from twostroke.kv_check import tolerance
 from twostroke.kv_transfer.geometry import KVGeometry, layout_facts
+from twostroke.kv_transfer.memory import SharedMemory
 from twostroke.layers.row_split import RowSplit
 from twostroke.log import get_logger
 from twostroke.model.decoder import DecoderModel
@@ -215,12 +216,12 @@ def _build_engine(  # noqa: PLR0913 (everything that was found out before)
     handover: HandoverEnds | None,
 ) -> tuple[Engine, LenderFacts | None, KVGeometry | None, Sized]:
     """Reads the weights and builds what runs them."""
-    descriptors: tuple[int, ...] = ()
+    shared: SharedMemory | None = None
     if handover is not None:
         assert isinstance(kv_size, KVSizing), "memory that is shared is made before a weight is read"
         num_kv_blocks = kv_size.num_blocks + kv_size.num_scratch_blocks + loaded.drafter_facts.num_branch_blocks
-        descriptors = descriptors_for(handover.port, loaded.num_ranks, num_kv_blocks * layout.bytes_per_block)
-    executor, runner, sized = _executor(config, loaded, kv_size, descriptors)
+        shared = shared_memory_for(handover.port, loaded.num_ranks, num_kv_blocks * layout.bytes_per_block)
+    executor, runner, sized = _executor(config, loaded, kv_size, () if shared is None else shared.descriptors)
     sizing, pace = sized.sizing, costs()[2]
     manager = KVCacheManager(layout, sizing.num_blocks, config.cache, sizing.max_model_len)
     scheduler = Scheduler(
@@ -237,7 +238,7 @@ def _build_engine(  # noqa: PLR0913 (everything that was found out before)
     lending = fetching = where = geometry = None
     if handover is not None:
         geometry = _geometry(config, loaded, runner)
-        lending, fetching, where = open_ends(handover, geometry, scheduler, journal, runner, descriptors)
+        lending, fetching, where = open_ends(handover, geometry, scheduler, journal, runner, shared)
     engine = Engine(
         scheduler,
         executor if around_executor is None else around_executor(executor),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import mmap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from twostroke.engine.clock import monotonic_clock
@@ -17,7 +17,7 @@ from twostroke.kv_transfer.borrower import KVBorrower
 from twostroke.kv_transfer.geometry import KVGeometry
 from twostroke.kv_transfer.intake import BlockReading
 from twostroke.kv_transfer.lender import KVLender
-from twostroke.kv_transfer.memory import KVMemory, shared_descriptor
+from twostroke.kv_transfer.memory import KVMemory, SharedMemory
 from twostroke.kv_transfer.nixl_reads import NixlAgent
 from twostroke.kv_transfer.transport import Fetched
 from twostroke.runner.model_runner import ModelRunner
@@ -37,8 +37,8 @@ class HandoverEnds:
     """The same of blocks on loan, and Engine.end_hold."""
 
 
-def descriptors_for(port: HandoverPort, num_ranks: int, num_bytes: int) -> tuple[int, ...]:
-    """Of memory for a KV cache that processes on this machine map, rank by rank, where any are to.
+def shared_memory_for(port: HandoverPort, num_ranks: int, num_bytes: int) -> SharedMemory | None:
+    """Make memory for a KV cache that processes on this machine map; None where none of them is to.
 
     Other engines on this machine map what they fetch from; rank 0 maps that of all ranks, to lend and to fill it.
 
@@ -53,9 +53,9 @@ def descriptors_for(port: HandoverPort, num_ranks: int, num_bytes: int) -> tuple
     hands_over = port.lends_at is not None or port.fetches
     is_mapped_elsewhere = port.lends_at is not None and port.lends_at.is_local
     if not hands_over or (num_ranks == 1 and not is_mapped_elsewhere):
-        return ()
+        return None
     try:
-        return tuple(shared_descriptor(num_bytes) for _ in range(num_ranks))
+        return SharedMemory(num_ranks, num_bytes)
     except (OSError, AttributeError) as error:  # not on Linux: no such call
         alone = " and --tensor-parallel-size 1" if num_ranks > 1 else ""
         raise SetupError(
@@ -70,7 +70,7 @@ def open_ends(
     scheduler: Scheduler,
     journal: Journal,
     runner: ModelRunner,
-    descriptors: Sequence[int],
+    shared: SharedMemory | None,
 ) -> tuple[KVLending | None, KVFetching | None, LenderFacts | None]:
     """The two ends of hand-overs, as far as an engine has them, and where it lends.
 
@@ -80,21 +80,21 @@ def open_ends(
         scheduler: of the engine.
         journal: of the engine.
         runner: what computes in its KV cache.
-        descriptors: of all ranks' caches, where they are mapped.
+        shared: memory of all ranks' caches, where processes map it.
 
     Raises:
         SetupError: nobody can be served at its address, or NIXL is not there.
     """
     kv = runner.kv
     own = kv.bytes_of_pool()
-    memory = KVMemory(kv.layout, own, *(memoryview(mmap.mmap(other, len(own))) for other in descriptors[1:]))
+    others = () if shared is None else shared.descriptors[1:]
+    memory = KVMemory(kv.layout, own, *(memoryview(mmap.mmap(other, len(own))) for other in others))
     block_size, port = kv.layout.block_size, ends.port
     lending = fetching = where = None
     if port.lends_at is not None:
-        shared = NixlAgent(memory) if port.lends_at.by_nixl else descriptors if port.lends_at.is_local else ()
         lender = KVLender(
             memory,
-            shared,
+            NixlAgent(memory) if port.lends_at.by_nixl else shared if port.lends_at.is_local else None,
             geometry,
             epoch=ends.epoch,
             clock=monotonic_clock,

@@ -31,7 +31,7 @@ from twostroke.kv_transfer.frames import (
 )
 from twostroke.kv_transfer.geometry import KVGeometry
 from twostroke.kv_transfer.leases import Lease, LeaseBook
-from twostroke.kv_transfer.memory import KVMemory
+from twostroke.kv_transfer.memory import KVMemory, SharedMemory
 from twostroke.kv_transfer.nixl_reads import NixlAgent
 from twostroke.log import get_logger
 
@@ -52,8 +52,8 @@ class KVLender:
 
     Args:
         memory: of the pool.
-        shared: how other processes read the same memory: descriptors, rank by rank, for those who map it, or NIXL's
-            agent, which has it registered; empty: they do not.
+        shared: how other processes read the same memory: by mapping it, or by NIXL's
+            agent, which has it registered; None: they do not.
         geometry: of this side.
         epoch: of this process.
         clock: in seconds.
@@ -65,7 +65,7 @@ class KVLender:
     def __init__(  # noqa: PLR0913 (as of KVBorrower, and what the other side has to know of its blocks)
         self,
         memory: KVMemory,
-        shared: Sequence[int] | NixlAgent,
+        shared: SharedMemory | NixlAgent | None,
         geometry: KVGeometry,
         *,
         epoch: int,
@@ -77,7 +77,7 @@ class KVLender:
         self._memory = memory
         self._orders = orders
         self._nixl = shared if isinstance(shared, NixlAgent) else None
-        self._descriptors = () if isinstance(shared, NixlAgent) else tuple(shared)
+        self._shared = shared if isinstance(shared, SharedMemory) else None
         self._is_read_here = False
         """By borrowers in this process."""
         self._geometry = geometry
@@ -271,14 +271,14 @@ class KVLender:
             return
         remote = None if self._nixl is None else self._nixl.facts
         terms = framed(Terms(self._geometry, self._memory.num_bytes, remote, self._orders))
-        if self._descriptors and isinstance(connection, socket.socket):
-            socket.send_fds(connection, [terms[:1]], self._descriptors)
+        if self._shared is not None and isinstance(connection, socket.socket):
+            socket.send_fds(connection, [terms[:1]], self._shared.descriptors)
             terms = terms[1:]
         connection.sendall(terms)
 
     def _is_read_by(self, fetch: Fetch) -> bool:
         """Whether the borrower reads the blocks itself, as it may: nothing but their numbers is sent."""
-        return fetch.shares_memory and bool(self._descriptors or self._nixl or self._is_read_here)
+        return fetch.shares_memory and bool(self._shared or self._nixl or self._is_read_here)
 
     def _send_parts(self, connection: Connection, fetch: Fetch, lease: Lease) -> str:
         """Everything, as it becomes ready; returns why it is worth nothing, if so."""

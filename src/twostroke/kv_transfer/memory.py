@@ -8,6 +8,7 @@ from __future__ import annotations
 import mmap
 import os
 import threading
+import weakref
 from bisect import bisect_left
 from collections.abc import Sequence
 
@@ -212,16 +213,27 @@ class SharedMapping:
         return KVMemory(layout, *map(memoryview, self._maps))
 
 
-def shared_descriptor(num_bytes: int) -> int:
-    """Memory that can be handed to another process: a file without a name.
+class SharedMemory:
+    """Memory that other processes can map: files without names, closed when nobody refers to this object any more."""
 
-    Raises:
-        OSError: the system has none of it.
-    """
-    descriptor = os.memfd_create("twostroke-kv", os.MFD_CLOEXEC)
-    try:
-        os.ftruncate(descriptor, num_bytes)
-    except BaseException:
+    def __init__(self, num_files: int, num_bytes: int) -> None:
+        """Make the files.
+
+        Args:
+            num_files: one for each rank.
+            num_bytes: of each.
+
+        Raises:
+            OSError: the system has no such memory.
+        """
+        made: list[int] = []
+        weakref.finalize(self, _close_all, made)
+        for _ in range(num_files):
+            made.append(os.memfd_create("twostroke-kv", os.MFD_CLOEXEC))
+            os.ftruncate(made[-1], num_bytes)
+        self.descriptors = tuple(made)
+
+
+def _close_all(descriptors: Sequence[int]) -> None:
+    for descriptor in descriptors:
         os.close(descriptor)
-        raise
-    return descriptor

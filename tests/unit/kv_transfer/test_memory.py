@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
+
 import numpy as np
 import pytest
 
 from factories import make_layout
 from twostroke.kv_transfer import memory
-from twostroke.kv_transfer.memory import KVMemory
+from twostroke.kv_transfer.memory import KVMemory, SharedMemory
 
 NUM_BLOCKS = 12
 
@@ -37,3 +39,31 @@ def test_pieces_arrive_and_nothing_else_changes(
     ):
         piece[:] = old
     assert (ours == before).all()
+
+
+def test_shared_memory_is_given_back_when_nobody_has_it() -> None:
+    shared = SharedMemory(3, 4096)
+    descriptors = shared.descriptors
+    assert [os.fstat(descriptor).st_size for descriptor in descriptors] == [4096] * 3
+    del shared
+    for descriptor in descriptors:
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(descriptor)
+
+
+def test_what_was_made_before_the_system_had_no_more_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[int] = []
+    create = os.memfd_create
+
+    def two_at_most(*given: int) -> int:
+        if len(made) == 2:
+            raise OSError(24, "Too many open files")
+        made.append(create(*given))  # pyright: ignore[reportArgumentType]
+        return made[-1]
+
+    monkeypatch.setattr(os, "memfd_create", two_at_most)
+    with pytest.raises(OSError, match="Too many open files"):
+        SharedMemory(3, 4096)
+    for descriptor in made:
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(descriptor)

@@ -38,7 +38,7 @@ from twostroke.kv_transfer.borrower import KVBorrower
 from twostroke.kv_transfer.geometry import KVGeometry, layout_facts
 from twostroke.kv_transfer.intake import BlockReading
 from twostroke.kv_transfer.lender import KVLender
-from twostroke.kv_transfer.memory import KVMemory, shared_descriptor
+from twostroke.kv_transfer.memory import KVMemory, SharedMemory
 from twostroke.kv_transfer.nixl_reads import NixlAgent
 from twostroke.kv_transfer.transport import Fetched
 
@@ -81,8 +81,8 @@ class _Lender:
 
     def __init__(self, order: BeLender) -> None:
         num_bytes = order.num_blocks * LAYOUT.bytes_per_block
-        descriptor = shared_descriptor(num_bytes)
-        pool = memoryview(mmap.mmap(descriptor, num_bytes))
+        shared = SharedMemory(1, num_bytes)
+        pool = memoryview(mmap.mmap(shared.descriptors[0], num_bytes))
         blocks = np.frombuffer(pool, np.uint8).reshape(order.num_blocks, -1)
         for block_id in range(order.num_blocks):
             blocks[block_id] = block_bytes(block_id)
@@ -90,7 +90,7 @@ class _Lender:
         memory = KVMemory(LAYOUT, pool)
         self._lender = KVLender(
             memory,
-            NixlAgent(memory) if order.address.by_nixl else [descriptor],
+            NixlAgent(memory) if order.address.by_nixl else shared,
             _GEOMETRY,
             epoch=epoch,
             clock=time.monotonic,
