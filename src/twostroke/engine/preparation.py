@@ -22,7 +22,7 @@ from twostroke.engine.split_checks import check_can_split
 from twostroke.errors import DoesNotFit, InvalidParameter, SetupError
 from twostroke.grammar.backend import GrammarBackend
 from twostroke.grammar.guidance import Guidance
-from twostroke.kernels.dispatch import Operators, operators_for
+from twostroke.kernels.dispatch import Operators, dtype_for, operators_for
 from twostroke.kv_cache.layout import KVLayout
 from twostroke.kv_cache.sizing import FreeMemory, KVRoom, KVSizing, size_kv_cache
 from twostroke.log import get_logger
@@ -113,11 +113,12 @@ def prepare(config: EngineConfig, rank: int = 0, *, planned: Operators | None = 
         torch.cuda.set_device(device)  # of this thread, which is the one that computes where it is not the first
     files = find_model_of(load)
     model_config = files.config().fixed_for(load.max_model_len)
-    dtype_name = model_config.dtype if load.dtype == "auto" else load.dtype
-    dtype = getattr(torch, dtype_name)
+    dtype_name = _dtype_name(load, model_config, device)
+    if load.dtype == "auto" and dtype_name != model_config.dtype:
+        log.info("%s: computed in %s instead of %s (see --dtype)", files.path.name, dtype_name, model_config.dtype)
     if facts is not None:
         check_dtype(facts, dtype_name)
-    kv_format = resolve_kv_format(config.cache.kv_cache_dtype, dtype_name)
+    dtype, kv_format = getattr(torch, dtype_name), resolve_kv_format(config.cache.kv_cache_dtype, dtype_name)
     operators = planned or operators_for(
         device, dtype, load.kernels, load.activation_quantization, batch_invariant=load.batch_invariant
     )
@@ -156,11 +157,6 @@ def prepare(config: EngineConfig, rank: int = 0, *, planned: Operators | None = 
             f"{files.path} are not. Leave it out, or quantize them (--quantization int8 or int4)."
         )
     check_weights(weights, model_config, load.quantization, load.group_size or DEFAULT_GROUP_SIZE)
-    layout = KVLayout.of(
-        [spec.of_rank(load.tensor_parallel_size) for spec in model_config.kv_specs],
-        block_size=config.cache.block_size,
-        kv_format=kv_format,
-    )
     prepared = Prepared(
         files.path,
         model_config,
@@ -175,11 +171,24 @@ def prepare(config: EngineConfig, rank: int = 0, *, planned: Operators | None = 
         of_tokenizer.path,
         eos_token_ids,
         Guidance(tokenizer, model_config.vocab_size, eos_token_ids),
-        layout,
+        _layout(config, model_config, kv_format),
         None,
         load.tensor_parallel_size,
     )
     return replace(prepared, drafter=_drafter(config, prepared))
+
+
+def _dtype_name(load: LoadConfig, model: ModelConfig, device: torch.device) -> str:
+    """Return the name of the type to compute in."""
+    return dtype_for(model.dtype, device, load.kernels) if load.dtype == "auto" else load.dtype
+
+
+def _layout(config: EngineConfig, model: ModelConfig, kv_format: KVFormat) -> KVLayout:
+    """Return how a rank keeps KV."""
+    ranks = config.load.tensor_parallel_size
+    return KVLayout.of(
+        [spec.of_rank(ranks) for spec in model.kv_specs], block_size=config.cache.block_size, kv_format=kv_format
+    )
 
 
 def moved_to(config: EngineConfig, prepared: Prepared, operators: Operators) -> Prepared:
@@ -189,7 +198,17 @@ def moved_to(config: EngineConfig, prepared: Prepared, operators: Operators) -> 
         InvalidParameter: several ranks cannot share the model there.
     """
     check_can_split(config, prepared.config, operators)
-    moved = replace(prepared, device=device_of(config.load, 0), operators=operators)
+    device = device_of(config.load, 0)
+    dtype_name = _dtype_name(config.load, prepared.config, device)
+    kv_format = resolve_kv_format(config.cache.kv_cache_dtype, dtype_name)
+    moved = replace(
+        prepared,
+        device=device,
+        operators=operators,
+        dtype=getattr(torch, dtype_name),
+        kv_format=kv_format,
+        layout=_layout(config, prepared.config, kv_format),
+    )
     return replace(moved, drafter=_drafter(config, moved))
 
 

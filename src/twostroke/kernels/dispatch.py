@@ -427,6 +427,23 @@ class Operators:
     """That its attention reads and writes."""
 
 
+def dtype_for(checkpoint_dtype: str, device: torch.device, kernels: Kernels = "auto") -> str:
+    """Return the type to compute a checkpoint in where nobody asked for one.
+
+    It is the checkpoint's own, but for float16 where the native kernels serve, which compute in bfloat16 and float32:
+    bfloat16 takes as much memory and has the wider range.
+
+    Args:
+        checkpoint_dtype: name of the type of its floats.
+        device: where the model runs.
+        kernels: as for `operators_for`.
+    """
+    from twostroke.kernels import native
+
+    is_native = device.type == "cpu" and kernels != "reference" and native.is_built()
+    return "bfloat16" if is_native and checkpoint_dtype == "float16" else checkpoint_dtype
+
+
 def operators_for(
     device: torch.device,
     dtype: torch.dtype,

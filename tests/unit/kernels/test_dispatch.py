@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from twostroke.errors import SetupError
-from twostroke.kernels import cuda
-from twostroke.kernels.dispatch import operators_for
+from twostroke.kernels import cuda, native
+from twostroke.kernels.dispatch import dtype_for, operators_for
 
 SCRIPT = """
 import torch
@@ -41,3 +41,12 @@ def test_triton_serves_no_cpu_outside_of_its_interpreter() -> None:
     with pytest.raises(SetupError, match="kernels=triton: Triton"):
         operators_for(torch.device("cpu"), torch.float32, "triton")
     assert operators_for(torch.device("cpu"), torch.float32).name != "triton"
+
+
+def test_float16_is_computed_in_bfloat16_where_native_kernels_serve(monkeypatch: pytest.MonkeyPatch) -> None:
+    cpu, card = torch.device("cpu"), torch.device("cuda")
+    assert [dtype_for("float16", cpu, kernels) for kernels in ("auto", "native", "portable")] == ["bfloat16"] * 3
+    assert dtype_for("float16", cpu, "reference") == dtype_for("float16", card) == "float16"
+    assert [dtype_for(name, cpu) for name in ("float32", "bfloat16")] == ["float32", "bfloat16"]
+    monkeypatch.setattr(native, "is_built", lambda: False)
+    assert dtype_for("float16", cpu) == "float16"
