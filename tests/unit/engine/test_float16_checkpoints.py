@@ -1,4 +1,4 @@
-"""Checkpoints in float16, as most AWQ and GPTQ models are: native kernels serve them in bfloat16, others as they are."""
+"""Checkpoints in float16, as most AWQ and GPTQ models are: native kernels serve them in bfloat16."""
 
 from __future__ import annotations
 
