@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -142,6 +144,29 @@ def test_of_two_looks_at_a_machine_the_better_counts(monkeypatch: pytest.MonkeyP
     assert torch.get_num_threads() == before
     assert found.bytes_per_s > 0
     assert all(rate > 0 for rate in found.operations_per_s.values())
+
+
+@pytest.mark.parametrize(("run_s", "ran_sides"), [(0.001, [64] * 5 + [128] * 5), (0.3, [64] * 4), (3.0, [64])])
+def test_products_that_torch_is_slow_at_are_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch, run_s: float, ran_sides: list[int]
+) -> None:
+    """On processors without instructions for bfloat16 one product of the larger size takes a quarter of a minute."""
+    ran: list[int] = []
+
+    def work(side: int) -> Callable[[], object]:
+        return lambda: ran.append(side)
+
+    monkeypatch.setattr(limits, "time", SimpleNamespace(perf_counter=lambda: run_s * len(ran)))
+    monkeypatch.setattr(limits, "_SIDES", (64, 128))
+    assert limits._rate(work, 5) > 0  # pyright: ignore[reportPrivateUsage]
+    assert ran == ran_sides
+
+
+def test_bfloat16_products_are_limited_by_those_of_float32(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "_STREAM_BYTES", 1 << 22)
+    monkeypatch.setattr(limits, "_SIDES", (64,))
+    rates = measure_limits(operators_for(torch.device("cpu"), torch.bfloat16), 1, repeats=2).operations_per_s
+    assert rates["bfloat16"] >= rates["float32"]
 
 
 @pytest.mark.parametrize("bad", [{"operator": "gelu"}, {"backend": "sse9"}, {"threads": 0}, {"quick": 1}], ids=str)
