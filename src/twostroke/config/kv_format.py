@@ -60,9 +60,9 @@ INT4_PERPLEXITY_RISE_OF_CODER = 0.0246
 INT8_PERPLEXITY_RISE_OF_CODER = 0.0036
 """The same with KV in int8."""
 INT4_PERPLEXITY_RISE_OF_GEMMA = 0.20445
-"""The same rise for Gemma 3 270M (Q4_K_M) with KV in int4, on 2,048 tokens: quality-kv-gemma3-270m.json."""
+"""Rise of perplexity of Gemma 3 270M (Q4_K_M) with KV in int4, on 2,048 tokens: quality-kv-gemma3-270m.json."""
 INT8_PERPLEXITY_RISE_OF_GEMMA = -0.0019
-"""The same with KV in int8."""
+"""Rise of its perplexity with KV in int8, from the same file."""
 
 
 def kv_format_warning(kv_format: KVFormat) -> str | None:

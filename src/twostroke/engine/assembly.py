@@ -383,7 +383,7 @@ def _runner(
 
 
 def _packed_cache(config: EngineConfig, loaded: Prepared) -> PackedCache | None:
-    """What keeps the packed form of the weights, where that is asked for.
+    """Return the cache for packed weights; None if `packed_cache` is not set.
 
     Raises:
         InvalidParameter: the operators keep none.

@@ -64,7 +64,7 @@ class _Panels(ABC):
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of inputs and outputs."""
+        """Type of inputs and outputs."""
         return self._dtype
 
     @property
