@@ -49,6 +49,16 @@ def opened(browser: Browser, url: str, **options: Any) -> Iterator[tuple[Page, l
     context.close()
 
 
+def drawn(page: Page, selector: str) -> str:
+    """What a part of the page holds: its HTML, and the pixels of its canvases.
+
+    A screenshot is no measure: the browser rounds a text's place up or down by a pixel, from one page to the next.
+    """
+    return page.locator(selector).evaluate(
+        "(part) => [part.outerHTML, ...[...part.querySelectorAll('canvas')].map((one) => one.toDataURL())].join('\\n')"
+    )
+
+
 def take_picture(page: Page, folder: Path | None, name: str) -> None:
     """For the documentation, where somebody wants one."""
     if folder is not None:

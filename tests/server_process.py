@@ -54,6 +54,7 @@ class ServerProcess:
         self._reader.start()
         if not self._has_address.wait(PATIENCE_S) or not self.url:
             self.process.kill()
+            self.process.wait()  # what a failure leaves open would fail the test once more, by another name
             raise AssertionError("the server did not start:\n" + "\n".join(self.lines))
         self.http = httpx.Client(base_url=self.url, timeout=PATIENCE_S)
 
@@ -97,6 +98,7 @@ class ServerProcess:
             return self.process.wait(PATIENCE_S)
         finally:
             self.process.kill()
+            self.process.wait()
             self._reader.join(5)
             assert self.process.stderr is not None
             self.process.stderr.close()
@@ -126,3 +128,4 @@ def viewing(*paths: Path) -> Iterator[str]:
             assert process.wait(20) == 0
         finally:
             process.kill()
+            process.wait()

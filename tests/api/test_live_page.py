@@ -16,7 +16,7 @@ import httpx
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from browsing import PATIENCE_MS, chromium, opened, take_picture
+from browsing import PATIENCE_MS, chromium, drawn, opened, take_picture
 from server_process import ServerProcess, viewing
 
 PROMPT = "def area(width, height):\n    return width * height\n"
@@ -367,7 +367,7 @@ def test_a_recording_gives_the_same_picture_twice(browser: Browser, tmp_path: Pa
     finally:
         server.stop()
     with viewing(path) as url:
-        pictures: list[bytes] = []
+        pictures: list[str] = []
         for _ in range(2):
             with opened(browser, f"{url}/#live", viewport={"width": 900, "height": 700}) as (page, complaints):
                 expect(page.locator(".player")).to_contain_text("run.jsonl")
@@ -384,8 +384,8 @@ def test_a_recording_gives_the_same_picture_twice(browser: Browser, tmp_path: Pa
                 page.locator("#player-on").click()
                 expect(page.locator(".player")).to_contain_text("Step 31, ")
                 expect(page.locator("#step-told")).to_contain_text("Step 31:")
-                page.wait_for_timeout(200)
-                pictures.append(page.screenshot(full_page=True, animations="disabled"))
+                page.wait_for_function("() => new Promise((drawn) => requestAnimationFrame(drawn))")
+                pictures.append(drawn(page, "#live"))
                 page.locator("#requests tbody button.link").first.click()
                 expect(page.locator("#followed table")).to_contain_text("prefill")
                 page.locator("#player-play").click()
