@@ -204,8 +204,7 @@ INLINE bool quantized_in_tiles(const QuantizedArgs& args, int64_t begin, int64_t
   if (args.linear.m < AMX_QUANTIZED_ROWS) return false;
   of_format(args.format, [&]<KernelFormat F>() {
     if constexpr (!F.is_alone) return amx_quantized_panels<F, 16>(args, begin, end);
-    else if constexpr (F.has_super_blocks || F.has_table || F.bits == 5) return amx_quantized_panels<F, 32>(args, begin, end);
-    else if (args.format.group == 32) return amx_quantized_panels<F, 32>(args, begin, end);
+    else if constexpr (F.group == 32) return amx_quantized_panels<F, 32>(args, begin, end);
     else if (args.format.group == 64) return amx_quantized_panels<F, 64>(args, begin, end);
     else return amx_quantized_panels<F, 128>(args, begin, end);
   });

@@ -88,11 +88,12 @@ INLINE void add_step(f32x16 (&acc)[ROWS][VECTORS], const Input& input, const Wei
 
 // Asks for weights before they are needed, a row of a panel's vectors at a time: for the second cache early, since memory is
 // asked for more at once that way, and for the first cache late.
+INLINE void ask_for_line(const char* line) {
+  __builtin_prefetch(line + 4096, 0, 2);
+  __builtin_prefetch(line + 2048);
+}
 INLINE void ask_ahead(const char* row) {
-  for (int64_t at = 0; at < STEP_BYTES; at += 64) {
-    __builtin_prefetch(row + 4096 + at, 0, 2);
-    __builtin_prefetch(row + 2048 + at);
-  }
+  for (int64_t at = 0; at < STEP_BYTES; at += 64) ask_for_line(row + at);
 }
 
 // One tile: ROWS rows of x against VECTORS vectors of a panel, over [begin, end) steps of K, from zero. is_first: nobody has read

@@ -61,9 +61,20 @@ struct KernelFormat {
   bool has_table;
   bool is_alone;  // a scale of the inputs belongs to one group
   bool has_super_blocks;
+  int64_t group;  // 0: only the WeightFormat says it
 
   // Whether what is multiplied has 8 bits, and is 128 too large where products take it without a sign.
   constexpr bool has_bytes() const { return bits == 8 || has_table; }
+
+  // A WeightFormat of this kind, with all that is known here, so that whoever reads it has constants.
+  constexpr WeightFormat known(WeightFormat format) const {
+    format.bits = bits;
+    format.has_super_blocks = has_super_blocks;
+    if (!has_table) format.table = CodeTable::none;
+    if (group) format.group = group;
+    if (has_super_blocks) format.has_min = !has_table && bits != 3 && bits != 6;
+    return format;
+  }
 };
 
 // Values of a CodeTable in a register, or 128 more, where codes are looked up.
@@ -315,7 +326,8 @@ INLINE void add_group(i32x16 (&acc)[ROWS][VECTORS], const char* codes, int first
 #if defined(__AVX2__) && !defined(__AVX512VNNI__)
 // The same of fewer bits in sums of 16: two products are at most 2 * 127 times the largest code, and of 4 bits eight such sums fit
 // in each half of a word, of 5 four, of 6 two; of 3 and 2 more than a unit has. (What has 8 bits is too large for this: two
-// products alone would not fit.)
+// products alone would not fit.) Vectors are taken together, in the order of memory, where a group's sums fit; else one after the
+// other, since sums and acc need all registers.
 template <KernelFormat F, int ROWS, int VECTORS, typename Table>
 INLINE void add_group(i32x16 (&acc)[ROWS][VECTORS], const char* codes, int first, const Table& lookup, int64_t group,
                       const ByteInputs* inputs, int64_t word, bool is_first) {
@@ -327,31 +339,42 @@ INLINE void add_group(i32x16 (&acc)[ROWS][VECTORS], const char* codes, int first
     auto of_register = [](auto a, auto b) { return (Lanes<int16_t, 16>)_mm256_maddubs_epi16((__m256i)a, (__m256i)b); };
     return (Short)in_registers(of_register, w, splat(load<uint32_t>(q)));
   };
-  auto settle = [&](Short (&sums)[ROWS][VECTORS], int v) {
-    for (int r = 0; r < ROWS; r++) {
-      acc[r][v] = dot_pairs(acc[r][v], (u32x16)sums[r][v], 0x00010001u);
-      sums[r][v] = Short{};
-    }
+  // Without this GCC multiplies everything before it adds anything, and keeps the products in memory.
+  auto pinned = [](auto some) {
+    asm("" : "+x"(some));
+    return some;
   };
-  Short sums[ROWS][VECTORS] = {};
-  for (int64_t k = 0; k < group; k += Codes::K, codes += Codes::BYTES, word += Codes::WORDS) {
-    for (int64_t row = 0; is_first && row < Codes::BYTES; row += STEP_BYTES) ask_ahead(codes + row);
-    bool is_full = Codes::WORDS < FITTING && ((k + Codes::K) % (FITTING * 4) == 0 || k + Codes::K == group);
-    for (int v = 0; v < VECTORS; v++) {
-      Codes unit(codes + v * LANES * 4, first + v, lookup);
+  constexpr int TOGETHER = F.group > 0 && F.group <= FITTING * 4 ? VECTORS : 1;
+  constexpr int64_t ASKED = Codes::BYTES * TOGETHER / VECTORS;
+  const char* next = codes;
+  for (int begin = 0; begin < VECTORS; begin += TOGETHER) {
+    Short sums[ROWS][TOGETHER] = {};
+    auto settle = [&] {
+      for (int v = 0; v < TOGETHER; v++)
+        for (int r = 0; r < ROWS; r++) {
+          acc[r][begin + v] = dot_pairs(acc[r][begin + v], (u32x16)sums[r][v], 0x00010001u);
+          sums[r][v] = Short{};
+        }
+    };
+#pragma GCC unroll 4
+    for (int64_t k = 0; k < group; k += Codes::K, next += ASKED) {
+      for (int64_t line = 0; is_first && line < ASKED; line += 64) ask_for_line(next + line);
+      const char* at = codes + k / Codes::K * Codes::BYTES + begin * LANES * 4;
 #pragma GCC unroll 4
       for (int64_t i = 0; i < Codes::WORDS; i += Codes::PER_ROW) {
-        u32x16 w[Codes::PER_ROW];
-        unit.words(w, i);
-        for (int r = 0; r < ROWS; r++) {
-          const char* q = (const char*)inputs[r].q + (word + i) * 4;
-          Short sum = products(w[0], q);
-          for (int64_t j = 1; j < Codes::PER_ROW; j++) sum += products(w[j], q + j * 4);
-          sums[r][v] += sum;
+        for (int v = 0; v < TOGETHER; v++) {
+          u32x16 w[Codes::PER_ROW];
+          Codes(at + v * LANES * 4, first + begin + v, lookup).words(w, i);
+          for (int r = 0; r < ROWS; r++) {
+            const char* q = (const char*)inputs[r].q + (word + k / 4 + i) * 4;
+            Short sum = products(w[0], q);
+            for (int64_t j = 1; j < Codes::PER_ROW; j++) sum += products(w[j], q + j * 4);
+            sums[r][v] = in_registers(pinned, sums[r][v] + sum);
+          }
         }
-        if (Codes::WORDS >= FITTING && (i + Codes::PER_ROW) % FITTING == 0) settle(sums, v);
+        if (Codes::WORDS >= FITTING && (i + Codes::PER_ROW) % FITTING == 0) settle();
       }
-      if (is_full) settle(sums, v);
+      if (Codes::WORDS < FITTING && ((k + Codes::K) % (FITTING * 4) == 0 || k + Codes::K == group)) settle();
     }
   }
 }
@@ -375,7 +398,7 @@ INLINE f32x16 min_of(const char* scales, int v) {
 template <KernelFormat F, int ROWS, int VECTORS>
 INLINE void add_span(f32x16 (&sum)[ROWS][VECTORS], const f32x16 (&inside)[ROWS][VECTORS], const QuantizedArgs& args,
                      const char* panel, int64_t row, int first, int64_t first_group, int64_t count) {
-  const WeightFormat& format = args.format;
+  const WeightFormat format = F.known(args.format);
   const char* header = panel + format.header_at(first_group) + first * LANES * 2;
   for (int v = 0; v < VECTORS; v++) {
     f32x16 d = from_half(header + v * LANES * 2);
@@ -398,7 +421,7 @@ INLINE void accumulate_spans(f32x16 (&sum)[ROWS][VECTORS], const QuantizedArgs& 
                              int first, int64_t begin, int64_t end) {
   constexpr bool ALONE = F.is_alone, SUPER = F.has_super_blocks;
   using CodeInputs = std::conditional_t<F.has_bytes(), Inputs8, Inputs4>;
-  const WeightFormat& format = args.format;
+  const WeightFormat format = F.known(args.format);
   const IntegerInputs& rows = args.inputs;
   LookupOf<F> lookup(format.table, SIGNED_CODES);
   int32_t zero = !F.has_bytes() ? format.zero() : SIGNED_CODES ? 0 : 128;
@@ -479,29 +502,37 @@ void quantized_panels_of(const QuantizedArgs& args, int64_t begin, int64_t end) 
   }
 }
 
-// Calls f<KernelFormat>() for a format, of which not all that can be said are there. Super-blocks have groups of 32, or of 16 with
-// codes of 6, 3 and 2 bits.
+// Calls f<KernelFormat>() for a format, of which not all that can be said are there. Tables have groups of 32, or of 16.
 template <typename F>
 INLINE void of_format(const WeightFormat& format, const F& f) {
   bool has_table = format.table != CodeTable::none;
-  auto with = [&]<int BITS, bool TABLE, bool ALONE, bool SUPER>() {
-    f.template operator()<KernelFormat{BITS, TABLE, ALONE, SUPER}>();
+  auto with = [&]<int BITS, bool TABLE, bool ALONE, bool SUPER, int64_t GROUP>() {
+    f.template operator()<KernelFormat{BITS, TABLE, ALONE, SUPER, GROUP}>();
   };
   if (format.has_super_blocks) switch (format.bits) {
-    case 2: return with.template operator()<2, false, false, true>();
-    case 3: return with.template operator()<3, false, false, true>();
-    case 5: return with.template operator()<5, false, true, true>();
-    case 6: return with.template operator()<6, false, false, true>();
-    default: return has_table ? with.template operator()<4, true, true, true>() : with.template operator()<4, false, true, true>();
+    case 2: return with.template operator()<2, false, false, true, 16>();
+    case 3: return with.template operator()<3, false, false, true, 16>();
+    case 5: return with.template operator()<5, false, true, true, 32>();
+    case 6: return with.template operator()<6, false, false, true, 16>();
+    default:
+      if (has_table) with.template operator()<4, true, true, true, 32>();
+      else with.template operator()<4, false, true, true, 32>();
+      return;
   }
-  if (format.bits == 5) return with.template operator()<5, false, true, false>();
-  auto of_bits = [&]<bool ALONE>() {
-    if (format.bits == 8) with.template operator()<8, false, ALONE, false>();
-    else if (has_table) with.template operator()<4, true, ALONE, false>();
-    else with.template operator()<4, false, ALONE, false>();
+  if (format.bits == 5) return with.template operator()<5, false, true, false, 32>();
+  bool is_alone = format.group == input_group(format.group);
+  if (has_table) {
+    if (is_alone) with.template operator()<4, true, true, false, 32>();
+    else with.template operator()<4, true, false, false, 16>();
+    return;
+  }
+  auto of_bits = [&]<bool ALONE, int64_t GROUP>() {
+    if (format.bits == 8) with.template operator()<8, false, ALONE, false, GROUP>();
+    else with.template operator()<4, false, ALONE, false, GROUP>();
   };
-  if (format.group == input_group(format.group)) of_bits.template operator()<true>();
-  else of_bits.template operator()<false>();
+  if (format.group == 32) of_bits.template operator()<true, 32>();
+  else if (is_alone) of_bits.template operator()<true, 0>();
+  else of_bits.template operator()<false, 0>();
 }
 
 }  // namespace
