@@ -128,6 +128,7 @@ ROWS: tuple[Row, ...] = (
 COMPARED: tuple[tuple[str, str], ...] = (
     ("SmolLM2-135M-Instruct, Q4_1", "compare-SmolLM2-135M-Instruct.Q4_1"),
     ("Qwen2.5-Coder-1.5B, Q4_K_M", "compare-Qwen2.5-Coder-1.5B.Q4_K_M"),
+    ("the same on a processor with AVX2 alone", "compare-avx2-Qwen2.5-Coder-1.5B.Q4_K_M"),
     ("Gemma 3 270M, Q4_K_M", "compare-gemma-3-270m.Q4_K_M"),
     ("Qwen3-0.6B's shape, bf16", "compare-qwen3-bf16"),
     ("the same, 8 bits", "compare-qwen3-int8"),
