@@ -50,9 +50,9 @@ def opened(browser: Browser, url: str, **options: Any) -> Iterator[tuple[Page, l
 
 
 def drawn(page: Page, selector: str) -> str:
-    """What a part of the page holds: its HTML, and the pixels of its canvases.
+    """Return the HTML of a part of the page, and the pixels of its canvases.
 
-    A screenshot is no measure: the browser rounds a text's place up or down by a pixel, from one page to the next.
+    Two screenshots of the same page may differ: Chromium may draw a text one pixel higher or lower.
     """
     return page.locator(selector).evaluate(
         "(part) => [part.outerHTML, ...[...part.querySelectorAll('canvas')].map((one) => one.toDataURL())].join('\\n')"

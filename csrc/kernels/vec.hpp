@@ -93,7 +93,9 @@ INLINE f32x16 from_bytes(const void* p) {
 #if defined(__AVX512F__)
   return to_float((i32x16)_mm512_maskz_cvtepi8_epi32((__mmask16)-1, _mm_loadu_si128((const __m128i*)p)));
 #elif defined(__AVX2__)
-  auto eight = [&](int64_t first) { return (Lanes<int32_t, 8>)_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)((const char*)p + first))); };
+  auto eight = [&](int64_t first) {
+    return (Lanes<int32_t, 8>)_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)((const char*)p + first)));
+  };
   return to_float(i32x16{eight(0), eight(8)});
 #else
   return to_float((i32x16)(widened(load<u8x16>(p)) << 24) >> 24);

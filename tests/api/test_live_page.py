@@ -384,7 +384,7 @@ def test_a_recording_gives_the_same_picture_twice(browser: Browser, tmp_path: Pa
                 page.locator("#player-on").click()
                 expect(page.locator(".player")).to_contain_text("Step 31, ")
                 expect(page.locator("#step-told")).to_contain_text("Step 31:")
-                page.wait_for_function("() => new Promise((drawn) => requestAnimationFrame(drawn))")
+                page.evaluate("() => new Promise((drawn) => requestAnimationFrame(drawn))")
                 pictures.append(drawn(page, "#live"))
                 page.locator("#requests tbody button.link").first.click()
                 expect(page.locator("#followed table")).to_contain_text("prefill")
