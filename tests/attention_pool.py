@@ -58,6 +58,12 @@ class Shape:
     def stored_as(self) -> KVFormat:
         return self.kv_format or resolve_kv_format("auto", str(self.dtype).removeprefix("torch."))
 
+    @property
+    def multiplies_in(self) -> torch.dtype:
+        """The type of the operator's products: of the native kernels float32 only where K and V are stored in it."""
+        is_native = self.backend not in ("reference", "triton")
+        return torch.bfloat16 if is_native and self.stored_as != "f32" else self.dtype
+
     def operator(self) -> AttentionOperator:
         operators = operators_for(self.device, self.dtype, self.backend)
         return operators.attention(self.num_heads, self.num_kv_heads, self.head_dim, self.dtype, self.device)
@@ -66,7 +72,7 @@ class Shape:
         """[num_tokens, num_heads + 2 * num_kv_heads, head_dim]"""
         generator = torch.Generator().manual_seed(seed)
         heads = self.num_heads + 2 * self.num_kv_heads
-        spread = 2 if self.dtype is torch.float32 else 1  # bfloat16 scores carry 8 bits
+        spread = 2 if self.multiplies_in is torch.float32 else 1  # bfloat16 scores carry 8 bits
         return (torch.randn(num_tokens, heads, self.head_dim, generator=generator) * spread).to(self.dtype)
 
     def dense(self, qkv: Tensor) -> Tensor:

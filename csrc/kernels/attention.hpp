@@ -92,30 +92,29 @@ INLINE void ask_for_values(const ChunkView& view, int64_t tile_bytes) {
     for (int64_t at = 0; at < tile_bytes; at += 64) __builtin_prefetch(view.v[tile] + at);
 }
 
-// Row r's query, at `element` of qkv, transformed for keys in int4.
-template <typename T>
-INLINE const T* transformed_query(const AttentionArgs& args, int64_t element, int64_t r) {
-  static thread_local T queries[ITEM_ROWS][ROW_FLOATS];
-  alignas(64) float wide[ROW_FLOATS];
-  const T* query = (const T*)args.qkv + element;
-  in_lanes(args.head_dim, [&](int64_t d, int64_t count) { set(wide + d, get(query + d, count), count); });
-  hadamard_back(wide, args.head_dim);
-  in_lanes(args.head_dim, [&](int64_t d, int64_t count) { set(queries[r] + d, get(wide + d, count), count); });
-  return queries[r];
+// Calls f with a number of the activations' type.
+template <typename F>
+INLINE void with_type(Dtype type, const F& f) {
+  if (type == Dtype::f32) f(float{});
+  else f(uint16_t{});
 }
 
-// Row r's query, at `element` of qkv, as inputs of the products.
-template <typename P>
-INLINE const char* inputs_of(const AttentionArgs& args, int64_t element, int64_t r) {
-  const auto* query = (const typename P::Element*)args.qkv + element;
-  if (args.format == KvFormat::int4) query = transformed_query<typename P::Element>(args, element, r);
-  if constexpr (std::is_same_v<typename P::Dot::Input, typename P::Element>) {
-    return (const char*)query;
-  } else {
-    static thread_local float wide[ITEM_ROWS][ROW_FLOATS];
-    in_lanes(args.head_dim, [&](int64_t d, int64_t count) { set(wide[r] + d, get(query + d, count), count); });
-    return (const char*)wide[r];
-  }
+// Row r's query as inputs of the products: turned for keys in int4, and rounded where attention multiplies in less than T.
+template <typename P, typename T>
+INLINE const char* inputs_of(const AttentionArgs& args, const T* query, int64_t r) {
+  using Input = typename P::Dot::Input;
+  using Element = typename P::Element;
+  bool turned = args.format == KvFormat::int4;
+  if constexpr (std::is_same_v<T, Element> && std::is_same_v<Input, Element>)
+    if (!turned) return (const char*)query;
+  static thread_local Input inputs[ITEM_ROWS][ROW_FLOATS];
+  alignas(64) float wide[ROW_FLOATS];
+  in_lanes(args.head_dim, [&](int64_t d, int64_t count) { set(wide + d, get(query + d, count), count); });
+  if (turned) hadamard_back(wide, args.head_dim);
+  in_lanes(args.head_dim, [&](int64_t d, int64_t count) {
+    set(inputs[r] + d, rounded(get(wide + d, count), Element{}), count);
+  });
+  return (const char*)inputs[r];
 }
 
 // The rows of an item: queries, and which keys they see.
@@ -133,7 +132,8 @@ struct Rows {
     int64_t group = args.heads / args.kv_heads, stride = args.token_heads * args.head_dim;
     for (int64_t r = 0; r < item.num_rows; r++) {
       int64_t query = (item.first_row + r) / group, head = item.kv_head * group + (item.first_row + r) % group;
-      q[r] = inputs_of<P>(args, (args.query_start[item.seq] + query) * stride + head * args.head_dim, r);
+      int64_t at = (args.query_start[item.seq] + query) * stride + head * args.head_dim;
+      with_type(args.type, [&]<typename T>(T) { q[r] = inputs_of<P>(args, (const T*)args.qkv + at, r); });
       oldest[r] = oldest_key(args, item.seq, query);
       newest[r] = first_own + query;
       tree[r] = tree_row(args, item.seq, query);
@@ -316,10 +316,11 @@ void write_out(const AttentionArgs& args, const AttentionItem& item, const State
   }
 }
 
-// Calls f with what the products of a type are.
+// Calls f with what attention multiplies: float32 where keys and values are stored in it, else bfloat16, whatever the
+// activations are. Stored in less than float32 they gain nothing by wider products, which no matrix unit has.
 template <typename F>
-INLINE void with_products(Dtype type, const F& f) {
-  if (type == Dtype::f32) f(F32Products{});
+INLINE void with_products(const AttentionArgs& args, const F& f) {
+  if (args.type == Dtype::f32 && args.format == KvFormat::f32) f(F32Products{});
   else f(Bf16Products{});
 }
 
@@ -338,7 +339,7 @@ INLINE State& total_state() {
 }
 
 void attend(const AttentionArgs& args, const AttentionItem& item) {
-  with_products(args.type, [&]<typename P>(P) {
+  with_products(args, [&]<typename P>(P) {
     Rows rows(args, item, P{});
     State &total = total_state(), &part = partition_state();
     total.clear(item.num_rows, args.head_dim);
@@ -347,13 +348,13 @@ void attend(const AttentionArgs& args, const AttentionItem& item) {
       fold(total, part, item.num_rows, args.head_dim);
     }
     if (args.sinks) fold_sinks(args, item, total, part);
-    write_out<typename P::Element>(args, item, total);
+    with_type(args.type, [&]<typename T>(T) { write_out<T>(args, item, total); });
   });
 }
 
 void attend_partition(const AttentionArgs& args, const AttentionItem& item, int64_t partition, float* outcome) {
   State& part = partition_state();
-  with_products(args.type, [&]<typename P>(P) {
+  with_products(args, [&]<typename P>(P) {
     Rows rows(args, item, P{});
     attend_keys<P>(args, item, rows, partition, part);
   });
@@ -378,7 +379,7 @@ void combine(const AttentionArgs& args, const AttentionItem& item, const float* 
     fold(total, part, item.num_rows, args.head_dim);
   }
   if (args.sinks) fold_sinks(args, item, total, part);
-  with_products(args.type, [&]<typename P>(P) { write_out<typename P::Element>(args, item, total); });
+  with_type(args.type, [&]<typename T>(T) { write_out<T>(args, item, total); });
 }
 
 }  // namespace

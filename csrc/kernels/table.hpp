@@ -124,7 +124,7 @@ struct AttentionArgs {
   float cap;        // scores are cap * tanh(score / cap); 0: as they are
   const float* sinks;   // [heads]: the score of a key without a value that every query sees, or null
   const float* slopes;  // [heads]: what a score loses for each token between its query and its key, or null; not with trees
-  Dtype type;       // of qkv and out, and what products are computed in
+  Dtype type;       // of qkv and out
   KvFormat format;  // of what is stored
   // Queries of draft trees: bits [query][own token of the step] in whole words per query, from tree + tree_start[seq] on;
   // a start of -1 is an ordinary sequence, and without any tree both are null.

@@ -45,7 +45,18 @@ void hadamard(std::vector<float>& x, float divisor) {
   }
 }
 
-// What the products see of a vector that was stored, of int4 a transformed one; see src/twostroke/config/kv_format.py. `T` is what products are made of.
+// Whether attention multiplies in float32: activations are, and keys and values are stored so. Else it does in bfloat16.
+template <typename T>
+constexpr bool is_wide(KvFormat format) {
+  return std::is_same_v<T, float> && format == KvFormat::f32;
+}
+template <typename T>
+void round_for_products(std::vector<float>& values, KvFormat format) {
+  if (is_wide<T>(format)) return;
+  for (float& v : values) v = value_of(nearest<uint16_t>(v));
+}
+
+// What the products see of a vector that was stored, of int4 a transformed one; see src/twostroke/config/kv_format.py.
 template <typename T>
 std::vector<float> stored(const T* x, int64_t n, KvFormat format) {
   std::vector<float> values;
@@ -65,7 +76,7 @@ std::vector<float> stored(const T* x, int64_t n, KvFormat format) {
   } else if (format == KvFormat::bf16) {
     for (float& v : values) v = value_of(nearest<uint16_t>(v));
   }
-  for (float& v : values) v = value_of(nearest<T>(v));
+  round_for_products<T>(values, format);
   return values;
 }
 
@@ -75,11 +86,10 @@ float read_divisor(int64_t n) { return (float)(1 << ((int)std::log2(hadamard_blo
 // A query as the products see it.
 template <typename T>
 std::vector<float> asked(const T* x, int64_t n, KvFormat format) {
-  std::vector<float> values = stored(x, n, KvFormat::f32);
-  if (format == KvFormat::int4) {
-    hadamard(values, read_divisor(n));
-    for (float& v : values) v = value_of(nearest<T>(v));
-  }
+  std::vector<float> values;
+  for (int64_t i = 0; i < n; i++) values.push_back(value_of(x[i]));
+  if (format == KvFormat::int4) hadamard(values, read_divisor(n));
+  round_for_products<T>(values, format);
   return values;
 }
 
@@ -171,8 +181,9 @@ struct Request {
       }
       if (shape.has_sinks) total = std::exp(sinks[(size_t)h] - highest);
       for (double& score : scores) total += score = std::exp(score - highest);
-      // Weights err as their scores do, and are rounded to T before they meet the values.
-      double relative = 4 * score_error + 2.1 * ROUNDING<T> + (double)(token - first + 32) * 0x1p-23;
+      // Weights err as their scores do, and are rounded before they meet the values.
+      double rounding = is_wide<T>(shape.format) ? ROUNDING<float> : ROUNDING<uint16_t>;
+      double relative = 4 * score_error + 2.1 * rounding + (double)(token - first + 32) * 0x1p-23;
       std::vector<float> results;
       std::vector<double> magnitudes;
       for (int64_t i = 0; i < d; i++) {

@@ -164,7 +164,6 @@ IDLE = (
         Idle("torch's operators", name, "On a CPU, torch's operators serve fp8 in any case.")
         for name in ("KV in fp8", "fp8 weights")
     ),
-    Idle("bfloat16", "GGUF", "A quantized GGUF file is computed in bfloat16 anyway."),
 )
 
 _REFUSED: Mapping[frozenset[str], str] = {

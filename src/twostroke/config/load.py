@@ -43,7 +43,8 @@ class LoadConfig:
     """Where weights come from: 'auto' reads the model's files, 'dummy' makes random ones of config.json's shape."""
     dtype: DType = "auto"
     """Type of weights and activations, and of KV unless kv_cache_dtype says else; 'auto' keeps the checkpoint's, but
-    takes bfloat16 for a quantized GGUF file, and for float16 where the native kernels of a CPU serve."""
+    bfloat16 for a quantized GGUF file, and for float16 where the native kernels of a CPU serve. A GGUF file whose
+    matrices are all quantized then has activations in float32, and KV in bfloat16."""
     quantization: Quantization | None = None
     """Quantize the weights while loading: 'int8' or 'fp8' (e4m3; a scale per channel), or 'int4' (a scale per group of
     weights). A checkpoint that is quantized says so itself; the name of its method ('awq', 'gptq',

@@ -152,7 +152,7 @@ def build_engine(
     def costs() -> _Costs:
         num_threads = loaded.num_threads * config.load.num_local_ranks
         limits = machine or measure_machine_limits(
-            loaded.dtype, loaded.device, num_threads, int8_operators(config, loaded)
+            loaded.attention_dtype, loaded.device, num_threads, int8_operators(config, loaded)
         )
         return shape, limits, pace_of(config, loaded.path, shape, limits, step_times)
 
@@ -245,7 +245,9 @@ def _build_engine(  # noqa: PLR0913 (everything that was found out before)
         block_size=layout.block_size,
         hashes_blocks=config.cache.enable_prefix_caching,
         journal=journal,
-        kv_tolerance=tolerance(layout.kv_format, str(loaded.dtype).removeprefix("torch."), loaded.config.num_layers),
+        kv_tolerance=tolerance(
+            layout.kv_format, str(loaded.attention_dtype).removeprefix("torch."), loaded.config.num_layers
+        ),
         lending=lending,
         fetching=fetching,
         clock=monotonic_clock,

@@ -63,6 +63,11 @@ class Prepared:
     num_ranks: int
 
     @property
+    def attention_dtype(self) -> torch.dtype:
+        """The type that attention multiplies in."""
+        return self.operators.attention_dtype(self.dtype, self.kv_format)
+
+    @property
     def drafter_facts(self) -> DrafterFacts:
         """Of nobody, where nobody drafts."""
         return DrafterFacts() if self.drafter is None else self.drafter.facts
@@ -113,12 +118,11 @@ def prepare(config: EngineConfig, rank: int = 0, *, planned: Operators | None = 
         torch.cuda.set_device(device)  # of this thread, which is the one that computes where it is not the first
     files = find_model_of(load)
     model_config = files.config().fixed_for(load.max_model_len)
-    dtype_name = _dtype_name(load, model_config, device)
-    if load.dtype == "auto" and dtype_name != model_config.dtype:
-        log.info("%s: computed in %s instead of %s (see --dtype)", files.path.name, dtype_name, model_config.dtype)
+    weights = weights_of(files, model_config, load, device)
+    dtype_name, kv_format = _types(config, model_config, weights, device)
     if facts is not None:
         check_dtype(facts, dtype_name)
-    dtype, kv_format = getattr(torch, dtype_name), resolve_kv_format(config.cache.kv_cache_dtype, dtype_name)
+    dtype = getattr(torch, dtype_name)
     operators = planned or operators_for(
         device, dtype, load.kernels, load.activation_quantization, batch_invariant=load.batch_invariant
     )
@@ -150,7 +154,6 @@ def prepare(config: EngineConfig, rank: int = 0, *, planned: Operators | None = 
     recommended = files.sampling_defaults()
     if recommended:
         log.info("%s: sampling defaults %s are not applied; give them per request", files.path.name, recommended)
-    weights = weights_of(files, model_config, load, device)
     if load.activation_quantization is not None and weights.quantization is None and load.quantization is None:
         raise SetupError(
             f"activation_quantization={load.activation_quantization}: it is about quantized weights, and those of "
@@ -178,9 +181,24 @@ def prepare(config: EngineConfig, rank: int = 0, *, planned: Operators | None = 
     return replace(prepared, drafter=_drafter(config, prepared))
 
 
-def _dtype_name(load: LoadConfig, model: ModelConfig, device: torch.device) -> str:
-    """Return the name of the type to compute in."""
-    return dtype_for(model.dtype, device, load.kernels) if load.dtype == "auto" else load.dtype
+def _types(
+    config: EngineConfig, model: ModelConfig, weights: WeightSource, device: torch.device
+) -> tuple[str, KVFormat]:
+    """Return the name of the type to compute in, and the format of K and V.
+
+    A GGUF file of codes names no type; other checkpoints do. K and V do not become wider with its activations.
+    """
+    load, wanted = config.load, config.cache.kv_cache_dtype
+    if load.dtype != "auto":
+        return load.dtype, resolve_kv_format(wanted, load.dtype)
+    stored = dtype_for(model.dtype, device, load.kernels)
+    if stored != model.dtype:
+        log.info("%s: computed in %s instead of %s (see --dtype)", weights.path.name, stored, model.dtype)
+    matrices = [weight for weight in weights.weights.values() if len(weight.shape) > 1]
+    names_no_type = weights.quantization == "gguf" and all(weight.format is not None for weight in matrices)
+    codes = names_no_type and load.activation_quantization != "none"
+    computed = dtype_for(model.dtype, device, load.kernels, multiplies_codes=codes)
+    return computed, resolve_kv_format(wanted, stored)
 
 
 def _layout(config: EngineConfig, model: ModelConfig, kv_format: KVFormat) -> KVLayout:
@@ -199,8 +217,7 @@ def moved_to(config: EngineConfig, prepared: Prepared, operators: Operators) -> 
     """
     check_can_split(config, prepared.config, operators)
     device = device_of(config.load, 0)
-    dtype_name = _dtype_name(config.load, prepared.config, device)
-    kv_format = resolve_kv_format(config.cache.kv_cache_dtype, dtype_name)
+    dtype_name, kv_format = _types(config, prepared.config, prepared.weights, device)
     moved = replace(
         prepared,
         device=device,

@@ -425,23 +425,41 @@ class Operators:
     """That its products take."""
     kv_formats: tuple[KVFormat, ...] = KV_FORMATS
     """That its attention reads and writes."""
+    narrow_attention: torch.dtype | None = None
+    """What attention multiplies in where activations are float32 and K and V are stored in less; None: in float32."""
+
+    def attention_dtype(self, dtype: torch.dtype, kv_format: KVFormat) -> torch.dtype:
+        """Return the type that attention multiplies in, for activations of a type and a format of K and V."""
+        is_narrow = dtype is torch.float32 and kv_format != "f32"
+        return self.narrow_attention or dtype if is_narrow else dtype
 
 
-def dtype_for(checkpoint_dtype: str, device: torch.device, kernels: Kernels = "auto") -> str:
+def dtype_for(
+    checkpoint_dtype: str, device: torch.device, kernels: Kernels = "auto", *, multiplies_codes: bool = False
+) -> str:
     """Return the type to compute a checkpoint in where nobody asked for one.
 
-    It is the checkpoint's own, but for float16 where the native kernels serve, which compute in bfloat16 and float32:
-    bfloat16 takes as much memory and has the wider range.
+    It is the checkpoint's own, except where the native kernels serve:
+
+    - They compute in bfloat16 and float32. For float16 they take bfloat16, which needs as much memory and has the
+      wider range.
+    - Where they multiply codes with codes, activations are float32: a residual in bfloat16 is rounded twice a layer,
+      which is as much of an error as that of the codes (docs/decisions/051-float32-activations.md).
 
     Args:
         checkpoint_dtype: name of the type of its floats.
         device: where the model runs.
         kernels: as for `operators_for`.
+        multiplies_codes: whether the checkpoint names no type, all its matrices are quantized, and so is what they are
+            multiplied with.
     """
     from twostroke.kernels import native
 
-    is_native = device.type == "cpu" and kernels != "reference" and native.is_built()
-    return "bfloat16" if is_native and checkpoint_dtype == "float16" else checkpoint_dtype
+    if device.type != "cpu" or kernels == "reference" or not native.is_built():
+        return checkpoint_dtype
+    if multiplies_codes:
+        return "float32"
+    return "bfloat16" if checkpoint_dtype == "float16" else checkpoint_dtype
 
 
 def operators_for(

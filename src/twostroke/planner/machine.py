@@ -164,7 +164,7 @@ def _measured(config: EngineConfig, prepared: Prepared) -> MachineLimits:
     """
     num_threads = prepared.num_threads * config.load.num_local_ranks
     int8 = int8_operators(config, prepared)
-    found = measure_machine_limits(prepared.dtype, prepared.device, num_threads, int8)
-    if prepared.dtype != torch.float32:
+    found = measure_machine_limits(prepared.attention_dtype, prepared.device, num_threads, int8)
+    if prepared.attention_dtype != torch.float32:
         found = found.best_of(measure_machine_limits(torch.float32, prepared.device, num_threads))
     return found

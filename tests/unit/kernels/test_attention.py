@@ -48,7 +48,8 @@ def test_equals_the_dense_oracle_and_decodes_like_it_prefills(threads: int, name
     shape = replace(SHAPES[name], backend=backend)
     requests = [shape.qkv(n, seed=n) for n in (1, 2, 130, 300)]
     expected = [shape.dense(qkv) for qkv in requests]
-    tolerance = {"rtol": 5e-2, "atol": 5e-2} if shape.dtype is torch.bfloat16 else {"rtol": 1e-4, "atol": 1e-5}
+    is_wide = shape.multiplies_in is torch.float32
+    tolerance = {"rtol": 1e-4, "atol": 1e-5} if is_wide else {"rtol": 5e-2, "atol": 5e-2}
     for qkv, dense in zip(requests, expected, strict=True):
         torch.testing.assert_close(alone(shape, qkv).double(), dense, **tolerance)
     pool = Pool(shape, requests)
@@ -123,8 +124,8 @@ def test_heads_too_large_for_the_native_kernels_run_on_torch(backend: Kernels) -
         torch.testing.assert_close(
             alone(largest, largest.qkv(40, seed=1)).double(),
             largest.dense(largest.qkv(40, seed=1)),
-            rtol=1e-3,
-            atol=1e-4,
+            rtol=5e-2,
+            atol=5e-2,
         )
 
 

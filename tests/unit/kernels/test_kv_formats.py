@@ -167,7 +167,7 @@ def test_edge_shapes_against_the_oracle(
     pool.step([(row, max(1, len(qkv) - 2)) for row, qkv in enumerate(requests)])
     while unfinished := [row for row, qkv in enumerate(requests) if pool.done[row] < len(qkv)]:
         pool.step([(row, 1) for row in unfinished])
-    tolerance = {"rtol": 5e-2, "atol": 5e-2} if dtype is torch.bfloat16 else {"rtol": 1e-4, "atol": 1e-4}
+    tolerance = {"rtol": 5e-2, "atol": 5e-2} if shape.multiplies_in is torch.bfloat16 else {"rtol": 1e-4, "atol": 1e-4}
     for qkv, found in zip(requests, pool.results(), strict=True):
         assert torch.equal(found, alone(shape, qkv))
         torch.testing.assert_close(found.double(), shape.dense(qkv), **tolerance)
@@ -182,7 +182,10 @@ def test_values_of_extreme_sizes(kv_format: KVFormat, backend: Kernels) -> None:
     qkv[6::7] = qkv[6::7, :, :1]
     expected = shape.dense(qkv)
     error = (alone(shape, qkv).double() - expected).abs()
-    assert (error <= 1e-3 * expected.abs() + 1e-4 * qkv.abs().amax()).all()
+    # products in bfloat16 err with the largest number of a head, which int4 spreads over all of it
+    is_wide = shape.multiplies_in is torch.float32
+    limit = 1e-3 * expected.abs() if is_wide else 2**-7 * expected.abs().amax(-1, keepdim=True)
+    assert (error <= limit + 1e-4 * qkv.abs().amax()).all()
 
 
 def test_a_block_is_as_large_as_the_formula_says_and_holds_more_when_quantized() -> None:

@@ -78,7 +78,7 @@ def test_equals_the_oracle(name: str, backend: Kernels, prefix_len: int, num_tok
     shape, mask = replace(SHAPES[name], backend=backend), random_tree(num_tokens, seed)
     qkv = shape.qkv(prefix_len + num_tokens, seed=seed)
     found = run(shape, qkv, prefix_len, mask)
-    tolerance = {"rtol": 5e-2, "atol": 5e-2} if shape.dtype is torch.bfloat16 else {"rtol": 1e-4, "atol": 1e-5}
+    tolerance = {"rtol": 5e-2, "atol": 5e-2} if shape.multiplies_in is torch.bfloat16 else {"rtol": 1e-4, "atol": 1e-5}
     torch.testing.assert_close(found.double(), expected(shape, qkv, prefix_len, mask), **tolerance)
 
 
@@ -104,7 +104,7 @@ def test_a_path_in_the_same_slots_has_the_same_bits(name: str, backend: Kernels)
     for branch in ([0, 4, 5], [0, 1, 6], [7, 8]):
         rows = torch.tensor([*range(prefix_len), *(prefix_len + token for token in branch)])
         alone = run(shape, qkv[rows], prefix_len, None)
-        tolerance = 5e-2 if shape.dtype is torch.bfloat16 else 1e-4
+        tolerance = 5e-2 if shape.multiplies_in is torch.bfloat16 else 1e-4
         torch.testing.assert_close(found[branch], alone, rtol=tolerance, atol=tolerance)
 
 
