@@ -36,7 +36,7 @@ class Twostroke:
         self._engine: ModelEngine = model_engine(
             LoadConfig(
                 model=order.model,
-                dtype="bfloat16",
+                dtype="auto" if order.precision == "gguf" else "bfloat16",
                 quantization=quantizations[order.precision],
                 activation_quantization=cast("ActivationQuantization | None", order.activation_quantization),
                 threads=order.threads,
