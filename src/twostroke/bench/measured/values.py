@@ -76,8 +76,8 @@ class Row:
     """Whether the figures are counts, which no kernel and no machine changes."""
 
 
-OPERATORS_SINCE = "2026-11-27T19:55:06+00:00"
-"""When a processor's default operators last became faster or slower (commit 3f2f095f). Such a change moves it."""
+OPERATORS_SINCE = "2026-11-28T11:20:00+00:00"
+"""When a processor's default operators last became faster or slower (commit 908b61da). Such a change moves it."""
 
 
 def operators_of(result: BenchResult) -> str:
