@@ -68,7 +68,8 @@ class GGUFWeights:
             else:
                 self._stored[name] = found
                 used.add(found.name)
-        self._factors = {name: _factor(file, found, used) for name, found in self._stored.items()}
+        self._factors = {name: _factor(file, found) for name, found in self._stored.items()}
+        used.update(name for found in self._stored.values() for name in _factor_names(found))
         extra = [name for name in file.tensors if name not in used and not is_unread_kv(name, config)]
         problems = [f"{what}: {shorten(found)}" for what, found in (("missing", missing), ("unknown", extra)) if found]
         if problems:
@@ -156,15 +157,18 @@ class GGUFWeights:
         return _in_halves(self._stored[name].shape[0], num_heads)[rows]
 
 
-def _factor(file: GGUFFile, tensor: StoredTensor, used: set[str]) -> float | None:
-    """Return what all numbers of an NVFP4 tensor are multiplied by, where the file says it; None: nothing.
-
-    Inputs have a factor of their own, for products of 4 bits by 4: we need none. `used` gets the names of both.
-    """
-    if tensor.type.name != "NVFP4":
-        return None
+def _factor_names(tensor: StoredTensor) -> tuple[str, ...]:
+    """Return the names of what an NVFP4 tensor may have beside it: factors of all its numbers, and of its inputs."""
     stem = tensor.name.removesuffix("weight")
-    used.update((name := f"{stem}scale", f"{stem}input_scale"))
+    return (f"{stem}scale", f"{stem}input_scale") if tensor.type.name == "NVFP4" else ()
+
+
+def _factor(file: GGUFFile, tensor: StoredTensor) -> float | None:
+    """Return what all numbers of a tensor are multiplied by, where the file says it; None: nothing.
+
+    The factor of its inputs is for products of 4 bits by 4, which are not done here.
+    """
+    name = next(iter(_factor_names(tensor)), "")
     found = file.tensors.get(name)
     if found is None:
         return None
