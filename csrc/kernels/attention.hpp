@@ -99,18 +99,18 @@ INLINE void with_type(Dtype type, const F& f) {
   else f(uint16_t{});
 }
 
-// Row r's query as inputs of the products: turned for keys in int4, and rounded where attention multiplies in less than T.
+// Row r's query as inputs of the products: transformed for keys in int4, rounded where attention multiplies in less than T.
 template <typename P, typename T>
 INLINE const char* inputs_of(const AttentionArgs& args, const T* query, int64_t r) {
   using Input = typename P::Dot::Input;
   using Element = typename P::Element;
-  bool turned = args.format == KvFormat::int4;
+  bool transformed = args.format == KvFormat::int4;
   if constexpr (std::is_same_v<T, Element> && std::is_same_v<Input, Element>)
-    if (!turned) return (const char*)query;
+    if (!transformed) return (const char*)query;
   static thread_local Input inputs[ITEM_ROWS][ROW_FLOATS];
   alignas(64) float wide[ROW_FLOATS];
   in_lanes(args.head_dim, [&](int64_t d, int64_t count) { set(wide + d, get(query + d, count), count); });
-  if (turned) hadamard_back(wide, args.head_dim);
+  if (transformed) hadamard_back(wide, args.head_dim);
   in_lanes(args.head_dim, [&](int64_t d, int64_t count) {
     set(inputs[r] + d, rounded(get(wide + d, count), Element{}), count);
   });

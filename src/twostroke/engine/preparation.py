@@ -195,9 +195,9 @@ def _types(
     if stored != model.dtype:
         log.info("%s: computed in %s instead of %s (see --dtype)", weights.path.name, stored, model.dtype)
     matrices = [weight for weight in weights.weights.values() if len(weight.shape) > 1]
-    names_no_type = weights.quantization == "gguf" and all(weight.format is not None for weight in matrices)
-    codes = names_no_type and load.activation_quantization != "none"
-    computed = dtype_for(model.dtype, device, load.kernels, multiplies_codes=codes)
+    are_codes = weights.quantization == "gguf" and all(weight.format is not None for weight in matrices)
+    multiplies_codes = are_codes and load.activation_quantization != "none"
+    computed = dtype_for(model.dtype, device, load.kernels, multiplies_codes=multiplies_codes)
     return computed, resolve_kv_format(wanted, stored)
 
 

@@ -426,12 +426,13 @@ class Operators:
     kv_formats: tuple[KVFormat, ...] = KV_FORMATS
     """That its attention reads and writes."""
     narrow_attention: torch.dtype | None = None
-    """What attention multiplies in where activations are float32 and K and V are stored in less; None: in float32."""
+    """The type of attention's products where activations are float32 and K and V are narrower; None: float32."""
 
     def attention_dtype(self, dtype: torch.dtype, kv_format: KVFormat) -> torch.dtype:
         """Return the type that attention multiplies in, for activations of a type and a format of K and V."""
-        is_narrow = dtype is torch.float32 and kv_format != "f32"
-        return self.narrow_attention or dtype if is_narrow else dtype
+        if self.narrow_attention is None or dtype is not torch.float32 or kv_format == "f32":
+            return dtype
+        return self.narrow_attention
 
 
 def dtype_for(
@@ -450,8 +451,8 @@ def dtype_for(
         checkpoint_dtype: name of the type of its floats.
         device: where the model runs.
         kernels: as for `operators_for`.
-        multiplies_codes: whether the checkpoint names no type, all its matrices are quantized, and so is what they are
-            multiplied with.
+        multiplies_codes: whether all matrices are quantized, and so is what they are multiplied with. False for a
+            checkpoint that names a type itself.
     """
     from twostroke.kernels import native
 
