@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from twostroke.bench.measured.render import BEGIN, END, Tables, put_into, render
-from twostroke.bench.measured.values import Row, at, claim, is_old, operators_of, predicted
+from twostroke.bench.measured.values import GGUF_SINCE, OPERATORS_SINCE, Row, at, claim, is_old, operators_of, predicted
 from twostroke.bench.report import BenchResult, load, save
 from twostroke.cli.bench import table
 from twostroke.errors import InvalidParameter
@@ -131,6 +131,21 @@ def test_the_level_of_the_kernels_is_what_the_engine_said_at_its_start(tmp_path:
 )
 def test_old_is_what_todays_operators_did_not_measure(tmp_path: Path, date: str, kernels: str, old: bool) -> None:
     assert is_old(replace(_saved(tmp_path, "r", {}, kernels=kernels), date=date)) == old
+
+
+@pytest.mark.parametrize(
+    ("config", "old"),
+    [
+        ({"model": "x.Q4_K_M.gguf"}, True),
+        ({"load": {"model": "x.Q4_K_M.gguf", "kernels": "auto"}}, True),
+        ({"model": "qwen3"}, False),
+        ({"load": {"model": "qwen3", "kernels": "auto"}}, False),
+    ],
+    ids=str,
+)
+def test_gguf_files_have_operators_of_another_date(tmp_path: Path, config: dict[str, Any], old: bool) -> None:
+    assert OPERATORS_SINCE < GGUF_SINCE
+    assert is_old(replace(_saved(tmp_path, "r", {}, **config), date=OPERATORS_SINCE)) == old
 
 
 def test_a_page_without_marks_is_refused_and_the_rest_of_one_is_left() -> None:

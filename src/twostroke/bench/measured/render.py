@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from twostroke.bench.measured.rows import COMPARED, PEERS, QUALITY, QUALITY_FIGURES, QUALITY_ROWS, ROWS
-from twostroke.bench.measured.values import OPERATORS_SINCE, Row, is_old, operators_of
+from twostroke.bench.measured.values import GGUF_SINCE, OPERATORS_SINCE, Row, is_old, operators_of
 from twostroke.bench.report import BenchResult, load
 from twostroke.errors import InvalidParameter
 
@@ -61,7 +61,8 @@ class Sources:
         """Return a line for each machine with its commits, and one that explains the mark."""
         lines = [f"- {machine}: {', '.join(commits)}" for machine, commits in self._machines.items()]
         if self._has_old:
-            lines += ["", f"{_OLD} Older than the default operators of today, which are of {OPERATORS_SINCE[:10]}."]
+            dates = f"{OPERATORS_SINCE[:10]}, and for GGUF files of {GGUF_SINCE[:10]}"
+            lines += ["", f"{_OLD} Older than the default operators of today, which are of {dates}."]
         return lines
 
 

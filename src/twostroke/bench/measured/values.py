@@ -76,8 +76,10 @@ class Row:
     """Whether the figures are counts, which no kernel and no machine changes."""
 
 
-OPERATORS_SINCE = "2026-11-28T11:20:00+00:00"
+OPERATORS_SINCE = "2026-11-27T19:55:06+00:00"
 """When a processor's default operators last became faster or slower (commit 908b61da). Such a change moves it."""
+GGUF_SINCE = "2026-11-28T11:20:00+00:00"
+"""The same for a GGUF file, whose activations became float32 (commit f1d01024)."""
 
 
 def operators_of(result: BenchResult) -> str:
@@ -102,8 +104,15 @@ def operators_of(result: BenchResult) -> str:
 
 
 def is_old(result: BenchResult) -> bool:
-    """Return whether a result is older than the default operators of today."""
-    return result.date < OPERATORS_SINCE or operators_of(result) == "torch"
+    """Return whether a result is older than the default operators of today for its model."""
+    since = GGUF_SINCE if _model_of(result).endswith(".gguf") else OPERATORS_SINCE
+    return result.date < since or operators_of(result) == "torch"
+
+
+def _model_of(result: BenchResult) -> str:
+    """Return the model that a result was measured with, or nothing where it does not say."""
+    load: Any = result.config.get("load", {})
+    return str(result.config.get("model") or load.get("model") or "")
 
 
 def _said_at_start(result: BenchResult) -> str:
