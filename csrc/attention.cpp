@@ -61,10 +61,12 @@ void StepAttention::prepare(const AttentionArgs& layer, const HeadTurn& turn) co
   int64_t turned = writes ? layer.heads + layer.kv_heads : layer.heads;
   int64_t tokens_per_task = std::max<int64_t>(1, 16384 / stride);
   void* qkv = const_cast<void*>(layer.qkv);
+  void* k = (char*)qkv + layer.heads * dim * (layer.type == Dtype::bf16 ? 2 : 4);
   parallel((int64_t)seq_of_token_.size(), tokens_per_task, [&](int64_t begin, int64_t end) {
     if (turn.weight)
       kernels_.rms_norm(qkv, stride, turn.weight, qkv, stride, turned, dim, turn.eps, layer.type, turn.weight_type, begin, end);
     if (turn.cos) kernels_.rotate(qkv, stride, turned, dim, turn.cos, turn.sin, layer.type, begin, end);
+    if (writes && turn.key_mean) kernels_.center(k, stride, turn.key_mean, layer.kv_heads * dim, layer.type, begin, end);
     if (writes) kernels_.write_kv(layer, seq_of_token_.data(), begin, end);
   });
 }

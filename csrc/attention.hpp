@@ -7,13 +7,15 @@
 
 namespace twostroke {
 
-// What is done to q and k before K and V are written: a norm over each head, then rotation; each where there is one.
+// What is done to q and k before K and V are written: a norm over each head, then rotation; and k loses its mean. Each where
+// there is one.
 struct HeadTurn {
   const void* cos;     // [num_tokens, head_dim], or null
   const void* sin;     // the same, signed
   const void* weight;  // of the norm [turned heads, head_dim], or null
   float eps;
   Dtype weight_type;   // that of q and k, or float32
+  const void* key_mean;  // [kv_heads, head_dim] in the type of k, or null
 };
 
 // One step of the layers that share a KV group. How its work is cut up is found once; every layer is then the same call.

@@ -43,7 +43,7 @@ void DecoderLayer::add(const PackedLinear& linear, const Norm& of_output, uintpt
 }
 
 void DecoderLayer::run(const StepAttention& step, uintptr_t x, uintptr_t room, int64_t m, uintptr_t storage, int64_t block_bytes,
-                       uintptr_t cos, uintptr_t sin) const {
+                       uintptr_t cos, uintptr_t sin, uintptr_t key_mean) const {
   static thread_local std::vector<char> kept;
   if (!room) {
     kept.resize((size_t)(m * room_bytes()) + 64);
@@ -64,7 +64,7 @@ void DecoderLayer::run(const StepAttention& step, uintptr_t x, uintptr_t room, i
   const AttentionArgs& shape = step.step();
   const Norm& of_heads = parts_.head_norm;
   attention(step, qkv, qkv_size_ / shape.head_dim, storage, block_bytes, attended, parts_.scale, parts_.cap, parts_.sinks,
-            parts_.slopes, cos, sin, of_heads.weight, of_heads.eps, of_heads.weight_type);
+            parts_.slopes, cos, sin, of_heads.weight, of_heads.eps, of_heads.weight_type, key_mean);
   add(*parts_.output, parts_.attention_out_norm, attended, q_size_, x, normed, m);
 
   parts_.inner->multiply(after(parts_.mlp_norm, x), hidden_size_, 0, inner, inner_size_, m, false);

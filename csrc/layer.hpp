@@ -63,10 +63,10 @@ class DecoderLayer {
   // Bytes of room that a row of x needs.
   int64_t room_bytes() const;
 
-  // x [m, hidden_size], in place; storage and block_bytes as for `attention`; cos and sin of the rotation, or 0. A room of
-  // ROOM_KEPT bytes at most may be 0: each thread keeps one.
+  // x [m, hidden_size], in place; storage and block_bytes as for `attention`; cos and sin of the rotation, and key_mean, or 0. A
+  // room of ROOM_KEPT bytes at most may be 0: each thread keeps one.
   void run(const StepAttention& step, uintptr_t x, uintptr_t room, int64_t m, uintptr_t storage, int64_t block_bytes, uintptr_t cos,
-           uintptr_t sin) const;
+           uintptr_t sin, uintptr_t key_mean) const;
 
  private:
   void norm(const Norm& norm, uintptr_t x, uintptr_t y, int64_t m) const;

@@ -305,14 +305,15 @@ StepAttention step_attention(const Kernels& kernels, uintptr_t query_start, uint
 
 int64_t attention(const StepAttention& step, uintptr_t qkv, int64_t token_heads, uintptr_t storage, int64_t block_bytes, uintptr_t out,
                   float scale, float cap, uintptr_t sinks, uintptr_t slopes, uintptr_t cos, uintptr_t sin, uintptr_t norm_weight,
-                  float eps, int weight_type) {
+                  float eps, int weight_type, uintptr_t key_mean) {
   AttentionArgs layer = step.step();
   layer.qkv = (const void*)qkv, layer.token_heads = token_heads;
   layer.storage = (char*)storage, layer.block_bytes = block_bytes;
   layer.out = (void*)out;
   layer.scale = scale, layer.cap = cap;
   layer.sinks = (const float*)sinks, layer.slopes = (const float*)slopes;
-  return step.run(layer, {(const void*)cos, (const void*)sin, (const void*)norm_weight, eps, (Dtype)weight_type});
+  return step.run(layer, {(const void*)cos, (const void*)sin, (const void*)norm_weight, eps, (Dtype)weight_type,
+                          (const void*)key_mean});
 }
 
 void argmax(const Kernels& kernels, uintptr_t values, int64_t stride, int64_t rows, int64_t columns, uintptr_t winners) {

@@ -71,11 +71,11 @@ StepAttention step_attention(const Kernels& kernels, uintptr_t query_start, uint
                              uintptr_t tree_start, int64_t num_seqs, int64_t max_blocks, int64_t heads, int64_t kv_heads,
                              int64_t head_dim, int64_t block_size, int64_t window, int type, int kv_format);
 
-// One layer of it: turns q and k in place, by rms_norm's and rotate's kernels, where there is a norm_weight and a cos; writes K
-// and V; then attends. Returns into how many tasks the attending was cut.
+// One layer of it: turns q and k in place, by rms_norm's and rotate's kernels, where there is a norm_weight and a cos; subtracts
+// a key_mean from k where there is one; writes K and V; then attends. Returns into how many tasks the attending was cut.
 int64_t attention(const StepAttention& step, uintptr_t qkv, int64_t token_heads, uintptr_t storage, int64_t block_bytes, uintptr_t out,
                   float scale, float cap, uintptr_t sinks, uintptr_t slopes, uintptr_t cos, uintptr_t sin, uintptr_t norm_weight,
-                  float eps, int weight_type);
+                  float eps, int weight_type, uintptr_t key_mean);
 
 // See ArgmaxArgs.
 void argmax(const Kernels& kernels, uintptr_t values, int64_t stride, int64_t rows, int64_t columns, uintptr_t winners);

@@ -149,7 +149,8 @@ def _on(device: torch.device, turn: HeadTurn | None) -> HeadTurn | None:
     if turn is None:
         return None
     weight = None if turn.norm_weight is None else turn.norm_weight.to(device)
-    return HeadTurn(turn.cos.to(device), turn.signed_sin.to(device), weight, turn.eps)
+    mean = None if turn.key_mean is None else turn.key_mean.to(device)
+    return HeadTurn(turn.cos.to(device), turn.signed_sin.to(device), weight, turn.eps, mean)
 
 
 def alone(shape: Shape, qkv: Tensor) -> Tensor:

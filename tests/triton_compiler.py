@@ -131,7 +131,7 @@ def attend() -> None:
     """Steps of all sizes: arrays that begin anywhere, tables of one block and of many."""
     import numpy as np
 
-    from twostroke.config.kv_format import KVFormat, slot_bytes
+    from twostroke.config.kv_format import KVFormat, is_quantized, slot_bytes
     from twostroke.config.layer_spec import KVSpec
     from twostroke.kernels.cuda.attention import TritonAttention
     from twostroke.kernels.dispatch import GroupShape, HeadTurn, Scoring
@@ -155,7 +155,8 @@ def attend() -> None:
                 trees,
             )
             qkv = torch.zeros(sum(queries), 48, 128, dtype=torch.bfloat16)
-            turn = HeadTurn(*torch.zeros(2, sum(queries), 1, 128, dtype=torch.bfloat16), heads, 1e-6)
+            mean = torch.zeros(8, 128, dtype=torch.bfloat16) if is_quantized(kv_format) else None
+            turn = HeadTurn(*torch.zeros(2, sum(queries), 1, 128, dtype=torch.bfloat16), heads, 1e-6, mean)
             operator(qkv, storage, plan, 0, Scoring(0.1), turn)
             of_heads = torch.zeros(32)
             if kv_format == "fp8":

@@ -92,13 +92,6 @@ INLINE void ask_for_values(const ChunkView& view, int64_t tile_bytes) {
     for (int64_t at = 0; at < tile_bytes; at += 64) __builtin_prefetch(view.v[tile] + at);
 }
 
-// Calls f with a number of the activations' type.
-template <typename F>
-INLINE void with_type(Dtype type, const F& f) {
-  if (type == Dtype::f32) f(float{});
-  else f(uint16_t{});
-}
-
 // Row r's query as inputs of the products: transformed for keys in int4, rounded where attention multiplies in less than T.
 template <typename P, typename T>
 INLINE const char* inputs_of(const AttentionArgs& args, const T* query, int64_t r) {

@@ -17,6 +17,13 @@ INLINE void in_lanes(int64_t n, const F& f) {
   if (i < n) f(i, n - i);
 }
 
+// Calls f with a number of the activations' type.
+template <typename F>
+INLINE void with_type(Dtype type, const F& f) {
+  if (type == Dtype::f32) f(float{});
+  else f(uint16_t{});
+}
+
 template <typename T>
 INLINE f32x16 get(const T* p, int64_t count) { return count == LANES ? load16(p) : load_some(p, count); }
 
@@ -78,21 +85,27 @@ void rotate_rows(T* x, int64_t token_stride, int64_t heads, int64_t head_dim, co
 
 void rotate(void* x, int64_t token_stride, int64_t heads, int64_t head_dim, const void* cos, const void* sin, Dtype type,
             int64_t begin, int64_t end) {
-  if (type == Dtype::f32)
-    rotate_rows((float*)x, token_stride, heads, head_dim, (const float*)cos, (const float*)sin, begin, end);
-  else
-    rotate_rows((uint16_t*)x, token_stride, heads, head_dim, (const uint16_t*)cos, (const uint16_t*)sin, begin, end);
+  with_type(type, [&]<typename T>(T) {
+    rotate_rows((T*)x, token_stride, heads, head_dim, (const T*)cos, (const T*)sin, begin, end);
+  });
+}
+
+void center(void* k, int64_t token_stride, const void* mean, int64_t n, Dtype type, int64_t begin, int64_t end) {
+  with_type(type, [&]<typename T>(T) {
+    const T* from = (const T*)mean;
+    for (int64_t token = begin; token < end; token++) {
+      T* row = (T*)k + token * token_stride;
+      in_lanes(n, [&](int64_t i, int64_t count) { set(row + i, get(row + i, count) - get(from + i, count), count); });
+    }
+  });
 }
 
 void add(const void* a, const void* b, void* y, Dtype type, int64_t begin, int64_t end) {
-  auto run = [&](auto element) {
-    using T = decltype(element);
+  with_type(type, [&]<typename T>(T) {
     const T *from = (const T*)a + begin, *other = (const T*)b + begin;
     T* to = (T*)y + begin;
     in_lanes(end - begin, [&](int64_t i, int64_t count) { set(to + i, get(from + i, count) + get(other + i, count), count); });
-  };
-  if (type == Dtype::f32) run(float{});
-  else run(uint16_t{});
+  });
 }
 
 }  // namespace

@@ -165,8 +165,7 @@ void write_kv_of(const AttentionArgs& args, const int32_t* seq_of_token, int64_t
 }
 
 void write_kv(const AttentionArgs& args, const int32_t* seq_of_token, int64_t begin, int64_t end) {
-  if (args.type == Dtype::f32) write_kv_of<float>(args, seq_of_token, begin, end);
-  else write_kv_of<uint16_t>(args, seq_of_token, begin, end);
+  with_type(args.type, [&]<typename T>(T) { write_kv_of<T>(args, seq_of_token, begin, end); });
 }
 
 }  // namespace

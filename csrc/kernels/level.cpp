@@ -19,7 +19,7 @@ namespace twostroke {
 
 const Kernels* FUNCTION_OF(TWOSTROKE_LEVEL)() {
   static const Kernels table{TEXT_OF(TWOSTROKE_LEVEL), WIDE_INPUTS, linear_panels, quantized_panels, decoded_panels, quantize_rows,
-                             quantize_weight, write_kv, attend, attend_partition, combine, rms_norm, rotate, add,
+                             quantize_weight, write_kv, attend, attend_partition, combine, rms_norm, rotate, center, add,
                              argmax, gumbel_argmax, filtered_argmax};
   return &table;
 }

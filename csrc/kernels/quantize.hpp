@@ -121,17 +121,15 @@ void quantize_groups_of(const QuantizeArgs& args, const T* weight, int64_t begin
 }
 
 void quantize_weight(const QuantizeArgs& args, int64_t begin, int64_t end) {
-  auto run = [&](auto element) {
-    auto* weight = (const decltype(element)*)args.weight;
+  with_type(args.type, [&]<typename T>(T) {
+    auto* weight = (const T*)args.weight;
     switch (args.group) {
       case 0: return quantize_channels_of(weight, args.k, args.codes, args.scales, begin, end);
       case 32: return quantize_groups_of<2>(args, weight, begin, end);
       case 64: return quantize_groups_of<4>(args, weight, begin, end);
       default: return quantize_groups_of<8>(args, weight, begin, end);
     }
-  };
-  if (args.type == Dtype::f32) run(float{});
-  else run(uint16_t{});
+  });
 }
 
 }  // namespace

@@ -238,8 +238,7 @@ void quantize_rows_of(const T* x, int64_t ldx, const int32_t* order, int64_t k, 
 
 void quantize_rows(const void* x, int64_t ldx, const int32_t* order, int64_t k, int64_t group, const QuantizedRows& to,
                    Dtype type, int64_t begin, int64_t end) {
-  if (type == Dtype::f32) quantize_rows_of((const float*)x, ldx, order, k, group, to, begin, end);
-  else quantize_rows_of((const uint16_t*)x, ldx, order, k, group, to, begin, end);
+  with_type(type, [&]<typename T>(T) { quantize_rows_of((const T*)x, ldx, order, k, group, to, begin, end); });
 }
 
 // A tile of a group's sums in registers; those of the span are others.

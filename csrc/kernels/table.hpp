@@ -189,6 +189,8 @@ struct Kernels {
   // Rotates heads [tokens, heads, head_dim] in place by cos and signed sin [tokens, head_dim].
   void (*rotate)(void* x, int64_t token_stride, int64_t heads, int64_t head_dim, const void* cos, const void* sin, Dtype,
                  int64_t begin, int64_t end);
+  // Subtracts mean [n] from k [tokens, n] in place.
+  void (*center)(void* k, int64_t token_stride, const void* mean, int64_t n, Dtype, int64_t begin, int64_t end);
   // y[i] = a[i] + b[i], for i in [begin, end).
   void (*add)(const void* a, const void* b, void* y, Dtype, int64_t begin, int64_t end);
   void (*argmax)(const ArgmaxArgs&, int64_t begin, int64_t end);

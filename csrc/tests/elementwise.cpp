@@ -74,6 +74,21 @@ void rotation_case(const Kernels& kernels, int64_t tokens, int64_t heads, int64_
 }
 
 template <typename T>
+void centering_case(const Kernels& kernels, int64_t tokens, int64_t n, int64_t gap) {
+  Random random((uint64_t)(tokens * 1000 + n));
+  int64_t stride = n + gap;
+  auto x = random_elements<T>(random, tokens * stride, Values::normal), mean = random_elements<T>(random, n, Values::normal);
+  auto y = x;
+  kernels.center(y.data(), stride, mean.data(), n, (Dtype)TYPE<T>, 0, tokens);
+  std::string name = text(kernels.level, " center ", TYPE_NAME<T>, " tokens=", tokens, " n=", n);
+  for (int64_t i = 0; i < (int64_t)x.size(); i++) {
+    int64_t place = i % stride;
+    T expected = place < n ? nearest<T>((double)value_of(x[(size_t)i]) - (double)value_of(mean[(size_t)place])) : x[(size_t)i];
+    expect(same_bits(&expected, &y[(size_t)i], 1), [&] { return name; });
+  }
+}
+
+template <typename T>
 void all_cases(const Kernels& kernels) {
   for (Values values : ALL_VALUES)
     for (int64_t n : {1, 15, 16, 17, 64, 80, 127}) norm_case<T>(kernels, 3, 1, n, 5, values);
@@ -83,6 +98,7 @@ void all_cases(const Kernels& kernels) {
   for (int64_t head_dim : {2, 8, 64, 80, 96, 128, 256}) {
     rotation_case<T>(kernels, 1, 1, head_dim, 0);
     rotation_case<T>(kernels, 4, 3, head_dim, 16);
+    centering_case<T>(kernels, 3, head_dim, 16);
   }
 }
 

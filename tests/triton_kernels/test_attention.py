@@ -10,6 +10,7 @@ import torch
 
 from attention_pool import Pool, Shape, alone
 from oracle.naive_attention import naive_attention
+from twostroke.config.kv_format import is_quantized
 from twostroke.config.layer_spec import KVSpec
 from twostroke.kernels.cuda import attention as cuda_attention
 from twostroke.kernels.cuda.attention import TritonAttention
@@ -225,10 +226,13 @@ def test_heads_are_turned_on_the_way_as_by_operators_of_their_own(name: str, has
     if has_norm:
         operators.rms_norm_(turned[:, :num_turned], weight.to(shape.device), 1e-6)
     operators.rotate_heads_(turned[:, :num_turned], cos.to(shape.device), signed_sin.to(shape.device))
+    mean = torch.randn(shape.num_kv_heads, shape.head_dim).to(shape.dtype) if is_quantized(shape.stored_as) else None
+    if mean is not None:
+        turned[:, shape.num_heads : num_turned] -= mean.to(shape.device)
 
     separate, fused = Pool(shape, [turned.cpu()]), Pool(shape, [qkv])
     separate.step([(0, num_tokens)])
-    fused.step([(0, num_tokens)], turn=HeadTurn(cos, signed_sin, weight if has_norm else None, 1e-6))
+    fused.step([(0, num_tokens)], turn=HeadTurn(cos, signed_sin, weight if has_norm else None, 1e-6, mean))
     if has_norm:
         torch.testing.assert_close(fused.results()[0], separate.results()[0], **TOLERANCE[shape.dtype])
     else:
@@ -244,7 +248,7 @@ def test_heads_are_turned_on_the_way_as_by_operators_of_their_own(name: str, has
     one_by_one = Pool(shape, [qkv])
     for i in range(num_tokens):
         at = slice(i, i + 1)
-        turn = HeadTurn(cos[at].contiguous(), signed_sin[at].contiguous(), weight if has_norm else None, 1e-6)
+        turn = HeadTurn(cos[at].contiguous(), signed_sin[at].contiguous(), weight if has_norm else None, 1e-6, mean)
         one_by_one.step([(0, 1)], turn=turn)
     assert torch.equal(torch.cat([one_by_one.results()[0]]), fused.results()[0])
     assert torch.equal(one_by_one.storage, fused.storage)

@@ -139,13 +139,12 @@ class LayerSpec:
         return alibi_slopes(self.num_heads) if self.has_alibi else ()
 
     @property
-    def stores_keys_less_bias(self) -> bool:
-        """Whether quantized KV leaves the projection's bias out of the rotated keys.
+    def centers_keys(self) -> bool:
+        """Whether quantized KV stores the layer's keys less their mean.
 
-        All scores of a query fall alike then, so it has to be a softmax of the scores as they are that follows. A norm
-        between bias and rotation would make the bias a poor guess of what keys share.
+        All scores of a query fall alike then, so it has to be a softmax of the scores as they are that follows.
         """
-        return self.qkv_bias and self.kv_source is None and self.qk_norm == "none" and self.score_cap is None
+        return self.kv_source is None and self.score_cap is None
 
     @property
     def has_plain_attention(self) -> bool:

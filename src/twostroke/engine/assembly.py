@@ -14,6 +14,7 @@ from pathlib import Path
 from twostroke.communicator.interface import Communicator
 from twostroke.config.cpu_list import show_cpus
 from twostroke.config.engine import EngineConfig
+from twostroke.config.kv_format import is_quantized
 from twostroke.config.load import DEFAULT_GROUP_SIZE
 from twostroke.config.model import ModelConfig
 from twostroke.cost.step_cost import MachineLimits, ModelShape
@@ -68,6 +69,8 @@ from twostroke.model.registry import num_parameters
 from twostroke.process_memory import own_anonymous_bytes
 from twostroke.runner.decode_graphs import CudaGraphs, DecodeGraphs, Recorder, recordable
 from twostroke.runner.executor import Executor, InProcessExecutor
+from twostroke.runner.key_means import TEXT as KEY_MEANS_TEXT
+from twostroke.runner.key_means import key_means
 from twostroke.runner.kv_moves import KVMover
 from twostroke.runner.kv_storage import KVStorage
 from twostroke.runner.machine_limits import measure_machine_limits
@@ -221,7 +224,10 @@ def _build_engine(  # noqa: PLR0913 (everything that was found out before)
         assert isinstance(kv_size, KVSizing), "memory that is shared is made before a weight is read"
         num_kv_blocks = kv_size.num_blocks + kv_size.num_scratch_blocks + loaded.drafter_facts.num_branch_blocks
         shared = shared_memory_for(handover.port, loaded.num_ranks, num_kv_blocks * layout.bytes_per_block)
-    executor, runner, sized = _executor(config, loaded, kv_size, () if shared is None else shared.descriptors)
+    converts_kv = handover is not None and handover.port.fetches and handover.port.allows_drift
+    executor, runner, sized = _executor(
+        config, loaded, kv_size, () if shared is None else shared.descriptors, converts_kv=converts_kv
+    )
     sizing, pace = sized.sizing, costs()[2]
     manager = KVCacheManager(layout, sizing.num_blocks, config.cache, sizing.max_model_len)
     scheduler = Scheduler(
@@ -274,18 +280,25 @@ def _kv_size(
 
 
 def _executor(
-    config: EngineConfig, loaded: Prepared, kv_size: KVSizing | MemoryProbe, descriptors: tuple[int, ...]
+    config: EngineConfig,
+    loaded: Prepared,
+    kv_size: KVSizing | MemoryProbe,
+    descriptors: tuple[int, ...],
+    *,
+    converts_kv: bool,
 ) -> tuple[Executor, ModelRunner, Sized]:
     """Loads the model, here or here and in other processes, and opens the one door to it; and what is here."""
     descriptor = descriptors[0] if descriptors else None
+    finds_key_means = converts_kv or is_quantized(loaded.kv_format)
     if config.load.tensor_parallel_size == 1:
-        runner, sized = _runner(config, loaded, kv_size, RowSplit(), descriptor)
+        runner, sized = _runner(config, loaded, kv_size, RowSplit(), descriptor, finds_key_means=finds_key_means)
         return InProcessExecutor(runner, max_in_flight=2 if config.schedules_ahead else 1), runner, sized
     ranks: Ranks | None = None
     try:
         decided = KVDecision(kv_size.num_blocks, kv_size.max_model_len) if isinstance(kv_size, KVSizing) else None
-        ranks = Ranks.start(RankStart(config, decided, descriptors))
-        runner, sized = _runner(config, loaded, kv_size, RowSplit(ranks.communicator), descriptor)
+        ranks = Ranks.start(RankStart(config, decided, descriptors, finds_key_means))
+        split = RowSplit(ranks.communicator)
+        runner, sized = _runner(config, loaded, kv_size, split, descriptor, finds_key_means=finds_key_means)
         ranks.communicator.barrier()
     except BaseException as error:
         if ranks is not None:
@@ -315,7 +328,8 @@ def run_rank(start: RankStart, communicator: Communicator) -> None:
         _check_own_memory(start.config, loaded, kv_size)
     assert kv_size is not None, "rank 0 said how many blocks there are, or each rank measures"
     descriptor = start.kv_descriptors[communicator.rank] if start.kv_descriptors else None
-    runner, _ = _runner(start.config, loaded, kv_size, RowSplit(communicator), descriptor)
+    split, finds_key_means = RowSplit(communicator), start.finds_key_means
+    runner, _ = _runner(start.config, loaded, kv_size, split, descriptor, finds_key_means=finds_key_means)
     communicator.barrier()
     follow(runner, communicator)
 
@@ -326,8 +340,12 @@ def _runner(
     kv_size: KVSizing | MemoryProbe,
     split: RowSplit,
     descriptor: int | None = None,
+    *,
+    finds_key_means: bool,
 ) -> tuple[ModelRunner, Sized]:
     """Reads the weights of a rank and builds what runs them, with its KV cache in shared memory where that is given.
+
+    Quantized KV stores keys less their means; who converts KV from and to a quantized format needs these, too.
 
     Returns:
         What runs them, and how large that cache is.
@@ -345,6 +363,9 @@ def _runner(
         split=split,
         cache=_packed_cache(config, loaded),
     )
+    if finds_key_means:
+        text = loaded.tokenizer.encode(KEY_MEANS_TEXT)
+        model.center_keys(key_means(model, text, loaded.dtype, loaded.device, split))
     sampler = Sampler(
         loaded.config.vocab_size,
         loaded.eos_token_ids,
@@ -435,7 +456,7 @@ def _geometry(config: EngineConfig, loaded: Prepared, runner: ModelRunner) -> KV
     """What another process has to agree on."""
     dtype = str(loaded.dtype).removeprefix("torch.")
     return KVGeometry(
-        identity_facts(loaded.weights.path, loaded.config, config.load, loaded.kv_format),
+        identity_facts(loaded.weights.path, loaded.config, config.load, loaded.tokenizer.encode(KEY_MEANS_TEXT)),
         numerics_facts(
             loaded.operators.name,
             loaded.device.type,

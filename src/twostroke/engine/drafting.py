@@ -9,7 +9,7 @@ from typing import Protocol
 
 import torch
 
-from twostroke.config.kv_format import KVFormat
+from twostroke.config.kv_format import KVFormat, is_quantized
 from twostroke.config.layer_spec import KVSpec
 from twostroke.config.model import ModelConfig
 from twostroke.config.speculation import AUTO, SpeculativeConfig
@@ -17,6 +17,7 @@ from twostroke.errors import InvalidParameter, SetupError
 from twostroke.kernels.dispatch import GroupShape, Operators
 from twostroke.kv_cache.layout import KVGroup, KVLayout
 from twostroke.layers.attention_metadata import AttentionLayout
+from twostroke.layers.row_split import RowSplit
 from twostroke.model.checkpoint import companion, find_model_folder
 from twostroke.model.decoder import DecoderModel, Placement
 from twostroke.model.draft_folder import DraftFolder
@@ -28,6 +29,8 @@ from twostroke.model.registry import num_parameters
 from twostroke.model.weight_size import weight_bytes
 from twostroke.model.weight_source import WeightSource
 from twostroke.runner.branches import MAX_BRANCHES, blocks_of_branch
+from twostroke.runner.key_means import TEXT as KEY_MEANS_TEXT
+from twostroke.runner.key_means import key_means, key_means_bytes
 from twostroke.runner.kv_storage import JoinedStorages, KVStorage
 from twostroke.sampling.sampler import Sampler
 from twostroke.speculation.chain import ChainProposer, ReadByDraftModel, ReadByTarget
@@ -221,6 +224,7 @@ class _DraftModel:
         """See Drafter."""
         around = self.surroundings
         weights = weight_bytes(self.weights, self.config, around.dtype, around.operators)
+        weights += key_means_bytes(self.config, around.kv_format, around.dtype.itemsize)
         return DrafterFacts(num_weight_bytes=weights, kv_bytes_per_block=_bytes_beside(self._layouts))
 
     @property
@@ -248,6 +252,9 @@ class _DraftModel:
             max_model_len=target.max_model_len,
             operators=around.operators,
         )
+        if is_quantized(around.kv_format):
+            text = around.tokenizer.encode(KEY_MEANS_TEXT)
+            model.center_keys(key_means(model, text, around.dtype, around.device, RowSplit()))
         kv, attention = _storage_beside(self.config, self._layouts, around, target.kv.num_blocks)
         tables = [_table_beside(around.layout)] * len(attention.shapes)
         reader = Reader(model, self.config.num_layers, kv, attention, tables, around.device)

@@ -111,7 +111,7 @@ def open_ends(
         borrower = KVBorrower(
             memory,
             geometry,
-            reading=BlockReading(runner.head_order, recode),
+            reading=BlockReading(runner.head_order, recode, runner.key_means),
             clock=monotonic_clock,
             allows_drift=port.allows_drift,
             nixl=NixlAgent(memory) if port.fetches_by_nixl else None,

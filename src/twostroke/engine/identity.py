@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from twostroke.config.kv_format import KVFormat, is_quantized
+from twostroke.config.kv_format import KVFormat
 from twostroke.config.load import DEFAULT_GROUP_SIZE, LoadConfig
 from twostroke.config.model import ModelConfig
 from twostroke.gguf.container import parts_of
@@ -15,20 +16,20 @@ from twostroke.version import __version__
 
 _NUM_SAMPLES = 16
 _SAMPLE_BYTES = 4096
-_KV_CODEC = "2"
+_KV_CODEC = "3"
 """Raised when a KV format comes to mean other numbers: what one process stored another must not misread."""
 
 
-def identity_facts(path: Path, config: ModelConfig, load: LoadConfig, kv_format: KVFormat) -> dict[str, str]:
+def identity_facts(path: Path, config: ModelConfig, load: LoadConfig, token_ids: Sequence[int]) -> dict[str, str]:
     """Of the model. Two folders with the same weights are the same model, whatever they are called.
 
     Args:
         path: of the weights.
         config: of the model, fixed for the longest request.
         load: what the user asked for.
-        kv_format: of K and V. Keys without their bias are no keys for a process that stores whole ones.
+        token_ids: of the text that the means of keys are found with (runner/key_means.py): quantized keys are less
+            these means.
     """
-    lacks_bias = is_quantized(kv_format) and any(layer.stores_keys_less_bias for layer in config.layers)
     ropes = (sorted(asdict(rope).items()) for rope, _ in config.ropes)
     rope = "; ".join(" ".join(f"{name}={value}" for name, value in fields if value is not None) for fields in ropes)
     return {
@@ -36,7 +37,8 @@ def identity_facts(path: Path, config: ModelConfig, load: LoadConfig, kv_format:
         "shape": f"{config.num_layers} layers of {config.hidden_size}, {config.vocab_size} tokens",
         "rope": rope,
         "maths": _digest(_maths(config)),
-        "stored keys": f"{'less their bias' if lacks_bias else 'whole'}, codec {_KV_CODEC}",
+        "KV codec": _KV_CODEC,
+        "tokenizer": f"one with the tokens {_digest(token_ids)}",
         "weights": fingerprint(path) if load.load_format == "auto" else f"random, of {_digest(config)}",
     }
 
@@ -75,9 +77,9 @@ def _maths(config: ModelConfig) -> ModelConfig:
     return replace(config, dtype="", max_position_embeddings=0, max_context=0, early_exit_layers=())
 
 
-def _digest(config: ModelConfig) -> str:
-    """Of a shape, which is all that random weights come from."""
-    return hashlib.blake2b(repr(config).encode(), digest_size=8).hexdigest()
+def _digest(value: object) -> str:
+    """Of what a value shows; of a shape, which is all that random weights come from."""
+    return hashlib.blake2b(repr(value).encode(), digest_size=8).hexdigest()
 
 
 def fingerprint(path: Path) -> str:

@@ -59,6 +59,8 @@ class RankStart(msgspec.Struct, array_like=True):
     """None: each rank measures its card, and the one that has least room decides."""
     kv_descriptors: tuple[int, ...] = ()
     """Of memory for each rank's KV cache that rank 0 maps, too; none: it is a rank's own."""
+    finds_key_means: bool = False
+    """Whether all ranks find the means of keys (runner/key_means.py)."""
 
 
 class RankProcess(Protocol):

@@ -126,7 +126,10 @@ class GroupShape:
 
 
 class HeadTurn(NamedTuple):
-    """What is done to q and k before attention: a norm over each head, where an architecture has one, and rotation."""
+    """What is done to q and k before attention: a norm over each head, where an architecture has one, and rotation.
+
+    Keys may lose their mean behind that.
+    """
 
     cos: Tensor
     """[num_tokens, 1, head_dim], both halves alike."""
@@ -136,6 +139,8 @@ class HeadTurn(NamedTuple):
     """[num_heads + num_kv_heads, head_dim], in the type of q and k or in float32"""
     eps: float
     """Of the norm."""
+    key_mean: Tensor | None = None
+    """[num_kv_heads, head_dim], in the type of k; None: keys are stored whole."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -344,7 +349,13 @@ class WholeLayer(Protocol):
     """The layer of some LayerParts in one call: the same bits, and less time between its operators."""
 
     def __call__(
-        self, x: Tensor, rotation: tuple[Tensor, Tensor] | None, storage: Tensor, plan: Any, layer_in_block: int
+        self,
+        x: Tensor,
+        rotation: tuple[Tensor, Tensor] | None,
+        storage: Tensor,
+        plan: Any,
+        layer_in_block: int,
+        key_mean: Tensor | None = None,
     ) -> Tensor:
         """Compute the layer.
 
@@ -354,6 +365,7 @@ class WholeLayer(Protocol):
             storage: as the layer's AttentionOperator takes it, and so are the next two.
             plan: see there.
             layer_in_block: see there.
+            key_mean: see HeadTurn; None: keys are stored whole.
 
         Returns:
             [num_tokens, hidden_size].

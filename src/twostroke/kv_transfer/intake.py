@@ -24,7 +24,7 @@ from twostroke.kv_transfer.connection import Connection
 from twostroke.kv_transfer.conversion import Conversion, OrderOf
 from twostroke.kv_transfer.frames import Ready, TransferBroken, receive_pieces
 from twostroke.kv_transfer.memory import KVMemory, pages_of
-from twostroke.kv_transfer.recoding import Recode, RecodedConversion
+from twostroke.kv_transfer.recoding import KeyMeans, Recode, RecodedConversion
 
 _STAGED_BYTES = 4 << 20
 """Of brought blocks that are taken apart, so many bytes at once."""
@@ -117,13 +117,15 @@ class BlockReading:
     """Places of tokens in a head of the borrower's own pages."""
     recode: Recode | None = None
     """Converter between KV formats; None: only blocks of the borrower's own format are accepted."""
+    key_means: KeyMeans | None = None
+    """Of the model; None: keys are whole in every format."""
 
     def conversion(self, ours: KVMemory, theirs: KVMemory, lent: Lent) -> Conversion | RecodedConversion:
         """Return the conversion of the lender's blocks into the borrower's, wherever the bytes lie now."""
         if not lent.orders:
             return Conversion(ours, theirs, self.order)
         assert self.recode is not None, "a format that this side cannot read was refused"
-        return RecodedConversion(ours, theirs, self.order, lent.orders, self.recode)
+        return RecodedConversion(ours, theirs, self.order, lent.orders, self.recode, self.key_means)
 
 
 def intake(

@@ -7,6 +7,10 @@ theirs: int8, 16 tokens  ──► slots ──► float32 ──► slots ─�
 
 Conversion goes page by page. It changes numbers, so a borrower accepts such KV only if its user allows drift. Block
 sizes and ranks do not matter here: the staged blocks have the lender's, and a Conversion moves them.
+
+Quantized KV holds keys less their means (layers/attention.py), so these are added or subtracted where one side's KV is
+quantized and the other's is not. The means are the borrower's own: those of the lender differ by no more than what
+both compute.
 """
 
 from __future__ import annotations
@@ -17,13 +21,16 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from twostroke.config.kv_format import KVFormat
+from twostroke.config.kv_format import KVFormat, is_quantized
 from twostroke.kernels.head_order import HeadOrder
 from twostroke.kv_transfer.conversion import Conversion, OrderOf
 from twostroke.kv_transfer.memory import KVMemory, layers_of_group, pages_of
 
-Recode = Callable[[NDArray[np.uint8], KVFormat, KVFormat], NDArray[np.uint8]]
-"""Converter of slots [n, slot bytes] from one format to another, both in plain order."""
+KeyMeans = Sequence[NDArray[np.float32]]
+"""Per KV group [layers, num_kv_heads of all ranks, head_dim]."""
+Recode = Callable[[NDArray[np.uint8], KVFormat, KVFormat, NDArray[np.float32] | None], NDArray[np.uint8]]
+"""Converter of slots [n, slot bytes] from one format to another, both in plain order. Adds [n, head_dim] where that is
+given."""
 _STAGED_BYTES = 4 << 20
 """Bytes of blocks that are converted at once."""
 
@@ -39,19 +46,23 @@ class BlockRecoder:
     to_format: KVFormat
     to_order: HeadOrder
 
-    def heads(self, heads: NDArray[np.uint8], block_size: int, *, values: bool) -> NDArray[np.uint8]:
+    def heads(
+        self, heads: NDArray[np.uint8], block_size: int, *, values: bool, shift: NDArray[np.float32] | None = None
+    ) -> NDArray[np.uint8]:
         """Return the tokens of some heads in the other format.
 
         Args:
             heads: [n, bytes of a head], each the K or the V of one head of a block.
             block_size: tokens in each block, on both sides.
             values: whether the heads hold V.
+            shift: [n, head_dim], added to each vector of a head; None: nothing.
 
         Returns:
             [n, bytes of a head in the other format].
         """
-        slots = self.order.slots(heads, block_size, values=values)
-        recoded = self.recode(slots.reshape(len(heads) * block_size, -1), self.kv_format, self.to_format)
+        slots = self.order.slots(heads, block_size, values=values).reshape(len(heads) * block_size, -1)
+        of_slots = None if shift is None else np.repeat(shift, block_size, axis=0)
+        recoded = self.recode(slots, self.kv_format, self.to_format, of_slots)
         return self.to_order.heads(recoded.reshape(len(heads), block_size, -1), values=values)
 
 
@@ -64,13 +75,22 @@ class RecodedConversion:
         order: places of tokens in our blocks.
         their_orders: per KV group, places of tokens in a head of their pages.
         recode: the codec.
+        key_means: of the model; None: keys are whole in every format.
     """
 
     def __init__(
-        self, ours: KVMemory, theirs: KVMemory, order: OrderOf, their_orders: Sequence[HeadOrder], recode: Recode
+        self,
+        ours: KVMemory,
+        theirs: KVMemory,
+        order: OrderOf,
+        their_orders: Sequence[HeadOrder],
+        recode: Recode,
+        key_means: KeyMeans | None = None,
     ) -> None:
         layout = replace(theirs.layout, kv_format=ours.layout.kv_format)
         self._theirs, self._block_size = theirs, layout.block_size
+        sign = is_quantized(theirs.layout.kv_format) - is_quantized(layout.kv_format)
+        self._key_shifts = None if key_means is None or not sign else [sign * of_group for of_group in key_means]
         # orders are known of the shares of heads that are here; their ranks may have others
         self._recoders = [
             BlockRecoder(
@@ -130,6 +150,17 @@ class RecodedConversion:
             num_bytes += there.nbytes
             for kind in (0, 1):
                 heads = there[:, :, kind]
-                recoded = recoder.heads(heads.reshape(-1, heads.shape[-1]), self._block_size, values=bool(kind))
+                shift = None if kind else self._shift_of_keys(group_id, rank, layers, len(their_ids))
+                recoded = recoder.heads(
+                    heads.reshape(-1, heads.shape[-1]), self._block_size, values=bool(kind), shift=shift
+                )
                 here[list(ids), of_page, kind] = recoded.reshape(*heads.shape[:-1], -1)
         return num_bytes
+
+    def _shift_of_keys(self, group_id: int, rank: int, layers: range, num_pages: int) -> NDArray[np.float32] | None:
+        """Return what is added to each head's keys, [pages x layers x heads of their rank, head_dim]; None: nothing."""
+        if self._key_shifts is None:
+            return None
+        heads = self._theirs.layout.groups[group_id].spec.heads_of_rank(rank)
+        of_page = self._key_shifts[group_id][layers.start : layers.stop, heads.start : heads.stop]
+        return np.tile(of_page.reshape(-1, of_page.shape[-1]), (num_pages, 1))

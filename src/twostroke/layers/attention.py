@@ -9,7 +9,7 @@ from torch import Tensor
 
 from twostroke.config.kv_format import is_quantized
 from twostroke.config.layer_spec import LayerSpec
-from twostroke.kernels.dispatch import HeadTurn, Operators, Scoring, WholeLayer
+from twostroke.kernels.dispatch import GroupShape, HeadTurn, Operators, Scoring, WholeLayer
 from twostroke.layers.attention_metadata import AttentionMetadata
 from twostroke.layers.norm import RMSNorm
 from twostroke.layers.rotary import Rotation
@@ -33,16 +33,15 @@ class KVTensors(Protocol):
 class Attention:
     """Turns q and k, writes K and V of the step's tokens, then attends over the paged context.
 
-    Quantized KV stores each rotated key less `key_bias`, [num_kv_heads, head_dim]. Some models have biases of hundreds,
-    in pairs of dimensions that rotation hardly moves: beside them a scale leaves nothing of the other dimensions. All
-    scores of a query fall by q · key_bias, which the softmax does not see.
+    Quantized KV stores each rotated key less the mean of all keys (`center_keys`). In pairs of dimensions that rotation
+    hardly moves, keys share large numbers, in some models hundreds: beside them a scale leaves little of the other
+    dimensions. All scores of a query fall by q · mean, which the softmax does not see.
 
     Args:
         layer_id: of the model's layers.
         spec: of the layer.
         operators: of the back end.
         head_norm: over each head of q and k, before they are rotated.
-        key_bias: of the projection, where keys have one; see LayerSpec.stores_keys_less_bias.
         slopes: see Scoring.
     """
 
@@ -52,14 +51,17 @@ class Attention:
         spec: LayerSpec,
         operators: Operators,
         head_norm: RMSNorm | None = None,
-        key_bias: Tensor | None = None,
         slopes: Tensor | None = None,
     ) -> None:
         self._layer_id, self._kv_source = layer_id, layer_id if spec.kv_source is None else spec.kv_source
         self._writes_kv = self._kv_source == layer_id
         self.scoring = Scoring(spec.softmax_scale, spec.score_cap, slopes=slopes)
         self._head_norm, self._rotate_heads_ = head_norm, operators.rotate_heads_
-        self._key_bias = key_bias
+        self._key_mean: Tensor | None = None
+
+    def center_keys(self, mean: Tensor) -> None:
+        """Store quantized keys less `mean`, [num_kv_heads, head_dim], from now on."""
+        self._key_mean = mean
 
     def __call__(self, qkv: Tensor, rotation: Rotation | None, attention: AttentionMetadata, kv: KVTensors) -> Tensor:
         """Attends.
@@ -80,13 +82,14 @@ class Attention:
         num_heads, num_kv_heads = shape.num_heads, shape.kv.num_kv_heads
         found, needed = qkv.shape[1], num_heads + 2 * num_kv_heads if self._writes_kv else num_heads
         assert found == needed, f"{found} heads, {needed} for {shape}"
-        key_bias = self._key_bias if self._writes_kv and is_quantized(shape.kv_format) else None
-        if rotation is not None and operator.turns_heads and key_bias is None:
-            turn = self._turn(rotation)
-        elif rotation is not None or self._head_norm is not None:
-            self._turn_(qkv[:, : num_heads + num_kv_heads], rotation)
-        if key_bias is not None:
-            qkv[:, num_heads : num_heads + num_kv_heads].sub_(key_bias)
+        key_mean = self._mean_left_out(shape)
+        if rotation is not None and operator.turns_heads:
+            turn = self._turn(rotation, key_mean)
+        else:
+            if rotation is not None or self._head_norm is not None:
+                self._turn_(qkv[:, : num_heads + num_kv_heads], rotation)
+            if key_mean is not None:
+                qkv[:, num_heads : num_heads + num_kv_heads].sub_(key_mean)
         attended = operator(qkv, kv.tensors[group], attention.plans[group], index, self.scoring, turn)
         if self._writes_kv:
             kv.layer_written(self._layer_id)
@@ -99,21 +102,21 @@ class Attention:
         rotation: Rotation | None,
         attention: AttentionMetadata,
         kv: KVTensors,
-    ) -> Tensor | None:
-        """Compute the whole layer that this attention is part of, [num_tokens, hidden_size]; see __call__.
-
-        None: not with this storage, whose keys are less their bias.
-        """
+    ) -> Tensor:
+        """Compute the whole layer that this attention is part of, [num_tokens, hidden_size]; see __call__."""
         group, index = attention.layout.layer_slots[self._kv_source]
-        if self._key_bias is not None and is_quantized(attention.layout.shapes[group].kv_format):
-            return None
-        y = layer(x, rotation, kv.tensors[group], attention.plans[group], index)
+        key_mean = self._mean_left_out(attention.layout.shapes[group])
+        y = layer(x, rotation, kv.tensors[group], attention.plans[group], index, key_mean)
         kv.layer_written(self._layer_id)
         return y
 
-    def _turn(self, rotation: Rotation) -> HeadTurn:
+    def _mean_left_out(self, shape: GroupShape) -> Tensor | None:
+        return self._key_mean if is_quantized(shape.kv_format) else None
+
+    def _turn(self, rotation: Rotation, key_mean: Tensor | None) -> HeadTurn:
         norm = self._head_norm
-        return HeadTurn(*rotation, None, 0.0) if norm is None else HeadTurn(*rotation, norm.weight, norm.eps)
+        weight, eps = (None, 0.0) if norm is None else (norm.weight, norm.eps)
+        return HeadTurn(*rotation, weight, eps, key_mean)
 
     def _turn_(self, qk: Tensor, rotation: Rotation | None) -> None:
         """By operators of their own, in place."""

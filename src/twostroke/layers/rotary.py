@@ -15,6 +15,10 @@ Rotation = tuple[Tensor, Tensor]
 
 _POSITIONS_AT_ONCE = 4096
 
+LEAST_POSITIONS = 128
+"""Positions that the tables have at least: so many tokens are read when means of keys are found (runner/key_means.py),
+however long requests may be."""
+
 
 class Rotary:
     """Cosines and sines of every position, computed once."""
@@ -22,7 +26,7 @@ class Rotary:
     def __init__(
         self, rope: RopeConfig, head_dim: int, *, max_model_len: int, dtype: torch.dtype, device: torch.device
     ) -> None:
-        """Fills the tables for positions 0 to max_model_len - 1.
+        """Fills the tables for positions 0 to max_model_len - 1, or more.
 
         Dynamic NTK scaling is fixed for `rope.longest_request`: stretching with the length of each request would make
         the keys in the cache contradict later queries. The same holds for longrope, whose factors change where a
@@ -31,18 +35,19 @@ class Rotary:
         Of heads that are rotated in part, the numbers of a pair come first in each half (model/rotary_order.py); the
         others are multiplied by 1.
         """
+        num_positions = max(max_model_len, LEAST_POSITIONS)
         frequencies, factor = inverse_frequencies(rope, rope.rotary_dim or head_dim)
         num_pairs, half = len(frequencies), head_dim // 2
-        self._cos = torch.ones(max_model_len, head_dim, dtype=dtype, device=device)
+        self._cos = torch.ones(num_positions, head_dim, dtype=dtype, device=device)
         self._signed_sin = torch.zeros_like(self._cos)
         self._query_scales: Tensor | None = None
         if rope.query_growth is not None:
             assert rope.original_max_position_embeddings is not None
-            turns = torch.arange(max_model_len) // rope.original_max_position_embeddings
+            turns = torch.arange(num_positions) // rope.original_max_position_embeddings
             self._query_scales = (1 + rope.query_growth * torch.log(1.0 + turns)).to(device=device, dtype=dtype)
         # a slice at a time: in float32 and with what lies between, a whole context would take several times the tables
-        for begin in range(0, max_model_len, _POSITIONS_AT_ONCE):
-            positions = torch.arange(begin, min(begin + _POSITIONS_AT_ONCE, max_model_len)).float()
+        for begin in range(0, num_positions, _POSITIONS_AT_ONCE):
+            positions = torch.arange(begin, min(begin + _POSITIONS_AT_ONCE, num_positions)).float()
             angles = positions[:, None] * frequencies  # [num_positions, num_pairs]
             cos, sin = angles.cos() * factor, angles.sin() * factor
             rows = slice(begin, begin + len(positions))
@@ -57,7 +62,7 @@ class Rotary:
     @staticmethod
     def bytes_for(head_dim: int, max_model_len: int, bytes_per_element: int) -> int:
         """What the tables take."""
-        return 2 * max_model_len * head_dim * bytes_per_element
+        return 2 * max(max_model_len, LEAST_POSITIONS) * head_dim * bytes_per_element
 
     @property
     def nbytes(self) -> int:

@@ -89,6 +89,8 @@ class DecoderModel(ABC):
             placement.operators, self.num_heads, kv, placement.dtype, placement.device
         )
         """The operators that steps are planned for."""
+        self.key_means: Mapping[int, Tensor] = {}
+        """What `center_keys` was given."""
 
     @classmethod
     @abstractmethod
@@ -115,6 +117,14 @@ class DecoderModel(ABC):
         """Runs some consecutive layers over hidden states [num_tokens, hidden_size], which may be changed.
 
         The inputs of layers that `features` names are copied to the tensors there, of the same shape.
+        """
+
+    @abstractmethod
+    def center_keys(self, means: Mapping[int, Tensor]) -> None:
+        """Store quantized keys of these layers less their means from now on; see Attention.
+
+        Args:
+            means: by layer, [num_kv_heads, head_dim], the heads of all ranks.
         """
 
     @abstractmethod

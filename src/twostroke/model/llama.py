@@ -62,7 +62,7 @@ class LlamaLayer:
         self._qkv = operators.pack_linear(weights["qkv.weight"], weights.get("qkv.bias"))
         head_norm = self.head_norm(config, weights, operators) if spec.qk_norm == "heads" else None
         slopes = own_slopes(spec, placement)
-        self._attention = Attention(layer_id, spec, operators, head_norm, self._key_bias(spec, weights), slopes)
+        self._attention = Attention(layer_id, spec, operators, head_norm, slopes)
         output = operators.pack_linear(weights["output.weight"], weights.get("output.bias"))
         self.output = split.linear(output, config.hidden_size)
         self.inner = self.pack_mlp(spec, weights, placement)
@@ -105,9 +105,7 @@ class LlamaLayer:
             query_scales: [num_tokens, 1, 1], factors on q, where the layer has them.
         """
         if self._whole is not None and query_scales is None:
-            y = self._attention.within(self._whole, x, rotation, attention, kv)
-            if y is not None:
-                return y
+            return self._attention.within(self._whole, x, rotation, attention, kv)
         normed = self.attention_norm(x)
         beside = self.mlp_norm(x) if self._is_parallel and not self._shares_norm else normed
         attended = self.attend(normed, rotation, attention, kv, query_scales)
@@ -115,6 +113,10 @@ class LlamaLayer:
         normed = beside if self._is_parallel else self.mlp_norm(x)
         inner = self.inner(normed)
         return self._added(normed if self._adds_to_normed else x, self.down, inner, self._mlp_out_norm)
+
+    def center_keys(self, mean: Tensor) -> None:
+        """See Attention."""
+        self._attention.center_keys(mean)
 
     def _as_one_call(
         self, spec: LayerSpec, norms: Mapping[str, Norm], head_norm: RMSNorm | None, operators: Operators
@@ -141,13 +143,6 @@ class LlamaLayer:
                 down=self.down,
             )
         )
-
-    def _key_bias(self, spec: LayerSpec, weights: Mapping[str, Any]) -> Tensor | None:
-        """Return what quantized KV leaves out of each rotated key, [num_kv_heads, head_dim]; None: nothing."""
-        if not spec.stores_keys_less_bias:
-            return None
-        bias: Tensor = weights["qkv.bias"].view(-1, self._head_dim)
-        return bias[self._num_heads : self._num_heads + self._num_kv_heads].clone()
 
     def _added(self, residual: Tensor, linear: Linear, x: Tensor, norm: Norm | None) -> Tensor:
         if norm is None and self._residual_scale == 1.0:
@@ -355,6 +350,13 @@ class Llama(DecoderModel):
             rotation, query_scales = (None, None) if which is None else rotations[which]
             hidden = self._layers[layer_id].forward(hidden, rotation, attention, kv, query_scales)
         return hidden
+
+    def center_keys(self, means: Mapping[int, Tensor]) -> None:
+        """See DecoderModel."""
+        self.key_means = means
+        for layer_id, mean in means.items():
+            own = self._split.own(len(mean))
+            self._layers[layer_id].center_keys(mean[own.start : own.stop])
 
     @torch.inference_mode()
     def final_norm(self, hidden: Tensor) -> Tensor:

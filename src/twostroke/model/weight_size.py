@@ -74,23 +74,13 @@ class _Counts:
     def of_rank(self, rank: int, num_ranks: int) -> int:
         """Everything that a rank has."""
         own = partial(rows_of, rank, num_ranks)
-        beside = self._of_key_biases(own) + self._of_slopes(own)
-        return beside + sum(
+        return self._of_slopes(own) + sum(
             self._of_matrix(name, parameter, own)
             if is_packed(name, self._config, parameter, self._source, checkpoint_names(self._names, name))
             else self._of_tensor(parameter, own, num_ranks)
             for name, parameter in self._parameters.items()
             if not self._is_packed_with_its_matrix(name)
         )
-
-    def _of_key_biases(self, own: Callable[[int], range]) -> int:
-        """Biases of keys, which attention has beside the packed ones."""
-        num_rows = 0
-        for layer_id, spec in enumerate(self._config.layers):
-            if spec.stores_keys_less_bias:
-                parameter = self._parameters[f"layers.{layer_id}.qkv.bias"]
-                num_rows += len(parameter.own_rows(parameter.rows[1], own))
-        return num_rows * self._dtype.itemsize
 
     def _of_slopes(self, own: Callable[[int], range]) -> int:
         """ALiBi's slopes, which each layer keeps in float32."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from twostroke.batch import BlockTableUpdate, NewRequest, RequestResult, ScheduledBatch, StepResult, TokenLogprobs
 from twostroke.config.layer_spec import KVSpec
@@ -22,6 +23,7 @@ from twostroke.runner.branches import Branch, BranchBlocks, FlatBatch, flat_batc
 from twostroke.runner.decode_graphs import DecodeGraphs
 from twostroke.runner.host_copy import HostCopy
 from twostroke.runner.input_batch import InputBatch, build_input_batch
+from twostroke.runner.key_means import key_means_of_groups
 from twostroke.runner.kv_moves import KVMover
 from twostroke.runner.kv_recompute import KVRecomputer
 from twostroke.runner.kv_storage import KVStorage
@@ -122,6 +124,11 @@ class ModelRunner:
     def head_order(self, kv: KVSpec, block_size: int) -> HeadOrder:
         """That order in layers of one kind, in pages of any size."""
         return self._model.attention[kv].head_order(self._kv.layout.kv_format, kv.head_dim, block_size)
+
+    @property
+    def key_means(self) -> list[NDArray[np.float32]]:
+        """Means of keys that quantized KV leaves out, per KV group [layers, num_kv_heads of all ranks, head_dim]."""
+        return key_means_of_groups(self._model, self._kv.layout)
 
     def add_request(self, request: NewRequest) -> None:
         """Announces a request; it gets its row with the first batch that it is part of.

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from attention_pool import Pool, Shape, alone
 from oracle.naive_attention import naive_attention
 from tiers import examples
-from twostroke.config.kv_format import KVFormat
+from twostroke.config.kv_format import KVFormat, is_quantized
 from twostroke.config.load import Kernels
 from twostroke.kernels import native
 from twostroke.kernels.dispatch import HeadTurn, operators_for
@@ -197,12 +197,16 @@ def test_heads_are_turned_on_the_way_as_by_operators_of_their_own(
     if weight is not None:
         operators.rms_norm_(turned[:, :num_turned], weight, 1e-6)
     operators.rotate_heads_(turned[:, :num_turned], cos, signed_sin)
+    mean = torch.randn(shape.num_kv_heads, shape.head_dim).to(shape.dtype) if is_quantized(shape.stored_as) else None
+    if mean is not None:
+        turned[:, shape.num_heads : num_turned] -= mean
 
     separate, at_once, in_pieces = Pool(shape, [turned]), Pool(shape, [qkv]), Pool(shape, [qkv])
     separate.step([(0, num_tokens)])
-    at_once.step([(0, num_tokens)], turn=HeadTurn(cos, signed_sin, weight, 1e-6))
+    at_once.step([(0, num_tokens)], turn=HeadTurn(cos, signed_sin, weight, 1e-6, mean))
     for begin, end in ((0, 7), (7, 8), (8, 131), (131, 132), (132, num_tokens)):
-        in_pieces.step([(0, end - begin)], turn=HeadTurn(cos[begin:end], signed_sin[begin:end], weight, 1e-6))
+        turn = HeadTurn(cos[begin:end], signed_sin[begin:end], weight, 1e-6, mean)
+        in_pieces.step([(0, end - begin)], turn=turn)
     written = separate.storage.clone()
     for fused in (at_once, in_pieces):
         assert torch.equal(fused.storage, written)

@@ -10,7 +10,7 @@ from hypothesis import given
 
 from factories import uniform_layout
 from oracle import naive_kv
-from twostroke.config.kv_format import KV_FORMATS, KVFormat
+from twostroke.config.kv_format import KV_FORMATS, KVFormat, is_quantized
 from twostroke.kernels.head_order import HeadOrder, plain_order
 from twostroke.kernels.native.kv_order import head_order, read_heads
 from twostroke.kernels.reference.kv_codec import decode, encode, recode
@@ -87,11 +87,15 @@ class Side:
     kv_format=st.sampled_from(KV_FORMATS),
     to_format=st.sampled_from(KV_FORMATS),
     head_dim=st.sampled_from([2, 16, 24]),
+    has_means=st.booleans(),
 )
 def test_every_number_is_that_of_the_definition(
-    data: st.DataObject, seed: int, kv_format: KVFormat, to_format: KVFormat, head_dim: int
+    data: st.DataObject, seed: int, kv_format: KVFormat, to_format: KVFormat, head_dim: int, has_means: bool
 ) -> None:
-    """Sizes, orders, beginnings, ends and layers are random; what is not converted stays as it was."""
+    """Sizes, orders, beginnings, ends and layers are random; what is not converted stays as it was.
+
+    Keys of a quantized format are less their means, where there are some.
+    """
     their_size, our_size = data.draw(SIZES), data.draw(SIZES)
     theirs_by, ours_by = (
         data.draw(st.sampled_from(["plain", "native"] if one in NATIVE_FORMATS else ["plain"]))
@@ -116,6 +120,9 @@ def test_every_number_is_that_of_the_definition(
     end = data.draw(st.integers(first + 1, num_tokens // their_size))
     layers = range(data.draw(st.integers(0, len(windows) - 1)), len(windows))
 
+    of_means = (len(layout.groups[0].layer_ids), NUM_HEADS, head_dim)
+    means = [rng.standard_normal(of_means).astype(np.float32) if has_means else None for _ in layout.groups]
+    sign = is_quantized(kv_format) - is_quantized(to_format)
     given_numbers, expected = theirs.read(), ours.read()
     for group_id, group in enumerate(layout.groups):
         for in_block, layer_id in enumerate(group.layer_ids):
@@ -123,15 +130,18 @@ def test_every_number_is_that_of_the_definition(
                 for kind, head in np.ndindex(2, NUM_HEADS):
                     if layer_id in layers:
                         at = (group_id, in_block, kind, head, position)
+                        number, mean = given_numbers[at], means[group_id]
+                        if mean is not None and kind == 0 and sign:
+                            number = number + sign * torch.from_numpy(mean[in_block, head])
                         is_same = kv_format == to_format
-                        stored = naive_kv.stored(given_numbers[at], to_format, torch.float32)
-                        expected[at] = given_numbers[at] if is_same else stored
+                        expected[at] = number if is_same else naive_kv.stored(number, to_format, torch.float32)
     conversion = RecodedConversion(
         ours.memory,
         theirs.memory,
         lambda kv, size: order_of(ours_by, to_format, kv.head_dim, size),
         [theirs.order] * len(layout.groups),
         recode,
+        [mean for mean in means if mean is not None] or None,
     )
     conversion.copy(first, [row[first:end] for row in theirs.rows], ours.rows, missing, layers)
     torch.testing.assert_close(ours.read(), expected, rtol=0, atol=0)

@@ -91,13 +91,11 @@ def text_of(plan: Plan) -> str:
 def share_of_weights(model: Published, num_ranks: int) -> int:
     """Return the weight bytes of one rank.
 
-    Rows are split, norms are copied to all ranks, and norms of heads exist once per head. Attention keeps the bias of
-    keys by itself (LayerSpec.stores_keys_less_bias).
+    Rows are split, norms are copied to all ranks, and norms of heads exist once per head.
     """
     norms = (2 * model.layers + 1) * model.hidden
     of_heads = model.layers * model.head_dim if model.family == "Qwen3" else 0
-    key_biases = model.layers * model.kv_heads * model.head_dim if model.family == "Qwen2" else 0
-    dealt_out = (model.num_parameters - norms - 2 * of_heads + key_biases) // num_ranks
+    dealt_out = (model.num_parameters - norms - 2 * of_heads) // num_ranks
     return 2 * (dealt_out + norms + of_heads * (model.heads + model.kv_heads) // num_ranks)
 
 

@@ -213,7 +213,7 @@ class _Memory:
         first_head = 0 if turn is not None else shape.num_heads
         num_vectors = plan.num_tokens * (qkv.shape[1] - first_head)
         # of what is not there, any tensor stands in
-        cos, signed_sin, weight = (qkv, qkv, None) if turn is None else (turn.cos, turn.signed_sin, turn.norm_weight)
+        cos, signed_sin, weight, eps, mean = HeadTurn(qkv, qkv, None, 0.0) if turn is None else turn
         assert cos.is_contiguous(), cos.stride()
         assert signed_sin.is_contiguous(), signed_sin.stride()
         kv_programs.write_slots[(-(-num_vectors // _VECTORS),)](
@@ -226,7 +226,8 @@ class _Memory:
             qkv if weight is None else weight,
             cos,
             signed_sin,
-            0.0 if turn is None else turn.eps,
+            qkv if mean is None else mean,
+            eps,
             qkv.stride(0),
             *self.strides,
             num_vectors,
@@ -242,6 +243,7 @@ class _Memory:
             STAGES=self.stages,
             TURNS=turn is not None,
             HAS_NORM=weight is not None,
+            HAS_MEAN=mean is not None,
             **in_a_chain(qkv.device),
         )
 

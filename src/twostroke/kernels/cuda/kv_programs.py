@@ -117,6 +117,7 @@ def write_slots(
     norm_weight,
     cos,
     signed_sin,
+    key_mean,
     eps,
     qkv_stride,
     block_stride,
@@ -135,14 +136,15 @@ def write_slots(
     STAGES: tl.constexpr,
     TURNS: tl.constexpr,
     HAS_NORM: tl.constexpr,
+    HAS_MEAN: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ):
     """Program (ROWS vectors): K and V into their slots, and zeros into the slots behind that stay unused.
 
-    Vectors are counted through the tokens, of each the heads of q, then of k, then of v, or those of
-    q alone (token_heads in all), from first_head on. With TURNS
-    those of q and k are normed (HAS_NORM) and rotated on the way: first_head is 0 then, and q goes back where it was. A
-    thread has the same place of both halves of a head, since each half needs what the other was.
+    Vectors are counted through the tokens, of each the heads of q, then of k, then of v, or those of q alone
+    (token_heads in all), from first_head on. With TURNS those of q and k are normed (HAS_NORM) and rotated on the way,
+    and k loses its mean (HAS_MEAN): first_head is 0 then, and q goes back where it was. A thread has the same place of
+    both halves of a head, since each half needs what the other was.
 
     Strides and the offset count elements of `values`: bytes where LEVELS is not 0 and K and V are quantized, and then
     `halves` is the same memory in float16; bytes without LEVELS are fp8. HALF_WIDTH is half of HEAD_DIM, filled up.
@@ -166,6 +168,12 @@ def write_slots(
             qkv.dtype.element_ty,
         )  # fmt: skip
         a, b = tl.where(is_turned[:, None], turned_a, a), tl.where(is_turned[:, None], turned_b, b)
+        if HAS_MEAN:
+            of_key = of_turned & (head >= num_query_heads)[:, None]
+            mean_at = key_mean + ((head - num_query_heads) * HEAD_DIM)[:, None] + column[None, :]
+            mean_a = tl.load(mean_at, mask=of_key, other=0.0).to(tl.float32)
+            mean_b = tl.load(mean_at + half, mask=of_key, other=0.0).to(tl.float32)
+            a, b = through(a - mean_a, qkv.dtype.element_ty), through(b - mean_b, qkv.dtype.element_ty)
         of_query = inside & (head < num_query_heads)[:, None]
         tl.store(at, rounded(a, qkv.dtype.element_ty), mask=of_query)
         tl.store(at + half, rounded(b, qkv.dtype.element_ty), mask=of_query)

@@ -175,6 +175,7 @@ class DecoderLayer:
         block_bytes: int,
         cos: int,
         sin: int,
+        key_mean: int,
     ) -> None:
         """Changes x in place; releases the GIL. A room of ROOM_KEPT bytes at most may be 0."""
         ...
@@ -198,6 +199,7 @@ class StepAttention:
         norm_weight: int,
         eps: float,
         weight_type: int,
+        key_mean: int,
     ) -> int:
         """Releases the GIL. Returns into how many tasks the work was cut."""
         ...

@@ -150,17 +150,17 @@ class NativeAttention:
         return out
 
 
-_NO_TURN = (0, 0, 0, 0.0, 0)
+_NO_TURN = (0, 0, 0, 0.0, 0, 0)
 
 
-def _addresses(turn: HeadTurn) -> tuple[int, int, int, float, int]:
-    """Of cos, signed sin and the norm's weight, with its eps and the weight's type."""
-    cos, signed_sin, weight, eps = turn
+def _addresses(turn: HeadTurn) -> tuple[int, int, int, float, int, int]:
+    """Of cos, signed sin and the norm's weight, with its eps and the weight's type; and of the mean of keys."""
+    cos, signed_sin, weight, eps, key_mean = turn
     assert cos.is_contiguous(), cos.stride()
     assert signed_sin.is_contiguous(), signed_sin.stride()
     if weight is None:
-        return cos.data_ptr(), signed_sin.data_ptr(), 0, 0.0, 0
-    return cos.data_ptr(), signed_sin.data_ptr(), weight.data_ptr(), eps, TYPE_CODES[weight.dtype]
+        return cos.data_ptr(), signed_sin.data_ptr(), 0, 0.0, 0, address(key_mean)
+    return cos.data_ptr(), signed_sin.data_ptr(), weight.data_ptr(), eps, TYPE_CODES[weight.dtype], address(key_mean)
 
 
 def attention_operator(

@@ -56,6 +56,7 @@ class NativeLayer:
         storage: Tensor,
         plan: StepPlan,
         layer_in_block: int,
+        key_mean: Tensor | None = None,
     ) -> Tensor:
         """See WholeLayer."""
         assert x.is_contiguous(), x.stride()
@@ -78,6 +79,7 @@ class NativeLayer:
             block_bytes,
             address(cos),
             address(signed_sin),
+            address(key_mean),
         )
         return x
 

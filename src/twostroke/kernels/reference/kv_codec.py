@@ -59,14 +59,24 @@ def decode_stored(slots: Tensor, kv_format: KVFormat, dtype: torch.dtype) -> Ten
     return codes.float().mul_(scale).add_(zero).to(dtype)
 
 
-def recode(slots: NDArray[np.uint8], kv_format: KVFormat, to_format: KVFormat) -> NDArray[np.uint8]:
+def recode(
+    slots: NDArray[np.uint8], kv_format: KVFormat, to_format: KVFormat, shift: NDArray[np.float32] | None = None
+) -> NDArray[np.uint8]:
     """Return slots [n, slot bytes] converted to another format: decoded to float32 and encoded again.
 
     Slots of the same format stay unchanged, because encoding decoded codes again may change them.
+
+    Args:
+        slots: in plain order.
+        kv_format: of the slots.
+        to_format: of the result.
+        shift: [n, head_dim], added in between; None: nothing.
     """
     if kv_format == to_format:
+        assert shift is None, f"a shift within {kv_format}"
         return slots
-    return encode(decode(torch.from_numpy(slots), kv_format, torch.float32), to_format).numpy()
+    numbers = decode(torch.from_numpy(slots), kv_format, torch.float32)
+    return encode(numbers if shift is None else numbers + torch.from_numpy(shift), to_format).numpy()
 
 
 def transformed(x: Tensor) -> Tensor:
