@@ -15,9 +15,15 @@ from twostroke.config.layer_spec import LayerSpec, NormKind, NormPlace, PlainAct
 from twostroke.config.rope import rotary_share
 from twostroke.errors import UnsupportedModel, shown
 
-WindowRule = Literal["none", "all_layers", "by_layer", "by_type"]
-"""Which layers have `sliding_window`: none, all, those of `layer_types` or from `max_window_layers` on where
-`use_sliding_window` is set, or those of `layer_types` whatever that says."""
+WindowRule = Literal["none", "all_layers", "by_layer", "unrotated", "by_type"]
+"""Which layers have `sliding_window`:
+
+- none;
+- all_layers;
+- by_layer: if `use_sliding_window` is set, those of `layer_types`, or else those from `max_window_layers` on;
+- unrotated: if that is set, those of `layer_types`, or else those without rotation;
+- by_type: those of `layer_types`, whatever that says.
+"""
 RopeRule = Literal["same", "only_windows", "windows_alone", "plain_windows", "local_windows"]
 """How the layers of a model with windows are rotated:
 
@@ -389,9 +395,14 @@ ARCHITECTURE_TRAITS: dict[str, ArchitectureTraits] = {
     "SmolLM3ForCausalLM": ArchitectureTraits(
         reads_attention_bias=True,
         reads_mlp_bias=True,
-        windows="by_layer",
+        windows="unrotated",
         reads_no_rope_layers=True,
-        defaults={"num_key_value_heads": 4, "rope_theta": 2_000_000.0, "tie_word_embeddings": True},
+        defaults={
+            "num_key_value_heads": 4,
+            "sliding_window": None,
+            "rope_theta": 2_000_000.0,
+            "tie_word_embeddings": True,
+        },
     ),
     "MistralForCausalLM": ArchitectureTraits(
         windows="all_layers", defaults={"num_key_value_heads": 8, "sliding_window": 4096}

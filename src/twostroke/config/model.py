@@ -382,7 +382,7 @@ def _layer_windows(given: Mapping[str, Any], traits: ArchitectureTraits, num_lay
     if rule == "none":
         return (None,) * num_layers
     window = given.get("sliding_window", 4096)
-    if rule == "by_layer" and not switch(given, "use_sliding_window"):
+    if rule in ("by_layer", "unrotated") and not switch(given, "use_sliding_window"):
         window = None
     if window is not None:
         window = count({"sliding_window": window}, "sliding_window")
@@ -411,6 +411,8 @@ def _default_windows(
             every = len(every)
         every = count({"sliding_window_pattern": every}, "sliding_window_pattern", num_layers + 1)
         return tuple(window if (layer_id + 1) % every else None for layer_id in range(num_layers))
+    if traits.windows == "unrotated":
+        return tuple(None if is_rotated else window for is_rotated in _rotated_layers(given, num_layers))
     first_windowed = given.get("max_window_layers", 28)
     if isinstance(first_windowed, bool) or not isinstance(first_windowed, int) or first_windowed < 0:
         raise CorruptCheckpoint(
@@ -429,8 +431,11 @@ def _layers_with_rope(
         return tuple(window is not None for window in windows)
     if traits.rope_of_windows == "only_windows" and given.get("sliding_window", 4096) is not None:
         return tuple(window is not None for window in windows)
-    if not traits.reads_no_rope_layers:
-        return (True,) * num_layers
+    return _rotated_layers(given, num_layers) if traits.reads_no_rope_layers else (True,) * num_layers
+
+
+def _rotated_layers(given: Mapping[str, Any], num_layers: int) -> tuple[bool, ...]:
+    """Return of each layer whether `no_rope_layers` has it rotated."""
     if given.get("no_rope_layers") is None:
         interval = count(given, "no_rope_layer_interval", 4)
         return tuple((layer_id + 1) % interval != 0 for layer_id in range(num_layers))
