@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import transformers
 
 from oracle import naive_model
 from twostroke.config.model import ModelConfig
@@ -28,6 +29,19 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
 }
 """transformers' kind, and what the file has."""
+TEXT_MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "gemma3": ("Gemma3", {}),
+    "gemma4": ("Gemma4", {}),
+    "mistral3": ("Mistral3", {"model_type": "mistral"}),
+    "mistral3-without-a-kind": ("Mistral3", {"num_hidden_layers": 2}),
+    "mistral3-of-ministral": ("Mistral3", {"model_type": "ministral"}),
+    "mistral3-of-ministral3": ("Mistral3", {"model_type": "ministral3"}),
+    "qwen2.5-vl": ("Qwen2_5_VL", {}),
+    "qwen2.5-vl-rotation": ("Qwen2_5_VL", {"rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]}}),
+    "qwen2.5-vl-windows": ("Qwen2_5_VL", {"use_sliding_window": True, "num_hidden_layers": 81}),
+    "qwen3-vl": ("Qwen3VL", {}),
+}
+"""transformers' kind of the whole, and what `text_config` has."""
 
 
 def check(architecture: str, written: dict[str, Any], meant: dict[str, Any]) -> None:
@@ -41,3 +55,10 @@ def test_what_is_left_out_is_as_in_transformers(case: str) -> None:
     kind, written = CASES[case]
     theirs = naive_model.config_class(kind)(**written).to_dict()
     check(naive_model.model_class(kind).__name__, written, theirs)
+
+
+@pytest.mark.parametrize("case", TEXT_MODELS)
+def test_what_a_text_config_leaves_out_is_as_in_transformers(case: str) -> None:
+    kind, written = TEXT_MODELS[case]
+    theirs = getattr(transformers, f"{kind}Config")(text_config=dict(written)).to_dict()
+    check(f"{kind}ForConditionalGeneration", {"text_config": written}, {"text_config": theirs["text_config"]})
