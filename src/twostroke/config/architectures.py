@@ -119,6 +119,8 @@ class ArchitectureTraits:
     """Positions are learned, and nothing is rotated: the row of position 0 in their table."""
     rotates_parts: bool = False
     """`partial_rotary_factor` of each head is rotated."""
+    longrope_names: Collection[str] = ()
+    """Rope types that mean longrope in its first configs."""
     interleaves_rotation: bool = False
     """The pairs of the rotation are neighbours."""
     scales_queries: bool = False
@@ -325,6 +327,7 @@ ARCHITECTURE_TRAITS: dict[str, ArchitectureTraits] = {
     "Phi3ForCausalLM": ArchitectureTraits(
         windows="all_layers",
         rotates_parts=True,
+        longrope_names=("su", "yarn"),
         defaults={"sliding_window": None, "rms_norm_eps": 1e-5, "original_max_position_embeddings": 4096},
     ),
     "Cohere2ForCausalLM": ArchitectureTraits(

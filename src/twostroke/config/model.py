@@ -354,6 +354,7 @@ def _ropes(given: Mapping[str, Any], traits: ArchitectureTraits, head_dim: int) 
         head_dim=head_dim if traits.rotates_parts else None,
         is_interleaved=traits.interleaves_rotation,
         scales_queries=traits.scales_queries,
+        longrope_names=traits.longrope_names,
     )
     of_windows: dict[str, Any] = {}
     if rule == "local_windows":

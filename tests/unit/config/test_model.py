@@ -539,6 +539,16 @@ def test_values_of_gemma_and_phi() -> None:
     assert (rope.rope_type, rope.rotary_dim, rope.factor, phi.max_context) == ("longrope", 96, 32.0, 131072)
 
 
+@pytest.mark.parametrize("name", ["su", "yarn"])
+def test_first_names_of_longrope(name: str) -> None:
+    """Of Phi 3 alone; without factors yarn is yarn there, too, as in a GGUF file."""
+    phi, _ = PUBLISHED["Phi-4-mini-instruct"]
+    scaling = phi["rope_scaling"]
+    assert ModelConfig.from_hf({**phi, "rope_scaling": {**scaling, "type": name}}) == ModelConfig.from_hf(phi)
+    yarn = ModelConfig.from_hf({**phi, "rope_scaling": {"type": "yarn", "factor": 2.0}})
+    assert yarn.ropes[0][0].rope_type == "yarn"
+
+
 @pytest.mark.parametrize("name", ["bloom-560m", "gpt2", "gpt-j-6b", "opt-1.3b", "pythia-160m", "falcon-7b"])
 def test_heads_are_equal_where_transformers_reads_nothing_else(name: str) -> None:
     config, _ = PUBLISHED[name]
@@ -873,6 +883,12 @@ def test_windows_by_layer() -> None:
             "rope parameters of linear_attention are not",
         ),
         ({"rope_scaling": {"rope_type": "ntk"}}, UnsupportedModel, "known: default, linear"),
+        ({"rope_scaling": {"rope_type": "su"}}, UnsupportedModel, "rope type 'su' is not implemented; known: default"),
+        (
+            {"rope_scaling": {"rope_type": "yarn", "factor": None, "long_factor": [1.0] * 32}, "rope_theta": 1.0},
+            CorruptCheckpoint,
+            "rope type 'yarn' needs a rope_theta above 1",
+        ),
         (
             {"rope_scaling": {"rope_type": "longrope", "factor": 4.0}},
             UnsupportedModel,

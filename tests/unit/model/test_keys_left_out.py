@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from typing import Any
 
 import pytest
@@ -27,6 +28,18 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "SmolLM3",
         {**SIZES, "use_sliding_window": True, "sliding_window": 64, "no_rope_layers": [0, 0, 1, 1, 1, 0, 1, 1]},
     ),
+    **{
+        f"phi3-{name}": (
+            "Phi3",
+            {
+                **SIZES,
+                "max_position_embeddings": 16_384,
+                "original_max_position_embeddings": 4096,
+                "rope_scaling": {"type": name, "short_factor": [1.0] * 8, "long_factor": [2.0] * 8},
+            },
+        )
+        for name in ("longrope", "yarn")
+    },
 }
 """transformers' kind, and what the file has."""
 TEXT_MODELS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -53,12 +66,12 @@ def check(architecture: str, written: dict[str, Any], meant: dict[str, Any]) -> 
 @pytest.mark.parametrize("case", CASES)
 def test_what_is_left_out_is_as_in_transformers(case: str) -> None:
     kind, written = CASES[case]
-    theirs = naive_model.config_class(kind)(**written).to_dict()
+    theirs = naive_model.config_class(kind)(**deepcopy(written)).to_dict()  # it changes what it is given
     check(naive_model.model_class(kind).__name__, written, theirs)
 
 
 @pytest.mark.parametrize("case", TEXT_MODELS)
 def test_what_a_text_config_leaves_out_is_as_in_transformers(case: str) -> None:
     kind, written = TEXT_MODELS[case]
-    theirs = getattr(transformers, f"{kind}Config")(text_config=dict(written)).to_dict()
+    theirs = getattr(transformers, f"{kind}Config")(text_config=deepcopy(written)).to_dict()
     check(f"{kind}ForConditionalGeneration", {"text_config": written}, {"text_config": theirs["text_config"]})
