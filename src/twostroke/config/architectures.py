@@ -305,12 +305,17 @@ ARCHITECTURE_TRAITS: dict[str, ArchitectureTraits] = {
         defaults={"num_key_value_heads": 8, "head_dim": 128, "attention_bias": True},
     ),
     "Olmo2ForCausalLM": ArchitectureTraits(
-        reads_attention_bias=True, qk_norm="rows", norms="after", defaults={"rms_norm_eps": 1e-5}
+        reads_attention_bias=True,
+        qk_norm="rows",
+        norms="after",
+        has_wide_norms=True,
+        defaults={"rms_norm_eps": 1e-5},
     ),
     "Olmo3ForCausalLM": ArchitectureTraits(
         reads_attention_bias=True,
         qk_norm="rows",
         norms="after",
+        has_wide_norms=True,
         windows="by_type",
         window_every=4,
         rope_of_windows="plain_windows",
