@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from twostroke.config.architectures import ARCHITECTURE_TRAITS, ArchitectureTraits
+from twostroke.config.architectures import ARCHITECTURE_TRAITS, ArchitectureTraits, RopeRule
 from twostroke.config.fields import count, is_number, list_of, mapping, switch
 from twostroke.config.fp8 import Fp8Config, is_fp8
 from twostroke.config.layer_spec import KVSpec, LayerSpec, NormKind, NormPlace, PlainActivation
@@ -173,7 +173,7 @@ class ModelConfig:
             max_position_embeddings=max_positions,
             max_context=max_positions
             if traits.rope_of_windows == "local_windows"
-            else full_rope.context(max_positions, is_original_given=_is_original_given(given)),
+            else full_rope.context(max_positions, is_original_given=_is_original_given(given, traits)),
             norm_eps=_epsilon(given, traits.epsilon_key),
             norm=traits.norm,
             tie_word_embeddings=switch(given, "tie_word_embeddings"),
@@ -340,10 +340,24 @@ def _soft_cap(given: Mapping[str, Any], name: str) -> float | None:
     return None if cap is None else float(cap)
 
 
-def _is_original_given(given: Mapping[str, Any]) -> bool:
-    rope = mapping(given, "rope_scaling") or mapping(given, "rope_parameters")
+def _is_original_given(given: Mapping[str, Any], traits: ArchitectureTraits) -> bool:
+    by_type = _full_layers_rope(given, traits)
+    rope = by_type or mapping(given, "rope_scaling") or mapping(given, "rope_parameters")
     name = "original_max_position_embeddings"
     return bool(given.get(name) or rope.get(name))
+
+
+def _full_layers_rope(given: Mapping[str, Any], traits: ArchitectureTraits) -> Mapping[str, Any] | None:
+    """Return the rope parameters of full layers; None where those of all layers are told at once."""
+    by_type = mapping(given, "rope_parameters")
+    if not any(isinstance(value, Mapping) for value in by_type.values()):
+        return None
+    stretched = mapping(given, "rope_scaling") if traits.rope_of_windows in _STRETCHES_FULL else {}
+    return {**mapping(by_type, "full_attention"), **stretched}
+
+
+_STRETCHES_FULL: tuple[RopeRule, ...] = ("plain_windows", "local_windows")
+"""Where `rope_scaling` is of the full layers alone."""
 
 
 def _ropes(given: Mapping[str, Any], traits: ArchitectureTraits, head_dim: int) -> tuple[RopeConfig, RopeConfig]:
@@ -359,20 +373,19 @@ def _ropes(given: Mapping[str, Any], traits: ArchitectureTraits, head_dim: int) 
     of_windows: dict[str, Any] = {}
     if rule == "local_windows":
         of_windows["rope_theta"] = given.get("rope_local_base_freq", DEFAULT_ROPE_THETA)
-    by_type = mapping(given, "rope_parameters")
-    if any(isinstance(value, Mapping) for value in by_type.values()):
+    by_type, of_full = mapping(given, "rope_parameters"), _full_layers_rope(given, traits)
+    if of_full is not None:
         unknown = ", ".join(sorted(by_type.keys() - {"full_attention", "sliding_attention"}))
         if unknown:
             raise UnsupportedModel(
                 f"rope parameters of {unknown} are not implemented; known: full_attention, sliding_attention."
             )
         rest = {name: value for name, value in given.items() if name != "rope_scaling"}
-        stretched = mapping(given, "rope_scaling") if rule == "local_windows" else {}
-        full = read({**rest, "rope_parameters": {**mapping(by_type, "full_attention"), **stretched}})
+        full = read({**rest, "rope_parameters": of_full})
         window = read({**rest, **of_windows, "rope_parameters": mapping(by_type, "sliding_attention")})
         return full, window
     full = read(given)
-    if rule not in ("plain_windows", "local_windows"):
+    if rule not in _STRETCHES_FULL:
         return full, full
     plain = {"rope_scaling": None, "rope_parameters": {"rope_theta": of_windows.get("rope_theta", full.theta)}}
     return full, read({**given, **plain})

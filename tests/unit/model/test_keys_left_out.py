@@ -20,6 +20,11 @@ SIZES: dict[str, Any] = {
     "num_key_value_heads": 2,
     "max_position_embeddings": 4096,
 }
+YARN: dict[str, Any] = {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 1024}
+BY_TYPE: dict[str, Any] = {
+    "full_attention": {"rope_type": "default", "rope_theta": 1e6},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 1e5},
+}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "smollm3": ("SmolLM3", {**SIZES, "use_sliding_window": True}),
     "smollm3-windows": ("SmolLM3", {**SIZES, "use_sliding_window": True, "sliding_window": 64}),
@@ -27,6 +32,13 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "smollm3-windows-of-some": (
         "SmolLM3",
         {**SIZES, "use_sliding_window": True, "sliding_window": 64, "no_rope_layers": [0, 0, 1, 1, 1, 0, 1, 1]},
+    ),
+    "olmo3": ("Olmo3", SIZES),
+    "olmo3-stretched": ("Olmo3", {**SIZES, "rope_scaling": YARN}),
+    "olmo3-stretched-beside-its-layers": ("Olmo3", {**SIZES, "rope_parameters": BY_TYPE, "rope_scaling": YARN}),
+    "gemma3-stretched-beside-its-layers": (
+        "Gemma3",
+        {"rope_parameters": BY_TYPE, "rope_scaling": {"rope_type": "linear", "factor": 8.0}},
     ),
     **{
         f"phi3-{name}": (
