@@ -105,8 +105,8 @@ class ArchitectureTraits:
     """`logit_scale` is a factor on logits."""
     windows: WindowRule = "none"
     window_every: int | None = None
-    """Without `layer_types`, every n-th layer is full and the others have the window."""
-    reads_window_pattern: bool = True
+    """Without `layer_types`, every n-th layer is full and the others have the window; None: all have it."""
+    reads_window_pattern: bool = False
     """`sliding_window_pattern` says another n."""
     rope_of_windows: RopeRule = "same"
     has_alibi: bool = False
@@ -147,7 +147,6 @@ _GEMMA2 = replace(
     norms="around",
     windows="by_type",
     window_every=2,
-    reads_window_pattern=False,
     reads_query_scalar=True,
     reads_softcap=True,
     reads_score_cap=True,
@@ -326,6 +325,7 @@ ARCHITECTURE_TRAITS: dict[str, ArchitectureTraits] = {
         norms="after",
         windows="by_type",
         window_every=4,
+        reads_window_pattern=True,
         rope_of_windows="only_windows",
         defaults={"num_key_value_heads": 32, "rms_norm_eps": 1e-5},
     ),
@@ -342,6 +342,7 @@ ARCHITECTURE_TRAITS: dict[str, ArchitectureTraits] = {
         is_parallel=True,
         windows="by_type",
         window_every=4,
+        reads_window_pattern=True,
         rope_of_windows="windows_alone",
         interleaves_rotation=True,
         reads_logit_scale=True,

@@ -41,6 +41,21 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         {"rope_parameters": BY_TYPE, "rope_scaling": {"rope_type": "linear", "factor": 8.0}},
     ),
     **{
+        f"{kind.lower()}-{'window' if window else 'no-window'}-pattern-{pattern or 'left-out'}": (
+            kind,
+            {
+                **SIZES,
+                "vocab_size": 262_144,  # Gemma 4's has a second table of that size
+                "sliding_window": window,
+                **({"sliding_window_pattern": pattern} if pattern else {}),
+            },
+        )
+        for kind in ("Cohere2", "Exaone4", "Gemma2", "Gemma3", "Gemma4", "Ministral", "Olmo3")
+        for window in (64, None)
+        for pattern in (None, 3)
+        if window or kind == "Ministral"  # transformers makes no masks of the others without a window
+    },
+    **{
         f"phi3-{name}": (
             "Phi3",
             {
