@@ -842,6 +842,24 @@ def test_windows_by_layer() -> None:
             UnsupportedModel,
             "the nearest is FalconForCausalLM, without recurrent layers (state_size=16); known",
         ),
+        *(
+            (
+                {
+                    "architectures": ["GraniteMoeHybridForCausalLM"],
+                    "num_local_experts": num_experts,
+                    key: ["attention", kind],
+                    "mamba_d_state": 256,
+                },
+                UnsupportedModel,
+                f"the nearest is GraniteForCausalLM{without}; known",
+            )
+            for key in ("layer_types", "layers_block_type")
+            for num_experts, kind, without in (
+                (0, "attention", ""),
+                (64, "attention", ", without experts (num_local_experts=64)"),
+                (0, "mamba", ", without recurrent layers (mamba_d_state=256) or layers of type mamba"),
+            )
+        ),
         (
             {"architectures": ["T5ForConditionalGeneration"], "is_encoder_decoder": True},
             UnsupportedModel,
