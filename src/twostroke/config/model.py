@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from twostroke.config.architectures import ARCHITECTURE_TRAITS, ArchitectureTraits, RopeRule
-from twostroke.config.fields import count, is_number, list_of, mapping, switch
+from twostroke.config.fields import count, is_number, list_of, mapping, switch, with_defaults
 from twostroke.config.fp8 import Fp8Config, is_fp8
 from twostroke.config.layer_spec import KVSpec, LayerSpec, NormKind, NormPlace, PlainActivation
 from twostroke.config.nearest import nearest_known, writes_no_text
@@ -116,7 +116,7 @@ class ModelConfig:
         config = text_config(config)
         architecture = _architecture(config)
         traits = ARCHITECTURE_TRAITS[architecture]
-        given = {**traits.defaults, **{key: value for key, value in config.items() if not _is_left_out(key, value)}}
+        given = with_defaults(traits.defaults, config, ("rope_parameters", traits.epsilon_key))
         given |= {ours: given[theirs] for ours, theirs in traits.keys.items() if theirs in given}
         num_layers = count(given, "num_hidden_layers", most=MAX_LAYERS)  # before lists of so many are made
         if traits.derived is not None:
@@ -204,11 +204,6 @@ class ModelConfig:
 
 def _quantization(given: Mapping[str, Any]) -> QuantizationConfig | Fp8Config | None:
     return Fp8Config.from_hf(given) if is_fp8(given) else QuantizationConfig.from_hf(given)
-
-
-def _is_left_out(key: str, value: object) -> bool:
-    """Whether null means the architecture's default, as it does for the rotation; elsewhere it means none."""
-    return key == "rope_parameters" and value is None
 
 
 def _shortened(name: object) -> str:
@@ -300,9 +295,7 @@ _SMALLEST_EPSILON = 1e-30
 
 
 def _epsilon(given: Mapping[str, Any], key: str) -> float:
-    value = given.get(key)
-    if value is None:
-        return 1e-6
+    value = given.get(key, 1e-6)
     if not is_number(value) or not _SMALLEST_EPSILON <= value < 1:
         raise CorruptCheckpoint(
             f"config.json: {key} must be a number above 0 (at least {_SMALLEST_EPSILON:g}) and below 1, found "

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from twostroke.config.fields import list_of, mapping
+from twostroke.config.fields import list_of, mapping, with_defaults
 from twostroke.errors import UnsupportedModel, shown
 
 TEXT_MODELS: Mapping[str, Mapping[str, str]] = {
@@ -88,4 +88,4 @@ def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
             f"config.json: text_config of {names[0]} has model_type {shown(kind)}, which is not implemented; known: "
             f"{', '.join(known)}."
         )
-    return {**_DEFAULTS.get(kind, {}), **text, "architectures": [known[kind]]}
+    return with_defaults(_DEFAULTS.get(kind, {}), text, ("rms_norm_eps",)) | {"architectures": [known[kind]]}

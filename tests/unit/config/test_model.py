@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from twostroke.config.architectures import ARCHITECTURE_TRAITS
 from twostroke.config.model import ModelConfig
 from twostroke.config.rope import RopeConfig
 from twostroke.errors import CorruptCheckpoint, SetupError, UnsupportedModel, shown
@@ -770,6 +771,23 @@ def test_null_and_zero_where_they_have_a_meaning() -> None:
         }
     )
     assert {(rope.theta, rope.factor) for rope, _ in stretched.ropes} == {(1e6, 8.0), (1e4, 1.0)}
+
+
+@pytest.mark.parametrize("architecture", ["Helium", "GPTNeoX", "Phi3", "Llama", "Cohere", "Nemotron"])
+def test_a_null_epsilon_is_that_of_the_family(architecture: str) -> None:
+    """As one that is left out is."""
+    traits = ARCHITECTURE_TRAITS[f"{architecture}ForCausalLM"]
+    config = changed("Llama-3.2-1B", architectures=[f"{architecture}ForCausalLM"], hidden_act=None, rope_scaling=None)
+    read = ModelConfig.from_hf({**config, "tie_word_embeddings": False, traits.epsilon_key: None})
+    assert read.norm_eps == traits.defaults.get(traits.epsilon_key, 1e-6)
+
+
+def test_a_null_epsilon_is_that_of_a_text_config() -> None:
+    """Qwen2.5-VL's text model has another than Qwen2."""
+    read = ModelConfig.from_hf(
+        {"architectures": ["Qwen2_5_VLForConditionalGeneration"], "text_config": {"rms_norm_eps": None}}
+    )
+    assert read.norm_eps == 1e-5
 
 
 def test_only_ministral_3_scales_queries_by_position() -> None:
