@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from twostroke.config.fields import list_of, mapping, with_defaults
+from twostroke.config.fields import list_of, mapping, switch, with_defaults
 from twostroke.errors import UnsupportedModel, shown
 
 TEXT_MODELS: Mapping[str, Mapping[str, str]] = {
@@ -21,6 +21,8 @@ TEXT_MODELS: Mapping[str, Mapping[str, str]] = {
 }
 """By the architecture of the whole and the text model's `model_type`: the architecture of the text model. The first is
 that of a config without a `model_type`."""
+_TIED = ("Gemma3ForConditionalGeneration", "Gemma4ForConditionalGeneration", "Mistral3ForConditionalGeneration")
+"""Wholes whose head is tied to the embedding where they do not say so."""
 _MISTRAL: Mapping[str, Any] = {
     "vocab_size": 32_000,
     "hidden_size": 4096,
@@ -89,3 +91,19 @@ def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
             f"{', '.join(known)}."
         )
     return with_defaults(_DEFAULTS.get(kind, {}), text, ("rms_norm_eps",)) | {"architectures": [known[kind]]}
+
+
+def tied_by_the_whole(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Return the text model's config with a tied head if the whole's says so; None: it does not, or there is no whole.
+
+    It says so of published checkpoints, too, that store a head of its own, as the text model's says.
+
+    Raises:
+        CorruptCheckpoint: a switch that is neither true nor false, or what `text_config` refuses.
+        UnsupportedModel: a text model that is not implemented.
+    """
+    text = text_config(config)
+    if text is config:
+        return None
+    is_tied = any(name in _TIED for name in list_of(config, "architectures"))
+    return {**text, "tie_word_embeddings": True} if switch(config, "tie_word_embeddings", default=is_tied) else None
