@@ -9,6 +9,7 @@ import pytest
 import transformers
 
 from oracle import naive_model
+from twostroke.config.architectures import ARCHITECTURE_TRAITS
 from twostroke.config.model import ModelConfig
 
 SIZES: dict[str, Any] = {
@@ -95,6 +96,15 @@ def test_what_is_left_out_is_as_in_transformers(case: str) -> None:
     kind, written = CASES[case]
     theirs = naive_model.config_class(kind)(**deepcopy(written)).to_dict()  # it changes what it is given
     check(naive_model.model_class(kind).__name__, written, theirs)
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURE_TRAITS)
+def test_a_file_with_sizes_alone_is_as_in_transformers(architecture: str) -> None:
+    kind = architecture.removesuffix("ForCausalLM").removesuffix("LMHeadModel")
+    # heads that are a multiple of every family's KV heads
+    written = {**SIZES, "vocab_size": 262_144, "hidden_size": 10_240, "num_attention_heads": 160, "ffn_dim": 96}
+    del written["num_key_value_heads"]
+    check(architecture, written, naive_model.config_class(kind)(**written).to_dict())
 
 
 @pytest.mark.parametrize("case", TEXT_MODELS)
