@@ -1,6 +1,6 @@
 """ArchitectureTraits: how the config.json of each architecture is read, where architectures differ; no torch.
 
-Defaults of absent keys are those of transformers 5.23.
+Defaults of absent keys are those of transformers 5.24.
 """
 
 from __future__ import annotations
