@@ -1,6 +1,6 @@
 """ArchitectureTraits: how the config.json of each architecture is read, where architectures differ; no torch.
 
-Defaults of absent keys are those of transformers 5.23.
+Defaults of absent keys are those of transformers 5.24.
 """
 
 from __future__ import annotations
@@ -15,9 +15,15 @@ from twostroke.config.layer_spec import LayerSpec, NormKind, NormPlace, PlainAct
 from twostroke.config.rope import rotary_share
 from twostroke.errors import UnsupportedModel, shown
 
-WindowRule = Literal["none", "all_layers", "by_layer", "by_type"]
-"""Which layers have `sliding_window`: none, all, those of `layer_types` or from `max_window_layers` on where
-`use_sliding_window` is set, or those of `layer_types` whatever that says."""
+WindowRule = Literal["none", "all_layers", "by_layer", "unrotated", "by_type"]
+"""Which layers have `sliding_window`:
+
+- none;
+- all_layers;
+- by_layer: if `use_sliding_window` is set, those of `layer_types`, or else those from `max_window_layers` on;
+- unrotated: if that is set, those of `layer_types`, or else those without rotation;
+- by_type: those of `layer_types`, whatever that says.
+"""
 RopeRule = Literal["same", "only_windows", "windows_alone", "plain_windows", "local_windows"]
 """How the layers of a model with windows are rotated:
 
@@ -99,8 +105,8 @@ class ArchitectureTraits:
     """`logit_scale` is a factor on logits."""
     windows: WindowRule = "none"
     window_every: int | None = None
-    """Without `layer_types`, every n-th layer is full and the others have the window."""
-    reads_window_pattern: bool = True
+    """Without `layer_types`, every n-th layer is full and the others have the window; None: all have it."""
+    reads_window_pattern: bool = False
     """`sliding_window_pattern` says another n."""
     rope_of_windows: RopeRule = "same"
     has_alibi: bool = False
@@ -113,6 +119,8 @@ class ArchitectureTraits:
     """Positions are learned, and nothing is rotated: the row of position 0 in their table."""
     rotates_parts: bool = False
     """`partial_rotary_factor` of each head is rotated."""
+    longrope_names: Collection[str] = ()
+    """Rope types that mean longrope in its first configs."""
     interleaves_rotation: bool = False
     """The pairs of the rotation are neighbours."""
     scales_queries: bool = False
@@ -139,7 +147,6 @@ _GEMMA2 = replace(
     norms="around",
     windows="by_type",
     window_every=2,
-    reads_window_pattern=False,
     reads_query_scalar=True,
     reads_softcap=True,
     reads_score_cap=True,
@@ -281,6 +288,10 @@ ARCHITECTURE_TRAITS: dict[str, ArchitectureTraits] = {
             "num_key_value_heads": 4,
             "head_dim": 256,
             "vocab_size": 262_144,
+            "hidden_size": 2304,
+            "intermediate_size": 9216,
+            "num_hidden_layers": 30,
+            "num_attention_heads": 8,
             "max_position_embeddings": 131_072,
         },
     ),
@@ -293,12 +304,17 @@ ARCHITECTURE_TRAITS: dict[str, ArchitectureTraits] = {
         defaults={"num_key_value_heads": 8, "head_dim": 128, "attention_bias": True},
     ),
     "Olmo2ForCausalLM": ArchitectureTraits(
-        reads_attention_bias=True, qk_norm="rows", norms="after", defaults={"rms_norm_eps": 1e-5}
+        reads_attention_bias=True,
+        qk_norm="rows",
+        norms="after",
+        has_wide_norms=True,
+        defaults={"rms_norm_eps": 1e-5},
     ),
     "Olmo3ForCausalLM": ArchitectureTraits(
         reads_attention_bias=True,
         qk_norm="rows",
         norms="after",
+        has_wide_norms=True,
         windows="by_type",
         window_every=4,
         rope_of_windows="plain_windows",
@@ -309,12 +325,14 @@ ARCHITECTURE_TRAITS: dict[str, ArchitectureTraits] = {
         norms="after",
         windows="by_type",
         window_every=4,
+        reads_window_pattern=True,
         rope_of_windows="only_windows",
         defaults={"num_key_value_heads": 32, "rms_norm_eps": 1e-5},
     ),
     "Phi3ForCausalLM": ArchitectureTraits(
         windows="all_layers",
         rotates_parts=True,
+        longrope_names=("su", "yarn"),
         defaults={"sliding_window": None, "rms_norm_eps": 1e-5, "original_max_position_embeddings": 4096},
     ),
     "Cohere2ForCausalLM": ArchitectureTraits(
@@ -324,6 +342,7 @@ ARCHITECTURE_TRAITS: dict[str, ArchitectureTraits] = {
         is_parallel=True,
         windows="by_type",
         window_every=4,
+        reads_window_pattern=True,
         rope_of_windows="windows_alone",
         interleaves_rotation=True,
         reads_logit_scale=True,
@@ -389,9 +408,14 @@ ARCHITECTURE_TRAITS: dict[str, ArchitectureTraits] = {
     "SmolLM3ForCausalLM": ArchitectureTraits(
         reads_attention_bias=True,
         reads_mlp_bias=True,
-        windows="by_layer",
+        windows="unrotated",
         reads_no_rope_layers=True,
-        defaults={"num_key_value_heads": 4, "rope_theta": 2_000_000.0, "tie_word_embeddings": True},
+        defaults={
+            "num_key_value_heads": 4,
+            "sliding_window": None,
+            "rope_theta": 2_000_000.0,
+            "tie_word_embeddings": True,
+        },
     ),
     "MistralForCausalLM": ArchitectureTraits(
         windows="all_layers", defaults={"num_key_value_heads": 8, "sliding_window": 4096}

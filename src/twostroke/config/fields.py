@@ -3,13 +3,27 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, TypeGuard, cast
 
 from twostroke.errors import CorruptCheckpoint, shown
 
 MAX_COUNT = 2**31 - 1
 """Of heads, rows, tokens: no honest config comes near, and products of a few stay within 64 bits."""
+
+
+def with_defaults(defaults: Mapping[str, Any], given: Mapping[str, Any], left_out: Collection[str]) -> dict[str, Any]:
+    """Return values and, of absent keys, the defaults.
+
+    Args:
+        defaults: by key.
+        given: the config.
+        left_out: keys for which null means the default; elsewhere it means none.
+
+    >>> with_defaults({"rms_norm_eps": 1e-5, "sliding_window": 4096}, {"rms_norm_eps": None}, ["rms_norm_eps"])
+    {'rms_norm_eps': 1e-05, 'sliding_window': 4096}
+    """
+    return {**defaults, **{key: value for key, value in given.items() if value is not None or key not in left_out}}
 
 
 def count(given: Mapping[str, Any], name: str, default: int | None = None, *, most: int = MAX_COUNT) -> int:

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from twostroke.config.architectures import ARCHITECTURE_TRAITS, ArchitectureTraits
-from twostroke.config.fields import count, is_number, list_of, mapping, switch
+from twostroke.config.architectures import ARCHITECTURE_TRAITS, ArchitectureTraits, RopeRule
+from twostroke.config.fields import count, is_number, list_of, mapping, switch, with_defaults
 from twostroke.config.fp8 import Fp8Config, is_fp8
 from twostroke.config.layer_spec import KVSpec, LayerSpec, NormKind, NormPlace, PlainActivation
 from twostroke.config.nearest import nearest_known, writes_no_text
@@ -116,7 +116,7 @@ class ModelConfig:
         config = text_config(config)
         architecture = _architecture(config)
         traits = ARCHITECTURE_TRAITS[architecture]
-        given = {**traits.defaults, **{key: value for key, value in config.items() if not _is_left_out(key, value)}}
+        given = with_defaults(traits.defaults, config, ("rope_parameters", traits.epsilon_key))
         given |= {ours: given[theirs] for ours, theirs in traits.keys.items() if theirs in given}
         num_layers = count(given, "num_hidden_layers", most=MAX_LAYERS)  # before lists of so many are made
         if traits.derived is not None:
@@ -173,7 +173,7 @@ class ModelConfig:
             max_position_embeddings=max_positions,
             max_context=max_positions
             if traits.rope_of_windows == "local_windows"
-            else full_rope.context(max_positions, is_original_given=_is_original_given(given)),
+            else full_rope.context(max_positions, is_original_given=_is_original_given(given, traits)),
             norm_eps=_epsilon(given, traits.epsilon_key),
             norm=traits.norm,
             tie_word_embeddings=switch(given, "tie_word_embeddings"),
@@ -204,11 +204,6 @@ class ModelConfig:
 
 def _quantization(given: Mapping[str, Any]) -> QuantizationConfig | Fp8Config | None:
     return Fp8Config.from_hf(given) if is_fp8(given) else QuantizationConfig.from_hf(given)
-
-
-def _is_left_out(key: str, value: object) -> bool:
-    """Whether null means the architecture's default, as it does for the rotation; elsewhere it means none."""
-    return key == "rope_parameters" and value is None
 
 
 def _shortened(name: object) -> str:
@@ -300,9 +295,7 @@ _SMALLEST_EPSILON = 1e-30
 
 
 def _epsilon(given: Mapping[str, Any], key: str) -> float:
-    value = given.get(key)
-    if value is None:
-        return 1e-6
+    value = given.get(key, 1e-6)
     if not is_number(value) or not _SMALLEST_EPSILON <= value < 1:
         raise CorruptCheckpoint(
             f"config.json: {key} must be a number above 0 (at least {_SMALLEST_EPSILON:g}) and below 1, found "
@@ -340,10 +333,24 @@ def _soft_cap(given: Mapping[str, Any], name: str) -> float | None:
     return None if cap is None else float(cap)
 
 
-def _is_original_given(given: Mapping[str, Any]) -> bool:
-    rope = mapping(given, "rope_scaling") or mapping(given, "rope_parameters")
+def _is_original_given(given: Mapping[str, Any], traits: ArchitectureTraits) -> bool:
+    by_type = _full_layers_rope(given, traits)
+    rope = by_type or mapping(given, "rope_scaling") or mapping(given, "rope_parameters")
     name = "original_max_position_embeddings"
     return bool(given.get(name) or rope.get(name))
+
+
+def _full_layers_rope(given: Mapping[str, Any], traits: ArchitectureTraits) -> Mapping[str, Any] | None:
+    """Return the rope parameters of full layers; None where those of all layers are told at once."""
+    by_type = mapping(given, "rope_parameters")
+    if not any(isinstance(value, Mapping) for value in by_type.values()):
+        return None
+    stretched = mapping(given, "rope_scaling") if traits.rope_of_windows in _STRETCHES_FULL else {}
+    return {**mapping(by_type, "full_attention"), **stretched}
+
+
+_STRETCHES_FULL: tuple[RopeRule, ...] = ("plain_windows", "local_windows")
+"""Where `rope_scaling` is of the full layers alone."""
 
 
 def _ropes(given: Mapping[str, Any], traits: ArchitectureTraits, head_dim: int) -> tuple[RopeConfig, RopeConfig]:
@@ -354,24 +361,24 @@ def _ropes(given: Mapping[str, Any], traits: ArchitectureTraits, head_dim: int) 
         head_dim=head_dim if traits.rotates_parts else None,
         is_interleaved=traits.interleaves_rotation,
         scales_queries=traits.scales_queries,
+        longrope_names=traits.longrope_names,
     )
     of_windows: dict[str, Any] = {}
     if rule == "local_windows":
         of_windows["rope_theta"] = given.get("rope_local_base_freq", DEFAULT_ROPE_THETA)
-    by_type = mapping(given, "rope_parameters")
-    if any(isinstance(value, Mapping) for value in by_type.values()):
+    by_type, of_full = mapping(given, "rope_parameters"), _full_layers_rope(given, traits)
+    if of_full is not None:
         unknown = ", ".join(sorted(by_type.keys() - {"full_attention", "sliding_attention"}))
         if unknown:
             raise UnsupportedModel(
                 f"rope parameters of {unknown} are not implemented; known: full_attention, sliding_attention."
             )
         rest = {name: value for name, value in given.items() if name != "rope_scaling"}
-        stretched = mapping(given, "rope_scaling") if rule == "local_windows" else {}
-        full = read({**rest, "rope_parameters": {**mapping(by_type, "full_attention"), **stretched}})
+        full = read({**rest, "rope_parameters": of_full})
         window = read({**rest, **of_windows, "rope_parameters": mapping(by_type, "sliding_attention")})
         return full, window
     full = read(given)
-    if rule not in ("plain_windows", "local_windows"):
+    if rule not in _STRETCHES_FULL:
         return full, full
     plain = {"rope_scaling": None, "rope_parameters": {"rope_theta": of_windows.get("rope_theta", full.theta)}}
     return full, read({**given, **plain})
@@ -382,7 +389,7 @@ def _layer_windows(given: Mapping[str, Any], traits: ArchitectureTraits, num_lay
     if rule == "none":
         return (None,) * num_layers
     window = given.get("sliding_window", 4096)
-    if rule == "by_layer" and not switch(given, "use_sliding_window"):
+    if rule in ("by_layer", "unrotated") and not switch(given, "use_sliding_window"):
         window = None
     if window is not None:
         window = count({"sliding_window": window}, "sliding_window")
@@ -411,6 +418,8 @@ def _default_windows(
             every = len(every)
         every = count({"sliding_window_pattern": every}, "sliding_window_pattern", num_layers + 1)
         return tuple(window if (layer_id + 1) % every else None for layer_id in range(num_layers))
+    if traits.windows == "unrotated":
+        return tuple(None if is_rotated else window for is_rotated in _rotated_layers(given, num_layers))
     first_windowed = given.get("max_window_layers", 28)
     if isinstance(first_windowed, bool) or not isinstance(first_windowed, int) or first_windowed < 0:
         raise CorruptCheckpoint(
@@ -429,8 +438,11 @@ def _layers_with_rope(
         return tuple(window is not None for window in windows)
     if traits.rope_of_windows == "only_windows" and given.get("sliding_window", 4096) is not None:
         return tuple(window is not None for window in windows)
-    if not traits.reads_no_rope_layers:
-        return (True,) * num_layers
+    return _rotated_layers(given, num_layers) if traits.reads_no_rope_layers else (True,) * num_layers
+
+
+def _rotated_layers(given: Mapping[str, Any], num_layers: int) -> tuple[bool, ...]:
+    """Return of each layer whether `no_rope_layers` has it rotated."""
     if given.get("no_rope_layers") is None:
         interval = count(given, "no_rope_layer_interval", 4)
         return tuple((layer_id + 1) % interval != 0 for layer_id in range(num_layers))

@@ -56,9 +56,10 @@ _BY_NAME = {
     "mamba": "recurrent layers",
     "rwkv": "recurrent layers",
 }
-"""Parts of models whose names say so, where no key does."""
+"""Parts of models whose names say so, where no key says it or denies it."""
 _WRITES_NOTHING = re.compile(r"For(MaskedLM|PreTraining|QuestionAnswering|MultipleChoice|\w*Classification)$")
 _BARE = re.compile(r"[a-z0-9]Model$")
+_LISTS_OF_LAYERS = ("layer_types", "layers_block_type")
 _LAYER_TYPES = {"full_attention", "sliding_attention", "attention"}
 
 
@@ -112,18 +113,25 @@ def unknown_parts(name: str, config: Mapping[str, Any], *, reads_images: bool = 
     """
     text = config.get("text_config")
     config = {**config, **cast(Mapping[str, Any], text)} if isinstance(text, Mapping) else config
+    kinds = {str(kind) for key in _LISTS_OF_LAYERS for kind in list_of(config, key)}
+    absent = {"images"} if reads_images else set[str]()
+    if kinds and kinds <= _LAYER_TYPES:
+        absent.add("recurrent layers")  # their sizes may stand there all the same
     found: list[str] = []
     for part, keys in _PARTS.items():
-        if part == "images" and reads_images:
+        if part in absent:
             continue
         key = next((key for key in keys if config.get(key)), None)
         if key is not None:
             value = config[key]
             found.append(f"{part} ({key}={value})" if is_number(value) else f"{part} ({key})")
-        elif any(known == part and text in name.lower() for text, known in _BY_NAME.items()):
+        elif _is_named(part, name) and not any(config.get(key) == 0 for key in keys):
             found.append(part)
-    kinds = {str(kind) for kind in list_of(config, "layer_types")} - _LAYER_TYPES
-    return found + [f"layers of type {kind}" for kind in sorted(kinds)]
+    return found + [f"layers of type {kind}" for kind in sorted(kinds - _LAYER_TYPES)]
+
+
+def _is_named(part: str, name: str) -> bool:
+    return any(known == part and text in name.lower() for text, known in _BY_NAME.items())
 
 
 def writes_no_text(name: str) -> bool:

@@ -7,7 +7,7 @@ Both spellings are understood: transformers 4 (`rope_theta` beside `rope_scaling
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -17,8 +17,8 @@ from twostroke.errors import CorruptCheckpoint, UnsupportedModel, shown
 RopeType = Literal["default", "linear", "dynamic", "yarn", "llama3", "longrope", "proportional"]
 
 ROPE_TYPES: tuple[RopeType, ...] = ("default", "linear", "dynamic", "yarn", "llama3", "longrope", "proportional")
-_ALIASES = {"su": "longrope", "mrope": "default"}
-"""Longrope in Phi 3's first configs, and positions of images in a text: a text's own are the same in all sections."""
+_ALIASES = {"mrope": "default"}
+"""Positions of images in a text: a text's own are the same in all sections."""
 DEFAULT_ROPE_THETA = 10_000.0
 
 
@@ -67,6 +67,7 @@ class RopeConfig:
         head_dim: int | None = None,
         is_interleaved: bool = False,
         scales_queries: bool = False,
+        longrope_names: Collection[str] = (),
     ) -> RopeConfig:
         """Reads either spelling out of a config.json.
 
@@ -75,6 +76,7 @@ class RopeConfig:
             head_dim: of heads that may be rotated in part; None: of an architecture whose heads may not.
             is_interleaved: whether its pairs are neighbours.
             scales_queries: whether it reads `llama_4_scaling_beta`.
+            longrope_names: what else its configs call longrope.
 
         Raises:
             UnsupportedModel: a rope type that is not implemented, or one per kind of layer.
@@ -83,10 +85,7 @@ class RopeConfig:
         given = {**(mapping(config, "rope_scaling") or mapping(config, "rope_parameters"))}
         if any(isinstance(value, Mapping) for value in given.values()):
             raise UnsupportedModel("rope parameters per kind of layer are not implemented; known: one set for all.")
-        rope_type = given.get("rope_type") or given.get("type") or "default"
-        rope_type = _ALIASES.get(str(rope_type), rope_type)
-        if rope_type not in ROPE_TYPES:
-            raise UnsupportedModel(f"rope type {shown(rope_type)} is not implemented; known: {', '.join(ROPE_TYPES)}.")
+        rope_type = _rope_type(given, longrope_names)
         partial = given.get("partial_rotary_factor", config.get("partial_rotary_factor"))
         is_proportional = rope_type == "proportional"
         turned_share = _turned_share(partial) if is_proportional else 1.0
@@ -141,6 +140,17 @@ class RopeConfig:
             assert self.original_max_position_embeddings is not None
             return int(self.original_max_position_embeddings * self.factor)
         return max_position_embeddings
+
+
+def _rope_type(given: Mapping[str, Any], longrope_names: Collection[str]) -> RopeType:
+    told = given.get("rope_type") or given.get("type") or "default"
+    found = _ALIASES.get(str(told), told)
+    # without its factors the name of another type means that type: a GGUF file's yarn is none other
+    if told in longrope_names and (found not in ROPE_TYPES or "long_factor" in given):
+        found = "longrope"
+    if found not in ROPE_TYPES:
+        raise UnsupportedModel(f"rope type {shown(found)} is not implemented; known: {', '.join(ROPE_TYPES)}.")
+    return found
 
 
 def rotary_share(num_rotated: int, head_dim: int) -> float:

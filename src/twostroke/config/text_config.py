@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from twostroke.config.fields import list_of, mapping
+from twostroke.config.fields import list_of, mapping, switch, with_defaults
 from twostroke.errors import UnsupportedModel, shown
 
 TEXT_MODELS: Mapping[str, Mapping[str, str]] = {
@@ -21,6 +21,51 @@ TEXT_MODELS: Mapping[str, Mapping[str, str]] = {
 }
 """By the architecture of the whole and the text model's `model_type`: the architecture of the text model. The first is
 that of a config without a `model_type`."""
+_TIED = ("Gemma3ForConditionalGeneration", "Gemma4ForConditionalGeneration", "Mistral3ForConditionalGeneration")
+"""Wholes whose head is tied to the embedding where they do not say so."""
+_MISTRAL: Mapping[str, Any] = {
+    "vocab_size": 32_000,
+    "hidden_size": 4096,
+    "intermediate_size": 14_336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "max_position_embeddings": 131_072,
+}
+_QWEN2_5_VL: Mapping[str, Any] = {
+    "vocab_size": 152_064,
+    "hidden_size": 8192,
+    "intermediate_size": 29_568,
+    "num_hidden_layers": 80,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 32_768,
+    "max_window_layers": 80,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 1_000_000.0,
+}
+_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
+    "mistral": _MISTRAL,
+    "ministral": _MISTRAL,
+    "ministral3": {
+        **_MISTRAL,
+        "vocab_size": 131_072,
+        "num_hidden_layers": 34,
+        "max_position_embeddings": 262_144,
+    },
+    "qwen2_5_vl_text": _QWEN2_5_VL,
+    "qwen2_5_vl": _QWEN2_5_VL,
+    "qwen3_vl_text": {
+        "vocab_size": 151_936,
+        "hidden_size": 4096,
+        "intermediate_size": 22_016,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "max_position_embeddings": 128_000,
+        "rope_theta": 500_000.0,
+    },
+}
+"""By the text model's `model_type`: values of absent keys, where they differ from those of its architecture or where
+that has none. Published checkpoints with images leave out of `text_config` what is transformers' default."""
 _OF_THE_WHOLE = ("quantization_config", "compression_config", "dtype", "torch_dtype", "tie_word_embeddings")
 """Keys that stand beside `text_config` and concern the text model, where that does not have them."""
 
@@ -45,5 +90,20 @@ def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
             f"config.json: text_config of {names[0]} has model_type {shown(kind)}, which is not implemented; known: "
             f"{', '.join(known)}."
         )
-    text["architectures"] = [known[kind]]
-    return text
+    return with_defaults(_DEFAULTS.get(kind, {}), text, ("rms_norm_eps",)) | {"architectures": [known[kind]]}
+
+
+def tied_by_the_whole(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Return the text model's config with a tied head if the whole's says so; None: it does not, or there is no whole.
+
+    It says so of published checkpoints, too, that store a head of its own, as the text model's says.
+
+    Raises:
+        CorruptCheckpoint: a switch that is neither true nor false, or what `text_config` refuses.
+        UnsupportedModel: a text model that is not implemented.
+    """
+    text = text_config(config)
+    if text is config:
+        return None
+    is_tied = any(name in _TIED for name in list_of(config, "architectures"))
+    return {**text, "tie_word_embeddings": True} if switch(config, "tie_word_embeddings", default=is_tied) else None

@@ -13,6 +13,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from twostroke.config.model import ModelConfig
+from twostroke.config.text_config import tied_by_the_whole
 from twostroke.errors import MOST_SHOWN, CorruptCheckpoint, ModelNotFound, shown
 from twostroke.lfs_pointer import remedy_for
 from twostroke.log import get_logger
@@ -86,7 +87,23 @@ def read_model_config(folder: Path) -> ModelConfig:
     config = read_json(folder / "config.json")
     if config is None:
         raise no_config(folder)
-    return ModelConfig.from_hf(config)
+    read = ModelConfig.from_hf(config)
+    tied = None if read.tie_word_embeddings else tied_by_the_whole(config)
+    return read if tied is None or _may_store_head(folder) else ModelConfig.from_hf(tied)
+
+
+def _may_store_head(folder: Path) -> bool:
+    """Whether the files have a head; also where they are absent or cannot be read, which their reader tells."""
+    index = read_json(folder / "model.safetensors.index.json")
+    names = [] if index is None else list(_weight_map(index, folder))
+    for path in [] if names else [folder / name for name in _files_without_index(folder)]:
+        try:
+            if path.is_file():  # opening a pipe would wait for its other end
+                with cast(Any, safe_open(path, framework="pt")) as file:
+                    names += file.keys()
+        except (SafetensorError, OSError):
+            return True
+    return not names or any((text_name(name) or "").startswith("lm_head.") for name in names)
 
 
 def read_json(path: Path) -> dict[str, Any] | None:

@@ -35,6 +35,7 @@ from twostroke.model.registry import architecture, model_class
 from twostroke.model.rotary_order import in_rotary_order
 from twostroke.model.stacked_norms import StackedNorms
 from twostroke.model.text_tensors import is_unread_kv
+from twostroke.model.tied_head import with_embedding
 from twostroke.model.transposed import Transposed
 from twostroke.model.weight_map import checkpoint_names
 from twostroke.model.weight_pieces import Piece, is_multiplied, is_one_weight, is_packed, pieces_of
@@ -69,6 +70,9 @@ def open_weights(folder: Path, config: ModelConfig, quantization: Quantization |
         source = Transposed(source)
     if entry.has_norms_by_head:
         source = StackedNorms(source)
+    if config.tie_word_embeddings:
+        (head,), (embedding,) = (checkpoint_names(entry.names, f"{name}.weight") for name in ("lm_head", "embedding"))
+        source = with_embedding(source, head, embedding)
     check_quantization(source, quantization)
     return source
 

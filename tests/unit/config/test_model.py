@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from twostroke.config.architectures import ARCHITECTURE_TRAITS
 from twostroke.config.model import ModelConfig
 from twostroke.config.rope import RopeConfig
 from twostroke.errors import CorruptCheckpoint, SetupError, UnsupportedModel, shown
@@ -539,6 +540,16 @@ def test_values_of_gemma_and_phi() -> None:
     assert (rope.rope_type, rope.rotary_dim, rope.factor, phi.max_context) == ("longrope", 96, 32.0, 131072)
 
 
+@pytest.mark.parametrize("name", ["su", "yarn"])
+def test_first_names_of_longrope(name: str) -> None:
+    """Of Phi 3 alone; without factors yarn is yarn there, too, as in a GGUF file."""
+    phi, _ = PUBLISHED["Phi-4-mini-instruct"]
+    scaling = phi["rope_scaling"]
+    assert ModelConfig.from_hf({**phi, "rope_scaling": {**scaling, "type": name}}) == ModelConfig.from_hf(phi)
+    yarn = ModelConfig.from_hf({**phi, "rope_scaling": {"type": "yarn", "factor": 2.0}})
+    assert yarn.ropes[0][0].rope_type == "yarn"
+
+
 @pytest.mark.parametrize("name", ["bloom-560m", "gpt2", "gpt-j-6b", "opt-1.3b", "pythia-160m", "falcon-7b"])
 def test_heads_are_equal_where_transformers_reads_nothing_else(name: str) -> None:
     config, _ = PUBLISHED[name]
@@ -762,6 +773,23 @@ def test_null_and_zero_where_they_have_a_meaning() -> None:
     assert {(rope.theta, rope.factor) for rope, _ in stretched.ropes} == {(1e6, 8.0), (1e4, 1.0)}
 
 
+@pytest.mark.parametrize("architecture", ["Helium", "GPTNeoX", "Phi3", "Llama", "Cohere", "Nemotron"])
+def test_a_null_epsilon_is_that_of_the_family(architecture: str) -> None:
+    """As one that is left out is."""
+    traits = ARCHITECTURE_TRAITS[f"{architecture}ForCausalLM"]
+    config = changed("Llama-3.2-1B", architectures=[f"{architecture}ForCausalLM"], hidden_act=None, rope_scaling=None)
+    read = ModelConfig.from_hf({**config, "tie_word_embeddings": False, traits.epsilon_key: None})
+    assert read.norm_eps == traits.defaults.get(traits.epsilon_key, 1e-6)
+
+
+def test_a_null_epsilon_is_that_of_a_text_config() -> None:
+    """Qwen2.5-VL's text model has another than Qwen2."""
+    read = ModelConfig.from_hf(
+        {"architectures": ["Qwen2_5_VLForConditionalGeneration"], "text_config": {"rms_norm_eps": None}}
+    )
+    assert read.norm_eps == 1e-5
+
+
 def test_only_ministral_3_scales_queries_by_position() -> None:
     """Transformers reads the key in no other family that is known."""
     yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 4096, "llama_4_scaling_beta": 0.1}
@@ -832,6 +860,24 @@ def test_windows_by_layer() -> None:
             UnsupportedModel,
             "the nearest is FalconForCausalLM, without recurrent layers (state_size=16); known",
         ),
+        *(
+            (
+                {
+                    "architectures": ["GraniteMoeHybridForCausalLM"],
+                    "num_local_experts": num_experts,
+                    key: ["attention", kind],
+                    "mamba_d_state": 256,
+                },
+                UnsupportedModel,
+                f"the nearest is GraniteForCausalLM{without}; known",
+            )
+            for key in ("layer_types", "layers_block_type")
+            for num_experts, kind, without in (
+                (0, "attention", ""),
+                (64, "attention", ", without experts (num_local_experts=64)"),
+                (0, "mamba", ", without recurrent layers (mamba_d_state=256) or layers of type mamba"),
+            )
+        ),
         (
             {"architectures": ["T5ForConditionalGeneration"], "is_encoder_decoder": True},
             UnsupportedModel,
@@ -873,6 +919,12 @@ def test_windows_by_layer() -> None:
             "rope parameters of linear_attention are not",
         ),
         ({"rope_scaling": {"rope_type": "ntk"}}, UnsupportedModel, "known: default, linear"),
+        ({"rope_scaling": {"rope_type": "su"}}, UnsupportedModel, "rope type 'su' is not implemented; known: default"),
+        (
+            {"rope_scaling": {"rope_type": "yarn", "factor": None, "long_factor": [1.0] * 32}, "rope_theta": 1.0},
+            CorruptCheckpoint,
+            "rope type 'yarn' needs a rope_theta above 1",
+        ),
         (
             {"rope_scaling": {"rope_type": "longrope", "factor": 4.0}},
             UnsupportedModel,

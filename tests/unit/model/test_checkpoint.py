@@ -120,6 +120,23 @@ def test_tied_heads(tmp_path: Path) -> None:
         load(tmp_path)
 
 
+@pytest.mark.parametrize("kind", ["Llama", "OPT", "Falcon"])
+def test_a_tied_head_may_be_stored_without_the_embedding(kind: str, tmp_path: Path) -> None:
+    """As transformers 5 reads it."""
+    changes = {"Llama": {}, "OPT": {"pad_token_id": 0}, "Falcon": {}}[kind]
+    theirs = naive_model.build(tmp_path, kind, tie_word_embeddings=True, num_key_value_heads=4, **changes)
+    model = load(tmp_path)
+    before = logits(model)
+    embedding = checkpoint_names(architecture(model.config.architecture).names, "embedding.weight")[0]
+    edit(tmp_path, lambda tensors: tensors.update({"lm_head.weight": tensors.pop(embedding)}))
+    assert torch.equal(logits(load(tmp_path)), before)
+    as_theirs = naive_model.logits(type(theirs).from_pretrained(tmp_path), TOKEN_IDS)
+    torch.testing.assert_close(as_theirs, naive_model.logits(theirs, TOKEN_IDS), rtol=1e-4, atol=1e-4)
+    edit(tmp_path, lambda tensors: tensors.pop("lm_head.weight"))
+    with pytest.raises(CorruptCheckpoint, match=f"missing: {embedding}"):
+        load(tmp_path)
+
+
 def test_old_rotary_frequencies_are_harmless(folder: Path) -> None:
     edit(folder, lambda t: t.update({"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(8)}))
     load(folder)

@@ -28,9 +28,11 @@ MULTIPLIERS: dict[str, Any] = {
     "logits_scaling": 0.8,
 }
 CAPS: dict[str, Any] = {"attn_logit_softcapping": 5.0, "final_logit_softcapping": 10.0}
+NO_ROTATION: dict[str, Any] = {"rope_type": "linear", "rope_theta": 10_000.0, "factor": 1e30}
 CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "smollm3": ("smollm3", "SmolLM3", {"num_hidden_layers": 5}),
     "granite": ("granite", "Granite", MULTIPLIERS),
+    "granite-no-rotation": ("granite", "Granite", {**MULTIPLIERS, "rope_parameters": NO_ROTATION}),
     "gemma": ("gemma", "Gemma", {"head_dim": 16, "tie_word_embeddings": True}),
     "gemma2": ("gemma2", "Gemma2", {"head_dim": 16, "query_pre_attn_scalar": 16, "sliding_window": 24, **CAPS}),
     "gemma2-27b": (
@@ -46,9 +48,10 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "olmo2": ("olmo2", "Olmo2", {}),
     "olmo3": ("olmo2", "Olmo3", {"num_hidden_layers": 4, "sliding_window": 24}),
     "exaone4": ("exaone4", "Exaone4", {"sliding_window": None, "layer_types": ["full_attention"] * 3}),
+    "exaone4-32b": ("exaone4", "Exaone4", {"num_hidden_layers": 64, "hidden_size": 32, "intermediate_size": 48}),
     "exaone4-windows": ("exaone4", "Exaone4", {"num_hidden_layers": 4, "sliding_window": 24}),
 }
-"""llama.cpp's name, transformers', and what its config has beside the usual."""
+"""llama.cpp's name, transformers', and what its config has beside the usual. Files leave out a window of 4096."""
 
 
 def _add_of_gemma(writer: GGUFWriter, architecture: str, config: Any) -> dict[str, str]:
@@ -84,7 +87,8 @@ def write(path: Path, architecture: str, model: Any, pattern: list[bool] | None 
         writer.add_embedding_scale(config.embedding_multiplier)
         writer.add_residual_scale(config.residual_multiplier)
         writer.add_logit_scale(config.logits_scaling)
-    if architecture in ("olmo2", "exaone4") and getattr(config, "sliding_window", None):
+        writer.add_rope_scaling_finetuned("factor" not in rope)
+    if architecture in ("olmo2", "exaone4") and getattr(config, "sliding_window", None) not in (None, 4096):
         writer.add_sliding_window(config.sliding_window)
         writer.add_sliding_window_pattern(pattern or [kind == "sliding_attention" for kind in config.layer_types])
     own = _add_of_gemma(writer, architecture, config)

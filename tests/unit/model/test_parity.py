@@ -381,6 +381,20 @@ def test_what_tokens_bring_to_gemma_4s_layers_is_rounded_as_in_transformers(kern
     assert torch.equal(model.embed(ids[0])[:, config.hidden_size :], expected)
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("kernels", ["reference", "auto"])
+@pytest.mark.parametrize("kind", ["Llama", "Helium", "Olmo2", "Olmo3"])
+def test_norms_are_rounded_as_in_transformers(kind: str, kernels: Kernels, tmp_path: Path) -> None:
+    """In bfloat16 to the bit, whether the weights multiply before that or behind it."""
+    theirs = naive_model.build(tmp_path, kind, dtype="bfloat16", hidden_size=256, head_dim=64).to(torch.bfloat16)
+    theirs.save_pretrained(tmp_path)
+    hidden = torch.randn(50, 256, dtype=torch.bfloat16, generator=torch.Generator().manual_seed(0))
+    config, operators = read_model_config(tmp_path), operators_for(CPU, torch.bfloat16, kernels)
+    weights = open_weights(tmp_path, config)
+    model = load_model(weights, config, dtype=torch.bfloat16, device=CPU, max_model_len=64, operators=operators)
+    assert torch.equal(model.final_norm(hidden), theirs.model.norm(hidden))
+
+
 @pytest.mark.parametrize("kernels", ["reference", "auto"])
 @pytest.mark.parametrize("is_tied", [False, True])
 @pytest.mark.parametrize("vocab_size", [300, 151_936])

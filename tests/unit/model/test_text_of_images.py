@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 
 from oracle import naive_model
 from oracle.paged_driver import PagedDriver
@@ -69,9 +70,9 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
 """transformers' kind, what its text model's config has beside the usual, and a small tower."""
 
 
-def build(folder: Path, kind: str, text: dict[str, Any], vision: dict[str, Any]) -> Any:
+def build(folder: Path, kind: str, text: dict[str, Any], vision: dict[str, Any], *, is_tied: bool = False) -> Any:
     config = getattr(transformers, f"{kind}Config")(
-        text_config={**naive_model.SMALL, **text}, vision_config=vision, tie_word_embeddings=False
+        text_config={**naive_model.SMALL, **text}, vision_config=vision, tie_word_embeddings=is_tied
     )
     config._attn_implementation = "eager"
     torch.manual_seed(0)
@@ -96,10 +97,38 @@ def test_a_text_has_transformers_logits(case: str, tmp_path: Path, caplog: pytes
     assert (found - expected).abs().max().item() <= 1e-4
 
 
+@pytest.mark.parametrize("case", ["mistral3", "mistral3-of-ministral3", "qwen3-vl"])
+def test_the_whole_says_that_the_head_is_tied_where_none_is_stored(case: str, tmp_path: Path) -> None:
+    """And the text model says it where one is, as Ministral 3 8B's does."""
+    theirs = build(tmp_path, *CASES[case], is_tied=True)
+    path = tmp_path / "config.json"
+    config = json.loads(path.read_text())
+    config["text_config"]["tie_word_embeddings"] = False
+    if case.startswith("mistral3"):
+        del config["tie_word_embeddings"]  # it is true where nothing is said
+    path.write_text(json.dumps(config))
+    read = read_model_config(tmp_path)
+    assert read.tie_word_embeddings
+    source, operators = open_weights(tmp_path, read), operators_for(CPU, torch.float32, "reference")
+    model = load_model(source, read, dtype=torch.float32, device=CPU, max_model_len=256, operators=operators)
+    driver, token_ids = PagedDriver(model, num_blocks=8), [3, 1, 4, 1, 5, 9]
+    found = driver.logits(driver.step([(driver.add(token_ids), len(token_ids))])[0])
+    torch.testing.assert_close(found, naive_model.logits(theirs, token_ids), rtol=1e-4, atol=1e-4)
+    path.write_text(json.dumps({**config, "tie_word_embeddings": False}))
+    assert not read_model_config(tmp_path).tie_word_embeddings
+    path.write_text(json.dumps(config))
+    weights = tmp_path / "model.safetensors"
+    tensors = load_file(weights)
+    save_file({**tensors, "language_model.lm_head.weight": torch.zeros(199, 64)}, weights)
+    assert not read_model_config(tmp_path).tie_word_embeddings
+    weights.write_bytes(b"no such file")
+    assert not read_model_config(tmp_path).tie_word_embeddings
+    weights.unlink()
+    assert not read_model_config(tmp_path).tie_word_embeddings
+
+
 def test_a_tensor_under_two_names_is_refused(tmp_path: Path) -> None:
     build(tmp_path, *CASES["mistral3"])
-    from safetensors.torch import load_file, save_file
-
     path = tmp_path / "model.safetensors"
     tensors = load_file(path)
     name = next(name for name in tensors if name.endswith("layers.0.mlp.up_proj.weight"))

@@ -31,6 +31,10 @@ class GGUFArchitecture:
     """The architecture of a file with a sliding window; None: it has none."""
     window: int | None = 0
     """The window of a file that names none; 0: there is none, None: the file must name it."""
+    window_of: Mapping[int, int] = field(default_factory=dict[int, int])
+    """The same by the number of layers, where that decides."""
+    rotation_key: str | None = None
+    """A switch (without the prefix) that is false in a file of a model that rotates nothing."""
     has_permuted_heads: bool = False
     """q and k come with the two halves of each head's rows interleaved, for llama.cpp's rotation of neighbours."""
     has_grouped_qkv: bool = False
@@ -193,7 +197,9 @@ GGUF_ARCHITECTURES = {
     "llama": GGUFArchitecture("LlamaForCausalLM", windowed="MistralForCausalLM", has_permuted_heads=True),
     "mistral3": GGUFArchitecture("Ministral3ForCausalLM", has_permuted_heads=True, reads_yarn_factors=True),
     "olmo2": GGUFArchitecture("Olmo2ForCausalLM", _NORMS_BEHIND, windowed="Olmo3ForCausalLM"),
-    "exaone4": GGUFArchitecture("Exaone4ForCausalLM", _NORMS_BEHIND, windowed="Exaone4ForCausalLM"),
+    "exaone4": GGUFArchitecture(
+        "Exaone4ForCausalLM", _NORMS_BEHIND, windowed="Exaone4ForCausalLM", window_of={64: 4096}
+    ),
     "gemma": GGUFArchitecture("GemmaForCausalLM", has_whole_norms=True),
     "gemma2": GGUFArchitecture(
         "Gemma2ForCausalLM", _NORMS_AROUND, windowed="Gemma2ForCausalLM", window=4096, has_whole_norms=True
@@ -207,7 +213,9 @@ GGUF_ARCHITECTURES = {
         has_lists=True,
         derived=_of_gemma4,
     ),
-    "granite": GGUFArchitecture("GraniteForCausalLM", has_permuted_heads=True, numbers=_OF_GRANITE),
+    "granite": GGUFArchitecture(
+        "GraniteForCausalLM", rotation_key="rope.scaling.finetuned", has_permuted_heads=True, numbers=_OF_GRANITE
+    ),
     "smollm3": GGUFArchitecture("SmolLM3ForCausalLM", has_permuted_heads=True),
     "seed_oss": GGUFArchitecture("SeedOssForCausalLM", {"post_attention_layernorm": "post_attention_norm"}),
     "qwen2": GGUFArchitecture("Qwen2ForCausalLM"),

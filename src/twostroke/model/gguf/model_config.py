@@ -110,6 +110,8 @@ def read_gguf_config(file: GGUFFile) -> ModelConfig:
         raise CorruptCheckpoint(f"{file.path}, its metadata in the words of a config.json: {error}") from error
     if architecture.sections_turn_halves and _has_sections(metadata, f"{prefix}.rope.dimension_sections"):
         config = config.with_ropes(lambda rope: replace(rope, is_interleaved=False))
+    if architecture.rotation_key and not metadata.flag(f"{prefix}.{architecture.rotation_key}", default=True):
+        return replace(config, layers=tuple(replace(layer, rope=None) for layer in config.layers))
     return config if architecture.has_lists else _with_stored_frequencies(config, file)
 
 
@@ -261,7 +263,7 @@ def _window(
 ) -> dict[str, Any]:
     """A sliding window: in every layer, or in those that the architecture or the file says."""
     key = f"{prefix}.attention.sliding_window"
-    window = metadata.count(key, architecture.window, least=0)
+    window = metadata.count(key, architecture.window_of.get(given["num_hidden_layers"], architecture.window), least=0)
     if window == 0:
         return {"sliding_window": None}
     every = None if architecture.windowed is None else ARCHITECTURE_TRAITS[architecture.windowed].window_every
