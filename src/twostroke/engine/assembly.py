@@ -70,7 +70,7 @@ from twostroke.process_memory import own_anonymous_bytes
 from twostroke.runner.decode_graphs import CudaGraphs, DecodeGraphs, Recorder, recordable
 from twostroke.runner.executor import Executor, InProcessExecutor
 from twostroke.runner.key_means import TEXT as KEY_MEANS_TEXT
-from twostroke.runner.key_means import key_means
+from twostroke.runner.key_means import center_keys
 from twostroke.runner.kv_moves import KVMover
 from twostroke.runner.kv_storage import KVStorage
 from twostroke.runner.machine_limits import measure_machine_limits
@@ -364,8 +364,7 @@ def _runner(
         cache=_packed_cache(config, loaded),
     )
     if finds_key_means:
-        text = loaded.tokenizer.encode(KEY_MEANS_TEXT)
-        model.center_keys(key_means(model, text, loaded.dtype, loaded.device, split))
+        center_keys(model, loaded.tokenizer.encode, loaded.dtype, loaded.device, split)
     sampler = Sampler(
         loaded.config.vocab_size,
         loaded.eos_token_ids,

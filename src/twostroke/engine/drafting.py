@@ -29,8 +29,7 @@ from twostroke.model.registry import num_parameters
 from twostroke.model.weight_size import weight_bytes
 from twostroke.model.weight_source import WeightSource
 from twostroke.runner.branches import MAX_BRANCHES, blocks_of_branch
-from twostroke.runner.key_means import TEXT as KEY_MEANS_TEXT
-from twostroke.runner.key_means import key_means, key_means_bytes
+from twostroke.runner.key_means import center_keys, key_means_bytes
 from twostroke.runner.kv_storage import JoinedStorages, KVStorage
 from twostroke.sampling.sampler import Sampler
 from twostroke.speculation.chain import ChainProposer, ReadByDraftModel, ReadByTarget
@@ -253,8 +252,7 @@ class _DraftModel:
             operators=around.operators,
         )
         if is_quantized(around.kv_format):
-            text = around.tokenizer.encode(KEY_MEANS_TEXT)
-            model.center_keys(key_means(model, text, around.dtype, around.device, RowSplit()))
+            center_keys(model, around.tokenizer.encode, around.dtype, around.device, RowSplit())
         kv, attention = _storage_beside(self.config, self._layouts, around, target.kv.num_blocks)
         tables = [_table_beside(around.layout)] * len(attention.shapes)
         reader = Reader(model, self.config.num_layers, kv, attention, tables, around.device)

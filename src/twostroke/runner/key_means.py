@@ -9,7 +9,7 @@ The means have the same bits wherever the model's activations have, and so have 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -50,18 +50,37 @@ def key_means_bytes(model: ModelConfig, kv_format: KVFormat, bytes_per_element: 
     return bytes_per_element * sum(spec.kv_size for spec in model.layers if spec.centers_keys)
 
 
+def center_keys(
+    model: DecoderModel,
+    encode: Callable[[str], Sequence[int]],
+    dtype: torch.dtype,
+    device: torch.device,
+    split: RowSplit,
+) -> None:
+    """Let a model store quantized keys less their means; every rank has to call it.
+
+    Args:
+        model: maths and weights.
+        encode: of the model's tokenizer.
+        dtype: type of activations.
+        device: where the model is.
+        split: of its heads.
+    """
+    model.center_keys(key_means(model, encode(TEXT), dtype, device, split))
+
+
 @torch.inference_mode()
 def key_means(
     model: DecoderModel, token_ids: Sequence[int], dtype: torch.dtype, device: torch.device, split: RowSplit
 ) -> dict[int, Tensor]:
-    """Return the means of rotated keys, of all ranks; every rank has to call it.
+    """Return the means of rotated keys, of all ranks; see center_keys.
 
     Args:
-        model: maths and weights.
-        token_ids: of TEXT; two at least.
-        dtype: type of activations.
-        device: where the model is.
-        split: of its heads.
+        model: see there; so are dtype, device and split.
+        token_ids: of a text, two at least.
+        dtype: see there.
+        device: see there.
+        split: see there.
 
     Returns:
         By layer, for those whose `centers_keys` says so, [num_kv_heads, head_dim] of activations' type.

@@ -190,6 +190,21 @@ def test_the_float32_side_is_that_of_transformers(random_models: dict[str, Path]
     assert (ours - expected).abs().max() < 1e-3
 
 
+@pytest.mark.parametrize("kv_cache_dtype", ["auto", "int8", "int4"])
+def test_what_is_measured_is_what_an_engine_computes(random_models: dict[str, Path], kv_cache_dtype: str) -> None:
+    ids = [(7 * i * i + 3 * i) % 256 for i in range(90)]
+    given: dict[str, Any] = {"max_model_len": 128, "threads": 1, "kv_cache_dtype": kv_cache_dtype}
+    config = EngineConfig.from_keywords(model=str(random_models["qwen2"]), **given)
+    measured = torch.cat(list(WholeDistributions(config, 128).log_probs(ids, 1)))
+    with LLM(str(random_models["qwen2"]), **given) as llm:
+        params = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=0)
+        (output,) = llm.generate([{"prompt_token_ids": ids}], params)
+    assert output.prompt_logprobs is not None
+    computed = [found[token].logprob for found, token in zip(output.prompt_logprobs[1:], ids[1:], strict=True) if found]
+    of_tokens = measured[torch.arange(len(ids) - 1), torch.tensor(ids[1:])]
+    assert of_tokens.tolist() == pytest.approx(computed, abs=1e-5)
+
+
 def test_a_distance_is_the_definition() -> None:
     p, q = torch.tensor([[0.5, 0.25, 0.25], [0.2, 0.7, 0.1]]), torch.tensor([[0.25, 0.5, 0.25], [0.1, 0.8, 0.1]])
     distance = Distance()

@@ -15,13 +15,16 @@ import torch
 from torch import Tensor
 
 from twostroke.config.engine import EngineConfig
+from twostroke.config.kv_format import is_quantized
 from twostroke.config.load import DEFAULT_GROUP_SIZE
 from twostroke.engine.preparation import Prepared, prepare
 from twostroke.kernels.quantized_weight import QuantizedWeight
 from twostroke.layers.attention_metadata import AttentionMetadata
+from twostroke.layers.row_split import RowSplit
 from twostroke.model.gguf.weights import GGUFWeights
 from twostroke.model.loader import load_model
 from twostroke.model.weight_source import ALL_ROWS, StoredWeight, WeightSource
+from twostroke.runner.key_means import center_keys
 from twostroke.runner.kv_storage import KVStorage
 from twostroke.sampling.logprobs import num_slice_rows
 
@@ -84,6 +87,8 @@ class WholeDistributions:
             quantization=config.load.quantization,
             group_size=config.load.group_size or DEFAULT_GROUP_SIZE,
         )
+        if is_quantized(prepared.kv_format):
+            center_keys(self._model, prepared.tokenizer.encode, prepared.dtype, prepared.device, RowSplit())
         self._kv, self._block_tables = _storage(prepared, context)
         self._attention_layout = self._kv.attention_layout(self._model.num_heads)
 
