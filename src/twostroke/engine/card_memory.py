@@ -18,7 +18,6 @@ from twostroke.engine.preparation import (
 from twostroke.kv_cache.device_memory import DeviceMemory, reserve_bytes
 from twostroke.layers.rotary import Rotary
 from twostroke.runner.decode_graphs import largest_pass
-from twostroke.runner.key_means import key_means_bytes
 from twostroke.runner.largest_steps import LargestStep
 from twostroke.runner.memory import card_step_bytes, recorded_bytes, step_bytes
 
@@ -73,7 +72,6 @@ def account_for_card(
     num_weight_bytes = loaded_weight_bytes(config, prepared, config.load.tensor_parallel_size)
     longest, itemsize = longest_request(config, prepared), prepared.dtype.itemsize
     tables = sum(Rotary.bytes_for(head_dim, longest, itemsize) for _, head_dim in prepared.config.ropes)
-    tables += key_means_bytes(prepared.config, prepared.kv_format, itemsize)
     predict = step_bytes if prepared.operators.name == "reference" else card_step_bytes
     step = predict(
         prepared.config,

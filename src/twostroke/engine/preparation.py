@@ -31,6 +31,7 @@ from twostroke.model.model_files import find_model, find_model_of, weights_of
 from twostroke.model.registry import num_parameters
 from twostroke.model.weight_size import weight_bytes
 from twostroke.model.weight_source import WeightSource
+from twostroke.runner.key_means import key_means_bytes
 from twostroke.runner.memory import context_bytes, free_host_bytes, step_bytes
 from twostroke.tokenizer.tokenizer import Tokenizer
 
@@ -295,8 +296,9 @@ def size_for(config: EngineConfig, prepared: Prepared, memory: KVRoom) -> KVSizi
 
 
 def loaded_weight_bytes(config: EngineConfig, prepared: Prepared, num_ranks: int = 1) -> int:
-    """Of the whole model, or of that of several ranks which has most."""
-    return weight_bytes(
+    """Of the whole model, or of that of several ranks which has most; with the means of keys, where KV is quantized."""
+    means = key_means_bytes(prepared.config, prepared.kv_format, prepared.dtype.itemsize)
+    return means + weight_bytes(
         prepared.weights,
         prepared.config,
         prepared.dtype,

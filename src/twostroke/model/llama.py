@@ -356,7 +356,7 @@ class Llama(DecoderModel):
         self.key_means = means
         for layer_id, mean in means.items():
             own = self._split.own(len(mean))
-            self._layers[layer_id].center_keys(mean[own.start : own.stop])
+            self._layers[layer_id].center_keys(mean if self._split.size == 1 else mean[own.start : own.stop])
 
     @torch.inference_mode()
     def final_norm(self, hidden: Tensor) -> Tensor:

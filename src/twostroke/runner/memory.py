@@ -11,7 +11,6 @@ from twostroke.kernels.reference.attention_plan import MAX_GATHERED, MAX_SCORES,
 from twostroke.kv_cache.layout import KVLayout
 from twostroke.layers.rotary import Rotary
 from twostroke.runner.decode_graphs import PART_ROWS
-from twostroke.runner.key_means import key_means_bytes
 from twostroke.runner.request_table import RequestTable
 from twostroke.sampling.logprobs import num_slice_rows
 
@@ -131,16 +130,14 @@ def _card_pass_bytes(model: ModelConfig, max_tokens: int, bytes_per_element: int
 def context_bytes(
     model: ModelConfig, layout: KVLayout, *, max_model_len: int, max_num_seqs: int, bytes_per_element: int
 ) -> int:
-    """What grows with the longest request, whatever a step does: the rotary tables and the table of live requests. And
-    the means of keys.
+    """What grows with the longest request, whatever a step does: the rotary tables and the table of live requests.
 
     How long that is, the KV memory decides, and this has to be known before: it is counted for what the user or else
     the model asks for. A context that is shortened to fit takes less. (Preempted requests keep their rows: while many
     wait to go on, there are more than `max_num_seqs`.)
     """
     rotary = sum(Rotary.bytes_for(head_dim, max_model_len, bytes_per_element) for _, head_dim in model.ropes)
-    means = key_means_bytes(model, layout.kv_format, bytes_per_element)
-    return rotary + means + RequestTable.bytes_for(layout, max_model_len, max_num_seqs)
+    return rotary + RequestTable.bytes_for(layout, max_model_len, max_num_seqs)
 
 
 def free_host_bytes(meminfo: Path = Path("/proc/meminfo"), cgroups: tuple[Path, ...] | None = None) -> int:
