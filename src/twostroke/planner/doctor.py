@@ -1,6 +1,6 @@
 """`twostroke doctor`: what binds an engine, which lever to pull, and what pulling it is predicted to bring.
 
-    signals       numbers read off the history                                              (signals.py)
+    signals       numbers read off the last run in the history                              (signals.py)
     constraint    what the time goes into: nothing, arithmetic, KV, slots, long prompts …   (constraint.py)
     levers        for each constraint the settings that loosen it                           (levers.py)
     back-test     the requests of the history in simulated time, as they were: far off, nothing is concluded
@@ -26,9 +26,11 @@ from twostroke.events import EngineStarted, Event
 from twostroke.planner.back_test import refusal
 from twostroke.planner.constraint import Constraint, constraint_of
 from twostroke.planner.faults import Fault, faults_of
+from twostroke.planner.last_run import last_run
 from twostroke.planner.levers import HELPS, Lever, levers_of
+from twostroke.planner.read_signals import signals_of
 from twostroke.planner.replay import figures, measured_steps, predict
-from twostroke.planner.signals import Signals, signals_of
+from twostroke.planner.signals import Signals
 from twostroke.served_run import Run
 from twostroke.simulation.after_gap import after_gap
 from twostroke.simulation.pools import SimulatedPools
@@ -67,7 +69,7 @@ class Diagnosis:
     has_tried: bool = False
     """Whether there was a lever whose effect could be predicted."""
     remark: str = ""
-    """Why nothing was predicted, or by which part of the history alone; empty: by all of it."""
+    """Why nothing was predicted, or what part of the history was looked at; empty: all of it."""
 
 
 def diagnose(
@@ -86,11 +88,13 @@ def diagnose(
     if link_bytes_per_s is not None:
         SimulatedPools(prefill=1, decode=1, link_bytes_per_s=link_bytes_per_s)  # checked before anything is tried
     check_readable(events)
+    events, num_runs = last_run(events)
     signals = signals_of(events)
     constraint, evidence = constraint_of(signals)
     named = levers_of(constraint, signals, link_bytes_per_s)
     candidates = tuple(lever for lever in named if lever.settings)
     levers, remark = _tried(candidates, events, step_times, signals) if candidates else ((), "")
+    of_runs = f"of {num_runs:,} runs in this log the last is meant" if num_runs > 1 else ""
     return Diagnosis(
         constraint=constraint,
         evidence=evidence,
@@ -100,7 +104,7 @@ def diagnose(
         signals=signals,
         example=(signals.longest_ttft if constraint in _KEEPS_OUT else signals.longest_itl)[1],
         has_tried=bool(candidates),
-        remark=remark,
+        remark="; ".join(filter(None, (remark, of_runs))),
     )
 
 
@@ -109,6 +113,7 @@ def _tried(
 ) -> tuple[tuple[Lever, ...], str]:
     """Return the levers that help, and a remark on how they were tried, or why not."""
     try:
+        _check_alone(signals)
         known = after_gap(events)
         recording, measured = recording_of(known), run_of_log(known)
         _check_predictable(recording.started)
@@ -129,6 +134,12 @@ def _tried(
     if len(recording.requests) < num_all:
         remarks.append(f"predicted by the last {len(recording.requests):,} of {num_all:,} requests")
     return tuple(sorted(levers, key=lambda lever: (not lever.is_exact, -lever.gain))), "; ".join(remarks)
+
+
+def _check_alone(signals: Signals) -> None:
+    if signals.has_pools or signals.num_processes > 1:
+        limit = "is that of an engine in a pool; one that ran by itself can be simulated from its log"
+        raise InvalidParameter("event_log", "these events", limit)
 
 
 def _check_predictable(started: EngineStarted) -> None:

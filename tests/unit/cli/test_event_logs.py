@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from pool_log import D, P, PoolLog
 from timed_engine import history
 from traces import conversations, write_trace
 from twostroke.api.view import recording_of
@@ -203,3 +204,30 @@ def test_a_servers_dump_that_lacks_something_is_refused_by_address(
     monkeypatch.setattr(explain.Server, "get", lambda _self, _path: "".join(f"{line}\n" for line in lines[1:]))
     with pytest.raises(InvalidParameter, match="url='http://there': must hold every event from the engine's start"):
         doctor(url="http://there")
+
+
+def test_the_doctor_reads_the_logs_of_two_processes_as_one_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = PoolLog()
+    for i in range(12):
+        log.handed_over(f"r#{i}.0", 1.25 * i)
+    paths = [tmp_path / f"pool.{process}.events" for process in (D, P)]
+    for path, process in zip(paths, (D, P), strict=True):
+        lines = [to_json(event) for event in log.events if event.process == process]
+        path.write_text("".join(f"{line}\n" for line in lines))
+    doctor(*paths)
+    printed = capsys.readouterr().out
+    assert printed.startswith("12 requests, 36 tokens, 36 steps in 16.5 s, of which steps ran in ")
+    assert " in the busiest of 2 processes\n" in printed
+
+
+def test_the_doctor_says_which_of_several_runs_it_reads(
+    lines: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "events.jsonl"
+    path.write_text("".join(f"{line}\n" for line in lines + lines))
+    doctor(path)
+    printed = capsys.readouterr().out
+    assert printed.startswith("3 requests, 12 tokens, ")
+    assert "of 2 runs in this log the last is meant" in printed
