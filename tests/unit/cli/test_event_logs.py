@@ -315,3 +315,11 @@ def test_the_load_generator_refuses_an_address_that_no_socket_takes() -> None:
         with pytest.raises(InvalidParameter, match=r"^url="):
             Origin.parse(url)
     assert Origin.parse("http://[::1]:80/v1").host == "::1"
+
+
+@pytest.mark.parametrize("door", [*NAMES, "replay"])
+def test_a_file_that_cannot_be_read_is_refused_by_the_commands_own_parameter(door: str, tmp_path: Path) -> None:
+    for path in (Path("missing"), tmp_path):
+        with pytest.raises(InvalidParameter, match="cannot be read") as refused:
+            DOORS[door](path)
+        assert str(refused.value).startswith(f"{NAMES.get(door, 'path')}=")
