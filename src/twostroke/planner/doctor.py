@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from math import inf
+from typing import Any
 
 from twostroke.bench.from_log import run_of_log
 from twostroke.cost.step_fit import fit_log
@@ -44,7 +45,9 @@ _SIMULATED = 6000
 """Steps, of all predictions of a diagnosis together: a second or so, however long the history is."""
 _FEW = 24
 """Requests: fewer are no load to predict by."""
-_COSTS = ("ttft_p50", "tpot_p50")
+_SLOWEST, _MEDIAN = "ttft_p99", "ttft_p50"
+"""Figures of the time to the first token: what a lever is judged by, and what it may help alone."""
+_COSTS = (_MEDIAN, "tpot_p50")
 """Figures that a lever may make worse."""
 REFUSED = "no lever is offered"
 """Beginning of a remark that refuses a conclusion."""
@@ -128,7 +131,8 @@ def _tried(
     refused = refusal(before, figures(measured), judged)
     if refused:
         return (), f"{REFUSED}: {refused}"
-    predicted = [_predicted(lever, before, recording, model) for lever in candidates]
+    knows_median = not refusal(before, figures(measured), (_MEDIAN,))
+    predicted = [_predicted(lever, before, recording, model, knows_median) for lever in candidates]
     levers = [lever for lever in _one_of_each(predicted) if lever.gain >= HELPS]
     remarks = [f"no setting that loosens it is predicted to bring {HELPS - 1:.0%}"] if not levers else []
     if len(recording.requests) < num_all:
@@ -148,13 +152,37 @@ def _check_predictable(started: EngineStarted) -> None:
         raise InvalidParameter("event_log", started.process, limit)
 
 
-def _predicted(lever: Lever, before: dict[str, float], recording: Recording, model: StepTimeModel) -> Lever:
-    """Return the lever with its figures in simulated time, beside those of the history."""
+def _predicted(
+    lever: Lever, before: dict[str, float], recording: Recording, model: StepTimeModel, knows_median: bool
+) -> Lever:
+    """Return the lever with its figures in simulated time, beside those of the history.
+
+    A lever for the TTFT of the slowest is one, too, where it helps the median alone: the slowest may be the longest
+    prompts, which no setting makes shorter. It is then told, and judged, by the median, unless another figure gets
+    worse by more than that gets better.
+
+    Args:
+        lever: to be tried.
+        before: figures as they were, predicted.
+        recording: the requests.
+        model: of step times.
+        knows_median: whether the median TTFT as it was is predicted well enough to judge by it.
+    """
     after = figures(predict(recording, model, WhatIf(settings=lever.settings)).run)
+    found = _with_figures(lever, before, after)
+    if lever.metric != _SLOWEST or found.gain >= HELPS or not knows_median:
+        return found
+    by_median = _with_figures(replace(lever, metric=_MEDIAN), before, after)
+    pays = all(then <= by_median.gain * now for now, then in by_median.costs.values())
+    return by_median if by_median.gain >= HELPS and pays else found
+
+
+def _with_figures(lever: Lever, before: dict[str, float], after: dict[str, Any]) -> Lever:
     metric = lever.metric
     # without a step with both prefill and decode, no decode waits for a prompt: its gap is that of all tokens
     reached = after[metric] if after[metric] is not None else after["itl_p50"]
-    costs = {name: (before[name], after[name]) for name in _COSTS if before[name] and after[name] and name != metric}
+    names = (*_COSTS, _SLOWEST) if metric == _MEDIAN else _COSTS
+    costs = {name: (before[name], after[name]) for name in names if before[name] and after[name] and name != metric}
     return replace(lever, before=before[metric], after=reached, costs=costs)
 
 

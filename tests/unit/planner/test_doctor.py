@@ -700,3 +700,25 @@ def test_an_engine_that_died_and_was_started_again_is_of_the_same_run() -> None:
     pools = handed_over(2)
     assert last_run(pools) == (pools, 1), "each process starts once"
     assert last_run([*pools, *pools]) == (pools, 2)
+
+
+def long_prompts_and_few_slots() -> dict[str, Any]:
+    """Return two long prompts by themselves, whose time to the first token is their own, and queues of short ones."""
+    lengths = [(1900, 1)] * 2 + [(16, 10)] * 50
+    return {
+        "workload": with_arrivals(of_lengths(lengths), [0.0, 3.0] + [6.0] * 25 + [9.0] * 25),
+        "scheduler": SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=128),
+    }
+
+
+def test_a_lever_that_helps_the_median_alone_is_offered_and_says_so() -> None:
+    found = diagnosis_of(long_prompts_and_few_slots)
+    assert found.constraint is Constraint.SLOTS
+    (lever,) = found.levers
+    assert (lever.settings, lever.metric) == ({"max_num_seqs": 8}, "ttft_p50")
+    assert lever.gain > 1.5
+    before, after = lever.costs["ttft_p99"]
+    assert before / after < 1.1, "by the slowest alone it was none"
+    console = Console(record=True, width=160)
+    print_diagnosis(found, console)
+    assert "predicted: TTFT P50 " in console.export_text()
