@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from twostroke.errors import InvalidParameter, shown
+from twostroke.errors import MOST_SHOWN, InvalidParameter, shown
 
 
 def one_of(name: str, value: object, allowed: tuple[str, ...]) -> None:
@@ -75,7 +75,8 @@ def whole_numbers(name: str, given: str, low: int, high: int) -> tuple[int, ...]
         digits = part.strip().lstrip("0") or "0"
         value = None if len(digits) > len(str(high)) else int(digits)
         if value is None or not low <= value <= high:
-            raise InvalidParameter(name, given, f"has {shown(part)}; from {low} to {high}")
+            words = part if len(part) <= MOST_SHOWN else shown(part)
+            raise InvalidParameter(name, given, f"has {words}; from {low} to {high}")
         found.add(value)
     if not found:
         raise InvalidParameter(name, given, "names no number", "Give some with commas between, or leave it out.")
