@@ -14,7 +14,7 @@ from twostroke.bench.gateway import GatewayPrices
 from twostroke.cost.fleet import FleetLimits, FrontCosts, WorkerSpeed, fleet_limits
 from twostroke.tables import print_table
 
-TOKEN_US = 23.2
+TOKEN_US = 28.69
 """benchmarks/results/server-throughput.json: the HTTP process, microseconds of a processor a token."""
 REQUEST_US = 500.0
 """docs/decisions/017: a request's own half millisecond."""

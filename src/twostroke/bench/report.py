@@ -139,7 +139,7 @@ def load(path: Path) -> BenchResult:
     try:
         fields: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         return BenchResult(**fields)
-    except (OSError, ValueError, TypeError) as error:
+    except (OSError, ValueError, TypeError, RecursionError) as error:
         raise InvalidParameter("result", str(path), f"must be a file written by a benchmark ({error})") from error
 
 

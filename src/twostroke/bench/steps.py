@@ -24,7 +24,7 @@ from twostroke.config.load import LoadConfig
 from twostroke.config.scheduler import SchedulerConfig
 from twostroke.cost.step_cost import MachineLimits
 from twostroke.cost.step_fit import TimedStep
-from twostroke.cost.step_model import knots
+from twostroke.cost.step_model import UNKNOWN_TIMES, knots
 from twostroke.cost.step_work import Layers
 from twostroke.kv_cache.layout import KVLayout
 from twostroke.model.model_files import find_model_of
@@ -84,7 +84,7 @@ def measure_steps(
     scheduler = replace(scheduler, max_num_seqs=sizes.heights[0], max_num_batched_tokens=sizes.budget)
     observed = ObservedSteps()
     steps: list[TimedStep] = []
-    with closing(model_engine(load, scheduler, cache, [observed])) as engine:
+    with closing(model_engine(load, scheduler, cache, [observed], step_times=UNKNOWN_TIMES)) as engine:
         engine.run(of_lengths([(sizes.short, 2)] * 2, vocab_size=_SOME_TOKENS))  # warms up
         observed.take()
         for workload in tqdm(list(_workloads(sizes)), desc="steps", leave=False, disable=not progress):

@@ -27,7 +27,7 @@ def doctor(
     ----------
     event_log
         A file that --event-log wrote, or the dump of a server's flight recorder; of a server with --prefill and
-        --decode the files of its processes.
+        --decode the files of its processes. Of several runs in a file the last is meant.
     url
         A server that runs, such as http://127.0.0.1:8000, instead of a file; it knows its last minutes.
     api_key

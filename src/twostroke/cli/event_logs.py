@@ -47,7 +47,12 @@ def read_logs(paths: Sequence[Path], name: str = "event_log") -> list[Event]:
         UnreadableEvent: a line is no event, or one of another version.
     """
     refuse_traces(paths, name)
-    events = list(merged_events(paths))
+    try:
+        events = list(merged_events(paths))
+    except InvalidParameter as error:
+        if error.name != "event_log":
+            raise
+        raise InvalidParameter(name, error.value, error.limit, error.remedy) from error
     if not events:
         raise InvalidParameter(name, _named(paths), "holds no event", _RUN_FIRST)
     with one_history(paths, name):

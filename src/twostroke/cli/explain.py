@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import urllib.error
 import urllib.request
@@ -81,33 +82,69 @@ class Server:
         """What it answers.
 
         Raises:
-            InvalidParameter: there is none, or it refuses.
+            InvalidParameter: there is none, or it refuses, or it is another kind of server, or the key is no header.
         """
-        headers = {} if self.api_key is None else {"authorization": f"Bearer {self.api_key}"}
+        key = self.api_key
+        if key is not None and not (key.isascii() and key.isprintable()):
+            raise InvalidParameter("api_key", "...", "must be printable ASCII: it goes into a header")
+        headers = {} if key is None else {"authorization": f"Bearer {key}"}
         try:
             request = urllib.request.Request(self.url.rstrip("/") + path, headers=headers)
             with urllib.request.urlopen(request, timeout=SERVER_PATIENCE_S) as answer:
-                return answer.read().decode()
+                kind, text = answer.headers.get_content_type(), answer.read().decode()
         except urllib.error.HTTPError as error:
-            raise InvalidParameter(
-                "url", self.url, f"the server answers {error.code}: {_message(error.read())}"
-            ) from None
+            raise InvalidParameter("url", self.url, f"the server answers {error.code}: {_body_of(error)}") from None
+        except http.client.InvalidURL as error:
+            raise InvalidParameter("url", self.url, f"is no URL ({reason_of(error)})", _ADDRESS) from error
+        except http.client.HTTPException as error:
+            limit = f"is answered with what is no whole HTTP ({reason_of(error) or type(error).__name__})"
+            raise InvalidParameter("url", self.url, limit, _ADDRESS) from error
         except (OSError, ValueError) as error:
             reason = getattr(error, "reason", error)
             limit = f"cannot be asked ({reason_of(reason) if isinstance(reason, Exception) else reason})"
-            raise InvalidParameter(
-                "url", self.url, limit, "Give the address that `twostroke serve` printed."
-            ) from error
+            raise InvalidParameter("url", self.url, limit, _ADDRESS) from error
+        if kind == "text/html":
+            raise self.another_kind("a web page")
+        return text
+
+    def get_json(self, path: str) -> object:
+        """Return what it answers, read as JSON.
+
+        Raises:
+            InvalidParameter: see get; or it answers something else.
+        """
+        try:
+            return json.loads(self.get(path))
+        except InvalidParameter:
+            raise
+        except (ValueError, RecursionError) as error:
+            raise self.another_kind("what is no JSON") from error
+
+    def another_kind(self, answer: str) -> InvalidParameter:
+        """Return the refusal of a server that is none of ours, by its answer."""
+        return InvalidParameter(
+            "url", self.url, f"is answered with {answer}; no `twostroke serve` runs there", _ADDRESS
+        )
+
+
+_ADDRESS = "Give the address that `twostroke serve` printed."
 
 
 def _ask(server: Server, request_id: str, *, json_output: bool, trace: Path | None) -> None:
     path = f"/v1/requests/{quote(request_id, safe='')}/timeline"
     if trace is not None:
-        _write_trace(trace, server.get("/v1/trace"))
+        _write_trace(trace, json.dumps(server.get_json("/v1/trace")))
     if json_output:
-        print(json.dumps(json.loads(server.get(path)), indent=2))
+        print(json.dumps(server.get_json(path), indent=2))
     else:
         print(server.get(f"{path}?format=text"), end="")
+
+
+def _body_of(error: urllib.error.HTTPError) -> str:
+    try:
+        return _message(error.read())
+    except (OSError, http.client.HTTPException):
+        return "the rest of its answer never came"
 
 
 def _message(body: bytes) -> str:

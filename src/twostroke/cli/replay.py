@@ -92,8 +92,8 @@ def _replay_log(path: Path, what_ifs: Sequence[WhatIf], png: Path | None, as_jso
     from twostroke.planner.replay import replay_log
     from twostroke.planner.show_replay import print_replayed, replayed_json
 
-    events = read_logs((path,))
-    with one_history((path,)):
+    events = read_logs((path,), "path")
+    with one_history((path,), "path"):
         found = replay_log(events, what_ifs)
     if png is not None:
         from twostroke.planner.replay_figure import draw_replayed

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from twostroke.errors import InvalidParameter
+from twostroke.errors import MOST_SHOWN, InvalidParameter, shown
 
 
 def one_of(name: str, value: object, allowed: tuple[str, ...]) -> None:
@@ -71,9 +71,13 @@ def whole_numbers(name: str, given: str, low: int, high: int) -> tuple[int, ...]
     for part in filter(None, given.split(",")):
         if not part.strip().isdecimal():
             raise InvalidParameter(name, given, f"has {part!r}, which is no whole number")
-        if not low <= int(part) <= high:
-            raise InvalidParameter(name, given, f"has {part}; from {low} to {high}")
-        found.add(int(part))
+        # no int is made of thousands of digits: Python refuses, and one beyond `high` has more digits than it
+        digits = part.strip().lstrip("0") or "0"
+        value = None if len(digits) > len(str(high)) else int(digits)
+        if value is None or not low <= value <= high:
+            words = part if len(part) <= MOST_SHOWN else shown(part)
+            raise InvalidParameter(name, given, f"has {words}; from {low} to {high}")
+        found.add(value)
     if not found:
         raise InvalidParameter(name, given, "names no number", "Give some with commas between, or leave it out.")
     return tuple(sorted(found))

@@ -29,6 +29,8 @@ DEFAULT_GROUP_SIZE = 32
 
 MAX_THREADS = 4096
 MAX_RANKS = 64
+_PORT_DIGITS = 5
+"""Of thousands of digits Python makes no number."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,7 +159,8 @@ class LoadConfig:
             return
         text("tensor_parallel_address", address)
         host, _, port = address.rpartition(":")
-        if not host or "/" in host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
+        is_port = port.isdecimal() and len(port) <= _PORT_DIGITS and 0 < int(port) < 1 << 16
+        if not host or "/" in host or not is_port:
             raise InvalidParameter(
                 "tensor_parallel_address", address, "must be host:port", "For example 10.0.0.1:5555."
             )

@@ -8,6 +8,8 @@ from typing import Any
 from twostroke.config.fields import list_of, mapping
 from twostroke.errors import CorruptCheckpoint, UnsupportedModel, shown
 
+_MOST_DIGITS = 100
+"""Of a layer's number; of thousands Python makes none."""
 _NAME = "per_layer_config"
 
 
@@ -32,7 +34,8 @@ def layer_overrides(
     by_layer = mapping(given, _NAME)
     found: dict[int, Mapping[str, Any]] = {}
     for number in by_layer:
-        if not number.isdecimal() or int(number) >= num_layers:
+        is_layer = number.isdecimal() and len(number) <= _MOST_DIGITS and int(number) < num_layers
+        if not is_layer:
             last = num_layers - 1
             raise CorruptCheckpoint(
                 f"config.json: {_NAME} has {shown(number)}, which is no layer's number; they go from 0 to {last}."

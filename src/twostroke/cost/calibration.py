@@ -15,6 +15,7 @@ The figures are written as JSON, and read again by whoever plans with them.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -150,13 +151,13 @@ class Calibration:
         return seconds_at(self.step_s, num_tokens)
 
     def write(self, path: Path) -> None:
-        """As JSON.
+        """As JSON, whole or not at all: who reads the file meanwhile reads the old one.
 
         Raises:
             InvalidParameter: the file cannot be written.
         """
         try:
-            path.write_bytes(msgspec.json.format(msgspec.json.encode(self), indent=1) + b"\n")
+            _write_whole(path, msgspec.json.format(msgspec.json.encode(self), indent=1) + b"\n")
         except OSError as error:
             raise _unwritable(path, error) from error
 
@@ -191,11 +192,13 @@ def check_writable(path: Path) -> None:
     Raises:
         InvalidParameter: it cannot be written.
     """
-    is_new = not path.exists()
+    beside = _beside(path)
     try:
-        path.open("ab").close()
-        if is_new:
-            path.unlink()
+        if path.exists():
+            path.open("ab").close()
+        if beside is not None:
+            beside.open("wb").close()
+            beside.unlink()
     except OSError as error:
         raise _unwritable(path, error) from error
 
@@ -266,6 +269,26 @@ def _check_timings(name: str, timings: Sequence[Timing], least_s: float = 0.0) -
         if not least_s <= timing.seconds < float("inf"):
             limit = "must be seconds, more than 0" if least_s else "must be seconds, 0 or more"
             raise InvalidParameter(f"{name} at {timing.size}", timing.seconds, limit)
+
+
+def _write_whole(path: Path, data: bytes) -> None:
+    beside = _beside(path)
+    if beside is None:
+        path.write_bytes(data)
+        return
+    try:
+        beside.write_bytes(data)
+        beside.replace(path.resolve())  # where a link points to, so that the link stays
+    except OSError:
+        beside.unlink(missing_ok=True)
+        raise
+
+
+def _beside(path: Path) -> Path | None:
+    """Return a name in the same folder to write to first; None: the path is no file, but a pipe or a terminal, say."""
+    if path.exists() and not path.is_file():
+        return None
+    return path.resolve().parent / f".calibration-{os.getpid()}"
 
 
 def _unwritable(path: Path, error: OSError) -> InvalidParameter:

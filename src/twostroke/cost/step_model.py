@@ -106,6 +106,10 @@ class StepTimeModel:
         return self.layers.at(work.num_tokens) + self.head.at(work.num_logits_rows) + attention_s
 
 
+UNKNOWN_TIMES = StepTimeModel(layers=Curve((1,), (1.0,)), head=Curve((1,), (0.0,)), pair_s=0.0, seen_s=0.0)
+"""For an engine without limits that is about to be measured: it asks for none, and reads no calibration."""
+
+
 def scaled(model: StepTimeModel, factor: float) -> StepTimeModel:
     """The same on a machine that takes `factor` times as long for everything."""
     return StepTimeModel(

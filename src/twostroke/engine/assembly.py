@@ -20,7 +20,6 @@ from twostroke.config.model import ModelConfig
 from twostroke.cost.step_cost import MachineLimits, ModelShape
 from twostroke.cost.step_model import StepTimeModel
 from twostroke.cost.step_work import Layers
-from twostroke.engine.calibrated import find_calibration
 from twostroke.engine.clock import monotonic_clock
 from twostroke.engine.drafting import Drafter, Target
 from twostroke.engine.engine import Engine
@@ -159,8 +158,6 @@ def build_engine(
         )
         return shape, limits, pace_of(config, loaded.path, shape, limits, step_times)
 
-    if step_times is None:
-        find_calibration(loaded.path, config.load, config.cache)  # refused before a weight is read, and read again
     if loaded.device.type != "cpu" or loaded.num_ranks > 1:
         costs()  # while there is memory on the card, and no rank waits
     # on a CPU it is measured behind the weights, when the server's process has ended its own preparations

@@ -72,22 +72,38 @@ def place_to_write(model: Path, load: LoadConfig) -> Path:
 
 
 def find_calibration(model: Path, load: LoadConfig, cache: CacheConfig) -> tuple[Calibration | None, str]:
-    """Return the calibration of a model as it is loaded here, or why there is none, in words.
+    """Return the calibration of a model as it is loaded here, and words: which it is, or why there is none.
 
-    Raises:
-        InvalidParameter: the file that lies there is no calibration.
+    A file that is none or of another version counts as missing, since calibrating again is what mends it.
     """
-    places = [place for place in calibration_places(model, load) if place.is_file()]
-    if not places:
-        return None, f"not calibrated: `twostroke calibrate {load.model} --no-drafts` takes about a minute"
-    reasons: list[str] = []
-    for place in places:
-        found = Calibration.read(place)
-        reason = why_not(found, load, cache)
+    found, reasons = _read(model, load)
+    for place, calibration in found:
+        reason = why_not(calibration, load, cache)
         if not reason:
-            return found, f"calibrated: {place.name}"
+            return calibration, "; ".join([f"calibrated: {place.name}", *reasons])
         reasons.append(f"{place.name} {reason}")
+    if not found:
+        reasons.insert(0, f"not calibrated: `twostroke calibrate {load.model} --no-drafts` takes about a minute")
     return None, "; ".join(reasons)
+
+
+def broken_calibrations(model: Path, load: LoadConfig) -> tuple[str, ...]:
+    """Return for each file that lies where a calibration should and is none its whole path and what is wrong."""
+    return tuple(_read(model, load)[1])
+
+
+def _read(model: Path, load: LoadConfig) -> tuple[list[tuple[Path, Calibration]], list[str]]:
+    """Return the calibrations that lie there, and of the other files their paths and what is wrong with them."""
+    found: list[tuple[Path, Calibration]] = []
+    broken: list[str] = []
+    for place in calibration_places(model, load):
+        if not place.is_file():
+            continue
+        try:
+            found.append((place, Calibration.read(place)))
+        except InvalidParameter as error:
+            broken.append(f"{place} is left out: it {error.limit}")
+    return found, broken
 
 
 def why_not(found: Calibration, load: LoadConfig, cache: CacheConfig) -> str:

@@ -13,7 +13,8 @@ from twostroke.cost.roofline import roofline
 from twostroke.cost.step_cost import MachineLimits, ModelShape
 from twostroke.cost.step_model import StepTimeModel
 from twostroke.cost.step_work import Layers
-from twostroke.engine.calibrated import find_calibration
+from twostroke.engine.calibrated import broken_calibrations, find_calibration
+from twostroke.engine.facts import NOTE
 from twostroke.scheduler.step_budget import LEAST_CHUNK
 
 
@@ -41,20 +42,20 @@ def pace_of(
         shape: of the model.
         machine: what it does at best.
         step_times: to go by; None: those of a calibration, if there is one.
-
-    Raises:
-        InvalidParameter: what lies where a calibration should is none.
     """
-    why = "step times as given"
+    why, broken = "step times as given", ()
     if step_times is None:
+        broken = broken_calibrations(model, config.load)
         found, why = find_calibration(model, config.load, config.cache)
         step_times = None if found is None else found.step_times
     if step_times is None:
         step_times = roofline(shape, machine, most_tokens=config.scheduler.max_num_batched_tokens)
         why += "; limits begin with what the machine could do at best, and follow what steps take"
+    remedy = f"`twostroke calibrate {config.load.model} --no-drafts` writes a new one"
+    notes = tuple(f"{NOTE}     {words}; {remedy}" for words in broken)
     if not config.scheduler.has_slo:
-        return Pace(step_times, ())
-    lines = (f"slo      {_words(config.scheduler)}; {why}", *_unreachable(config.scheduler, step_times, shape))
+        return Pace(step_times, notes)
+    lines = (*notes, f"slo      {_words(config.scheduler)}; {why}", *_unreachable(config.scheduler, step_times, shape))
     return Pace(step_times, lines)
 
 

@@ -1,6 +1,6 @@
 """`twostroke doctor`: what binds an engine, which lever to pull, and what pulling it is predicted to bring.
 
-    signals       numbers read off the history                                              (signals.py)
+    signals       numbers read off the last run in the history                              (signals.py)
     constraint    what the time goes into: nothing, arithmetic, KV, slots, long prompts …   (constraint.py)
     levers        for each constraint the settings that loosen it                           (levers.py)
     back-test     the requests of the history in simulated time, as they were: far off, nothing is concluded
@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from math import inf
+from typing import Any
 
 from twostroke.bench.from_log import run_of_log
 from twostroke.cost.step_fit import fit_log
@@ -26,9 +27,11 @@ from twostroke.events import EngineStarted, Event
 from twostroke.planner.back_test import refusal
 from twostroke.planner.constraint import Constraint, constraint_of
 from twostroke.planner.faults import Fault, faults_of
+from twostroke.planner.last_run import last_run
 from twostroke.planner.levers import HELPS, Lever, levers_of
+from twostroke.planner.read_signals import signals_of
 from twostroke.planner.replay import figures, measured_steps, predict
-from twostroke.planner.signals import Signals, signals_of
+from twostroke.planner.signals import Signals
 from twostroke.served_run import Run
 from twostroke.simulation.after_gap import after_gap
 from twostroke.simulation.pools import SimulatedPools
@@ -42,7 +45,9 @@ _SIMULATED = 6000
 """Steps, of all predictions of a diagnosis together: a second or so, however long the history is."""
 _FEW = 24
 """Requests: fewer are no load to predict by."""
-_COSTS = ("ttft_p50", "tpot_p50")
+_SLOWEST, _MEDIAN = "ttft_p99", "ttft_p50"
+"""Figures of the time to the first token: what a lever is judged by, and what it may help alone."""
+_COSTS = (_MEDIAN, "tpot_p50")
 """Figures that a lever may make worse."""
 REFUSED = "no lever is offered"
 """Beginning of a remark that refuses a conclusion."""
@@ -67,7 +72,7 @@ class Diagnosis:
     has_tried: bool = False
     """Whether there was a lever whose effect could be predicted."""
     remark: str = ""
-    """Why nothing was predicted, or by which part of the history alone; empty: by all of it."""
+    """Why nothing was predicted, or what part of the history was looked at; empty: all of it."""
 
 
 def diagnose(
@@ -86,11 +91,13 @@ def diagnose(
     if link_bytes_per_s is not None:
         SimulatedPools(prefill=1, decode=1, link_bytes_per_s=link_bytes_per_s)  # checked before anything is tried
     check_readable(events)
+    events, num_runs = last_run(events)
     signals = signals_of(events)
     constraint, evidence = constraint_of(signals)
     named = levers_of(constraint, signals, link_bytes_per_s)
     candidates = tuple(lever for lever in named if lever.settings)
     levers, remark = _tried(candidates, events, step_times, signals) if candidates else ((), "")
+    of_runs = f"of {num_runs:,} runs in this log the last is meant" if num_runs > 1 else ""
     return Diagnosis(
         constraint=constraint,
         evidence=evidence,
@@ -100,7 +107,7 @@ def diagnose(
         signals=signals,
         example=(signals.longest_ttft if constraint in _KEEPS_OUT else signals.longest_itl)[1],
         has_tried=bool(candidates),
-        remark=remark,
+        remark="; ".join(filter(None, (remark, of_runs))),
     )
 
 
@@ -109,6 +116,7 @@ def _tried(
 ) -> tuple[tuple[Lever, ...], str]:
     """Return the levers that help, and a remark on how they were tried, or why not."""
     try:
+        _check_alone(signals)
         known = after_gap(events)
         recording, measured = recording_of(known), run_of_log(known)
         _check_predictable(recording.started)
@@ -123,12 +131,19 @@ def _tried(
     refused = refusal(before, figures(measured), judged)
     if refused:
         return (), f"{REFUSED}: {refused}"
-    predicted = [_predicted(lever, before, recording, model) for lever in candidates]
+    knows_median = not refusal(before, figures(measured), (_MEDIAN,))
+    predicted = [_predicted(lever, before, recording, model, knows_median) for lever in candidates]
     levers = [lever for lever in _one_of_each(predicted) if lever.gain >= HELPS]
     remarks = [f"no setting that loosens it is predicted to bring {HELPS - 1:.0%}"] if not levers else []
     if len(recording.requests) < num_all:
         remarks.append(f"predicted by the last {len(recording.requests):,} of {num_all:,} requests")
     return tuple(sorted(levers, key=lambda lever: (not lever.is_exact, -lever.gain))), "; ".join(remarks)
+
+
+def _check_alone(signals: Signals) -> None:
+    if signals.has_pools or signals.num_processes > 1:
+        limit = "is that of an engine in a pool; one that ran by itself can be simulated from its log"
+        raise InvalidParameter("event_log", "these events", limit)
 
 
 def _check_predictable(started: EngineStarted) -> None:
@@ -137,13 +152,37 @@ def _check_predictable(started: EngineStarted) -> None:
         raise InvalidParameter("event_log", started.process, limit)
 
 
-def _predicted(lever: Lever, before: dict[str, float], recording: Recording, model: StepTimeModel) -> Lever:
-    """Return the lever with its figures in simulated time, beside those of the history."""
+def _predicted(
+    lever: Lever, before: dict[str, float], recording: Recording, model: StepTimeModel, knows_median: bool
+) -> Lever:
+    """Return the lever with its figures in simulated time, beside those of the history.
+
+    A lever for the TTFT of the slowest is one, too, where it helps the median alone: the slowest may be the longest
+    prompts, which no setting makes shorter. It is then told, and judged, by the median, unless another figure gets
+    worse by more than that gets better.
+
+    Args:
+        lever: to be tried.
+        before: figures as they were, predicted.
+        recording: the requests.
+        model: of step times.
+        knows_median: whether the median TTFT as it was is predicted well enough to judge by it.
+    """
     after = figures(predict(recording, model, WhatIf(settings=lever.settings)).run)
+    found = _with_figures(lever, before, after)
+    if lever.metric != _SLOWEST or found.gain >= HELPS or not knows_median:
+        return found
+    by_median = _with_figures(replace(lever, metric=_MEDIAN), before, after)
+    pays = all(then <= by_median.gain * now for now, then in by_median.costs.values())
+    return by_median if by_median.gain >= HELPS and pays else found
+
+
+def _with_figures(lever: Lever, before: dict[str, float], after: dict[str, Any]) -> Lever:
     metric = lever.metric
     # without a step with both prefill and decode, no decode waits for a prompt: its gap is that of all tokens
     reached = after[metric] if after[metric] is not None else after["itl_p50"]
-    costs = {name: (before[name], after[name]) for name in _COSTS if before[name] and after[name] and name != metric}
+    names = (*_COSTS, _SLOWEST) if metric == _MEDIAN else _COSTS
+    costs = {name: (before[name], after[name]) for name in names if before[name] and after[name] and name != metric}
     return replace(lever, before=before[metric], after=reached, costs=costs)
 
 

@@ -76,9 +76,9 @@ def _remedy_of_stalls(found: Signals, scheduler: dict[str, Any]) -> str:
 
 
 def _growth(found: Signals) -> Fault | None:
-    if found.started is None or found.blocks_slope <= 0 or found.most_blocks_used < 0.5:
+    if found.blocks_slope <= 0 or found.most_blocks_used < 0.5:
         return None
-    left = (1 - found.most_blocks_used) * found.started.num_blocks
+    left = (1 - found.most_blocks_used) * found.num_blocks
     full_s = left / found.blocks_slope
     if full_s > found.duration_s:
         return None

@@ -103,7 +103,7 @@ def make_plan(
 
     Raises:
         SetupError: no such model, or one that does not fit, with what would.
-        InvalidParameter: numbers that contradict the model, or what lies where a calibration should is none.
+        InvalidParameter: numbers that contradict the model.
     """
     config, prepared = prepared_for(config, options.device_name)
     machine, raised_words = machine_for(config, options, prepared), ""

@@ -10,9 +10,10 @@ from twostroke.config.checks import number, whole_number, whole_numbers
 from twostroke.config.load import MAX_RANKS
 from twostroke.config.pools import MAX_WORKERS
 from twostroke.config.scheduler import MAX_PER_STEP
-from twostroke.errors import InvalidParameter
+from twostroke.errors import InvalidParameter, shown
 from twostroke.planner.back_test import LEAST_REQUESTS
 from twostroke.planner.placement import Limits
+from twostroke.simulation.settings import MOST_FACTOR
 
 MAX_RATE_FACTORS = 32
 MAX_REQUESTS = 100_000
@@ -107,9 +108,9 @@ class SearchOptions:
                 factor = float(part)
             except ValueError as error:
                 raise InvalidParameter(
-                    "rate_factors", self.rate_factors, f"has {part!r}, which is no number"
+                    "rate_factors", self.rate_factors, f"has {shown(part)}, which is no number"
                 ) from error
-            number("rate_factors", factor, 0, 1e6, "more than 0 and at most 1000000", low_open=True)
+            number("rate_factors", factor, 0, MOST_FACTOR, f"more than 0 and at most {MOST_FACTOR}", low_open=True)
             found.add(factor)
         if not 0 < len(found) <= MAX_RATE_FACTORS:
             raise InvalidParameter("rate_factors", self.rate_factors, f"must name 1 to {MAX_RATE_FACTORS} rates")

@@ -28,10 +28,11 @@ def print_diagnosis(found: Diagnosis, console: Console | None = None) -> None:
         console.print(line, highlight=False, soft_wrap=True)
 
     signals = found.signals
+    where = f" in the busiest of {signals.num_processes} processes" if signals.num_processes > 1 else ""
     say(
         f"{counted(signals.num_requests, 'request')}, {counted(signals.num_outputs, 'token')}, "
         f"{counted(signals.num_steps, 'step')} in "
-        f"{signals.duration_s:,.1f} s, of which steps ran in {signals.busy:.0%}"
+        f"{signals.duration_s:,.1f} s, of which steps ran in {signals.busy:.0%}{where}"
     )
     say(f"[bold]bound by[/] {found.constraint.value}")
     for line in found.evidence:

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from twostroke.config.cache import CacheConfig
+from twostroke.config.checks import number, whole_number
+from twostroke.config.fields import MAX_COUNT
 from twostroke.config.kv_format import KVFormat
 from twostroke.config.layer_spec import KVSpec
 from twostroke.config.scheduler import SchedulerConfig
@@ -26,6 +28,12 @@ _POOLS = {f.name for f in dataclasses.fields(SimulatedPools)}
 _OWN = {"request_rate_factor", "step_time_factor", "max_model_len"} | _POOLS
 _AT_ONCE = 0.01
 """Share of a run: requests that come within less of it came at once, and have no rate."""
+_SIZES = ("block_size", "kv_cache_dtype")
+"""Settings on which the size of a block depends."""
+_MOST_BLOCKS = 1 << 24
+"""A simulation keeps a few hundred bytes for each."""
+MOST_FACTOR = 1_000_000
+"""Of the rate of requests, and of the times of steps."""
 _FORMATS: Mapping[str, KVFormat] = {"bf16": "bf16", "f32": "f32", "fp8": "fp8", "int8": "int8", "int4": "int4"}
 
 
@@ -114,7 +122,9 @@ class WhatIf:
             after = replace(after, kv_format=_kv_format(cache.kv_cache_dtype))
         memory = cache.kv_cache_memory or started.num_blocks * before.bytes_per_block
         num_blocks = cache.num_kv_blocks or int(memory // after.bytes_per_block)
+        self._check_blocks(num_blocks, after.bytes_per_block)
         max_model_len = given.get("max_model_len", started.max_model_len)
+        whole_number("max_model_len", max_model_len, 2, MAX_COUNT)
         return replace(
             started,
             scheduler=plain(scheduler),
@@ -124,10 +134,18 @@ class WhatIf:
             max_model_len=max_model_len,
         )
 
+    def _check_blocks(self, num_blocks: int, bytes_per_block: int) -> None:
+        """Refuse memory for no block, or for more than can be simulated, by the setting that makes it so."""
+        name = next((name for name in ("num_kv_blocks", "kv_cache_memory", *_SIZES) if name in self.settings), None)
+        if name is None or 1 <= num_blocks <= _MOST_BLOCKS:
+            return
+        blocks = f"blocks of {bytes_per_block:,} bytes"
+        limit = f"must make room for 1 to {_MOST_BLOCKS:,} KV {blocks}; it makes room for {num_blocks:,}"
+        raise InvalidParameter(name, self.settings[name], limit)
+
     def _factor(self, name: str) -> float:
         value = self.settings.get(name, 1.0)
-        if not isinstance(value, int | float) or not 0 < value < 1e6:
-            raise InvalidParameter(name, value, "must be a number more than 0")
+        number(name, value, 0, MOST_FACTOR, f"a number, more than 0 and at most {MOST_FACTOR}", low_open=True)
         return float(value)
 
 
@@ -187,7 +205,7 @@ def _renamed(request: SimulatedRequest, before: int, after: int) -> SimulatedReq
 def _value(text: str) -> Any:
     try:
         return json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return text
 
 

@@ -22,7 +22,7 @@ from twostroke.config.load import LoadConfig
 from twostroke.cost.calibration import Calibration, DrafterFigures, Timing
 from twostroke.cost.step_model import Curve, StepTimeModel
 from twostroke.engine.calibrated import find_calibration, place_to_write
-from twostroke.engine.pace import pace_of
+from twostroke.engine.pace import Pace, pace_of
 from twostroke.errors import InvalidParameter, ModelNotFound, TwostrokeError
 from twostroke.model.model_files import find_model_of
 from twostroke.planner.options import PlanOptions
@@ -215,6 +215,61 @@ def test_a_calibration_beside_a_model_is_read_where_the_cache_has_none(tmp_path:
     found, why = find_calibration(tmp_path, LOAD, CacheConfig())
     assert found is None
     assert why.count("is of another machine or other settings") == 2
+
+
+OUTDATED = '{"version": 1, "model": "q"}'
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (OUTDATED, "is of version 1; this is version 2"),
+        ("", "is no calibration (Input data was truncated)"),
+        ('{"version": 2, "model": "m", "lo', "is no calibration (Input data was truncated)"),
+        ('{"version": 2, "model": "m"}', "is no calibration (Object missing required field"),
+    ],
+    ids=["outdated", "empty", "cut off", "lacks fields"],
+)
+def test_a_broken_calibration_counts_as_none_and_is_named(tmp_path: Path, home: Path, text: str, told: str) -> None:
+    model = tmp_path / "model"
+    model.mkdir()
+    beside, place = model / "twostroke-calibration.json", place_to_write(model, LOAD)
+    for broken in (beside, place):
+        broken.write_text(text, encoding="utf-8")
+        found, words = find_calibration(model, LOAD, CacheConfig())
+        assert found is None
+        assert words.startswith(f"not calibrated: `twostroke calibrate {LOAD.model}")
+        assert f"{broken} is left out: it {told}" in words
+        notes = [line for line in _pace(model).lines if line.startswith("note")]
+        assert any(f"{broken} is left out: it {told}" in note and "`twostroke calibrate" in note for note in notes)
+    SOME.write(place)
+    found, words = find_calibration(model, LOAD, CacheConfig())
+    assert found == SOME, "one that is sound is used, whatever lies elsewhere"
+    assert words.startswith(f"calibrated: {place.name}; {beside} is left out")
+
+
+def _pace(model: Path) -> Pace:
+    return pace_of(EngineConfig.from_keywords(threads=1), model, SHAPE, LIMITS)
+
+
+def test_a_broken_calibration_stops_no_command(
+    tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    place = place_to_write(find_model_of(LOAD).path, LOAD)
+    place.write_text(OUTDATED, encoding="utf-8")
+    assert str(place) in make_plan(EngineConfig.from_keywords(threads=1), PlanOptions(memory=1 << 30)).predicted_by
+    with LLM(threads=1) as llm:
+        llm.generate(["x"], SamplingParams(max_tokens=1))
+    assert str(place) in caplog.text
+
+    def refuse(path: Path) -> Calibration:
+        raise AssertionError(f"{path} is about to be written anew, and need not be read")
+
+    monkeypatch.setattr(Calibration, "read", refuse)
+    found, output = calibrate(CalibrateOptions(methods="ngram", **FEW), LOAD)
+    monkeypatch.undo()
+    assert Calibration.read(output) == found
+    assert output.name == place.name
 
 
 def test_engine_plan_and_replay_go_by_the_calibration_in_the_cache(tmp_path: Path, home: Path) -> None:

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+import socket
+import threading
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+from pool_log import D, P, PoolLog
 from timed_engine import history
 from traces import conversations, write_trace
 from twostroke.api.view import recording_of
 from twostroke.bench.from_log import prompt_tokens_of
+from twostroke.bench.serve.http_connection import Origin
 from twostroke.bench.workload import of_lengths
 from twostroke.cli import bench, explain
 from twostroke.cli.doctor import doctor
@@ -203,3 +208,118 @@ def test_a_servers_dump_that_lacks_something_is_refused_by_address(
     monkeypatch.setattr(explain.Server, "get", lambda _self, _path: "".join(f"{line}\n" for line in lines[1:]))
     with pytest.raises(InvalidParameter, match="url='http://there': must hold every event from the engine's start"):
         doctor(url="http://there")
+
+
+def test_the_doctor_reads_the_logs_of_two_processes_as_one_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = PoolLog()
+    for i in range(12):
+        log.handed_over(f"r#{i}.0", 1.25 * i)
+    paths = [tmp_path / f"pool.{process}.events" for process in (D, P)]
+    for path, process in zip(paths, (D, P), strict=True):
+        lines = [to_json(event) for event in log.events if event.process == process]
+        path.write_text("".join(f"{line}\n" for line in lines))
+    doctor(*paths)
+    printed = capsys.readouterr().out
+    assert printed.startswith("12 requests, 36 tokens, 36 steps in 16.5 s, of which steps ran in ")
+    assert " in the busiest of 2 processes\n" in printed
+
+
+def test_the_doctor_says_which_of_several_runs_it_reads(
+    lines: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "events.jsonl"
+    path.write_text("".join(f"{line}\n" for line in lines + lines))
+    doctor(path)
+    printed = capsys.readouterr().out
+    assert printed.startswith("3 requests, 12 tokens, ")
+    assert "of 2 runs in this log the last is meant" in printed
+
+
+@contextmanager
+def answering(answer: bytes) -> Generator[str]:
+    """Run something that answers every connection with these bytes; yield its address."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def run() -> None:
+            while True:
+                try:
+                    connection, _ = listener.accept()
+                except OSError:
+                    return
+                with connection:
+                    connection.recv(65536)
+                    connection.sendall(answer)
+
+        thread = threading.Thread(target=run, daemon=True)
+        thread.start()
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        listener.shutdown(socket.SHUT_RDWR)
+        thread.join(10)
+
+
+ASKING: dict[str, Callable[[str], None]] = {
+    "doctor": lambda url: doctor(url=url),
+    "explain": lambda url: explain_request("x", url=url),
+    "explain --json": lambda url: explain_request("x", url=url, json_output=True),
+    "explain --trace": lambda url: explain_request("x", url=url, trace=Path("never-written.json")),
+}
+
+
+@pytest.mark.parametrize("door", ASKING)
+@pytest.mark.parametrize(
+    "url", ["http://127.0.0.1:abc", "http://127.0.0.1:80/a b", "http://a b", "http://[::1", "http://a..b", "http://"]
+)
+def test_what_is_no_address_is_refused(door: str, url: str) -> None:
+    with pytest.raises(InvalidParameter) as refused:
+        ASKING[door](url)
+    assert str(refused.value).startswith(f"url='{url}': ")
+    assert str(refused.value).endswith("Give the address that `twostroke serve` printed.")
+
+
+@pytest.mark.parametrize("door", ASKING)
+@pytest.mark.parametrize(
+    ("answer", "told"),
+    [
+        (b"SSH-2.0-OpenSSH_9.6\r\n", "is answered with what is no whole HTTP (SSH-2.0-OpenSSH_9.6)"),
+        (b"HTTP/1.1 200 OK\r\ncontent-length: 99\r\n\r\nabc", "is answered with what is no whole HTTP ("),
+        (b"HTTP/1.1 500 No\r\ncontent-length: 99\r\n\r\nabc", "the server answers 500: "),
+        (b"HTTP/1.1 200 OK\r\ncontent-type: text/html\r\n\r\n<html>", "is answered with a web page; no `twostroke"),
+    ],
+    ids=["no HTTP", "cut off", "cut off error", "a web page"],
+)
+def test_a_server_of_another_kind_is_refused(door: str, answer: bytes, told: str) -> None:
+    with answering(answer) as url, pytest.raises(InvalidParameter) as refused:
+        ASKING[door](url)
+    assert str(refused.value).startswith(f"url='{url}': {told}")
+
+
+@pytest.mark.parametrize("door", ["explain --json", "explain --trace"])
+def test_an_answer_that_is_no_json_is_refused(door: str) -> None:
+    answer = b"HTTP/1.1 200 OK\r\ncontent-type: text/plain\r\n\r\nhello"
+    with answering(answer) as url, pytest.raises(InvalidParameter, match="is answered with what is no JSON; no"):
+        ASKING[door](url)
+
+
+@pytest.mark.parametrize("key", ["a\nb", "schlüssel"])
+def test_a_key_that_is_no_header_is_refused_by_its_name_and_not_shown(key: str) -> None:
+    with pytest.raises(InvalidParameter, match="must be printable ASCII") as refused:
+        doctor(url="http://127.0.0.1:9", api_key=key)
+    assert refused.value.name == "api_key"
+    assert key not in str(refused.value)
+
+
+def test_the_load_generator_refuses_an_address_that_no_socket_takes() -> None:
+    for url in ("http://a..b", f"http://{'x' * 70}.de", "http://127.0.0.1/€", "http://a b"):
+        with pytest.raises(InvalidParameter, match=r"^url="):
+            Origin.parse(url)
+    assert Origin.parse("http://[::1]:80/v1").host == "::1"
+
+
+@pytest.mark.parametrize("door", [*NAMES, "replay"])
+def test_a_file_that_cannot_be_read_is_refused_by_the_commands_own_parameter(door: str, tmp_path: Path) -> None:
+    for path in (Path("missing"), tmp_path):
+        with pytest.raises(InvalidParameter, match="cannot be read") as refused:
+            DOORS[door](path)
+        assert str(refused.value).startswith(f"{NAMES.get(door, 'path')}=")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,9 @@ import pytest
 
 from twostroke import SamplingParams
 from twostroke.cli.flags import ChatSampling, CompletionSampling
+from twostroke.config.checks import whole_numbers
 from twostroke.config.engine import EngineConfig
+from twostroke.config.load import LoadConfig
 from twostroke.config.server import ServerConfig
 from twostroke.errors import InvalidParameter
 
@@ -155,3 +158,17 @@ def test_batch_invariance_is_given_up_only_where_that_changes_something() -> Non
         assert not EngineConfig.from_keywords(batch_invariant=False, **settings).load.batch_invariant
     with pytest.raises(InvalidParameter, match=r"kv_check_rate.*may differ where batch_invariant is off"):
         EngineConfig.from_keywords(batch_invariant=False, kernels="reference", kv_check_rate=0.5)
+
+
+@pytest.mark.parametrize(
+    "refused",
+    [
+        lambda: whole_numbers("prompt_lengths", "1," + "9" * 5000, 1, 10**6),
+        lambda: LoadConfig(tensor_parallel_size=2, tensor_parallel_address="host:" + "9" * 5000),
+    ],
+)
+def test_thousands_of_digits_are_refused_like_any_other_number(refused: Callable[[], object]) -> None:
+    with pytest.raises(InvalidParameter, match=r"from 1 to 1000000|must be host:port") as told:
+        refused()
+    assert len(str(told.value)) < 300
+    assert whole_numbers("sizes", "0" * 5000 + "7", 1, 8) == (7,), "zeros before a number say nothing"

@@ -215,3 +215,31 @@ def test_a_place_that_cannot_be_written_is_refused_beforehand(tmp_path: Path) ->
     assert old.read_text(encoding="utf-8") == "kept"
     check_writable(tmp_path / "new.json")
     assert not (tmp_path / "new.json").exists()
+
+
+def test_a_file_is_written_whole_or_stays_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, link = tmp_path / "calibration.json", tmp_path / "link.json"
+    calibration().write(path)
+    before = path.read_bytes()
+    link.symlink_to(path)
+    write_bytes = Path.write_bytes
+
+    def half(self: Path, data: bytes) -> int:
+        write_bytes(self, data[: len(data) // 2])
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", half)
+    with pytest.raises(InvalidParameter, match=r"cannot be written \(No space left"):
+        calibration(drafter()).write(link)
+    assert path.read_bytes() == before
+    monkeypatch.undo()
+    calibration(drafter()).write(link)
+    assert link.is_symlink()
+    assert Calibration.read(path) == calibration(drafter())
+    assert sorted(tmp_path.iterdir()) == [path, link], "nothing is left beside it"
+
+
+def test_a_calibration_can_be_written_to_a_pipe(tmp_path: Path) -> None:
+    check_writable(Path("/dev/null"))
+    calibration().write(Path("/dev/null"))
+    assert not Path("/dev/null").is_file()

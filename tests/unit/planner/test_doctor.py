@@ -10,21 +10,26 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from pool_log import D, P, PoolLog, died_and_resumed
 from timed_engine import STEP_TIMES, history
+from twostroke.batch import Limit
 from twostroke.bench.from_log import run_of_log
 from twostroke.bench.workload import Workload, of_lengths, with_arrivals
 from twostroke.config.cache import CacheConfig
 from twostroke.config.scheduler import SchedulerConfig
 from twostroke.cost.step_model import Curve, StepTimeModel, scaled
 from twostroke.errors import InvalidParameter
-from twostroke.events import EngineStarted, Event, EventsDropped, RequestArrived, RequestRouted, plain
+from twostroke.events import EngineLost, EngineStarted, Event, EventsDropped, RequestArrived, RequestRouted, plain
+from twostroke.planner import doctor
 from twostroke.planner.constraint import Constraint
 from twostroke.planner.doctor import Diagnosis, diagnose
 from twostroke.planner.faults import faults_of
+from twostroke.planner.last_run import last_run
 from twostroke.planner.levers import levers_of
+from twostroke.planner.read_signals import signals_of
 from twostroke.planner.replay import figures, replay_log
 from twostroke.planner.show_doctor import diagnosis_json, print_diagnosis
-from twostroke.planner.signals import signals_of
+from twostroke.request import FinishReason
 from twostroke.scheduler.replay import layout_of
 
 
@@ -581,3 +586,139 @@ def test_two_pools_are_predicted_where_a_link_is_known() -> None:
     assert known.gain > 2
     with pytest.raises(InvalidParameter, match="more than 0 bytes a second"):
         diagnose(events, link_bytes_per_s=0.0)
+
+
+def handed_over(count: int) -> list[Event]:
+    """Return the events of both processes by time: their steps have the same numbers at the same time."""
+    log = PoolLog()
+    for i in range(count):
+        log.handed_over(f"r#{i}.0", 1.25 * i)
+    return sorted(log.events, key=lambda event: event.time_s)
+
+
+def test_logs_of_two_processes_count_each_sequence_once_and_every_step() -> None:
+    found = signals_of(handed_over(12))
+    assert (found.num_requests, found.num_served, sum(found.waiting_by_tenant.values())) == (12, 12, 12)
+    assert (found.num_steps, found.num_outputs, found.num_processes) == (36, 36, 2)
+    assert found.ttft["count"] == found.queue["count"] == 12
+    assert found.ttft["p50"] == found.ttft["p99"] == pytest.approx(1.0), "from the arrival to the prefill's token"
+    assert found.queue["p99"] == pytest.approx(0.25)
+    assert found.itl["count"] == 24, "the second token comes from another process, and has a gap before it"
+    assert found.itl["p99"] == pytest.approx(1.0)
+    assert found.busiest_s < found.busy_s, "two processes work at the same time"
+    assert found.busy <= 1.0
+    diagnosed = diagnose(handed_over(12))
+    assert diagnosed.constraint is Constraint.LINK
+    assert not diagnosed.levers
+
+
+def test_a_process_of_a_pool_may_end_a_sequence_after_another_has_taken_it() -> None:
+    """A server hears its processes one after the other, not in the order of time."""
+    events = handed_over(12)
+    late = [event for event in events if event.process == P]
+    early = [event for event in events if event.process == D]
+    for order in ([*late, *early], [*early[:1], *late, *early[1:]]):
+        assert (signals_of(order).num_requests, signals_of(order).num_outputs) == (12, 36)
+
+
+def test_a_sequence_that_another_process_resumes_is_one() -> None:
+    log = PoolLog()
+    died_and_resumed(log, "a#0.0")
+    found = signals_of(log.events)
+    assert (found.num_requests, found.num_served, found.num_outputs, found.num_lost) == (1, 1, 4, 1)
+    assert found.ttft["count"] == 1
+    assert found.longest_itl[0] == pytest.approx(4.0), "the death is a gap between tokens"
+
+
+@pytest.mark.parametrize("is_told_first_by_gateway", [True, False])
+def test_an_abort_in_a_pool_counts_once(is_told_first_by_gateway: bool) -> None:
+    log = PoolLog()
+    for name in ("a#0.0", "b#1.0"):
+        log.arrive(D, name, 0.0, arrival_s=0.0, max_tokens=9)
+        log.prefill(D, name, 0.0, 1.0)
+    reason = FinishReason.ABORT
+    if is_told_first_by_gateway:
+        log.end_everywhere("a#0.0", 1.5, reason)
+        log.end(D, "a#0.0", 1.6, reason)
+    else:
+        log.end(D, "a#0.0", 1.5, reason)
+        log.end_everywhere("a#0.0", 1.6, reason)
+    log.end(D, "b#1.0", 2.0, reason)  # withdrawn, and run elsewhere
+    log.start("decode-1.1", 2.0)
+    log.arrive("decode-1.1", "b#1.0@1", 2.1, arrival_s=0.0, num_tokens=11)
+    log.prefill("decode-1.1", "b#1.0@1", 2.1, 3.0, num_tokens=11, reason=FinishReason.LENGTH)
+    found = signals_of(log.events)
+    assert (found.num_aborted, found.num_requests) == (1, 1)
+
+
+def test_two_processes_that_decode_are_no_engine_to_simulate() -> None:
+    log = PoolLog()
+    log.start("decode-1.1", 0.0)
+    for i in range(24):
+        process, name = (D, "decode-1.1")[i % 2], f"r#{i}.0"
+        log.arrive(process, name, i * 0.1, arrival_s=0.0)
+        log.prefill(process, name, i * 0.1, i * 0.1 + 0.05, reason=FinishReason.LENGTH)
+    signals = signals_of(log.events)
+    assert signals.num_steps == signals.num_requests == 24
+    signals.waiting_s = {Limit.SEQS: signals.busy_s}
+    _, remark = doctor._tried(levers_of(Constraint.SLOTS, signals, None), log.events, None, signals)
+    assert "is that of an engine in a pool" in remark
+
+
+def after_a_while(idle_s: float) -> dict[str, Any]:
+    """Return the load of `few_slots`, on a server that was started long before."""
+    case = few_slots()
+    workload = case["workload"]
+    return case | {"workload": with_arrivals(workload, [idle_s + one.arrival_s for one in workload.requests])}
+
+
+def test_the_time_before_the_first_request_is_no_idle_time() -> None:
+    waited, at_once = history(**after_a_while(600.0)), history(**few_slots())
+    assert signals_of(waited).begin_s == pytest.approx(600.0)
+    assert diagnose(waited).constraint is diagnose(at_once).constraint is Constraint.SLOTS
+    assert signals_of(waited).busy == pytest.approx(signals_of(at_once).busy, rel=1e-3)
+    assert diagnosis_of(idle).constraint is Constraint.NONE, "requests that trickle in leave a server idle"
+
+
+def test_of_a_log_of_several_runs_the_last_is_meant() -> None:
+    last = log_of(few_slots)
+    found = diagnose([*log_of(idle), *log_of(little_memory)[:-3], *last])
+    alone = diagnose(last)
+    assert found.signals == alone.signals
+    assert (found.constraint, found.levers) == (alone.constraint, alone.levers)
+    assert found.remark.endswith("of 3 runs in this log the last is meant")
+    assert "runs in this log" not in alone.remark
+
+
+def test_an_engine_that_died_and_was_started_again_is_of_the_same_run() -> None:
+    started, *others = log_of(few_slots)
+    assert isinstance(started, EngineStarted)
+    again = dataclasses.replace(started, process="engine-2")
+    lost = EngineLost(others[-1].time_s, started.process, "it was ended by signal 9")
+    assert last_run([started, *others, lost, again]) == ([started, *others, lost, again], 1)
+    assert last_run([started, *others, again]) == ([again], 2)
+    pools = handed_over(2)
+    assert last_run(pools) == (pools, 1), "each process starts once"
+    assert last_run([*pools, *pools]) == (pools, 2)
+
+
+def long_prompts_and_few_slots() -> dict[str, Any]:
+    """Return two long prompts by themselves, whose time to the first token is their own, and queues of short ones."""
+    lengths = [(1900, 1)] * 2 + [(16, 10)] * 50
+    return {
+        "workload": with_arrivals(of_lengths(lengths), [0.0, 3.0] + [6.0] * 25 + [9.0] * 25),
+        "scheduler": SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=128),
+    }
+
+
+def test_a_lever_that_helps_the_median_alone_is_offered_and_says_so() -> None:
+    found = diagnosis_of(long_prompts_and_few_slots)
+    assert found.constraint is Constraint.SLOTS
+    (lever,) = found.levers
+    assert (lever.settings, lever.metric) == ({"max_num_seqs": 8}, "ttft_p50")
+    assert lever.gain > 1.5
+    before, after = lever.costs["ttft_p99"]
+    assert before / after < 1.1, "by the slowest alone it was none"
+    console = Console(record=True, width=160)
+    print_diagnosis(found, console)
+    assert "predicted: TTFT P50 " in console.export_text()

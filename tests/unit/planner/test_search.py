@@ -30,6 +30,7 @@ from twostroke.planner.search_options import SearchOptions
 from twostroke.planner.show_search import conclusions, print_search, searched_json
 from twostroke.planner.trace_options import TraceOptions
 from twostroke.planner.words import significant
+from twostroke.simulation.settings import WhatIf
 
 SLOW = StepTimeModel(
     layers=Curve((1, 16, 512), (0.020, 0.022, 0.420)), head=Curve((1, 64), (0.002, 0.006)), pair_s=5e-8, seen_s=1e-7
@@ -396,6 +397,9 @@ def test_settings_that_a_search_chooses_are_refused(load: dict[str, Any], messag
         ({"request_rate": 1, "input_len": "many"}, "input_len='many'"),
         ({"request_rate": 1, "attainment": 1.5}, "attainment=1.5"),
         ({"request_rate": 1, "rate_factors": "fast"}, "is no number"),
+        ({"request_rate": 1, "rate_factors": "1000001"}, "must be more than 0 and at most 1000000"),
+        ({"request_rate": 1, "budgets": "9" * 5000}, r"budgets='9+… .* has '9+… \(5000 characters\); from 1 to"),
+        ({"request_rate": 1, "ranks": "9" * 5000}, r"ranks='9+… .* has '9+… \(5000 characters\); from 1 to 64"),
         ({"request_rate": 1, "trace_divisor": 2}, "changes nothing without a trace"),
         ({"workload": Path("t"), "request_rate": 1}, "changes nothing beside a workload"),
         ({"search": False, "num_requests": 200, "budgets": "64"}, "budgets='64': changes nothing without a search"),
@@ -421,3 +425,8 @@ def test_the_command_prints_a_ranking_and_fails_where_nothing_keeps_the_limits(
     assert told["split_pays"] is False
     with pytest.raises(InvalidParameter, match="ttft_target_s=1e-09: is kept by none of 2 candidates"):
         command(*few, *load, "--threads", "1", "--ttft-target-s", "1e-9")
+
+
+def test_the_largest_rate_factor_is_one_that_can_be_simulated() -> None:
+    (factor,) = SearchOptions(search=True, request_rate=1, rate_factors="1000000").factors
+    assert WhatIf(settings={"request_rate_factor": factor}).request_rate_factor == 1e6

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -202,3 +203,43 @@ def test_settings_that_nobody_knows(word: str, message: str) -> None:
 def test_values_out_of_range(tmp_path: Path, word: str) -> None:
     with pytest.raises(InvalidParameter):
         replay_log(some_log(tmp_path), [WhatIf.read([word])], SECOND)
+
+
+_SIMULATED = (
+    *("max_num_batched_tokens", "max_num_seqs", "itl_slo", "ageing_s", "flex_slowdown", "max_model_len", "block_size"),
+    *("num_kv_blocks", "kv_cache_memory", "request_rate_factor", "step_time_factor", "prefill", "link_bytes_per_s"),
+)
+
+
+@pytest.mark.parametrize("name", _SIMULATED)
+@pytest.mark.parametrize("value", ["abc", "NaN", "-5", "Infinity", "0.0", "true", "[1]", "[" * 100_000, "9" * 5000])
+def test_numbers_that_are_none_are_refused_by_name(tmp_path: Path, name: str, value: str) -> None:
+    if (name, value) == ("flex_slowdown", "0.0"):
+        return  # it is one
+    with pytest.raises(InvalidParameter) as refused:
+        replay_log(some_log(tmp_path), [WhatIf.read([f"{name}={value}"])], SECOND)
+    assert refused.value.name == name
+    assert "must be " in str(refused.value)
+    assert len(str(refused.value)) < 300
+
+
+@pytest.mark.parametrize(
+    ("word", "told"),
+    [
+        ("kv_cache_memory=2", "kv_cache_memory=2: must make room for 1 to 16,777,216 KV blocks of"),
+        (f"num_kv_blocks={10**12}", "it makes room for 1,000,000,000,000"),
+        ("max_model_len=1", "max_model_len=1: must be a whole number, 2 to 2147483647"),
+    ],
+)
+def test_memory_for_no_block_or_too_many_is_refused(tmp_path: Path, word: str, told: str) -> None:
+    with pytest.raises(InvalidParameter, match=re.escape(told)):
+        replay_log(some_log(tmp_path), [WhatIf.read([word])], SECOND)
+
+
+def test_a_factor_may_be_as_large_as_its_limit_says() -> None:
+    for name in ("request_rate_factor", "step_time_factor"):
+        assert getattr(WhatIf.read([f"{name}=1000000"]), name) == 1e6
+        with pytest.raises(
+            InvalidParameter, match=f"{name}=1000001: must be a number, more than 0 and at most 1000000"
+        ):
+            getattr(WhatIf.read([f"{name}=1000001"]), name)

@@ -64,11 +64,14 @@ class Origin:
         try:
             parts = urlsplit(url)
             host, port = parts.hostname, parts.port
+            host = None if host is None else host.encode("idna").decode()
         except ValueError as error:
             raise InvalidParameter("url", url, f"is no URL ({error})", remedy) from error
         if parts.scheme not in ("http", "https") or not host or parts.query or parts.fragment or parts.username:
             shown = url.replace(parts.netloc, host or "") if parts.username else url
             raise InvalidParameter("url", shown, "must be an http or https URL of a server, no more", remedy)
+        if not (parts.path.isascii() and parts.path.isprintable()) or " " in url:
+            raise InvalidParameter("url", url, "must be printable ASCII without spaces: it goes into a header", remedy)
         tls = parts.scheme == "https"
         return cls(host, port or (443 if tls else 80), tls, parts.path.rstrip("/").removesuffix("/v1"))
 

@@ -14,6 +14,7 @@ from twostroke.config.load import LoadConfig
 from twostroke.config.scheduler import SchedulerConfig
 from twostroke.config.speculation import SpeculativeConfig
 from twostroke.cost.acceptance import expected_tokens
+from twostroke.cost.step_model import UNKNOWN_TIMES
 from twostroke.engine.assembly import build_engine
 from twostroke.engine.clock import monotonic_clock
 from twostroke.engine.drafting import Drafter
@@ -142,7 +143,9 @@ class SpecEngine:
             scheduler=SchedulerConfig(max_num_seqs=batch, max_num_batched_tokens=max(2048, 10 * batch)),
             speculative_config=speculation,
         )
-        self._engine: Engine = build_engine(config, listeners=(self._events,), around_drafter=around_drafter).engine
+        self._engine: Engine = build_engine(
+            config, listeners=(self._events,), around_drafter=around_drafter, step_times=UNKNOWN_TIMES
+        ).engine
         self._num_runs = 0
 
     def run(self, prompts: Sequence[PromptIds], num_outputs: int, temperature: float = 0.0, seed: int = 0) -> SpecRun:
