@@ -97,7 +97,7 @@ class Server:
         except http.client.InvalidURL as error:
             raise InvalidParameter("url", self.url, f"is no URL ({reason_of(error)})", _ADDRESS) from error
         except http.client.HTTPException as error:
-            limit = f"is answered with what is no whole HTTP ({reason_of(error) or type(error).__name__})"
+            limit = f"is answered with what is no whole HTTP ({reason_of(error)})"
             raise InvalidParameter("url", self.url, limit, _ADDRESS) from error
         except (OSError, ValueError) as error:
             reason = getattr(error, "reason", error)
