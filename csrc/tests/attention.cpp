@@ -274,7 +274,7 @@ class Pool {
         step_attention(kernels_, at(starts), at(lens), at(table), at(tree), at(tree_start), (int64_t)work.size(), max_blocks_,
                        shape_.heads, shape_.kv_heads, shape_.head_dim, shape_.block_size, shape_.window, TYPE<T>, (int)shape_.format);
     attention(planned, at(qkv), shape_.heads + 2 * shape_.kv_heads, at(storage_) + (uintptr_t)layer_bytes_, 2 * layer_bytes_, at(out),
-              requests_[0].scale(), shape_.cap, at(sinks_), at(slopes_), 0, 0, 0, 0, 0);
+              requests_[0].scale(), shape_.cap, at(sinks_), at(slopes_), 0, 0, 0, 0, 0, 0);
     int64_t row_elements = shape_.heads * shape_.head_dim, from = 0;
     for (auto [which, count] : work) {
       std::copy_n(out.begin() + from, count * row_elements, outputs_[which].begin() + done_[which] * row_elements);
