@@ -157,7 +157,7 @@ class Checkpoint:
                 )
 
         if skipped:
-            log.info(
+            log.warning(
                 "%s: %d tensors that are not of text are not loaded: %s", folder, len(skipped), shorten(skipped, 2)
             )
 
