@@ -30,7 +30,7 @@ DEFAULT_GROUP_SIZE = 32
 MAX_THREADS = 4096
 MAX_RANKS = 64
 _PORT_DIGITS = 5
-"""Of thousands of digits Python makes no number."""
+"""Most digits of a port. Python refuses to make a number of thousands of digits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,7 @@ from twostroke.config.fields import list_of, mapping
 from twostroke.errors import CorruptCheckpoint, UnsupportedModel, shown
 
 _MOST_DIGITS = 100
-"""Of a layer's number; of thousands Python makes none."""
+"""Most digits of a layer's number. Python refuses to make a number of thousands of digits."""
 _NAME = "per_layer_config"
 
 

@@ -78,7 +78,7 @@ def _maths(config: ModelConfig) -> ModelConfig:
 
 
 def _digest(value: object) -> str:
-    """Of what a value shows; of a shape, which is all that random weights come from."""
+    """Return a digest of a value's `repr`: of token ids, or of a shape, which is all that random weights come from."""
     return hashlib.blake2b(repr(value).encode(), digest_size=8).hexdigest()
 
 

@@ -296,7 +296,7 @@ def size_for(config: EngineConfig, prepared: Prepared, memory: KVRoom) -> KVSizi
 
 
 def loaded_weight_bytes(config: EngineConfig, prepared: Prepared, num_ranks: int = 1) -> int:
-    """Of the whole model, or of that of several ranks which has most; with the means of keys, where KV is quantized."""
+    """Return the bytes of the weights, of the rank that has most. With quantized KV, means of keys count."""
     means = key_means_bytes(prepared.config, prepared.kv_format, prepared.dtype.itemsize)
     return means + weight_bytes(
         prepared.weights,

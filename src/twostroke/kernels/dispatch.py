@@ -126,10 +126,7 @@ class GroupShape:
 
 
 class HeadTurn(NamedTuple):
-    """What is done to q and k before attention: a norm over each head, where an architecture has one, and rotation.
-
-    Keys may lose their mean behind that.
-    """
+    """Operations on q and k before attention: a norm over each head, rotation, then k less its mean."""
 
     cos: Tensor
     """[num_tokens, 1, head_dim], both halves alike."""

@@ -118,7 +118,7 @@ class BlockReading:
     recode: Recode | None = None
     """Converter between KV formats; None: only blocks of the borrower's own format are accepted."""
     key_means: KeyMeans | None = None
-    """Of the model; None: keys are whole in every format."""
+    """Means that quantized keys are stored without; None: keys are whole in every format."""
 
     def conversion(self, ours: KVMemory, theirs: KVMemory, lent: Lent) -> Conversion | RecodedConversion:
         """Return the conversion of the lender's blocks into the borrower's, wherever the bytes lie now."""

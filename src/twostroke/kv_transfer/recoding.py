@@ -75,7 +75,7 @@ class RecodedConversion:
         order: places of tokens in our blocks.
         their_orders: per KV group, places of tokens in a head of their pages.
         recode: the codec.
-        key_means: of the model; None: keys are whole in every format.
+        key_means: means that quantized keys are stored without; None: keys are whole in every format.
     """
 
     def __init__(

@@ -90,7 +90,7 @@ class DecoderModel(ABC):
         )
         """The operators that steps are planned for."""
         self.key_means: Mapping[int, Tensor] = {}
-        """What `center_keys` was given."""
+        """Mean keys by layer, [num_kv_heads of all ranks, head_dim]; empty until `center_keys` is called."""
 
     @classmethod
     @abstractmethod

@@ -115,7 +115,7 @@ class LlamaLayer:
         return self._added(normed if self._adds_to_normed else x, self.down, inner, self._mlp_out_norm)
 
     def center_keys(self, mean: Tensor) -> None:
-        """See Attention."""
+        """Store quantized keys less `mean`, [num_kv_heads of this rank, head_dim], from now on."""
         self._attention.center_keys(mean)
 
     def _as_one_call(

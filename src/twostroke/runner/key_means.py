@@ -44,7 +44,7 @@ _BLOCK_SIZE = 16
 
 
 def key_means_bytes(model: ModelConfig, kv_format: KVFormat, bytes_per_element: int) -> int:
-    """Return what the means take on each rank."""
+    """Return the bytes of the means on each rank, which keeps those of all heads."""
     if not is_quantized(kv_format):
         return 0
     return bytes_per_element * sum(spec.kv_size for spec in model.layers if spec.centers_keys)
@@ -61,26 +61,29 @@ def center_keys(
 
     Args:
         model: maths and weights.
-        encode: of the model's tokenizer.
+        encode: encoder of the model's tokenizer, from text to token ids.
         dtype: type of activations.
-        device: where the model is.
-        split: of its heads.
+        device: device of the model.
+        split: the deal of heads among ranks.
     """
-    model.center_keys(key_means(model, encode(TEXT), dtype, device, split))
+    token_ids = encode(TEXT)
+    if len(token_ids) < 2:  # a tokenizer that knows nothing of the text
+        token_ids = (0, 0)
+    model.center_keys(key_means(model, token_ids, dtype, device, split))
 
 
 @torch.inference_mode()
 def key_means(
     model: DecoderModel, token_ids: Sequence[int], dtype: torch.dtype, device: torch.device, split: RowSplit
 ) -> dict[int, Tensor]:
-    """Return the means of rotated keys, of all ranks; see center_keys.
+    """Return the means of rotated keys, of all ranks; every rank has to call it.
 
     Args:
-        model: see there; so are dtype, device and split.
-        token_ids: of a text, two at least.
-        dtype: see there.
-        device: see there.
-        split: see there.
+        model: maths and weights.
+        token_ids: of a text; at least two.
+        dtype: type of activations.
+        device: device of the model.
+        split: the deal of heads among ranks.
 
     Returns:
         By layer, for those whose `centers_keys` says so, [num_kv_heads, head_dim] of activations' type.

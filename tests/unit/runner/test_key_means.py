@@ -23,7 +23,7 @@ from twostroke.layers.row_split import RowSplit
 from twostroke.model.checkpoint import read_model_config
 from twostroke.model.decoder import DecoderModel
 from twostroke.model.loader import load_model, open_weights
-from twostroke.runner.key_means import key_means, key_means_bytes
+from twostroke.runner.key_means import center_keys, key_means, key_means_bytes
 
 CPU = torch.device("cpu")
 PROMPT: PromptDict = {"prompt_token_ids": list(range(3, 90))}
@@ -78,6 +78,14 @@ def test_means_do_not_depend_on_the_longest_request(random_models: dict[str, Pat
     assert all(torch.equal(short[layer_id], long[layer_id]) for layer_id in short)
 
 
+@pytest.mark.parametrize("token_ids", [[], [5]], ids=str)
+def test_a_tokenizer_that_knows_nothing_of_the_text(random_models: dict[str, Path], token_ids: list[int]) -> None:
+    model = loaded(random_models["llama"], 64)
+    center_keys(model, lambda _: token_ids, torch.float32, CPU, RowSplit())
+    assert len(model.key_means) == model.config.num_layers
+    assert all(mean.isfinite().all() for mean in model.key_means.values())
+
+
 def test_keys_of_capped_scores_stay_whole(random_models: dict[str, Path]) -> None:
     assert key_means(loaded(random_models["gemma2"], 64), TOKENS, torch.float32, CPU, RowSplit()) == {}
 
@@ -119,7 +127,11 @@ def test_a_large_bias_costs_little(model: str, kernels: str, kv_cache_dtype: KVC
 
 def test_with_whole_keys_it_would_cost_more(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
     exact = scores(model, "f32")
-    monkeypatch.setattr(Attention, "center_keys", lambda *_: None)
+
+    def keeps_whole(self: Attention, mean: torch.Tensor) -> None:
+        del self, mean
+
+    monkeypatch.setattr(Attention, "center_keys", keeps_whole)
     whole = scores(model, "int4")
     monkeypatch.undo()
     less = scores(model, "int4")

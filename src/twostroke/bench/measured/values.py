@@ -79,7 +79,7 @@ class Row:
 OPERATORS_SINCE = "2026-11-27T19:55:06+00:00"
 """When a processor's default operators last became faster or slower (commit 908b61da). Such a change moves it."""
 GGUF_SINCE = "2026-11-28T11:20:00+00:00"
-"""The same for a GGUF file, whose activations became float32 (commit f1d01024)."""
+"""When the operators of GGUF files last became faster or slower: their activations became float32 (commit f1d01024)."""
 
 
 def operators_of(result: BenchResult) -> str:

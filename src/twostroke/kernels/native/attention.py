@@ -154,7 +154,7 @@ _NO_TURN = (0, 0, 0, 0.0, 0, 0)
 
 
 def _addresses(turn: HeadTurn) -> tuple[int, int, int, float, int, int]:
-    """Of cos, signed sin and the norm's weight, with its eps and the weight's type; and of the mean of keys."""
+    """Return addresses of cos, signed sin and the norm's weight, its eps and type, and the key mean's address."""
     cos, signed_sin, weight, eps, key_mean = turn
     assert cos.is_contiguous(), cos.stride()
     assert signed_sin.is_contiguous(), signed_sin.stride()

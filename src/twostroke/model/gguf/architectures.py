@@ -32,7 +32,7 @@ class GGUFArchitecture:
     window: int | None = 0
     """The window of a file that names none; 0: there is none, None: the file must name it."""
     window_of: Mapping[int, int] = field(default_factory=dict[int, int])
-    """The same by the number of layers, where that decides."""
+    """Window by the number of layers, for an architecture in which that decides; it goes before `window`."""
     rotation_key: str | None = None
     """A switch (without the prefix) that is false in a file of a model that rotates nothing."""
     has_permuted_heads: bool = False
