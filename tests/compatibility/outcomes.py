@@ -154,12 +154,6 @@ IDLE = (
         for pools in _POOLS
     ),
     Idle("pools of two KV formats", "KV in int8", "Here: the prefill pool has int8, and so has the decode pool."),
-    Idle(
-        "pools of two KV formats",
-        "Qwen2",
-        "int8 KV stores its keys less the bias of their projection, float KV stores whole ones; neither is converted, "
-        "and prompts are computed where they decode.",
-    ),
     *(
         Idle("torch's operators", name, "On a CPU, torch's operators serve fp8 in any case.")
         for name in ("KV in fp8", "fp8 weights")
