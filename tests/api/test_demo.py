@@ -78,10 +78,13 @@ def test_without_a_chat_model_the_embedded_one_is_served_until_it_is_interrupted
 
 def test_a_chat_model_that_is_here_answers_a_question(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A small random one stands in for it."""
-    place = tmp_path / NAMED_MODELS["smollm2"].path.relative_to(Path.home())
+    smollm2 = NAMED_MODELS["smollm2"]
+    place = tmp_path / smollm2.path.relative_to(Path.home())
     place.parent.mkdir(parents=True)
     shutil.copy(fixture("qwen3-f32"), place)
-    os.truncate(place, NAMED_MODELS["smollm2"].num_bytes)  # one of another size would be fetched again
+    os.truncate(place, smollm2.num_bytes)  # one of another size would be fetched again
+    receipt = tmp_path / smollm2.receipt.relative_to(Path.home())
+    receipt.write_text(f"{smollm2.sha256} {smollm2.num_bytes} {place.stat().st_mtime_ns}\n", encoding="utf-8")
     with started(tmp_path, monkeypatch) as demo:
         _, _, chat = shown_by(demo).partition("\n> ")
         question, _, rest = chat.partition("\n")

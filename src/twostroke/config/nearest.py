@@ -130,6 +130,21 @@ def unknown_parts(name: str, config: Mapping[str, Any], *, reads_images: bool = 
     return found + [f"layers of type {kind}" for kind in sorted(kinds - _LAYER_TYPES)]
 
 
+def contradicting(name: str, kind: object, known: Iterable[str]) -> str | None:
+    """Return the architecture that a `model_type` means, where it is another known one than the config names.
+
+    >>> contradicting("LlamaForCausalLM", "qwen2", ["LlamaForCausalLM", "Qwen2ForCausalLM"])
+    'Qwen2ForCausalLM'
+    """
+    if not isinstance(kind, str) or _joined(kind) == _joined(_stem(name)):
+        return None
+    return next((other for other in known if _joined(_stem(other)) == _joined(kind)), None)
+
+
+def _joined(text: str) -> str:
+    return text.replace("_", "").lower()
+
+
 def _is_named(part: str, name: str) -> bool:
     return any(known == part and text in name.lower() for text, known in _BY_NAME.items())
 

