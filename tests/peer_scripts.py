@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from twostroke.bench.compare.peer import Peer
+from twostroke.measure.peers.peer import Peer
 
 _HEAD = """
 import json, sys, time, os

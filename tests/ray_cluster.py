@@ -19,7 +19,7 @@ from collections.abc import Generator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from twostroke.bench.handover.link import Host, link
+from benchmarks.handover.link import Host, link
 
 PATIENCE_S = 60.0
 PORT = 6379

@@ -20,8 +20,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from benchmarks.drill.streams import ask, prompts
 from ray_cluster import kill_all
-from twostroke.bench.drill.streams import ask, prompts
 from twostroke.config.engine import EngineConfig
 from twostroke.config.pools import PoolConfig
 from twostroke.engine.dispatcher import LeastBusy

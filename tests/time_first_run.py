@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from time_tiers import RESULTS, ROOT
-from twostroke.bench.report import BenchResult, save
+from twostroke.measure.report import BenchResult, save
 
 LIMITS_S: Mapping[str, float] = {"first": 4 * 60.0, "second": 15.0}
 """The most seconds until an answer is seen."""

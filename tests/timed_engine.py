@@ -6,11 +6,9 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
+from benchmarks.counting_executor import CountingExecutor, SimulatedClock
 from factories import uniform_layout, uniform_shape
 from twostroke.batch import ScheduledBatch, StepResult
-from twostroke.bench.counting_executor import CountingExecutor, SimulatedClock
-from twostroke.bench.drive import RecordingExecutor, drive
-from twostroke.bench.workload import Workload
 from twostroke.config.cache import CacheConfig
 from twostroke.config.scheduler import SchedulerConfig
 from twostroke.cost.step_cost import MachineLimits
@@ -20,6 +18,8 @@ from twostroke.engine.engine import Engine
 from twostroke.engine.journal import Journal, engine_started
 from twostroke.events import Event
 from twostroke.kv_cache.manager import KVCacheManager
+from twostroke.measure.drive import RecordingExecutor, drive
+from twostroke.measure.workload import Workload
 from twostroke.scheduler.scheduler import Scheduler
 
 STEP_TIMES = StepTimeModel(

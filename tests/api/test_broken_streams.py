@@ -18,8 +18,8 @@ import anthropic
 import openai
 import pytest
 
+from benchmarks.serving.local_server import LocalServer
 from server_process import ServerProcess
-from twostroke.bench.serve.local_server import LocalServer
 
 LONG = 3500
 """Tokens: nobody waits for that many."""

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from benchmarks.hostile.sound_files import CHATML
 from server_process import ServerProcess
-from twostroke.bench.hostile.sound_files import CHATML
 
 USER = {"role": "user", "content": "hi"}
 CALL = '<tool_call>\n{"name": "f", "arguments": {"a": "x\\ny é🙂"}}\n</tool_call>'

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from twostroke.bench.drill.streams import Drill, ask, prompts, run
+from benchmarks.drill.streams import Drill, ask, prompts, run
 from twostroke.config.engine import EngineConfig
 from twostroke.config.pools import PoolConfig
 from twostroke.engine import pool_worker

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from benchmarks.hostile.fields import Field, fields_of
+from benchmarks.hostile.values import value_of, wrong_for
 from server_process import ServerProcess
-from twostroke.bench.hostile.fields import Field, fields_of
-from twostroke.bench.hostile.values import value_of, wrong_for
 
 SIZE = 10**6
 JSON = {"content-type": "application/json"}

@@ -14,8 +14,8 @@ from typing import Any
 import httpx
 import pytest
 
+from benchmarks.serving.local_server import LocalServer
 from server_process import PATIENCE_S, ServerProcess
-from twostroke.bench.serve.local_server import LocalServer
 
 TEMPLATE = """
 {%- if messages[0].content == "a power" %}{{ ((((9**64)**64)**64)**64) % 7 }}{% endif -%}

@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from benchmarks.serving.local_server import LocalServer
 from faulty_engine import ROT
 from metrics_page import check_documented
 from server_process import ServerProcess
-from twostroke.bench.serve.local_server import LocalServer
 from twostroke.cli.doctor import doctor
 from twostroke.cli.explain import explain
 from twostroke.engine.event_sinks import read_events

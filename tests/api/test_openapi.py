@@ -22,11 +22,11 @@ from schemathesis.specs.openapi.checks import (
     unsupported_method,
 )
 
+from benchmarks.serving.local_server import LocalServer
+from benchmarks.serving.server_at_rest import Rest, at_rest
 from server_process import ServerProcess
 from twostroke.api.protocol.fields import Standing, standings
 from twostroke.api.reference import ENDPOINTS
-from twostroke.bench.serve.local_server import LocalServer
-from twostroke.bench.serve.server_at_rest import Rest, at_rest
 
 CHECKS = [
     not_a_server_error,

@@ -15,9 +15,9 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
+from benchmarks.drill.streams import Drill, Faults, ask, prompts, run
 from forked_process import forked_engines
 from twostroke.api.routes.pools import pools_router
-from twostroke.bench.drill.streams import Drill, Faults, ask, prompts, run
 from twostroke.config.engine import EngineConfig
 from twostroke.config.pools import PoolConfig
 from twostroke.engine.client import EngineState

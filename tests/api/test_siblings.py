@@ -9,8 +9,8 @@ from typing import Any
 import httpx
 import pytest
 
+from benchmarks.hostile.sound_files import CHATML
 from server_process import ServerProcess
-from twostroke.bench.hostile.sound_files import CHATML
 
 USER = {"role": "user", "content": "hi"}
 RESULT = {"role": "tool", "tool_call_id": "1", "content": "ok"}

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from benchmarks.drill.streams import ask, prompts
 from twostroke.batch import NewRequest, ScheduledBatch, StepResult
-from twostroke.bench.drill.streams import ask, prompts
 from twostroke.config.engine import EngineConfig
 from twostroke.config.pools import PoolConfig
 from twostroke.engine.dispatcher import LeastBusy

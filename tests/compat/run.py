@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from twostroke.bench.report import BenchResult, save
-from twostroke.bench.serve.local_server import local_server
+from benchmarks.serving.local_server import local_server
+from twostroke.measure.report import BenchResult, save
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]

@@ -10,9 +10,9 @@ import subprocess
 
 import pytest
 
-from twostroke.bench.handover.link import link, why_no_link
-from twostroke.bench.handover.orders import LAYOUT
-from twostroke.bench.handover.pair import formula_bytes, num_blocks_for, pair
+from benchmarks.handover.link import link, why_no_link
+from benchmarks.handover.orders import LAYOUT
+from benchmarks.handover.pair import formula_bytes, num_blocks_for, pair
 from twostroke.errors import SetupError
 from twostroke.kv_transfer.address import Address
 

@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 
+from benchmarks.drill.streams import Drill, prompts, run
+from benchmarks.handover.link import why_no_link
 from ray_cluster import CLOCK_AHEAD_S, CPUS, Cluster, cluster
 from server_process import ServerProcess
-from twostroke.bench.drill.streams import Drill, prompts, run
-from twostroke.bench.handover.link import why_no_link
 from twostroke.config.engine import EngineConfig
 from twostroke.config.pools import PoolConfig
 

@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
-from twostroke.bench.hostile.mutations import mutated_bytes, mutated_json, mutated_template
-from twostroke.bench.hostile.sound_files import CHATML, gguf_bytes, write_folder
+from benchmarks.hostile.mutations import mutated_bytes, mutated_json, mutated_template
+from benchmarks.hostile.sound_files import CHATML, gguf_bytes, write_folder
+from benchmarks.reproduce.hostile_kinds import KINDS, mutated_copy, outcome_of
 from twostroke.cli.doctor import doctor
 from twostroke.cli.explain import explain
 from twostroke.cli.replay import replay
@@ -21,7 +22,6 @@ from twostroke.cost.calibration import Calibration
 from twostroke.engine.event_sinks import one_history, read_events
 from twostroke.errors import CorruptCheckpoint, InvalidParameter, UnreadableEvent
 from twostroke.gguf.container import GGUFFile
-from twostroke.planner.reproduce.hostile_kinds import KINDS, mutated_copy, outcome_of
 from twostroke.tokenizer.tokenizer import Tokenizer
 
 PARTS = 20

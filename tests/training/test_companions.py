@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file
 from torch import Tensor
+
 from training.companions import acceptance
 from training.companions.draft import Draft
 from training.companions.eagle import Eagle, branch_attention

@@ -14,6 +14,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
+
+from tiers import examples
 from training.corpus import HELD_OUT, SourceFile, is_table, is_test_of_held_out, load_corpus, manifest, shingles
 from training.evaluate import cut_body, find_sites, left_function
 from training.export import EXPORTED, export_model, load_exported
@@ -21,8 +23,6 @@ from training.model import KVCache, LlamaModel, ModelConfig
 from training.ngram import KneserNey, pack
 from training.tokenizer import SPECIAL_TOKENS, save_tokenizer, train_tokenizer
 from training.train import Run, TrainConfig, Workers, config_from_dict, config_to_dict, orthogonalise
-
-from tiers import examples
 
 TRAINING = Path(__file__).resolve().parents[2] / "training"
 NANO = ModelConfig(

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from twostroke.bench.goals import goals_of
-from twostroke.bench.report import load
-from twostroke.bench.reproduce.run import RESULTS
-from twostroke.bench.sweep.show import decodes_of_a_thousand
+from benchmarks.goals import goals_of
+from benchmarks.reproduce.run import RESULTS
 from twostroke.cli.main import app
+from twostroke.measure.report import load
+from twostroke.measure.sweep.show import decodes_of_a_thousand
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "checklist.md"
@@ -85,7 +85,7 @@ def test_a_reproduction_has_a_result(name: str) -> None:
 
 
 def test_exactly_the_goals_that_are_missed_are_listed() -> None:
-    """Every file of results, every figure that has a goal: as `twostroke.bench.goals` reads them."""
+    """Every file of results, every figure that has a goal: as `benchmarks.goals` reads them."""
     missed = {
         f"| {path.stem} | {goal.figure} | {goal.measured:,.4g} | {goal.rule} |"
         for path in WITH_GOALS
@@ -100,7 +100,7 @@ def test_exactly_the_goals_that_are_missed_are_listed() -> None:
 
 
 def test_a_result_without_a_goal_is_known_to_have_none() -> None:
-    """A new kind of result gets its goals in `twostroke.bench.goals`, or a name here."""
+    """A new kind of result gets its goals in `benchmarks.goals`, or a name here."""
     assert {path.stem for path in WITH_GOALS if not goals_of(load(path))} == {
         "invariance-price",
         "kernels-Qwen3-0.6B",

@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from twostroke.bench.hostile.sound_files import gguf_bytes, write_folder, write_gguf
+from benchmarks.hostile.sound_files import gguf_bytes, write_folder, write_gguf
+from benchmarks.reproduce.hostile_kinds import KINDS, outcome_of
 from twostroke.config.engine import EngineConfig
 from twostroke.cost.calibration import Calibration
 from twostroke.engine import event_sinks
@@ -23,7 +24,6 @@ from twostroke.engine.event_sinks import read_events
 from twostroke.errors import TwostrokeError, UnreadableEvent
 from twostroke.gguf.container import GGUFFile
 from twostroke.model.checkpoint import Checkpoint
-from twostroke.planner.reproduce.hostile_kinds import KINDS, outcome_of
 from twostroke.tokenizer.tokenizer import Tokenizer
 
 MOST_S = 10.0

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from twostroke.bench.reproduce.run import RESULTS
+from benchmarks.reproduce.run import RESULTS
 from twostroke.cli.bench import app as bench_app
 from twostroke.cli.main import app
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from benchmarks.goals import goals_of
 from time_first_run import LIMITS_S, has_answer, main, result_of
-from twostroke.bench.goals import goals_of
 
 
 @pytest.mark.parametrize(

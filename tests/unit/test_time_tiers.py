@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
+from benchmarks.goals import goals_of
 from time_tiers import LIMITS_S, Run, counts_of, keeps, main, result_of
-from twostroke.bench.goals import goals_of
 
 RUN = Run(seconds=LIMITS_S["test"], exit_code=0, passed=10, failed=0, skipped=2)
 

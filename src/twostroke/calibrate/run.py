@@ -23,10 +23,6 @@ from typing import get_args
 import numpy as np
 from tqdm.auto import tqdm
 
-from twostroke.bench.command import model_name, settings
-from twostroke.bench.spec.measure import DecodeStep, SpecEngine, SpecRun
-from twostroke.bench.spec.synthetic import PromptIds
-from twostroke.bench.steps import measure_steps
 from twostroke.calibrate.guesses import SetGuesses
 from twostroke.calibrate.options import CalibrateOptions
 from twostroke.calibrate.texts import pieces
@@ -43,6 +39,10 @@ from twostroke.engine.calibrated import place_to_write
 from twostroke.engine.drafting import Drafter, GivenDrafter
 from twostroke.errors import ClientError, InvalidParameter, SetupError
 from twostroke.hardware import Hardware
+from twostroke.measure.command import model_name, settings
+from twostroke.measure.spec.measure import DecodeStep, SpecEngine, SpecRun
+from twostroke.measure.spec.synthetic import PromptIds
+from twostroke.measure.steps import measure_steps
 from twostroke.model.model_files import find_model, find_model_of
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from random import Random
 
-from twostroke.bench.spec.prompts import prompts
-from twostroke.bench.spec.synthetic import PromptIds
 from twostroke.errors import InvalidParameter
+from twostroke.measure.spec.prompts import prompts
+from twostroke.measure.spec.synthetic import PromptIds
 from twostroke.tokenizer.tokenizer import Tokenizer
 
 

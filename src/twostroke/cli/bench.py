@@ -8,30 +8,18 @@ from typing import Annotated
 
 from cyclopts import App, Parameter
 
-from twostroke.bench.compare.options import CompareOptions
-from twostroke.bench.drill.run import DrillOptions, print_drill, run_drill
-from twostroke.bench.fleet import print_fleets
-from twostroke.bench.from_log import prompt_tokens_of, run_of_log
-from twostroke.bench.handover.run import HandoverOptions, run_handover
-from twostroke.bench.handover.show import print_handover
-from twostroke.bench.measured.render import put_into, read_page, render
-from twostroke.bench.offline import OfflineOptions, cost_of, print_summary, run_offline
-from twostroke.bench.operators.run import KernelOptions, print_kernels, run_kernels
-from twostroke.bench.quality.run import QualityOptions, run_quality
-from twostroke.bench.quality.show import print_quality
-from twostroke.bench.ranks import RanksOptions, print_ranks, run_ranks
-from twostroke.bench.report import DEFAULT_FOLDER, print_comparison
-from twostroke.bench.report import compare as compare_results
-from twostroke.bench.report import load as load_result
-from twostroke.bench.reproduce.claim import ReproduceOptions
-from twostroke.bench.router import RouterOptions, print_router, run_router
-from twostroke.bench.serve.options import ServeOptions
-from twostroke.bench.spec.run import SpecOptions, run_spec
-from twostroke.bench.spec.show import print_spec
-from twostroke.bench.start import StartOptions, print_starts, run_start
-from twostroke.bench.summary import summarize as summary_of
-from twostroke.bench.sweep.run import SweepOptions, run_sweep
-from twostroke.bench.sweep.show import print_sweep
+from benchmarks.compare.options import CompareOptions
+from benchmarks.drill.run import DrillOptions, print_drill, run_drill
+from benchmarks.fleet import print_fleets
+from benchmarks.handover.run import HandoverOptions, run_handover
+from benchmarks.handover.show import print_handover
+from benchmarks.measured.render import put_into, read_page, render
+from benchmarks.prediction import PredictionOptions, print_prediction, run_prediction
+from benchmarks.ranks import RanksOptions, print_ranks, run_ranks
+from benchmarks.reproduce.claim import ReproduceOptions
+from benchmarks.router import RouterOptions, print_router, run_router
+from benchmarks.spec.run import SpecOptions, run_spec
+from benchmarks.spec.show import print_spec
 from twostroke.cli.event_logs import read_run
 from twostroke.cli.flags import CacheFlags, LoadByFlags, LoadFlags, SchedulerFlags
 from twostroke.config.cache import CacheConfig
@@ -39,7 +27,19 @@ from twostroke.config.scheduler import SchedulerConfig
 from twostroke.cost.price import check_price_per_hour
 from twostroke.engine.event_sinks import one_history
 from twostroke.errors import InvalidParameter
-from twostroke.planner.accuracy import PredictionOptions, print_prediction, run_prediction
+from twostroke.measure.from_log import prompt_tokens_of, run_of_log
+from twostroke.measure.offline import OfflineOptions, cost_of, print_summary, run_offline
+from twostroke.measure.operators.run import KernelOptions, print_kernels, run_kernels
+from twostroke.measure.quality.run import QualityOptions, run_quality
+from twostroke.measure.quality.show import print_quality
+from twostroke.measure.report import DEFAULT_FOLDER, print_comparison
+from twostroke.measure.report import compare as compare_results
+from twostroke.measure.report import load as load_result
+from twostroke.measure.serve.options import ServeOptions
+from twostroke.measure.start import StartOptions, print_starts, run_start
+from twostroke.measure.summary import summarize as summary_of
+from twostroke.measure.sweep.run import SweepOptions, run_sweep
+from twostroke.measure.sweep.show import print_sweep
 
 app = App(name="bench", help="Measure: results are JSON with commit, hardware and configuration.")
 
@@ -63,8 +63,8 @@ def serve(*, options: Annotated[ServeOptions, Parameter(name="*", group="Load")]
     Requests are sent when they are due, whatever became of those before, and latencies count from then. The exit code
     is 1 when none was answered.
     """
-    from twostroke.bench.serve.run import run_serve
-    from twostroke.bench.serve.show import print_serve
+    from twostroke.measure.serve.run import run_serve
+    from twostroke.measure.serve.show import print_serve
 
     found = run_serve(options).results
     print_serve(found)
@@ -149,7 +149,7 @@ def reproduce(
         two-tenants, what-if, doctor, doctor-loads, background, pinned-prefixes,
         pools, chaos, card, or all (also when none is given).
     """
-    from twostroke.bench.reproduce.run import reproduce as run
+    from benchmarks.reproduce.run import reproduce as run
 
     if not all(reproduction.holds for reproduction in run(names or ("all",), options)):
         sys.exit(1)
@@ -162,8 +162,8 @@ def compare(*, options: Annotated[CompareOptions, Parameter(name="*", group="Com
     Nothing is installed: each peer is looked for in the environment whose Python is given (--env vllm=PYTHON). One that
     is missing or fails has a row that says why.
     """
-    from twostroke.bench.compare.run import run_compare
-    from twostroke.bench.compare.show import print_compared
+    from benchmarks.compare.run import run_compare
+    from benchmarks.compare.show import print_compared
 
     found = run_compare(options).results
     print_compared(found)

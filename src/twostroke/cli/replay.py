@@ -10,7 +10,6 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from twostroke.bench.figure import check_png
 from twostroke.cli.event_logs import read_logs
 from twostroke.cli.flags import (
     CacheFlags,
@@ -26,6 +25,7 @@ from twostroke.config.engine import EngineConfig
 from twostroke.config.scheduler import SchedulerConfig
 from twostroke.engine.event_sinks import is_event_log, one_history
 from twostroke.errors import InvalidParameter
+from twostroke.measure.figure import check_png
 from twostroke.planner.trace_options import TraceOptions
 from twostroke.simulation.settings import WhatIf
 from twostroke.simulation.trace import is_trace

@@ -36,7 +36,7 @@ MAX_WASTE = 0.04
 """Share of the blocks' bytes that may hold nothing; see `_division`."""
 _TYPICAL_TOKENS = (128, 512, 2048)
 """Lengths of the requests for which a division is chosen. What these waste is within 0.7 percentage points of what the
-skewed workload (bench/reproduce/skewed.py) wastes, for all sizes of Gemma 3."""
+skewed workload (benchmarks/reproduce/skewed.py) wastes, for all sizes of Gemma 3."""
 _MOST_PARTS = 4
 """A block is at most so many times as large as a page of the largest group, and a page at least such a part of the
 block size that was asked for."""

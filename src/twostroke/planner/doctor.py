@@ -19,11 +19,11 @@ from itertools import accumulate
 from math import inf
 from typing import Any
 
-from twostroke.bench.from_log import run_of_log
 from twostroke.cost.step_fit import fit_log
 from twostroke.cost.step_model import StepTimeModel
 from twostroke.errors import InvalidParameter
 from twostroke.events import EngineStarted, Event
+from twostroke.measure.from_log import run_of_log
 from twostroke.planner.back_test import refusal
 from twostroke.planner.constraint import Constraint, constraint_of
 from twostroke.planner.faults import Fault, faults_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from twostroke.bench.figure import MEASURED, PREDICTED, save_figure
+from twostroke.measure.figure import MEASURED, PREDICTED, save_figure
 from twostroke.planner.plan import Plan
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from twostroke.bench.figure import check_png
 from twostroke.config.checks import number, switch, text, whole_number, whole_numbers
 from twostroke.config.sizes import read_sizes
 from twostroke.cost.price import check_price_per_hour
 from twostroke.errors import InvalidParameter
+from twostroke.measure.figure import check_png
 from twostroke.planner.devices import find_device
 
 DEFAULT_PROMPTS = "128,512,2048,8192"

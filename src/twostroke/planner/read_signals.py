@@ -17,7 +17,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from twostroke.batch import CacheEnd, Commit, ScheduledBatch, Stroke
-from twostroke.bench.report import percentiles
 from twostroke.events import (
     EngineLost,
     EngineStarted,
@@ -35,6 +34,7 @@ from twostroke.events import (
 )
 from twostroke.explain.names import is_of_pool, sequence_of
 from twostroke.kv_check import Verdict
+from twostroke.measure.report import percentiles
 from twostroke.planner.signals import Signals
 from twostroke.request import Arrival, FinishReason
 from twostroke.scheduler.replay import layout_of

@@ -14,13 +14,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from twostroke.bench.from_log import run_of_log
-from twostroke.bench.summary import summarize
 from twostroke.config.scheduler import SchedulerConfig
 from twostroke.cost.step_fit import TimedStep, fit_log, quality_of
 from twostroke.cost.step_model import FitQuality, StepTimeModel, scaled
 from twostroke.errors import InvalidParameter
 from twostroke.events import EngineStarted, Event, MeasurementBegan
+from twostroke.measure.from_log import run_of_log
+from twostroke.measure.summary import summarize
 from twostroke.planner.back_test import refusal, too_few
 from twostroke.scheduler.replay import Difference, replay
 from twostroke.served_run import Run

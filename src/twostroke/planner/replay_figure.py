@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from twostroke.bench.figure import MEASURED, PREDICTED, save_figure
+from twostroke.measure.figure import MEASURED, PREDICTED, save_figure
 from twostroke.planner.replay import Replayed
 from twostroke.served_run import Run
 

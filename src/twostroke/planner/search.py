@@ -11,7 +11,6 @@ from functools import partial
 from tqdm.auto import tqdm
 
 from twostroke.batch import Limit
-from twostroke.bench.command import model_name
 from twostroke.config.engine import EngineConfig
 from twostroke.config.load import LoadConfig
 from twostroke.config.scheduler import SchedulerConfig
@@ -23,6 +22,7 @@ from twostroke.engine.journal import engine_started
 from twostroke.engine.preparation import Prepared, model_shape, prepare, usable_processors
 from twostroke.errors import DoesNotFit, InvalidParameter, TwostrokeError
 from twostroke.explain.words import counted
+from twostroke.measure.command import model_name
 from twostroke.planner.devices import devices, find_device
 from twostroke.planner.least_work import goodput_bound
 from twostroke.planner.machine import memory_here, prepared_for, published_machine

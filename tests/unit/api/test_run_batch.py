@@ -12,14 +12,15 @@ from typing import Any
 
 import pytest
 
+from benchmarks.hostile.fields import fields_of
+from benchmarks.hostile.values import value_of, wrong_for
+from benchmarks.reproduce.hostile_kinds import BATCH, KINDS, mutated_copy
 from twostroke.api.batch_file import BatchRequest, read_requests
 from twostroke.api.calls import CALLS
 from twostroke.api.context import ServerContext
 from twostroke.api.protocol.lists import MAX_CONTAINERS
 from twostroke.api.protocol.shapes import CHECKED_BYTES
 from twostroke.api.run_batch import BatchCount, answer_file, run_batch
-from twostroke.bench.hostile.fields import fields_of
-from twostroke.bench.hostile.values import value_of, wrong_for
 from twostroke.config.engine import EngineConfig
 from twostroke.config.server import ServerConfig
 from twostroke.engine.client import EngineHealth, EngineState
@@ -30,7 +31,6 @@ from twostroke.engine.output_processor import OutputKind
 from twostroke.errors import EngineError, EngineUnavailable, InvalidParameter
 from twostroke.model.model_files import find_model
 from twostroke.outputs import CompletionOutput, RequestOutput
-from twostroke.planner.reproduce.hostile_kinds import BATCH, KINDS, mutated_copy
 from twostroke.request import FinishReason
 
 TOKENIZER = find_model("embedded", with_weights=False).tokenizer()

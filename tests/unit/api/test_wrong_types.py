@@ -10,6 +10,7 @@ from typing import Annotated, Any, get_args, get_origin
 import pytest
 from pydantic import ValidationError
 
+from benchmarks.hostile.fields import Field, fields_of
 from twostroke.api.generation import LARGE_AMOUNT
 from twostroke.api.http_errors import HTTPError, validation_answer
 from twostroke.api.prompts import amount_of
@@ -21,7 +22,6 @@ from twostroke.api.protocol.shapes import CHECKED_BYTES, check_shape
 from twostroke.api.reference import ENDPOINTS
 from twostroke.api.routes.models import DetokenizeRequest, TokenizeRequest
 from twostroke.api.routes.pools import PoolSizes
-from twostroke.bench.hostile.fields import Field, fields_of
 from twostroke.errors import InvalidPrompt, UnknownParameter, shown
 from twostroke.tokenizer.messages import checked_messages
 

@@ -17,7 +17,6 @@ from cyclopts import App
 from command_line import twostroke
 from timed_engine import history
 from traces import conversations, write_trace
-from twostroke.bench.workload import of_lengths
 from twostroke.cli.flags import LoadBesideModel, check_model_names
 from twostroke.cli.generate import generate
 from twostroke.cli.main import app
@@ -25,6 +24,7 @@ from twostroke.config.cache import CacheConfig
 from twostroke.engine.completion_stream import CompletionStream
 from twostroke.engine.event_sinks import JsonlEventLog
 from twostroke.errors import InvalidParameter
+from twostroke.measure.workload import of_lengths
 
 SMALL = ["--threads", "1", "--kv-cache-memory", str(1 << 24)]
 

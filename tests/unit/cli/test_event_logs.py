@@ -16,9 +16,6 @@ from pool_log import D, P, PoolLog
 from timed_engine import history
 from traces import conversations, write_trace
 from twostroke.api.view import recording_of
-from twostroke.bench.from_log import prompt_tokens_of
-from twostroke.bench.serve.http_connection import Origin
-from twostroke.bench.workload import of_lengths
 from twostroke.cli import bench, explain
 from twostroke.cli.doctor import doctor
 from twostroke.cli.explain import explain as explain_request
@@ -28,6 +25,9 @@ from twostroke.cli.view import view
 from twostroke.config.cache import CacheConfig
 from twostroke.errors import InvalidParameter, UnreadableEvent
 from twostroke.events import EVENT_LOG_VERSION, from_json, to_json
+from twostroke.measure.from_log import prompt_tokens_of
+from twostroke.measure.serve.http_connection import Origin
+from twostroke.measure.workload import of_lengths
 from twostroke.planner.options import PlanOptions
 
 DOORS: dict[str, Callable[[Path], object]] = {

@@ -9,10 +9,10 @@ import pytest
 
 from timed_engine import LIMITS, STEP_TIMES, history
 from twostroke import LLM, SamplingParams
-from twostroke.bench.workload import of_lengths
 from twostroke.cost.step_model import scaled
 from twostroke.events import Event, StepCommitted, StepScheduled
 from twostroke.live.rows import LiveStep
+from twostroke.measure.workload import of_lengths
 
 LOAD = of_lengths([(40, 12), (9, 20), (64, 6), (3, 16)])
 

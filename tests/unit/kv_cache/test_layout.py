@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
+from benchmarks.reproduce.claim import ReproduceOptions
+from benchmarks.reproduce.skewed import skewed_workloads
 from model_folders import write_tokenizer
-from twostroke.bench.reproduce.claim import ReproduceOptions
-from twostroke.bench.reproduce.skewed import skewed_workloads
 from twostroke.config.cache import CacheConfig
 from twostroke.config.engine import EngineConfig
 from twostroke.config.model import ModelConfig

@@ -23,7 +23,6 @@ from oracle import naive_model
 from oracle.gguf_blocks import TYPES_BY_NAME
 from oracle.paged_driver import PagedDriver
 from twostroke import LLM, SamplingParams
-from twostroke.bench.quality.whole_distributions import FLOAT32, WholeDistributions
 from twostroke.config.engine import EngineConfig
 from twostroke.config.load import ActivationQuantization, Kernels
 from twostroke.config.model import ModelConfig
@@ -32,6 +31,7 @@ from twostroke.kernels import native
 from twostroke.kernels.dispatch import operators_for
 from twostroke.kernels.quantized_weight import QuantizedWeight
 from twostroke.kernels.stacked_weight import StackedWeight, stack
+from twostroke.measure.quality.whole_distributions import FLOAT32, WholeDistributions
 from twostroke.model.gguf.blocks import REPACKED
 from twostroke.model.gguf.weights import GGUFWeights
 from twostroke.model.loader import load_model

@@ -13,13 +13,13 @@ from rich.console import Console
 from pool_log import D, P, PoolLog, died_and_resumed
 from timed_engine import STEP_TIMES, history
 from twostroke.batch import Limit
-from twostroke.bench.from_log import run_of_log
-from twostroke.bench.workload import Workload, of_lengths, with_arrivals
 from twostroke.config.cache import CacheConfig
 from twostroke.config.scheduler import SchedulerConfig
 from twostroke.cost.step_model import Curve, StepTimeModel, scaled
 from twostroke.errors import InvalidParameter
 from twostroke.events import EngineLost, EngineStarted, Event, EventsDropped, RequestArrived, RequestRouted, plain
+from twostroke.measure.from_log import run_of_log
+from twostroke.measure.workload import Workload, of_lengths, with_arrivals
 from twostroke.planner import doctor
 from twostroke.planner.constraint import Constraint
 from twostroke.planner.doctor import Diagnosis, diagnose

@@ -9,11 +9,11 @@ import pytest
 from rich.console import Console
 
 from timed_engine import STEP_TIMES, history
-from twostroke.bench.workload import of_lengths, with_arrivals
 from twostroke.config.scheduler import SchedulerConfig
 from twostroke.cost.step_model import scaled
 from twostroke.errors import InvalidParameter
 from twostroke.events import Event, MeasurementBegan
+from twostroke.measure.workload import of_lengths, with_arrivals
 from twostroke.planner.back_test import refusal
 from twostroke.planner.replay import figures, measured_steps, replay_log
 from twostroke.planner.show_replay import print_replayed, replayed_json

@@ -14,7 +14,6 @@ from rich.console import Console
 from published_models import write_published
 from timed_engine import history
 from traces import conversations, write_trace
-from twostroke.bench.workload import of_lengths, with_arrivals
 from twostroke.cli.main import app
 from twostroke.config.engine import EngineConfig
 from twostroke.cost.calibration import Calibration, Timing
@@ -22,6 +21,7 @@ from twostroke.cost.step_model import Curve, StepTimeModel
 from twostroke.engine.preparation import Prepared
 from twostroke.errors import DoesNotFit, InvalidParameter
 from twostroke.events import to_json
+from twostroke.measure.workload import of_lengths, with_arrivals
 from twostroke.planner import memory, search, trace_replay
 from twostroke.planner.memory import MemoryPlan, plan_memory
 from twostroke.planner.options import PlanOptions

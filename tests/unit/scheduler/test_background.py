@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from factories import make_arrival, make_kv
 from tiers import examples
 from twostroke.batch import Commit
-from twostroke.bench.report import percentiles
 from twostroke.config.scheduler import SchedulerConfig
 from twostroke.cost.step_model import Curve, StepTimeModel
 from twostroke.cost.step_work import Layers
 from twostroke.errors import InvalidParameter
+from twostroke.measure.report import percentiles
 from twostroke.request import RequestStatus
 from twostroke.scheduler.scheduler import Scheduler
 from twostroke.served_run import Run

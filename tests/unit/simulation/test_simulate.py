@@ -12,10 +12,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from benchmarks.counting_engine import counting_engine
 from factories import make_arrival, make_scheduler
 from tiers import examples
-from twostroke.bench.counting_engine import counting_engine
-from twostroke.bench.workload import Workload, of_lengths, with_arrivals
 from twostroke.config.cache import CacheConfig
 from twostroke.config.scheduler import SchedulerConfig
 from twostroke.cost.step_model import Curve, StepTimeModel
@@ -23,6 +22,7 @@ from twostroke.cost.step_work import Layers
 from twostroke.engine.event_sinks import read_events
 from twostroke.errors import InvalidParameter
 from twostroke.events import Event, StepScheduled
+from twostroke.measure.workload import Workload, of_lengths, with_arrivals
 from twostroke.planner.replay import figures, replay_log
 from twostroke.request import FinishReason
 from twostroke.served_run import Run

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from twostroke.bench.spec.measure import SpecEngine, SpecRun
 from twostroke.config.load import LoadConfig
 from twostroke.config.speculation import SpeculativeConfig
+from twostroke.measure.spec.measure import SpecEngine, SpecRun
 from twostroke.request import Request
 from twostroke.scheduler import drafts as gate
 

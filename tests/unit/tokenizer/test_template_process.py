@@ -17,8 +17,8 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.hostile.mutations import HOSTILE_EXPRESSIONS
 from twostroke.api.http_errors import error_body
-from twostroke.bench.hostile.mutations import HOSTILE_EXPRESSIONS
 from twostroke.errors import EngineUnavailable, InvalidPrompt
 from twostroke.tokenizer import template_process
 from twostroke.tokenizer.chat_template import ChatTemplate

@@ -1,0 +1,230 @@
+"""Where is measured: a card, or the processors in its place. All that talks to CUDA is here, and thin."""
+
+from __future__ import annotations
+
+import gc
+import json
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from benchmarks.card.arithmetic import Interval
+from benchmarks.reproduce.claim import NotOnThisMachine
+from twostroke.config.load import Device
+from twostroke.cost.step_cost import MachineLimits
+from twostroke.engine.cuda_device import REMEDY, CudaFacts, check_cuda, cuda_facts
+from twostroke.errors import SetupError
+from twostroke.hardware import Hardware
+from twostroke.runner.machine_limits import seconds_on_card
+
+_CARD_WORK = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
+_PROCESSOR_WORK = frozenset({"cpu_op"})
+_REPEATS = 12
+
+
+class Machine(Protocol):
+    """What is measured on."""
+
+    device: Device
+    name: str
+    """For people."""
+    traced: frozenset[str]
+    """Categories of a trace that are work of the device."""
+    copy_bytes: int
+    """Of a copy that caches do not hold."""
+    matrix_sides: tuple[int, ...]
+    """Of products that are tried."""
+
+    def hardware(self) -> Hardware:
+        """For the result."""
+        ...
+
+    def best_s(self, work: Callable[[], object], repeats: int) -> float:
+        """Seconds that the device takes for some work; the fastest of some runs behind two that warm up."""
+        ...
+
+    def synchronize(self) -> None:
+        """Waits until the device has done all that it was given."""
+        ...
+
+    def give_back(self) -> None:
+        """Frees memory that nobody holds any more."""
+        ...
+
+
+class Card:
+    """The first NVIDIA GPU that this process may use."""
+
+    device: Device = "cuda"
+    traced = _CARD_WORK
+    copy_bytes = 1 << 31
+    matrix_sides: tuple[int, ...] = (4096, 8192, 16384)
+
+    def __init__(self, facts: CudaFacts) -> None:
+        """Facts: of a card that `check_cuda` has nothing against."""
+        self.name = facts.name
+        self._built_for = facts.built_for
+
+    def hardware(self) -> Hardware:
+        """See Machine."""
+        return Hardware.of_this_machine().with_card(self.name, self._built_for)
+
+    def best_s(self, work: Callable[[], object], repeats: int) -> float:
+        """See Machine; by events on the device, so that the host's part does not count."""
+        for _ in range(2):
+            work()
+        return min(seconds_on_card(work) for _ in range(repeats))
+
+    def synchronize(self) -> None:
+        """See Machine."""
+        torch.cuda.synchronize()
+
+    def give_back(self) -> None:
+        """See Machine."""
+        gc.collect()
+        torch.cuda.empty_cache()
+
+
+class Processors:
+    """In place of a card, where there is none: the same measurements, which say nothing of a card."""
+
+    device: Device = "cpu"
+    name = "no card: the processors in its place"
+    traced = _PROCESSOR_WORK
+    copy_bytes = 1 << 26
+    matrix_sides: tuple[int, ...] = (256,)
+
+    def hardware(self) -> Hardware:
+        """See Machine."""
+        return Hardware.of_this_machine()
+
+    def best_s(self, work: Callable[[], object], repeats: int) -> float:
+        """See Machine."""
+        for _ in range(2):
+            work()
+        best_s = float("inf")
+        for _ in range(repeats):
+            begin_s = time.perf_counter()
+            work()
+            best_s = min(best_s, time.perf_counter() - begin_s)
+        return best_s
+
+    def synchronize(self) -> None:
+        """See Machine: a processor computes while it is asked."""
+
+    def give_back(self) -> None:
+        """See Machine."""
+        gc.collect()
+
+
+def find_machine(*, needs_card: bool, facts: CudaFacts | None = None) -> Machine:
+    """The card, or without one the processors.
+
+    Args:
+        needs_card: without one, refuse.
+        facts: what PyTorch says of CUDA; None: it is asked, which starts CUDA.
+
+    Raises:
+        NotOnThisMachine: there is no card that PyTorch can compute on, and one is needed.
+    """
+    facts = facts or cuda_facts()
+    try:
+        check_cuda(facts)
+    except SetupError as error:
+        if not needs_card:
+            return Processors()
+        missing = str(error).replace(f", {REMEDY}", "")
+        raise NotOnThisMachine(
+            f"--full measures an NVIDIA GPU, and none can be used. {missing} Without --full, a tiny shape runs here."
+        ) from error
+    return Card(facts)
+
+
+def measure_limits(machine: Machine, dtype: torch.dtype) -> MachineLimits:
+    """The rates that claims are held against, measured where and when the claims are.
+
+    Args:
+        machine: measured on.
+        dtype: of the matrices.
+
+    Returns:
+        Operations per second of the fastest product of square matrices, and bytes per second, read and written, of a
+        large copy.
+    """
+    bytes_per_s = _copy_rate(machine)
+    flops_per_s = max(_matrix_rate(machine, side, dtype) for side in machine.matrix_sides)
+    machine.give_back()
+    return MachineLimits(flops_per_s, bytes_per_s)
+
+
+def _copy_rate(machine: Machine) -> float:
+    source = torch.ones(machine.copy_bytes // 4, dtype=torch.float32, device=machine.device)
+    target = torch.empty_like(source)
+    return 2 * machine.copy_bytes / machine.best_s(lambda: target.copy_(source), _REPEATS)
+
+
+def _matrix_rate(machine: Machine, side: int, dtype: torch.dtype) -> float:
+    # random numbers: of zeros a card takes less power, and so runs faster than it ever does
+    a, b = torch.randn(2, side, side, device=machine.device).to(dtype)
+    product = torch.empty_like(a)
+
+    def multiply() -> Tensor:
+        return torch.matmul(a, b, out=product)
+
+    return 2 * side**3 / machine.best_s(multiply, _REPEATS)
+
+
+class Tracer:
+    """Writes down what the device does between `start` and `stop`, by torch's profiler.
+
+    It is made before anything is recorded into a graph: what the profiler listens to is set up once, and kernels of
+    graphs that were there before may not be seen.
+
+    Args:
+        machine: what is traced.
+    """
+
+    def __init__(self, machine: Machine) -> None:
+        self._machine = machine
+        activities = torch.profiler.ProfilerActivity
+        self._activity = activities.CUDA if machine.device == "cuda" else activities.CPU
+        self._profile: Any = None
+        self.start()
+        torch.ones(8, device=machine.device).sum()
+        self.stop()
+
+    def start(self) -> None:
+        """From here on; waits for the device first, so that nothing older is seen."""
+        self._machine.synchronize()
+        self._profile = torch.profiler.profile(activities=[self._activity])
+        self._profile.start()
+
+    def stop(self) -> list[Interval]:
+        """Waits for the device; returns the work that it has done since."""
+        self._machine.synchronize()
+        self._profile.stop()
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "trace.json"
+            self._profile.export_chrome_trace(str(path))
+            trace = json.loads(path.read_text(encoding="utf-8"))
+        self._profile = None
+        return work_in(trace, self._machine.traced)
+
+
+def work_in(trace: Mapping[str, Any], categories: frozenset[str]) -> list[Interval]:
+    """The events of a Chrome trace that are of these categories; its times are microseconds.
+
+    >>> event = {"ph": "X", "cat": "kernel", "ts": 10.0, "dur": 5.0}
+    >>> work_in({"traceEvents": [event, {**event, "cat": "gpu_user_annotation"}, {"ph": "M"}]}, frozenset({"kernel"}))
+    [Interval(begin_s=1e-05, end_s=1.5e-05)]
+    """
+    return [
+        Interval(event["ts"] / 1e6, (event["ts"] + event["dur"]) / 1e6)
+        for event in trace["traceEvents"]
+        if event.get("ph") == "X" and event.get("cat") in categories
+    ]

@@ -1,0 +1,255 @@
+"""`twostroke bench compare`: twostroke beside other engines, in turn, on the same weights and threads.
+
+What is fair and what is not, engine by engine, stands at the head of each driver (drivers/). The rules for all:
+
+- each runs in a process of its own, in the environment that was given; twostroke is driven the same way;
+- the same prompts as token ids, other ones in each round; greedy; each request to exactly its length; no text is made;
+- prefix caches are off; everything else is the engine's default, but for threads and the room for the work;
+- while one is measured, the processes of the others are stopped;
+- "ready after" runs from the start of the process to the first token of a short prompt, imports and loading included;
+  files are in the page cache from an earlier look at them or from making the GGUF file. Only twostroke quantizes
+  while it loads: the GGUF files hold 8 or 4 bits already.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from tqdm.auto import tqdm
+
+from benchmarks.compare.gguf_file import write_gguf
+from benchmarks.compare.measures import Work, checked_tokens, figures_of
+from benchmarks.compare.options import READY, WARM_UP, CompareOptions
+from benchmarks.compare.show import draw
+from benchmarks.compare.standing import Standing
+from twostroke.errors import InvalidParameter, TwostrokeError, UnsupportedModel
+from twostroke.hardware import Hardware
+from twostroke.kernels.dispatch import operators_for
+from twostroke.measure.command import command_line
+from twostroke.measure.figure import save_figure
+from twostroke.measure.lengths import Lengths
+from twostroke.measure.limits import Limits, measure_limits
+from twostroke.measure.peers.peer import PEERS, TWOSTROKE, Peer, PeerFailed, PeerProcess
+from twostroke.measure.report import BenchResult, check_folder, save
+from twostroke.measure.workload import SyntheticSpec, synthetic
+from twostroke.model.model_files import find_model
+
+
+@dataclass(slots=True)
+class _Contestant:
+    peer: Peer
+    standing: Standing
+    process: PeerProcess | None = None
+    places: tuple[Path, ...] = ()
+    """What a result must not name: whose machine it was is nobody's affair."""
+
+    @property
+    def is_running(self) -> bool:
+        return self.process is not None and self.standing.failure is None
+
+
+@dataclass(slots=True)
+class Contest:
+    """Engines, loaded one after the other and then measured in turn."""
+
+    options: CompareOptions
+    vocab_size: int
+    threads: int
+    clock: Callable[[], float] = time.monotonic
+    contestants: list[_Contestant] = field(default_factory=list[_Contestant])
+    _num_prompts_drawn: int = 0
+
+    @property
+    def standings(self) -> list[Standing]:
+        """In the order in which the engines were entered."""
+        return [contestant.standing for contestant in self.contestants]
+
+    def refuse(self, peer: Peer, why: str) -> None:
+        """Enters an engine that cannot even be started: a row that says why."""
+        self.contestants.append(_Contestant(peer, Standing(peer.name, failure=why)))
+
+    def enter(self, peer: Peer, interpreter: Path, model: Path) -> None:
+        """Starts and warms up one engine, and stops it until its turn; a failure becomes its row."""
+        entered = _Contestant(peer, Standing(peer.name), places=(model, interpreter))
+        self.contestants.append(entered)
+        begin_s = self.clock()
+        try:
+            entered.process = PeerProcess(peer, interpreter)
+            order = {
+                "model": str(model),
+                "precision": self.options.weights,
+                "activation_quantization": self.options.activation_quantization,
+                "threads": self.threads,
+                "max_model_len": self.options.max_request_tokens,
+                "max_num_seqs": self.options.max_num_requests,
+            }
+            entered.standing.about = entered.process.load(order, self.options.answer_limit)
+            for work in WARM_UP:
+                self._run(entered, work)
+                if work is READY:
+                    entered.standing.ready_after_s = self.clock() - begin_s
+        except PeerFailed as failure:
+            self._give_up(entered, failure)
+        else:
+            entered.process.pause()
+
+    def measure(self, deadline_s: float, *, progress: bool = True) -> int:
+        """Every work, in every round, by every engine in turn.
+
+        Args:
+            deadline_s: by the clock; a round after the first leaves out a work that would not end before it.
+            progress: show it.
+
+        Returns:
+            Works that were left out of some round.
+        """
+        works, lasted_s, num_left_out = self.options.works, dict[Work, float](), 0
+        with tqdm(
+            total=self.options.rounds * len(works) * len(self.contestants),
+            desc="compare",
+            disable=None if progress else True,
+            leave=False,
+        ) as bar:
+            for round_number in range(self.options.rounds):
+                for work in works:
+                    begin_s = self.clock()
+                    if round_number and begin_s + lasted_s[work] > deadline_s:
+                        num_left_out += 1
+                        bar.update(len(self.contestants))
+                        continue
+                    prompts = self._prompts(work)
+                    for contestant in self.contestants:
+                        bar.set_postfix_str(f"round {round_number + 1}, {work.name}, {contestant.peer.name}")
+                        self._turn(contestant, work, prompts, round_number)
+                        bar.update()
+                    lasted_s[work] = self.clock() - begin_s
+        return num_left_out
+
+    def close(self) -> None:
+        """Ends every process."""
+        for contestant in self.contestants:
+            if contestant.process is not None:
+                contestant.process.close()
+                contestant.process = None
+
+    def _turn(self, contestant: _Contestant, work: Work, prompts: Sequence[Sequence[int]], round_number: int) -> None:
+        if not contestant.is_running or contestant.process is None:
+            return
+        contestant.process.resume()
+        try:
+            answer = contestant.process.run(prompts, work.output_length, self.options.answer_limit)
+            contestant.standing.add(round_number, figures_of(work, checked_tokens(answer, work)))
+        except PeerFailed as failure:
+            self._give_up(contestant, failure)
+        else:
+            contestant.process.pause()
+
+    def _run(self, contestant: _Contestant, work: Work) -> None:
+        assert contestant.process is not None
+        answer = contestant.process.run(self._prompts(work), work.output_length, self.options.answer_limit)
+        checked_tokens(answer, work)
+
+    def _give_up(self, contestant: _Contestant, failure: PeerFailed) -> None:
+        why = str(failure)
+        for place in contestant.places:
+            why = why.replace(str(place), place.name)
+        contestant.standing.failure = why
+        if contestant.process is not None:
+            contestant.process.close()
+            contestant.process = None
+
+    def _prompts(self, work: Work) -> list[tuple[int, ...]]:
+        """New ones each time: nobody can have seen them."""
+        self._num_prompts_drawn += 1
+        spec = SyntheticSpec(
+            num_requests=work.num_requests,
+            prompt_lengths=Lengths.fixed(work.prompt_length),
+            output_lengths=Lengths.fixed(work.output_length),
+            vocab_size=self.vocab_size,
+            seed=self.options.seed * 1000 + self._num_prompts_drawn,
+        )
+        return [request.prompt_token_ids for request in synthetic(spec).requests]
+
+
+def run_compare(options: CompareOptions | None = None) -> BenchResult:
+    """Runs the contest, saves JSON and PNG.
+
+    Raises:
+        InvalidParameter: the work does not fit the model's context, or results cannot be written.
+        SetupError: the model cannot be read, or matplotlib is missing while plots are wanted.
+    """
+    options = options or CompareOptions()
+    began_s = time.monotonic()
+    check_folder(options.results)
+    files = find_model(options.model)
+    model, config = files.path.resolve(), files.config()
+    if options.max_request_tokens > config.max_context:
+        limit = f"the longest request, {options.max_request_tokens} tokens, exceeds its context ({config.max_context})"
+        raise InvalidParameter("model", options.model, limit, "Make --prefill-length and --prompt-length shorter.")
+    threads = options.threads or Hardware.of_this_machine().cores
+    before = _limits(threads)
+    with ExitStack() as stack:
+        gguf_folder = options.gguf_folder or Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        contest = Contest(options, config.vocab_size, threads)
+        stack.callback(contest.close)
+        contest.enter(TWOSTROKE, Path(sys.executable), model)
+        interpreters = options.interpreters
+        for name in options.peer_names:
+            peer = PEERS[name]
+            try:
+                theirs = _model_of(peer, model, options.weights, gguf_folder)
+            except TwostrokeError as error:
+                contest.refuse(peer, str(error))
+            else:
+                contest.enter(peer, interpreters.get(name, Path(sys.executable)), theirs)
+        num_left_out = contest.measure(began_s + options.time_limit)
+        after = _limits(threads)
+    result = _result(options, contest, threads, before.best_of(after), num_left_out)
+    save(result, options.results)
+    if options.plots:
+        path = options.results / f"{options.name}.png"
+        save_figure(lambda figure: draw(figure, result.results), path, size=(11, 6))
+    return result
+
+
+def _model_of(peer: Peer, model: Path, weights: str, gguf_folder: Path) -> Path:
+    """Return what a peer loads: the model itself, or a GGUF file that is made from it.
+
+    Raises:
+        TwostrokeError: it cannot read a GGUF file, or none can be made.
+    """
+    if weights == "gguf":
+        if not peer.reads_gguf:
+            raise UnsupportedModel(f"{peer.name} is compared on model folders; its driver loads no GGUF file.")
+        return model
+    return model if peer.gguf_types is None else write_gguf(model, peer.gguf_types[weights], gguf_folder)
+
+
+def _result(options: CompareOptions, contest: Contest, threads: int, limits: Limits, num_left_out: int) -> BenchResult:
+    ours = contest.standings[0]
+    results: Mapping[str, Any] = {
+        "engines": {standing.name: standing.as_json(ours) for standing in contest.standings},
+        "limits": limits.as_json(),
+        "works_left_out_of_a_round": num_left_out,
+    }
+    return BenchResult.now(
+        options.name,
+        command_line("twostroke bench compare", options),
+        config=options.as_json() | {"threads": threads},
+        workload={"works": [work.name for work in options.works], "seed": options.seed},
+        results=results,
+        warmup=1,
+        repeats=options.rounds,
+    )
+
+
+def _limits(threads: int) -> Limits:
+    return measure_limits(operators_for(torch.device("cpu"), torch.bfloat16), threads)

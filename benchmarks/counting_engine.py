@@ -1,0 +1,91 @@
+"""The real engine around an executor that only counts, in simulated time: one step is one second."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.counting_executor import CountingExecutor, SimulatedClock
+from twostroke.batch import ScheduledBatch
+from twostroke.config.cache import CacheConfig
+from twostroke.config.layer_spec import KVSpec, LayerSpec
+from twostroke.config.rope import DEFAULT_ROPE_THETA, RopeConfig
+from twostroke.config.scheduler import SchedulerConfig
+from twostroke.cost.step_cost import ModelShape
+from twostroke.engine.engine import Engine
+from twostroke.engine.event_sinks import JsonlEventLog
+from twostroke.engine.journal import Journal, engine_started
+from twostroke.kv_cache.layout import KVLayout
+from twostroke.kv_cache.manager import KVCacheManager
+from twostroke.measure.drive import RecordingExecutor, drive
+from twostroke.measure.workload import Workload
+from twostroke.scheduler.scheduler import Scheduler
+from twostroke.served_run import Run
+
+
+@dataclass(frozen=True, slots=True)
+class CountingEngine:
+    """An engine without a model, with its parts within reach."""
+
+    engine: Engine
+    executor: RecordingExecutor
+    kv: KVCacheManager
+    clock: SimulatedClock
+
+    def run(self, workload: Workload, *, progress: str | None = None) -> Run:
+        """Runs a workload to its end; times of the run are in steps."""
+        return drive(self.engine, self.executor, workload, clock=self.clock, wait=self.clock.advance, progress=progress)
+
+
+def counting_engine(
+    scheduler: SchedulerConfig,
+    cache: CacheConfig,
+    *,
+    max_model_len: int,
+    event_log: Path | None = None,
+    at_submit: Callable[[KVCacheManager], None] | None = None,
+    specs: Sequence[KVSpec] = (KVSpec(num_kv_heads=1, head_dim=1),),
+) -> CountingEngine:
+    """Builds one.
+
+    Args:
+        scheduler: as for any engine.
+        cache: as for any engine; without num_kv_blocks there is room for every running request at its longest.
+        max_model_len: longest prompt plus output.
+        event_log: a file for the event log.
+        at_submit: called with the KV memory's account when a step is decided.
+        specs: KV of each layer of its model.
+    """
+    layers = tuple(
+        LayerSpec(num_heads=1, kv=spec, rope=RopeConfig(DEFAULT_ROPE_THETA), intermediate_size=1) for spec in specs
+    )
+    layout = KVLayout.of(specs, block_size=cache.block_size, kv_format="bf16")
+    shape = ModelShape(hidden_size=1, vocab_size=1, layers=layers, bytes_per_weight=2, kv_format="bf16")
+    num_blocks = cache.num_kv_blocks or layout.run_blocks(max_model_len) * scheduler.max_num_seqs
+    kv = KVCacheManager(layout, num_blocks, cache, max_model_len)
+    clock = SimulatedClock()
+
+    def look(_: ScheduledBatch) -> None:
+        if at_submit is not None:
+            at_submit(kv)
+
+    executor = RecordingExecutor(CountingExecutor(clock=clock), look)
+    started = engine_started(
+        scheduler,
+        cache,
+        layout,
+        num_blocks=num_blocks,
+        max_model_len=max_model_len,
+        model="none: an executor that counts",
+        now_s=clock(),
+    )
+    engine = Engine(
+        Scheduler(scheduler, kv, max_model_len=max_model_len),
+        executor,
+        block_size=layout.block_size,
+        hashes_blocks=cache.enable_prefix_caching,
+        journal=Journal(started, shape, None if event_log is None else JsonlEventLog(event_log)),
+        clock=clock,
+    )
+    return CountingEngine(engine, executor, kv, clock)

@@ -1,0 +1,158 @@
+"""A lender and a borrower, each a process, and hand-overs between them."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import subprocess
+import sys
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+from typing import IO, cast
+
+from benchmarks.handover.orders import (
+    LAYER,
+    LAYOUT,
+    REPORTS,
+    BeBorrower,
+    Begun,
+    BeLender,
+    Borrow,
+    Borrowed,
+    Lend,
+    Lent,
+    Order,
+    Report,
+    line_of,
+)
+from twostroke.errors import SetupError
+from twostroke.kv_transfer.address import Address
+from twostroke.kv_transfer.transport import KVSource
+
+_SPARE = 1.25
+"""Blocks of a pool, by those that travel: the others must stay as they are."""
+_PATIENCE_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Handover:
+    """One prompt that has gone over."""
+
+    num_bytes: int
+    prefill_s: float
+    transfer_s: float
+    """From the borrower's question to its belief."""
+    total_s: float
+    """From the beginning of the prefill."""
+
+
+class Pair:
+    """Both processes.
+
+    Args:
+        lender: a process that waits for its first order.
+        borrower: another.
+        address: where to lend.
+        num_blocks: that travel each time, scattered over the pools in another order on each side.
+    """
+
+    def __init__(self, lender: _End, borrower: _End, address: Address, num_blocks: int) -> None:
+        self._lender, self._borrower = lender, borrower
+        num_in_pool = int(num_blocks * _SPARE) + 1
+        rng = random.Random(num_blocks)
+        self._theirs = tuple(rng.sample(range(num_in_pool), num_blocks))
+        self._ours = tuple(rng.sample(range(num_in_pool), num_blocks))
+        self._num_leases = 0
+        lender.send(BeLender(address, num_in_pool))
+        borrower.send(BeBorrower(num_in_pool, address.by_nixl))
+        begun, _ = lender.receive(), borrower.receive()
+        assert isinstance(begun, Begun)
+        self._begun = begun
+
+    def hand_over(self, prefill_s: float = 0.0) -> Handover:
+        """One prompt, layer by layer while it is computed if that takes any time.
+
+        Raises:
+            SetupError: it did not arrive, or not as it was.
+        """
+        self._num_leases += 1
+        lend = Lend(self._num_leases, self._theirs, prefill_s)
+        source = KVSource(self._begun.address, self._begun.epoch, self._num_leases)
+        borrow = Borrow(source, self._ours, self._theirs)
+        if prefill_s:
+            self._borrower.send(borrow)
+            self._lender.send(lend)
+            lent, borrowed = self._lender.receive(), self._borrower.receive()
+        else:
+            self._lender.send(lend)
+            lent = self._lender.receive()
+            self._borrower.send(borrow)
+            borrowed = self._borrower.receive()
+        assert isinstance(lent, Lent)
+        assert isinstance(borrowed, Borrowed)
+        if borrowed.problem or not borrowed.is_equal:
+            raise SetupError(f"a hand-over failed: {borrowed.problem or 'its bytes are not those that were lent'}.")
+        return Handover(
+            borrowed.num_bytes,
+            lent.ended_s - lent.began_s,
+            borrowed.ended_s - borrowed.began_s,
+            borrowed.ended_s - lent.began_s,
+        )
+
+
+class _End:
+    """A process of benchmarks/handover/end.py."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self._process = process
+
+    def send(self, order: Order) -> None:
+        stdin = cast(IO[bytes], self._process.stdin)
+        stdin.write(line_of(order))
+        stdin.flush()
+
+    def receive(self) -> Report:
+        line = cast(IO[bytes], self._process.stdout).readline()
+        if not line:
+            raise SetupError("a process of the bench has ended; what it said is above.")
+        return REPORTS.decode(line)
+
+    def end(self) -> None:
+        """It ends by itself when nobody gives orders any more."""
+        with contextlib.suppress(OSError):
+            cast(IO[bytes], self._process.stdin).close()
+        try:
+            self._process.wait(_PATIENCE_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        cast(IO[bytes], self._process.stdout).close()
+
+
+@contextlib.contextmanager
+def pair(address: Address, num_bytes: int, prefixes: tuple[Sequence[str], Sequence[str]] = ((), ())) -> Generator[Pair]:
+    """Starts both, and ends them.
+
+    Args:
+        address: where the lender listens.
+        num_bytes: of each hand-over, at least; whole blocks.
+        prefixes: in front of the command of the lender and of the borrower.
+    """
+    with contextlib.ExitStack() as started:
+        ends: list[_End] = []
+        for prefix in prefixes:
+            command = [*prefix, sys.executable, "-m", "benchmarks.handover.end"]
+            ends.append(_End(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)))
+            started.callback(ends[-1].end)
+        yield Pair(ends[0], ends[1], address, num_blocks_for(num_bytes))
+
+
+def num_blocks_for(num_bytes: int) -> int:
+    """Whole blocks of at least so many bytes."""
+    return -(-num_bytes // LAYOUT.bytes_per_block)
+
+
+def formula_bytes(num_blocks: int) -> int:
+    """K and V of all their tokens: 2 x layers x KV heads x head size x 2 bytes (bf16) for each."""
+    num_layers = sum(len(group.layer_ids) for group in LAYOUT.groups)
+    return num_blocks * LAYOUT.block_size * 2 * num_layers * LAYER.num_kv_heads * LAYER.head_dim * 2

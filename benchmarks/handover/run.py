@@ -1,0 +1,157 @@
+"""`twostroke bench handover`: how fast the KV of a prompt goes from one process to another, by each transport.
+
+No model is needed: the blocks have Qwen3-0.6B's shape, the processes, leases, frames and copies are the server's. Each
+size goes over twice in turn: when all of it is there, and layer by layer beside a prefill that takes as long as that.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from benchmarks.handover.bound import Copying
+from benchmarks.handover.link import link
+from benchmarks.handover.orders import LAYER, LAYOUT
+from benchmarks.handover.pair import Handover, Pair, formula_bytes, num_blocks_for, pair
+from twostroke.config.checks import number, one_of, whole_number
+from twostroke.errors import InvalidParameter
+from twostroke.kv_transfer.address import Address
+from twostroke.kv_transfer.nixl_reads import check_nixl
+from twostroke.measure.command import command_line, settings
+from twostroke.measure.report import DEFAULT_FOLDER, BenchResult, check_folder, median, save
+
+TRANSPORTS = ("shm", "tcp")
+NIXL = "nixl"
+"""An extra, so it is measured where it is asked for."""
+LINK = "link"
+"""TCP over it."""
+MEGABYTE = 1_000_000
+_MOST_MEGABYTES = 1 << 14
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HandoverOptions:
+    """What goes over, how, and where the result goes."""
+
+    megabytes: tuple[int, ...] = (33, 256)
+    """Of each hand-over, in millions of bytes, rounded up to whole blocks; give it several times."""
+    transports: tuple[str, ...] = TRANSPORTS
+    """shm: memory that both processes map; tcp: over the loopback; nixl: read by NIXL in the way that it finds best
+    (UCX_TLS names others). Give it several times."""
+    netns: bool = False
+    """Also by TCP between two network namespaces with a link between them; needs root, and Linux's ip and tc."""
+    link_gbit_per_s: float = 1.0
+    """Of that link, headers included."""
+    repeats: int = 9
+    """Of each way, in turn; medians count."""
+    name: str = "handover"
+    """Of the file that is written."""
+    results: Path = DEFAULT_FOLDER
+    """Where it goes."""
+
+    def __post_init__(self) -> None:
+        """Checks."""
+        for transport in self.transports:
+            one_of("transports", transport, (*TRANSPORTS, NIXL))
+        for megabytes in self.megabytes:
+            whole_number("megabytes", megabytes, 1, _MOST_MEGABYTES)
+        number("link_gbit_per_s", self.link_gbit_per_s, 0.01, 100, "from 0.01 to 100")
+        whole_number("repeats", self.repeats, 1)
+        if not (self.megabytes and (self.transports or self.netns)):
+            raise InvalidParameter("transports", self.transports, "nothing is left to measure", "Name one, or --netns.")
+
+
+def run_handover(options: HandoverOptions | None = None) -> BenchResult:
+    """Measures, saves, and returns what was found.
+
+    Raises:
+        SetupError: no link between namespaces can be made here; NIXL is not installed; a hand-over failed, or brought
+            other bytes.
+    """
+    options = options or HandoverOptions()
+    check_folder(options.results)
+    if NIXL in options.transports:
+        check_nixl()
+    rows: list[dict[str, Any]] = []
+    for transport in (*options.transports, *((LINK,) if options.netns else ())):
+        for megabytes in tqdm(options.megabytes, desc=transport, leave=False, disable=None):
+            with _pair(transport, megabytes * MEGABYTE, options.link_gbit_per_s) as both:
+                found = _measure(both, num_blocks_for(megabytes * MEGABYTE), options.repeats)
+            rows.append({"transport": transport, "megabytes": megabytes, **found})
+            if transport == LINK:
+                rows[-1]["share_of_link"] = rows[-1]["gb_per_s"] * 8 / options.link_gbit_per_s
+    result = BenchResult.now(
+        options.name,
+        command_line("twostroke bench handover", options),
+        config=settings(options),
+        workload={
+            "layers": len(LAYOUT.groups[0].layer_ids),
+            "kv_heads": LAYER.num_kv_heads,
+            "head_dim": LAYER.head_dim,
+            "kv_format": LAYOUT.kv_format,
+            "block_size": LAYOUT.block_size,
+            "bytes_per_token": LAYOUT.bytes_per_token,
+            "blocks": "scattered over both pools",
+        },
+        results={"handovers": rows},
+        warmup=1,
+        repeats=options.repeats,
+    )
+    save(result, options.results)
+    return result
+
+
+@contextlib.contextmanager
+def _pair(transport: str, num_bytes: int, gbit_per_s: float) -> Generator[Pair]:
+    with contextlib.ExitStack() as made:
+        prefixes: tuple[Sequence[str], Sequence[str]] = ((), ())
+        if transport == LINK:
+            lender, borrower = made.enter_context(link(gbit_per_s))
+            address, prefixes = Address(host=lender.address), (lender.prefix, borrower.prefix)
+        elif transport == "shm":
+            folder = made.enter_context(tempfile.TemporaryDirectory(prefix="twostroke-"))
+            address = Address(path=str(Path(folder) / "kv"))
+        else:
+            address = Address(host="127.0.0.1", by_nixl=transport == NIXL)
+        yield made.enter_context(pair(address, num_bytes, prefixes))
+
+
+def _measure(both: Pair, num_blocks: int, repeats: int) -> dict[str, Any]:
+    """Whole and layer by layer in turn, so that an hour's noise meets both."""
+    first = both.hand_over()
+    wholes, layered, ratios, copies_s = list[Handover](), list[Handover](), list[float](), list[float]()
+    copying = Copying(num_blocks)
+    for _ in range(repeats):
+        copies_s.append(copying.seconds())
+        wholes.append(both.hand_over())
+        layered.append(both.hand_over(wholes[-1].transfer_s))
+        ratios.append(layered[-1].total_s / max(layered[-1].prefill_s, wholes[-1].transfer_s))
+    transfer_s = median([whole.transfer_s for whole in wholes])
+    num_bytes = {handover.num_bytes for handover in (first, *wholes, *layered)}
+    return {
+        "formula_bytes": formula_bytes(num_blocks),
+        "bytes": max(num_bytes),
+        "is_exact": num_bytes == {formula_bytes(num_blocks)},
+        "first_ms": first.transfer_s * 1000,
+        "ms": transfer_s * 1000,
+        "ms_from": min(whole.transfer_s for whole in wholes) * 1000,
+        "ms_to": max(whole.transfer_s for whole in wholes) * 1000,
+        "gb_per_s": formula_bytes(num_blocks) / transfer_s / 1e9,
+        "share_of_one_copy": median(
+            [copy_s / whole.transfer_s for copy_s, whole in zip(copies_s, wholes, strict=True)]
+        ),
+        "one_copy_gb_per_s": formula_bytes(num_blocks) / median(copies_s) / 1e9,
+        "layerwise": {
+            "prefill_ms": median([handover.prefill_s for handover in layered]) * 1000,
+            "total_ms": median([handover.total_s for handover in layered]) * 1000,
+            "ratio": median(ratios),
+            "ratio_from": min(ratios),
+            "ratio_to": max(ratios),
+        },
+    }

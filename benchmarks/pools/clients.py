@@ -1,0 +1,80 @@
+"""Requests at an EngineClient, each at its time, all in one loop: when their tokens came."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator
+
+from twostroke.config.engine import EngineConfig
+from twostroke.config.pools import PoolConfig
+from twostroke.engine.dispatcher import Placer
+from twostroke.engine.engine_process import COMMAND
+from twostroke.engine.launcher import LocalLauncher
+from twostroke.engine.pooled_engine import PooledEngine
+from twostroke.engine.remote_engine import RemoteEngine
+from twostroke.measure.workload import Workload, WorkloadRequest
+from twostroke.request_times import RequestTimes
+from twostroke.sampling_params import SamplingParams
+
+Engine = RemoteEngine | PooledEngine
+
+
+@contextlib.asynccontextmanager
+async def started(
+    config: EngineConfig,
+    pools: PoolConfig | None = None,
+    *,
+    placer: Placer | None = None,
+    prefix: tuple[str, ...] = (),
+) -> AsyncGenerator[Engine]:
+    """An engine that takes requests.
+
+    Args:
+        config: of each process.
+        pools: how many there are; None: one does everything.
+        placer: instead of the router.
+        prefix: in front of the command that starts a process.
+    """
+    command = (*prefix, *COMMAND)
+    engine: Engine
+    if pools is None:
+        engine = RemoteEngine(config, command=command)
+    else:
+        engine = PooledEngine(config, pools, placer=placer, launcher=LocalLauncher(command))
+    await engine.start()
+    try:
+        yield engine
+    finally:
+        await engine.close()
+
+
+async def answer_all(engine: Engine, workload: Workload) -> list[RequestTimes]:
+    """Asks every request when it arrives, and returns when all have ended; times count from the start."""
+    began_s = engine.now_s()
+    return await asyncio.gather(
+        *(_answer(engine, f"r{i}-{began_s}", request, began_s) for i, request in enumerate(workload.requests))
+    )
+
+
+async def _answer(engine: Engine, name: str, request: WorkloadRequest, began_s: float) -> RequestTimes:
+    await asyncio.sleep(began_s + request.arrival_s - engine.now_s())
+    params = SamplingParams(max_tokens=request.max_tokens, ignore_eos=request.ignore_eos, seed=request.seed)
+    stream = engine.generate(
+        engine.inputs.process({"prompt_token_ids": list(request.prompt_token_ids)}, params),
+        request_id=name,
+        arrival_time_s=began_s + request.arrival_s,
+    )
+    wake = asyncio.Event()
+    stream.listen(wake.set)
+    times = RequestTimes(request.arrival_s)
+    while True:
+        wake.clear()
+        outputs = stream.take()
+        now_s = engine.now_s() - began_s
+        for output in outputs:
+            times.token_times_s += [now_s] * sum(len(completion.token_ids) for completion in output.outputs)
+            if output.finished:
+                return times
+        if not outputs:
+            await wake.wait()

@@ -1,0 +1,205 @@
+"""`twostroke bench prediction`: how far predictions are off, on workloads that no fit has seen.
+
+    for each model and precision
+        calibrate     its steps, as `twostroke calibrate` does                      ──► StepTimeModel
+        each point    prompts of L tokens, B requests at once, really served        ──► TTFT, TPOT, tokens/s measured
+                      the same requests through the simulation                      ──► predicted
+
+The prompt lengths and batches of the points are not those of the calibration. A machine whose clock moves makes both
+wrong in the same hour: so a model's calibration stands right before its points, and each point is run several times.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, get_args
+
+from rich.console import Console
+from rich.table import Table
+from tqdm.auto import tqdm
+
+from benchmarks.goals import PREDICTION_MEDIAN, PREDICTION_P95
+from twostroke.config.cache import CacheConfig
+from twostroke.config.checks import whole_number, whole_numbers
+from twostroke.config.load import LoadConfig, QuantizationOnLoad
+from twostroke.config.scheduler import SchedulerConfig
+from twostroke.cost.step_fit import fit_step_model
+from twostroke.cost.step_model import StepTimeModel
+from twostroke.errors import InvalidParameter
+from twostroke.events import Event
+from twostroke.measure.command import command_line, model_name, settings
+from twostroke.measure.from_log import run_of_log
+from twostroke.measure.model_engine import ModelEngine, model_engine
+from twostroke.measure.report import DEFAULT_FOLDER, BenchResult, check_folder, percentiles, save
+from twostroke.measure.steps import measure_steps
+from twostroke.measure.workload import of_lengths
+from twostroke.planner.replay import figures
+from twostroke.simulation.requests import recording_of
+from twostroke.simulation.simulate import simulate
+from twostroke.tables import print_table
+
+COMPARED = ("ttft_p50", "tpot_p50", "output_tok_s")
+_SOME_TOKENS = 128
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PredictionOptions:
+    """The grid, and where the result goes."""
+
+    models: str = "embedded"
+    """Model folders, GGUF files, hub ids or 'embedded', with commas between."""
+    precisions: str = "none,int8,int4"
+    """Quantizations of the weights, with commas between; 'none' leaves them as they are."""
+    prompts: str = "24,100,400,900"
+    """Prompt tokens of a request, with commas between."""
+    batches: str = "1,3,10,40"
+    """Requests at once, with commas between."""
+    output_tokens: int = 24
+    """Of each request."""
+    repeats: int = 3
+    """Of each point; medians count."""
+    most_prompt_tokens: int = 12_000
+    """Of a point: those with more are left out, as they would take minutes."""
+    name: str = "prediction"
+    """Of the file that is written."""
+    results: Path = DEFAULT_FOLDER
+    """Where it goes."""
+
+    def __post_init__(self) -> None:
+        """Checks what needs no model."""
+        for precision in self.precisions.split(","):
+            known = ("none", *get_args(QuantizationOnLoad))
+            if precision not in known:
+                limit = f"names {precision!r}; known: {', '.join(known)}"
+                raise InvalidParameter("precisions", self.precisions, limit)
+        whole_numbers("prompts", self.prompts, 1, 1 << 20)
+        whole_numbers("batches", self.batches, 1, 1 << 12)
+        for name in ("output_tokens", "repeats", "most_prompt_tokens"):
+            whole_number(name, getattr(self, name), 1)
+
+    @property
+    def points(self) -> tuple[tuple[int, int], ...]:
+        """Prompt tokens and requests."""
+        return tuple(
+            (prompt, batch)
+            for prompt in whole_numbers("prompts", self.prompts, 1, 1 << 20)
+            for batch in whole_numbers("batches", self.batches, 1, 1 << 12)
+            if prompt * batch <= self.most_prompt_tokens
+        )
+
+
+def run_prediction(options: PredictionOptions) -> dict[str, Any]:
+    """Measures, and saves JSON.
+
+    Raises:
+        SetupError: a model cannot be loaded.
+        InvalidParameter: a point that a model has no context for.
+    """
+    check_folder(options.results)
+    rows = [row for load in _loads(options) for row in _points_of(load, options)]
+    off = [abs(row[name]["error"]) for row in rows for name in COMPARED]
+    results = {
+        "median_error": statistics.median(off),
+        "p95_error": percentiles(off)["p95"],
+        "holds": statistics.median(off) <= PREDICTION_MEDIAN and percentiles(off)["p95"] <= PREDICTION_P95,
+        "by_figure": {name: percentiles([abs(row[name]["error"]) for row in rows]) for name in COMPARED},
+        "rows": rows,
+    }
+    result = BenchResult.now(
+        options.name,
+        command_line("twostroke bench prediction", options),
+        config=settings(options),
+        workload={"points": options.points},
+        results=results,
+        warmup=1,
+        repeats=options.repeats,
+    )
+    save(result, options.results)
+    return results
+
+
+def print_prediction(results: dict[str, Any], console: Console | None = None) -> None:
+    """A row for each point, for people."""
+    console = console or Console()
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in ("model", "weights", "prompt", "batch", "TTFT ms", "off", "TPOT ms", "off", "tok/s", "off"):
+        table.add_column(name, justify="left" if name in ("model", "weights") else "right")
+    for row in results["rows"]:
+        cells = [row["model"], row["precision"], f"{row['prompt']:,}", f"{row['batch']:,}"]
+        for name in COMPARED:
+            scale = 1.0 if name == "output_tok_s" else 1e3
+            cells += [f"{row[name]['measured'] * scale:,.1f}", f"{row[name]['error']:+.1%}"]
+        table.add_row(*cells)
+    print_table(table, console)
+    median, p95 = results["median_error"], results["p95_error"]
+    goals = f"goals {PREDICTION_MEDIAN:.0%} and {PREDICTION_P95:.0%}"
+    console.print(f"off by {median:.1%} in the median, {p95:.1%} at the 95th percentile ({goals})", highlight=False)
+
+
+def _loads(options: PredictionOptions) -> Iterator[LoadConfig]:
+    for model in options.models.split(","):
+        for precision in options.precisions.split(","):
+            yield LoadConfig(model=model, quantization=None if precision == "none" else precision)  # pyright: ignore[reportArgumentType]
+
+
+def _points_of(load: LoadConfig, options: PredictionOptions) -> list[dict[str, Any]]:
+    """Calibrates a model, then measures its points."""
+    points = options.points
+    scheduler = SchedulerConfig(max_num_seqs=max(batch for _, batch in points))
+    title = f"{model_name(load.model)} {load.quantization or 'as it is'}"
+    step_times = fit_step_model(measure_steps(load, scheduler, CacheConfig(), progress=True).steps)
+    most = max(prompt * batch for prompt, batch in points) + max(batch for _, batch in points) * options.output_tokens
+    longest = max(prompt for prompt, _ in points) + options.output_tokens
+    num_blocks = 4 * (most // CacheConfig().block_size + scheduler.max_num_seqs)
+    cache = CacheConfig(enable_prefix_caching=False, num_kv_blocks=num_blocks)
+    events: list[Event] = []
+    with closing(model_engine(replace(load, max_model_len=longest), scheduler, cache, [_Listener(events)])) as engine:
+        engine.run(of_lengths([(16, 4)] * 2, vocab_size=_SOME_TOKENS))
+        started = events[0]
+        return [
+            _row(engine, events, started, point, step_times, load, options)
+            for point in tqdm(points, desc=title, leave=False)
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class _Listener:
+    events: list[Event]
+
+    def append(self, event: Event) -> None:
+        self.events.append(event)
+
+
+def _row(
+    engine: ModelEngine,
+    events: list[Event],
+    started: Event,
+    point: tuple[int, int],
+    step_times: StepTimeModel,
+    load: LoadConfig,
+    options: PredictionOptions,
+) -> dict[str, Any]:
+    prompt, batch = point
+    measured: list[dict[str, Any]] = []
+    predicted: dict[str, Any] = {}
+    for i in range(options.repeats):
+        events[:] = [started]
+        engine.run(of_lengths([(prompt, options.output_tokens)] * batch, vocab_size=_SOME_TOKENS, seed=i))
+        measured.append(figures(run_of_log(events)))
+        if not predicted:
+            recording = recording_of(events)
+            predicted = figures(simulate(recording.started, recording.requests, step_times))
+    row: dict[str, Any] = {
+        "model": model_name(load.model),
+        "precision": load.quantization or "none",
+        "prompt": prompt,
+        "batch": batch,
+    }
+    for name in COMPARED:
+        value = statistics.median(each[name] for each in measured)
+        row[name] = {"measured": value, "predicted": predicted[name], "error": predicted[name] / value - 1}
+    return row

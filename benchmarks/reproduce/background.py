@@ -1,0 +1,207 @@
+"""Work that takes what the others leave: what they notice of it, and how much of the idle time it makes use of.
+
+alone       interactive requests, at a load that leaves the engine idle for a part of the time
+beside      the same at the same times, and more background work than the idle time can take
+all of it   the background's requests as if they were interactive: what an engine makes of them by themselves
+
+share = background tokens until the last interactive arrival / (tokens a second of all of it x idle seconds alone)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from benchmarks.reproduce.claim import Claim, ReproduceOptions, Reproduction
+from benchmarks.reproduce.simulated_beside import serve_and_simulate
+from twostroke.config.cache import CacheConfig
+from twostroke.config.scheduler import SchedulerConfig
+from twostroke.cost.step_fit import fit_step_model
+from twostroke.cost.step_model import StepTimeModel
+from twostroke.measure.figure import MEASURED, PREDICTED, bars
+from twostroke.measure.report import median, percentiles
+from twostroke.measure.steps import measure_steps
+from twostroke.measure.workload import Workload, of_lengths, with_arrivals
+from twostroke.model.model_files import find_model
+from twostroke.served_run import Run, ServedRequest
+
+SLOTS = 24
+BUSY = 0.4
+"""Of the time, with interactive requests alone."""
+OUTPUTS = 16
+"""Tokens of an interactive answer."""
+BACKGROUND = (64, 48)
+"""Tokens of prompt and output of each background request."""
+_LATENCIES = ("ttft_p50_s", "ttft_p99_s", "itl_p50_s", "itl_p99_s")
+
+
+def reproduce(options: ReproduceOptions) -> Reproduction:
+    """Measures all three, round by round."""
+    title = "Background work beside interactive requests"
+    if not options.with_model:
+        remarks = ("times need a model: nothing was run",)
+        return Reproduction(name="background", title=title, claims=(), config={}, workload={}, remarks=remarks)
+    context = find_model(options.model).config().max_context
+    prompt = min(1024, context - OUTPUTS) if options.full else 256
+    count, rounds = (40, 5) if options.full else (6, 1)
+    config = SchedulerConfig(max_num_seqs=SLOTS)
+    step_times = fit_step_model(measure_steps(options.load(min(2048, context)), config, CacheConfig()).steps)
+
+    found: list[dict[str, float]] = []
+    predicted: list[dict[str, float]] = []
+    alone, beside = _Samples(), _Samples()
+    for _ in range(rounds):
+        every_s = _every_s(options, config, prompt, step_times)  # a machine's clock moves: the load is that of the hour
+        interactive = with_arrivals(
+            of_lengths([(prompt, OUTPUTS)] * count, vocab_size=options.vocab_size(), seed=options.seed),
+            [i * every_s for i in range(count)],
+        )
+        measured, guessed = _round(options, config, interactive, (count - 1) * every_s, step_times, alone, beside)
+        found.append(measured | {"every_s": every_s})
+        predicted.append(guessed)
+    middle, guess = ({key: median([r[key] for r in runs]) for key in runs[0]} for runs in (found, predicted))
+    # a round has few samples behind its 99th percentile, and this machine's hiccups are among them: all rounds together
+    middle |= alone.latencies | {
+        f"{key} ratio": value / alone.latencies[key] for key, value in beside.latencies.items()
+    }
+    claims = (
+        Claim.at_most("p99 TTFT, beside / alone", 1.10, middle["ttft_p99_s ratio"], guess["ttft_p99_s ratio"]),
+        Claim.at_most("p99 ITL, beside / alone", 1.10, middle["itl_p99_s ratio"], guess["itl_p99_s ratio"]),
+        Claim.at_least("share of the idle time made use of", 0.8, middle["share"], guess["share"]),
+        Claim.reported("median TTFT, beside / alone", middle["ttft_p50_s ratio"], guess["ttft_p50_s ratio"]),
+        Claim.reported("median ITL, beside / alone", middle["itl_p50_s ratio"], guess["itl_p50_s ratio"]),
+        Claim.reported("idle, of the time, alone", middle["idle"], guess["idle"]),
+        Claim.reported("background tokens/s", middle["tok_s"], guess["tok_s"]),
+        Claim.reported("tokens/s of the same with nobody else", middle["most_tok_s"], guess["most_tok_s"]),
+        *(
+            Claim.reported(f"{key.removesuffix('_s')} ms, alone", middle[key] * 1e3, guess[key] * 1e3)
+            for key in _LATENCIES
+        ),
+    )
+    return Reproduction(
+        name="background",
+        title=title,
+        claims=tuple(claim.judged(options.full) if claim.holds is not None else claim for claim in claims),
+        config={"model": options.model_name, "slots": SLOTS, "flex_slowdown": config.flex_slowdown},
+        workload={
+            "interactive": {"requests": count, "prompt": prompt, "outputs": OUTPUTS, "busy": BUSY},
+            "background": {"prompt": BACKGROUND[0], "outputs": BACKGROUND[1]},
+        },
+        details={"medians": middle, "predicted": guess, "rounds": found},
+        draw=lambda figure: _draw(figure, middle, guess),
+        repeats=rounds,
+    )
+
+
+@dataclass(slots=True)
+class _Samples:
+    """Of interactive requests, of all rounds."""
+
+    ttft_s: list[float] = field(default_factory=list[float])
+    itl_s: list[float] = field(default_factory=list[float])
+
+    def take(self, requests: Iterable[ServedRequest]) -> None:
+        """One run's."""
+        for request in requests:
+            self.ttft_s.append(request.times.ttft_s)
+            self.itl_s += request.times.itl_s
+
+    @property
+    def latencies(self) -> dict[str, float]:
+        """Seconds, by _LATENCIES."""
+        ttft, itl = percentiles(self.ttft_s), percentiles(self.itl_s)
+        return {f"{name}_{q}_s": of[q] for name, of in (("ttft", ttft), ("itl", itl)) for q in ("p50", "p99")}
+
+
+def _every_s(options: ReproduceOptions, config: SchedulerConfig, prompt: int, step_times: StepTimeModel) -> float:
+    """Between two requests, for the load that is wanted."""
+    few = of_lengths([(prompt, OUTPUTS)] * 4, vocab_size=options.vocab_size(), seed=options.seed)
+    measured, _ = serve_and_simulate(options, replace(config, max_num_seqs=1), few, step_times)
+    return measured.duration_s / len(few) / BUSY
+
+
+def _round(
+    options: ReproduceOptions,
+    config: SchedulerConfig,
+    interactive: Workload,
+    last_s: float,
+    step_times: StepTimeModel,
+    all_alone: _Samples,
+    all_beside: _Samples,
+) -> tuple[dict[str, float], dict[str, float]]:
+    """As measured, and as predicted; latencies as measured go to those of all rounds, too."""
+    vocab_size = options.vocab_size()
+    some = of_lengths([BACKGROUND] * (4 * SLOTS), vocab_size=vocab_size, seed=options.seed + 1)
+    most = serve_and_simulate(options, config, some, step_times)
+    alone = serve_and_simulate(options, config, interactive, step_times)
+    rate = most[0].num_output_tokens / most[0].duration_s
+    count = 2 * SLOTS + round(1.3 * rate * _idle_s(alone[0], interactive, last_s) / BACKGROUND[1])
+    work = of_lengths([BACKGROUND] * count, vocab_size=vocab_size, seed=options.seed + 2)
+    both = sorted(
+        (*interactive.requests, *(replace(request, background=True) for request in work.requests)),
+        key=lambda request: request.arrival_s,
+    )
+    num_blocks = sum(-(-r.num_tokens // 16) + 1 for r in interactive.requests[:SLOTS])
+    beside = serve_and_simulate(options, config, Workload(tuple(both)), step_times, num_blocks)
+    is_background = [request.background for request in both]
+    all_alone.take(alone[0].requests)
+    all_beside.take(request for request in beside[0].requests if not is_background[_place(request)])
+    measured, guessed = (
+        _figures(of_alone, of_beside, of_most, is_background, interactive, last_s)
+        for of_alone, of_beside, of_most in zip(alone, beside, most, strict=True)
+    )
+    return measured, guessed
+
+
+def _idle_s(alone: Run, interactive: Workload, last_s: float) -> float:
+    """Until the last arrival; every request but the last keeps the engine busy for as long."""
+    busy_s = sum(step.wall_s for step in alone.steps)
+    return last_s - busy_s * (len(interactive) - 1) / len(interactive)
+
+
+def _figures(
+    alone: Run, beside: Run, most: Run, is_background: list[bool], interactive: Workload, last_s: float
+) -> dict[str, float]:
+    kinds = [(r, is_background[_place(r)]) for r in beside.requests]
+    theirs = Run(tuple(r for r, is_work in kinds if not is_work), beside.steps, beside.duration_s)
+    made = [at for r, is_work in kinds if is_work for at in r.times.token_times_s]
+    was, is_now = _latencies(alone), _latencies(theirs)
+    idle_s = _idle_s(alone, interactive, last_s)
+    tok_s = sum(at <= last_s for at in made) / last_s
+    most_tok_s = most.num_output_tokens / most.duration_s
+    return {
+        **was,
+        **{f"{key} beside": value for key, value in is_now.items()},
+        **{f"{key} ratio": value / was[key] for key, value in is_now.items()},
+        "idle": idle_s / last_s,
+        "tok_s": tok_s,
+        "most_tok_s": most_tok_s,
+        "share": tok_s * last_s / (most_tok_s * idle_s),
+        "work_lasted": max(made) / last_s,
+    }
+
+
+def _place(request: ServedRequest) -> int:
+    """In the workload: a log tells of requests as they end, but their names end with it."""
+    return int(request.request_id.rpartition("-")[2])
+
+
+def _latencies(run: Run) -> dict[str, float]:
+    samples = _Samples()
+    samples.take(run.requests)
+    return samples.latencies
+
+
+def _draw(figure: Any, middle: dict[str, float], guess: dict[str, float]) -> None:
+    axes = figure.add_subplot()
+    labels = ["p99 TTFT,\nbeside / alone", "p99 ITL,\nbeside / alone", "share of the\nidle time"]
+    keys = ["ttft_p99_s ratio", "itl_p99_s ratio", "share"]
+    bars(
+        axes,
+        labels,
+        {"measured": ([middle[key] for key in keys], MEASURED), "predicted": ([guess[key] for key in keys], PREDICTED)},
+        "",
+    )
+    axes.axhline(1.1, color="black", linewidth=0.6, linestyle=":")
+    axes.axhline(0.8, color="black", linewidth=0.6, linestyle=":")

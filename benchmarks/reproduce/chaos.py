@@ -1,0 +1,179 @@
+"""Clients that come, stream and vanish at any moment, an engine that is killed: what is left of the server after it.
+
+chaos    500 clients at a time, each again and again, for five minutes; most of them leave in the middle of something.
+         Then nothing runs, no block of the KV cache and no connection is held, and memory has not grown.
+killed   SIGKILL of the engine's process while clients wait: each of them is answered, or told, and the next is served.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any
+
+import numpy as np
+
+from benchmarks.growth import MB, growth_mb_per_minute
+from benchmarks.reproduce.claim import Claim, ReproduceOptions, Reproduction
+from benchmarks.serving.local_server import LocalServer, local_server, resident_bytes
+from benchmarks.serving.server_at_rest import at_rest, metrics_of
+from benchmarks.serving.vanishing_client import PATIENCE_S, Ending, Visit, Way, drawn_visit, visit
+from twostroke.engine.clock import monotonic_clock
+from twostroke.measure.serve.http_connection import Origin
+
+GOAL_GROWTH_MB_PER_MINUTE = 1.0
+_THINK_S = 1.0
+"""Mean time between two visits of a client."""
+_SAMPLE_S = 1.0
+_WARM_UP = 0.3
+"""Share of the run before memory counts: caches fill, pages are touched for the first time."""
+_FLIGHT_MINUTES = 0.5
+"""The server's own record of its past is full within the warm-up."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Size:
+    num_clients: int
+    for_s: float
+    num_killed: int
+    """Clients that wait when the engine is killed."""
+
+
+@dataclass(slots=True)
+class _Chaos:
+    """What the clients saw, and the memory of both processes meanwhile."""
+
+    endings: Counter[tuple[Way, Ending]] = field(default_factory=Counter[tuple[Way, Ending]])
+    times_s: list[float] = field(default_factory=list[float])
+    http_bytes: list[int] = field(default_factory=list[int])
+    engine_bytes: list[int] = field(default_factory=list[int])
+
+    def count(self, *endings: Ending, way: Way | None = None) -> int:
+        """Visits that ended so."""
+        return sum(n for (its_way, its), n in self.endings.items() if its in endings and way in (None, its_way))
+
+
+def reproduce(options: ReproduceOptions) -> Reproduction:
+    """Lets the clients in, then kills the engine."""
+    title = "clients that vanish, and an engine that is killed"
+    if not options.with_model:
+        remarks = ("a server needs a model: nothing was run",)
+        return Reproduction(name="chaos", title=title, claims=(), config={}, workload={}, remarks=remarks)
+    size = _Size(500, 300.0, 64) if options.full else _Size(40, 6.0, 12)
+    settings: dict[str, Any] = {
+        "threads": options.threads or 1,
+        "max_num_seqs": 64,
+        "max_model_len": 256,
+        "num_kv_blocks": 800,
+        "flight_recorder_minutes": _FLIGHT_MINUTES,
+    }
+    with local_server(options.model, settings) as server:
+        before = at_rest(server)
+        answers_before = metrics_of(server)
+        chaos = asyncio.run(_let_in(server, size, options.seed))
+        after = at_rest(server)
+        counted = metrics_of(server).since(answers_before)["counted"]
+        killed, back_s = asyncio.run(_kill(server, size, options.seed))
+        restarted = at_rest(server)
+    growth = {
+        "http": growth_mb_per_minute(chaos.times_s, chaos.http_bytes, warm_up=_WARM_UP),
+        "engine": growth_mb_per_minute(chaos.times_s, chaos.engine_bytes, warm_up=_WARM_UP),
+    }
+    told = sum(killed[ending] for ending in (Ending.WHOLE, Ending.ERROR, Ending.REFUSED))
+    claims = (
+        Claim.equal("requests left in the engine", 0, after.num_requests),
+        Claim.equal("KV blocks left behind", 0, after.num_held_blocks - before.num_held_blocks),
+        Claim.at_most("connections and files left open", 0, after.num_open_files - before.num_open_files),
+        Claim.equal("clients that heard nothing", 0, chaos.count(Ending.STUCK)),
+        Claim.equal("who stayed and got no whole answer", 0, chaos.count(Ending.BROKEN, Ending.ERROR, way=Way.STAYS)),
+        Claim.equal("restarts of the engine", 0, after.num_restarts - before.num_restarts),
+        *(
+            Claim.at_most(f"memory, {name} process, MB a minute", GOAL_GROWTH_MB_PER_MINUTE, mb).judged(options.full)
+            for name, mb in growth.items()
+        ),
+        Claim.equal("engine killed: clients neither answered nor told", 0, killed.total() - told),
+        Claim.at_least("engine killed: clients that lost their answer", 1, killed[Ending.ERROR]),
+        Claim.equal("engine killed: restarts", 1, restarted.num_restarts - after.num_restarts),
+        Claim.reported("engine killed: seconds until it serves again", back_s),
+        Claim.reported("visits", chaos.endings.total()),
+    )
+    return Reproduction(
+        name="chaos",
+        title=title,
+        claims=claims,
+        config={"model": options.model_name, **settings},
+        workload={"num_clients": size.num_clients, "for_s": size.for_s, "think_s": _THINK_S, "seed": options.seed},
+        details={
+            "endings": {way: _of_way(chaos, way) for way in Way},
+            "endings_when_killed": dict(killed),
+            "memory_mb": {"http": _outline(chaos.http_bytes), "engine": _outline(chaos.engine_bytes)},
+            "longest_pause_of_the_drill_s": round(float(np.diff(chaos.times_s).max(initial=0.0)), 1),
+            "counted_by_the_server": counted,
+        },
+    )
+
+
+# ---------------------------------------------------------------------- clients
+
+
+async def _let_in(server: LocalServer, size: _Size, seed: int) -> _Chaos:
+    """Clients that vanish, until time is up and the last one has left."""
+    chaos, origin = _Chaos(), Origin.parse(server.url)
+    until_s = monotonic_clock() + size.for_s
+
+    async def client(number: int) -> None:
+        random = Random(seed * 1_000_003 + number)
+        while monotonic_clock() < until_s:
+            await asyncio.sleep(random.expovariate(1 / _THINK_S))
+            planned = drawn_visit(random)
+            chaos.endings[planned.way, await visit(origin, planned)] += 1
+
+    async def watch() -> None:
+        engine = server.engine_pid()
+        while monotonic_clock() < until_s:
+            chaos.times_s.append(monotonic_clock())
+            chaos.http_bytes.append(resident_bytes(server.pid))
+            chaos.engine_bytes.append(resident_bytes(engine))
+            await asyncio.sleep(_SAMPLE_S)
+
+    await asyncio.gather(watch(), *(client(number) for number in range(size.num_clients)))
+    return chaos
+
+
+async def _kill(server: LocalServer, size: _Size, seed: int) -> tuple[Counter[Ending], float]:
+    """The engine's process, while clients read and wait; what became of them, and how long until one is served."""
+    origin, has_begun = Origin.parse(server.url), asyncio.Event()
+    random = Random(seed)
+
+    def planned(number: int) -> Visit:
+        token_ids = tuple(random.randrange(300, 4000) for _ in range(16))
+        return Visit(Way.STAYS, token_ids, max_tokens=200, stream=number % 2 == 0)
+
+    waiting = [asyncio.create_task(visit(origin, planned(n), has_begun.set)) for n in range(size.num_killed)]
+    await has_begun.wait()
+    os.kill(server.engine_pid(), signal.SIGKILL)
+    killed_s = monotonic_clock()
+    endings = Counter(await asyncio.gather(*waiting))
+    while await visit(origin, planned(0)) is not Ending.WHOLE:
+        if monotonic_clock() - killed_s > PATIENCE_S:
+            break
+        await asyncio.sleep(0.05)
+    return endings, monotonic_clock() - killed_s
+
+
+# ---------------------------------------------------------------------- figures
+
+
+def _outline(sizes: Sequence[int]) -> list[float]:
+    """Some thirty of the samples, the first and the last among them."""
+    chosen = np.linspace(0, len(sizes) - 1, num=min(31, len(sizes))).astype(int)
+    return [round(sizes[index] / MB, 1) for index in chosen]
+
+
+def _of_way(chaos: _Chaos, way: Way) -> dict[str, int]:
+    return {ending: number for (its_way, ending), number in sorted(chaos.endings.items()) if its_way is way}

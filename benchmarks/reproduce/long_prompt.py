@@ -1,0 +1,164 @@
+"""A prompt of 131,072 tokens, computed in chunks beside short requests, which get a token in every step.
+
+The budget of a step is shared: eight decodes leave 504 of 512 tokens for the prompt, so it takes 261 steps, and nobody
+waits longer than one of them. Memory is bounded by the chunk: beyond the KV itself it must not grow with the prompt.
+(Attention over the whole prompt at once would hold 131k x 131k scores per head: 64 GiB each.)
+
+It runs twice: by the engine alone with the model, and by a server with one layer of it (long_prompt_served.py).
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from benchmarks.counting_engine import counting_engine
+from benchmarks.reproduce.claim import Claim, ReproduceOptions, Reproduction
+from benchmarks.reproduce.long_prompt_served import Served, serve_long_prompt
+from twostroke.config.cache import CacheConfig
+from twostroke.config.kv_format import resolve_kv_format
+from twostroke.config.scheduler import SchedulerConfig
+from twostroke.kv_cache.layout import KVLayout
+from twostroke.measure.figure import MEASURED, PREDICTED
+from twostroke.measure.model_engine import model_engine
+from twostroke.measure.report import percentiles
+from twostroke.measure.workload import Workload, of_lengths
+from twostroke.model.checkpoint import read_model_config
+from twostroke.model.model_files import find_folder_only
+from twostroke.process_memory import peak_resident_bytes, reset_peak, resident_bytes
+from twostroke.served_run import Run
+
+BUDGET = 512
+NUM_SHORT = 8
+SHORT_PROMPT = 16
+WORKING_BYTES = 256 << 20
+"""What a step may take beside weights and KV."""
+HTTP_BYTES = 64 << 20
+"""Most memory that the HTTP process may take for the prompt: its body, its token ids, and copies of these."""
+
+
+def reproduce(options: ReproduceOptions) -> Reproduction:
+    """Counts steps, then runs a model and watches its memory."""
+    long_prompt = 131_072 if options.full else 2048
+    num_steps = -(-long_prompt // (BUDGET - NUM_SHORT))
+    # the short ones are there before the long one begins, and still there when it has ended
+    lengths = [(SHORT_PROMPT, num_steps + 8)] * NUM_SHORT + [(long_prompt, 4)]
+    workload = of_lengths(lengths, seed=options.seed, vocab_size=options.vocab_size())
+    scheduler = SchedulerConfig(max_num_batched_tokens=BUDGET, max_num_seqs=NUM_SHORT + 1)
+    cache = CacheConfig(enable_prefix_caching=False)
+    counted = counting_engine(scheduler, cache, max_model_len=workload.max_request_tokens).run(workload)
+    claims = _step_claims("counted", counted, num_steps)
+    details: dict[str, Any] = {}
+    runs: dict[str, Run] = {}
+    if options.with_model:
+        runs["model"], details = _model(workload, scheduler, cache, options)
+        claims += _step_claims("on the model", runs["model"], num_steps)
+        claims.append(
+            Claim.at_most(
+                "peak memory beyond KV and what a single chunk took, MiB", WORKING_BYTES >> 20, details["working_mib"]
+            )
+        )
+        claims.append(Claim.reported("TTFT of the long prompt, s", details["ttft_long_s"]))
+        stall = details["itl_s"]["max"] / details["chunk_step_s"]["p50"]
+        claims.append(Claim.reported("longest gap between tokens of a short request, in median chunk steps", stall))
+        served = serve_long_prompt(long_prompt, NUM_SHORT, BUDGET, threads=options.threads, seed=options.seed)
+        claims += _served_claims(served)
+        details["served"] = served.as_json()
+    return Reproduction(
+        name="long-prompt",
+        title=f"A prompt of {long_prompt:,} tokens beside {NUM_SHORT} short requests",
+        claims=tuple(claims),
+        config={"max_num_batched_tokens": BUDGET, "model": options.model_name if options.with_model else None},
+        workload={"long_prompt": long_prompt, "num_short": NUM_SHORT, "short_prompt": SHORT_PROMPT},
+        details=details,
+        remarks=() if options.with_model else ("time and memory were left out: they need a model",),
+        draw=(lambda figure: _draw(figure, runs["model"])) if runs else None,
+    )
+
+
+def _step_claims(where: str, run: Run, num_steps: int) -> list[Claim]:
+    # the first step computes the short prompts and the beginning of the long one; from then on they decode
+    beside = [s for s in run.steps[1:] if s.num_prefill_tokens]
+    starved = sum(s.num_decode_tokens != NUM_SHORT for s in beside)
+    chunks = sum(1 for s in run.steps if s.num_prefill_tokens)
+    return [
+        Claim.within(f"steps that computed the long prompt, {where}", num_steps, chunks, 1 / num_steps),
+        Claim.equal(f"of these, steps in which a short request got no token, {where}", 0, starved),
+        Claim.at_most(f"most tokens in a step, {where}", BUDGET, max(s.num_tokens for s in run.steps)),
+    ]
+
+
+def _served_claims(served: Served) -> list[Claim]:
+    working = max(0, served.engine_growth_bytes - served.kv_bytes)
+    return [
+        Claim.equal("steps in which a request that had begun got no token, served", 0, served.num_starved),
+        Claim.at_most("engine process beyond KV, served, MiB", WORKING_BYTES >> 20, working >> 20),
+        Claim.at_most("HTTP process, growth, served, MiB", HTTP_BYTES >> 20, served.http_growth_bytes >> 20),
+        Claim.reported("TTFT of the long prompt, served, one layer, s", served.ttft_s),
+        Claim.reported("ITL of the short requests, served, one layer, p99 s", served.itl_s["p99"]),
+    ]
+
+
+def _model(
+    workload: Workload, scheduler: SchedulerConfig, cache: CacheConfig, options: ReproduceOptions
+) -> tuple[Run, dict[str, Any]]:
+    longest = workload.max_request_tokens
+    with tempfile.TemporaryDirectory(prefix="twostroke-bench-") as temporary:
+        own = find_folder_only(options.model, "its context is lengthened in a folder's config.json")
+        folder = _with_longer_context(own, Path(temporary), longest)
+        config = read_model_config(folder)
+        num_blocks = sum(-(-r.num_tokens // cache.block_size) for r in workload.requests)
+        engine = model_engine(
+            replace(options.load(longest), model=str(folder)), scheduler, replace(cache, num_kv_blocks=num_blocks)
+        )
+    engine.run(of_lengths([(BUDGET, 2)], vocab_size=config.vocab_size))  # warm-up: what the operators allocate once
+    before, resets = resident_bytes(), reset_peak()
+    run = engine.run(workload, progress="long prompt")
+    peak = peak_resident_bytes()
+    engine.close()
+    layout = KVLayout.of(
+        config.kv_specs,
+        block_size=cache.block_size,
+        kv_format=resolve_kv_format(cache.kv_cache_dtype, config.dtype),
+    )
+    kv_bytes = num_blocks * layout.bytes_per_block
+    gaps = [gap for request in run.requests[:NUM_SHORT] for gap in request.times.itl_s]
+    return run, {
+        "kv_bytes": kv_bytes,
+        "resident_before_bytes": before,
+        "peak_bytes": peak,
+        "peak_is_of_this_run": resets,
+        "working_mib": max(0, peak - before - kv_bytes) >> 20,
+        "ttft_long_s": run.requests[NUM_SHORT].times.ttft_s,
+        "itl_s": {**percentiles(gaps), "max": max(gaps)},
+        "chunk_step_s": percentiles([s.wall_s for s in run.steps[1:] if s.num_prefill_tokens]),
+        "decode_step_s": percentiles([s.wall_s for s in run.steps if not s.num_prefill_tokens]),
+    }
+
+
+def _with_longer_context(folder: Path, target: Path, num_tokens: int) -> Path:
+    """The same model, said to be made for longer contexts. What it writes there is nonsense; what it costs is not."""
+    for path in folder.iterdir():
+        if path.is_file():
+            shutil.copy(path, target / path.name)
+    config = json.loads((target / "config.json").read_text(encoding="utf-8"))
+    config["max_position_embeddings"] = max(num_tokens, config["max_position_embeddings"])
+    (target / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    return target
+
+
+def _draw(figure: Any, run: Run) -> None:
+    axes = figure.add_subplot()
+    ends = [s.end_s for s in run.steps]
+    axes.bar(range(len(ends)), [s.num_prefill_tokens for s in run.steps], 1.0, color=PREDICTED, label="prefill tokens")
+    axes.set_xlabel("step")
+    axes.set_ylabel("tokens of the long prompt")
+    times = axes.twinx()
+    times.plot([1000 * s.wall_s for s in run.steps], color=MEASURED, label="step time")
+    times.set_ylabel("milliseconds a step")
+    times.set_ylim(bottom=0)
+    figure.legend(fontsize=8, frameon=False, loc="outside upper center", ncols=2)

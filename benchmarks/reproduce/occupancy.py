@@ -1,0 +1,161 @@
+"""Slots in use at each step: a saw-tooth with static batching, nearly all slots with continuous batching.
+
+    static       16 ▇▇▅▃▂▁▇▇▆▄▂▁▇…      full when a batch begins, falling until its longest ends
+    continuous   16 ▇▇▇▇▇▇▇▇▇▇▇▇▇…      full while any request waits
+
+The real scheduler counts the series with an executor that computes nothing. They must equal the ideal schedules
+(benchmarks/slots.py) step by step. On a model, the same load shows occupancy over time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from itertools import pairwise
+from typing import Any
+
+from benchmarks.counting_engine import counting_engine
+from benchmarks.reproduce.claim import Claim, ReproduceOptions, Reproduction
+from benchmarks.slots import SlotCount, SlotStep, continuous_schedule, static_schedule
+from twostroke.config.cache import CacheConfig
+from twostroke.config.scheduler import SchedulerConfig
+from twostroke.measure.figure import MEASURED, PREDICTED
+from twostroke.measure.lengths import Lengths
+from twostroke.measure.model_engine import model_engine
+from twostroke.measure.workload import SyntheticSpec, Workload, synthetic
+from twostroke.served_run import Run
+
+SLOTS = 16
+LENGTHS = Lengths.exponential(64)
+GROUPS = 8
+"""Number of static batches."""
+MODES = ("static", "continuous")
+_SCHEDULES = {"static": static_schedule, "continuous": continuous_schedule}
+
+
+def reproduce(options: ReproduceOptions) -> Reproduction:
+    """Count the slots of each step, and on a model when each step ended."""
+    workload = _workload(options)
+    ideal = {mode: list(occupancy_of(_SCHEDULES[mode](workload.output_lengths, SLOTS))) for mode in MODES}
+    runs = {mode: _count(mode, workload) for mode in MODES}
+    counted = {mode: [step.num_seqs for step in run.steps] for mode, run in runs.items()}
+    claims = list(_claims(workload, ideal, counted, runs))
+    details: dict[str, Any] = {"slots_by_step": counted}
+    if options.with_model:
+        timed = {mode: _model(mode, workload, options) for mode in MODES}
+        details["slots_over_time"] = {
+            mode: {"end_s": [round(s.end_s, 6) for s in run.steps], "num_seqs": [s.num_seqs for s in run.steps]}
+            for mode, run in timed.items()
+        }
+        for mode, run in timed.items():
+            off = _num_differing(ideal[mode], [s.num_seqs for s in run.steps])
+            claims.append(Claim.equal(f"{mode}: steps on the model that differ from the ideal schedule", 0, off))
+        ratio = timed["static"].duration_s / timed["continuous"].duration_s
+        claims.append(Claim.reported("wall time: static / continuous", ratio))
+    return Reproduction(
+        name="occupancy",
+        title="Slots in use, step by step: static against continuous batching",
+        claims=tuple(claims),
+        config={"slots": SLOTS, "prompt_tokens": 1, "model": options.model_name if options.with_model else None},
+        workload={"lengths": str(LENGTHS), "requests": len(workload), "seed": options.seed},
+        details=details,
+        remarks=() if options.with_model else ("times were left out: they need a model",),
+        draw=lambda figure: _draw(figure, details),
+        figure_size=(9.0, 4.5),
+    )
+
+
+def occupancy_of(schedule: Iterator[SlotStep]) -> Iterator[int]:
+    """Yield the live slots of each step.
+
+    >>> list(occupancy_of(static_schedule([3, 1, 2, 1], 2)))
+    [2, 1, 1, 2, 1]
+    """
+    for part in schedule:
+        yield from [part.live] * part.num_steps
+
+
+def num_teeth(series: Sequence[int]) -> int:
+    """Count the steps at which occupancy rises after a fall: each is a new batch of a saw-tooth.
+
+    >>> num_teeth([4, 3, 1, 4, 2, 4, 4, 3]), num_teeth([4, 4, 4, 3, 1])
+    (2, 0)
+    """
+    return sum(later > earlier for earlier, later in pairwise(series))
+
+
+def _claims(
+    workload: Workload,
+    ideal: Mapping[str, Sequence[int]],
+    counted: Mapping[str, Sequence[int]],
+    runs: Mapping[str, Run],
+) -> Iterator[Claim]:
+    for mode in MODES:
+        off = _num_differing(ideal[mode], counted[mode])
+        yield Claim.equal(f"{mode}: steps that differ from the ideal schedule", 0, off)
+        count = SlotCount.of(_SCHEDULES[mode](workload.output_lengths, SLOTS), SLOTS)
+        measured = sum(counted[mode]) / (len(counted[mode]) * SLOTS)
+        yield Claim.within(f"{mode}: share of slots in use", count.useful_share, measured, 1e-9)
+    yield Claim.equal("static: batches that begin behind the first (teeth)", GROUPS - 1, num_teeth(counted["static"]))
+    yield Claim.equal("continuous: steps at which occupancy rises", 0, num_teeth(counted["continuous"]))
+    waited = {mode: [step.num_seqs for step in run.steps if step.num_waiting] for mode, run in runs.items()}
+    # the last request of a batch runs alone for at least one step if it is longer than the second longest
+    yield Claim.at_most("static: fewest slots in use while somebody waits", SLOTS // 4, min(waited["static"]))
+    yield Claim.equal("continuous: fewest slots in use while somebody waits", SLOTS, min(waited["continuous"]))
+
+
+def _num_differing(ideal: Sequence[int], found: Sequence[int]) -> int:
+    """Return the number of steps at which two series differ, including steps that only one of them has."""
+    same_length = min(len(ideal), len(found))
+    differing = sum(a != b for a, b in zip(ideal[:same_length], found[:same_length], strict=True))
+    return differing + abs(len(ideal) - len(found))
+
+
+def _workload(options: ReproduceOptions) -> Workload:
+    # prompts of one token, so that each step of a request makes a token
+    return synthetic(
+        SyntheticSpec(
+            num_requests=SLOTS * GROUPS,
+            prompt_lengths=Lengths.fixed(1),
+            output_lengths=LENGTHS,
+            vocab_size=options.vocab_size(),
+            seed=options.seed,
+        )
+    )
+
+
+def _count(mode: str, workload: Workload) -> Run:
+    engine = counting_engine(_scheduler(mode), _cache(), max_model_len=workload.max_request_tokens)
+    return engine.run(workload, progress=f"occupancy, {mode}")
+
+
+def _model(mode: str, workload: Workload, options: ReproduceOptions) -> Run:
+    with closing(model_engine(options.load(workload.max_request_tokens), _scheduler(mode), _cache())) as engine:
+        engine.run(workload.first(SLOTS).cut_outputs(4))  # warms up
+        return engine.run(workload, progress=f"occupancy on the model, {mode}")
+
+
+def _scheduler(mode: str) -> SchedulerConfig:
+    return SchedulerConfig(max_num_seqs=SLOTS, batching="static" if mode == "static" else "continuous")
+
+
+def _cache() -> CacheConfig:
+    return CacheConfig(enable_prefix_caching=False)
+
+
+def _draw(figure: Any, details: Mapping[str, Any]) -> None:
+    timed = details.get("slots_over_time")
+    axes_of = figure.subplots(2, 1, sharex=True)
+    for axes, mode, colour in zip(axes_of, MODES, (PREDICTED, MEASURED), strict=True):
+        if timed is None:
+            series = details["slots_by_step"][mode]
+            ends: Sequence[float] = range(1, len(series) + 1)
+        else:
+            series, ends = timed[mode]["num_seqs"], timed[mode]["end_s"]
+        begins = [0.0, *ends[:-1]]
+        axes.fill_between([*begins, ends[-1]], [*series, series[-1]], step="post", color=colour, linewidth=0)
+        axes.axhline(SLOTS, color="black", linewidth=0.8, linestyle=":")
+        axes.set_ylim(0, SLOTS * 1.1)
+        axes.set_ylabel(f"slots, {mode}")
+        axes.spines[["top", "right"]].set_visible(False)
+    axes_of[-1].set_xlabel("step" if timed is None else "seconds")

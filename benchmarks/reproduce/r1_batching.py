@@ -1,0 +1,227 @@
+"""R1: continuous against static batching, in slot-steps and in seconds.
+
+Static batching makes everybody wait for the longest of a batch, so a slot-step is useful with a probability of
+mean / E[longest of B]; continuous batching uses every slot while anybody waits. The gain is E[max of B] / mean: the
+harmonic number for exponential lengths, 2 B / (B + 1) for uniform ones, nothing for constant ones.
+
+In seconds the gain is smaller, because a step with few live rows is cheaper than a full one (static mode computes no
+dead rows). Its own prediction: step time is measured as a function of live rows and context, then summed over the ideal
+schedules of both modes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from benchmarks.counting_engine import counting_engine
+from benchmarks.reproduce.claim import Claim, ReproduceOptions, Reproduction
+from benchmarks.slots import SlotCount, SlotStep, continuous_schedule, static_schedule
+from benchmarks.step_time import StepTimes, measure_step_times
+from twostroke.config.cache import CacheConfig
+from twostroke.config.scheduler import SchedulerConfig
+from twostroke.measure.figure import MEASURED, PREDICTED, bars
+from twostroke.measure.lengths import Lengths
+from twostroke.measure.model_engine import ModelEngine, model_engine
+from twostroke.measure.report import median
+from twostroke.measure.workload import SyntheticSpec, Workload, synthetic
+from twostroke.served_run import Run
+
+SLOTS = (4, 8, 16, 32)
+LENGTHS = {"exponential": Lengths.exponential(64), "uniform": Lengths.uniform(1, 128), "constant": Lengths.fixed(64)}
+GROUPS: Mapping[str, Mapping[int, int]] = {
+    "exponential": {4: 1600, 8: 800, 16: 400, 32: 400},
+    "uniform": dict.fromkeys(SLOTS, 400),
+    "constant": dict.fromkeys(SLOTS, 50),
+}
+"""Static batches: enough that the mean of their longest is within a percent or two of its expectation."""
+WALL_GROUPS, WALL_ROUNDS = 5, 2
+"""Static batches per size on the model, and how often both modes run them in turn."""
+ROWS = (1, 2, 3, 4, 6, 8, 10, 12, 14, 16, 17, 20, 24, 28, 32)
+"""Live rows at which step times are measured."""
+STEPS_PER_POINT = 24
+BATCHINGS = ("static", "continuous")
+
+
+def reproduce(options: ReproduceOptions) -> Reproduction:
+    """Predicts and measures all sizes and length distributions."""
+    claims: list[Claim] = []
+    details: dict[str, Any] = {"slot_steps": {}, "wall": {}}
+    num_off = 0
+    for kind, lengths in LENGTHS.items():
+        for num_slots in SLOTS:
+            case = _slot_steps(kind, lengths, num_slots, options)
+            details["slot_steps"][f"{kind}-{num_slots}"] = case
+            num_off += sum(abs(case[f"{mode}_steps"] - case[f"{mode}_steps_ideal"]) for mode in BATCHINGS)
+            what = f"slot-steps, {kind}, {num_slots} slots: static / continuous"
+            claims.append(Claim.within(what, case["closed_form"], case["measured"], 0.05))
+    claims.append(Claim.equal("steps more or fewer than the ideal schedules, all of the above", 0, int(num_off)))
+    remarks: tuple[str, ...] = ()
+    if options.with_model:
+        for name, wall in _wall(options).items():
+            details["wall"][name] = wall
+            what = f"wall time, {name} slots: static / continuous"
+            claims.append(Claim.within(what, wall["predicted"], wall["measured"], 0.2).judged(options.full))
+    else:
+        remarks = ("wall time was left out: it needs a model",)
+    return Reproduction(
+        name="r1",
+        title="R1: continuous against static batching",
+        claims=tuple(claims),
+        config={"slots": SLOTS, "prompt_tokens": 1, "model": options.model_name if options.with_model else None},
+        workload={"lengths": {kind: str(lengths) for kind, lengths in LENGTHS.items()}, "seed": options.seed},
+        details=details,
+        remarks=remarks,
+        draw=lambda figure: _draw(figure, details),
+        figure_size=(13.0, 4.2),
+    )
+
+
+# ---------------------------------------------------------------------- slot-steps
+
+
+def _slot_steps(kind: str, lengths: Lengths, num_slots: int, options: ReproduceOptions) -> dict[str, float]:
+    num_groups = GROUPS[kind][num_slots] // (1 if options.full else 10)
+    workload = _workload(lengths, num_slots * num_groups, options)
+    drawn = workload.output_lengths
+    predicted = {
+        "textbook": lengths.textbook_max_over_mean(num_slots),
+        "closed_form": lengths.expected_max(num_slots) / lengths.expected,
+        "drawn_lengths": _ideal_ratio(drawn, num_slots),
+    }
+    runs = {mode: _count(mode, workload, num_slots, f"R1 {kind}, {num_slots} slots, {mode}") for mode in BATCHINGS}
+    # while somebody waits; a static batch wastes as much in the last group as in any other
+    rates = {
+        "static": _tokens_per_step(runs["static"], saturated_only=False),
+        "continuous": _tokens_per_step(runs["continuous"], saturated_only=True),
+    }
+    whole = {mode: _tokens_per_step(run, saturated_only=False) for mode, run in runs.items()}
+    return {
+        **predicted,
+        "measured": rates["continuous"] / rates["static"],
+        "measured_with_drain": whole["continuous"] / whole["static"],
+        "static_useful_share": rates["static"] / num_slots,
+        "continuous_useful_share": rates["continuous"] / num_slots,
+        "static_steps": len(runs["static"].steps),
+        "static_steps_ideal": SlotCount.of(static_schedule(drawn, num_slots), num_slots).num_steps,
+        "continuous_steps": len(runs["continuous"].steps),
+        "continuous_steps_ideal": SlotCount.of(continuous_schedule(drawn, num_slots), num_slots).num_steps,
+        "num_requests": len(workload),
+    }
+
+
+def _ideal_ratio(lengths: Sequence[int], num_slots: int) -> float:
+    static = SlotCount.of(static_schedule(lengths, num_slots), num_slots)
+    return num_slots / static.tokens_per_step
+
+
+def _count(mode: str, workload: Workload, num_slots: int, title: str) -> Run:
+    engine = counting_engine(_scheduler(mode, num_slots), _cache(), max_model_len=workload.max_request_tokens)
+    return engine.run(workload, progress=title)
+
+
+def _tokens_per_step(run: Run, *, saturated_only: bool) -> float:
+    steps = [s for s in run.steps if s.num_waiting or not saturated_only]
+    return sum(s.num_seqs for s in steps) / len(steps)
+
+
+# ---------------------------------------------------------------------- wall time
+
+
+@dataclass(frozen=True, slots=True)
+class _WallCase:
+    name: str
+    lengths: Sequence[int]
+    num_slots: int
+    workload: Workload
+
+    def predict_s(self, mode: str, times: StepTimes) -> float:
+        """Step times summed over the ideal schedule, its drain included."""
+        schedule = static_schedule if mode == "static" else continuous_schedule
+        return sum(_part_s(part, times) for part in schedule(self.lengths, self.num_slots))
+
+
+def _part_s(part: SlotStep, times: StepTimes) -> float:
+    # a request that has made n tokens has a context of its prompt's one token and those n
+    return part.num_steps * times.at(part.live, 1 + part.mean_age)
+
+
+def _wall(options: ReproduceOptions) -> Mapping[str, dict[str, Any]]:
+    num_groups = WALL_GROUPS if options.full else 3
+    cases = [
+        _WallCase(f"{kind}, {num_slots}", workload.output_lengths, num_slots, workload)
+        for kind, lengths in LENGTHS.items()
+        for num_slots in SLOTS
+        for workload in [_workload(lengths, num_slots * num_groups, options)]
+    ]
+    longest = max(case.workload.max_request_tokens for case in cases)
+    times = measure_step_times(
+        options.load(longest),
+        rows=ROWS if options.full else ROWS[::3],
+        contexts=(8, 96, longest - STEPS_PER_POINT - 2) if options.full else (8, 64),
+        steps=STEPS_PER_POINT,
+    )
+    predicted = {case.name: {mode: case.predict_s(mode, times) for mode in BATCHINGS} for case in cases}
+    engines = {(mode, n): _model_engine(options, mode, n, longest) for mode in BATCHINGS for n in SLOTS}
+    results: dict[str, dict[str, Any]] = {}
+    for case in cases:
+        measured: dict[str, list[float]] = {mode: [] for mode in BATCHINGS}
+        for _ in range(WALL_ROUNDS if options.full else 1):
+            for mode, seconds in measured.items():
+                run = engines[mode, case.num_slots].run(case.workload, progress=f"R1 wall {case.name}, {mode}")
+                seconds.append(run.duration_s)
+        ratios = [s / c for s, c in zip(measured["static"], measured["continuous"], strict=True)]
+        results[case.name] = {
+            "predicted": predicted[case.name]["static"] / predicted[case.name]["continuous"],
+            "measured": median(ratios),
+            "predicted_s": predicted[case.name],
+            "measured_s": measured,
+        }
+    for engine in engines.values():
+        engine.close()
+    return results
+
+
+def _model_engine(options: ReproduceOptions, mode: str, num_slots: int, max_model_len: int) -> ModelEngine:
+    return model_engine(options.load(max_model_len), _scheduler(mode, num_slots), _cache())
+
+
+# ---------------------------------------------------------------------- parts
+
+
+def _workload(lengths: Lengths, count: int, options: ReproduceOptions) -> Workload:
+    # prompts of one token: a step's rows are then exactly its live requests
+    return synthetic(
+        SyntheticSpec(
+            num_requests=count,
+            prompt_lengths=Lengths.fixed(1),
+            output_lengths=lengths,
+            vocab_size=options.vocab_size(),
+            seed=options.seed,
+        )
+    )
+
+
+def _scheduler(mode: str, num_slots: int) -> SchedulerConfig:
+    return SchedulerConfig(max_num_seqs=num_slots, batching="static" if mode == "static" else "continuous")
+
+
+def _cache() -> CacheConfig:
+    return CacheConfig(enable_prefix_caching=False)
+
+
+def _draw(figure: Any, details: Mapping[str, Any]) -> None:
+    for i, kind in enumerate(LENGTHS):
+        axes = figure.add_subplot(1, len(LENGTHS), i + 1)
+        cases = [details["slot_steps"][f"{kind}-{n}"] for n in SLOTS]
+        groups = {
+            "slot-steps, closed form": ([c["closed_form"] for c in cases], PREDICTED),
+            "slot-steps, measured": ([c["measured"] for c in cases], MEASURED),
+        }
+        if details["wall"]:
+            walls = [details["wall"][f"{kind}, {n}"] for n in SLOTS]
+            groups["wall time, predicted"] = ([w["predicted"] for w in walls], "#c5ccd3")
+            groups["wall time, measured"] = ([w["measured"] for w in walls], "#f0a57f")
+        bars(axes, [str(n) for n in SLOTS], groups, "static / continuous" if i == 0 else "")
+        axes.set_xlabel(f"slots, {kind} output lengths", fontsize=9)

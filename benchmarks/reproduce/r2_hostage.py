@@ -1,0 +1,104 @@
+"""R2: the hostage. One request of 2,000 tokens in a batch with nine of 20, ten slots.
+
+Static batching keeps nine slots idle for 1,980 of 2,000 steps: 2,180 useful slot-steps of 20,000. Continuous batching
+needs 218 steps for the same ten requests while the queue is full. Below saturation, a short request that arrives while
+the hostage-taker runs waits for the end of the batch in the one mode, and for its own 20 tokens in the other.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from benchmarks.counting_engine import counting_engine
+from benchmarks.reproduce.claim import Claim, ReproduceOptions, Reproduction
+from benchmarks.slots import SlotCount, continuous_schedule, static_schedule
+from twostroke.config.cache import CacheConfig
+from twostroke.config.scheduler import SchedulerConfig
+from twostroke.measure.figure import MEASURED, PREDICTED, bars
+from twostroke.measure.report import median
+from twostroke.measure.workload import Workload, of_lengths, with_arrivals
+from twostroke.served_run import Run
+
+SLOTS = 10
+LONG, SHORT = 2000, 20
+GROUP = (LONG, *(SHORT,) * 9)
+GROUPS = {True: 100, False: 12}
+"""Times ten requests, by whether the size is full."""
+STEPS_BETWEEN_ARRIVALS = LONG // SLOTS * 1.1
+"""Just below what static batching can take: ten requests per batch of 2,000 steps."""
+
+
+def reproduce(options: ReproduceOptions) -> Reproduction:
+    """Predicts and measures throughput with a full queue, and latency just below saturation."""
+    num_groups = GROUPS[options.full]
+    outputs = GROUP * num_groups
+    static = SlotCount.of(static_schedule(outputs, SLOTS), SLOTS)
+    continuous = SlotCount.of(continuous_schedule(outputs, SLOTS), SLOTS)
+    ideal_steps_each = sum(GROUP) / SLOTS / len(GROUP)  # every slot busy
+    useful_share, ratio = static.useful_share, static.num_steps / len(outputs) / ideal_steps_each
+
+    full_queue = of_lengths([(1, output) for output in outputs], seed=options.seed)
+    saturated = {mode: _run(mode, full_queue) for mode in ("static", "continuous")}
+    arrivals = [i * STEPS_BETWEEN_ARRIVALS for i in range(len(full_queue))]
+    spread = {mode: _run(mode, with_arrivals(full_queue, arrivals)) for mode in saturated}
+
+    steps_each = {mode: _steps_per_request(run) for mode, run in saturated.items()}
+    measured_share = sum(s.num_seqs for s in saturated["static"].steps) / len(saturated["static"].steps) / SLOTS
+    short_p50 = {mode: _short_p50(run) for mode, run in spread.items()}
+    claims = (
+        Claim.within("useful slot-steps, static", useful_share, measured_share, 1e-9),
+        Claim.within("steps per request while the queue is full: static / continuous", ratio, _ratio(steps_each), 0.01),
+        Claim.at_least("the same", 8.0, _ratio(steps_each)),
+        Claim.equal("steps to the queue's end, static", static.num_steps, len(saturated["static"].steps)),
+        Claim.equal("steps to the queue's end, continuous", continuous.num_steps, len(saturated["continuous"].steps)),
+        Claim.at_most("median latency of a short request, continuous, in steps", SHORT, short_p50["continuous"], SHORT),
+        Claim.at_least("median latency of a short request: static / continuous", 10.0, _ratio(short_p50)),
+    )
+    return Reproduction(
+        name="r2",
+        title="R2: one long request holds nine short ones hostage",
+        claims=claims,
+        config={"slots": SLOTS},
+        workload={"group": GROUP, "groups": num_groups, "steps_between_arrivals": STEPS_BETWEEN_ARRIVALS},
+        details={
+            "steps_per_request": steps_each,
+            "short_p50_steps": short_p50,
+            "short_p50_steps_full_queue": {mode: _short_p50(run) for mode, run in saturated.items()},
+            "occupancy": {mode: [s.num_seqs for s in run.steps[:6000]][::20] for mode, run in saturated.items()},
+        },
+        draw=lambda figure: _draw(figure, saturated, short_p50),
+        figure_size=(9.0, 3.6),
+    )
+
+
+def _run(mode: str, workload: Workload) -> Run:
+    config = SchedulerConfig(max_num_seqs=SLOTS, batching="static" if mode == "static" else "continuous")
+    cache = CacheConfig(enable_prefix_caching=False)
+    return counting_engine(config, cache, max_model_len=LONG + 1).run(workload, progress=f"R2, {mode}")
+
+
+def _steps_per_request(run: Run) -> float:
+    """Steps that a request costs while somebody waits, by the share of its tokens made in such steps."""
+    waiting = [s for s in run.steps if s.num_waiting]
+    tokens_each = run.num_output_tokens / len(run.requests)
+    return tokens_each * len(waiting) / sum(s.num_seqs for s in waiting)
+
+
+def _short_p50(run: Run) -> float:
+    return median([r.times.e2e_s for r in run.requests if len(r.times.token_times_s) == SHORT])
+
+
+def _ratio(of: dict[str, float]) -> float:
+    return of["static"] / of["continuous"]
+
+
+def _draw(figure: Any, runs: dict[str, Run], short_p50: dict[str, float]) -> None:
+    left, right = figure.subplots(1, 2, width_ratios=(2, 1))
+    for (mode, run), colour in zip(runs.items(), (PREDICTED, MEASURED), strict=True):
+        left.plot([s.num_seqs for s in run.steps[: 3 * LONG]], color=colour, label=mode, linewidth=0.8)
+    left.set_xlabel("step")
+    left.set_ylabel("slots in use, of 10")
+    left.legend(fontsize=8, frameon=False, loc="center right")
+    left.spines[["top", "right"]].set_visible(False)
+    bars(right, list(short_p50), {"short requests": (list(short_p50.values()), MEASURED)}, "median latency, steps")
+    right.set_yscale("log")

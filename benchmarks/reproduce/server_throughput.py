@@ -1,0 +1,310 @@
+"""The server beside the offline API: 64 streams at once and the same prompts to `LLM.generate`, in turn.
+
+Both have one model thread: of two cores, the other is for the HTTP process and the client, which gives way to it (its
+processor time is no part of the server's). When a token was sampled the server's flight recorder knows, when its event
+came the client; both read one clock. A client that gives way reads an event after the server has written all of its
+step, so the delay holds what the client needs for 64 events too. The delay is that of the middle round: on a machine
+that others work on, single rounds differ by a third.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+import urllib.request
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.reproduce.claim import Claim, ReproduceOptions, Reproduction
+from benchmarks.serving.local_server import LocalServer, local_server
+from twostroke.engine.event_sinks import read_events
+from twostroke.engine.input_processor import Prompt
+from twostroke.errors import SetupError
+from twostroke.events import Event, StepCommitted, TokensDelivered
+from twostroke.llm import LLM
+from twostroke.measure.figure import MEASURED, PREDICTED, bars
+from twostroke.measure.lengths import Lengths
+from twostroke.measure.report import median, percentiles
+from twostroke.measure.serve.exchange import Exchange
+from twostroke.measure.serve.figures import latencies
+from twostroke.measure.serve.http_connection import Origin
+from twostroke.measure.serve.load import LoadRun, giving_way
+from twostroke.measure.serve.target import Load, Target, run_loads
+from twostroke.measure.workload import SyntheticSpec, Workload, synthetic
+from twostroke.sampling_params import SamplingParams
+
+STREAMS = 64
+PROMPTS = Lengths.uniform(16, 64)
+BLOCK_SIZE = 16
+GOAL_RATIO = 0.97
+GOAL_US_PER_TOKEN = 25.0
+GOAL_DELAY_MS = 5.0
+LONG_STEP_S = 0.010
+"""The delay of an event is held against its goal where a step takes at least this long."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Sides:
+    """Output tokens per second of runs side by side, and processor time of the HTTP process per token."""
+
+    offline: list[float]
+    server: list[float]
+    us_per_token: list[float]
+    client_us_per_token: list[float]
+
+    @property
+    def ratio(self) -> float:
+        return median([a / b for a, b in zip(self.server, self.offline, strict=True)])
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "offline_tok_s": self.offline,
+            "server_tok_s": self.server,
+            "ratio": self.ratio,
+            "http_us_per_token": self.us_per_token,
+            "client_us_per_token": self.client_us_per_token,
+        }
+
+
+def reproduce(options: ReproduceOptions) -> Reproduction:
+    """Alternates the two, with one model thread and then with two."""
+    title = f"The server beside the offline API, {STREAMS} streams"
+    if not options.with_model:
+        remarks = ("a server needs a model: nothing was run",)
+        return Reproduction(name="server-throughput", title=title, claims=(), config={}, workload={}, remarks=remarks)
+    rounds, outputs = _size(options)
+    spec = SyntheticSpec(
+        num_requests=STREAMS,
+        prompt_lengths=PROMPTS,
+        output_lengths=Lengths.fixed(outputs),
+        vocab_size=options.vocab_size(),
+        seed=options.seed,
+    )
+    workload = synthetic(spec)
+    threads = sorted({1, options.threads or 2})
+    sides = {n: _side_by_side(options, workload, n, rounds) for n in threads}
+    by_round, step_s, latency = _delays(options, workload, rounds)
+    delays = _Delays.of_all(by_round)
+    one, p99_s = sides[1], {name: [of.percentiles()[name]["p99"] for of in by_round] for name in _Delays.__slots__}
+    delay_ms = 1000 * median(p99_s["sampled_to_read"])
+    claims = [
+        Claim.at_least("throughput, one model thread: server / offline", GOAL_RATIO, one.ratio).judged(options.full),
+        Claim.at_most("HTTP process, us of processor a token", GOAL_US_PER_TOKEN, median(one.us_per_token)).judged(
+            options.full
+        ),
+        Claim.at_most("event at the client after its sample, p99 ms", GOAL_DELAY_MS, delay_ms).judged(
+            options.full and step_s >= LONG_STEP_S
+        ),
+        *(
+            Claim.reported(f"of this, {name.replace('_', ' ')}, p99 ms", 1000 * median(of_rounds))
+            for name, of_rounds in p99_s.items()
+            if name != "sampled_to_read"
+        ),
+        Claim.reported("a step, median ms", 1000 * step_s),
+        *(
+            Claim.reported(f"throughput, {n} model threads: server / offline", of.ratio)
+            for n, of in sides.items()
+            if n > 1
+        ),
+    ]
+    return Reproduction(
+        name="server-throughput" if options.model == "embedded" else f"server-throughput-{Path(options.model).name}",
+        title=title,
+        claims=tuple(claims),
+        config={"model": options.model_name, "streams": STREAMS, "threads": threads, "block_size": BLOCK_SIZE},
+        workload={**workload.description, "prompt_tokens": workload.num_prompt_tokens},
+        details={
+            "sides": {str(n): of.as_json() for n, of in sides.items()},
+            "delay_p99_s": p99_s,
+            "delay_s": delays.percentiles(),
+            "delay_by_token_s": delays.by_place(),
+            "step_s": step_s,
+            "latency": latency,
+        },
+        draw=lambda figure: _draw(figure, sides),
+        warmup=1,
+        repeats=rounds,
+    )
+
+
+def _size(options: ReproduceOptions) -> tuple[int, int]:
+    """Rounds, and tokens of an output."""
+    if not options.full:
+        return 2, 32
+    return (9, 512) if options.model == "embedded" else (3, 96)
+
+
+def _engine_settings(threads: int, longest: int) -> dict[str, Any]:
+    """Settings that both sides have: room for all streams at their longest, and no prefix found a second time."""
+    return {
+        "threads": threads,
+        "max_num_seqs": STREAMS,
+        "max_model_len": longest,
+        "block_size": BLOCK_SIZE,
+        "num_kv_blocks": STREAMS * -(-longest // BLOCK_SIZE),
+        "enable_prefix_caching": False,
+    }
+
+
+def _side_by_side(options: ReproduceOptions, workload: Workload, threads: int, rounds: int) -> _Sides:
+    settings = _engine_settings(threads, workload.max_request_tokens)
+    sides = _Sides([], [], [], [])
+    with local_server(options.model, settings) as server, LLM(options.model, **settings) as llm:
+        warm_up = workload.cut_outputs(8)
+        _offline(llm, warm_up)
+        _ask(server, options.model, warm_up)
+        for _ in range(rounds):
+            sides.offline.append(workload.num_output_tokens / _offline(llm, workload))
+            before_s = server.http_cpu_s()
+            with giving_way():  # it is the server that is measured here, as clients elsewhere find it
+                run = _ask(server, options.model, workload)
+            num_tokens = workload.num_output_tokens
+            sides.us_per_token.append(1e6 * (server.http_cpu_s() - before_s) / num_tokens)
+            sides.client_us_per_token.append(1e6 * run.generator_cpu_s / num_tokens)
+            sides.server.append(num_tokens / run.duration_s)
+    return sides
+
+
+def _offline(llm: LLM, workload: Workload) -> float:
+    """Seconds that `LLM.generate` takes for the workload."""
+    prompts: list[Prompt] = [{"prompt_token_ids": r.prompt_token_ids} for r in workload.requests]
+    params = [SamplingParams(temperature=0.0, max_tokens=r.max_tokens, ignore_eos=True) for r in workload.requests]
+    start_s = time.monotonic()
+    llm.generate(prompts, params)
+    return time.monotonic() - start_s
+
+
+def _ask(server: LocalServer, model: str, workload: Workload, request_ids: Sequence[str] = ()) -> LoadRun:
+    """The workload through the server.
+
+    Args:
+        server: that is asked.
+        model: its name there.
+        workload: all at once.
+        request_ids: one each, for a run whose tokens are looked for in the event log.
+
+    Raises:
+        SetupError: a request failed; a comparison of fewer would be none.
+    """
+    # ids tell tokens that are no text yet; for throughput they would be work that the offline API does not do
+    counts = "token-ids" if request_ids else "chunks"
+    target = Target(origin=Origin.parse(server.url), model=model, token_counts=counts)
+
+    (found,) = run_loads([Load(target, workload, request_ids)])
+    failed = [e for e in found.exchanges if e.failure is not None]
+    if failed:
+        raise SetupError(f"{len(failed)} requests failed; the first with {failed[0].failure}: {failed[0].message}")
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Delays:
+    """Seconds between the points that a token passes; one list per stream, in token order."""
+
+    sampled_to_sent: list[list[float]]
+    """Time in which the engine accounts for the step and encodes its report."""
+    sent_to_received: list[list[float]]
+    """Time between the processes, until the event loop has read the report."""
+    received_to_written: list[list[float]]
+    """Time in which the HTTP process makes and writes the step's events, until the last one is written."""
+    received_to_read: list[list[float]]
+    """Time from the report in the HTTP process to this token's event at the client."""
+    sampled_to_read: list[list[float]]
+    """Time from sampling to the client."""
+
+    @classmethod
+    def of_all(cls, rounds: Sequence[_Delays]) -> _Delays:
+        """Return the streams of all rounds as those of one."""
+        return cls(*([stream for of in rounds for stream in getattr(of, name)] for name in cls.__slots__))
+
+    def percentiles(self) -> dict[str, dict[str, float]]:
+        """Return the percentiles of each segment over all tokens."""
+        return {name: percentiles([s for stream in getattr(self, name) for s in stream]) for name in self.__slots__}
+
+    def by_place(self) -> dict[str, dict[str, float]]:
+        """Return the percentiles of the whole delay by the token's place in its stream."""
+        streams = self.sampled_to_read
+        return {
+            "first": percentiles([stream[0] for stream in streams]),
+            "between": percentiles([s for stream in streams for s in stream[1:-1]]),
+            "last": percentiles([stream[-1] for stream in streams]),
+        }
+
+
+def _delays(options: ReproduceOptions, workload: Workload, rounds: int) -> tuple[list[_Delays], float, dict[str, Any]]:
+    """Return each round's delays, the median step (seconds), and the latencies of all rounds at the client."""
+    found: list[_Delays] = []
+    exchanges: list[Exchange] = []
+    steps: list[StepCommitted] = []
+    with local_server(options.model, _engine_settings(1, workload.max_request_tokens)) as server:
+        _ask(server, options.model, workload.cut_outputs(8), [f"warm-up-{i}" for i in range(len(workload))])
+        for number in range(rounds):
+            names = [f"r{number}-{i}" for i in range(len(workload))]
+            with giving_way():
+                run = _ask(server, options.model, workload, names)
+            events = _recorded(server)  # which costs the engine nothing
+            steps = [event for event in events if isinstance(event, StepCommitted)]
+            found.append(_segments(steps, _delivered(events), _read_s(run, names)))
+            exchanges += run.exchanges
+    # the recorder still has the steps of the rounds before
+    step_s = median([step.operator_time_s for step in steps if len(step.commits) == STREAMS])
+    return found, step_s, latencies(exchanges)
+
+
+def _recorded(server: LocalServer) -> list[Event]:
+    """Return the events that the server's flight recorder holds."""
+    with tempfile.TemporaryDirectory() as folder:
+        log = Path(folder) / "events"
+        urllib.request.urlretrieve(f"{server.url}/flight_recorder", log)
+        return list(read_events(log))
+
+
+def _delivered(events: Sequence[Event]) -> dict[float, TokensDelivered]:
+    """Return delivery events by the time (seconds) of their step's result."""
+    return {event.sampled_s: event for event in events if isinstance(event, TokensDelivered)}
+
+
+def _read_s(run: LoadRun, names: Sequence[str]) -> dict[str, list[float]]:
+    """Return the times (seconds) at which the client had read each token, by request."""
+    found: dict[str, list[float]] = {}
+    for name, exchange in zip(names, run.exchanges, strict=True):
+        pairs = zip(exchange.chunk_times_s, exchange.chunk_tokens, strict=True)
+        found[f"cmpl-{name}"] = [run.start_s + time_s for time_s, count in pairs for _ in range(count)]
+    return found
+
+
+def _segments(
+    steps: Sequence[StepCommitted], delivered: Mapping[float, TokensDelivered], read_s: Mapping[str, Sequence[float]]
+) -> _Delays:
+    """Match the times at which each token was sampled, sent, received, written and read.
+
+    Args:
+        steps: steps in order, with the tokens that each made by request.
+        delivered: delivery events by the time of their step's result.
+        read_s: times at which the client had read each token, by request.
+    """
+    sampled: dict[str, list[float]] = {}
+    for step in steps:
+        for commit in step.commits:
+            caller, _, _ = commit.request_id.rpartition("#")  # the engine appends a number of its own
+            sampled.setdefault(caller, []).extend([step.time_s] * commit.num_tokens)
+    delays = _Delays([], [], [], [], [])
+    for caller, reads in read_s.items():
+        hops = [(delivered[at_s], read) for at_s, read in zip(sampled[caller], reads, strict=True)]
+        delays.sampled_to_sent.append([hop.sent_s - hop.sampled_s for hop, _ in hops])
+        delays.sent_to_received.append([hop.received_s - hop.sent_s for hop, _ in hops])
+        delays.received_to_written.append([hop.time_s - hop.received_s for hop, _ in hops])
+        delays.received_to_read.append([read - hop.received_s for hop, read in hops])
+        delays.sampled_to_read.append([read - hop.sampled_s for hop, read in hops])
+    return delays
+
+
+def _draw(figure: Any, sides: Mapping[int, _Sides]) -> None:
+    groups = {
+        "offline API": ([median(of.offline) for of in sides.values()], PREDICTED),
+        "server": ([median(of.server) for of in sides.values()], MEASURED),
+    }
+    labels = [f"{n} model thread{'s' if n > 1 else ''}" for n in sides]
+    bars(figure.add_subplot(), labels, groups, "output tokens per second")

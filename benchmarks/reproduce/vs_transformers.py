@@ -1,0 +1,141 @@
+"""Ours beside `transformers.generate`: one request at a time, and exponential output lengths in static batches of 16.
+
+Both get the same folder, prompts, element type and threads; runs alternate, and the ratio is the median over pairs of
+runs that stood side by side. Of transformers' attention implementations the faster one is used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from benchmarks.reproduce.claim import Claim, ReproduceOptions, Reproduction
+from benchmarks.transformers_peer import TransformersPeer, fastest_peer
+from twostroke.config.cache import CacheConfig
+from twostroke.config.scheduler import SchedulerConfig
+from twostroke.measure.figure import MEASURED, PREDICTED, bars
+from twostroke.measure.lengths import Lengths
+from twostroke.measure.model_engine import ModelEngine, model_engine
+from twostroke.measure.report import median
+from twostroke.measure.workload import SyntheticSpec, Workload, synthetic
+from twostroke.model.checkpoint import read_model_config
+from twostroke.model.model_files import find_folder_only
+
+BATCH = 16
+PROMPTS = Lengths.uniform(16, 96)
+GOALS = {"batch 1": 1.0, "exponential": 3.0}
+"""Least ratio of throughputs, on the embedded model."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Rates:
+    """Output tokens per second, of runs side by side."""
+
+    ours: list[float]
+    theirs: list[float]
+
+    @property
+    def ratio(self) -> float:
+        return median([a / b for a, b in zip(self.ours, self.theirs, strict=True)])
+
+    def as_json(self) -> dict[str, Any]:
+        medians = {"ours_median": median(self.ours), "theirs_median": median(self.theirs)}
+        return {"ours_tok_s": self.ours, "theirs_tok_s": self.theirs, **medians, "ratio": self.ratio}
+
+
+def reproduce(options: ReproduceOptions) -> Reproduction:
+    """Alternates ours and theirs."""
+    title = "Ours beside transformers.generate"
+    if not options.with_model:
+        remarks = ("this compares two engines on a model: nothing was run",)
+        return Reproduction(name="vs-transformers", title=title, claims=(), config={}, workload={}, remarks=remarks)
+    folder = find_folder_only(options.model, "transformers is to read the same folder")
+    config = read_model_config(folder)
+    # a model of production size takes minutes where the embedded one takes seconds
+    is_embedded = options.model == "embedded"
+    rounds, groups, mean = (5, 4, 64) if options.full and is_embedded else (3, 2, 32) if options.full else (2, 1, 16)
+    one = _workload(1, Lengths.fixed(128 if options.full else 32), config.vocab_size, options.seed)
+    many = _workload(groups * BATCH, Lengths.exponential(mean), config.vocab_size, options.seed)
+    longest = max(one.max_request_tokens, many.max_request_tokens)
+    threads = options.threads or torch.get_num_threads()
+    engines = {num_seqs: _engine(options, num_seqs, longest) for num_seqs in (1, BATCH, 4 * BATCH)}
+    torch.set_num_threads(threads)  # native kernels leave torch one, and the peer is to have as many as we
+    sample = many.first(BATCH)
+    peer, tried = fastest_peer(folder, config.dtype, _prompts(sample), [16] * BATCH, BATCH)
+    batched = {f"exponential, ours with {BATCH} slots": engines[BATCH], "exponential": engines[4 * BATCH]}
+    rates = {
+        **_side_by_side({"batch 1": engines[1]}, peer, one, 1, rounds),
+        **_side_by_side(batched, peer, many, BATCH, rounds),
+    }
+    for engine in engines.values():
+        engine.close()
+    claims = [
+        Claim.at_least(f"throughput, {name}: ours / theirs", GOALS.get(name, 0.0), of.ratio).judged(
+            options.full and is_embedded and name in GOALS
+        )
+        for name, of in rates.items()
+    ]
+    return Reproduction(
+        name="vs-transformers",
+        title=title,
+        claims=tuple(claims),
+        config={
+            "model": options.model_name,
+            "dtype": config.dtype,
+            "threads": threads,
+            "static_batch": BATCH,
+            "attention": peer.attention,
+        },
+        workload={"one": one.description, "many": many.description},
+        details={**{name: of.as_json() for name, of in rates.items()}, "attention_tried_s": tried},
+        draw=lambda figure: _draw(figure, rates),
+        warmup=1,
+        repeats=rounds,
+    )
+
+
+def _workload(count: int, outputs: Lengths, vocab_size: int, seed: int) -> Workload:
+    return synthetic(
+        SyntheticSpec(
+            num_requests=count, prompt_lengths=PROMPTS, output_lengths=outputs, vocab_size=vocab_size, seed=seed
+        )
+    )
+
+
+def _engine(options: ReproduceOptions, num_seqs: int, longest: int) -> ModelEngine:
+    # without a prefix cache: the second round would find the prompts of the first, and transformers keeps nothing
+    cache = CacheConfig(enable_prefix_caching=False)
+    return model_engine(options.load(longest), SchedulerConfig(max_num_seqs=num_seqs), cache)
+
+
+def _side_by_side(
+    engines: Mapping[str, ModelEngine], peer: TransformersPeer, workload: Workload, batch_size: int, rounds: int
+) -> dict[str, _Rates]:
+    """Rounds of every engine of ours and then the peer; the peer's rates stand beside each of ours."""
+    prompts, tokens = _prompts(workload), workload.num_output_tokens
+    warm_up = workload.first(batch_size).cut_outputs(4)
+    for engine in engines.values():
+        engine.run(warm_up)
+    peer.run_static(_prompts(warm_up), warm_up.output_lengths, batch_size)
+    ours: dict[str, list[float]] = {name: [] for name in engines}
+    theirs: list[float] = []
+    for _ in range(rounds):
+        for name, engine in engines.items():
+            ours[name].append(tokens / engine.run(workload, progress=f"ours, {name}").duration_s)
+        theirs.append(tokens / peer.run_static(prompts, workload.output_lengths, batch_size))
+    return {name: _Rates(of, theirs) for name, of in ours.items()}
+
+
+def _prompts(workload: Workload) -> list[tuple[int, ...]]:
+    return [request.prompt_token_ids for request in workload.requests]
+
+
+def _draw(figure: Any, rates: dict[str, _Rates]) -> None:
+    groups = {
+        "transformers": ([median(of.theirs) for of in rates.values()], PREDICTED),
+        "ours": ([median(of.ours) for of in rates.values()], MEASURED),
+    }
+    bars(figure.add_subplot(), [name.replace(", ", ",\n") for name in rates], groups, "output tokens per second")

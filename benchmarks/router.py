@@ -1,0 +1,245 @@
+"""`twostroke bench router`: what the router's decisions cost as its pools grow. No model: members say what one would.
+
+Half of the members prefill, half decode. Between two decisions the chosen ones are told (`placed`) and one member
+reports (`put`), as in a gateway. Times are of the processor, not of the clock: other work on the machine makes them
+longer only by what it does to caches.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+import tracemalloc
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.fleet import Tables, figures, fleets
+from benchmarks.gateway import gateway_prices
+from twostroke.config.checks import whole_number
+from twostroke.config.routing import RoutingConfig
+from twostroke.kv_cache.block_hash import hash_blocks
+from twostroke.measure.command import command_line, settings
+from twostroke.measure.report import DEFAULT_FOLDER, BenchResult, check_folder, median, percentiles, save
+from twostroke.pools.directory import PrefixDirectory
+from twostroke.pools.member import Member, Role
+from twostroke.pools.route import RouteRequest
+from twostroke.pools.router import Router
+from twostroke.tables import print_table
+
+BLOCK_SIZE = 16
+PREFIX_BLOCKS, OWN_BLOCKS = 48, 16
+NUM_PREFIXES = 500
+_SEARCHED_WHOLE = 100
+"""Pools up to this size are searched whole as well: pairs grow with the square."""
+
+Answer = TypeVar("Answer")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RouterOptions:
+    """How many members and decisions, and where the result goes."""
+
+    members: tuple[int, ...] = ()
+    """Sizes of both pools together, a row each; give it several times. Default: 1, 10, 100, 1,000 and 10,000."""
+    decisions: int = 2000
+    """Of each size, that count; half as many before them do not."""
+    seed: int = 0
+    """Of the members' loads and the requests."""
+    name: str = "router"
+    """Of the file that is written."""
+    results: Path = DEFAULT_FOLDER
+    """Where it goes."""
+
+    def __post_init__(self) -> None:
+        """Checks ranges."""
+        for size in self.members:
+            whole_number("members", size, 1, 100_000)
+        whole_number("decisions", self.decisions, 10)
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """The rows."""
+        return self.members or (1, 10, 100, 1000, 10_000)
+
+
+@dataclass(frozen=True, slots=True)
+class RouterRow:
+    """One size; microseconds of processor time."""
+
+    members: int
+    route_us: dict[str, float]
+    """Of a decision: percentiles."""
+    placed_us: float
+    """Of telling it what was sent; median."""
+    put_us: float
+    """Of taking a member's report in; median."""
+    decode_us: float
+    """Of reading it off its bytes before; median."""
+    hand_overs: float
+    """Share of the decisions."""
+    whole_route_us: float | None
+    """Of a decision that looks at every pair; None where pools are too large for it."""
+    cost_over_whole: float | None
+    """Predicted cost of what was chosen, over that of the best pair of all; mean."""
+
+
+def run_router(options: RouterOptions) -> tuple[list[RouterRow], Tables]:
+    """Measures every size, works out fleets of these sizes, saves JSON."""
+    check_folder(options.results)
+    rows, bytes_per_hash = [_row(size, options) for size in options.sizes], _bytes_per_hash()
+    route_us = {row.members: row.route_us["mean"] + row.placed_us for row in rows}
+    prices = gateway_prices()
+    tables = fleets(route_us, {row.members: row.put_us for row in rows}, bytes_per_hash, prices)
+    result = BenchResult.now(
+        options.name,
+        command_line("twostroke bench router", options),
+        config={**settings(options), "members": list(options.sizes), "routing": asdict(RoutingConfig())},
+        workload={
+            "prompt_blocks": PREFIX_BLOCKS + OWN_BLOCKS,
+            "shared_blocks": PREFIX_BLOCKS,
+            "prefixes": NUM_PREFIXES,
+            "popularity": "zipf",
+            "block_size": BLOCK_SIZE,
+        },
+        results={
+            "sizes": {str(row.members): asdict(row) for row in rows},
+            "bytes_per_hash": bytes_per_hash,
+            "gateway": asdict(prices),
+            "computed": figures(tables),
+        },
+        repeats=options.decisions,
+    )
+    save(result, options.results)
+    return rows, tables
+
+
+def print_router(rows: Sequence[RouterRow], console: Console | None = None) -> None:
+    """The table, for people."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in (
+        "members",
+        "route us p50",
+        "p99",
+        "placed us",
+        "report us",
+        "decode us",
+        "all pairs us",
+        "cost / best",
+    ):
+        table.add_column(name, justify="right")
+    for row in rows:
+        whole = ("", "") if row.whole_route_us is None else (f"{row.whole_route_us:,.0f}", f"{row.cost_over_whole:.4f}")
+        times = (row.route_us["p50"], row.route_us["p99"], row.placed_us, row.put_us, row.decode_us)
+        table.add_row(f"{row.members:,}", *(f"{us:.0f}" for us in times), *whole)
+    print_table(table, console or Console())
+
+
+def _row(size: int, options: RouterOptions) -> RouterRow:
+    rng = random.Random(options.seed)
+    prefixes = [[rng.randrange(1 << 16) for _ in range(PREFIX_BLOCKS * BLOCK_SIZE)] for _ in range(NUM_PREFIXES)]
+    router, whole = Router(RoutingConfig()), Router(RoutingConfig(num_candidates=size))
+    compares = size <= _SEARCHED_WHOLE
+    told = (router, whole) if compares else (router,)
+    for number in range(size):
+        _tell(told, _member(number, size, rng))
+    decoder = msgspec.msgpack.Decoder(Member)
+    route_us, placed_us, put_us, decode_us, whole_us, cost_ratios = (list[float]() for _ in range(6))
+    num_hand_overs, num_warm = 0, options.decisions // 2
+    for step in range(num_warm + options.decisions):
+        request, counts = _request(prefixes, rng), step >= num_warm
+        taken_us, route = _timed(lambda asked=request: router.route(asked))
+        if counts:
+            route_us.append(taken_us)
+            num_hand_overs += route.prefill_id is not None
+        if compares and counts and step % 10 == 0:
+            taken_us, best = _timed(lambda asked=request: whole.route(asked))
+            whole_us.append(taken_us)
+            if route.chosen is not None and best.chosen is not None:
+                cost_ratios.append(route.chosen.cost_s / best.chosen.cost_s)
+        taken_us, _ = _timed(lambda asked=request, chosen=route: router.placed(asked, chosen))
+        message = msgspec.msgpack.encode(_member(rng.randrange(size), size, rng))
+        decoded_us, reporting = _timed(lambda message=message: decoder.decode(message))
+        reported_us, _ = _timed(lambda member=reporting: router.put(member))
+        if counts:
+            placed_us.append(taken_us)
+            put_us.append(reported_us)
+            decode_us.append(decoded_us)
+        if compares:
+            whole.placed(request, route)
+            whole.put(reporting)
+    return RouterRow(
+        size,
+        percentiles(route_us),
+        median(placed_us),
+        median(put_us),
+        median(decode_us),
+        num_hand_overs / options.decisions,
+        median(whole_us) if compares else None,
+        sum(cost_ratios) / len(cost_ratios) if cost_ratios else None,
+    )
+
+
+def _tell(routers: Sequence[Router], member: Member) -> None:
+    for router in routers:
+        router.put(member)
+
+
+def _timed(call: Callable[[], Answer]) -> tuple[float, Answer]:
+    begin_ns = time.thread_time_ns()
+    answer = call()
+    return (time.thread_time_ns() - begin_ns) / 1000, answer
+
+
+def _member(number: int, size: int, rng: random.Random) -> Member:
+    """Loaded by chance, of the speeds of a small model on a processor."""
+    role = Role.BOTH if size == 1 else Role.PREFILL if number % 2 else Role.DECODE
+    is_decoding = role is not Role.PREFILL
+    num_running = rng.randrange(48) if is_decoding else 0
+    return Member(
+        member_id=f"m{number:05}",
+        role=role,
+        num_queued_prompt_tokens=0 if role is Role.DECODE else rng.randrange(4000),
+        num_running=num_running,
+        max_num_seqs=64,
+        num_free_blocks=4096 - 64 * num_running,
+        num_blocks=4096,
+        block_size=BLOCK_SIZE,
+        kv_bytes_per_token=114_688,
+        num_layers=28,
+        prefill_tokens_per_s=900.0 + rng.randrange(100),
+        step_s=0.03 + 0.0025 * num_running,
+        step_s_per_sequence=0.0025,
+    )
+
+
+def _request(prefixes: Sequence[Sequence[int]], rng: random.Random) -> RouteRequest:
+    rank = min(NUM_PREFIXES - 1, int(NUM_PREFIXES ** rng.random()) - 1)  # log-uniform ranks: Zipf with exponent 1
+    own = [rng.randrange(1 << 16) for _ in range(OWN_BLOCKS * BLOCK_SIZE)]
+    tokens = [*prefixes[rank], *own, 0]
+    hashes = hash_blocks(tokens, BLOCK_SIZE)
+    return RouteRequest(
+        num_prompt_tokens=len(tokens), num_output_tokens=200, block_hashes=hashes, block_size=BLOCK_SIZE
+    )
+
+
+def _bytes_per_hash() -> float:
+    """Memory of one remembered hash of one member; half of them are another member's, too."""
+    num_members, num_hashes = 20, 4096
+    tracemalloc.start()
+    try:
+        directory = PrefixDirectory(max_holders=8)
+        for number in range(num_members):
+            directory.open(str(number), num_hashes)
+            own = [f"{number}/{i}".encode().ljust(16) for i in range(num_hashes // 2)]
+            shared = [f"{number // 2}+{i}".encode().ljust(16) for i in range(num_hashes // 2)]
+            directory.add(str(number), own)
+            directory.add(str(number), shared)
+        return tracemalloc.get_traced_memory()[0] / (num_members * num_hashes)
+    finally:
+        tracemalloc.stop()

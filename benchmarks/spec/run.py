@@ -1,0 +1,339 @@
+"""`twostroke bench spec`: what drafts give, beside what acceptance and costs predict, and whether the gate ever loses.
+
+Two questions, each answered by pairs of runs of the same prompts without and with drafts, in turn:
+
+    fixed    one request, k drafts in every step: is the speed-up the predicted one?
+    gate     1 to 64 requests, num_speculative_tokens "auto": is it ever slower than no drafts?
+
+And one that no clock is needed for:
+
+    alpha    one request, one draft in every step: how many stand, and how many would if they were accepted with
+             probability min(1, p/q), which changes tokens?
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, get_args
+
+import numpy as np
+from tqdm.auto import tqdm
+
+from benchmarks.spec.overlap import Overlap
+from benchmarks.spec.watched import WatchedDrafter
+from twostroke.config.checks import one_of, whole_number
+from twostroke.config.load import LoadConfig
+from twostroke.config.speculation import AUTO, MAX_AUTO_DRAFTS, MAX_DRAFTS, SpeculativeConfig
+from twostroke.engine.drafting import Drafter, GivenDrafter
+from twostroke.errors import InvalidParameter
+from twostroke.measure.command import command_line, model_name, settings
+from twostroke.measure.report import DEFAULT_FOLDER, BenchResult, check_folder, median, save
+from twostroke.measure.spec.measure import SpecEngine, SpecRun, predicted_speedup
+from twostroke.measure.spec.prompts import Task, prompts
+from twostroke.measure.spec.synthetic import PromptIds, SyntheticProposer
+from twostroke.measure.workload_options import check_name
+from twostroke.model.model_files import find_model_of
+
+SYNTHETIC = "synthetic"
+OF_A_MODEL = ("early_exit", "draft_model", "medusa", "eagle")
+"""Those that draw drafts from a distribution."""
+CONTROL = "none"
+"""Method of a second engine without drafts, in place of one under the gate: shows how much two equal engines differ."""
+KNOWN = (SYNTHETIC, "ngram", *OF_A_MODEL, CONTROL)
+
+_REMEDY = "Give numbers with commas between, or '' for none."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpecOptions:
+    """What is compared."""
+
+    methods: str = ",".join(KNOWN)
+    """Methods that draft, with commas between; none: a second engine without drafts, to show the scatter."""
+    acceptances: str = "0.5,0.7,0.9"
+    """Of the synthetic proposer, in the runs with fixed numbers of drafts."""
+    num_drafts: str = "1,2,3,4,5,6,7,8"
+    """In every step of these."""
+    gate_acceptances: str = "0,0.3,0.6,0.8,1"
+    """Of the synthetic proposer, under the gate."""
+    batch_sizes: str = "1,4,16,64"
+    """Requests at once, under the gate; none leaves the gate out."""
+    temperatures: str = "0,0.8,1"
+    """Of the comparison with classical acceptance, by the methods that draft from a model's distribution; none leaves
+    the comparison out."""
+    task: Task = "code"
+    """What is asked of methods other than synthetic; a model with random weights is asked random."""
+    draft_model: str | None = None
+    """Of draft_model; default: what comes with the embedded model."""
+    exit_layer: int | None = None
+    """Of early_exit; default: the first that the model was trained for."""
+    prompt_tokens: int = 128
+    output_tokens: int = 128
+    """Of each request."""
+    rounds: int = 7
+    """Pairs of runs; medians count."""
+    name: str = "spec"
+    """Of the file that is written."""
+    results: Path = DEFAULT_FOLDER
+    """Where it goes."""
+
+    def __post_init__(self) -> None:
+        """Checks what needs no model."""
+        for method in self.who:
+            if method not in KNOWN:
+                limit = f"names {method!r}; known: {', '.join(KNOWN)}"
+                raise InvalidParameter("methods", self.methods, limit, "Name some of these with commas between.")
+        one_of("task", self.task, get_args(Task))
+        numbers("acceptances", self.acceptances, 0.0, 1.0)
+        numbers("gate_acceptances", self.gate_acceptances, 0.0, 1.0)
+        whole_numbers("num_drafts", self.num_drafts, 1, MAX_DRAFTS)
+        whole_numbers("batch_sizes", self.batch_sizes, 1, 1024)
+        numbers("temperatures", self.temperatures, 0.0, 100.0)
+        for name in ("prompt_tokens", "output_tokens", "rounds"):
+            whole_number(name, getattr(self, name), 2, 1 << 20)
+        for name, method in (("draft_model", "draft_model"), ("exit_layer", "early_exit")):
+            if getattr(self, name) is not None and method not in self.who:
+                limit = f"changes nothing: {method!r} is not among the methods ({self.methods})"
+                raise InvalidParameter(name, getattr(self, name), limit, "Name the method, or leave it out.")
+        check_name(self.name)
+
+    @property
+    def who(self) -> tuple[str, ...]:
+        """The methods, each once."""
+        return tuple(dict.fromkeys(filter(None, self.methods.split(","))))
+
+
+def numbers(name: str, given: str, low: float, high: float) -> tuple[float, ...]:
+    """A list with commas between; an empty text is an empty one.
+
+    Raises:
+        InvalidParameter: what is no number, or outside low to high.
+    """
+    found: list[float] = []
+    for part in filter(None, given.split(",")):
+        try:
+            found.append(float(part))
+        except ValueError:
+            limit = f"has {part!r}, which is no number; from {low:g} to {high:g}"
+            raise InvalidParameter(name, given, limit, _REMEDY) from None
+        if not low <= found[-1] <= high:
+            raise InvalidParameter(name, given, f"has {part}; from {low:g} to {high:g}", _REMEDY)
+    return tuple(found)
+
+
+def whole_numbers(name: str, given: str, low: int, high: int) -> tuple[int, ...]:
+    """The same of whole numbers.
+
+    Raises:
+        InvalidParameter: what is no whole number, or outside low to high.
+    """
+    found = numbers(name, given, low, high)
+    for value in found:
+        if not value.is_integer():
+            limit = f"has {value:g}, which is no whole number; from {low} to {high}"
+            raise InvalidParameter(name, given, limit, _REMEDY)
+    return tuple(map(int, found))
+
+
+def run_spec(options: SpecOptions | None = None, load: LoadConfig | None = None) -> BenchResult:
+    """Measures, saves, and returns what was found."""
+    options, load = options or SpecOptions(), load or LoadConfig()
+    check_folder(options.results)
+    bench = _SpecBench(options, load)
+    fixed = [row for method in options.who for row in bench.fixed(method)]
+    batches = whole_numbers("batch_sizes", options.batch_sizes, 1, 1024)
+    gate = [row for batch in batches for row in bench.gate(batch)]
+    alpha = [row for method in options.who if method in OF_A_MODEL for row in bench.alpha(method)]
+    result = BenchResult.now(
+        options.name,
+        command_line("twostroke bench spec", options, load),
+        config={"load": settings(load), "options": settings(options)},
+        workload={"prompt_tokens": options.prompt_tokens, "output_tokens": options.output_tokens},
+        results={"model": model_name(load.model), "fixed": fixed, "gate": gate, "alpha": alpha},
+        warmup=1,
+        repeats=options.rounds,
+    )
+    save(result, options.results)
+    return result
+
+
+class _SpecBench:
+    """The model, and who drafts for it."""
+
+    def __init__(self, options: SpecOptions, load: LoadConfig) -> None:
+        files = find_model_of(load)
+        self._options, self._load = options, load
+        self._vocab_size = files.config().vocab_size
+        self._tokenizer = files.tokenizer()
+        self._synthetic = SyntheticProposer(self._vocab_size)
+
+    def fixed(self, method: str) -> list[dict[str, Any]]:
+        """One request; rows of k (and, of the synthetic proposer, of acceptances)."""
+        options = self._options
+        rows: list[dict[str, Any]] = []
+        if method == CONTROL:
+            return rows
+        asked = self._prompts(method, options.rounds + 1)
+        plain = self._engine(1, None)
+        accepted = numbers("acceptances", options.acceptances, 0, 1) if method == SYNTHETIC else (None,)
+        drafts = whole_numbers("num_drafts", options.num_drafts, 1, MAX_DRAFTS)
+        for k in tqdm(drafts, desc=f"{method}, fixed", leave=False, disable=None):
+            engine = self._engine(1, method, k)
+            for acceptance in accepted:
+                pairs = self._pairs(plain, engine, [[prompt] for prompt in asked], acceptance)
+                rows.append(_fixed_row(method, k, acceptance, pairs))
+            engine.close()
+        plain.close()
+        return rows
+
+    def gate(self, batch: int) -> list[dict[str, Any]]:
+        """So many requests under the gate; a row a method (and acceptance)."""
+        options = self._options
+        rows: list[dict[str, Any]] = []
+        plain = self._engine(batch, None)
+        for method in tqdm(options.who, desc=f"gate, {batch} requests", leave=False, disable=None):
+            engine = self._engine(batch, method, AUTO)
+            asked = self._prompts(method, batch * (options.rounds + 1))
+            groups = [asked[i : i + batch] for i in range(0, len(asked), batch)]
+            accepted = numbers("gate_acceptances", options.gate_acceptances, 0, 1) if method == SYNTHETIC else (None,)
+            for acceptance in accepted:
+                pairs = self._pairs(plain, engine, groups, acceptance)
+                rows.append(_gate_row(method, batch, acceptance, pairs))
+            engine.close()
+        plain.close()
+        return rows
+
+    def alpha(self, method: str) -> list[dict[str, Any]]:
+        """One request, a row a temperature. One draft in every step: none counts only because others stood."""
+        options = self._options
+        temperatures = numbers("temperatures", options.temperatures, 0, 100)
+        if not temperatures:
+            return []
+        rows: list[dict[str, Any]] = []
+        watched: list[WatchedDrafter] = []
+
+        def watch(drafter: Drafter) -> Drafter:
+            watched.append(WatchedDrafter(drafter))
+            return watched[0]
+
+        asked = self._prompts(method, options.rounds)
+        with closing(self._engine(1, method, 1, watch)) as engine:
+            for temperature in tqdm(temperatures, desc=f"{method}, alpha", leave=False, disable=None):
+                watched[0].overlaps.clear()
+                runs = [
+                    engine.run([prompt], options.output_tokens, temperature, seed) for seed, prompt in enumerate(asked)
+                ]
+                rows += _alpha_rows(method, temperature, runs, watched[0].overlaps)
+        return rows
+
+    def _prompts(self, method: str, count: int) -> list[PromptIds]:
+        task = "random" if method in (SYNTHETIC, CONTROL) else self._options.task
+        return prompts(task, count, self._options.prompt_tokens, self._tokenizer, self._vocab_size)
+
+    def _engine(
+        self,
+        batch: int,
+        method: str | None,
+        num_drafts: Any = AUTO,
+        around_drafter: Callable[[Drafter], Drafter] | None = None,
+    ) -> SpecEngine:
+        length = self._options.prompt_tokens + self._options.output_tokens
+        if method in (None, CONTROL):
+            return SpecEngine(self._load, batch, length)
+        if method == SYNTHETIC:
+            speculation = SpeculativeConfig(method="ngram", num_speculative_tokens=num_drafts)
+            return SpecEngine(
+                self._load, batch, length, speculation, lambda _: GivenDrafter(self._synthetic, "synthetic")
+            )
+        given: dict[str, Any] = {"method": method, "num_speculative_tokens": num_drafts}
+        if method == "draft_model" and self._options.draft_model is not None:
+            given["model"] = self._options.draft_model
+        if method == "early_exit" and self._options.exit_layer is not None:
+            given["exit_layer"] = self._options.exit_layer
+        return SpecEngine(self._load, batch, length, SpeculativeConfig.read(given), around_drafter)
+
+    def _pairs(
+        self, plain: SpecEngine, engine: SpecEngine, groups: Sequence[Sequence[PromptIds]], acceptance: float | None
+    ) -> list[tuple[SpecRun, SpecRun]]:
+        """Runs in turn, A B, B A, and so on: who comes second finds other caches. The first pair warms up. Same
+        tokens, or nothing was measured.
+        """
+        length = self._options.output_tokens
+        pairs: list[tuple[SpecRun, SpecRun]] = []
+        for index, group in enumerate(groups):
+            if acceptance is not None:
+                self._synthetic.acceptance = acceptance
+                self._synthetic.learn(plain.run(group, length).outputs)
+            if index % 2:
+                two, one = engine.run(group, length), plain.run(group, length)
+            else:
+                one, two = plain.run(group, length), engine.run(group, length)
+            assert one.outputs == two.outputs, "drafts have changed a token"
+            pairs.append((one, two))
+        return pairs[1:]
+
+
+def _ratios(pairs: Sequence[tuple[SpecRun, SpecRun]]) -> dict[str, float]:
+    """Speed-ups of the pairs: their median, and the interval that the median lies in with 95 % (bootstrap)."""
+    ratios = np.array([two.rate / one.rate for one, two in pairs])
+    drawn = np.median(np.random.default_rng(0).choice(ratios, (2000, len(ratios))), axis=1)
+    low, high = np.quantile(drawn, [0.025, 0.975])
+    return {"speedup": float(np.median(ratios)), "low": float(low), "high": float(high)}
+
+
+def _fixed_row(
+    method: str, num_drafts: int, acceptance: float | None, pairs: Sequence[tuple[SpecRun, SpecRun]]
+) -> dict[str, Any]:
+    found = [two.acceptance for _, two in pairs if two.acceptance is not None]
+    measured = median(found) if found else 0.0
+    return {
+        "method": method,
+        "num_drafts": num_drafts,
+        "set_acceptance": acceptance,
+        "acceptance": measured,
+        "tokens_per_pass": median([two.tokens_per_round or 1.0 for _, two in pairs]),
+        "drafts_per_pass": median([two.drafts_per_round for _, two in pairs]),
+        "verify_over_plain": median([two.verify_s(1 + num_drafts) / one.verify_s() for one, two in pairs]),
+        "draft_over_plain": median([two.draft_s() / one.verify_s() for one, two in pairs]),
+        "plain_tokens_per_s": median([one.rate for one, _ in pairs]),
+        "predicted": median([predicted_speedup(one, two, num_drafts, two.acceptance or 0.0) for one, two in pairs]),
+        **_ratios(pairs),
+    }
+
+
+def _gate_row(
+    method: str, batch: int, acceptance: float | None, pairs: Sequence[tuple[SpecRun, SpecRun]]
+) -> dict[str, Any]:
+    return {
+        "method": method,
+        "batch": batch,
+        "set_acceptance": acceptance,
+        "drafts_per_pass": median([two.drafts_per_round for _, two in pairs]),
+        "most_drafts": MAX_AUTO_DRAFTS,
+        "plain_tokens_per_s": median([one.rate for one, _ in pairs]),
+        **_ratios(pairs),
+    }
+
+
+def _alpha_rows(
+    method: str, temperature: float, runs: Sequence[SpecRun], overlaps: Sequence[Overlap]
+) -> list[dict[str, Any]]:
+    """One; none where nothing was drafted."""
+    rounds = [a_round for run in runs for step in run.steps for a_round in step.rounds]
+    assert len(rounds) == len(overlaps), f"{len(rounds)} drafts were verified, {len(overlaps)} were seen"
+    if not rounds:
+        return []
+    return [
+        {
+            "method": method,
+            "temperature": temperature,
+            "num_drafts": len(rounds),
+            "alpha": sum(accepted for _, accepted in rounds) / len(rounds),
+            "expected": float(np.mean([found.coupled for found in overlaps])),
+            "at_least": float(np.mean([found.at_least for found in overlaps])),
+            "classical": float(np.mean([found.classical for found in overlaps])),
+        }
+    ]

@@ -1,0 +1,182 @@
+"""`twostroke bench offline`: a workload through the engine on this machine, as fast as it goes or as it arrives."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from twostroke.config.cache import CacheConfig
+from twostroke.config.checks import switch, whole_number
+from twostroke.config.load import LoadConfig
+from twostroke.config.scheduler import SchedulerConfig
+from twostroke.cost.price import RunCost, check_price_per_hour
+from twostroke.errors import InvalidParameter
+from twostroke.measure.command import command_line, settings
+from twostroke.measure.figure import MEASURED, PREDICTED, save_figure
+from twostroke.measure.model_engine import model_engine
+from twostroke.measure.report import DEFAULT_FOLDER, BenchResult, check_folder, save
+from twostroke.measure.summary import over_time, summarize
+from twostroke.measure.workload import SyntheticSpec, synthetic
+from twostroke.measure.workload_options import WorkloadOptions, check_name
+from twostroke.model.model_files import find_model_of
+from twostroke.served_run import Run
+from twostroke.tables import print_table
+
+_LIMIT_COLOURS = {"tokens": "#3b6ea5", "seqs": "#7a9e3f", "kv": "#c2410c", "none": "#d5dbe1"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OfflineOptions(WorkloadOptions):
+    """What is run, and where the result goes."""
+
+    warmup: int = 1
+    """Small runs before the one that counts."""
+    name: str = "offline"
+    """Of the files that are written."""
+    results: Path = DEFAULT_FOLDER
+    """Where they go."""
+    plots: bool = True
+    """Draw a PNG beside the JSON (needs the extra 'bench')."""
+    price_per_hour: float | None = None
+    """Price of this machine an hour, in any money: also says what a million tokens cost."""
+
+    def __post_init__(self) -> None:
+        """Checks what needs no model; every option changes something, or is refused."""
+        WorkloadOptions.__post_init__(self)  # super() has no class to look in: slots=True makes another one
+        whole_number("warmup", self.warmup, 0)
+        switch("plots", self.plots)
+        check_name(self.name)
+        check_price_per_hour(self.price_per_hour)
+
+
+def run_offline(
+    options: OfflineOptions | None = None,
+    load: LoadConfig | None = None,
+    scheduler: SchedulerConfig | None = None,
+    cache: CacheConfig | None = None,
+) -> BenchResult:
+    """Loads the model, runs the workload, saves JSON and PNG.
+
+    Raises:
+        InvalidParameter: a trace that cannot be read, no request that fits, a folder that results cannot be written to.
+        SetupError: the model cannot be loaded, or matplotlib is missing while plots are wanted.
+    """
+    options, load = options or OfflineOptions(), load or LoadConfig()
+    scheduler, cache = scheduler or SchedulerConfig(), cache or CacheConfig()
+    check_folder(options.results)
+    model = find_model_of(load).config()
+    context = min(load.max_model_len or model.max_context, model.max_context)
+    workload = options.workload(model.vocab_size).fitting(context)
+    if not len(workload):
+        name, value = "prompt_lengths", options.prompt_lengths
+        if options.trace is not None:
+            name, value = "trace", str(options.trace)
+        raise InvalidParameter(name, value, f"no request fits a context of {context} tokens", "Make them shorter.")
+    engine = model_engine(load, scheduler, cache)
+    for i in range(options.warmup):
+        # other tokens than the workload's: a warm-up must not fill the prefix cache with what is measured
+        engine.run(synthetic(SyntheticSpec(num_requests=4, vocab_size=model.vocab_size, seed=options.seed + 10**9 + i)))
+    run = engine.run(workload, progress=options.name)
+    engine.close()
+    result = BenchResult.now(
+        options.name,
+        command_line("twostroke bench offline", options, load, scheduler, cache),
+        config={"load": settings(load), "scheduler": settings(scheduler), "cache": settings(cache)},
+        workload={**workload.description, "prompt_tokens": workload.num_prompt_tokens},
+        results={
+            **summarize(run),
+            "cost": cost_of(run, options.price_per_hour, workload.num_prompt_tokens),
+            "startup": engine.startup_lines,
+        },
+        warmup=options.warmup,
+    )
+    save(result, options.results)
+    if options.plots:
+        save_figure(lambda figure: _draw(figure, run), options.results / f"{options.name}.png", size=(8, 5))
+    return result
+
+
+def print_summary(found: Mapping[str, Any], console: Console | None = None) -> None:
+    """The figures of a run (see `summarize`), for people."""
+    console = console or Console()
+    rates = found["throughput"]
+    console.print(
+        f"{found['num_requests']} requests in {found['duration_s']:.2f} s, {found['steps']} steps: "
+        f"prefill {rates['prefill_tok_s']:,.0f} tok/s, decode {rates['decode_tok_s']:,.0f} tok/s, "
+        f"{rates['requests_per_s']:.2f} requests/s; {found['num_cached_tokens']:,} prompt tokens from the cache, "
+        f"{found['num_preemptions']} preemptions",
+        highlight=False,
+    )
+    if found.get("cost") is not None:
+        console.print(cost_line(found["cost"]), highlight=False)
+    rows = Table(box=None, pad_edge=False, header_style="bold")
+    for name in ("ms", "p50", "p90", "p99", "mean"):
+        rows.add_column(name, justify="left" if name == "ms" else "right")
+    latency: Mapping[str, Mapping[str, float]] = found["latency"]
+    for name, of in latency.items():
+        cells = (f"{1000 * of[q]:,.2f}" for q in ("p50", "p90", "p99", "mean") if q in of)
+        rows.add_row(name.removesuffix("_s").replace("_", " "), *cells)
+    own: Mapping[str, Mapping[str, float]] = found["own_time_s"]
+    largest = max(own, key=int)
+    for size in dict.fromkeys((min(own, key=int), largest)):
+        cells = (f"{1000 * own[size][q]:,.2f}" for q in ("p50", "p90", "p99", "mean"))
+        rows.add_row(f"engine's own time a step, {size} requests", *cells)
+    print_table(rows, console)
+    limits: Mapping[str, float] = found["limited_by"]
+    console.print("limited by " + ", ".join(f"{name} {share:.0%}" for name, share in limits.items()), highlight=False)
+
+
+def cost_of(run: Run, price_per_hour: float | None, num_prompt_tokens: int | None = None) -> dict[str, Any] | None:
+    """Return the bill of a run (see `RunCost`); None without a price.
+
+    Args:
+        run: the workload's run through an engine.
+        price_per_hour: price of the machine.
+        num_prompt_tokens: sum over all requests; None: not known, and the cost per token of prompts and output is left
+            out.
+    """
+    if price_per_hour is None:
+        return None
+    return asdict(
+        RunCost.of(
+            price_per_hour, run.duration_s, num_prompt_tokens=num_prompt_tokens, num_output_tokens=run.num_output_tokens
+        )
+    )
+
+
+def cost_line(cost: Mapping[str, Any]) -> str:
+    """Return the bill of a run (see `RunCost`) as readable text."""
+    parts = {
+        "of output": cost["per_million_output_tokens"],
+        "of prompts and output alike": cost["per_million_tokens"],
+    }
+    known = [f"{value:,.4g} per million tokens {of_what}" for of_what, value in parts.items() if value is not None]
+    bill = ", ".join([f"{cost['total']:,.4g} in all", *known])
+    return f"cost: {bill} (at {cost['price_per_hour']:g} an hour)"
+
+
+def _draw(figure: Any, run: Run) -> None:
+    series = over_time(run)
+    top, bottom = figure.subplots(2, 1, sharex=True)
+    top.step(series["end_s"], series["num_seqs"], color=MEASURED, label="running requests", where="post")
+    top.step(series["end_s"], series["num_waiting"], color=PREDICTED, label="waiting requests", where="post")
+    top.set_ylabel("requests")
+    top.legend(fontsize=8, frameon=False)
+    begins = [0.0, *series["end_s"]][: len(series["end_s"])]
+    widths = [end - begin for begin, end in zip(begins, series["end_s"], strict=True)]
+    for limit, colour in _LIMIT_COLOURS.items():
+        places = [i for i, name in enumerate(series["limited_by"]) if name == limit]
+        if places:
+            heights = [series["num_tokens"][i] for i in places]
+            lefts, spans = [begins[i] for i in places], [widths[i] for i in places]
+            bottom.bar(lefts, heights, spans, align="edge", color=colour, label=f"limited by {limit}")
+    bottom.set_ylabel("tokens a step")
+    bottom.set_xlabel("seconds")
+    bottom.legend(fontsize=8, frameon=False)
+    for axes in (top, bottom):
+        axes.spines[["top", "right"]].set_visible(False)

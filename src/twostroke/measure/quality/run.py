@@ -1,0 +1,321 @@
+"""`twostroke bench quality`: what smaller formats of weights and KV cost in quality, for any model and text.
+
+Each row is also held against float32 arithmetic on the same weights (distance.py): mean and maximal KL divergence,
+top-1 agreement and perplexity. llama.cpp can stand beside it on the same file and text (peer.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from twostroke.config.cache import CacheConfig
+from twostroke.config.checks import whole_number
+from twostroke.config.engine import EngineConfig
+from twostroke.errors import InvalidParameter
+from twostroke.hardware import Hardware
+from twostroke.llm import LLM
+from twostroke.measure.command import command_line, last_part, settings
+from twostroke.measure.quality.configuration import keywords_of
+from twostroke.measure.quality.distance import (
+    Distance,
+    KeptDistributions,
+    Window,
+    first_positions,
+    kept_distributions,
+)
+from twostroke.measure.quality.held_out import held_out_texts
+from twostroke.measure.quality.peer import KV_TYPES, PeerRow, PeerScorer, interpreter_of
+from twostroke.measure.quality.scoring import (
+    ANSWER,
+    CUE,
+    Document,
+    Needle,
+    Perplexity,
+    needles,
+    perplexity,
+    retrieval,
+    windows,
+)
+from twostroke.measure.quality.whole_distributions import FLOAT32, WholeDistributions
+from twostroke.measure.report import DEFAULT_FOLDER, BenchResult, check_folder, save
+from twostroke.model.model_files import ModelFiles, find_model
+from twostroke.plain_words import reason_of
+from twostroke.tokenizer.tokenizer import Tokenizer
+
+KV_CONFIGURATIONS = ("kv_cache_dtype=int8", "kv_cache_dtype=int4")
+CONFIGURATIONS = (
+    "quantization=int8",
+    "quantization=int4",
+    "quantization=int4,group_size=64",
+    "quantization=int4,group_size=128",
+    *KV_CONFIGURATIONS,
+)
+DISTANCES = (0, 64, 256, 1024, 2048, 3500)
+MOST_RISE = {
+    "quantization=int8": 0.01,
+    "quantization=int4": 0.04,
+    "kv_cache_dtype=int8": 0.005,
+    "kv_cache_dtype=int4": 0.03,
+}
+"""Of perplexity, over the model as it is: what the embedded model on its held-out text is held to."""
+
+MIN_TEXT_TOKENS = 256
+"""Below, a mean is the accident of a few tokens, and a passage is found again because there is no other."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QualityOptions:
+    """What is measured, and where the result goes."""
+
+    model: str = "embedded"
+    """A model folder, a GGUF file, a hub id, or 'embedded'."""
+    text: Path | None = None
+    """UTF-8 text to score; default: modules of Python's library that the embedded model has not seen."""
+    configuration: tuple[str, ...] = ()
+    """Settings of the engine to put beside the model as it is: NAME=VALUE,NAME=VALUE by the names of its flags
+    (quantization=int4,group_size=64); give it several times for several rows. Default: int8 and int4 of weights and of
+    KV; of KV alone where the model is quantized already."""
+    context: int | None = None
+    """Tokens of a window; default: the model's context, at most 4096."""
+    max_text_tokens: int | None = None
+    """Score only so many tokens of the text; at least 256."""
+    float32_positions: int = 2048
+    """Positions of the text whose distributions are compared with float32 on the same weights; 0 leaves it out. Each
+    takes 4 bytes x the vocabulary in a temporary file."""
+    env: tuple[str, ...] = ()
+    """llama.cpp=INTERPRETER: the Python of an environment with llama-cpp-python, to compare llama.cpp with float32 too.
+    The model is then a GGUF file."""
+    num_needles: int = 16
+    """Passages of the retrieval task for each distance; 0 leaves it out."""
+    threads: int | None = None
+    """Threads of the model's operators, unless a configuration says else; default: the processors this process may
+    use."""
+    seed: int = 0
+    """Of the retrieval task."""
+    name: str = "quality"
+    """Of the file that is written."""
+    results: Path = DEFAULT_FOLDER
+    """Where it goes."""
+
+    def __post_init__(self) -> None:
+        """Checks what needs no model, every configuration's names and values among it."""
+        limits = (("context", self.context, 128), ("max_text_tokens", self.max_text_tokens, MIN_TEXT_TOKENS))
+        for name, value, low in limits:
+            if value is not None:
+                whole_number(name, value, low)
+        whole_number("float32_positions", self.float32_positions, 0)
+        whole_number("num_needles", self.num_needles, 0)
+        whole_number("seed", self.seed, 0)
+        for configuration in self.configuration:
+            keywords_of(configuration)
+        if interpreter_of(self.env) is not None:
+            if not self.float32_positions:
+                raise InvalidParameter("env", self.env[0], "changes nothing with float32_positions=0", "Leave it out.")
+            if Path(self.model).suffix.lower() != ".gguf":
+                raise InvalidParameter(
+                    "env", self.env[0], "llama.cpp reads GGUF files alone", "Give --model FILE.gguf."
+                )
+
+    @property
+    def is_the_claim(self) -> bool:
+        """Whether the limits are about this: the embedded model, all of its held-out text."""
+        return self.model == "embedded" and self.text is None and self.max_text_tokens is None
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One configuration."""
+
+    configuration: str
+    """Empty: the model as it is."""
+    score: Perplexity
+    found: dict[int, float]
+    rise: float
+    """Of perplexity over the first row's, as a share."""
+    most_rise: float | None
+    distance: Distance | None = None
+    """Distance from float32 on the same weights; None where it was not measured."""
+
+    @property
+    def holds(self) -> bool:
+        """Whether it stays below its limit."""
+        return self.most_rise is None or self.rise <= self.most_rise
+
+
+@dataclass(frozen=True, slots=True)
+class Quality:
+    """Results of all configurations and peers."""
+
+    rows: tuple[Row, ...]
+    """The model as stored, then each configuration."""
+    peers: tuple[PeerRow, ...] = ()
+    """llama.cpp, where its environment was given."""
+
+    @property
+    def holds(self) -> bool:
+        """Whether every row stays below its limit, and every peer gave figures."""
+        return all(row.holds for row in self.rows) and all(peer.failure is None for peer in self.peers)
+
+
+def run_quality(options: QualityOptions) -> Quality:
+    """Scores the text and looks for needles in each configuration, saves JSON.
+
+    Raises:
+        InvalidParameter: a text that cannot be read, or is too short; no room for the temporary file.
+        SetupError: the model cannot be loaded in one of the configurations.
+    """
+    check_folder(options.results)
+    files = find_model(options.model)
+    configurations = ("", *_configurations(options, files))
+    context = options.context or min(files.config().max_context, 4096)
+    documents = _documents(options, files.tokenizer())
+    # in a shorter text, what lies between would bring the passage a second time
+    longest = min(context - 1, sum(len(document.token_ids) - 1 for document in documents))
+    distances = [distance for distance in DISTANCES if distance + CUE + ANSWER <= longest]
+    prompts = needles(documents, distances, options.num_needles, options.seed)
+    apart, peers = _distances(options, configurations, _windows(options, documents, context), context)
+    rows: list[Row] = []
+    for configuration in configurations:
+        score, found = _measure(options, configuration, documents, prompts, context)
+        base = rows[0].score if rows else score
+        limit = MOST_RISE.get(configuration) if options.is_the_claim else None
+        rise = score.per_token / base.per_token - 1
+        rows.append(Row(configuration, score, found, rise, limit, apart.get(configuration)))
+    quality = Quality(tuple(rows), peers)
+    save(_result(options, quality, context), options.results)
+    return quality
+
+
+def _windows(options: QualityOptions, documents: list[Document], context: int) -> list[Window]:
+    """Return the windows that score the positions to be compared with float32."""
+    cut = (
+        Window(document.token_ids[begin:end], first - begin)
+        for document in documents
+        for begin, first, end in windows(len(document.token_ids), context - 1)
+    )
+    return first_positions(cut, options.float32_positions)
+
+
+def _distances(
+    options: QualityOptions, configurations: Sequence[str], cut: Sequence[Window], context: int
+) -> tuple[dict[str, Distance], tuple[PeerRow, ...]]:
+    """Compare each configuration, and llama.cpp where given, with float32."""
+    if not cut:
+        return {}, ()
+    float32 = WholeDistributions(_engine_config(options, FLOAT32, context), context, as_numbers=True)
+    vocab_size, num_positions = float32.vocab_size, sum(window.num_scored for window in cut)
+    with kept_distributions(num_positions, vocab_size) as (kept, folder):
+        at = 0
+        for window in cut:
+            kept.put(at, float32.log_probs(window.token_ids, window.first))
+            at += window.num_scored
+        del float32
+        apart = {
+            configuration: _distance(options, configuration, cut, kept, context) for configuration in configurations
+        }
+        interpreter = interpreter_of(options.env)
+        if interpreter is None:
+            return apart, ()
+        threads = options.threads or Hardware.of_this_machine().cores
+        scorer = PeerScorer(interpreter, Path(options.model).resolve(), threads, vocab_size, folder)
+        kv_types = (None, *(KV_TYPES[one] for one in configurations if one in KV_TYPES))
+        return apart, tuple(scorer.row(cut, kept, kv_type) for kv_type in kv_types)
+
+
+def _distance(
+    options: QualityOptions, configuration: str, cut: Sequence[Window], kept: KeptDistributions, context: int
+) -> Distance:
+    keywords = keywords_of(configuration) if configuration else {}
+    model = WholeDistributions(_engine_config(options, keywords, context), context)
+    distance, at = Distance(), 0
+    for window in cut:
+        kept.compare(distance, at, window, model.log_probs(window.token_ids, window.first))
+        at += window.num_scored
+    return distance
+
+
+def _engine_config(options: QualityOptions, keywords: Mapping[str, Any], context: int) -> EngineConfig:
+    """Return an engine's settings for one process: several ranks compute the same bits."""
+    of_ranks = ("tensor_parallel_size", "tensor_parallel_address")
+    given = {"threads": options.threads, **{name: value for name, value in keywords.items() if name not in of_ranks}}
+    return EngineConfig.from_keywords(model=options.model, max_model_len=context, **given)
+
+
+def _configurations(options: QualityOptions, files: ModelFiles) -> tuple[str, ...]:
+    """Those asked for, or all that the model can be loaded in; one that it cannot be is refused before any runs."""
+    config = files.config()
+    if not options.configuration:
+        return CONFIGURATIONS if files.weights(config, None).quantization is None else KV_CONFIGURATIONS
+    for configuration in options.configuration:
+        files.weights(config, keywords_of(configuration).get("quantization"))
+    return options.configuration
+
+
+def _documents(options: QualityOptions, tokenizer: Tokenizer) -> list[Document]:
+    texts = held_out_texts() if options.text is None else [_read(options.text)]
+    before = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else tokenizer.eos_token_id
+    left = options.max_text_tokens
+    documents: list[Document] = []
+    num_tokens = 0
+    for text in texts:
+        token_ids = tokenizer.encode(text, add_special_tokens=False)[:left]
+        num_tokens += len(token_ids)
+        if left is not None:
+            left -= len(token_ids)
+        num_bytes = len((text if options.max_text_tokens is None else tokenizer.decode(token_ids)).encode())
+        if token_ids:
+            # a tokenizer without either token: the first of the text is then not scored
+            opening = () if before is None else (before,)
+            documents.append(Document((*opening, *token_ids), num_bytes))
+    if num_tokens < MIN_TEXT_TOKENS:
+        limit = f"has {num_tokens} tokens; at least {MIN_TEXT_TOKENS} are needed for figures that mean anything"
+        raise InvalidParameter("text", str(options.text), limit, "Give a longer text.")
+    return documents
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidParameter("text", str(path), f"cannot be read as UTF-8 text ({reason_of(error)})") from error
+
+
+def _measure(
+    options: QualityOptions, configuration: str, documents: list[Document], prompts: list[Needle], context: int
+) -> tuple[Perplexity, dict[int, float]]:
+    keywords = keywords_of(configuration) if configuration else {}
+    # no prefix cache: who asks for the scores of a prompt has all of it computed
+    given: dict[str, Any] = {"threads": options.threads, "enable_prefix_caching": False, "max_num_seqs": 8, **keywords}
+    if "kv_cache_memory" not in keywords and "num_kv_blocks" not in keywords:
+        given["num_kv_blocks"] = given["max_num_seqs"] * -(
+            -context // given.get("block_size", CacheConfig().block_size)
+        )
+    with LLM(options.model, max_model_len=context, **given) as llm:
+        return perplexity(llm, documents, context - 1), retrieval(llm, prompts)
+
+
+def _result(options: QualityOptions, quality: Quality, context: int) -> BenchResult:
+    rows = quality.rows
+    text = "held-out modules of Python's library" if options.text is None else last_part(options.text)
+    kept = {name: value for name, value in settings(options).items() if name != "env"}
+    return BenchResult.now(
+        options.name,
+        command_line("twostroke bench quality", options),
+        config={**kept, "configuration": [row.configuration for row in rows if row.configuration]},
+        workload={"text": text, "context": context, "tokens": rows[0].score.num_tokens},
+        results={
+            row.configuration or "base": {
+                "perplexity": row.score.per_token,
+                "bits_per_byte": row.score.bits_per_byte,
+                "perplexity_rise": row.rise,
+                "most_rise": row.most_rise,
+                "retrieval": {str(distance): share for distance, share in row.found.items()},
+                "against_float32": None if row.distance is None else row.distance.as_json(),
+            }
+            for row in rows
+        }
+        | {peer.name: peer.as_json() for peer in quality.peers},
+    )

@@ -1,0 +1,160 @@
+"""What `twostroke bench serve` sends, to whom, and what it counts as good; checked before anything is sent."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, cast, get_args
+
+import msgspec
+
+from twostroke.config.checks import number, one_of, switch, text, whole_number
+from twostroke.cost.price import check_price_per_hour
+from twostroke.errors import InvalidParameter
+from twostroke.measure.report import DEFAULT_FOLDER
+from twostroke.measure.serve.figures import Slo
+from twostroke.measure.serve.http_connection import Origin
+from twostroke.measure.serve.openai_wire import EndpointName, TokenCounts
+from twostroke.measure.workload import RESERVED_TOKEN_IDS
+from twostroke.measure.workload_options import WorkloadOptions, check_name
+
+Prompts = Literal["token-ids", "text"]
+
+_MAX_SECONDS = 24 * 3600.0
+_MAX_LOAD = 1e3
+_MAX_POINTS = 50
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServeOptions(WorkloadOptions):
+    """The load, the server, and where the result goes."""
+
+    url: str = "http://127.0.0.1:8000"
+    """The server, with or without /v1."""
+    model: str | None = None
+    """The name that it is served under; default: the first of /v1/models."""
+    api_key: str | None = field(default=None, repr=False)
+    """Sent as the bearer token; no part of the result."""
+    endpoint: EndpointName = "completions"
+    """/v1/completions or /v1/chat/completions."""
+    prompts: Prompts | None = None
+    """What prompts are made of: 'token-ids', which only completions take and not every server, or 'text', words that
+    are one token each; default: token ids for completions, text for chat."""
+    tokenizer: str | None = None
+    """Whose words prompts of text are made of: a model folder, a GGUF file, a hub id or 'embedded'; default: the
+    server is asked (/tokenize)."""
+    vocab_size: int = 4096
+    """Prompts of token ids hold ids below this; every model of production size has more."""
+    max_concurrency: int | None = None
+    """Closed loop: this many requests at a time, a new one when one has ended, in place of arrivals."""
+    frontier: str = ""
+    """Loads to sweep, with commas between them, as multiples of request_rate, or without one of what the server does
+    when all requests come at once: 0.2,0.5,0.8,1,1.2."""
+    goodput: tuple[str, ...] = ()
+    """NAME:MILLISECONDS that a request has to keep to count as good, NAME one of ttft, tpot, e2el. Can be repeated."""
+    temperature: float | None = 0.0
+    """Sent with each request, with its seed where it is above 0."""
+    ignore_eos: bool = True
+    """Ask for outputs of exactly the drawn lengths; servers that do not know the field need --no-ignore-eos."""
+    extra_body: str = ""
+    """A JSON object of more fields for each request; they win over the others."""
+    token_counts: TokenCounts = "usage"
+    """Where the number of tokens in a chunk comes from: 'usage' counts along (stream_options.continuous_usage_stats),
+    'token-ids' of each chunk (return_token_ids), or 'chunks': one each, for servers that refuse both."""
+    price_per_hour: float | None = None
+    """Price of the server's machines an hour, in any money: also says what a million tokens cost."""
+    timeout: float = 600.0
+    """Seconds until a request is given up."""
+    server_metrics: bool = True
+    """Read /metrics before and after, where the server has it."""
+    warmup: int = 1
+    """Small runs before the one that counts."""
+    name: str = "serve"
+    """Of the files that are written."""
+    results: Path = DEFAULT_FOLDER
+    """Where they go."""
+    plots: bool = True
+    """Draw a PNG beside the JSON (needs the extra 'bench')."""
+
+    def __post_init__(self) -> None:
+        """Checks what needs no server; every option changes something, or is refused."""
+        WorkloadOptions.__post_init__(self)  # super() has no class to look in: slots=True makes another one
+        Origin.parse(self.url)
+        for name in ("model", "api_key", "tokenizer"):
+            if getattr(self, name) is not None:
+                text(name, getattr(self, name))
+        if self.api_key is not None and not (self.api_key.isascii() and self.api_key.isprintable()):
+            raise InvalidParameter("api_key", "...", "must be printable ASCII: it goes into a header")
+        one_of("endpoint", self.endpoint, get_args(EndpointName))
+        one_of("token_counts", self.token_counts, get_args(TokenCounts))
+        for name in ("ignore_eos", "server_metrics", "plots"):
+            switch(name, getattr(self, name))
+        if self.temperature is not None:
+            number("temperature", self.temperature, 0.0, 100.0, "a number, 0 to 100, or None")
+        number("timeout", self.timeout, 0.0, _MAX_SECONDS, f"seconds, up to {_MAX_SECONDS:g}", low_open=True)
+        whole_number("warmup", self.warmup, 0)
+        check_name(self.name)
+        check_price_per_hour(self.price_per_hour)
+        _ = self.slo, self.more_fields, self.loads
+        self._check_prompts()
+        self._check_arrivals()
+
+    @property
+    def slo(self) -> Slo:
+        """What counts as good."""
+        return Slo.parse(self.goodput)
+
+    @property
+    def prompts_of(self) -> Prompts:
+        """What prompts are made of, whether or not it was said."""
+        return self.prompts or ("text" if self.endpoint == "chat" else "token-ids")
+
+    @property
+    def more_fields(self) -> dict[str, Any]:
+        """The fields of extra_body."""
+        if not self.extra_body:
+            return {}
+        try:
+            return msgspec.json.decode(self.extra_body, type=dict[str, Any])
+        except msgspec.MsgspecError as error:
+            raise InvalidParameter("extra_body", self.extra_body, f"must be a JSON object ({error})") from error
+
+    @property
+    def loads(self) -> tuple[float, ...]:
+        """The frontier's, as numbers; empty without one."""
+        words = self.frontier.split(",") if self.frontier else []
+        try:
+            loads = tuple(float(word) for word in words)
+        except ValueError:
+            loads = (-1.0,)
+        if len(loads) > _MAX_POINTS or not all(0 < load <= _MAX_LOAD for load in loads):
+            limit = f"must be at most {_MAX_POINTS} numbers above 0 and up to {_MAX_LOAD:g}, with commas between them"
+            raise InvalidParameter("frontier", self.frontier, limit)
+        return loads
+
+    def _check_prompts(self) -> None:
+        if self.prompts is not None:
+            one_of("prompts", self.prompts, get_args(Prompts))
+        whole_number("vocab_size", self.vocab_size, RESERVED_TOKEN_IDS + 1)
+        if self.prompts_of == "token-ids":
+            if self.endpoint == "chat":
+                limit = "goes with --endpoint completions: messages of a chat are text"
+                raise InvalidParameter("prompts", self.prompts, limit, "Leave it out.")
+            if self.tokenizer is not None:
+                limit = "changes nothing: prompts are token ids"
+                raise InvalidParameter("tokenizer", self.tokenizer, limit, "Add --prompts text.")
+        elif self.vocab_size != 4096:
+            raise InvalidParameter("vocab_size", self.vocab_size, "changes nothing: prompts are text", "Leave it out.")
+
+    def _check_arrivals(self) -> None:
+        if self.max_concurrency is not None:
+            whole_number("max_concurrency", self.max_concurrency, 1)
+            for name in ("request_rate", "time_divisor", "frontier"):
+                value = cast(object, getattr(self, name))
+                if value:
+                    limit = "means nothing beside max_concurrency: requests are sent when others have ended"
+                    raise InvalidParameter(name, value, limit, "Leave one of the two out.")
+        if self.loads and self.trace is not None:
+            raise InvalidParameter(
+                "frontier", self.frontier, "changes the rate of drawn arrivals", "Leave out --trace."
+            )

@@ -1,0 +1,118 @@
+"""One engine at one point: the time of a prompt, or of a step that only decodes, beside the least it could take."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from twostroke.cost.step_cost import MachineLimits, StepCost
+from twostroke.events import MeasurementBegan, StepScheduled
+from twostroke.measure.model_engine import ModelEngine
+from twostroke.measure.report import median
+from twostroke.measure.workload import of_lengths
+
+_SOME_TOKENS = 128
+"""Ids that every vocabulary has; which ones does not matter for time."""
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillPoint:
+    """A prompt, alone."""
+
+    prompt_length: int
+    ttft_s: float
+    cost: tuple[StepCost, ...]
+    """Of each step that read it."""
+
+    def floor_s(self, machine: MachineLimits) -> float:
+        """The least that the machine's limits allow."""
+        return sum(machine.floor_s(cost) for cost in self.cost)
+
+    def raised(self, machine: MachineLimits) -> MachineLimits:
+        """Return limits raised so that the prompt is not faster than its floor."""
+        if self.floor_s(machine) <= self.ttft_s:
+            return machine
+        # only the time of all steps together is known: raise both rates alike
+        factor = self.floor_s(machine) / self.ttft_s
+        rates = machine.flops_per_s * factor, machine.bytes_per_s * factor
+        return MachineLimits(*rates, machine.is_estimate)
+
+    @property
+    def tok_s(self) -> float:
+        """Prompt tokens per second."""
+        return self.prompt_length / self.ttft_s
+
+
+@dataclass(frozen=True, slots=True)
+class DecodePoint:
+    """Requests that decode together."""
+
+    num_requests: int
+    context: int
+    """Prompt tokens of each."""
+    tpot_s: float
+    """Time of a step, which brings each of them a token."""
+    cost: StepCost
+    """Of the step in the middle."""
+
+    def floor_s(self, machine: MachineLimits) -> float:
+        """The least that the machine's limits allow."""
+        return machine.floor_s(self.cost)
+
+    @property
+    def tok_s(self) -> float:
+        """Output tokens per second of all of them."""
+        return self.num_requests / self.tpot_s
+
+
+def measure_prefill(engine: ModelEngine, prompt_length: int, repeats: int, progress: str | None) -> PrefillPoint:
+    """Median TTFT of a prompt that has the engine to itself."""
+    times: list[float] = []
+    for repeat in range(repeats):
+        workload = of_lengths([(prompt_length, 1)], vocab_size=_SOME_TOKENS, seed=repeat)
+        times.append(engine.run(workload, progress=progress).requests[0].times.ttft_s)
+    return PrefillPoint(prompt_length, median(times), tuple(step.cost for step in _steps(engine) if step.cost))
+
+
+def output_length(num_requests: int, context: int, steps: int, budget: int) -> int:
+    """Output tokens that leave `steps` steps in which all of them decode.
+
+    The prompts are read in chunks of `budget` tokens, and who was read first has made a token in each of these steps.
+
+    >>> output_length(1, 128, steps=8, budget=512), output_length(8, 128, steps=8, budget=512)
+    (10, 11)
+    """
+    return 1 + steps + -(-num_requests * context // budget)
+
+
+def measure_decode(
+    engine: ModelEngine, num_requests: int, context: int, num_outputs: int, progress: str | None
+) -> DecodePoint:
+    """Median time of the steps in which all of them decode and nothing else happens.
+
+    Args:
+        engine: must be idle.
+        num_requests: at once.
+        context: prompt tokens of each.
+        num_outputs: see `output_length`.
+        progress: title of a progress bar.
+    """
+    run = engine.run(of_lengths([(context, num_outputs)] * num_requests, vocab_size=_SOME_TOKENS), progress=progress)
+    seconds = [s.wall_s for s in run.steps if s.num_decode_tokens == num_requests and not s.num_prefill_tokens]
+    costs = [
+        step.cost
+        for step in _steps(engine)
+        if step.batch.num_decode_tokens == num_requests and not step.batch.num_prefill_tokens and step.cost
+    ]
+    assert seconds, f"{num_requests} requests of {context} tokens never decode together in {num_outputs} steps"
+    return DecodePoint(num_requests, context, median(seconds), costs[len(costs) // 2])
+
+
+def _steps(engine: ModelEngine) -> list[StepScheduled]:
+    """Of the last run, as the journal costed them."""
+    steps: list[StepScheduled] = []
+    for event in engine.engine.recent_events:
+        if isinstance(event, MeasurementBegan):
+            steps.clear()
+        elif isinstance(event, StepScheduled) and not event.batch.is_empty:
+            steps.append(event)
+    return steps

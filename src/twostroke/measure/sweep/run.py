@@ -1,0 +1,286 @@
+"""Sweeps one engine over prompt lengths, contexts and batch sizes, and says how near to the machine's limits it is.
+
+The floor of a step is the longer of its arithmetic and its memory traffic (cost/step_cost.py), at the limits measured
+before and after the sweep, on the same threads. What counts as traffic is what must be read and written at least once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from twostroke.config.cache import CacheConfig
+from twostroke.config.checks import switch, whole_number
+from twostroke.config.load import LoadConfig
+from twostroke.config.scheduler import SchedulerConfig
+from twostroke.cost.price import check_price_per_hour, cost_per_million_tokens
+from twostroke.cost.step_cost import MachineLimits
+from twostroke.errors import InvalidParameter
+from twostroke.hardware import Hardware
+from twostroke.kernels.dispatch import operators_for
+from twostroke.measure.command import command_line, model_name, settings
+from twostroke.measure.figure import save_figure
+from twostroke.measure.limits import measure_limits
+from twostroke.measure.model_engine import ModelEngine, model_engine
+from twostroke.measure.report import DEFAULT_FOLDER, BenchResult, check_folder, save
+from twostroke.measure.sweep.fit import QuadraticFit, fit_quadratic
+from twostroke.measure.sweep.points import DecodePoint, PrefillPoint, measure_decode, measure_prefill, output_length
+from twostroke.measure.sweep.show import draw
+from twostroke.model.model_files import find_model_of, weights_of
+
+_WARM_UP = (32, 8)
+"""Prompt and output tokens."""
+_MOST = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepOptions:
+    """What is swept over."""
+
+    prompt_lengths: str = "16,32,64,128,256,512,1024,2048"
+    """Prompts whose TTFT is measured and fitted; three or more."""
+    contexts: str = "64,256,512,1024,2048"
+    """Prompt lengths that one request decodes behind, for TPOT over context."""
+    batch_sizes: str = "1,2,4,8,16,32"
+    """Requests that decode at once, for tokens per second over batch size."""
+    batch_context: int = 128
+    """Prompt length of these."""
+    steps: int = 24
+    """Decode steps at each point; their median counts."""
+    repeats: int = 3
+    """Prompts of each length; the median counts."""
+    price_per_hour: float | None = None
+    """Price of this machine an hour, in any money: also says what a million input and output tokens cost."""
+    name: str = ""
+    """Of the files that are written; default: sweep-MODEL, with the quantization."""
+    results: Path = DEFAULT_FOLDER
+    """Where they go."""
+    plots: bool = True
+    """Draw a PNG beside the JSON (needs the extra 'bench')."""
+
+    def __post_init__(self) -> None:
+        """Checks what needs no model."""
+        for name in ("batch_context", "steps", "repeats"):
+            whole_number(name, getattr(self, name), 1, _MOST)
+        switch("plots", self.plots)
+        check_price_per_hour(self.price_per_hour)
+        if Path(self.name).name != self.name or self.name.startswith("."):
+            raise InvalidParameter("name", self.name, "must be a file name without folders", "The folder is --results.")
+        fit_quadratic(self.lengths("prompt_lengths"), [0.0] * len(self.lengths("prompt_lengths")))
+        assert self.lengths("contexts")
+        assert self.lengths("batch_sizes")
+
+    def lengths(self, name: str) -> tuple[int, ...]:
+        """One of the lists, rising, each value once.
+
+        Raises:
+            InvalidParameter: it is none.
+        """
+        text: str = getattr(self, name)
+        try:
+            values = sorted({int(value) for value in text.split(",")})
+        except ValueError:
+            values = [0]
+        if values[0] < 1 or values[-1] > _MOST:
+            raise InvalidParameter(name, text, f"must be whole numbers from 1 to {_MOST}, with commas between them")
+        return tuple(values)
+
+
+@dataclass(frozen=True, slots=True)
+class Sweep:
+    """Everything that was measured."""
+
+    prefill: tuple[PrefillPoint, ...]
+    fit: QuadraticFit
+    """Of TTFT over the length of the prompt."""
+    by_context: tuple[DecodePoint, ...]
+    by_batch: tuple[DecodePoint, ...]
+
+    def raised(self, machine: MachineLimits) -> MachineLimits:
+        """Return limits at which no point is faster than its floor; unchanged if none is."""
+        for prompt in self.prefill:
+            machine = prompt.raised(machine)
+        for point in (*self.by_context, *self.by_batch):
+            machine = machine.raised_by(point.cost, point.tpot_s)
+        return machine
+
+    def as_json(self, machine: MachineLimits, price_per_hour: float | None = None) -> dict[str, Any]:
+        """Return times in seconds, rates in tokens per second, shares of the floor at most 1 (see `raised`).
+
+        Args:
+            machine: the limits of the machine.
+            price_per_hour: price of the machine; None leaves out the cost.
+        """
+        decode_alone, decode_full = self.by_batch[0], self.by_batch[-1]
+        fastest = max(self.prefill, key=lambda point: point.tok_s)
+        rates = {
+            "input": fastest.tok_s,
+            "output_alone": decode_alone.tok_s,
+            "output_in_the_largest_batch": decode_full.tok_s,
+        }
+        cost = None
+        if price_per_hour is not None:
+            cost = {name: cost_per_million_tokens(price_per_hour, tok_s) for name, tok_s in rates.items()}
+        return {
+            "machine": asdict(machine),
+            "ttft": [
+                {
+                    "prompt_length": point.prompt_length,
+                    "ttft_s": point.ttft_s,
+                    "fitted_s": self.fit.at(point.prompt_length),
+                    "tok_s": point.tok_s,
+                    "floor_s": point.floor_s(machine),
+                    "share_of_floor": point.floor_s(machine) / point.ttft_s,
+                }
+                for point in self.prefill
+            ],
+            "fit": asdict(self.fit),
+            "tpot_by_context": [_decode_json(point, machine) for point in self.by_context],
+            "by_batch": [_decode_json(point, machine) for point in self.by_batch],
+            "prefill_to_decode": {
+                "of_one_request": fastest.tok_s / decode_alone.tok_s,
+                "of_the_largest_batch": fastest.tok_s / decode_full.tok_s,
+            },
+            "device_seconds_per_1k_tokens": {name: 1000 / tok_s for name, tok_s in rates.items()},
+            "cost_per_million_tokens": cost,
+        }
+
+
+def _decode_json(point: DecodePoint, machine: MachineLimits) -> dict[str, float]:
+    floor_s = point.floor_s(machine)
+    return {
+        "num_requests": point.num_requests,
+        "context": point.context,
+        "tpot_s": point.tpot_s,
+        "tok_s": point.tok_s,
+        "floor_s": floor_s,
+        "share_of_floor": floor_s / point.tpot_s,
+    }
+
+
+def run_sweep(
+    options: SweepOptions | None = None, load: LoadConfig | None = None, cache: CacheConfig | None = None
+) -> BenchResult:
+    """Loads the model, measures every point, saves JSON and PNG.
+
+    Args:
+        options: what is swept over.
+        load: which model.
+        cache: its KV; the prefix cache is off, whatever it says, because every prompt is to be read.
+
+    Raises:
+        InvalidParameter: a length that the model's context does not hold, results that cannot be written.
+        SetupError: the model cannot be loaded, or matplotlib is missing while plots are wanted.
+    """
+    options, load = options or SweepOptions(), load or LoadConfig()
+    cache = replace(cache or CacheConfig(), enable_prefix_caching=False)
+    check_folder(options.results)
+    if load.device != "cpu":
+        limit = "the limits that it is held against are measured on processors"
+        raise InvalidParameter("device", load.device, limit, "`twostroke bench reproduce card` measures a GPU.")
+    files = find_model_of(load)
+    model = files.config()
+    is_quantized = (
+        load.quantization is not None
+        or weights_of(files, model, load, torch.device(load.device)).quantization is not None
+    )
+    dtype = model.dtype if load.dtype == "auto" else load.dtype
+    threads = load.threads or Hardware.of_this_machine().cores
+    operators = operators_for(
+        torch.device(load.device),
+        getattr(torch, dtype),
+        load.kernels,
+        load.activation_quantization,
+        batch_invariant=load.batch_invariant,
+    )
+    before = measure_limits(operators, threads)
+    sweep = measure_sweep(options, load, cache, model.max_context)
+    after = measure_limits(operators, threads)
+    limits = before.best_of(after)
+    in_int8 = is_quantized and operators.keeps_quantized and load.activation_quantization != "none"
+    measured = limits.of("int8" if in_int8 else dtype)
+    machine = sweep.raised(measured)
+    suffix = f"-{load.quantization}" if load.quantization else ""
+    suffix += "" if load.load_format == "auto" else f"-{load.load_format}"
+    suffix += "" if load.batch_invariant else "-not-batch-invariant"
+    name = options.name or f"sweep-{Path(model_name(load.model)).name}{suffix}"
+    result = BenchResult.now(
+        name,
+        command_line("twostroke bench sweep", options, load, cache),
+        config={"load": settings(load), "cache": settings(cache), "threads": threads},
+        workload={key: getattr(options, key) for key in ("prompt_lengths", "contexts", "batch_sizes", "batch_context")},
+        results={
+            "limits": limits.as_json(),
+            "raised": None if machine == measured else asdict(machine),
+            **sweep.as_json(machine, options.price_per_hour),
+        },
+        warmup=1,
+        repeats=options.repeats,
+    )
+    save(result, options.results)
+    if options.plots:
+        save_figure(lambda figure: draw(figure, result.results), options.results / f"{name}.png", size=(11, 4))
+    return result
+
+
+def measure_sweep(
+    options: SweepOptions, load: LoadConfig, cache: CacheConfig, max_context: int, *, progress: bool = True
+) -> Sweep:
+    """Every point, on one engine with the scheduler's defaults.
+
+    Raises:
+        InvalidParameter: a length that the model's context does not hold.
+    """
+    prompts, contexts, batches = (options.lengths(name) for name in ("prompt_lengths", "contexts", "batch_sizes"))
+    scheduler = SchedulerConfig(max_num_seqs=batches[-1])
+    budget, steps = scheduler.max_num_batched_tokens, options.steps
+    in_batch = {n: output_length(n, options.batch_context, steps, budget) for n in batches}
+    longest = max(
+        sum(_WARM_UP),
+        prompts[-1] + 1,
+        contexts[-1] + output_length(1, contexts[-1], steps, budget),
+        options.batch_context + max(in_batch.values()),
+    )
+    if longest > max_context:
+        limit = f"the longest request would be {longest} tokens; the model's context is {max_context}"
+        raise InvalidParameter("prompt_lengths and contexts", f"{prompts[-1]}, {contexts[-1]}", limit, "Shorten them.")
+    cache = _with_room(cache, longest, batches[-1] * (options.batch_context + in_batch[batches[-1]]), batches[-1])
+    engine = model_engine(replace(load, max_model_len=longest), scheduler, cache)
+    try:
+        return _measure(options, engine, in_batch, budget, progress=progress)
+    finally:
+        engine.close()
+
+
+def _measure(
+    options: SweepOptions, engine: ModelEngine, in_batch: Mapping[int, int], budget: int, *, progress: bool
+) -> Sweep:
+    prompts, contexts = options.lengths("prompt_lengths"), options.lengths("contexts")
+    measure_decode(engine, 1, *_WARM_UP, progress="sweep, warm-up" if progress else None)
+
+    def title(what: str) -> str | None:
+        return f"sweep, {what}" if progress else None
+
+    prefill = tuple(measure_prefill(engine, n, options.repeats, title(f"prompt of {n}")) for n in prompts)
+    by_context: Sequence[DecodePoint] = [
+        measure_decode(engine, 1, n, output_length(1, n, options.steps, budget), title(f"context {n}"))
+        for n in contexts
+    ]
+    by_batch = [
+        measure_decode(engine, n, options.batch_context, outputs, title(f"batch {n}"))
+        for n, outputs in in_batch.items()
+    ]
+    fit = fit_quadratic([point.prompt_length for point in prefill], [point.ttft_s for point in prefill])
+    return Sweep(prefill, fit, tuple(by_context), tuple(by_batch))
+
+
+def _with_room(cache: CacheConfig, longest: int, in_batch: int, num_requests: int) -> CacheConfig:
+    """Room for the longest request alone and for the largest batch, which is less than for both at once."""
+    if cache.num_kv_blocks is not None or cache.kv_cache_memory is not None:
+        return cache
+    tokens = max(longest, in_batch + num_requests * cache.block_size)
+    return replace(cache, num_kv_blocks=-(-tokens // cache.block_size) + 1)

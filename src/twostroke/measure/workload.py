@@ -1,0 +1,290 @@
+"""Workloads: who asks what, when. Pure and seeded: the same arguments make the same requests on every machine."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from twostroke.config.checks import number, whole_number
+from twostroke.errors import InvalidParameter
+from twostroke.measure.lengths import MAX_LENGTH, Lengths
+from twostroke.simulation.trace import TRACE_BLOCK, TraceEntry
+
+MIN_RATE, MAX_RATE = 1e-6, 1e9
+"""Of arrivals per second, and of what a trace's times are divided by: beyond, waiting times are no times any more."""
+
+MIN_BURSTINESS = 1e-3
+"""Below, nearly all requests arrive at once and the rest never."""
+
+RESERVED_TOKEN_IDS = 16
+"""Ids below this are not drawn: models keep their special tokens there."""
+
+MAX_HASH_IDS = 1_000_000
+"""Of a trace: as many as two tokens of a vocabulary of 1,024 tell apart."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkloadRequest:
+    """One request to be made."""
+
+    prompt_token_ids: tuple[int, ...]
+    max_tokens: int
+    """Output tokens; the request runs to exactly this many when it ignores the end of the text."""
+    arrival_s: float = 0.0
+    """After the start of the run."""
+    ignore_eos: bool = True
+    seed: int = 0
+    background: bool = False
+    """It takes what the others leave."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Prompt and output."""
+        return len(self.prompt_token_ids) + self.max_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """Requests in the order of their arrival."""
+
+    requests: tuple[WorkloadRequest, ...]
+    description: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """What it was made from; goes into the result beside the figures."""
+
+    def __len__(self) -> int:
+        return len(self.requests)
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Tokens of all prompts."""
+        return sum(len(r.prompt_token_ids) for r in self.requests)
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Tokens of all outputs, if each runs to its cap."""
+        return sum(r.max_tokens for r in self.requests)
+
+    @property
+    def max_request_tokens(self) -> int:
+        """Prompt and output of the longest request: the context that the workload needs."""
+        return max((r.num_tokens for r in self.requests), default=0)
+
+    @property
+    def output_lengths(self) -> tuple[int, ...]:
+        """In order of arrival."""
+        return tuple(r.max_tokens for r in self.requests)
+
+    def first(self, count: int) -> Workload:
+        """Its first `count` requests."""
+        return Workload(self.requests[:count], {**self.description, "first": count})
+
+    def cut_outputs(self, max_tokens: int) -> Workload:
+        """With outputs of at most `max_tokens` tokens."""
+        cut = tuple(replace(r, max_tokens=min(r.max_tokens, max_tokens)) for r in self.requests)
+        return Workload(cut, {**self.description, "max_output_tokens": max_tokens})
+
+    def fitting(self, max_model_len: int) -> Workload:
+        """Without the requests that a context of `max_model_len` tokens cannot hold."""
+        kept = tuple(r for r in self.requests if r.num_tokens <= max_model_len)
+        return Workload(kept, {**self.description, "max_model_len": max_model_len, "left_out": len(self) - len(kept)})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SyntheticSpec:
+    """A workload to draw."""
+
+    num_requests: int = 64
+    prompt_lengths: Lengths = field(default_factory=lambda: Lengths.fixed(64))
+    """Of the part of the prompt that is a request's own."""
+    output_lengths: Lengths = field(default_factory=lambda: Lengths.fixed(64))
+    request_rate: float | None = None
+    """Arrivals per second, at random; None queues everything at the start."""
+    burstiness: float = 1.0
+    """Shape of the gamma distribution of the times between them: 1 is Poisson, inf evenly spaced."""
+    num_prefix_groups: int = 0
+    """Groups of requests whose prompts begin alike; 0 shares nothing."""
+    prefix_length: int = 0
+    """Tokens that the prompts of a group share."""
+    vocab_size: int = 4096
+    reserved_token_ids: int = RESERVED_TOKEN_IDS
+    """Ids below this are not drawn: models keep their special tokens there."""
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        """Checks what cannot be drawn."""
+        whole_number("num_requests", self.num_requests, 1)
+        if self.request_rate is not None:
+            number("request_rate", self.request_rate, MIN_RATE, MAX_RATE, f"{MIN_RATE:g} to {MAX_RATE:g} a second")
+        if self.burstiness != math.inf:
+            number("burstiness", self.burstiness, MIN_BURSTINESS, 1e9, f"{MIN_BURSTINESS:g} to 1e9, or inf")
+        if self.burstiness != 1 and self.request_rate is None:
+            limit = "shapes the times between arrivals, and all requests are there at the start"
+            raise InvalidParameter("burstiness", self.burstiness, limit, "Give a request_rate.")
+        whole_number("num_prefix_groups", self.num_prefix_groups, 0)
+        whole_number("prefix_length", self.prefix_length, 0, MAX_LENGTH)
+        if (self.num_prefix_groups > 0) != (self.prefix_length > 0):
+            raise InvalidParameter(
+                "prefix_length",
+                self.prefix_length,
+                f"goes together with num_prefix_groups, which is {self.num_prefix_groups}",
+                "Give both, or neither.",
+            )
+        whole_number("seed", self.seed, 0, 2**62)
+        if self.vocab_size <= self.reserved_token_ids:
+            raise InvalidParameter("vocab_size", self.vocab_size, f"must be more than {self.reserved_token_ids}")
+
+    @property
+    def description(self) -> dict[str, Any]:
+        """As JSON."""
+        names = ("num_requests", "request_rate", "num_prefix_groups", "prefix_length", "vocab_size", "seed")
+        own = {name: getattr(self, name) for name in names}
+        burstiness = "inf" if self.burstiness == math.inf else self.burstiness  # which JSON has no number for
+        return {
+            "kind": "synthetic",
+            "prompt_lengths": str(self.prompt_lengths),
+            "output_lengths": str(self.output_lengths),
+            "burstiness": burstiness,
+            **own,
+        }
+
+
+def synthetic(spec: SyntheticSpec) -> Workload:
+    """Draws a workload. Lengths, arrivals and contents have streams of their own: changing one keeps the others."""
+    length_rng, arrival_rng, content_rng = (np.random.default_rng((spec.seed, stream)) for stream in range(3))
+    count = spec.num_requests
+    prompt_lens = spec.prompt_lengths.draw(count, length_rng)
+    output_lens = spec.output_lengths.draw(count, length_rng)
+    arrivals = np.zeros(count)
+    if spec.request_rate is not None:
+        arrivals = np.cumsum(_gaps(count, spec.request_rate, spec.burstiness, arrival_rng))
+    prefixes = [_tokens(spec, spec.prefix_length, content_rng) for _ in range(spec.num_prefix_groups)]
+    requests: list[WorkloadRequest] = []
+    for i in range(count):
+        prefix = prefixes[i % len(prefixes)] if prefixes else ()
+        requests.append(
+            WorkloadRequest(
+                prompt_token_ids=prefix + _tokens(spec, int(prompt_lens[i]), content_rng),
+                max_tokens=int(output_lens[i]),
+                arrival_s=float(arrivals[i]),
+                seed=spec.seed + i,
+            )
+        )
+    return Workload(tuple(requests), spec.description)
+
+
+def _gaps(count: int, rate: float, burstiness: float, rng: np.random.Generator) -> npt.NDArray[np.float64]:
+    """Seconds before each arrival, with a mean of 1 / rate and a coefficient of variation of burstiness ** -0.5."""
+    if burstiness == math.inf:
+        return np.full(count, 1 / rate)
+    return rng.gamma(burstiness, 1 / (rate * burstiness), count)  # of shape 1: exponential, draw by draw
+
+
+def of_lengths(
+    lengths: Sequence[tuple[int, int]],
+    *,
+    vocab_size: int = 4096,
+    seed: int = 0,
+    description: Mapping[str, Any] | None = None,
+) -> Workload:
+    """A saturated workload of given (prompt, output) lengths with random contents."""
+    rng = np.random.default_rng(seed)
+    spec = SyntheticSpec(vocab_size=vocab_size)
+    requests = (
+        WorkloadRequest(_tokens(spec, prompt, rng), output, seed=seed + i) for i, (prompt, output) in enumerate(lengths)
+    )
+    return Workload(tuple(requests), description or {})
+
+
+def with_arrivals(workload: Workload, arrivals_s: Sequence[float]) -> Workload:
+    """The same requests at other times, which must not fall."""
+    pairs = zip(workload.requests, arrivals_s, strict=True)
+    return Workload(tuple(replace(r, arrival_s=t) for r, t in pairs), workload.description)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceSpec:
+    """How a trace becomes a workload.
+
+    With divisor 64 a 512-token block of the trace becomes one of 8 tokens, the block size to run it with; shared
+    prefixes stay shared, block by block, whatever the divisor.
+    """
+
+    divisor: int = 64
+    vocab_size: int = 4096
+    reserved_token_ids: int = RESERVED_TOKEN_IDS
+    max_output_tokens: int | None = None
+    """Cuts every output to this; None keeps the trace's lengths."""
+    time_divisor: float | None = None
+    """Requests arrive as in the trace, at times divided by this; None has all of them there at the start."""
+
+    @property
+    def block_size(self) -> int:
+        """Tokens that one hash id stands for after scaling."""
+        return TRACE_BLOCK // self.divisor
+
+    def __post_init__(self) -> None:
+        """Checks that blocks stay whole and hold enough to tell them apart."""
+        if self.divisor < 1 or TRACE_BLOCK % self.divisor or self.block_size < 2:
+            raise InvalidParameter(
+                "divisor", self.divisor, f"must divide {TRACE_BLOCK} and leave blocks of 2 tokens or more"
+            )
+
+
+def of_trace(entries: Sequence[TraceEntry], spec: TraceSpec, *, name: str = "trace") -> Workload:
+    """Scales a trace: lengths are divided and rounded up, hash ids become contents."""
+    requests = tuple(_scaled(i, entry, spec) for i, entry in enumerate(entries))
+    description = {"kind": "trace", "trace": name, "num_requests": len(requests), "divisor": spec.divisor}
+    return Workload(
+        requests, {**description, "max_output_tokens": spec.max_output_tokens, "time_divisor": spec.time_divisor}
+    )
+
+
+def _scaled(index: int, entry: TraceEntry, spec: TraceSpec) -> WorkloadRequest:
+    num_prompt_tokens = -(-entry.input_length // spec.divisor)
+    contents = (token for hash_id in entry.hash_ids for token in block_content(hash_id, spec))
+    # rounding up twice is rounding up once, so the last block's content is cut to between 1 and block_size tokens
+    prompt = tuple(contents)[:num_prompt_tokens]
+    assert len(prompt) == num_prompt_tokens, f"request {index}: {len(prompt)} tokens for {num_prompt_tokens}"
+    output = max(1, -(-entry.output_length // spec.divisor))
+    return WorkloadRequest(
+        prompt,
+        output if spec.max_output_tokens is None else min(output, spec.max_output_tokens),
+        arrival_s=entry.timestamp_s / spec.time_divisor if spec.time_divisor else 0.0,
+        seed=index,
+    )
+
+
+def block_content(hash_id: int, spec: TraceSpec) -> tuple[int, ...]:
+    """The tokens that one hash id stands for; different ids, different tokens.
+
+    The id's own digits come first, so no two ids agree; the rest only has to look random (a multiplicative hash).
+
+    Raises:
+        InvalidParameter: a block of so few tokens cannot hold the digits.
+    """
+    base = spec.vocab_size - spec.reserved_token_ids
+    num_digits = 2
+    while base**num_digits < MAX_HASH_IDS:
+        num_digits += 1
+    if hash_id >= MAX_HASH_IDS:
+        raise InvalidParameter("trace", hash_id, f"holds this hash id; they must be below {MAX_HASH_IDS:,}")
+    if num_digits > spec.block_size:
+        limit = (
+            f"leaves {spec.block_size} tokens a block, and {num_digits} of {base} kinds tell the trace's blocks apart"
+        )
+        raise InvalidParameter("trace_divisor", spec.divisor, limit, "Divide by less.")
+    digits = (hash_id // base**i % base for i in range(num_digits))
+    scattered = (
+        (hash_id * spec.block_size + i + 1) * 2654435761 % (1 << 32) for i in range(num_digits, spec.block_size)
+    )
+    return tuple(spec.reserved_token_ids + token % base for token in (*digits, *scattered))
+
+
+def _tokens(spec: SyntheticSpec, count: int, rng: np.random.Generator) -> tuple[int, ...]:
+    drawn: npt.NDArray[np.int64] = rng.integers(spec.reserved_token_ids, spec.vocab_size, count)
+    return tuple(int(token) for token in drawn)
