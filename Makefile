@@ -59,16 +59,16 @@ check: $(STAMP)
 
 bench: $(STAMP)
 	$(BIN)/twostroke bench offline
-	$(BIN)/twostroke bench reproduce all --full
+	$(BIN)/python -m benchmarks reproduce all --full
 
 # README's tables of measurements, from the JSON files in benchmarks/results.
 figures: $(STAMP)
-	$(BIN)/twostroke bench table --write
+	$(BIN)/python -m benchmarks table --write
 
 # An hour or two of random schedules, then an hour of a server under everything that clients do.
 soak: $(STAMP)
 	$(PYTEST) --hypothesis-profile=soak
-	$(BIN)/twostroke bench reproduce soak --full
+	$(BIN)/python -m benchmarks reproduce soak --full
 
 # Clients that others wrote, each installed into build/compat/NAME; the first time takes minutes and gigabytes.
 compat: $(STAMP)

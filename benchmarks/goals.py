@@ -16,21 +16,21 @@ from twostroke.measure.peers.peer import BEFORE
 from twostroke.measure.report import BenchResult
 
 GATE = 0.97
-"""Of the rate without drafts: what the gate of speculation may cost (`bench spec`)."""
+"""Of the rate without drafts: what the gate of speculation may cost (`benchmarks spec`)."""
 SPEEDUPS = {"draft_model": 1.5, "medusa": 1.5, "eagle": 1.3, "early_exit": 1.3}
-"""Goal of `bench spec` for one request, on every model: the speed-up with the best number of drafts."""
+"""Goal of `benchmarks spec` for one request, on every model: the speed-up with the best number of drafts."""
 EDIT_SPEEDUP = 2.0
 """The same of n-gram drafts in edits."""
 SYNTHETIC_ERROR = 0.15
 """Of a synthetic drafter's speed-up beside its prediction, in Qwen3-0.6B's shape."""
 LAYERWISE = 1.15
-"""A hand-over layer by layer, over the longer of prefill and transfer (`bench handover`)."""
+"""A hand-over layer by layer, over the longer of prefill and transfer (`benchmarks handover`)."""
 LINK_SHARE = 0.9
 SHARED_MEMORY_GB_S = 5.0
 PREDICTION_MEDIAN, PREDICTION_P95 = 0.10, 0.20
-"""Errors of predicted times (`bench prediction`)."""
+"""Errors of predicted times (`benchmarks prediction`)."""
 LAST_WORKER_PAUSE_MS, MEDIAN_GAP_MS = 1_000.0, 200.0
-"""Pauses of streams when workers die (`bench drill`)."""
+"""Pauses of streams when workers die (`benchmarks drill`)."""
 FALL, PREFILL_TO_DECODE, BATCH_GAIN = 0.05, 3.0, 2.0
 """Fall of TPOT to a longer context; rates of prefill and of the largest batch over one request (`bench sweep`)."""
 FIRST_TOKEN_S, START_MEMORY = 5.0, 1.15
@@ -41,7 +41,7 @@ BESIDE_PEERS = {
     8: {"decode, batch 1": 1.3, "prefill 512": 2.0, "end to end, batch 32": 2.0},
     4: {"decode, batch 1": 1.4, "prefill 512": 2.5, "end to end, batch 32": 2.2},
 }
-"""By the bits of a weight: how many times the best peer's rate (`bench compare`)."""
+"""By the bits of a weight: how many times the best peer's rate (`benchmarks compare`)."""
 BESIDE_BEFORE = 0.99
 """Of the rate of another version of ours: what a change may cost (`--peers twostroke-before`)."""
 

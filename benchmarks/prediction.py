@@ -1,4 +1,4 @@
-"""`twostroke bench prediction`: how far predictions are off, on workloads that no fit has seen.
+"""`python -m benchmarks prediction`: how far predictions are off, on workloads that no fit has seen.
 
     for each model and precision
         calibrate     its steps, as `twostroke calibrate` does                      ──► StepTimeModel
@@ -111,7 +111,7 @@ def run_prediction(options: PredictionOptions) -> dict[str, Any]:
     }
     result = BenchResult.now(
         options.name,
-        command_line("twostroke bench prediction", options),
+        command_line("python -m benchmarks prediction", options),
         config=settings(options),
         workload={"points": options.points},
         results=results,

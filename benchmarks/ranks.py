@@ -1,4 +1,4 @@
-"""`twostroke bench ranks`: what gathering between two ranks takes, and what two ranks make of a machine's cores.
+"""`python -m benchmarks ranks`: what gathering between two ranks takes, and what two ranks make of a machine's cores.
 
 Both communicators gather in turn, A B A B, between this process and one of its own kind. Then one engine of two threads
 and one of two ranks with a thread each decode the same requests, in turn as well; their tokens are equal.
@@ -86,7 +86,7 @@ def run_ranks(options: RanksOptions) -> dict[str, Any]:
     }
     result = BenchResult.now(
         options.name,
-        command_line("twostroke bench ranks", options),
+        command_line("python -m benchmarks ranks", options),
         config=settings(options),
         workload={"bytes_of_a_part": list(SIZES), "prompt_tokens": len(_PROMPT)},
         results=results,

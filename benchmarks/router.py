@@ -1,4 +1,4 @@
-"""`twostroke bench router`: what the router's decisions cost as its pools grow. No model: members say what one would.
+"""`python -m benchmarks router`: what the router's decisions cost as its pools grow, without a model.
 
 Half of the members prefill, half decode. Between two decisions the chosen ones are told (`placed`) and one member
 reports (`put`), as in a gateway. Times are of the processor, not of the clock: other work on the machine makes them
@@ -98,7 +98,7 @@ def run_router(options: RouterOptions) -> tuple[list[RouterRow], Tables]:
     tables = fleets(route_us, {row.members: row.put_us for row in rows}, bytes_per_hash, prices)
     result = BenchResult.now(
         options.name,
-        command_line("twostroke bench router", options),
+        command_line("python -m benchmarks router", options),
         config={**settings(options), "members": list(options.sizes), "routing": asdict(RoutingConfig())},
         workload={
             "prompt_blocks": PREFIX_BLOCKS + OWN_BLOCKS,

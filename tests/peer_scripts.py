@@ -1,4 +1,4 @@
-"""Tiny engines for `bench compare`: scripts that speak the protocol by themselves, one honest and some that fail.
+"""Tiny engines for `benchmarks compare`: scripts that speak the protocol by themselves, one honest and some that fail.
 
 The honest one needs half a second for all prompts together and a tenth for each step after, on a clock of its own, so
 that every figure is known beforehand.

@@ -1,4 +1,4 @@
-"""What `twostroke bench compare` compares, checked before anything is started."""
+"""What `python -m benchmarks compare` compares, checked before anything is started."""
 
 from __future__ import annotations
 

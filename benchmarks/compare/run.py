@@ -1,4 +1,4 @@
-"""`twostroke bench compare`: twostroke beside other engines, in turn, on the same weights and threads.
+"""`python -m benchmarks compare`: twostroke beside other engines, in turn, on the same weights and threads.
 
 What is fair and what is not, engine by engine, stands at the head of each driver (drivers/). The rules for all:
 
@@ -242,7 +242,7 @@ def _result(options: CompareOptions, contest: Contest, threads: int, limits: Lim
     }
     return BenchResult.now(
         options.name,
-        command_line("twostroke bench compare", options),
+        command_line("python -m benchmarks compare", options),
         config=options.as_json() | {"threads": threads},
         workload={"works": [work.name for work in options.works], "seed": options.seed},
         results=results,

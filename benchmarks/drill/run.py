@@ -1,4 +1,4 @@
-"""`twostroke bench drill`: streams through two pools whose processes are killed and frozen, and undisturbed."""
+"""`python -m benchmarks drill`: streams through two pools whose processes are killed and frozen, and undisturbed."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def run_drill(options: DrillOptions) -> dict[str, Any]:
         "gap_ms": percentiles([1000 * gap_s for gap_s in found.gaps_s]),
         **last,
     }
-    command = command_line("twostroke bench drill", options)
+    command = command_line("python -m benchmarks drill", options)
     save(
         BenchResult.now(
             "drill", command, config={"model": "embedded", "threads": 1}, workload=settings(options), results=results

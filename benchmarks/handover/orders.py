@@ -1,4 +1,4 @@
-"""What `bench handover` says to the two processes that it starts, a line of JSON each, and what they answer."""
+"""What `benchmarks handover` says to the two processes that it starts, a line of JSON each, and what they answer."""
 
 from __future__ import annotations
 

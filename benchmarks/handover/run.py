@@ -1,4 +1,4 @@
-"""`twostroke bench handover`: how fast the KV of a prompt goes from one process to another, by each transport.
+"""`python -m benchmarks handover`: how fast the KV of a prompt goes from one process to another, by each transport.
 
 No model is needed: the blocks have Qwen3-0.6B's shape, the processes, leases, frames and copies are the server's. Each
 size goes over twice in turn: when all of it is there, and layer by layer beside a prefill that takes as long as that.
@@ -88,7 +88,7 @@ def run_handover(options: HandoverOptions | None = None) -> BenchResult:
                 rows[-1]["share_of_link"] = rows[-1]["gb_per_s"] * 8 / options.link_gbit_per_s
     result = BenchResult.now(
         options.name,
-        command_line("twostroke bench handover", options),
+        command_line("python -m benchmarks handover", options),
         config=settings(options),
         workload={
             "layers": len(LAYOUT.groups[0].layer_ids),

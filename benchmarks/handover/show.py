@@ -1,4 +1,4 @@
-"""The table of `twostroke bench handover`."""
+"""The table of `python -m benchmarks handover`."""
 
 from __future__ import annotations
 

@@ -12,13 +12,13 @@ from benchmarks.measured.values import GGUF_SINCE, OPERATORS_SINCE, Row, is_old,
 from twostroke.errors import InvalidParameter
 from twostroke.measure.report import BenchResult, load
 
-BEGIN = "<!-- made by `twostroke bench table --write`; do not edit below -->"
-END = "<!-- end of what `twostroke bench table` made -->"
+BEGIN = "<!-- made by `python -m benchmarks table --write`; do not edit below -->"
+END = "<!-- end of what `python -m benchmarks table` made -->"
 
 _MISSING = "not measured"
 _SOURCE = "commit, processor"
 
-_BESIDE_OTHERS = """Beside other engines on the same weights (`twostroke bench compare`): tokens per second, and in
+_BESIDE_OTHERS = """Beside other engines on the same weights (`python -m benchmarks compare`): tokens per second, and in
 brackets how many times faster ours is. A **bold** one is a loss."""
 
 _OF_FLOAT32 = """Distance from float32 arithmetic on the same weights (`twostroke bench quality`): Kullback-Leibler

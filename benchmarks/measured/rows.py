@@ -136,7 +136,7 @@ COMPARED: tuple[tuple[str, str], ...] = (
     ("the same, `--activation-quantization none`", "compare-qwen3-int4-activations-none"),
     ("Llama-3.2-1B's shape, 8 bits", "compare-llama1b-int8"),
 )
-"""Rows of the second table: models, and the results of `bench compare`."""
+"""Rows of the second table: models, and the results of `benchmarks compare`."""
 
 PEERS = ("llama.cpp", "ik_llama.cpp", "openvino", "vllm")
 """Columns of the second table."""

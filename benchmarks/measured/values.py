@@ -85,8 +85,8 @@ GGUF_SINCE = "2026-11-28T11:20:00+00:00"
 def operators_of(result: BenchResult) -> str:
     """Return the operators that a result was measured with, and the level of the native ones where it says so.
 
-    Reproductions record them since `bench table` exists. Loads have the setting `kernels` since native kernels exist: a
-    load without it used torch's operators. What started an engine often saved what the engine said.
+    Reproductions record them since `benchmarks table` exists. Loads have the setting `kernels` since native kernels
+    exist: a load without it used torch's operators. What started an engine often saved what the engine said.
     """
     config = result.config
     if "kernels" in config:

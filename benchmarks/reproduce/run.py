@@ -121,7 +121,7 @@ def _save(name: str, reproduction: Reproduction, options: ReproduceOptions, cons
     file_name = f"{name}{model}{'' if options.full else '-small'}"
     result = BenchResult.now(
         file_name,
-        command_line(f"twostroke bench reproduce {name}", options),
+        command_line(f"python -m benchmarks reproduce {name}", options),
         config=_with_kernels(reproduction.config, options),
         workload=reproduction.workload,
         results={

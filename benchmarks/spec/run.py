@@ -1,4 +1,4 @@
-"""`twostroke bench spec`: what drafts give, beside what acceptance and costs predict, and whether the gate ever loses.
+"""`python -m benchmarks spec`: what drafts give, beside what is predicted, and whether the gate ever loses.
 
 Two questions, each answered by pairs of runs of the same prompts without and with drafts, in turn:
 
@@ -149,7 +149,7 @@ def run_spec(options: SpecOptions | None = None, load: LoadConfig | None = None)
     alpha = [row for method in options.who if method in OF_A_MODEL for row in bench.alpha(method)]
     result = BenchResult.now(
         options.name,
-        command_line("twostroke bench spec", options, load),
+        command_line("python -m benchmarks spec", options, load),
         config={"load": settings(load), "options": settings(options)},
         workload={"prompt_tokens": options.prompt_tokens, "output_tokens": options.output_tokens},
         results={"model": model_name(load.model), "fixed": fixed, "gate": gate, "alpha": alpha},

@@ -1,4 +1,4 @@
-"""The tables of `twostroke bench spec`."""
+"""The tables of `python -m benchmarks spec`."""
 
 from __future__ import annotations
 

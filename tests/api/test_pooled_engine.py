@@ -89,7 +89,7 @@ def test_speculation_and_routing_change_no_token(undisturbed: Drill) -> None:
 
 
 def test_workers_that_die_and_freeze_cost_a_pause_and_nothing_else(undisturbed: Drill) -> None:
-    """A tenth of the drill; all of it is `twostroke bench drill`."""
+    """A tenth of the drill; all of it is `python -m benchmarks drill`."""
     pools = PoolConfig(prefill=1, decode=2, heartbeat_timeout_s=1.0)
     found = asyncio.run(run(CONFIG, pools, REQUESTS, faults=Faults(5, seed=3)))
     assert found.token_ids == undisturbed.token_ids

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.__main__ import app as benchmarks_app
 from benchmarks.goals import goals_of
 from benchmarks.reproduce.run import RESULTS
 from twostroke.cli.main import app
@@ -27,7 +28,7 @@ OF_TRAINING = {"companions.json", "embedded_model.json"}
 """Files that training/ wrote, in another form."""
 WITH_GOALS = [path for path in sorted(RESULT_FILES.glob("*.json")) if path.name not in OF_TRAINING]
 REPRODUCED = sorted(
-    {name for command in NAMED if command.startswith("twostroke bench reproduce ") for name in command.split()[3:]}
+    {name for command in NAMED if command.startswith("python -m benchmarks reproduce ") for name in command.split()[4:]}
 )
 
 
@@ -54,8 +55,11 @@ def test_what_is_named_exists(name: str) -> None:
         file, _, test = name.partition("::")
         assert test.partition("[")[0] in names_in(ROOT / file)
     elif name.startswith("twostroke "):
-        _, bound, _ = app.parse_args(name.removeprefix("twostroke "), exit_on_error=False, print_error=False)
-        if name.startswith("twostroke bench reproduce "):
+        app.parse_args(name.removeprefix("twostroke "), exit_on_error=False, print_error=False)
+    elif name.startswith("python -m benchmarks "):
+        words = name.removeprefix("python -m benchmarks ")
+        _, bound, _ = benchmarks_app.parse_args(words, exit_on_error=False, print_error=False)
+        if words.startswith("reproduce "):
             assert set(bound.arguments["names"]) <= set(RESULTS)
     elif name.startswith("benchmarks/"):
         assert (ROOT / name).is_file()

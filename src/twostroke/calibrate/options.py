@@ -32,7 +32,7 @@ class CalibrateOptions:
     eagle: str | None = None
     """Of eagle: a folder or a hub id of a head; default: what comes with the embedded model."""
     data: Path | None = None
-    """UTF-8 text like what the model is to go on with; default: code, as for `bench spec`."""
+    """UTF-8 text like what the model is to go on with; default: code, as for `benchmarks spec`."""
     sizes: str = DEFAULT_SIZES
     """Query tokens of the steps that are timed, from 1 on, with commas between."""
     most_drafts: int = MAX_AUTO_DRAFTS

@@ -1,40 +1,29 @@
-"""`twostroke bench`: measure an engine, and reproduce results of the field."""
+"""`twostroke bench`: measure an engine, a server or a model, and read what was measured."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
 from cyclopts import App, Parameter
 
-from benchmarks.compare.options import CompareOptions
-from benchmarks.drill.run import DrillOptions, print_drill, run_drill
-from benchmarks.fleet import print_fleets
-from benchmarks.handover.run import HandoverOptions, run_handover
-from benchmarks.handover.show import print_handover
-from benchmarks.measured.render import put_into, read_page, render
-from benchmarks.prediction import PredictionOptions, print_prediction, run_prediction
-from benchmarks.ranks import RanksOptions, print_ranks, run_ranks
-from benchmarks.reproduce.claim import ReproduceOptions
-from benchmarks.router import RouterOptions, print_router, run_router
-from benchmarks.spec.run import SpecOptions, run_spec
-from benchmarks.spec.show import print_spec
 from twostroke.cli.event_logs import read_run
 from twostroke.cli.flags import CacheFlags, LoadByFlags, LoadFlags, SchedulerFlags
 from twostroke.config.cache import CacheConfig
 from twostroke.config.scheduler import SchedulerConfig
 from twostroke.cost.price import check_price_per_hour
 from twostroke.engine.event_sinks import one_history
-from twostroke.errors import InvalidParameter
+from twostroke.errors import ClientError
 from twostroke.measure.from_log import prompt_tokens_of, run_of_log
 from twostroke.measure.offline import OfflineOptions, cost_of, print_summary, run_offline
 from twostroke.measure.operators.run import KernelOptions, print_kernels, run_kernels
 from twostroke.measure.quality.run import QualityOptions, run_quality
 from twostroke.measure.quality.show import print_quality
-from twostroke.measure.report import DEFAULT_FOLDER, print_comparison
 from twostroke.measure.report import compare as compare_results
 from twostroke.measure.report import load as load_result
+from twostroke.measure.report import print_comparison
 from twostroke.measure.serve.options import ServeOptions
 from twostroke.measure.start import StartOptions, print_starts, run_start
 from twostroke.measure.summary import summarize as summary_of
@@ -42,6 +31,23 @@ from twostroke.measure.sweep.run import SweepOptions, run_sweep
 from twostroke.measure.sweep.show import print_sweep
 
 app = App(name="bench", help="Measure: results are JSON with commit, hardware and configuration.")
+
+_IN_A_CLONE = ("compare", "drill", "handover", "prediction", "ranks", "reproduce", "router", "spec", "table")
+"""Commands that reproduce this project's own results. They were here once."""
+
+
+def _moved(name: str) -> Callable[..., None]:
+    def command(*_: Annotated[str, Parameter(allow_leading_hyphen=True)]) -> None:
+        raise ClientError(
+            f"`twostroke bench {name}` reproduces this project's own results, and is no part of the package. In a "
+            f"clone of the repository: python -m benchmarks {name}, with the same flags."
+        )
+
+    return command
+
+
+for _name in _IN_A_CLONE:
+    app.command(_moved(_name), name=_name, show=False)
 
 
 @app.command
@@ -98,113 +104,11 @@ def start(
 
 
 @app.command
-def router(
-    *,
-    options: Annotated[RouterOptions, Parameter(name="*", group="Router")] = RouterOptions(),
-) -> None:
-    """Processor time of a routing decision between two pools of up to 10,000 members, and of their reports.
-
-    And what fleets of these sizes would take in front of them, worked out from it.
-    """
-    rows, tables = run_router(options)
-    print_router(rows)
-    print_fleets(tables)
-
-
-@app.command
-def ranks(*, options: Annotated[RanksOptions, Parameter(name="*", group="Ranks")] = RanksOptions()) -> None:
-    """All-gathers between two ranks through shared memory and sockets, and two ranks beside two threads of one."""
-    print_ranks(run_ranks(options))
-
-
-@app.command
-def drill(*, options: Annotated[DrillOptions, Parameter(name="*", group="Drill")] = DrillOptions()) -> None:
-    """Streams through two pools whose processes are killed and frozen: none may differ from the undisturbed."""
-    print_drill(run_drill(options))
-
-
-@app.command
-def prediction(
-    *, options: Annotated[PredictionOptions, Parameter(name="*", group="Prediction")] = PredictionOptions()
-) -> None:
-    """How far predicted TTFT, TPOT and throughput are off, on workloads that the calibration has not seen."""
-    found = run_prediction(options)
-    print_prediction(found)
-    if not found["holds"]:
-        sys.exit(1)
-
-
-@app.command
-def reproduce(
-    *names: str,
-    options: Annotated[ReproduceOptions, Parameter(name="*", group="Reproduction")] = ReproduceOptions(),
-) -> None:
-    """Results of the field, predicted first, then measured.
-
-    Parameters
-    ----------
-    names
-        r1, occupancy, r2, r3, r4, r5, r6, r7, r10, r11, r13, r14, step-content, paging-price, engine-time,
-        vs-transformers, long-prompt, hostile-files, hostile-bodies, server-throughput, overload,
-        two-tenants, what-if, doctor, doctor-loads, background, pinned-prefixes,
-        pools, chaos, card, or all (also when none is given).
-    """
-    from benchmarks.reproduce.run import reproduce as run
-
-    if not all(reproduction.holds for reproduction in run(names or ("all",), options)):
-        sys.exit(1)
-
-
-@app.command
-def compare(*, options: Annotated[CompareOptions, Parameter(name="*", group="Comparison")] = CompareOptions()) -> None:
-    """Twostroke beside other engines on this machine: the same weights, threads and work, in turn.
-
-    Nothing is installed: each peer is looked for in the environment whose Python is given (--env vllm=PYTHON). One that
-    is missing or fails has a row that says why.
-    """
-    from benchmarks.compare.run import run_compare
-    from benchmarks.compare.show import print_compared
-
-    found = run_compare(options).results
-    print_compared(found)
-    if found["engines"]["twostroke"]["failure"] is not None:
-        sys.exit(1)
-
-
-@app.command
 def kernels(*, options: Annotated[KernelOptions, Parameter(name="*", group="Kernels")] = KernelOptions()) -> None:
     """Each operator by itself on each backend: checked against the reference, timed beside the machine's limits."""
     found = run_kernels(options).results
     print_kernels(found)
     if not all(kernel["is_right"] for kernel in found["kernels"]):
-        sys.exit(1)
-
-
-@app.command
-def spec(
-    *,
-    options: Annotated[SpecOptions, Parameter(name="*", group="Speculation")] = SpecOptions(),
-    load: LoadFlags = LoadByFlags(),
-) -> None:
-    """Drafts against none, in turn: the speed-up beside the predicted one, and whether the gate ever loses.
-
-    And how many drafts stand, beside how many would if they were accepted with probability min(1, p/q).
-    """
-    print_spec(run_spec(options, load).results)
-
-
-@app.command
-def handover(
-    *,
-    options: Annotated[HandoverOptions, Parameter(name="*", group="Hand-over")] = HandoverOptions(),
-) -> None:
-    """The KV of a prompt from one process to another, by each transport: whole, and layer by layer beside its prefill.
-
-    The exit code is 1 when the bytes that went over are not those of the formula.
-    """
-    found = run_handover(options).results
-    print_handover(found)
-    if not all(row["is_exact"] for row in found["handovers"]):
         sys.exit(1)
 
 
@@ -217,43 +121,6 @@ def sweep(
 ) -> None:
     """TTFT over prompts with its fit, TPOT over context, throughput over batch size; how near to the floor they are."""
     print_sweep(run_sweep(options, load, cache).results)
-
-
-@app.command
-def table(
-    *, results: Path = DEFAULT_FOLDER, page: Path | None = None, write: bool = False, check: bool = False
-) -> None:
-    """README's tables of measurements, made from the saved results.
-
-    Parameters
-    ----------
-    results
-        The folder of results.
-    page
-        The page that holds the tables between two marks, for --write and --check; default: README.md.
-    write
-        Put them there, instead of printing them.
-    check
-        Only compare: the exit code is 1 when the page has other tables.
-    """
-    if write and check:
-        raise InvalidParameter("check", True, "cannot be given beside --write", "Give one of the two.")
-    if page is not None and not (write or check):
-        raise InvalidParameter("page", str(page), "changes nothing by itself", "Give --write or --check as well.")
-    if not any(results.glob("*.json")):
-        raise InvalidParameter("results", str(results), "is no folder of results (*.json)", "Give one that is.")
-    rendered = render(results)
-    if not (write or check):
-        print(rendered, end="")
-        return
-    page = page or Path("README.md")
-    text = read_page(page)
-    changed = put_into(text, rendered, page)
-    if write:
-        page.write_text(changed, encoding="utf-8")
-    elif changed != text:
-        print(f"{page} has other tables; run `make figures` (twostroke bench table --write)", file=sys.stderr)
-        sys.exit(1)
 
 
 @app.command

@@ -75,20 +75,10 @@ def _start_engine_early(arguments: Sequence[str]) -> None:
 
 def _run(arguments: Sequence[str]) -> None:
     """Run a command; raise SystemExit for what it refuses."""
-    from cyclopts import CycloptsError  # takes long, and a Ctrl-C may come meanwhile
+    from twostroke.cli.commands import app  # takes long, and a Ctrl-C may come meanwhile
+    from twostroke.cli.usage import run_words
 
-    from twostroke.cli.commands import app
-    from twostroke.cli.usage import spelt_out, told
-    from twostroke.errors import TwostrokeError
-
-    try:
-        app(spelt_out(arguments), exit_on_error=False, print_error=False)
-    except CycloptsError as error:
-        sys.stderr.write(f"twostroke: {told(error, arguments)}\n")
-        sys.exit(2)
-    except TwostrokeError as error:
-        sys.stderr.write(f"twostroke: {error}\n")
-        sys.exit(1)
+    run_words(app, arguments, "twostroke")
 
 
 def _make_streams_usable() -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import NoneType
 from typing import Any, Literal, get_args, get_origin
 
 from cyclopts import (
+    App,
     CoercionError,
     CycloptsError,
     UnknownCommandError,
@@ -18,7 +20,7 @@ from cyclopts import (
 )
 
 from twostroke.cli.habits import COMMANDS, flag_here
-from twostroke.errors import shown
+from twostroke.errors import TwostrokeError, shown
 
 STDIN = "-"
 """The prompt, or the file of it, that stands for the standard input."""
@@ -32,6 +34,28 @@ _KINDS: dict[Any, str] = {
     str: "a text",
     Path: "a path",
 }
+
+
+def run_words(app: App, words: Sequence[str], program: str) -> None:
+    """Run a command.
+
+    Args:
+        app: of the program's commands.
+        words: the command and its flags.
+        program: how the user calls it, which errors begin with.
+
+    Raises:
+        SystemExit: with 2 for a command that cannot be read, with 1 for one that is refused or fails, each told on
+            stderr; otherwise as the command raises it.
+    """
+    try:
+        app(spelt_out(words), exit_on_error=False, print_error=False)
+    except CycloptsError as error:
+        sys.stderr.write(f"{program}: {told(error, words)}\n")
+        sys.exit(2)
+    except TwostrokeError as error:
+        sys.stderr.write(f"{program}: {error}\n")
+        sys.exit(1)
 
 
 def spelt_out(arguments: Sequence[str]) -> list[str]:

@@ -156,7 +156,7 @@ class KVMemory:
 def copy_pieces(pieces: Sequence[Piece]) -> int:
     """All of them; other threads run meanwhile.
 
-    Two threads share what is large: one alone does not keep the memory busy (twostroke bench handover).
+    Two threads share what is large: one alone does not keep the memory busy (python -m benchmarks handover).
 
     Returns:
         Bytes that were copied.

@@ -110,7 +110,7 @@ def find_folder_only(model: str, why: str) -> Path:
 
     Args:
         model: a folder, a hub id, or "embedded".
-        why: what a folder is needed for: "bench compare writes ...".
+        why: what a folder is needed for: "benchmarks compare writes ...".
 
     Raises:
         UnsupportedModel: it is a GGUF file.

@@ -444,5 +444,5 @@ def test_goals_are_claimed_at_full_size_of_the_large_shape_alone(
     rules = [claim.rule for claim in found.claims if claim.rule != "reported"]
     assert rules == [">= 0.8", ">= 0.8", ">= 0.6", "<= 0.05", ">= 2"]
     saved = report.load(tmp_path / "card.json")
-    assert saved.command == "twostroke bench reproduce card --full --threads 1"
+    assert saved.command == "python -m benchmarks reproduce card --full --threads 1"
     assert (tmp_path / "card.png").stat().st_size > 0

@@ -1,4 +1,4 @@
-"""`bench compare`: figures from known times, engines that fail in every way, and two real ones on a tiny model."""
+"""`benchmarks compare`: figures from known times, engines that fail in every way, and two real ones on a tiny model."""
 
 from __future__ import annotations
 

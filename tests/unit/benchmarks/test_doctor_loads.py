@@ -1,4 +1,4 @@
-"""The five loads of `bench reproduce doctor-loads`, on an engine in simulated time."""
+"""The five loads of `benchmarks reproduce doctor-loads`, on an engine in simulated time."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ def test_bytes_are_those_of_the_formula(tmp_path: Path) -> None:
     assert LAYOUT.bytes_per_token == 112 << 10
     result = run_handover(HandoverOptions(megabytes=(2,), repeats=1, results=tmp_path))
     saved = json.loads((tmp_path / "handover.json").read_text())
-    assert saved["command"] == "twostroke bench handover --megabytes 2 --repeats 1"
+    assert saved["command"] == "python -m benchmarks handover --megabytes 2 --repeats 1"
     assert [row["transport"] for row in saved["results"]["handovers"]] == ["shm", "tcp"]
     for row in saved["results"]["handovers"]:
         assert row["is_exact"]

@@ -180,7 +180,7 @@ def test_results_are_saved_with_claims_and_plot(tmp_path: Path) -> None:
     saved = report.load(tmp_path / "r14-small.json")
     assert saved.results["holds"] is True
     assert saved.results["claims"][0]["predicted"] == found.claims[0].predicted
-    assert saved.command == f"twostroke bench reproduce r14 --traces {tmp_path.name} --no-with-model"
+    assert saved.command == f"python -m benchmarks reproduce r14 --traces {tmp_path.name} --no-with-model"
     assert (tmp_path / "r14-small.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -232,7 +232,7 @@ def test_a_reproduction_says_how_to_get_it_again(tmp_path: Path, monkeypatch: py
     _reproduce("r2", options)
     text = (tmp_path / "r2-some model-small.json").read_text()
     flags = f"--model 'some model' --threads 2 --traces {tmp_path.name} --no-plots --no-with-model --seed 3"
-    assert json.loads(text)["command"] == f"twostroke bench reproduce r2 {flags}"
+    assert json.loads(text)["command"] == f"python -m benchmarks reproduce r2 {flags}"
     assert str(tmp_path) not in text
 
 

@@ -83,7 +83,7 @@ def test_a_row_for_each_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     saved = json.loads((tmp_path / "router.json").read_text())
     assert list(saved["results"]["sizes"]) == ["1", "12"]
     assert 50 < saved["results"]["bytes_per_hash"] < 2000
-    assert saved["command"] == "twostroke bench router --members 1 --members 12 --decisions 20"
+    assert saved["command"] == "python -m benchmarks router --members 1 --members 12 --decisions 20"
 
 
 def test_sizes_are_checked() -> None:

@@ -1,4 +1,4 @@
-"""`bench spec`: its arithmetic on made-up steps, its prompts and proposer, and all of it on few tokens."""
+"""`benchmarks spec`: its arithmetic on made-up steps, its prompts and proposer, and all of it on few tokens."""
 
 from __future__ import annotations
 
@@ -187,7 +187,7 @@ def test_a_small_run_saves_and_shows_every_figure(tmp_path: Path) -> None:
     assert str(tmp_path) not in text, "no place of this machine"
     saved = json.loads(text)
     assert saved["command"].startswith(
-        "twostroke bench spec --methods synthetic,early_exit,ngram,none --acceptances 0,1"
+        "python -m benchmarks spec --methods synthetic,early_exit,ngram,none --acceptances 0,1"
     )
     assert saved["workload"] == {"prompt_tokens": 16, "output_tokens": 12}
     assert (saved["warmup"], saved["repeats"]) == (1, 2)

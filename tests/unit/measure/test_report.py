@@ -51,8 +51,8 @@ def test_a_result_says_where_it_comes_from() -> None:
 
 def test_a_command_names_an_environment_and_not_where_it_lies() -> None:
     options = CompareOptions(peers="llama.cpp", env=(f"llama.cpp={sys.executable}",))
-    command = command_line("twostroke bench compare", options)
-    assert command == "twostroke bench compare --peers llama.cpp --env llama.cpp=PYTHON"
+    command = command_line("python -m benchmarks compare", options)
+    assert command == "python -m benchmarks compare --peers llama.cpp --env llama.cpp=PYTHON"
 
 
 def test_numpy_values_become_json() -> None:

@@ -161,7 +161,7 @@ def test_sizes_before_a_jump_of_the_step_time_are_found(acceptance: float) -> No
 def test_learning_that_drafts_do_not_pay_costs_a_hundredth(
     num_requests: int, acceptance: float, round_s: float
 ) -> None:
-    """The load is that of `bench spec`: 15 runs of 96 steps by new requests, at recorded acceptances and costs.
+    """The load is that of `benchmarks spec`: 15 runs of 96 steps by new requests, at recorded acceptances and costs.
 
     A round for many requests takes longer, so drafting pays only in the run that finds this out. The bound is the
     account's: 0.7 % of the time, and four steps that may be owed in one run.

@@ -1,7 +1,7 @@
 """llama.cpp's distance from float32 on the same GGUF file and text, beside ours.
 
-llama.cpp runs in the environment that the user names, driven as in `bench compare`, with the same token ids. It writes
-the logits of a window to a temporary file; this module reads a few rows at a time.
+llama.cpp runs in the environment that the user names, driven as in `benchmarks compare`, with the same token ids. It
+writes the logits of a window to a temporary file; this module reads a few rows at a time.
 """
 
 from __future__ import annotations

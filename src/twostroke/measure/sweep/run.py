@@ -181,7 +181,7 @@ def run_sweep(
     check_folder(options.results)
     if load.device != "cpu":
         limit = "the limits that it is held against are measured on processors"
-        raise InvalidParameter("device", load.device, limit, "`twostroke bench reproduce card` measures a GPU.")
+        raise InvalidParameter("device", load.device, limit, "`python -m benchmarks reproduce card` measures a GPU.")
     files = find_model_of(load)
     model = files.config()
     is_quantized = (
