@@ -1,6 +1,7 @@
 """A hand-over between two hosts: processes in two network namespaces, with nothing between them but a link.
 
-How fast it is, is a benchmark's affair (`python -m benchmarks handover --netns`). Here all of it must arrive, and no more.
+How fast it is, is a benchmark's affair (`python -m benchmarks handover --netns`). Here all of it must arrive, and no
+more.
 """
 
 from __future__ import annotations
