@@ -9,11 +9,11 @@ import tracemalloc
 from dataclasses import dataclass
 
 from twostroke.batch import NewRequest
+from twostroke.cluster.dispatcher import Dispatcher, LeastBusy, Member
+from twostroke.cluster.engine_process import EngineProcess
+from twostroke.cluster.messages import Alive
 from twostroke.config.engine import EngineConfig
-from twostroke.engine.dispatcher import Dispatcher, LeastBusy, Member
-from twostroke.engine.engine_process import EngineProcess
 from twostroke.engine.generation import GenerationRequest
-from twostroke.engine.messages import Alive
 from twostroke.engine.token_update import TokenUpdate
 from twostroke.pools.member import Role
 from twostroke.sampling_params import SamplingParams
@@ -24,8 +24,8 @@ _HEART = """
 import sys, time
 from pathlib import Path
 import zmq
-from twostroke.engine.messages import REPORTS, Alive
-from twostroke.engine.wires import engine_ends
+from twostroke.cluster.messages import REPORTS, Alive
+from twostroke.cluster.wires import engine_ends
 context = zmq.Context()
 commands, reports = engine_ends(context, Path(sys.argv[1]))
 commands.recv()

@@ -19,15 +19,15 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from twostroke.client.input_processor import Prompt
 from twostroke.communicator.interface import Communicator
 from twostroke.communicator.rendezvous import await_ranks, join, listen
 from twostroke.config.checks import whole_number
-from twostroke.engine.input_processor import Prompt
-from twostroke.engine.ranks import connect
 from twostroke.llm import LLM
 from twostroke.measure.command import command_line, settings
 from twostroke.measure.report import DEFAULT_FOLDER, BenchResult, check_folder, save
 from twostroke.sampling_params import SamplingParams
+from twostroke.startup.ranks import connect
 from twostroke.tables import print_table
 
 SIZES = (512, 4 << 10, 32 << 10, 256 << 10, 2 << 20)

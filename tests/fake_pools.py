@@ -15,15 +15,15 @@ from dataclasses import dataclass, field
 from factories import uniform_shape
 from fakes import FakeExecutor, FakeGeneration
 from twostroke.batch import NewRequest, RequestResult, ScheduledBatch, StepResult
+from twostroke.cluster.dispatcher import Dispatcher, Member, Outcome, Placer
+from twostroke.cluster.messages import Add, Command, DropKV, EndHold, FetchKV, Finish, KVFetched
 from twostroke.config.cache import CacheConfig
 from twostroke.config.scheduler import SchedulerConfig
-from twostroke.engine.dispatcher import Dispatcher, Member, Outcome, Placer
 from twostroke.engine.engine import Engine
 from twostroke.engine.handover_port import LenderFacts
 from twostroke.engine.journal import Journal, engine_started
 from twostroke.engine.kv_fetching import KVFetching
 from twostroke.engine.kv_lending import KVLending
-from twostroke.engine.messages import Add, Command, DropKV, EndHold, FetchKV, Finish, KVFetched
 from twostroke.engine.token_update import TokenUpdate
 from twostroke.events import EventRing
 from twostroke.kv_cache.holds import KVImport

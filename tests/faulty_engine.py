@@ -1,4 +1,4 @@
-"""An engine process with faults: `python -m faulty_engine FOLDER`, run instead of twostroke.engine.process.
+"""An engine process with faults: `python -m faulty_engine FOLDER`, run instead of twostroke.cluster.process.
 
 A prompt that holds one of these tokens meets the fault: POISON has an embedding of NaN, so that its keys, values
 and logits are none either; a step with HANG never returns; one with BREAK fails in the engine's own books; before a
@@ -15,7 +15,7 @@ from typing import Any
 from torch import Tensor
 
 from twostroke.batch import NewRequest, ScheduledBatch, StepResult
-from twostroke.engine.process import main
+from twostroke.cluster.process import main
 from twostroke.kv_check import KVCheck, KVDifference
 from twostroke.runner.executor import Executor
 

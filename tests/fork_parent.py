@@ -23,13 +23,10 @@ from typing import Any, cast
 import torch
 import uvloop  # noqa: F401 (what a server imports when it starts)
 
-import twostroke.api.serve
-import twostroke.engine.assembly
-import twostroke.llm  # noqa: F401 (and what other commands import)
 from twostroke.cli import bench, calibrate, chat, commands, doctor, explain, generate, plan, replay, usage  # noqa: F401
 from twostroke.cli.main import has_early_engine
 from twostroke.cli.main import main as run_command
-from twostroke.engine import early_child, fork_server, process
+from twostroke.cluster import early_child, fork_server, process
 from twostroke.parent_death import signal_at_parents_death
 from twostroke.runner.machine_limits import measure_machine_limits
 

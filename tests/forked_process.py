@@ -22,8 +22,8 @@ from typing import IO, Any, Literal
 
 import pytest
 
-from twostroke.engine import early_child, engine_process, forking
-from twostroke.engine.early_child import EarlyChild
+from twostroke.cluster import early_child, engine_process, forking
+from twostroke.cluster.early_child import EarlyChild
 
 Program = Literal["twostroke", "engine", "fork server"]
 

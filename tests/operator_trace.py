@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-import twostroke.engine.preparation as preparation
+import twostroke.startup.preparation as preparation
 from twostroke.config.layer_spec import Activation
 from twostroke.kernels.dispatch import AttentionOperator, GroupShape, Linear, Operators, Scoring, Weight
 from twostroke.kernels.tree_mask import TreeMasks

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from twostroke.engine import ranks
 from twostroke.errors import RankLost
+from twostroke.startup import ranks
 
 
 class RankThread:

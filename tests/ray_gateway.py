@@ -22,10 +22,10 @@ from typing import Any
 
 from benchmarks.drill.streams import ask, prompts
 from ray_cluster import kill_all
+from twostroke.cluster.dispatcher import LeastBusy
+from twostroke.cluster.pooled_engine import PooledEngine
 from twostroke.config.engine import EngineConfig
 from twostroke.config.pools import PoolConfig
-from twostroke.engine.dispatcher import LeastBusy
-from twostroke.engine.pooled_engine import PooledEngine
 from twostroke.events import Event, KVImportEnded
 from twostroke.packed_events import PackedEvent
 from twostroke.pools.member import Role
@@ -129,7 +129,7 @@ def _rank_elsewhere(first: int) -> int:
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             command = (folder / "cmdline").read_bytes()
-            if b"twostroke.engine.ranks" in command and _namespace(int(folder.name)) != here:
+            if b"twostroke.startup.ranks" in command and _namespace(int(folder.name)) != here:
                 return int(folder.name)
     raise AssertionError("no rank runs on another node than the first")
 

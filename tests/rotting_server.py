@@ -8,7 +8,7 @@ from typing import Any
 
 from twostroke.api import serve
 from twostroke.cli.main import main
-from twostroke.engine.remote_engine import RemoteEngine
+from twostroke.cluster.remote_engine import RemoteEngine
 
 FAULTY = (sys.executable, str(Path(__file__).parent / "faulty_engine.py"))
 

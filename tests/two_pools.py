@@ -11,16 +11,16 @@ from typing import Any
 
 from lent_kv import address_by
 from twostroke.batch import NewRequest, TokenLogprobs
+from twostroke.cluster.handover_ends import HandoverEnds
 from twostroke.config.engine import EngineConfig
-from twostroke.engine.assembly import BuiltEngine, build_engine
 from twostroke.engine.generation import GenerationRequest
-from twostroke.engine.handover_ends import HandoverEnds
 from twostroke.engine.handover_port import HandoverPort
 from twostroke.engine.token_update import TokenUpdate
 from twostroke.events import Event
 from twostroke.kv_transfer.transport import Fetched, KVSource
 from twostroke.request import FinishReason
 from twostroke.sampling_params import SamplingParams
+from twostroke.startup.assembly import BuiltEngine, build_engine
 
 EPOCHS = itertools.count(1)
 NUMBERS = itertools.count(1)

@@ -17,10 +17,10 @@ from benchmarks.card.arithmetic import Interval
 from benchmarks.reproduce.claim import NotOnThisMachine
 from twostroke.config.load import Device
 from twostroke.cost.step_cost import MachineLimits
-from twostroke.engine.cuda_device import REMEDY, CudaFacts, check_cuda, cuda_facts
 from twostroke.errors import SetupError
 from twostroke.hardware import Hardware
 from twostroke.runner.machine_limits import seconds_on_card
+from twostroke.startup.cuda_device import REMEDY, CudaFacts, check_cuda, cuda_facts
 
 _CARD_WORK = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
 _PROCESSOR_WORK = frozenset({"cpu_op"})

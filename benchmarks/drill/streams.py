@@ -12,13 +12,13 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 
+from twostroke.client.engine_client import EngineState
+from twostroke.cluster.dispatcher import LeastBusy
+from twostroke.cluster.gateway_log import log_of
+from twostroke.cluster.pooled_engine import PooledEngine
 from twostroke.config.engine import EngineConfig
 from twostroke.config.pools import PoolConfig
-from twostroke.engine.client import EngineState
-from twostroke.engine.dispatcher import LeastBusy
 from twostroke.engine.event_sinks import read_events
-from twostroke.engine.gateway_log import log_of
-from twostroke.engine.pooled_engine import PooledEngine
 from twostroke.errors import EngineUnavailable
 from twostroke.events import Event, KVImportEnded, RequestRouted
 from twostroke.explain.names import name_of, sequence_of

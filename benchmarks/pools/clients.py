@@ -6,13 +6,13 @@ import asyncio
 import contextlib
 from collections.abc import AsyncGenerator
 
+from twostroke.cluster.dispatcher import Placer
+from twostroke.cluster.engine_process import COMMAND
+from twostroke.cluster.launcher import LocalLauncher
+from twostroke.cluster.pooled_engine import PooledEngine
+from twostroke.cluster.remote_engine import RemoteEngine
 from twostroke.config.engine import EngineConfig
 from twostroke.config.pools import PoolConfig
-from twostroke.engine.dispatcher import Placer
-from twostroke.engine.engine_process import COMMAND
-from twostroke.engine.launcher import LocalLauncher
-from twostroke.engine.pooled_engine import PooledEngine
-from twostroke.engine.remote_engine import RemoteEngine
 from twostroke.measure.workload import Workload, WorkloadRequest
 from twostroke.request_times import RequestTimes
 from twostroke.sampling_params import SamplingParams

@@ -22,13 +22,13 @@ from twostroke.config.engine import EngineConfig
 from twostroke.config.scheduler import SchedulerConfig
 from twostroke.cost.calibration import Calibration, DrafterFigures, Timing, choices_of
 from twostroke.cost.step_cost import MachineLimits
-from twostroke.engine.assembly import build_engine
 from twostroke.engine.event_sinks import merged_events, one_history
 from twostroke.errors import TwostrokeError
 from twostroke.explain.trace import trace_of
 from twostroke.measure.workload import of_lengths
 from twostroke.planner.doctor import diagnose
 from twostroke.planner.replay import replay_log
+from twostroke.startup.assembly import build_engine
 from twostroke.tokenizer.chat_template import ChatTemplate
 
 _MACHINE = MachineLimits(1e11, 1e10)

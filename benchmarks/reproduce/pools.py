@@ -21,9 +21,9 @@ from typing import Any
 
 from benchmarks.pools.clients import Engine, answer_all, started
 from benchmarks.reproduce.claim import Claim, ReproduceOptions, Reproduction
+from twostroke.cluster.dispatcher import LeastBusy
 from twostroke.config.engine import EngineConfig
 from twostroke.config.pools import PoolConfig
-from twostroke.engine.dispatcher import LeastBusy
 from twostroke.measure.figure import MEASURED, PREDICTED, bars
 from twostroke.measure.report import median
 from twostroke.measure.workload import Workload, of_lengths

@@ -19,8 +19,8 @@ from typing import Any
 
 from benchmarks.reproduce.claim import Claim, ReproduceOptions, Reproduction
 from benchmarks.serving.local_server import LocalServer, local_server
+from twostroke.client.input_processor import Prompt
 from twostroke.engine.event_sinks import read_events
-from twostroke.engine.input_processor import Prompt
 from twostroke.errors import SetupError
 from twostroke.events import Event, StepCommitted, TokensDelivered
 from twostroke.llm import LLM

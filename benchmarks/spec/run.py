@@ -27,7 +27,6 @@ from benchmarks.spec.watched import WatchedDrafter
 from twostroke.config.checks import one_of, whole_number
 from twostroke.config.load import LoadConfig
 from twostroke.config.speculation import AUTO, MAX_AUTO_DRAFTS, MAX_DRAFTS, SpeculativeConfig
-from twostroke.engine.drafting import Drafter, GivenDrafter
 from twostroke.errors import InvalidParameter
 from twostroke.measure.command import command_line, model_name, settings
 from twostroke.measure.report import DEFAULT_FOLDER, BenchResult, check_folder, median, save
@@ -36,6 +35,7 @@ from twostroke.measure.spec.prompts import Task, prompts
 from twostroke.measure.spec.synthetic import PromptIds, SyntheticProposer
 from twostroke.measure.workload_options import check_name
 from twostroke.model.model_files import find_model_of
+from twostroke.startup.drafting import Drafter, GivenDrafter
 
 SYNTHETIC = "synthetic"
 OF_A_MODEL = ("early_exit", "draft_model", "medusa", "eagle")

@@ -14,12 +14,12 @@ import numpy.typing as npt
 from torch import Tensor
 
 from benchmarks.spec.overlap import Overlap, overlap, probabilities
-from twostroke.engine.drafting import Drafter, DrafterFacts, Target
 from twostroke.model.decoder import DecoderModel
 from twostroke.sampling.noise import NoiseStream
 from twostroke.sampling.sampler import Sampler
 from twostroke.sampling.state import SamplingState
 from twostroke.speculation.proposer import DraftRequest, Drafts, Proposer, TargetRead, TargetStep, Watcher
+from twostroke.startup.drafting import Drafter, DrafterFacts, Target
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any
 from twostroke.version import __version__
 
 if TYPE_CHECKING:
+    from twostroke.client.async_engine import AsyncEngine
     from twostroke.config.engine import EngineConfig
-    from twostroke.engine.async_engine import AsyncEngine
     from twostroke.llm import LLM
     from twostroke.outputs import CompletionOutput, RequestOutput
     from twostroke.sampling_params import SamplingParams, StructuredOutputs
 
 _HOME = {
     "LLM": "twostroke.llm",
-    "AsyncEngine": "twostroke.engine.async_engine",
+    "AsyncEngine": "twostroke.client.async_engine",
     "EngineConfig": "twostroke.config.engine",
     "SamplingParams": "twostroke.sampling_params",
     "StructuredOutputs": "twostroke.sampling_params",

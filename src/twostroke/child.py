@@ -13,7 +13,7 @@ import sys
 
 from twostroke.parent_death import signal_at_parents_death
 
-_LOADS_A_MODEL = "twostroke.engine.process"
+_LOADS_A_MODEL = "twostroke.cluster.process"
 
 
 def main() -> None:

@@ -8,15 +8,15 @@ from typing import Any, Self, cast
 
 from tqdm.auto import tqdm
 
+from twostroke.client.input_processor import Prompt
+from twostroke.client.interrupts import interrupts_held
+from twostroke.client.output_processor import OutputKind
+from twostroke.client.text_engine import TextEngine
 from twostroke.config.engine import EngineConfig
-from twostroke.engine.assembly import build_text_engine
-from twostroke.engine.input_processor import Prompt
-from twostroke.engine.interrupts import interrupts_held
-from twostroke.engine.output_processor import OutputKind
-from twostroke.engine.text_engine import TextEngine
 from twostroke.errors import InvalidParameter
 from twostroke.outputs import RequestOutput
 from twostroke.sampling_params import SamplingParams
+from twostroke.startup.assembly import build_text_engine
 
 Messages = Sequence[Mapping[str, Any]]
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from twostroke.engine.forking import ForkedChild, ForkServer, can_fork
+from twostroke.cluster.forking import ForkedChild, ForkServer, can_fork
 from twostroke.errors import SetupError
 
 pytestmark = pytest.mark.skipif(not can_fork(), reason="this system has no descriptors of processes")
@@ -144,7 +144,7 @@ def test_nothing_stays_of_one_that_nobody_waits_for() -> None:
 
 
 def test_a_server_that_cannot_start_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("twostroke.engine.forking.SERVER", (sys.executable, "-c", "raise SystemExit(3)"))
+    monkeypatch.setattr("twostroke.cluster.forking.SERVER", (sys.executable, "-c", "raise SystemExit(3)"))
 
     async def scenario() -> None:
         async with fork_server() as server:
@@ -159,7 +159,7 @@ def test_a_server_that_cannot_start_is_a_reason(monkeypatch: pytest.MonkeyPatch)
 GATEWAY = """
 import asyncio, tempfile
 from pathlib import Path
-from twostroke.engine.forking import ForkServer
+from twostroke.cluster.forking import ForkServer
 
 async def main():
     server = ForkServer()

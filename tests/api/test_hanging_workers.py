@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 
 from benchmarks.drill.streams import Drill, ask, prompts, run
+from twostroke.client.engine_client import EngineState
+from twostroke.cluster import pool_worker
+from twostroke.cluster.forking import can_fork
+from twostroke.cluster.pooled_engine import PooledEngine
 from twostroke.config.engine import EngineConfig
 from twostroke.config.pools import PoolConfig
-from twostroke.engine import pool_worker
-from twostroke.engine.client import EngineState
-from twostroke.engine.forking import can_fork
-from twostroke.engine.pooled_engine import PooledEngine
 from twostroke.pools.member import Role
 
 pytestmark = pytest.mark.skipif(not can_fork(), reason="processes are looked up in /proc")

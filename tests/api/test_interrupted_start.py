@@ -17,12 +17,12 @@ import uvicorn
 
 from forked_process import forked_engines
 from twostroke.api.draining import DrainingServer
+from twostroke.client.engine_client import EngineState
+from twostroke.cluster.engine_process import EngineProcess
+from twostroke.cluster.launcher import LocalLauncher
+from twostroke.cluster.pooled_engine import PooledEngine
 from twostroke.config.engine import EngineConfig
 from twostroke.config.pools import PoolConfig
-from twostroke.engine.client import EngineState
-from twostroke.engine.engine_process import EngineProcess
-from twostroke.engine.launcher import LocalLauncher
-from twostroke.engine.pooled_engine import PooledEngine
 
 CONFIG = EngineConfig.from_keywords(model="embedded", threads=1, num_kv_blocks=200)
 MOMENTS: dict[str, tuple[type[Any], str]] = {

@@ -7,14 +7,14 @@ import itertools
 from fractions import Fraction
 from pathlib import Path
 
+from twostroke.client.engine_client import OutputStream
+from twostroke.cluster.dispatcher import LeastBusy
+from twostroke.cluster.pooled_engine import PooledEngine
 from twostroke.config.cache import CacheConfig
 from twostroke.config.engine import EngineConfig
 from twostroke.config.load import LoadConfig
 from twostroke.config.pools import PoolConfig
-from twostroke.engine.client import OutputStream
-from twostroke.engine.dispatcher import LeastBusy
 from twostroke.engine.event_sinks import merged_events, read_events
-from twostroke.engine.pooled_engine import PooledEngine
 from twostroke.explain.recorder import FlightRecorder
 from twostroke.explain.segments import Label, Lane
 from twostroke.explain.timeline import timeline_of

@@ -18,15 +18,15 @@ from fastapi import FastAPI
 from benchmarks.drill.streams import Drill, Faults, ask, prompts, run
 from forked_process import forked_engines
 from twostroke.api.routes.pools import pools_router
+from twostroke.client.engine_client import EngineState
+from twostroke.cluster.dispatcher import LeastBusy
+from twostroke.cluster.engine_process import EngineProcess
+from twostroke.cluster.launcher import LocalLauncher
+from twostroke.cluster.pooled_engine import PooledEngine
+from twostroke.cluster.ray_room import Wish, shortage
 from twostroke.config.engine import EngineConfig
 from twostroke.config.pools import PoolConfig
-from twostroke.engine.client import EngineState
-from twostroke.engine.dispatcher import LeastBusy
-from twostroke.engine.engine_process import EngineProcess
 from twostroke.engine.handover_port import HandoverPort
-from twostroke.engine.launcher import LocalLauncher
-from twostroke.engine.pooled_engine import PooledEngine
-from twostroke.engine.ray_room import Wish, shortage
 from twostroke.errors import InvalidParameter, SetupError, UnknownParameter
 from twostroke.events import Event, RequestRouted
 from twostroke.outputs import NumericDrift

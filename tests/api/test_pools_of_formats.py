@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
+from twostroke.client.engine_client import PoolMember
+from twostroke.cluster.dispatcher import LeastBusy, Member, Place
+from twostroke.cluster.pooled_engine import PooledEngine
 from twostroke.config.engine import EngineConfig
 from twostroke.config.pools import PoolConfig
-from twostroke.engine.client import PoolMember
-from twostroke.engine.dispatcher import LeastBusy, Member, Place
 from twostroke.engine.generation import GenerationRequest
-from twostroke.engine.pooled_engine import PooledEngine
 from twostroke.errors import InvalidParameter
 from twostroke.events import KVImportEnded
 from twostroke.explain.recorder import FlightRecorder

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from twostroke import LLM, SamplingParams
+from twostroke.client.engine_client import OutputStream
+from twostroke.cluster.remote_engine import RemoteEngine
 from twostroke.config.engine import EngineConfig
-from twostroke.engine.client import OutputStream
-from twostroke.engine.remote_engine import RemoteEngine
 from twostroke.errors import EngineError, SetupError
 
 PATIENCE_S = 60.0
@@ -34,7 +34,7 @@ def ranks_of(parent: int) -> list[int]:
             command = (folder / "cmdline").read_bytes()
         except (OSError, ValueError):
             continue
-        if int(ppid) == parent and state != "Z" and b"twostroke.engine.ranks" in command:
+        if int(ppid) == parent and state != "Z" and b"twostroke.startup.ranks" in command:
             found.append(int(folder.name))
     return found
 
@@ -112,7 +112,7 @@ def test_an_engine_whose_rank_is_killed_is_replaced_and_a_killed_engine_leaves_n
 
 
 def test_a_rank_that_finds_nobody_says_so_and_one_that_cannot_load_ends_the_start(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "twostroke.engine.ranks", "1", "2", str(tmp_path / "0")]
+    command = [sys.executable, "-m", "twostroke.startup.ranks", "1", "2", str(tmp_path / "0")]
     found = subprocess.run(command, capture_output=True, text=True, check=False)
     assert found.returncode == 1
     assert "rank 1 of 2 found no rank 0" in found.stderr

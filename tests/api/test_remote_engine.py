@@ -17,11 +17,11 @@ import pytest
 from faulty_engine import BREAK, HANG, POISON, ROT
 from forked_process import forked_engines
 from twostroke import LLM, SamplingParams
+from twostroke.client.engine_client import EngineState, OutputStream
+from twostroke.client.output_processor import OutputKind
+from twostroke.cluster import engine_process, remote_engine
+from twostroke.cluster.remote_engine import RemoteEngine
 from twostroke.config.engine import EngineConfig
-from twostroke.engine import engine_process, remote_engine
-from twostroke.engine.client import EngineState, OutputStream
-from twostroke.engine.output_processor import OutputKind
-from twostroke.engine.remote_engine import RemoteEngine
 from twostroke.errors import EngineError, EngineUnavailable, SetupError
 from twostroke.events import (
     EngineLost,
@@ -363,7 +363,7 @@ def test_one_that_is_stopped_while_it_loads_is_a_reason(monkeypatch: pytest.Monk
 GATEWAY = """
 import asyncio, os, sys
 from twostroke.config.engine import EngineConfig
-from twostroke.engine.remote_engine import RemoteEngine
+from twostroke.cluster.remote_engine import RemoteEngine
 
 async def main():
     ranks = int(sys.argv[1])

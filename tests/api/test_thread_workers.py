@@ -12,11 +12,11 @@ import pytest
 
 from benchmarks.drill.streams import ask, prompts
 from twostroke.batch import NewRequest, ScheduledBatch, StepResult
+from twostroke.cluster.dispatcher import LeastBusy
+from twostroke.cluster.pooled_engine import PooledEngine
+from twostroke.cluster.thread_launcher import MOST_LEFT, ThreadLauncher
 from twostroke.config.engine import EngineConfig
 from twostroke.config.pools import PoolConfig
-from twostroke.engine.dispatcher import LeastBusy
-from twostroke.engine.pooled_engine import PooledEngine
-from twostroke.engine.thread_launcher import MOST_LEFT, ThreadLauncher
 from twostroke.runner.executor import Executor
 
 CONFIG = EngineConfig.from_keywords(model="embedded", threads=1, num_kv_blocks=1000)

@@ -22,20 +22,20 @@ from compatibility.features import (
 )
 from compatibility.models import Models
 from two_pools import Answer, TwoPools
+from twostroke.client.facts import input_processor
+from twostroke.client.front_desk import FrontDesk
+from twostroke.client.output_processor import OutputProcessor
+from twostroke.cluster.pooled_engine import PooledEngine
 from twostroke.config.engine import EngineConfig
 from twostroke.config.pools import PoolConfig
-from twostroke.engine.assembly import BuiltEngine, build_engine
 from twostroke.engine.clock import monotonic_clock
-from twostroke.engine.facts import input_processor
-from twostroke.engine.front_desk import FrontDesk
 from twostroke.engine.generation import GenerationRequest
-from twostroke.engine.output_processor import OutputProcessor
-from twostroke.engine.pooled_engine import PooledEngine
-from twostroke.engine.preparation import max_tokens_per_step, prepare
 from twostroke.events import Event
 from twostroke.kv_cache.sizing import blocks_of_request
 from twostroke.request import FinishReason
 from twostroke.sampling_params import SamplingParams
+from twostroke.startup.assembly import BuiltEngine, build_engine
+from twostroke.startup.preparation import max_tokens_per_step, prepare
 
 MAX_MODEL_LEN, BLOCK_SIZE = 64, 4
 USUAL: dict[str, Any] = {

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from twostroke import LLM, RequestOutput, SamplingParams
-from twostroke.engine import preparation
-from twostroke.engine.drafting import DrafterFacts, GivenDrafter, Surroundings
 from twostroke.runner.branches import MAX_BRANCHES, Branch, BranchBlocks, blocks_of_branch
 from twostroke.speculation.proposer import DraftRequest, Drafts
+from twostroke.startup import preparation
+from twostroke.startup.drafting import DrafterFacts, GivenDrafter, Surroundings
 
 DEPTH = 4
 NUM_PLACES = 14

@@ -15,12 +15,12 @@ import transformers
 
 from model_folders import SHAPES
 from twostroke import SamplingParams
+from twostroke.client.text_engine import TextEngine
 from twostroke.config.engine import EngineConfig
-from twostroke.engine.assembly import build_text_engine
-from twostroke.engine.text_engine import TextEngine
 from twostroke.events import StepScheduled
 from twostroke.outputs import RequestOutput
 from twostroke.request import FinishReason
+from twostroke.startup.assembly import build_text_engine
 
 Prompt = tuple[int, ...]
 

@@ -20,7 +20,7 @@ from hypothesis import settings
 from gguf_files import of_type
 from tiers import EXAMPLES, examples
 from twostroke import LLM, RequestOutput, SamplingParams
-from twostroke.engine.output_processor import OutputKind
+from twostroke.client.output_processor import OutputKind
 from twostroke.model.gguf.blocks import REPACKED
 
 SLOW_TO_START = "int8 on torch's operators"

@@ -16,8 +16,8 @@ from twostroke import LLM, SamplingParams
 from twostroke.communicator.interface import Communicator, Watching
 from twostroke.communicator.process_group import process_group
 from twostroke.config.load import LoadConfig
-from twostroke.engine import ranks
 from twostroke.errors import InvalidParameter
+from twostroke.startup import ranks
 
 NUM_TOKENS = 120
 """That all models here have."""

@@ -15,8 +15,8 @@ from factories import make_layout
 from fake_pools import FakePools, FakeWorker
 from fakes import FakeGeneration
 from twostroke.batch import NewRequest
+from twostroke.cluster.dispatcher import LeastBusy
 from twostroke.config.scheduler import SchedulerConfig
-from twostroke.engine.dispatcher import LeastBusy
 from twostroke.engine.generation import GenerationRequest
 from twostroke.events import from_json, to_json
 from twostroke.pools.member import Role

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from oracle.paged_driver import PagedDriver
-from twostroke.engine.input_processor import Prompt
+from twostroke.client.input_processor import Prompt
 from twostroke.kernels.dispatch import operators_for
 from twostroke.llm import LLM
 from twostroke.model.decoder import DecoderModel

@@ -12,10 +12,10 @@ import torch
 from strict_recorder import StrictRecorder
 from triton_device import device
 from twostroke import LLM, SamplingParams
-from twostroke.engine import assembly
 from twostroke.kernels.cuda import attention as cuda_attention
 from twostroke.kernels.cuda.attention_plan import Cut
 from twostroke.runner import decode_graphs
+from twostroke.startup import assembly
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::RuntimeWarning"),  # numpy's, of the interpreter

@@ -19,11 +19,11 @@ from benchmarks.reproduce.hostile_kinds import KINDS, outcome_of
 from twostroke.config.engine import EngineConfig
 from twostroke.cost.calibration import Calibration
 from twostroke.engine import event_sinks
-from twostroke.engine.assembly import build_engine
 from twostroke.engine.event_sinks import read_events
 from twostroke.errors import TwostrokeError, UnreadableEvent
 from twostroke.gguf.container import GGUFFile
 from twostroke.model.checkpoint import Checkpoint
+from twostroke.startup.assembly import build_engine
 from twostroke.tokenizer.tokenizer import Tokenizer
 
 MOST_S = 10.0

@@ -19,7 +19,7 @@ NOT_FOR_USERS = {
     "packed_events.py": "likewise",
     "live/recording.py": "likewise",
     "kv_transfer": "names of the messages of a protocol",
-    "engine/messages.py": "a message that we forgot to make one",
+    "cluster/messages.py": "a message that we forgot to make one",
     "llm.py": "SamplingParams, which callers of it write themselves",
 }
 

@@ -15,11 +15,11 @@ from collections.abc import Generator, Mapping, Sequence
 from twostroke.api.http_errors import HTTPError
 from twostroke.api.protocol.sampling import SamplingFields
 from twostroke.api.quota import Quotas
+from twostroke.client.engine_client import EngineClient
+from twostroke.client.input_processor import PromptInput
+from twostroke.client.load import Load
+from twostroke.client.overload import QueueLimits, RequestCost, cost_of, refuse_overload
 from twostroke.config.server import ServerConfig
-from twostroke.engine.client import EngineClient
-from twostroke.engine.input_processor import PromptInput
-from twostroke.engine.load import Load
-from twostroke.engine.overload import QueueLimits, RequestCost, cost_of, refuse_overload
 from twostroke.errors import InvalidParameter
 
 PATIENCE_HEADER = "x-request-timeout"

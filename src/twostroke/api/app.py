@@ -30,8 +30,8 @@ from twostroke.api.routes.operations import operations_router
 from twostroke.api.routes.page import page_router
 from twostroke.api.routes.pools import pools_router
 from twostroke.api.routes.responses import responses_router
+from twostroke.client.engine_client import EngineClient, ScalablePools
 from twostroke.config.server import ServerConfig
-from twostroke.engine.client import EngineClient, ScalablePools
 from twostroke.errors import TwostrokeError
 from twostroke.lab.lab import Lab
 from twostroke.version import __version__

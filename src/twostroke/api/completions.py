@@ -18,9 +18,9 @@ from twostroke.api.protocol.fields import FLEX, priority_of, tier_of
 from twostroke.api.sse import DONE, Later, RepeatedEvent, event
 from twostroke.api.translate import check_stream_options, completion_params
 from twostroke.api.usage import UsageCount
-from twostroke.engine.client import EngineClient
-from twostroke.engine.input_processor import PromptInput
-from twostroke.engine.output_processor import OutputKind
+from twostroke.client.engine_client import EngineClient
+from twostroke.client.input_processor import PromptInput
+from twostroke.client.output_processor import OutputKind
 from twostroke.outputs import CompletionOutput, LogprobsAtPosition, RequestOutput
 from twostroke.request import FinishReason
 

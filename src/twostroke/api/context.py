@@ -20,9 +20,9 @@ from twostroke.api.protocol.message_fields import MESSAGES
 from twostroke.api.protocol.messages import CountTokensRequest, MessagesRequest
 from twostroke.api.protocol.responses import ResponsesRequest
 from twostroke.api.protocol.sampling import SamplingFields
+from twostroke.client.engine_client import EngineClient, ScalablePools
+from twostroke.client.input_processor import PromptInput
 from twostroke.config.server import ServerConfig
-from twostroke.engine.client import EngineClient, ScalablePools
-from twostroke.engine.input_processor import PromptInput
 from twostroke.errors import shown
 from twostroke.lab.lab import Lab
 from twostroke.log import get_logger

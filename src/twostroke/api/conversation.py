@@ -24,9 +24,9 @@ from twostroke.api.protocol.chat import ChatRequest
 from twostroke.api.protocol.fields import FLEX, as_sent, priority_of
 from twostroke.api.translate import chat_params, check_stream_options
 from twostroke.api.usage import UsageCount
-from twostroke.engine.client import EngineClient
-from twostroke.engine.input_processor import PromptInput
-from twostroke.engine.output_processor import OutputKind
+from twostroke.client.engine_client import EngineClient
+from twostroke.client.input_processor import PromptInput
+from twostroke.client.output_processor import OutputKind
 from twostroke.engine.stop_checker import StopFinder, StopStrings
 from twostroke.outputs import RequestOutput
 from twostroke.sampling_params import SamplingParams

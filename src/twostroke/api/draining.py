@@ -16,8 +16,8 @@ from types import FrameType
 
 import uvicorn
 
-from twostroke.engine.pooled_engine import PooledEngine
-from twostroke.engine.remote_engine import RemoteEngine
+from twostroke.cluster.pooled_engine import PooledEngine
+from twostroke.cluster.remote_engine import RemoteEngine
 from twostroke.log import get_logger
 
 log = get_logger(__name__)

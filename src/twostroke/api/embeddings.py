@@ -15,9 +15,9 @@ from twostroke.api.generation import Caller, Generation, prepared
 from twostroke.api.prompts import amount_of, prompts_of
 from twostroke.api.protocol.embeddings import EmbeddingRequest
 from twostroke.api.protocol.fields import FLEX, priority_of
-from twostroke.engine.client import EngineClient
-from twostroke.engine.input_processor import PromptInput
-from twostroke.engine.output_processor import OutputKind
+from twostroke.client.engine_client import EngineClient
+from twostroke.client.input_processor import PromptInput
+from twostroke.client.output_processor import OutputKind
 from twostroke.errors import InvalidParameter
 
 Object = dict[str, Any]

@@ -10,10 +10,10 @@ from functools import partial
 from typing import TypeVar
 
 from twostroke.api.admission import Admission
-from twostroke.engine.client import EngineClient, OutputStream
+from twostroke.client.engine_client import EngineClient, OutputStream
+from twostroke.client.input_processor import PromptInput
+from twostroke.client.output_processor import OutputKind
 from twostroke.engine.garbage import give_back_what_is_free
-from twostroke.engine.input_processor import PromptInput
-from twostroke.engine.output_processor import OutputKind
 from twostroke.errors import EngineError
 from twostroke.outputs import RequestOutput
 from twostroke.request import FinishReason

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from twostroke.engine.input_processor import PromptInput
+from twostroke.client.input_processor import PromptInput
 from twostroke.explain.names import name_of, request_of
 
 MAX_UNITS = 4 * 2**20

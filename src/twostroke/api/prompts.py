@@ -7,7 +7,7 @@ from typing import Any, cast
 
 from pydantic import BaseModel
 
-from twostroke.engine.input_processor import Prompt
+from twostroke.client.input_processor import Prompt
 from twostroke.errors import InvalidPrompt
 
 

@@ -35,8 +35,6 @@ from twostroke.cost.calibration import Calibration, DrafterFigures, Timing, chec
 from twostroke.cost.step_fit import fit_step_model
 from twostroke.cost.step_model import StepTimeModel
 from twostroke.cost.step_work import Layers
-from twostroke.engine.calibrated import place_to_write
-from twostroke.engine.drafting import Drafter, GivenDrafter
 from twostroke.errors import ClientError, InvalidParameter, SetupError
 from twostroke.hardware import Hardware
 from twostroke.measure.command import model_name, settings
@@ -44,6 +42,8 @@ from twostroke.measure.spec.measure import DecodeStep, SpecEngine, SpecRun
 from twostroke.measure.spec.synthetic import PromptIds
 from twostroke.measure.steps import measure_steps
 from twostroke.model.model_files import find_model, find_model_of
+from twostroke.startup.calibrated import place_to_write
+from twostroke.startup.drafting import Drafter, GivenDrafter
 
 
 def calibrate(

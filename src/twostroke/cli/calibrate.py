@@ -38,8 +38,8 @@ def calibrate(
     """
     from twostroke.calibrate.run import calibrate as run  # loads torch
     from twostroke.calibrate.show import print_calibration
-    from twostroke.engine.calibrated import place_to_write
     from twostroke.model.model_files import find_model_of
+    from twostroke.startup.calibrated import place_to_write
 
     config = with_model(load, by_place=model, by_flag=model_flag)
     found, output = run(options, config, progress=not json_output)

@@ -28,7 +28,7 @@ from twostroke.config.scheduler import SchedulerConfig
 from twostroke.errors import ClientError, EngineError, TwostrokeError
 
 if TYPE_CHECKING:
-    from twostroke.engine.text_engine import TextEngine
+    from twostroke.client.text_engine import TextEngine
     from twostroke.outputs import RequestOutput
 
 
@@ -66,8 +66,8 @@ def chat(  # noqa: PLR0913 (each is a flag or a group of flags)
         No start-up lines, no figures.
     """
     chosen = with_model(load, by_place=model, by_flag=model_flag)
-    from twostroke.engine.assembly import build_text_engine  # loads torch
-    from twostroke.engine.facts import lines_to_print
+    from twostroke.client.facts import lines_to_print
+    from twostroke.startup.assembly import build_text_engine  # loads torch
 
     engine = build_text_engine(
         EngineConfig(load=chosen, cache=cache, scheduler=scheduler, speculative_config=speculative_config)
@@ -139,7 +139,7 @@ class _Talk:
 
     def _answer(self, content: str) -> None:
         """Answer a message, printed as it comes; both become part of the conversation when that has succeeded."""
-        from twostroke.engine.output_processor import OutputKind  # loaded by now
+        from twostroke.client.output_processor import OutputKind  # loaded by now
 
         question = {"role": "user", "content": content}
         request_id = self._engine.submit_chat([*self._messages, question], self._sampling, kind=OutputKind.DELTA)
@@ -158,7 +158,7 @@ class _Talk:
 
     def _run(self, request_id: str) -> RequestOutput | None:
         """Run the request to its end; None if somebody at a terminal stops it with Ctrl-C, and wants to go on."""
-        from twostroke.engine.interrupts import interrupts_held
+        from twostroke.client.interrupts import interrupts_held
 
         try:
             with interrupts_held() as let_interrupts_through:

@@ -31,7 +31,7 @@ from twostroke.errors import EngineError
 from twostroke.outputs import JoinedDeltas
 
 if TYPE_CHECKING:
-    from twostroke.engine.text_engine import TextEngine
+    from twostroke.client.text_engine import TextEngine
     from twostroke.outputs import RequestMetrics, RequestOutput
 
 
@@ -67,9 +67,9 @@ def generate(  # noqa: PLR0913 (each is a flag or a group of flags)
     """
     model, prompt = model_and_prompt(words, prompt_file, has_model=model_flag is not None)
     chosen = with_model(load, by_place=model, by_flag=model_flag)
-    from twostroke.engine.assembly import build_text_engine  # loads torch
-    from twostroke.engine.facts import lines_to_print
-    from twostroke.engine.output_processor import OutputKind
+    from twostroke.client.facts import lines_to_print
+    from twostroke.client.output_processor import OutputKind
+    from twostroke.startup.assembly import build_text_engine  # loads torch
 
     engine = build_text_engine(
         EngineConfig(load=chosen, cache=cache, scheduler=scheduler, speculative_config=speculative_config)

@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from twostroke.engine.output_processor import OutputKind
-from twostroke.engine.pooled_engine import PooledEngine
-from twostroke.engine.remote_engine import RemoteEngine
+from twostroke.client.output_processor import OutputKind
+from twostroke.cluster.pooled_engine import PooledEngine
+from twostroke.cluster.remote_engine import RemoteEngine
 from twostroke.errors import EngineError
 from twostroke.events import Event, StepScheduled
 from twostroke.explain.recorder import FlightRecorder

@@ -11,13 +11,13 @@ from twostroke.config.engine import EngineConfig
 from twostroke.config.load import LoadConfig
 from twostroke.config.scheduler import SchedulerConfig
 from twostroke.cost.step_model import StepTimeModel
-from twostroke.engine.assembly import build_engine
 from twostroke.engine.engine import Engine
 from twostroke.events import EventLog
 from twostroke.measure.drive import RecordingExecutor, drive
 from twostroke.measure.workload import Workload
 from twostroke.runner.executor import Executor
 from twostroke.served_run import Run
+from twostroke.startup.assembly import build_engine
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from twostroke.metrics.instruments import Number, exposed
 
 
 class Resumes(Protocol):
-    """Whoever keeps sequences running (engine/dispatcher.py)."""
+    """Whoever keeps sequences running (cluster/dispatcher.py)."""
 
     num_resumed: int
     num_fenced: int

@@ -9,13 +9,13 @@ import torch
 from twostroke.config.engine import EngineConfig
 from twostroke.config.load import LoadConfig
 from twostroke.cost.step_cost import MachineLimits, StepCost, raised_by_steps
-from twostroke.engine.preparation import Prepared, free_bytes_of, int8_operators, moved_to, prepare
 from twostroke.kernels.cuda import LOWEST_CAPABILITY
 from twostroke.kernels.dispatch import Operators, operators_to_plan
 from twostroke.planner.devices import Device, find_device
 from twostroke.planner.options import PlanOptions
 from twostroke.planner.words import significant
 from twostroke.runner.machine_limits import measure_machine_limits
+from twostroke.startup.preparation import Prepared, free_bytes_of, int8_operators, moved_to, prepare
 
 MOST_APART, MOST_APART_BUSY = 3.0, 20.0
 """Largest factor between two measurements of one machine: when idle, and when others were at work during either."""

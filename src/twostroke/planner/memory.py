@@ -1,5 +1,4 @@
-"""The memory plan of a model that is not loaded: the engine's own account (engine/preparation.py), with questions asked
-of it."""
+"""The memory plan of a model that is not loaded: the engine's own account (startup/preparation.py), asked beforehand."""
 
 from __future__ import annotations
 
@@ -12,20 +11,20 @@ from twostroke.config.engine import EngineConfig
 from twostroke.config.kv_format import resolve_kv_format
 from twostroke.config.layer_spec import KVSpec
 from twostroke.config.load import DEFAULT_GROUP_SIZE, QuantizationOnLoad
-from twostroke.engine.card_memory import account_for_card
-from twostroke.engine.preparation import (
+from twostroke.errors import DoesNotFit, InvalidParameter
+from twostroke.kv_cache.layout import KVLayout
+from twostroke.kv_cache.sizing import blocks_of_request
+from twostroke.model.loader import check_quantization, check_weights
+from twostroke.model.registry import num_parameters
+from twostroke.startup.card_memory import account_for_card
+from twostroke.startup.preparation import (
     MemoryAccount,
     Prepared,
     account_for_memory,
     loaded_weight_bytes,
     max_tokens_per_step,
 )
-from twostroke.engine.split_checks import check_can_split
-from twostroke.errors import DoesNotFit, InvalidParameter
-from twostroke.kv_cache.layout import KVLayout
-from twostroke.kv_cache.sizing import blocks_of_request
-from twostroke.model.loader import check_quantization, check_weights
-from twostroke.model.registry import num_parameters
+from twostroke.startup.split_checks import check_can_split
 
 SMALLER: tuple[QuantizationOnLoad, ...] = ("int8", "int4")
 """Formats to quantize to while loading, the larger first."""

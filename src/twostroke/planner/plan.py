@@ -12,8 +12,6 @@ from twostroke.config.scheduler import SchedulerConfig
 from twostroke.cost.calibration import Choice, choices_of
 from twostroke.cost.roofline import roofline
 from twostroke.cost.step_model import PredictsSteps, StepTimeModel
-from twostroke.engine.calibrated import find_calibration
-from twostroke.engine.preparation import Prepared, model_shape
 from twostroke.errors import InvalidParameter, TwostrokeError
 from twostroke.planner.floors import FrontierPoint, Predictor, TTFTPoint, VerifyPoint
 from twostroke.planner.machine import (
@@ -29,6 +27,8 @@ from twostroke.planner.memory import SMALLER, MemoryPlan, plan_memory, with_kv_f
 from twostroke.planner.options import PlanOptions
 from twostroke.planner.prompt_cost import PromptCost, cost_of_prompt
 from twostroke.planner.what_if import Change, Outcome, TwoPools
+from twostroke.startup.calibrated import find_calibration
+from twostroke.startup.preparation import Prepared, model_shape
 
 USUAL_CONTEXT = 1024
 MOST_VERIFIED = 8

@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from twostroke.engine.input_processor import InputProcessor
-from twostroke.engine.preparation import Prepared
+from twostroke.client.input_processor import InputProcessor
 from twostroke.errors import InvalidParameter
 from twostroke.planner.floors import Predictor
 from twostroke.planner.machine import Machine
 from twostroke.planner.memory import MemoryPlan
 from twostroke.planner.options import PlanOptions
 from twostroke.sampling_params import SamplingParams
+from twostroke.startup.preparation import Prepared
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,9 +17,7 @@ from twostroke.config.scheduler import SchedulerConfig
 from twostroke.cost.calibration import Calibration
 from twostroke.cost.roofline import roofline
 from twostroke.cost.step_model import StepTimeModel
-from twostroke.engine.calibrated import find_calibration, why_not
 from twostroke.engine.journal import engine_started
-from twostroke.engine.preparation import Prepared, model_shape, prepare, usable_processors
 from twostroke.errors import DoesNotFit, InvalidParameter, TwostrokeError
 from twostroke.explain.words import counted
 from twostroke.measure.command import model_name
@@ -34,6 +32,8 @@ from twostroke.planner.search_options import SearchOptions
 from twostroke.planner.search_workload import SearchWorkload, read_workload
 from twostroke.simulation.requests import Recording
 from twostroke.simulation.settings import WhatIf
+from twostroke.startup.calibrated import find_calibration, why_not
+from twostroke.startup.preparation import Prepared, model_shape, prepare, usable_processors
 
 DEFAULT_LINK_BYTES_PER_S = 1.25e9
 """Assumed bandwidth of a link that was not measured: 10 Gbit/s."""

@@ -17,9 +17,7 @@ from tqdm.auto import tqdm
 from twostroke.config.engine import EngineConfig
 from twostroke.cost.roofline import roofline
 from twostroke.cost.step_model import StepTimeModel
-from twostroke.engine.calibrated import find_calibration
 from twostroke.engine.journal import engine_started
-from twostroke.engine.preparation import Prepared, model_shape
 from twostroke.errors import InvalidParameter
 from twostroke.explain.words import counted
 from twostroke.planner.back_test import LEAST_REQUESTS, WITH_FEWER
@@ -32,6 +30,8 @@ from twostroke.planner.trace_options import TraceOptions
 from twostroke.simulation.requests import Recording
 from twostroke.simulation.settings import WhatIf, check_rate_factor
 from twostroke.simulation.trace import num_tokens_of, read_trace, requests_of_trace
+from twostroke.startup.calibrated import find_calibration
+from twostroke.startup.preparation import Prepared, model_shape
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,7 +5,7 @@
                              └─ alone ───────► decode engine: prompt and all
 
 What decides is what serves (pools/router.py, scheduler/, kv_cache/holds.py); what is between is what a gateway and the
-ends of a hand-over do (engine/dispatcher.py, engine/kv_lending.py, engine/kv_fetching.py), without tokens and threads:
+ends of a hand-over do (cluster/dispatcher.py, engine/kv_lending.py, engine/kv_fetching.py), without tokens and threads:
 the same messages in the same order, each heard between two steps. Messages take no time, and the layers of a step equal
 parts of it. Every process is a machine of its own: nobody's steps take longer because another computes.
 """

@@ -14,8 +14,8 @@ from twostroke.api.parsers.answer_stops import AnswerStops
 from twostroke.api.parsers.chat_parser import ChatParser, make_parser
 from twostroke.api.parsers.json_text import is_whole_value
 from twostroke.api.parsers.output import HearContent
-from twostroke.engine.input_processor import PromptInput
-from twostroke.engine.output_processor import OutputKind, OutputProcessor
+from twostroke.client.input_processor import PromptInput
+from twostroke.client.output_processor import OutputKind, OutputProcessor
 from twostroke.engine.token_update import SequenceNews, TokenUpdate
 from twostroke.model.model_files import find_model
 from twostroke.request import FinishReason

@@ -10,8 +10,8 @@ from typing import Any
 import text_fakes
 from twostroke.api.completions import Completion
 from twostroke.api.protocol.completions import CompletionRequest
-from twostroke.engine.input_processor import InputProcessor
-from twostroke.engine.output_processor import OutputKind, OutputProcessor
+from twostroke.client.input_processor import InputProcessor
+from twostroke.client.output_processor import OutputKind, OutputProcessor
 from twostroke.engine.token_update import SequenceNews, TokenUpdate
 from twostroke.outputs import CompletionOutput, RequestOutput
 from twostroke.sampling_params import SamplingParams

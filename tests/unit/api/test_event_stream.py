@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from twostroke.api.generation import Caller, Generation
 from twostroke.api.sse import WRITE_NOW, EventStream, RepeatedEvent, event
-from twostroke.engine.client import OutputStream
-from twostroke.engine.output_processor import OutputKind
-from twostroke.engine.queued_stream import QueuedStream
+from twostroke.client.engine_client import OutputStream
+from twostroke.client.output_processor import OutputKind
+from twostroke.client.queued_stream import QueuedStream
 from twostroke.errors import EngineError
 from twostroke.outputs import CompletionOutput, RequestOutput
 from twostroke.request import FinishReason

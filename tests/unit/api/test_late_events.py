@@ -14,10 +14,10 @@ from twostroke.api.generation import Caller, Generation
 from twostroke.api.logprobs import MOST_AT_ONCE, as_written, prompt_logprobs, takes_long
 from twostroke.api.sse import WRITE_NOW, EventStream, Later
 from twostroke.batch import TokenLogprobs
-from twostroke.engine.client import OutputStream
-from twostroke.engine.output_processor import OutputKind
-from twostroke.engine.prompt_scores import PromptScores
-from twostroke.engine.queued_stream import QueuedStream
+from twostroke.client.engine_client import OutputStream
+from twostroke.client.output_processor import OutputKind
+from twostroke.client.prompt_scores import PromptScores
+from twostroke.client.queued_stream import QueuedStream
 from twostroke.outputs import CompletionOutput, LogprobsAtPosition, RequestOutput
 from twostroke.request import FinishReason
 

@@ -17,7 +17,7 @@ from fastapi import FastAPI
 from twostroke.api.gate import OPEN_PATHS
 from twostroke.api.routes.operations import operations_router
 from twostroke.cli.main import app as commands
-from twostroke.engine.client import EngineHealth, EngineState
+from twostroke.client.engine_client import EngineHealth, EngineState
 
 REPOSITORY = Path(__file__).parents[3]
 MANIFESTS = sorted((REPOSITORY / "deploy").glob("*.y*ml"))

@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from twostroke.api import prompt_texts
 from twostroke.api.prompt_texts import KeptPrompt, PromptTexts
-from twostroke.engine.input_processor import PromptInput
+from twostroke.client.input_processor import PromptInput
 from twostroke.sampling_params import SamplingParams
 
 MOST = 40

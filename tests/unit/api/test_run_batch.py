@@ -21,13 +21,13 @@ from twostroke.api.context import ServerContext
 from twostroke.api.protocol.lists import MAX_CONTAINERS
 from twostroke.api.protocol.shapes import CHECKED_BYTES
 from twostroke.api.run_batch import BatchCount, answer_file, run_batch
+from twostroke.client.engine_client import EngineHealth, EngineState
+from twostroke.client.facts import EngineFacts, input_processor
+from twostroke.client.input_processor import PromptInput
+from twostroke.client.load import Load, LoadMeter
+from twostroke.client.output_processor import OutputKind
 from twostroke.config.engine import EngineConfig
 from twostroke.config.server import ServerConfig
-from twostroke.engine.client import EngineHealth, EngineState
-from twostroke.engine.facts import EngineFacts, input_processor
-from twostroke.engine.input_processor import PromptInput
-from twostroke.engine.load import Load, LoadMeter
-from twostroke.engine.output_processor import OutputKind
 from twostroke.errors import EngineError, EngineUnavailable, InvalidParameter
 from twostroke.model.model_files import find_model
 from twostroke.outputs import CompletionOutput, RequestOutput

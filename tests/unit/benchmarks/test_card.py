@@ -36,13 +36,13 @@ from twostroke.batch import ScheduledBatch
 from twostroke.config.load import LoadConfig
 from twostroke.config.scheduler import SchedulerConfig
 from twostroke.cost.step_cost import StepCost
-from twostroke.engine.cuda_device import CudaFacts
 from twostroke.errors import SetupError
 from twostroke.hardware import Hardware
 from twostroke.kernels.dispatch import operators_for
 from twostroke.measure import report
 from twostroke.model.checkpoint import read_model_config
 from twostroke.model.registry import num_parameters
+from twostroke.startup.cuda_device import CudaFacts
 
 RESULTS_ON_FILE = Path(__file__).parents[3] / "benchmarks" / "results"
 COST = StepCost(

@@ -20,8 +20,8 @@ from traces import conversations, write_trace
 from twostroke.cli.flags import LoadBesideModel, check_model_names
 from twostroke.cli.generate import generate
 from twostroke.cli.main import app
+from twostroke.client.completion_stream import CompletionStream
 from twostroke.config.cache import CacheConfig
-from twostroke.engine.completion_stream import CompletionStream
 from twostroke.engine.event_sinks import JsonlEventLog
 from twostroke.errors import InvalidParameter
 from twostroke.measure.workload import of_lengths

@@ -536,7 +536,7 @@ def ended(source: str, *arguments: str) -> tuple[int, str, str]:
     return done.returncode, done.stdout, done.stderr
 
 
-@pytest.mark.parametrize("module", ["cyclopts", "twostroke.cli.generate", "torch", "twostroke.engine.output_processor"])
+@pytest.mark.parametrize("module", ["cyclopts", "twostroke.cli.generate", "torch", "twostroke.client.output_processor"])
 def test_ctrl_c_during_imports_is_silent(module: str) -> None:
     source = CTRL_C + INTERRUPTED_IMPORT.format(module=module) + MAIN
     assert ended(source, "generate", "x", "--max-tokens", "1") == (130, "", "")

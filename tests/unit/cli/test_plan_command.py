@@ -10,7 +10,7 @@ import pytest
 
 from command_line import twostroke
 from twostroke.config.engine import EngineConfig
-from twostroke.engine.assembly import build_engine
+from twostroke.startup.assembly import build_engine
 
 
 def plan(*arguments: str) -> subprocess.CompletedProcess[str]:

@@ -9,7 +9,7 @@ import pytest
 import text_fakes
 from twostroke.batch import TokenLogprobs
 from twostroke.cli.generate import print_json
-from twostroke.engine.prompt_scores import PromptScores
+from twostroke.client.prompt_scores import PromptScores
 from twostroke.outputs import RequestOutput
 
 

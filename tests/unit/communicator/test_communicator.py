@@ -23,8 +23,8 @@ from twostroke.communicator.process_group import ProcessGroupCommunicator, proce
 from twostroke.communicator.rendezvous import await_ranks, join, listen
 from twostroke.communicator.shared_memory import SharedMemoryCommunicator
 from twostroke.communicator.sockets import SocketCommunicator
-from twostroke.engine.ranks import connect
 from twostroke.errors import RankLost, SetupError
+from twostroke.startup.ranks import connect
 
 Meeting = Callable[[int], list[Communicator]]
 

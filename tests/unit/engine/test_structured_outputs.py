@@ -14,9 +14,9 @@ import pytest
 import gguf_files
 from twostroke import LLM, AsyncEngine, RequestOutput, SamplingParams, StructuredOutputs
 from twostroke.batch import NewRequest
+from twostroke.client.output_processor import OutputKind
+from twostroke.cluster.messages import COMMANDS, Add
 from twostroke.engine.generation import GenerationRequest
-from twostroke.engine.messages import COMMANDS, Add
-from twostroke.engine.output_processor import OutputKind
 from twostroke.errors import InvalidParameter, UnknownParameter
 from twostroke.grammar import guidance
 from twostroke.outputs import JoinedDeltas

@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 
 from gguf_files import NAMES, changed, fixture
 from tiers import examples
-from twostroke.engine.identity import fingerprint
 from twostroke.errors import CorruptCheckpoint, ModelNotFound, SetupError, UnsupportedModel
 from twostroke.gguf.container import GGUFFile
 from twostroke.gguf.tensor_types import NAMES as OTHER_NAMES
 from twostroke.gguf.tensor_types import TYPES
 from twostroke.model.model_path import gguf_path
+from twostroke.startup.identity import fingerprint
 
 SMALL = fixture("qwen3-q4_0")
 CONTENT = SMALL.read_bytes()

@@ -15,12 +15,12 @@ from model_folders import write_tokenizer
 from twostroke.config.cache import CacheConfig
 from twostroke.config.engine import EngineConfig
 from twostroke.config.model import ModelConfig
-from twostroke.engine.preparation import prepare
 from twostroke.kv_cache.layout import MAX_WASTE, KVLayout
 from twostroke.kv_cache.manager import KVCacheManager
 from twostroke.model.checkpoint import read_model_config
 from twostroke.planner.memory import plan_memory
 from twostroke.runner.kv_storage import KVStorage
+from twostroke.startup.preparation import prepare
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"
 """config.json of each size, see make.py of each family."""

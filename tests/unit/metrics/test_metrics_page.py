@@ -12,8 +12,8 @@ from explain_loads import random_load
 from metrics_page import check_documented, documented
 from pool_log import PoolLog, died_and_resumed
 from twostroke.api.observation import Observation
+from twostroke.cluster.dispatcher import Dispatcher, LeastBusy
 from twostroke.config.server import ServerConfig
-from twostroke.engine.dispatcher import Dispatcher, LeastBusy
 from twostroke.events import Event
 from twostroke.packed_events import pack
 

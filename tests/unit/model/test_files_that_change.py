@@ -13,8 +13,8 @@ import pytest
 import twostroke
 from gguf_files import fixture
 from twostroke import LLM, SamplingParams
-from twostroke.engine import assembly
 from twostroke.errors import CorruptCheckpoint
+from twostroke.startup import assembly
 from twostroke.weight_file import WeightFile
 
 EMBEDDED = Path(twostroke.__file__).parent / "embedded"

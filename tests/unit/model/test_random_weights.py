@@ -20,14 +20,14 @@ from two_pools import TwoPools, alone, sequence
 from twostroke import LLM, SamplingParams
 from twostroke.config.engine import EngineConfig
 from twostroke.config.load import LoadConfig
-from twostroke.engine.assembly import build_text_engine
-from twostroke.engine.identity import identity_facts
-from twostroke.engine.preparation import prepare
 from twostroke.errors import InvalidParameter, ModelNotFound
 from twostroke.model import checkpoint
 from twostroke.model.loader import check_weights, multiplied_parts
 from twostroke.model.model_files import find_model, find_model_of
 from twostroke.model.random_weights import RandomWeights
+from twostroke.startup.assembly import build_text_engine
+from twostroke.startup.identity import identity_facts
+from twostroke.startup.preparation import prepare
 
 CPU = torch.device("cpu")
 PROMPTS: list[Any] = [{"prompt_token_ids": [7, 8, 9] * n} for n in (1, 9, 20)]

@@ -16,7 +16,6 @@ from rich.console import Console
 
 from published_models import MODELS, Published, write_published
 from twostroke.config.engine import EngineConfig
-from twostroke.engine.preparation import Prepared, prepare
 from twostroke.errors import DoesNotFit
 from twostroke.kv_cache.device_memory import DeviceMemory
 from twostroke.planner.devices import devices
@@ -25,6 +24,7 @@ from twostroke.planner.options import PlanOptions
 from twostroke.planner.plan import Plan, make_plan
 from twostroke.planner.report import as_json
 from twostroke.planner.show import print_plan
+from twostroke.startup.preparation import Prepared, prepare
 
 GB = 10**9
 CARD_BYTES = {
@@ -252,7 +252,7 @@ def test_a_change_of_device_follows_its_rule(published: Path) -> None:
 
 def test_plan_and_engine_have_one_rule(published: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the plan's predictions, the engine's own sizing function gives the plan's blocks."""
-    from twostroke.engine import card_memory, measured_memory
+    from twostroke.startup import card_memory, measured_memory
 
     assert measured_memory.card_memory is card_memory.card_memory
     asked: list[DeviceMemory] = []

@@ -21,8 +21,6 @@ from twostroke.communicator.alone import Alone
 from twostroke.config.cache import CacheConfig
 from twostroke.config.engine import EngineConfig
 from twostroke.config.load import Quantization
-from twostroke.engine.assembly import build_engine
-from twostroke.engine.preparation import prepare
 from twostroke.errors import DoesNotFit
 from twostroke.kernels import native
 from twostroke.kv_cache.layout import KVLayout
@@ -31,6 +29,8 @@ from twostroke.layers.row_split import RowSplit
 from twostroke.model.loader import load_model
 from twostroke.planner.memory import MemoryPlan, kinds_of, plan_memory, with_kv_format, with_quantization
 from twostroke.runner.kv_storage import KVStorage
+from twostroke.startup.assembly import build_engine
+from twostroke.startup.preparation import prepare
 
 MEMORY = 1 << 28
 KERNELS = ["reference", "auto"]

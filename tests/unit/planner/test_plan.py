@@ -20,7 +20,6 @@ from twostroke.config.kv_format import kv_format_warning
 from twostroke.cost.step_cost import MachineLimits
 from twostroke.cost.step_model import Curve, StepTimeModel
 from twostroke.engine.event_sinks import read_events
-from twostroke.engine.preparation import prepare
 from twostroke.errors import InvalidParameter, SetupError
 from twostroke.events import EngineStarted, Event, StepScheduled
 from twostroke.planner import machine
@@ -33,6 +32,7 @@ from twostroke.planner.report import as_json
 from twostroke.planner.show import advice, print_plan
 from twostroke.planner.show_after_run import print_after_run
 from twostroke.planner.words import binary
+from twostroke.startup.preparation import prepare
 
 MEMORY = 1 << 28
 

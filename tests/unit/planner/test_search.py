@@ -18,7 +18,6 @@ from twostroke.cli.main import app
 from twostroke.config.engine import EngineConfig
 from twostroke.cost.calibration import Calibration, Timing
 from twostroke.cost.step_model import Curve, StepTimeModel
-from twostroke.engine.preparation import Prepared
 from twostroke.errors import DoesNotFit, InvalidParameter
 from twostroke.events import to_json
 from twostroke.measure.workload import of_lengths, with_arrivals
@@ -31,6 +30,7 @@ from twostroke.planner.show_search import conclusions, print_search, searched_js
 from twostroke.planner.trace_options import TraceOptions
 from twostroke.planner.words import significant
 from twostroke.simulation.settings import WhatIf
+from twostroke.startup.preparation import Prepared
 
 SLOW = StepTimeModel(
     layers=Curve((1, 16, 512), (0.020, 0.022, 0.420)), head=Curve((1, 64), (0.002, 0.006)), pair_s=5e-8, seen_s=1e-7

@@ -15,8 +15,8 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from twostroke import LLM, SamplingParams
+from twostroke.client.input_processor import PromptDict
 from twostroke.config.kv_format import KVCacheDType
-from twostroke.engine.input_processor import PromptDict
 from twostroke.kernels.dispatch import operators_for
 from twostroke.layers.attention import Attention
 from twostroke.layers.row_split import RowSplit

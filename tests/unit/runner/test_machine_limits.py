@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from twostroke.config.engine import EngineConfig
-from twostroke.engine.preparation import int8_operators, prepare
 from twostroke.kernels import native, reference
 from twostroke.kernels.dispatch import operators_for
 from twostroke.runner import machine_limits
+from twostroke.startup.preparation import int8_operators, prepare
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 RATES = {torch.bfloat16: 6e8, torch.float16: 9e11, torch.float32: 8e10}

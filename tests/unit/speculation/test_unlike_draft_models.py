@@ -12,10 +12,10 @@ import pytest
 from model_folders import write_random_model
 from twostroke import LLM, SamplingParams
 from twostroke.config.engine import EngineConfig
-from twostroke.engine.assembly import build_engine
-from twostroke.engine.preparation import prepare
 from twostroke.planner.memory import plan_memory
 from twostroke.runner.kv_storage import JoinedStorages
+from twostroke.startup.assembly import build_engine
+from twostroke.startup.preparation import prepare
 
 HEADS: dict[str, dict[str, Any]] = {
     "wide full layers": {

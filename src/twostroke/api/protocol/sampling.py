@@ -8,7 +8,7 @@ from pydantic import Field
 
 from twostroke.api.protocol.fields import SERVICE_TIER, ServiceTier, WireObject, bookkeeping, refused
 from twostroke.api.protocol.lists import MAX_CHOICES, AtMost, Biases, SomeTokenIds, Texts
-from twostroke.engine.input_processor import TruncationSide
+from twostroke.client.input_processor import TruncationSide
 
 
 class StreamOptions(WireObject):

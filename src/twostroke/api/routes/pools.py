@@ -16,7 +16,7 @@ from twostroke.api.http_errors import HTTPError
 from twostroke.api.openapi import Described
 from twostroke.api.protocol.fields import WireObject
 from twostroke.api.routes.generate import json_response
-from twostroke.engine.client import PoolMember, ScalablePools
+from twostroke.client.engine_client import PoolMember, ScalablePools
 from twostroke.errors import shown
 from twostroke.kv_transfer.geometry import KV_LAYOUT
 from twostroke.pools.member import Role

@@ -17,7 +17,6 @@ from torch import Tensor
 from twostroke.config.engine import EngineConfig
 from twostroke.config.kv_format import is_quantized
 from twostroke.config.load import DEFAULT_GROUP_SIZE
-from twostroke.engine.preparation import Prepared, prepare
 from twostroke.kernels.quantized_weight import QuantizedWeight
 from twostroke.layers.attention_metadata import AttentionMetadata
 from twostroke.layers.row_split import RowSplit
@@ -27,6 +26,7 @@ from twostroke.model.weight_source import ALL_ROWS, StoredWeight, WeightSource
 from twostroke.runner.key_means import center_keys
 from twostroke.runner.kv_storage import KVStorage
 from twostroke.sampling.logprobs import num_slice_rows
+from twostroke.startup.preparation import Prepared, prepare
 
 FLOAT32: Mapping[str, Any] = {"kernels": "reference", "dtype": "float32", "batch_invariant": False}
 """Settings of the model that the others are compared with."""

@@ -13,15 +13,15 @@ from twostroke.config.scheduler import SchedulerConfig
 from twostroke.config.speculation import SpeculativeConfig
 from twostroke.cost.acceptance import expected_tokens
 from twostroke.cost.step_model import UNKNOWN_TIMES
-from twostroke.engine.assembly import build_engine
 from twostroke.engine.clock import monotonic_clock
-from twostroke.engine.drafting import Drafter
 from twostroke.engine.engine import Engine
 from twostroke.engine.generation import GenerationRequest
 from twostroke.events import Event, StepCommitted, StepScheduled
 from twostroke.measure.report import median
 from twostroke.measure.spec.synthetic import PromptIds
 from twostroke.sampling_params import SamplingParams
+from twostroke.startup.assembly import build_engine
+from twostroke.startup.drafting import Drafter
 
 
 class _Events:

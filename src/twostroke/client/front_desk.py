@@ -1,0 +1,275 @@
+"""Where requests of text are checked in and their outputs put together, wherever their tokens are made.
+
+prompt ─► prepare ─► enqueue ─► sequences of token ids ─► an engine in this process, or in another
+RequestOutputs ◄── take_in ◄──── what its steps made ◄──┘
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import secrets
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from twostroke.batch import NewRequest
+from twostroke.client.input_processor import InputProcessor, Prompt, PromptInput
+from twostroke.client.output_processor import OutputKind, OutputProcessor
+from twostroke.config.checks import unicode
+from twostroke.engine.clock import Clock
+from twostroke.engine.generation import GenerationRequest
+from twostroke.engine.token_update import TokenUpdate
+from twostroke.errors import InvalidParameter
+from twostroke.outputs import RequestOutput
+from twostroke.plain_words import kind_of
+from twostroke.request import FinishReason
+from twostroke.sampling_params import SamplingParams
+
+MAX_NAME_BYTES = 1024
+"""Of a request_id or a cache_salt in UTF-8; ids go into every event of the log."""
+MAX_PRIORITY = 2**31
+"""Either way; far beyond any scheme of priorities, and exact in the scheduler's floating-point keys."""
+
+
+class SequenceRunner(Protocol):
+    """Runs sequences of token ids: the engine, or what stands for it in this process."""
+
+    def add_request(self, request: GenerationRequest) -> None:
+        """Queues a sequence; its id is not in use."""
+        ...
+
+    def finish(self, request_id: str, reason: FinishReason, num_output_tokens: int | None = None) -> object:
+        """Ends a sequence from outside; one that has ended before is left alone.
+
+        `num_output_tokens` says how many tokens count as output where a stop string cut off others.
+        """
+        ...
+
+
+class FrontDesk:
+    """Checks requests in for a runner of sequences, and makes RequestOutputs of what the runner's steps made.
+
+    Not for several threads at once, except `prepare` and `prepare_chat`: what takes long for one prompt can be done
+    beside the thread that does the rest.
+
+    Args:
+        runner: of the sequences.
+        inputs: checks and encodes.
+        outputs: decodes and puts together.
+        clock: the runner's.
+        uses_priority: whether its scheduler looks at priorities at all.
+        serves_background: whether it can put work beside other work, a little at a time.
+    """
+
+    def __init__(
+        self,
+        runner: SequenceRunner,
+        inputs: InputProcessor,
+        outputs: OutputProcessor,
+        *,
+        clock: Clock,
+        uses_priority: bool,
+        serves_background: bool,
+    ) -> None:
+        self._runner = runner
+        self._inputs = inputs
+        self._outputs = outputs
+        self._clock = clock
+        self._uses_priority = uses_priority
+        self._serves_background = serves_background
+        self._names = (f"request-{number}" for number in itertools.count())
+        self._ended: dict[str, RequestOutput] = {}
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether aborted requests have their last outputs waiting in `take_ended`."""
+        return bool(self._ended)
+
+    def prepare(
+        self, prompt: Prompt, params: SamplingParams | None = None, *, add_special_tokens: bool = True
+    ) -> PromptInput:
+        """Checks and encodes a prompt for `enqueue`, in any thread; raises what InputProcessor.process raises."""
+        return self._inputs.process(prompt, params, add_special_tokens=add_special_tokens)
+
+    def prepare_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        params: SamplingParams | None = None,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> PromptInput:
+        """Like `prepare`, for a conversation; the arguments are those of InputProcessor.process_chat."""
+        return self._inputs.process_chat(
+            messages,
+            params,
+            tools=tools,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            chat_template_kwargs=chat_template_kwargs,
+        )
+
+    def enqueue(  # noqa: PLR0913 (what there is to know of a request, by its names)
+        self,
+        prompt: PromptInput,
+        *,
+        arrival_time_s: float,
+        request_id: str | None = None,
+        priority: int = 0,
+        cache_salt: str | None = None,
+        tenant: str = "",
+        background: bool = False,
+        kind: OutputKind = OutputKind.CUMULATIVE,
+    ) -> str:
+        """Queues what `prepare` or `prepare_chat` made.
+
+        Args:
+            prompt: checked.
+            arrival_time_s: when the caller asked, on this desk's clock: preparing counts as waiting.
+            request_id: a name of the caller's; must not be in use, which ends with the output that is `finished`.
+                Default: one is made.
+            priority: lower is served earlier; only with policy "priority".
+            cache_salt: requests share cached prefixes only with those of the same salt.
+            tenant: whose request it is, for a fair queue.
+            background: it takes what the others leave; needs chunked prefill, continuous and mixed batches.
+            kind: whether outputs hold everything so far, what is new, or come once at the end.
+
+        Returns:
+            The request's id, which its outputs carry.
+
+        Raises:
+            InvalidParameter: a parameter cannot be used; nothing was queued.
+        """
+        self._check_priority(priority)
+        if background and not self._serves_background:
+            limit = "needs chunked prefill, and continuous batches with both strokes mixed; this engine has them off"
+            raise InvalidParameter("service_tier", "flex", limit, "Leave it out.")
+        kind = _checked_kind(kind)
+        if cache_salt is not None:
+            _check_name("cache_salt", cache_salt)
+            if not cache_salt:
+                remedy = "Leave it out to share with everybody who has none."
+                raise InvalidParameter("cache_salt", cache_salt, "must not be empty", remedy)
+        if request_id is None:
+            request_id = next(name for name in self._names if not self.is_live(name))
+        else:
+            _check_name("request_id", request_id)
+            if not request_id:
+                raise InvalidParameter("request_id", request_id, "must not be empty", "Leave it out, and one is made.")
+            if self.is_live(request_id):
+                raise InvalidParameter("request_id", request_id, "is in use by a request that has not ended")
+        seed = secrets.randbits(63) if prompt.params.seed is None else prompt.params.seed
+        sequence_ids = self._outputs.add(
+            request_id, prompt, seeds=[seed] * prompt.params.n, arrival_time_s=arrival_time_s, kind=kind
+        )
+        submitted_time_s = self._clock()
+        try:
+            for index, sequence_id in enumerate(sequence_ids):
+                new_request = _sequence(prompt, sequence_id, index, seed)
+                self._runner.add_request(
+                    GenerationRequest(
+                        new_request,
+                        arrival_time_s,
+                        prompt.max_tokens,
+                        priority,
+                        cache_salt,
+                        submitted_time_s,
+                        tenant,
+                        background,
+                    )
+                )
+        except BaseException:
+            # all of the sequences or none; the runner ignores those that it does not know
+            for sequence_id in sequence_ids:
+                self._runner.finish(sequence_id, FinishReason.ABORT)
+            self._outputs.discard(request_id)
+            raise
+        return request_id
+
+    def abort(self, request_id: str) -> bool:
+        """Ends a request now; its last output, finish_reason "abort", waits in `take_ended`.
+
+        Returns:
+            False when it had ended before, or never was.
+        """
+        sequence_ids = self._outputs.live_sequence_ids(request_id)
+        for sequence_id in sequence_ids:
+            self._runner.finish(sequence_id, FinishReason.ABORT)
+        output = self._outputs.abort(request_id, self._clock())
+        if output is not None:
+            self._ended[request_id] = output
+        return bool(sequence_ids)
+
+    def take_in(self, updates: Sequence[TokenUpdate]) -> Sequence[RequestOutput]:
+        """Makes outputs of what a step made, and ends the sequences in whose text a stop string was found."""
+        processed = self._outputs.process(updates)
+        for ended in processed.ended:
+            # a stop string is only seen here; for what the engine ended itself this does nothing
+            self._runner.finish(ended.request_id, ended.finish_reason, ended.num_output_tokens)
+        return processed.outputs
+
+    def take_ended(self) -> list[RequestOutput]:
+        """The last outputs of aborted requests: their names are free again."""
+        ended, self._ended = list(self._ended.values()), {}
+        return ended
+
+    def live_sequence_ids(self, request_id: str) -> tuple[str, ...]:
+        """Of a request's sequences, by the runner's names, those that have not ended."""
+        return self._outputs.live_sequence_ids(request_id)
+
+    def request_of(self, sequence_id: str) -> str | None:
+        """Whose sequence it is; None of one that has ended with its request."""
+        return self._outputs.request_of(sequence_id)
+
+    def is_live(self, request_id: str) -> bool:
+        """Whether an output of this name is still to come: one that was aborted has its last before it."""
+        return self._outputs.is_live(request_id) or request_id in self._ended
+
+    def _check_priority(self, priority: Any) -> None:
+        if not isinstance(priority, int) or isinstance(priority, bool):
+            raise InvalidParameter("priority", priority, "must be a whole number")
+        if abs(priority) > MAX_PRIORITY:
+            raise InvalidParameter("priority", priority, f"must be from {-MAX_PRIORITY} to {MAX_PRIORITY}")
+        if priority and not self._uses_priority:
+            raise InvalidParameter("priority", priority, "needs the policy 'priority'; this engine has another")
+
+
+def _checked_kind(kind: Any) -> OutputKind:
+    try:
+        return OutputKind(kind)
+    except ValueError:
+        raise InvalidParameter("kind", kind, f"must be one of {', '.join(map(repr, map(str, OutputKind)))}") from None
+
+
+def _check_name(parameter: str, value: Any) -> None:
+    """Of callers, hashed and written to the event log: text that UTF-8 can write, and not a book."""
+    if not isinstance(value, str):
+        raise InvalidParameter(parameter, value, f"must be a text, not {kind_of(value)}")
+    unicode(parameter, value)
+    num_bytes = len(value.encode("utf-8"))
+    if num_bytes > MAX_NAME_BYTES:
+        raise InvalidParameter(
+            parameter, value, f"has {num_bytes} bytes in UTF-8, at most {MAX_NAME_BYTES}", "Send a hash of it."
+        )
+
+
+def _sequence(prompt: PromptInput, sequence_id: str, index: int, seed: int) -> NewRequest:
+    """One of a prompt's n sequences, for the engine."""
+    params = prompt.params
+    if index:  # one sequence reports the prompt's log-probabilities; the others may use the prefix cache
+        params = dataclasses.replace(params, prompt_logprobs=None)
+    if prompt.grammar is not None:  # which says it all; a schema need not travel twice
+        params = dataclasses.replace(params, structured_outputs=None)
+    return NewRequest(
+        sequence_id,
+        prompt.prompt_token_ids,
+        params,
+        seed=seed,
+        sample_index=index,
+        eos_token_ids=tuple(sorted(prompt.eos_token_ids)),
+        bad_words_token_ids=prompt.bad_words_token_ids,
+        grammar=prompt.grammar,
+        wants_hidden_state=prompt.wants_hidden_state,
+    )

@@ -1,0 +1,239 @@
+"""Text in, text out, on top of the engine: what LLM, AsyncEngine and the command line share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from twostroke.client.front_desk import FrontDesk
+from twostroke.client.input_processor import InputProcessor, Prompt, PromptInput
+from twostroke.client.output_processor import OutputKind, OutputProcessor
+from twostroke.engine.clock import Clock
+from twostroke.engine.engine import Engine
+from twostroke.errors import EngineError
+from twostroke.outputs import RequestOutput
+from twostroke.sampling_params import SamplingParams
+
+
+class TextEngine:
+    """Prompts in, RequestOutputs out, a step at a time.
+
+    Not for several threads at once, except `prepare` and `prepare_chat`: what takes long for one prompt can be done
+    beside the thread that steps.
+
+    Args:
+        engine: runs sequences of token ids.
+        inputs: checks and encodes.
+        outputs: decodes and puts together.
+        clock: the engine's.
+        uses_priority: whether the scheduler looks at priorities at all.
+        serves_background: whether it can put work beside other work, a little at a time.
+        startup_lines: what was loaded and how memory was divided, for people.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        inputs: InputProcessor,
+        outputs: OutputProcessor,
+        *,
+        clock: Clock,
+        uses_priority: bool,
+        serves_background: bool,
+        startup_lines: Sequence[str] = (),
+    ) -> None:
+        self._engine = engine
+        self._desk = FrontDesk(
+            engine, inputs, outputs, clock=clock, uses_priority=uses_priority, serves_background=serves_background
+        )
+        self._clock = clock
+        self.startup_lines = tuple(startup_lines)
+        self._is_closed = False
+        self._is_whole = True
+
+    @property
+    def engine(self) -> Engine:
+        """The loop beneath."""
+        return self._engine
+
+    @property
+    def clock(self) -> Clock:
+        """The engine's, for `arrival_time_s`."""
+        return self._clock
+
+    @property
+    def has_work(self) -> bool:
+        """Whether `step` would do anything."""
+        return not self._is_closed and (self._engine.has_work or self._desk.has_ended)
+
+    @property
+    def is_whole(self) -> bool:
+        """False once a step was broken off in the middle: nothing can be relied on after that, and all calls refuse."""
+        return self._is_whole
+
+    def prepare(self, prompt: Prompt, params: SamplingParams | None = None) -> PromptInput:
+        """Checks and encodes a prompt for `enqueue`, in any thread; raises what `submit` raises for it."""
+        return self._desk.prepare(prompt, params)
+
+    def prepare_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        params: SamplingParams | None = None,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> PromptInput:
+        """Like `prepare`, for a conversation; the arguments are those of InputProcessor.process_chat."""
+        return self._desk.prepare_chat(
+            messages,
+            params,
+            tools=tools,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            chat_template_kwargs=chat_template_kwargs,
+        )
+
+    def submit(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        request_id: str | None = None,
+        priority: int = 0,
+        cache_salt: str | None = None,
+        kind: OutputKind = OutputKind.CUMULATIVE,
+    ) -> str:
+        """Queues a prompt.
+
+        Args:
+            prompt: text, or {"prompt_token_ids": [...]}.
+            params: how to sample and when to stop.
+            request_id: a name of the caller's; must not be in use, which ends with the output that is `finished`.
+                Default: one is made.
+            priority: lower is served earlier; only with policy "priority".
+            cache_salt: requests share cached prefixes only with those of the same salt.
+            kind: whether outputs hold everything so far, what is new, or come once at the end.
+
+        Returns:
+            The request's id, which its outputs carry.
+
+        Raises:
+            ClientError: the prompt or a parameter cannot be run; nothing was queued.
+            EngineError: the engine is closed, or was broken off in the middle of a step.
+        """
+        arrival_time_s = self._clock()
+        return self.enqueue(
+            self.prepare(prompt, params),
+            arrival_time_s=arrival_time_s,
+            request_id=request_id,
+            priority=priority,
+            cache_salt=cache_salt,
+            kind=kind,
+        )
+
+    def submit_chat(  # noqa: PLR0913 (the template's arguments by their names, for checkers and readers)
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        params: SamplingParams | None = None,
+        *,
+        request_id: str | None = None,
+        priority: int = 0,
+        cache_salt: str | None = None,
+        kind: OutputKind = OutputKind.CUMULATIVE,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> str:
+        """Queues a conversation, rendered by the model's chat template.
+
+        The template's arguments are those of InputProcessor.process_chat, the rest is as for `submit`.
+        """
+        arrival_time_s = self._clock()
+        prompt = self.prepare_chat(
+            messages,
+            params,
+            tools=tools,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            chat_template_kwargs=chat_template_kwargs,
+        )
+        return self.enqueue(
+            prompt,
+            arrival_time_s=arrival_time_s,
+            request_id=request_id,
+            priority=priority,
+            cache_salt=cache_salt,
+            kind=kind,
+        )
+
+    def enqueue(
+        self,
+        prompt: PromptInput,
+        *,
+        arrival_time_s: float,
+        request_id: str | None = None,
+        priority: int = 0,
+        cache_salt: str | None = None,
+        kind: OutputKind = OutputKind.CUMULATIVE,
+    ) -> str:
+        """Queues what `prepare` or `prepare_chat` made, as `submit` does.
+
+        `arrival_time_s` is when the caller asked, on this engine's `clock`: preparing counts as waiting.
+        """
+        self.check_open()
+        return self._desk.enqueue(
+            prompt,
+            arrival_time_s=arrival_time_s,
+            request_id=request_id,
+            priority=priority,
+            cache_salt=cache_salt,
+            kind=kind,
+        )
+
+    def abort(self, request_id: str) -> bool:
+        """Ends a request now; its last output, finish_reason "abort", comes with the next step.
+
+        Returns:
+            False when it had ended before, or never was.
+
+        Raises:
+            EngineError: the engine is closed.
+        """
+        self.check_open()
+        return self._desk.abort(request_id)
+
+    def step(self) -> list[RequestOutput]:
+        """One step of the engine; the outputs of requests that it, or an abort before it, has changed.
+
+        An exception out of it is never a request's fault, and the end of this engine (`is_whole`). Callers in the main
+        thread hold Ctrl-C back while it runs (client/interrupts.py).
+        """
+        self.check_open()
+        self._is_whole = False
+        ended = self.take_ended()
+        outputs = self._desk.take_in(self._engine.step())
+        self._is_whole = True
+        return [*ended, *outputs]
+
+    def take_ended(self) -> list[RequestOutput]:
+        """The last outputs of aborted requests, without a step: their names are free again."""
+        return self._desk.take_ended()
+
+    def close(self) -> None:
+        """Gives back memory; what still runs ends without a word. A second time does nothing."""
+        if not self._is_closed:
+            self._is_closed = True
+            self._engine.close()
+
+    def check_open(self) -> None:
+        """Raises EngineError when the engine takes nothing more: closed, or broken off in the middle of a step."""
+        if self._is_closed:
+            raise EngineError("the engine is closed; it takes no more requests. Start a new one.")
+        if not self._is_whole:
+            raise EngineError(
+                "a step of this engine was broken off in the middle (by a second Ctrl-C, a signal handler that raises, "
+                "or an error of ours); its books no longer add up. Start a new one."
+            )

@@ -1,0 +1,246 @@
+"""The gateway's side of the fork server: a child is asked for, and is one like any other from then on."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import sys
+from collections import deque
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from twostroke.child_command import child_command
+from twostroke.cluster.child import ending_words, kill_group
+from twostroke.errors import SetupError
+
+SERVER = child_command("twostroke.cluster.fork_server")
+TOLD_WITHIN_S = 1.0
+"""How a child has ended is known to the server, as its parent, and told as soon."""
+FORKED_WITHIN_S = 60.0
+"""The server imports everything first."""
+LARGEST_REPLY = 1 << 12
+
+
+class Fork(msgspec.Struct, frozen=True, array_like=True):
+    """One more child, please; its standard input comes with it."""
+
+    folder: str
+    """Of what it needs; empty: no more children, and those that live go on."""
+
+
+class Forked(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """There it is; a descriptor of it comes along, so that nobody else is ever taken for it."""
+
+    pid: int
+
+
+class ForkFailed(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """The system allows none."""
+
+    reason: str
+
+
+class Ended(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """One has ended."""
+
+    pid: int
+    code: int
+    """As of subprocess: negative for a signal."""
+
+
+FORKS = msgspec.msgpack.Decoder(Fork)
+FORK_REPLIES = msgspec.msgpack.Encoder()
+_REPLIES: msgspec.msgpack.Decoder[Forked | ForkFailed | Ended] = msgspec.msgpack.Decoder(Forked | ForkFailed | Ended)
+
+
+def can_fork() -> bool:
+    """Whether this system has what it takes: Linux does."""
+    return sys.platform == "linux" and hasattr(os, "pidfd_open") and hasattr(signal, "pidfd_send_signal")
+
+
+class ForkedChild:
+    """See Child; its standard input is a pipe that is held here, so it ends when this process does."""
+
+    def __init__(self, pid: int, descriptor: int, pipe: int, folder: Path) -> None:
+        self._pid = pid
+        self._descriptor = descriptor
+        self._pipe = pipe
+        self.folder = folder
+        """Of what it needs."""
+        loop = asyncio.get_running_loop()
+        self._ending: asyncio.Future[str] = loop.create_future()
+        loop.add_reader(descriptor, self._has_ended)
+
+    @property
+    def pid(self) -> int:
+        """See Child."""
+        return self._pid
+
+    async def ending(self) -> str:
+        """See Child."""
+        return await asyncio.shield(self._ending)
+
+    def kill(self) -> None:
+        """See Child."""
+        if not self._ending.done():
+            kill_group(self._pid)
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._descriptor, signal.SIGKILL)
+
+    def forget(self) -> None:
+        """See Child."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def ended(self, how: str) -> None:
+        """It has."""
+        if not self._ending.done():
+            self._ending.set_result(how)
+            asyncio.get_running_loop().remove_reader(self._descriptor)
+            os.close(self._descriptor)
+            os.close(self._pipe)
+
+    def _has_ended(self) -> None:
+        """Its descriptor says so. How, the server tells; one that is gone, or stopped, is not waited for."""
+        loop = asyncio.get_running_loop()
+        loop.remove_reader(self._descriptor)
+        loop.call_later(TOLD_WITHIN_S, self.ended, "has ended")
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """A child that was asked for."""
+
+    folder: Path
+    pipe: int
+    """This side's end of its standard input."""
+    child: asyncio.Future[ForkedChild]
+
+
+class ForkServer:
+    """A process to fork children from; started with the first of them, and again should it die. `close` it."""
+
+    def __init__(self) -> None:
+        self._process: asyncio.subprocess.Process | None = None
+        self._control: socket.socket | None = None
+        self._starts = asyncio.Lock()
+        self._asked: deque[_Asked] = deque()
+        """In the order of the questions."""
+        self._children: dict[int, ForkedChild] = {}
+
+    @property
+    def pid(self) -> int:
+        """Of the process, which was started with its first child."""
+        assert self._process is not None, "not started"
+        return self._process.pid
+
+    async def fork(self, folder: Path) -> ForkedChild:
+        """A child that finds what it needs in a folder, which is its own and goes with it.
+
+        Raises:
+            SetupError: there is none.
+        """
+        reading, writing = os.pipe()
+        try:
+            async with self._starts:
+                control = self._control or await self._start()
+            socket.send_fds(control, [msgspec.msgpack.encode(Fork(str(folder)))], [reading])
+        except BaseException as error:
+            os.close(writing)
+            shutil.rmtree(folder, ignore_errors=True)
+            if isinstance(error, OSError):
+                raise SetupError(f"no process could be forked ({error}).") from None
+            raise
+        finally:
+            os.close(reading)
+        asked = _Asked(folder, writing, asyncio.get_running_loop().create_future())
+        self._asked.append(asked)
+        in_time = asyncio.get_running_loop().call_later(FORKED_WITHIN_S, self._end_server)
+        try:
+            return await asked.child
+        finally:
+            in_time.cancel()
+
+    async def close(self) -> None:
+        """No more children; those that live go on."""
+        if self._control is not None:
+            with contextlib.suppress(OSError):
+                self._control.send(msgspec.msgpack.encode(Fork("")))
+        self._lose()
+        if self._process is not None:
+            await self._process.wait()
+
+    def _end_server(self) -> None:
+        """It hangs, or was stopped: whoever waits for a child is told, and another one is started with the next."""
+        if self._process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.kill()
+
+    async def _start(self) -> socket.socket:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            self._process = await asyncio.create_subprocess_exec(
+                *SERVER,
+                str(theirs.fileno()),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=sys.stderr,
+                start_new_session=True,  # a Ctrl-C is not for it
+                pass_fds=[theirs.fileno()],
+            )
+        ours.setblocking(False)
+        self._control = ours
+        asyncio.get_running_loop().add_reader(ours, self._read)
+        return ours
+
+    def _read(self) -> None:
+        while self._control is not None:
+            try:
+                reply, descriptors, _, _ = socket.recv_fds(self._control, LARGEST_REPLY, 1)
+            except BlockingIOError:
+                return
+            except OSError:
+                reply, descriptors = b"", []
+            if not reply:
+                self._lose()
+                return
+            self._take(_REPLIES.decode(reply), descriptors)
+
+    def _take(self, reply: Forked | ForkFailed | Ended, descriptors: list[int]) -> None:
+        match reply:
+            case Forked(pid):
+                asked = self._asked.popleft()
+                child = self._children[pid] = ForkedChild(pid, descriptors[0], asked.pipe, asked.folder)
+                if asked.child.cancelled():
+                    child.kill()
+                    child.forget()
+                else:
+                    asked.child.set_result(child)
+            case ForkFailed(reason):
+                self._refuse(self._asked.popleft(), reason)
+            case Ended(pid, code):
+                child = self._children.pop(pid, None)
+                if child is not None:
+                    child.ended(ending_words(code))
+
+    def _lose(self) -> None:
+        """The server is gone, or is to go: it ends with its connection."""
+        if self._control is None:
+            return
+        asyncio.get_running_loop().remove_reader(self._control)
+        self._control.close()
+        self._control = None
+        while self._asked:
+            self._refuse(self._asked.popleft(), "the process that others are forked from has ended")
+        self._children.clear()
+
+    @staticmethod
+    def _refuse(asked: _Asked, reason: str) -> None:
+        os.close(asked.pipe)
+        shutil.rmtree(asked.folder, ignore_errors=True)
+        if not asked.child.done():
+            asked.child.set_exception(SetupError(f"no process could be forked ({reason})."))

@@ -1,0 +1,191 @@
+"""What the two processes of a server say to each other: msgpack over two one-way ZeroMQ sockets.
+
+    HTTP process                                               engine process
+    ────────────                                               ──────────────
+    Start(config)              ──────────────────────────────►   loads the model
+                               ◄──────────────────────────────   Ready(facts) | Refused(reason)
+    Add, Finish, ResetPrefixCache, Stop  ────────────────────►   between steps
+    FetchKV, DropKV
+                               ◄──────────────────────────────   Progress(updates, events), once a step
+                               ◄──────────────────────────────   Alive, where nothing else was said for a while
+
+Neither end ever waits for the other: sending is queueing, and who has work to do only looks whether something came.
+Token ids only; text and templates stay in the HTTP process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+import msgspec
+
+from twostroke.client.facts import EngineFacts
+from twostroke.config.engine import EngineConfig
+from twostroke.cost.step_cost import MachineLimits
+from twostroke.engine.generation import GenerationRequest
+from twostroke.engine.handover_port import HandoverPort, LenderFacts
+from twostroke.engine.heartbeat import Heartbeat
+from twostroke.engine.token_update import TokenUpdate
+from twostroke.kv_transfer.geometry import KVGeometry
+from twostroke.kv_transfer.transport import Fetched, KVSource
+from twostroke.packed_events import PackedEvent
+from twostroke.request import FinishReason
+
+
+class _Message(msgspec.Struct, array_like=True, tag=True):
+    """One of a union; its name travels with it."""
+
+
+class Start(_Message):
+    """The first message: what to load."""
+
+    config: EngineConfig
+    handover: HandoverPort | None = None
+    """Where it hands KV over, and takes it; None: to nobody, from nobody."""
+    clock_ahead_s: float = 0.0
+    """How far the clock of its machine is ahead of the gateway's: what it tells meets what the gateway knows."""
+    machine: MachineLimits | None = None
+    """What its machine can do; None: it measures that."""
+    heartbeat: Heartbeat | None = None
+    """How an engine that hands nothing over shows that it lives; None: it does not, or `handover` says how."""
+
+
+class Add(_Message):
+    """A sequence to run."""
+
+    request: GenerationRequest
+
+
+class Finish(_Message):
+    """A sequence to end."""
+
+    request_id: str
+    reason: FinishReason
+    num_output_tokens: int | None = None
+
+
+class ResetPrefixCache(_Message):
+    """Forget what no running request uses."""
+
+
+class FetchKV(_Message):
+    """Fetch the KV of a prompt from the process that computes it; its request, or DropKV, comes later."""
+
+    import_id: int
+    request_id: str
+    token_ids: tuple[int, ...]
+    cache_salt: str | None
+    source: KVSource
+
+
+class DropKV(_Message):
+    """No request will come for what was, or is, fetched."""
+
+    import_id: int
+
+
+class KVFetched(_Message):
+    """From a thread of the process itself: the bytes have come, or will not."""
+
+    import_id: int
+    fetched: Fetched
+
+
+class EndHold(_Message):
+    """From a thread of the process itself: nobody reads these blocks any more."""
+
+    hold_id: int
+
+
+class Stop(_Message):
+    """End the process; whatever runs ends without a word."""
+
+
+Command = Start | Add | Finish | ResetPrefixCache | FetchKV | DropKV | KVFetched | EndHold | Stop
+
+
+class Ready(_Message):
+    """The model is loaded."""
+
+    facts: EngineFacts
+    lender: LenderFacts | None = None
+    """Where its KV can be fetched; None: nowhere."""
+    geometry: KVGeometry | None = None
+    """What it computes and by what, in a pool."""
+    machine: MachineLimits | None = None
+    """What its machine can do."""
+    imports_s: float = 0.0
+    """From the process's start to when it had imported everything; 0: it was forked from one that had."""
+    ready_s: float = 0.0
+    """From the process's start to now."""
+
+
+class Refused(_Message):
+    """It cannot be loaded as asked."""
+
+    reason: str
+
+
+class Failed(_Message):
+    """A step broke the engine's books; the process ends with this."""
+
+    reason: str
+
+
+class Alive(_Message):
+    """From a thread that does nothing else: the process runs, however long its step takes."""
+
+
+class Progress(_Message):
+    """What happened since the last one: a step's tokens, and every event in its order."""
+
+    updates: Sequence[TokenUpdate]
+    events: Sequence[PackedEvent]
+    sent_s: float = 0.0
+    """Time at which it was queued, on the clock that all processes of a machine share."""
+
+
+class CacheWasReset(_Message):
+    """The answer to ResetPrefixCache."""
+
+    had_blocks: bool
+
+
+Report = Ready | Refused | Failed | Alive | Progress | CacheWasReset
+
+
+def plain_path(value: Any) -> str:
+    if isinstance(value, Path):
+        return str(value)
+    raise NotImplementedError(f"{type(value).__name__} does not travel")
+
+
+def read_path(kind: type, value: Any) -> Any:
+    if issubclass(kind, Path):
+        return Path(value)
+    raise NotImplementedError(f"{kind.__name__} does not travel")
+
+
+_Out = TypeVar("_Out")
+
+
+class Encoding(Generic[_Out]):
+    """Bytes of messages one way, messages of bytes the other."""
+
+    def __init__(self, incoming: Any) -> None:
+        self._encoder = msgspec.msgpack.Encoder(enc_hook=plain_path)
+        self._decoder: msgspec.msgpack.Decoder[_Out] = msgspec.msgpack.Decoder(incoming, dec_hook=read_path)
+
+    def encode(self, message: Command | Report) -> bytes:
+        """For the other process."""
+        return self._encoder.encode(message)
+
+    def decode(self, frame: bytes) -> _Out:
+        """From the other process."""
+        return self._decoder.decode(frame)
+
+
+COMMANDS: Encoding[Command] = Encoding(Command)
+REPORTS: Encoding[Report] = Encoding(Report)

@@ -1,0 +1,381 @@
+"""The engine in a process of its own: `python -m twostroke.cluster.process FOLDER`, started by RemoteEngine.
+
+Its loop never waits for anybody while there is work: between two steps it looks which commands came, and after each
+step it queues one report. It ends when it is told to, when a step breaks its books, or when the process that started
+it is gone, which it notices by its standard input, and by a signal where it is stopped.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import secrets
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import zmq
+
+from twostroke.cluster.handover_ends import HandoverEnds
+from twostroke.cluster.messages import (
+    COMMANDS,
+    REPORTS,
+    Add,
+    Alive,
+    CacheWasReset,
+    Command,
+    DropKV,
+    EndHold,
+    Failed,
+    FetchKV,
+    Finish,
+    KVFetched,
+    Progress,
+    Ready,
+    Refused,
+    Report,
+    ResetPrefixCache,
+    Start,
+    Stop,
+)
+from twostroke.cluster.wires import engine_ends, unbounded
+from twostroke.engine.clock import monotonic_clock
+from twostroke.engine.engine import Engine
+from twostroke.engine.garbage import keep_what_is_there
+from twostroke.engine.handover_port import HandoverPort
+from twostroke.engine.heartbeat import Heartbeat
+from twostroke.errors import TwostrokeError
+from twostroke.events import Event, StepScheduled
+from twostroke.log import get_logger
+from twostroke.packed_events import PackedEvent, pack
+from twostroke.parent_death import signal_at_parents_death
+from twostroke.plain_words import reason_of
+from twostroke.process_start import seconds_since_start
+from twostroke.runner.executor import Executor
+from twostroke.startup.assembly import build_engine
+
+log = get_logger(__name__)
+
+_OWN = "inproc://own-commands"
+FLOORS_OF_A_STEP = 20
+"""A step that takes so many times what the machine could do at best is late, not lost."""
+COMMANDS_A_STEP = 64
+"""Most that are obeyed between two steps: a request of a thousand prompts does not hold up those that run."""
+
+
+class _Outbox:
+    """Events on their way to the other process."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._events: list[PackedEvent] = []
+
+    def append(self, event: Event) -> None:
+        """Keeps one until the next report; of a step that begins its heart hears how long it may take."""
+        if isinstance(event, StepScheduled):
+            self._channel.step_floor_s = 0.0 if event.cost is None else event.cost.seconds
+        self._events.append(pack(event))
+
+    def take(self) -> list[PackedEvent]:
+        """All that have come since."""
+        events, self._events = self._events, []
+        return events
+
+
+class Channel:
+    """An engine's ends of the two sockets."""
+
+    def __init__(self, folder: Path) -> None:
+        self._context = zmq.Context()
+        self._commands, self._reports = engine_ends(self._context, folder)
+        self._commands.bind(_OWN)
+        self._reports.setsockopt(zmq.LINGER, 1000)  # the last report says why there are no more
+        self._sends = threading.Lock()
+        self._posts = threading.Lock()
+        self._own: Any = None
+        self._is_closed = False
+        self._has_reported = False
+        """Since somebody last looked whether it has."""
+        self._came_round_s = math.inf
+        """When the loop last looked for commands; infinite before it runs, and while it waits for some."""
+        self.step_floor_s = 0.0
+        """What the step that was begun last takes the machine at best."""
+        self.imports_s = 0.0
+        """From the start of the process to the end of its imports; 0: it had none."""
+        self.is_left = False
+        """Nobody listens any more, and nothing is sent."""
+
+    def is_loading(self) -> None:
+        """It will not come round before the model is there, however long that takes."""
+        self._came_round_s = math.inf
+
+    def leave(self) -> None:
+        """From any thread: what comes of the engine from now on is not heard, and its loop ends when it comes round."""
+        self.is_left = True
+        self.post(Stop())
+
+    def post(self, command: Command) -> None:
+        """From any thread of this process: a command that its loop obeys like one from outside."""
+        with self._posts:
+            if self._is_closed:
+                return
+            if self._own is None:
+                self._own = unbounded(self._context.socket(zmq.PUSH))
+                self._own.connect(_OWN)
+            self._own.send(COMMANDS.encode(command))
+
+    def tell_alive(self, is_over: threading.Event, every_s: float, step_patience_s: float) -> None:
+        """Says that this process runs where it has said nothing else for a while, in a thread that does nothing else.
+
+        Who reports needs no heartbeat, and each wakes the gateway up.
+
+        Args:
+            is_over: ends it.
+            every_s: how long a while is.
+            step_patience_s: of a loop that has not come round for so long it is not said, beyond what its step takes.
+        """
+        while not is_over.wait(every_s):
+            allowed_s = step_patience_s + FLOORS_OF_A_STEP * self.step_floor_s
+            if not self._has_reported and monotonic_clock() - self._came_round_s < allowed_s:
+                self.send(Alive())
+            self._has_reported = False
+
+    def receive(self, *, wait: bool) -> Command | None:
+        """The next command; None when there is none and nobody waits."""
+        self._came_round_s = math.inf if wait else monotonic_clock()
+        try:
+            return COMMANDS.decode(self._commands.recv(0 if wait else zmq.NOBLOCK))
+        except zmq.Again:
+            return None
+        finally:
+            self._came_round_s = monotonic_clock()
+
+    def send(self, report: Report) -> None:
+        """Queues a report, from any thread."""
+        if self.is_left:
+            return
+        self._has_reported = True
+        frame = REPORTS.encode(report)
+        with self._sends:
+            self._reports.send(frame)
+
+    def close(self) -> None:
+        """Sends what is queued, for a second at most."""
+        with self._posts:
+            self._is_closed = True
+            if self._own is not None:
+                self._own.close()
+        self._commands.close()
+        self._reports.close()
+        self._context.term()
+
+
+def serve(folder: Path, around_executor: Callable[[Executor], Executor] | None = None, imports_s: float = 0.0) -> int:
+    """Loads what the first command says and runs it until the end; returns the process's exit code.
+
+    Args:
+        folder: of the sockets.
+        around_executor: puts another executor around the one that computes; tests inject faults there.
+        imports_s: what this process took before.
+    """
+    channel = Channel(folder)
+    channel.imports_s = imports_s
+    return run(channel, around_executor)
+
+
+def run(
+    channel: Channel,
+    around_executor: Callable[[Executor], Executor] | None = None,
+    *,
+    is_whole_process: bool = True,
+    step_patience_s: float | None = None,
+) -> int:
+    """The same for sockets that are there, which are closed in the end.
+
+    Args:
+        channel: to whoever gives commands.
+        around_executor: as above.
+        is_whole_process: nothing else lives in this process: its clock and its memory are the engine's.
+        step_patience_s: it counts as alive for so long without looking for commands, its step aside; default:
+            as it is told.
+    """
+    try:
+        start = channel.receive(wait=True)
+        if isinstance(start, Stop):
+            return 0
+        assert isinstance(start, Start), f"the first command was {start}"
+        if is_whole_process:
+            monotonic_clock.ahead_s = start.clock_ahead_s
+        return _run(channel, start, around_executor, is_whole_process, step_patience_s)
+    finally:
+        channel.close()
+
+
+def _run(
+    channel: Channel,
+    start: Start,
+    around_executor: Callable[[Executor], Executor] | None,
+    is_whole_process: bool,
+    step_patience_s: float | None,
+) -> int:
+    outbox = _Outbox(channel)
+    heartbeat = start.heartbeat if start.handover is None else start.handover.heartbeat
+    heart = None if heartbeat is None else _Heart(channel, heartbeat, step_patience_s)
+    try:
+        return _serve(channel, start, around_executor, outbox, is_whole_process=is_whole_process)
+    finally:
+        if heart is not None:
+            heart.stop()
+
+
+class _Heart:
+    """Says that the process lives, from when it knows what to load."""
+
+    def __init__(self, channel: Channel, heartbeat: Heartbeat, step_patience_s: float | None) -> None:
+        channel.is_loading()
+        self._is_over = threading.Event()
+        patience_s = heartbeat.step_timeout_s if step_patience_s is None else step_patience_s
+        beat = (self._is_over, heartbeat.every_s, patience_s)
+        self._thread = threading.Thread(target=channel.tell_alive, args=beat, daemon=True, name="twostroke-heart")
+        self._thread.start()
+
+    def stop(self) -> None:
+        """It says so no more."""
+        self._is_over.set()
+        self._thread.join()
+
+
+def _serve(
+    channel: Channel,
+    start: Start,
+    around_executor: Callable[[Executor], Executor] | None,
+    outbox: _Outbox,
+    *,
+    is_whole_process: bool,
+) -> int:
+    ends = None if start.handover is None else _handover_ends(start.handover, channel)
+    try:
+        built = build_engine(start.config, around_executor, listeners=(outbox,), handover=ends, machine=start.machine)
+    except TwostrokeError as error:
+        channel.send(Refused(str(error)))
+        return 1
+    ready = Ready(
+        built.facts,
+        built.lender,
+        built.geometry,
+        built.machine,
+        imports_s=channel.imports_s,
+        ready_s=seconds_since_start(),
+    )
+    if ends is None:  # the other side makes the same of the tokenizer now, and lets nobody in before it has
+        channel.send(ready)
+    built.grammars.warm_up()
+    if is_whole_process:
+        keep_what_is_there()
+    if ends is not None:
+        channel.send(ready)
+    channel.send(Progress((), outbox.take()))
+    try:
+        _loop(channel, built.engine, outbox)
+    except Exception as error:
+        log.exception("the engine has stopped")
+        channel.send(Progress((), outbox.take()))
+        channel.send(Failed(f"{reason_of(error)}"))
+        return 1
+    finally:
+        built.engine.close()
+    return 0
+
+
+def _handover_ends(port: HandoverPort, channel: Channel) -> HandoverEnds:
+    """What threads of the hand-over have to say goes the way of all commands."""
+    return HandoverEnds(
+        port,
+        secrets.randbits(63),
+        is_fetched=lambda import_id, fetched: channel.post(KVFetched(import_id, fetched)),
+        is_over=lambda hold_id: channel.post(EndHold(hold_id)),
+    )
+
+
+def _loop(channel: Channel, engine: Engine, outbox: _Outbox) -> None:
+    """Commands between steps, steps while there is work, sleep otherwise."""
+    while not channel.is_left:
+        command = channel.receive(wait=not engine.has_work)
+        num_obeyed = 0
+        while command is not None:
+            if not _obey(command, channel, engine):
+                return
+            num_obeyed += 1
+            command = channel.receive(wait=False) if num_obeyed < COMMANDS_A_STEP else None
+        updates = engine.step() if engine.has_work else ()
+        events = outbox.take()
+        if updates or events:
+            channel.send(Progress(updates, events, monotonic_clock()))
+
+
+def _obey(command: Command, channel: Channel, engine: Engine) -> bool:
+    """Does what it says; False ends the loop."""
+    match command:
+        case Add(request):
+            engine.add_request(request)
+        case Finish(request_id, reason, num_output_tokens):
+            engine.finish(request_id, reason, num_output_tokens)
+        case ResetPrefixCache():
+            channel.send(CacheWasReset(engine.reset_prefix_cache()))
+        case FetchKV(import_id, request_id, token_ids, cache_salt, source):
+            engine.fetch_kv(import_id, request_id, token_ids, cache_salt, source)
+        case DropKV(import_id):
+            engine.drop_kv(import_id)
+        case KVFetched(import_id, fetched):
+            engine.kv_fetched(import_id, fetched)
+        case EndHold(hold_id):
+            engine.end_hold(hold_id)
+        case _:
+            return False
+    return True
+
+
+def end_with_parent(at_death: signal.Signals) -> None:
+    """Ends this process at once when its standard input does: nobody is left to run for.
+
+    Args:
+        at_death: comes when the parent ends, and ends a process that is stopped, or lets it go on.
+    """
+
+    def watch() -> None:
+        while os.read(0, 4096):  # nothing is ever sent; a buffered reader would hold a lock at exit
+            pass
+        os._exit(0)
+
+    signal_at_parents_death(at_death)
+    threading.Thread(target=watch, daemon=True, name="twostroke-parent").start()
+
+
+def main(around_executor: Callable[[Executor], Executor] | None = None, folder: str | None = None) -> None:
+    """The process's entry.
+
+    Args:
+        around_executor: see serve.
+        folder: of the sockets; None: the command line names it.
+    """
+    imports_s = seconds_since_start() if folder is None else 0.0
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole group; the HTTP process decides
+    logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="engine: %(levelname)s %(message)s")
+    # a child of the fork server goes on without that one, whose end is no reason to be killed
+    end_with_parent(signal.SIGKILL if folder is None else signal.SIGCONT)
+    home = Path(folder or sys.argv[1])
+    try:
+        code = serve(home, around_executor, imports_s)
+    except Exception:
+        if home.exists():
+            raise
+        code = 1  # whoever started this process has given it up, and removed what it needs: nobody is to be told
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    main()

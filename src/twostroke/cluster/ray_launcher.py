@@ -1,0 +1,489 @@
+"""RayLauncher: places processes on the nodes of a Ray cluster. Everything that knows Ray is here.
+
+    gateway                                        some node
+    ───────                                        ─────────
+    RayLauncher ── makes an actor, by Ray ───────► _Seat
+                                                     │ starts, as its child
+    EngineProcess ◄══ two sockets, with keys ══════► python -m twostroke.cluster.process
+                                                     ║ KV, by TCP
+                                                     ╚══► those on other nodes
+
+Ranks of tensor parallelism are started by their engine where one node has processors for all of them. Where none has,
+each gets a node and an actor of its own, in a placement group; they meet at the first one's address.
+
+Ray finds a node and tells early when something there has died. No token and no KV goes through it, and nobody waits
+for it to notice a death: connections that break and heartbeats that stay away say the same (decision 024).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib.metadata
+import logging
+import re
+import socket
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+import zmq
+
+from twostroke.child_command import child_command
+from twostroke.cluster.child import LocalChild, ending_words
+from twostroke.cluster.engine_process import COMMAND, EngineProcess
+from twostroke.cluster.messages import Ready, Start
+from twostroke.cluster.ray_room import Shortage, Wish, figures, shortage
+from twostroke.cluster.wires import NetworkEnd, NetworkWires
+from twostroke.config.engine import EngineConfig
+from twostroke.config.pool_settings import decode_engine, prefill_engine
+from twostroke.config.pools import PoolConfig
+from twostroke.engine.handover_port import HandoverPort
+from twostroke.errors import InvalidParameter, SetupError
+from twostroke.log import get_logger
+from twostroke.plain_words import reason_of
+from twostroke.pools.member import Role
+from twostroke.version import __version__
+
+log = get_logger(__name__)
+
+RAY_VERSIONS = ((2, 50), (3, 0))
+"""From the first on, before the second."""
+_REMEDY = "Ask for fewer, lower --threads, or add a node."
+REMEDY = "Run: pip install 'twostroke[ray]'"
+REACH_TIMEOUT_S = 5.0
+CONNECT_TIMEOUT_S = 45.0
+"""Ray itself gives up a moment earlier."""
+PLACE_TIMEOUT_S = 60.0
+"""A process for which there is no place so long has none now."""
+KILL_TIMEOUT_S = 0.3
+"""So long a node may take to say how a process ended that was killed there; it counts as dead then."""
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class _Seated:
+    """Where a process runs."""
+
+    version: str
+    host: str
+    ports: tuple[int, int]
+    pid: int
+    engine_key: bytes
+    free_port: int
+    """Of this node; somebody else may take it, then the process does not start and is asked for again."""
+
+
+class _Seat:
+    """The actor: a process of one node that has the engine's as its child. When it ends, the child does."""
+
+    async def begin(self, gateway_key: bytes) -> _Seated:
+        """Starts the child, which listens at this node's own address to who has this key."""
+        import ray
+
+        host = ray.util.get_node_ip_address()
+        engine_key, secret_key = zmq.curve_keypair()
+        listeners = [socket.create_server((host, 0)) for _ in range(2)]
+        for listener in listeners:
+            listener.setblocking(False)
+        folder = Path(tempfile.mkdtemp(prefix="twostroke-"))  # for this user only
+        descriptors = listeners[0].fileno(), listeners[1].fileno()
+        NetworkEnd(descriptors, engine_key, secret_key, gateway_key).write(folder)
+        self._child = await LocalChild.start(COMMAND, folder, descriptors)
+        ports = listeners[0].getsockname()[1], listeners[1].getsockname()[1]
+        for listener in listeners:
+            listener.close()  # they are the child's now: when it has ended, nobody can connect
+        with socket.create_server((host, 0)) as probe:
+            free_port = probe.getsockname()[1]
+        return _Seated(__version__, host, ports, self._child.pid, engine_key, free_port)
+
+    async def follow(self, rank: int, size: int, address: str) -> str:
+        """Runs a rank above 0, and says how that has ended. It ends when rank 0 does, too."""
+        command = child_command("twostroke.startup.ranks", str(rank), str(size), address)
+        process = await asyncio.create_subprocess_exec(
+            *command, stdin=asyncio.subprocess.DEVNULL, stdout=sys.stderr, start_new_session=True
+        )
+        try:
+            return ending_words(await process.wait())
+        finally:
+            if process.returncode is None:
+                process.kill()
+
+    async def clock(self) -> float:
+        """This machine's."""
+        return time.monotonic()
+
+    async def ending(self) -> str:
+        """See Child."""
+        ending = await self._child.ending()
+        self._child.forget()
+        return ending
+
+    async def kill(self) -> None:
+        """Ends the child."""
+        self._child.kill()
+
+
+class RayLauncher:
+    """See Launcher.
+
+    Args:
+        config: of each engine.
+        pools: how many there are at first, and which cluster.
+        nodes: returns the resources of each live node; tests give their own.
+
+    Raises:
+        SetupError: Ray is not installed, or another version.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        pools: PoolConfig,
+        nodes: Callable[[], Sequence[Mapping[str, float]]] | None = None,
+    ) -> None:
+        self._nodes = nodes or _nodes
+        assert pools.cluster is not None, "no cluster"
+        check_version(_installed())
+        self._address: str = pools.cluster
+        self._pools = pools
+        loads = {Role.DECODE: decode_engine(config, pools).load, Role.PREFILL: prefill_engine(config, pools).load}
+        self._num_cpus = {role: load.threads or 1 for role, load in loads.items()}
+        self._num_ranks = {role: load.tensor_parallel_size for role, load in loads.items()}
+        self._most_cpus = 0.0
+        self._placed: set[str] = set()
+        """Places that have had a process."""
+        """Of any node."""
+
+    async def open(self) -> None:
+        """Connects, and looks whether there is room.
+
+        Raises:
+            SetupError: there is no cluster at the address, or it has no room.
+        """
+        if self._address != "auto":
+            await asyncio.to_thread(_reach, self._address)
+        await _in_time(lambda: _connect(self._address), CONNECT_TIMEOUT_S, f"--cluster {self._address}")
+        try:
+            nodes = await asyncio.to_thread(self._nodes)
+            self._most_cpus = max((node.get("CPU", 0.0) for node in nodes), default=0.0)
+            self._check_start(nodes)
+        except BaseException:
+            await self.close()
+            raise
+
+    async def check_room(self, sizes: Mapping[Role, int]) -> None:
+        """Check the sizes against the present nodes, as if nothing else ran on them."""
+        nodes = await asyncio.to_thread(self._nodes)
+        self._most_cpus = max((node.get("CPU", 0.0) for node in nodes), default=0.0)
+        lack = self._shortage(nodes, sizes)
+        if lack is not None:
+            limit = f"asks for {lack.num_wanted} x {lack.wish}; {self._has(lack, nodes)}"
+            raise InvalidParameter(" and ".join(lack.wanted), lack.num_wanted, limit, _REMEDY)
+
+    async def launch(self, name: str, role: Role, config: EngineConfig, port: HandoverPort) -> EngineProcess:
+        """See Launcher."""
+        place = name.rpartition(".")[0]
+        if place not in self._placed:  # one that was placed before waits for its node to come back
+            await self._check_that_a_node_holds(name, role)
+        public_key, secret_key = zmq.curve_keypair()
+        wish = self._wish(role)
+        seats = await asyncio.to_thread(_Seats.asked_for, name, wish)
+        actor = seats.actors[0]
+        try:
+            seated = await asyncio.wait_for(_result(actor.begin.remote(public_key)), PLACE_TIMEOUT_S)
+            _check_same_version(seated)
+            ahead_s = await _clock_ahead_s(actor)
+            self._placed.add(place)
+        except BaseException as error:
+            await asyncio.to_thread(seats.discard)
+            if isinstance(error, TimeoutError):
+                raise SetupError(
+                    f"the cluster at {self._address} has found no place for {name} ({wish}) in "
+                    f"{PLACE_TIMEOUT_S:g} s. End something there, or add a node."
+                ) from None
+            if isinstance(error, Exception) and not isinstance(error, SetupError):
+                raise SetupError(f"{name} could not be placed in the cluster ({_first_lines(error)}).") from error
+            raise
+        if port.lends_at is not None:
+            port = msgspec.structs.replace(port, lends_at=msgspec.structs.replace(port.lends_at, host=seated.host))
+        load = replace(config.load, threads=self._num_cpus[role])
+        if wish.is_spread:
+            load = replace(load, tensor_parallel_address=f"{seated.host}:{seated.free_port}")
+            port = msgspec.structs.replace(port, fetches=False)  # ranks of several hosts hand nothing over
+        config = replace(config, load=load)
+        wires = NetworkWires(seated.host, seated.ports, seated.engine_key, public_key, secret_key)
+        process = EngineProcess(_SeatedChild(seats, seated, load.tensor_parallel_address), wires, last_words_s=0.0)
+        process.send(Start(config, port, ahead_s))
+        return process
+
+    def is_loaded(self, ready: Ready) -> None:
+        """See Launcher: the next one may run on another machine."""
+
+    async def close(self) -> None:
+        """Leaves the cluster; Ray ends there what is left of ours."""
+        import ray
+
+        await asyncio.to_thread(ray.shutdown)
+
+    async def _check_that_a_node_holds(self, name: str, role: Role) -> None:
+        """Refuse at once a process that would wait in vain for a node.
+
+        Raises:
+            SetupError: no present node could hold the process, even when empty.
+        """
+        nodes = await asyncio.to_thread(self._nodes)
+        lack = self._shortage(nodes, {role: 1})
+        if lack is not None:
+            raise SetupError(f"{name} asks for {lack.wish}, and no node holds it: {self._has(lack, nodes)}. {_REMEDY}")
+
+    def _wish(self, role: Role) -> Wish:
+        """What a process of a pool asks for."""
+        num_ranks, name = self._num_ranks[role], role.value if self._pools.cluster_roles else None
+        is_spread = num_ranks > 1 and num_ranks * self._num_cpus[role] > self._most_cpus
+        return Wish(num_ranks, self._num_cpus[role], name, is_spread)
+
+    def _check_start(self, nodes: Sequence[Mapping[str, float]]) -> None:
+        """Check that the cluster could hold all processes when empty; what others use there may become free.
+
+        Raises:
+            SetupError: it would not.
+        """
+        wanted = {Role.PREFILL: self._pools.prefill, Role.DECODE: self._pools.decode}
+        if self._pools.prefill and any(self._wish(role).is_spread for role in wanted):
+            raise SetupError(
+                f"--prefill {self._pools.prefill} with ranks on several nodes: engines whose ranks are on several "
+                f"hosts hand no KV over, and no node has CPUs for all ranks of one ({self._most_cpus:g} CPUs are the "
+                "most). Leave --prefill out, or lower --threads."
+            )
+        lack = self._shortage(nodes, wanted)
+        if lack is not None:
+            what = " and ".join(f"--{role.value} {number}" for role, number in lack.wanted.items())
+            raise SetupError(f"{what} asks for {lack.num_wanted} x {lack.wish}; {self._has(lack, nodes)}. {_REMEDY}")
+
+    def _shortage(self, nodes: Sequence[Mapping[str, float]], wanted: Mapping[Role, int]) -> Shortage | None:
+        wishes = {role: self._wish(role) for role in wanted}
+        may_share = len({replace(wish, role=None) for wish in wishes.values()}) == 1
+        return shortage(nodes, wanted, wishes, may_share=may_share)
+
+    def _has(self, lack: Shortage, nodes: Sequence[Mapping[str, float]]) -> str:
+        has = "; ".join(figures(node, with_roles=self._pools.cluster_roles) for node in nodes)
+        room = f"has room for {lack.num_places} of them, were it empty"
+        return f"the cluster at {self._address} {room} ({len(nodes)} nodes: {has})"
+
+
+@dataclass(frozen=True, slots=True)
+class _Seats:
+    """The actors of one process, one for each of its ranks where these are spread over nodes."""
+
+    actors: tuple[Any, ...]
+    group: Any
+    """The placement group; None where there is one actor."""
+
+    @classmethod
+    def asked_for(cls, name: str, wish: Wish) -> _Seats:
+        """They get their places when there is room."""
+        import ray
+        from ray.util.placement_group import placement_group
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+        group = placement_group(wish.resources, strategy="STRICT_SPREAD") if wish.is_spread else None
+        actors: list[Any] = []
+        for rank, resources in enumerate(wish.resources):
+            strategy = "SPREAD" if group is None else PlacementGroupSchedulingStrategy(group, rank)
+            options: dict[str, Any] = {
+                "name": f"twostroke-{name}" + (f".rank-{rank}" if rank else ""),
+                "num_cpus": resources["CPU"],
+                "resources": {kind: number for kind, number in resources.items() if kind != "CPU"},
+                "max_restarts": 0,  # whoever asked for it asks again, and knows when
+                "scheduling_strategy": strategy,
+            }
+            actors.append(ray.remote(**options)(_Seat).remote())
+        return cls(tuple(actors), group)
+
+    def discard(self) -> None:
+        """Ends them, with their children."""
+        import ray
+        from ray.util.placement_group import remove_placement_group
+
+        for actor in self.actors:
+            with contextlib.suppress(Exception):
+                ray.kill(actor)
+        if self.group is not None:
+            with contextlib.suppress(Exception):
+                remove_placement_group(self.group)
+
+
+class _SeatedChild:
+    """See Child: an actor's, or that of the first of several."""
+
+    def __init__(self, seats: _Seats, seated: _Seated, meeting: str | None) -> None:
+        """`meeting`: where the ranks meet, if others have seats of their own."""
+        self.pid = seated.pid
+        self._seats, self._actor = seats, seats.actors[0]
+        self._host = seated.host
+        self._ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._tasks = {asyncio.create_task(self._hear())}
+        for rank, actor in enumerate(seats.actors[1:], 1):
+            self._begin(self._follow(actor, rank, meeting))
+
+    async def ending(self) -> str:
+        """See Child."""
+        return await asyncio.shield(self._ended)
+
+    def kill(self) -> None:
+        """See Child."""
+        self._begin(self._kill())
+
+    def forget(self) -> None:
+        """See Child."""
+        self._begin(asyncio.to_thread(self._seats.discard))
+
+    async def _hear(self) -> None:
+        try:
+            self._end(await _result(self._actor.ending.remote()))
+        except Exception as error:
+            self._end(f"on {self._host} was lost ({_first_lines(error)})")
+
+    async def _follow(self, actor: Any, rank: int, meeting: str | None) -> None:
+        """Another rank, to its end; without it the engine has none, but would wait for who never came."""
+        try:
+            ending = await _result(actor.follow.remote(rank, len(self._seats.actors), meeting))
+        except Exception as error:
+            ending = f"was lost ({_first_lines(error)})"
+        if not self._ended.done():
+            log.warning("rank %d of %s %s", rank, self._host, ending)
+            await self._kill()
+
+    async def _kill(self) -> None:
+        """By its actor, which knows how it ended; a node that is not there says nothing, and nobody waits for it."""
+        with contextlib.suppress(Exception):
+            self._actor.kill.remote()
+        await asyncio.wait((self._ended,), timeout=KILL_TIMEOUT_S)
+        self._end(f"on {self._host} was given up: nothing comes from there")
+
+    def _end(self, ending: str) -> None:
+        if not self._ended.done():
+            self._ended.set_result(ending)
+
+    def _begin(self, what: Any) -> None:
+        task = asyncio.ensure_future(what)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+def check_version(installed: str | None) -> None:
+    """Refuses a Ray that this was not made for.
+
+    >>> check_version("2.60.0")
+
+    Raises:
+        SetupError: it is another, or None.
+    """
+    low, high = (".".join(map(str, version)) for version in RAY_VERSIONS)
+    if installed is None:
+        raise SetupError(f"--cluster needs Ray (from {low} on, before {high}), which is not installed. {REMEDY}")
+    numbers = re.match(r"(\d+)\.(\d+)", installed)
+    version = tuple(map(int, numbers.groups())) if numbers else (0, 0)
+    if not RAY_VERSIONS[0] <= version < RAY_VERSIONS[1]:
+        raise SetupError(f"--cluster needs Ray from {low} on, before {high}; {installed} is installed. {REMEDY}")
+
+
+def _installed() -> str | None:
+    try:
+        return importlib.metadata.version("ray")
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _check_same_version(seated: _Seated) -> None:
+    if seated.version != __version__:
+        raise SetupError(
+            f"the node {seated.host} has twostroke {seated.version}, and this one {__version__}. "
+            "Install the same on every node."
+        )
+
+
+def _reach(address: str) -> None:
+    """Whether anybody listens there; Ray would ask for most of a minute."""
+    host, _, port = address.rpartition(":")
+    if host in ("localhost", "127.0.0.1"):
+        return  # Ray puts this node's own address in its place
+    try:
+        socket.create_connection((host, int(port)), REACH_TIMEOUT_S).close()
+    except (OSError, OverflowError) as error:
+        raise SetupError(
+            f"--cluster {address}: nobody answers there ({error}). Start it with: ray start --head --port={port}"
+        ) from None
+
+
+def _connect(address: str) -> None:
+    import ray
+
+    logging.getLogger("ray").setLevel(logging.ERROR)  # it warns of being started in a thread, where it takes no signals
+    try:
+        ray.init(address=address, configure_logging=False, log_to_driver=False)
+    except Exception as error:
+        raise SetupError(f"--cluster {address}: Ray does not connect ({_first_lines(error)}).") from error
+
+
+async def _in_time(call: Callable[[], _T], timeout_s: float, what: str) -> _T:
+    """The result of a call that may hang, and is then left behind: in a thread that nobody waits for at the end."""
+    loop = asyncio.get_running_loop()
+    result: asyncio.Future[_T] = loop.create_future()
+
+    def tell(value: _T | None, error: Exception | None) -> None:
+        if not result.done():
+            if error is None:
+                result.set_result(value)  # pyright: ignore[reportArgumentType]
+            else:
+                result.set_exception(error)
+
+    def run() -> None:
+        try:
+            value, error = call(), None
+        except Exception as caught:
+            value, error = None, caught
+        with contextlib.suppress(RuntimeError):  # nobody waits any more
+            loop.call_soon_threadsafe(tell, value, error)
+
+    threading.Thread(target=run, daemon=True, name="twostroke-ray").start()
+    try:
+        return await asyncio.wait_for(result, timeout_s)
+    except TimeoutError:
+        raise SetupError(f"{what}: Ray has not answered within {timeout_s:g} s. Is a cluster there?") from None
+
+
+async def _result(reference: Any) -> Any:
+    """Of a call of an actor's."""
+    return await reference
+
+
+async def _clock_ahead_s(actor: Any) -> float:
+    """How far its machine's clock is ahead of ours, by the quickest of some answers: its middle is when it was said."""
+    answers: list[tuple[float, float]] = []
+    for _ in range(5):
+        asked_s = time.monotonic()
+        told_s = await _result(actor.clock.remote())
+        answered_s = time.monotonic()
+        answers.append((answered_s - asked_s, told_s - (asked_s + answered_s) / 2))
+    return min(answers)[1]
+
+
+def _nodes() -> list[Mapping[str, float]]:
+    """The resources of each node that lives."""
+    import ray
+
+    return [node["Resources"] for node in ray.nodes() if node["Alive"]]
+
+
+def _first_lines(error: BaseException) -> str:
+    """What matters of Ray's long texts."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return " ".join(lines[:2] + lines[-1:] if len(lines) > 3 else lines)[:500] or reason_of(error)

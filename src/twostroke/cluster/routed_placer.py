@@ -1,0 +1,156 @@
+"""RoutedPlacer: what workers report, put before the router; its routes, put before the dispatcher."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from twostroke.client.facts import EngineFacts
+from twostroke.client.load import Load
+from twostroke.cluster.dispatcher import Member, Place
+from twostroke.config.pools import KVTransport
+from twostroke.config.routing import RoutingConfig
+from twostroke.engine.generation import GenerationRequest
+from twostroke.events import Event, KVImportEnded, PrefixCacheReset, RequestRouted, StepScheduled
+from twostroke.kv_cache.block_hash import hash_blocks
+from twostroke.pools.member import Member as Standing
+from twostroke.pools.member import Role, Transport
+from twostroke.pools.route import RouteRequest
+from twostroke.pools.router import REPORTS_EVERY_S, Router
+
+
+@dataclass(slots=True, eq=False)
+class _Worker:
+    role: Role
+    facts: EngineFacts
+    transport: Transport
+    num_free_blocks: int
+    numerics: str
+    kind: str
+    reported_s: float = float("-inf")
+
+
+class RoutedPlacer:
+    """See Placer; see Router for how it chooses."""
+
+    def __init__(self, config: RoutingConfig) -> None:
+        self._router = Router(config)
+        self._workers: dict[str, _Worker] = {}
+        self._on_the_way: dict[str, tuple[str, str]] = {}
+        """By request, as workers know it: from whom to whom its KV goes."""
+
+    def joined(self, member: Member, facts: EngineFacts, transport: KVTransport) -> None:
+        """A worker takes requests."""
+        worker_id = member.worker_id
+        numerics = " ".join(f"{name}={value}" for name, value in sorted(member.numerics.items()))
+        kind = Transport.SHARED_MEMORY if transport == "shm" else Transport.TCP
+        computes = f"{numerics} kernels={facts.kernels} threads={facts.num_threads} ranks={member.num_ranks}"
+        self._workers[worker_id] = _Worker(member.role, facts, kind, facts.num_blocks, numerics, computes)
+        self._put(worker_id, Load(facts.max_num_seqs))
+
+    def num_free_blocks(self, worker_id: str) -> int:
+        """As it last said."""
+        worker = self._workers.get(worker_id)
+        return 0 if worker is None else worker.num_free_blocks
+
+    @property
+    def num_on_the_way(self) -> int:
+        """Number of hand-overs whose end was not reported yet."""
+        return len(self._on_the_way)
+
+    def left(self, worker_id: str) -> None:
+        """It takes none any more."""
+        if self._workers.pop(worker_id, None) is not None:
+            self._router.remove(worker_id)
+            self._on_the_way = {name: ends for name, ends in self._on_the_way.items() if worker_id not in ends}
+
+    def heard(self, worker_id: str, event: Event) -> None:
+        """What a worker's engine tells of itself."""
+        worker = self._workers.get(worker_id)
+        if worker is None:
+            return
+        match event:
+            case StepScheduled():
+                worker.num_free_blocks = event.batch.num_free_blocks
+            case PrefixCacheReset():
+                self._router.reset(worker_id)
+            case KVImportEnded():
+                self._measured(worker_id, event)
+            case _:
+                pass
+
+    def routed(self, event: RequestRouted) -> None:
+        """A hand-over is on its way: what comes of it tells how fast the link is."""
+        if event.prefill is not None:
+            self._on_the_way[event.request_id] = event.prefill, event.decode
+
+    def reported(self, worker_id: str, load: Load, now_s: float) -> None:
+        """How busy it is."""
+        worker = self._workers.get(worker_id)
+        if worker is not None and now_s - worker.reported_s >= REPORTS_EVERY_S:
+            worker.reported_s = now_s
+            self._put(worker_id, load)
+
+    def silent(self, worker_id: str, load: Load, silent_s: float) -> None:
+        """Record that a worker has work and has reported no step for so many seconds: it may hang."""
+        if worker_id in self._workers:
+            self._put(worker_id, load, silent_s)
+
+    def place(
+        self, request: GenerationRequest, token_ids: Sequence[int], members: Sequence[Member], num_live: dict[str, int]
+    ) -> Place | None:
+        """See Placer; the members are those that have joined."""
+        del members, num_live
+        if not self._workers:
+            return None
+        # the largest of all: whoever has its blocks has what is in them in blocks of its own, too
+        block_size = max(worker.facts.block_size for worker in self._workers.values())
+        whole = math.lcm(*(worker.facts.prefix_tokens for worker in self._workers.values()))
+        new = request.new_request
+        asked = RouteRequest(
+            num_prompt_tokens=len(token_ids),
+            num_output_tokens=request.max_tokens - (len(token_ids) - len(new.prompt_token_ids)),
+            block_hashes=hash_blocks(token_ids, block_size, request.cache_salt),
+            block_size=block_size,
+            whole_tokens=whole,
+            may_be_handed_over=new.params.prompt_logprobs is None and not new.wants_hidden_state,
+        )
+        route = self._router.route(asked)
+        if route.decode_id is None:
+            return None
+        self._router.placed(asked, route)
+        return Place(route.decode_id, route.prefill_id, route.words)
+
+    def _put(self, worker_id: str, load: Load, silent_s: float = 0.0) -> None:
+        worker = self._workers[worker_id]
+        facts = worker.facts
+        rate = 1 / load.prefill_s_per_token if load.prefill_s_per_token > 0 else None
+        self._router.put(
+            Standing(
+                member_id=worker_id,
+                role=worker.role,
+                num_queued_prompt_tokens=load.num_waiting_tokens + load.num_running_tokens,
+                silent_s=silent_s,
+                num_running=load.num_running,
+                num_waiting=load.num_waiting,
+                max_num_seqs=facts.max_num_seqs,
+                num_free_blocks=min(worker.num_free_blocks, facts.num_blocks),
+                num_blocks=facts.num_blocks,
+                block_size=facts.block_size,
+                kv_bytes_per_token=facts.kv_bytes_per_token,
+                num_layers=facts.num_layers,
+                prefill_tokens_per_s=rate,
+                kind=worker.kind,
+                step_s=load.step_s,
+                transport=worker.transport,
+                numerics=worker.numerics,
+            )
+        )
+
+    def _measured(self, worker_id: str, event: KVImportEnded) -> None:
+        """The rate of a hand-over that came through, while its bytes came."""
+        prefill, decode = self._on_the_way.pop(event.request_id, ("", ""))
+        is_theirs = decode == worker_id and prefill in self._workers
+        if is_theirs and not event.problem and event.num_bytes and event.busy_s > 0:
+            self._router.link_measured(prefill, decode, event.num_bytes / event.busy_s)
