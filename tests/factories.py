@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from twostroke.batch import Commit, ScheduledBatch
-from twostroke.client.facts import EngineFacts
 from twostroke.config.cache import CacheConfig
 from twostroke.config.kv_format import KVFormat
 from twostroke.config.layer_spec import KVSpec, LayerSpec
@@ -13,6 +12,7 @@ from twostroke.config.rope import DEFAULT_ROPE_THETA, RopeConfig
 from twostroke.config.scheduler import SchedulerConfig
 from twostroke.config.speculation import SpeculativeConfig
 from twostroke.cost.step_cost import ModelShape
+from twostroke.engine.facts import EngineFacts
 from twostroke.kv_cache.layout import KVLayout
 from twostroke.kv_cache.manager import KVCacheManager
 from twostroke.request import Arrival, FinishReason

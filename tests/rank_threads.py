@@ -10,6 +10,7 @@ import pytest
 
 from twostroke.errors import RankLost
 from twostroke.startup import ranks
+from twostroke.startup.rank_process import serve_rank
 
 
 class RankThread:
@@ -23,7 +24,7 @@ class RankThread:
 
     def _serve(self, rank: int, size: int, address: str) -> None:
         try:
-            ranks.serve_rank(rank, size, address)
+            serve_rank(rank, size, address)
         except RankLost:
             pass
         except BaseException as error:  # it is the code to exit with, elsewhere

@@ -129,7 +129,7 @@ def _rank_elsewhere(first: int) -> int:
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             command = (folder / "cmdline").read_bytes()
-            if b"twostroke.startup.ranks" in command and _namespace(int(folder.name)) != here:
+            if b"twostroke.startup.rank_process" in command and _namespace(int(folder.name)) != here:
                 return int(folder.name)
     raise AssertionError("no rank runs on another node than the first")
 

@@ -11,7 +11,6 @@ from typing import Any
 
 from lent_kv import address_by
 from twostroke.batch import NewRequest, TokenLogprobs
-from twostroke.cluster.handover_ends import HandoverEnds
 from twostroke.config.engine import EngineConfig
 from twostroke.engine.generation import GenerationRequest
 from twostroke.engine.handover_port import HandoverPort
@@ -21,6 +20,7 @@ from twostroke.kv_transfer.transport import Fetched, KVSource
 from twostroke.request import FinishReason
 from twostroke.sampling_params import SamplingParams
 from twostroke.startup.assembly import BuiltEngine, build_engine
+from twostroke.startup.handover_ends import HandoverEnds
 
 EPOCHS = itertools.count(1)
 NUMBERS = itertools.count(1)

@@ -11,12 +11,11 @@ from tqdm.auto import tqdm
 from twostroke.client.input_processor import Prompt
 from twostroke.client.interrupts import interrupts_held
 from twostroke.client.output_processor import OutputKind
-from twostroke.client.text_engine import TextEngine
+from twostroke.client.text_engine import TextEngine, build_text_engine
 from twostroke.config.engine import EngineConfig
 from twostroke.errors import InvalidParameter
 from twostroke.outputs import RequestOutput
 from twostroke.sampling_params import SamplingParams
-from twostroke.startup.assembly import build_text_engine
 
 Messages = Sequence[Mapping[str, Any]]
 

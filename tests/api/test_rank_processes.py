@@ -34,7 +34,7 @@ def ranks_of(parent: int) -> list[int]:
             command = (folder / "cmdline").read_bytes()
         except (OSError, ValueError):
             continue
-        if int(ppid) == parent and state != "Z" and b"twostroke.startup.ranks" in command:
+        if int(ppid) == parent and state != "Z" and b"twostroke.startup.rank_process" in command:
             found.append(int(folder.name))
     return found
 
@@ -112,7 +112,7 @@ def test_an_engine_whose_rank_is_killed_is_replaced_and_a_killed_engine_leaves_n
 
 
 def test_a_rank_that_finds_nobody_says_so_and_one_that_cannot_load_ends_the_start(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "twostroke.startup.ranks", "1", "2", str(tmp_path / "0")]
+    command = [sys.executable, "-m", "twostroke.startup.rank_process", "1", "2", str(tmp_path / "0")]
     found = subprocess.run(command, capture_output=True, text=True, check=False)
     assert found.returncode == 1
     assert "rank 1 of 2 found no rank 0" in found.stderr

@@ -22,8 +22,8 @@ from compatibility.features import (
 )
 from compatibility.models import Models
 from two_pools import Answer, TwoPools
-from twostroke.client.facts import input_processor
 from twostroke.client.front_desk import FrontDesk
+from twostroke.client.input_processor import InputProcessor
 from twostroke.client.output_processor import OutputProcessor
 from twostroke.cluster.pooled_engine import PooledEngine
 from twostroke.config.engine import EngineConfig
@@ -206,7 +206,7 @@ def _fewest_blocks(settings: dict[str, Any]) -> int:
 
 def _requests(built: BuiltEngine, features: Sequence[Feature]) -> list[GenerationRequest]:
     """As a server's front desk hands them on: greedy and seeded, of three priorities and two tenants."""
-    inputs = input_processor(built.facts, built.tokenizer, built.grammars)
+    inputs = InputProcessor.of_engine(built.facts, built.tokenizer, built.grammars)
     collector = _Collector()
     desk = FrontDesk(
         collector,

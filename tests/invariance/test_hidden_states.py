@@ -15,12 +15,11 @@ import transformers
 
 from model_folders import SHAPES
 from twostroke import SamplingParams
-from twostroke.client.text_engine import TextEngine
+from twostroke.client.text_engine import TextEngine, build_text_engine
 from twostroke.config.engine import EngineConfig
 from twostroke.events import StepScheduled
 from twostroke.outputs import RequestOutput
 from twostroke.request import FinishReason
-from twostroke.startup.assembly import build_text_engine
 
 Prompt = tuple[int, ...]
 

@@ -22,11 +22,11 @@ from twostroke.api.http_errors import ErrorAnswer, HTTPError, error_body, valida
 from twostroke.api.protocol.fields import WireObject
 from twostroke.api.protocol.sampling import SamplingFields
 from twostroke.api.protocol.shapes import no_json, read_body
-from twostroke.client.facts import lines_to_print
 from twostroke.cluster.remote_engine import RemoteEngine
 from twostroke.config.checks import whole_number
 from twostroke.config.engine import EngineConfig
 from twostroke.config.server import ServerConfig
+from twostroke.engine.facts import lines_to_print
 from twostroke.errors import EngineError, EngineUnavailable, TwostrokeError
 
 ATTEMPTS = 2

@@ -18,7 +18,6 @@ from twostroke.api.keys import with_keys_of_files
 from twostroke.api.listening import address_of, listen
 from twostroke.api.observation import Observation
 from twostroke.api.transport import guarded_protocol
-from twostroke.client.facts import lines_to_print
 from twostroke.cluster.early_child import drop_early
 from twostroke.cluster.pooled_engine import PooledEngine
 from twostroke.cluster.remote_engine import RemoteEngine
@@ -26,6 +25,7 @@ from twostroke.config.engine import EngineConfig
 from twostroke.config.pools import PoolConfig
 from twostroke.config.server import ServerConfig
 from twostroke.engine.clock import monotonic_clock
+from twostroke.engine.facts import lines_to_print
 from twostroke.engine.garbage import keep_what_is_there
 from twostroke.errors import InvalidParameter, InvalidPrompt
 from twostroke.lab.lab import Lab

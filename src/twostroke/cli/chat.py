@@ -66,8 +66,8 @@ def chat(  # noqa: PLR0913 (each is a flag or a group of flags)
         No start-up lines, no figures.
     """
     chosen = with_model(load, by_place=model, by_flag=model_flag)
-    from twostroke.client.facts import lines_to_print
-    from twostroke.startup.assembly import build_text_engine  # loads torch
+    from twostroke.client.text_engine import build_text_engine  # loads torch
+    from twostroke.engine.facts import lines_to_print
 
     engine = build_text_engine(
         EngineConfig(load=chosen, cache=cache, scheduler=scheduler, speculative_config=speculative_config)

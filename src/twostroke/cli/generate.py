@@ -67,9 +67,9 @@ def generate(  # noqa: PLR0913 (each is a flag or a group of flags)
     """
     model, prompt = model_and_prompt(words, prompt_file, has_model=model_flag is not None)
     chosen = with_model(load, by_place=model, by_flag=model_flag)
-    from twostroke.client.facts import lines_to_print
     from twostroke.client.output_processor import OutputKind
-    from twostroke.startup.assembly import build_text_engine  # loads torch
+    from twostroke.client.text_engine import build_text_engine  # loads torch
+    from twostroke.engine.facts import lines_to_print
 
     engine = build_text_engine(
         EngineConfig(load=chosen, cache=cache, scheduler=scheduler, speculative_config=speculative_config)

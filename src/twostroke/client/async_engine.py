@@ -13,14 +13,13 @@ from typing import Any, Self
 
 from twostroke.client.input_processor import Prompt, PromptInput
 from twostroke.client.output_processor import OutputKind
-from twostroke.client.text_engine import TextEngine
+from twostroke.client.text_engine import TextEngine, build_text_engine
 from twostroke.config.engine import EngineConfig
 from twostroke.errors import EngineError, InvalidParameter
 from twostroke.log import get_logger
 from twostroke.outputs import RequestOutput
 from twostroke.plain_words import kind_of, reason_of
 from twostroke.sampling_params import SamplingParams
-from twostroke.startup.assembly import build_text_engine
 
 log = get_logger(__name__)
 

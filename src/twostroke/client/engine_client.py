@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
-from twostroke.client.facts import EngineFacts
 from twostroke.client.input_processor import InputProcessor, PromptInput
 from twostroke.client.load import Load
 from twostroke.client.output_processor import OutputKind
+from twostroke.engine.facts import EngineFacts
 from twostroke.outputs import RequestOutput
 from twostroke.pools.member import Role
 from twostroke.pools.ratio import SuggestedRatio

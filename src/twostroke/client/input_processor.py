@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypedDict, cast
 
 from twostroke.config.checks import whole_number
+from twostroke.engine.facts import EngineFacts
 from twostroke.engine.stop_checker import StopFinder, StopStrings
 from twostroke.errors import InvalidParameter, InvalidPrompt, UnknownParameter, shown
 from twostroke.grammar.backend import FreeCalls, GrammarBackend
@@ -102,6 +103,32 @@ class InputProcessor:
         self._grammars = grammars or Guidance(tokenizer, vocab_size, self._eos_token_ids)
         templates = tokenizer.chat_templates if chat_template is None else {"default": chat_template}
         self._chat_template = ChatTemplate(templates, tokenizer.named_tokens)
+
+    @classmethod
+    def of_engine(
+        cls,
+        facts: EngineFacts,
+        tokenizer: Tokenizer,
+        grammars: GrammarBackend | None = None,
+        chat_template: str | None = None,
+    ) -> InputProcessor:
+        """Return the checks that an engine's limits ask for.
+
+        Args:
+            facts: of the engine.
+            tokenizer: of the model.
+            grammars: shared with an engine in the same process.
+            chat_template: Jinja source instead of the model's own.
+        """
+        return cls(
+            tokenizer,
+            max_model_len=facts.max_model_len,
+            vocab_size=facts.vocab_size,
+            max_logprobs=facts.max_logprobs,
+            eos_token_ids=facts.eos_token_ids,
+            grammars=grammars,
+            chat_template=chat_template,
+        )
 
     def process(
         self,

@@ -8,12 +8,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from twostroke.client.engine_client import OutputStream
-from twostroke.client.facts import EngineFacts, input_processor
 from twostroke.client.front_desk import FrontDesk, SequenceRunner
 from twostroke.client.input_processor import InputProcessor, PromptInput
 from twostroke.client.output_processor import OutputKind, OutputProcessor
 from twostroke.client.queued_stream import QueuedStream
 from twostroke.engine.clock import monotonic_clock
+from twostroke.engine.facts import EngineFacts
 from twostroke.engine.token_update import TokenUpdate
 from twostroke.errors import EngineError, EngineUnavailable, SetupError
 from twostroke.grammar.guidance import Guidance
@@ -89,7 +89,7 @@ class Reception:
         if facts != self._facts:
             grammars = Guidance(self._tokenizer, facts.vocab_size, facts.eos_token_ids, draws=False)
             await asyncio.to_thread(grammars.warm_up)
-            self._inputs = input_processor(facts, self._tokenizer, grammars, self._chat_template)
+            self._inputs = InputProcessor.of_engine(facts, self._tokenizer, grammars, self._chat_template)
             self._facts = facts
         self._desk = FrontDesk(
             runner,

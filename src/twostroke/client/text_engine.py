@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from twostroke.client.front_desk import FrontDesk
 from twostroke.client.input_processor import InputProcessor, Prompt, PromptInput
 from twostroke.client.output_processor import OutputKind, OutputProcessor
-from twostroke.engine.clock import Clock
+from twostroke.config.engine import EngineConfig
+from twostroke.engine.clock import Clock, monotonic_clock
 from twostroke.engine.engine import Engine
 from twostroke.errors import EngineError
 from twostroke.outputs import RequestOutput
+from twostroke.runner.executor import Executor
 from twostroke.sampling_params import SamplingParams
+from twostroke.startup.assembly import build_engine
 
 
 class TextEngine:
@@ -237,3 +240,19 @@ class TextEngine:
                 "a step of this engine was broken off in the middle (by a second Ctrl-C, a signal handler that raises, "
                 "or an error of ours); its books no longer add up. Start a new one."
             )
+
+
+def build_text_engine(
+    config: EngineConfig, around_executor: Callable[[Executor], Executor] | None = None
+) -> TextEngine:
+    """Loads a model and builds the engine around it, with text at both ends; the rest is as for `build_engine`."""
+    built = build_engine(config, around_executor)
+    return TextEngine(
+        built.engine,
+        InputProcessor.of_engine(built.facts, built.tokenizer, built.grammars),
+        OutputProcessor(built.tokenizer),
+        clock=monotonic_clock,
+        uses_priority=built.facts.uses_priority,
+        serves_background=built.facts.serves_background,
+        startup_lines=built.facts.startup_lines,
+    )

@@ -16,14 +16,14 @@ Token ids only; text and templates stay in the HTTP process.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import msgspec
 
-from twostroke.client.facts import EngineFacts
 from twostroke.config.engine import EngineConfig
+from twostroke.config.path_codec import plain_path, read_path
 from twostroke.cost.step_cost import MachineLimits
+from twostroke.engine.facts import EngineFacts
 from twostroke.engine.generation import GenerationRequest
 from twostroke.engine.handover_port import HandoverPort, LenderFacts
 from twostroke.engine.heartbeat import Heartbeat
@@ -154,18 +154,6 @@ class CacheWasReset(_Message):
 
 
 Report = Ready | Refused | Failed | Alive | Progress | CacheWasReset
-
-
-def plain_path(value: Any) -> str:
-    if isinstance(value, Path):
-        return str(value)
-    raise NotImplementedError(f"{type(value).__name__} does not travel")
-
-
-def read_path(kind: type, value: Any) -> Any:
-    if issubclass(kind, Path):
-        return Path(value)
-    raise NotImplementedError(f"{kind.__name__} does not travel")
 
 
 _Out = TypeVar("_Out")

@@ -6,10 +6,10 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from twostroke.client.facts import EngineFacts
 from twostroke.client.load import Load
 from twostroke.config.pools import PoolConfig
 from twostroke.config.scaling import ScalingConfig
+from twostroke.engine.facts import EngineFacts
 from twostroke.pools.autoscaler import (
     DecodeLoad,
     PrefillLoad,

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from typing import Protocol
 
 from twostroke.client.engine_client import EngineState
-from twostroke.client.facts import EngineFacts
 from twostroke.client.load import LoadMeter
 from twostroke.cluster.dispatcher import Member
 from twostroke.cluster.engine_process import LOADING_SILENCE_S, STOP_PATIENCE_S, EngineProcess
@@ -16,6 +15,7 @@ from twostroke.cluster.launcher import Launcher
 from twostroke.cluster.messages import Add, Alive, Command, Failed, Progress, Ready, Refused, Report, Stop
 from twostroke.config.engine import EngineConfig
 from twostroke.engine.clock import monotonic_clock
+from twostroke.engine.facts import EngineFacts
 from twostroke.engine.handover_port import HandoverPort
 from twostroke.errors import SetupError
 from twostroke.kv_transfer.geometry import KVGeometry

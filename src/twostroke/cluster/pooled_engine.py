@@ -8,13 +8,12 @@ from collections.abc import Callable, Mapping, Sequence
 
 from msgspec.structs import replace
 
-from twostroke.client.delivery import delivery_of
 from twostroke.client.engine_client import EngineHealth, EngineState, OutputStream, PoolMember
-from twostroke.client.facts import EngineFacts
 from twostroke.client.input_processor import InputProcessor, PromptInput
 from twostroke.client.load import Load, combined
 from twostroke.client.output_processor import OutputKind
 from twostroke.client.reception import Reception
+from twostroke.cluster.delivery import delivery_of
 from twostroke.cluster.dispatcher import Dispatcher, Outcome, Placer
 from twostroke.cluster.gateway_log import GatewayLog
 from twostroke.cluster.launcher import Launcher, launcher_for
@@ -29,6 +28,7 @@ from twostroke.config.engine import EngineConfig
 from twostroke.config.pools import MAX_WORKERS, PoolConfig
 from twostroke.config.routing import RoutingConfig
 from twostroke.engine.clock import monotonic_clock
+from twostroke.engine.facts import EngineFacts
 from twostroke.engine.generation import GenerationRequest
 from twostroke.errors import EngineError, EngineUnavailable, InvalidParameter
 from twostroke.events import Event, RequestRouted

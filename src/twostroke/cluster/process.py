@@ -20,7 +20,6 @@ from typing import Any
 
 import zmq
 
-from twostroke.cluster.handover_ends import HandoverEnds
 from twostroke.cluster.messages import (
     COMMANDS,
     REPORTS,
@@ -57,6 +56,7 @@ from twostroke.plain_words import reason_of
 from twostroke.process_start import seconds_since_start
 from twostroke.runner.executor import Executor
 from twostroke.startup.assembly import build_engine
+from twostroke.startup.handover_ends import HandoverEnds
 
 log = get_logger(__name__)
 

@@ -105,7 +105,7 @@ class _Seat:
 
     async def follow(self, rank: int, size: int, address: str) -> str:
         """Runs a rank above 0, and says how that has ended. It ends when rank 0 does, too."""
-        command = child_command("twostroke.startup.ranks", str(rank), str(size), address)
+        command = child_command("twostroke.startup.rank_process", str(rank), str(size), address)
         process = await asyncio.create_subprocess_exec(
             *command, stdin=asyncio.subprocess.DEVNULL, stdout=sys.stderr, start_new_session=True
         )

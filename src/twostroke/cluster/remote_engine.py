@@ -7,13 +7,12 @@ import contextlib
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from twostroke.client.delivery import delivery_of
 from twostroke.client.engine_client import EngineHealth, EngineState, OutputStream
-from twostroke.client.facts import EngineFacts
 from twostroke.client.input_processor import InputProcessor, PromptInput
 from twostroke.client.load import Load, LoadMeter
 from twostroke.client.output_processor import OutputKind
 from twostroke.client.reception import Reception
+from twostroke.cluster.delivery import delivery_of
 from twostroke.cluster.engine_process import COMMAND, LOADING_SILENCE_S, EngineProcess
 from twostroke.cluster.messages import (
     Add,
@@ -29,6 +28,7 @@ from twostroke.cluster.messages import (
 )
 from twostroke.config.engine import EngineConfig
 from twostroke.engine.clock import monotonic_clock
+from twostroke.engine.facts import EngineFacts
 from twostroke.engine.garbage import look_in_a_lull
 from twostroke.engine.generation import GenerationRequest
 from twostroke.engine.heartbeat import Heartbeat

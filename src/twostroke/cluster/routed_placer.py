@@ -6,11 +6,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from twostroke.client.facts import EngineFacts
 from twostroke.client.load import Load
 from twostroke.cluster.dispatcher import Member, Place
 from twostroke.config.pools import KVTransport
 from twostroke.config.routing import RoutingConfig
+from twostroke.engine.facts import EngineFacts
 from twostroke.engine.generation import GenerationRequest
 from twostroke.events import Event, KVImportEnded, PrefixCacheReset, RequestRouted, StepScheduled
 from twostroke.kv_cache.block_hash import hash_blocks

@@ -81,8 +81,8 @@ class LoadConfig:
     heads; the output stays the same bit for bit. Sizes of KV memory are each rank's."""
     tensor_parallel_address: str | None = None
     """host:port where the other ranks find this one, when they are started elsewhere, one a host (`python -m
-    twostroke.startup.ranks RANK SIZE HOST:PORT`); default: they are started here. Whoever reaches it may join, so it
-    belongs into a network of one's own."""
+    twostroke.startup.rank_process RANK SIZE HOST:PORT`); default: they are started here. Whoever reaches it may join,
+    so it belongs into a network of one's own."""
     packed_cache: str | None = None
     """Folder in which the packed form of the weights is kept for the next start, which maps it: 'default' takes
     ~/.cache/twostroke/packed. It takes as much room as the weights; native kernels on one rank only."""

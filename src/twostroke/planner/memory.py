@@ -1,4 +1,4 @@
-"""The memory plan of a model that is not loaded: the engine's own account (startup/preparation.py), asked beforehand."""
+"""The memory plan of a model that is not loaded: the account of the engine (startup/preparation.py), asked first."""
 
 from __future__ import annotations
 

@@ -11,10 +11,6 @@ from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
-from twostroke.client.facts import NOTE, EngineFacts, input_processor
-from twostroke.client.output_processor import OutputProcessor
-from twostroke.client.text_engine import TextEngine
-from twostroke.cluster.handover_ends import HandoverEnds, open_ends, shared_memory_for
 from twostroke.communicator.interface import Communicator
 from twostroke.config.cpu_list import show_cpus
 from twostroke.config.engine import EngineConfig
@@ -27,6 +23,7 @@ from twostroke.cost.step_work import Layers
 from twostroke.engine.clock import monotonic_clock
 from twostroke.engine.engine import Engine
 from twostroke.engine.event_sinks import JsonlEventLog
+from twostroke.engine.facts import NOTE, EngineFacts
 from twostroke.engine.handover_port import LenderFacts
 from twostroke.engine.journal import Journal, engine_started
 from twostroke.errors import DoesNotFit, InvalidParameter, RankLost, SetupError
@@ -62,6 +59,7 @@ from twostroke.runner.tensor_parallel import TensorParallelExecutor, follow
 from twostroke.sampling.sampler import Sampler
 from twostroke.scheduler.scheduler import Scheduler
 from twostroke.startup.drafting import Drafter, Target
+from twostroke.startup.handover_ends import HandoverEnds, open_ends, shared_memory_for
 from twostroke.startup.identity import identity_facts, numerics_facts
 from twostroke.startup.measured_memory import Sized, measure_and_size
 from twostroke.startup.pace import Pace, pace_of
@@ -100,22 +98,6 @@ class BuiltEngine:
     """What it computes and by what, in a pool."""
     machine: MachineLimits | None = None
     """What the machine can do."""
-
-
-def build_text_engine(
-    config: EngineConfig, around_executor: Callable[[Executor], Executor] | None = None
-) -> TextEngine:
-    """Loads a model and builds the engine around it, with text at both ends; the rest is as for `build_engine`."""
-    built = build_engine(config, around_executor)
-    return TextEngine(
-        built.engine,
-        input_processor(built.facts, built.tokenizer, built.grammars),
-        OutputProcessor(built.tokenizer),
-        clock=monotonic_clock,
-        uses_priority=built.facts.uses_priority,
-        serves_background=built.facts.serves_background,
-        startup_lines=built.facts.startup_lines,
-    )
 
 
 def build_engine(

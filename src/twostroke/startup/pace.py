@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from twostroke.client.facts import NOTE
 from twostroke.config.engine import EngineConfig
 from twostroke.config.scheduler import SchedulerConfig
 from twostroke.cost.roofline import roofline
 from twostroke.cost.step_cost import MachineLimits, ModelShape
 from twostroke.cost.step_model import StepTimeModel
 from twostroke.cost.step_work import Layers
+from twostroke.engine.facts import NOTE
 from twostroke.scheduler.step_budget import LEAST_CHUNK
 from twostroke.startup.calibrated import broken_calibrations, find_calibration
 

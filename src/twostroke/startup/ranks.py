@@ -1,23 +1,12 @@
-"""The ranks above 0: processes that rank 0 starts on its own host, or that somebody starts on others.
-
-    python -m twostroke.startup.ranks RANK SIZE ADDRESS
-
-A rank ends when rank 0 says so, and when any other rank is gone.
-"""
+"""The ranks above 0 as rank 0 has them: processes that it starts on its own host, or that somebody starts on others."""
 
 from __future__ import annotations
 
-import argparse
-import logging
-import os
-import select
 import shutil
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
-import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -25,16 +14,15 @@ from typing import Protocol
 import msgspec
 
 from twostroke.child_command import child_command
-from twostroke.cluster.messages import plain_path, read_path
 from twostroke.communicator.interface import Communicator, Watching
-from twostroke.communicator.rendezvous import await_ranks, is_path, join, listen
+from twostroke.communicator.rendezvous import await_ranks, is_path, listen
 from twostroke.communicator.shared_memory import SharedMemoryCommunicator, share_memory
 from twostroke.communicator.sockets import SocketCommunicator
 from twostroke.config.engine import EngineConfig
 from twostroke.config.load import LoadConfig
-from twostroke.errors import RankLost, TwostrokeError
+from twostroke.config.path_codec import plain_path
+from twostroke.errors import RankLost
 from twostroke.log import get_logger
-from twostroke.parent_death import signal_at_parents_death
 
 log = get_logger(__name__)
 
@@ -128,41 +116,13 @@ class Ranks:
 
 def spawn_rank(rank: int, size: int, address: str, descriptors: Sequence[int] = ()) -> RankProcess:
     """A rank of this host, in a process of its own, which has these descriptors under the same numbers."""
-    command = child_command("twostroke.startup.ranks", str(rank), str(size), address)
+    command = child_command("twostroke.startup.rank_process", str(rank), str(size), address)
     # from its first moment, imports included, Ctrl-C is rank 0's affair: a process inherits what is blocked here
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         return subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=descriptors)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def serve_rank(rank: int, size: int, address: str, *, ends_with_first: bool = False) -> None:
-    """Everything that a rank above 0 does, from meeting the others to its end.
-
-    Args:
-        rank: from 1.
-        size: all ranks; rank 0 was given `tensor_parallel_size` of as many.
-        address: rank 0's, its `tensor_parallel_address`.
-        ends_with_first: this process ends at once when rank 0 is gone, whatever it does then.
-
-    Raises:
-        SetupError: rank 0 was not found, or this rank's share cannot be loaded.
-        RankLost: another rank is gone.
-    """
-    sockets = join(address, rank, size, MEETING_S)
-    if ends_with_first:
-        _end_with(sockets[0])
-    communicator = sockets_or_memory = connect(rank, sockets, shares_memory=is_path(address))
-    try:
-        start = msgspec.msgpack.decode(communicator.broadcast(None), type=RankStart, dec_hook=read_path)
-        communicator = on_device(sockets_or_memory, start.config.load)
-        # not before: a rank that finds nobody is to say so at once, without loading the operators first
-        from twostroke.startup.assembly import run_rank
-
-        run_rank(start, communicator)
-    finally:
-        communicator.close()
 
 
 def connect(rank: int, sockets: Mapping[int, socket.socket], *, shares_memory: bool) -> Watching:
@@ -214,43 +174,3 @@ def _end(processes: Sequence[RankProcess]) -> None:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
-
-
-def _end_with(first: socket.socket) -> None:
-    """Ends this process when rank 0 does; loading, it would not notice for minutes."""
-    poll = select.poll()
-    watched = first.dup()
-    poll.register(watched, getattr(select, "POLLRDHUP", select.POLLHUP))
-
-    def watch() -> None:
-        poll.poll()
-        watched.close()
-        os._exit(0)
-
-    threading.Thread(target=watch, daemon=True, name="twostroke-first").start()
-
-
-def main() -> int:
-    """A rank's process."""
-    parser = argparse.ArgumentParser(prog="python -m twostroke.startup.ranks", description=__doc__)
-    parser.add_argument("rank", type=int, help="from 1")
-    parser.add_argument("size", type=int, help="ranks in all; rank 0's --tensor-parallel-size")
-    parser.add_argument("address", help="rank 0's --tensor-parallel-address, host:port")
-    given = parser.parse_args()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole group; rank 0 decides
-    signal_at_parents_death(signal.SIGCONT)  # one that is stopped would not see that rank 0 is gone
-    logging.basicConfig(
-        level=logging.WARNING, stream=sys.stderr, format=f"rank {given.rank}: %(levelname)s %(message)s"
-    )
-    try:
-        serve_rank(given.rank, given.size, given.address, ends_with_first=True)
-    except RankLost:
-        return 0  # nobody is left to run for, and who is lost has said why
-    except TwostrokeError as error:
-        log.error("%s", error)
-        return 1
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

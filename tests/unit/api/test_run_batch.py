@@ -22,12 +22,12 @@ from twostroke.api.protocol.lists import MAX_CONTAINERS
 from twostroke.api.protocol.shapes import CHECKED_BYTES
 from twostroke.api.run_batch import BatchCount, answer_file, run_batch
 from twostroke.client.engine_client import EngineHealth, EngineState
-from twostroke.client.facts import EngineFacts, input_processor
-from twostroke.client.input_processor import PromptInput
+from twostroke.client.input_processor import InputProcessor, PromptInput
 from twostroke.client.load import Load, LoadMeter
 from twostroke.client.output_processor import OutputKind
 from twostroke.config.engine import EngineConfig
 from twostroke.config.server import ServerConfig
+from twostroke.engine.facts import EngineFacts
 from twostroke.errors import EngineError, EngineUnavailable, InvalidParameter
 from twostroke.model.model_files import find_model
 from twostroke.outputs import CompletionOutput, RequestOutput
@@ -68,7 +68,7 @@ class EchoEngine:
     """
 
     def __init__(self, deaths: int = 0, *, comes_back: bool = True) -> None:
-        self.facts, self.tokenizer, self.inputs = FACTS, TOKENIZER, input_processor(FACTS, TOKENIZER)
+        self.facts, self.tokenizer, self.inputs = FACTS, TOKENIZER, InputProcessor.of_engine(FACTS, TOKENIZER)
         self.deaths, self.comes_back = deaths, comes_back
         self.state = EngineState.RUNNING
         self.prompts: list[str] = []

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from twostroke.client.text_engine import build_text_engine
 from twostroke.config.engine import EngineConfig
 from twostroke.errors import InvalidParameter
 from twostroke.sampling_params import SamplingParams
-from twostroke.startup.assembly import build_text_engine
 
 
 def test_the_name_of_an_ended_request_can_be_used_again(random_models: dict[str, Path]) -> None:

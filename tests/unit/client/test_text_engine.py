@@ -19,7 +19,7 @@ from model_folders import write_random_model
 from twostroke import LLM, RequestOutput, SamplingParams
 from twostroke.batch import NewRequest, ScheduledBatch, StepResult
 from twostroke.client.output_processor import OutputKind
-from twostroke.client.text_engine import TextEngine
+from twostroke.client.text_engine import TextEngine, build_text_engine
 from twostroke.config.engine import EngineConfig
 from twostroke.config.load import LoadConfig
 from twostroke.engine.event_sinks import read_events
@@ -40,7 +40,6 @@ from twostroke.outputs import JoinedDeltas
 from twostroke.runner.executor import Executor
 from twostroke.scheduler.replay import replay
 from twostroke.startup import assembly, preparation
-from twostroke.startup.assembly import build_text_engine
 from twostroke.startup.identity import numerics_facts
 
 PROMPT = {"prompt_token_ids": list(range(10, 60))}

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from twostroke import RequestOutput, SamplingParams
 from twostroke.batch import NewRequest, ScheduledBatch, StepResult
+from twostroke.client.text_engine import build_text_engine
 from twostroke.config.cache import CacheConfig
 from twostroke.config.engine import EngineConfig
 from twostroke.config.kv_format import KVFormat
@@ -25,7 +26,6 @@ from twostroke.kv_check import KVCheck, KVDifference, Verdict, tolerance
 from twostroke.runner.executor import Executor
 from twostroke.runner.kv_storage import KVStorage
 from twostroke.scheduler.replay import replay
-from twostroke.startup.assembly import build_text_engine
 
 PROMPT = [(7 * i) % 251 for i in range(70)]
 OTHER = [(11 * i + 3) % 251 for i in range(50)]

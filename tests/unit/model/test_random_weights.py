@@ -18,6 +18,7 @@ from fixtures.random_models import model_config
 from model_folders import write_tokenizer
 from two_pools import TwoPools, alone, sequence
 from twostroke import LLM, SamplingParams
+from twostroke.client.text_engine import build_text_engine
 from twostroke.config.engine import EngineConfig
 from twostroke.config.load import LoadConfig
 from twostroke.errors import InvalidParameter, ModelNotFound
@@ -25,7 +26,6 @@ from twostroke.model import checkpoint
 from twostroke.model.loader import check_weights, multiplied_parts
 from twostroke.model.model_files import find_model, find_model_of
 from twostroke.model.random_weights import RandomWeights
-from twostroke.startup.assembly import build_text_engine
 from twostroke.startup.identity import identity_facts
 from twostroke.startup.preparation import prepare
 

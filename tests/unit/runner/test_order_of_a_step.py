@@ -12,11 +12,10 @@ from model_folders import write_random_model
 from operator_trace import Call, Trace, record_model, trace_operators
 from oracle.naive_attention import naive_attention
 from twostroke import SamplingParams
-from twostroke.client.text_engine import TextEngine
+from twostroke.client.text_engine import TextEngine, build_text_engine
 from twostroke.config.engine import EngineConfig
 from twostroke.model.decoder import DecoderModel
 from twostroke.runner.model_runner import ModelRunner
-from twostroke.startup.assembly import build_text_engine
 
 KERNELS = ("reference", "auto")
 PROMPT = tuple(range(40, 61))

@@ -5,10 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from twostroke.client.input_processor import InputProcessor
-from twostroke.grammar.backend import GrammarBackend
-from twostroke.tokenizer.tokenizer import Tokenizer
-
 
 @dataclass(frozen=True, slots=True)
 class EngineFacts:
@@ -60,28 +56,3 @@ def lines_to_print(startup_lines: Iterable[str]) -> list[str]:
     ['model    Llama']
     """
     return [line for line in startup_lines if not line.startswith(NOTE)]
-
-
-def input_processor(
-    facts: EngineFacts,
-    tokenizer: Tokenizer,
-    grammars: GrammarBackend | None = None,
-    chat_template: str | None = None,
-) -> InputProcessor:
-    """The checks that this engine's limits ask for.
-
-    Args:
-        facts: of the engine.
-        tokenizer: of the model.
-        grammars: shared with an engine in the same process.
-        chat_template: Jinja source instead of the model's own.
-    """
-    return InputProcessor(
-        tokenizer,
-        max_model_len=facts.max_model_len,
-        vocab_size=facts.vocab_size,
-        max_logprobs=facts.max_logprobs,
-        eos_token_ids=facts.eos_token_ids,
-        grammars=grammars,
-        chat_template=chat_template,
-    )

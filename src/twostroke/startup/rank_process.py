@@ -1,0 +1,94 @@
+"""A rank above 0: `python -m twostroke.startup.rank_process RANK SIZE ADDRESS`.
+
+A rank ends when rank 0 says so, and when any other rank is gone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import select
+import signal
+import socket
+import sys
+import threading
+
+import msgspec
+
+from twostroke.communicator.rendezvous import is_path, join
+from twostroke.config.path_codec import read_path
+from twostroke.errors import RankLost, TwostrokeError
+from twostroke.log import get_logger
+from twostroke.parent_death import signal_at_parents_death
+from twostroke.startup.ranks import MEETING_S, RankStart, connect, on_device
+
+log = get_logger(__name__)
+
+
+def serve_rank(rank: int, size: int, address: str, *, ends_with_first: bool = False) -> None:
+    """Everything that a rank above 0 does, from meeting the others to its end.
+
+    Args:
+        rank: from 1.
+        size: all ranks; rank 0 was given `tensor_parallel_size` of as many.
+        address: rank 0's, its `tensor_parallel_address`.
+        ends_with_first: this process ends at once when rank 0 is gone, whatever it does then.
+
+    Raises:
+        SetupError: rank 0 was not found, or this rank's share cannot be loaded.
+        RankLost: another rank is gone.
+    """
+    sockets = join(address, rank, size, MEETING_S)
+    if ends_with_first:
+        _end_with(sockets[0])
+    communicator = sockets_or_memory = connect(rank, sockets, shares_memory=is_path(address))
+    try:
+        start = msgspec.msgpack.decode(communicator.broadcast(None), type=RankStart, dec_hook=read_path)
+        communicator = on_device(sockets_or_memory, start.config.load)
+        # not before: a rank that finds nobody is to say so at once, without loading the operators first
+        from twostroke.startup.assembly import run_rank
+
+        run_rank(start, communicator)
+    finally:
+        communicator.close()
+
+
+def _end_with(first: socket.socket) -> None:
+    """Ends this process when rank 0 does; loading, it would not notice for minutes."""
+    poll = select.poll()
+    watched = first.dup()
+    poll.register(watched, getattr(select, "POLLRDHUP", select.POLLHUP))
+
+    def watch() -> None:
+        poll.poll()
+        watched.close()
+        os._exit(0)
+
+    threading.Thread(target=watch, daemon=True, name="twostroke-first").start()
+
+
+def main() -> int:
+    """A rank's process."""
+    parser = argparse.ArgumentParser(prog="python -m twostroke.startup.rank_process", description=__doc__)
+    parser.add_argument("rank", type=int, help="from 1")
+    parser.add_argument("size", type=int, help="ranks in all; rank 0's --tensor-parallel-size")
+    parser.add_argument("address", help="rank 0's --tensor-parallel-address, host:port")
+    given = parser.parse_args()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole group; rank 0 decides
+    signal_at_parents_death(signal.SIGCONT)  # one that is stopped would not see that rank 0 is gone
+    logging.basicConfig(
+        level=logging.WARNING, stream=sys.stderr, format=f"rank {given.rank}: %(levelname)s %(message)s"
+    )
+    try:
+        serve_rank(given.rank, given.size, given.address, ends_with_first=True)
+    except RankLost:
+        return 0  # nobody is left to run for, and who is lost has said why
+    except TwostrokeError as error:
+        log.error("%s", error)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
