@@ -33,17 +33,25 @@ def models(name: str | None = None, /, *, accept_terms: bool = False) -> None:
     model = NAMED_MODELS[name]
     if accept_terms and model.terms is not None:
         fetch.accept_terms(model)
+        sys.stderr.write(f"accepted for {model.name}: the {model.licence}, {model.terms}\n")
     path = fetch.fetch(model)
     sys.stdout.write(f"{path}\n")
 
 
+_HASH_DIGITS = 12
+"""Shown of a hash: enough to tell files apart."""
+
+
 def _table() -> str:
+    from twostroke.model.fetch import is_checked
     from twostroke.model.named_models import NAMED_MODELS, models_folder
 
-    rows = [("name", "kind", "size", "licence", "here", "hub id")]
+    rows = [("name", "kind", "size", "licence", "here", "package", "sha256", "hub id")]
     for model in NAMED_MODELS.values():
-        here = "yes" if model.is_here else "no"
-        rows.append((model.name, model.kind, f"{model.num_bytes / 1e6:.0f} MB", model.licence, here, model.hub_id))
+        here = "no" if not model.is_here else "yes" if is_checked(model) else "not checked"
+        size, digits = f"{model.num_bytes / 1e6:.0f} MB", model.sha256[:_HASH_DIGITS]
+        rows.append((model.name, model.kind, size, model.licence, here, model.source, digits, model.hub_id))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ("  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in rows)
-    return "\n".join([*lines, "", f"They are kept in {models_folder()}. `twostroke models NAME` fetches one.", ""])
+    told = f"They are kept in {models_folder()}. `twostroke models NAME` fetches one, or checks it."
+    return "\n".join([*lines, "", told, ""])

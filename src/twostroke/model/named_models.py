@@ -46,6 +46,13 @@ class NamedModel:
         return models_folder() / self.file_name
 
     @property
+    def source(self) -> str:
+        """Its packages and their version, as the table of models names them."""
+        first, last = self.parts[0], self.parts[-1]
+        upto = "" if len(self.parts) == 1 else f" to {last.package.removeprefix(first.package.rstrip('0123456789'))}"
+        return f"{first.package}{upto} {first.version}"
+
+    @property
     def is_here(self) -> bool:
         """Whether a file of its size is in its place; `fetch` checks the hash as well."""
         # a folder that cannot be looked into has it not

