@@ -23,9 +23,11 @@ from __future__ import annotations
 
 import difflib
 import itertools
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import PurePath
 from typing import Any, cast
+
+from twostroke.plain_words import printable
 
 MOST_SHOWN = 80
 """Characters of a value that a message shows whole."""
@@ -36,6 +38,8 @@ _MOST_ITEMS = MOST_SHOWN // 3
 _MOST_LEVELS = 3
 _MOST_BITS = 256
 """Of a number that is written with all its digits."""
+_MOST_MESSAGE = 4000
+"""Characters of a message about a model's files; they may hold names of any length."""
 _MOST_NEAR = 64
 """Characters of an unknown name for which a similar one is looked for."""
 
@@ -80,7 +84,10 @@ class InvalidPrompt(ClientError, ValueError):
 
 
 class SetupError(TwostrokeError):
-    """The engine cannot start as asked."""
+    """The engine cannot start as asked. Its message is one printable line, whatever a model's files say."""
+
+    def __init__(self, message: object = "") -> None:
+        super().__init__(printable(str(message), _MOST_MESSAGE))
 
 
 class ModelNotFound(SetupError):
@@ -166,6 +173,21 @@ def shown(value: object) -> str:
         case _:
             is_whole, size = True, f"{len(text)} characters"
     return text if is_whole and len(text) <= MOST_SHOWN else f"{text[:_BEGINNING]}… ({size})"
+
+
+def name_shown(name: object) -> str:
+    """Return a name from a file as messages show it: without quotes, printable; of a long one its beginning.
+
+    >>> name_shown("model.norm.weight"), name_shown("\x1b[2J"), len(name_shown("a" * 10**6))
+    ('model.norm.weight', '\\\\x1b[2J', 82)
+    """
+    return printable(name, MOST_SHOWN, _BEGINNING) if isinstance(name, str) else shown(name)
+
+
+def shorten(names: Sequence[object], limit: int = 8) -> str:
+    """Return the first few names of a file's, and how many more there are."""
+    more = f" and {len(names) - limit} more" if len(names) > limit else ""
+    return ", ".join(map(name_shown, names[:limit])) + more
 
 
 def _beginning(value: Any, num_levels: int) -> str:

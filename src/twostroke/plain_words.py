@@ -41,11 +41,11 @@ def reason_of(error: BaseException) -> str:
     >>> reason_of(ValueError("\\x1b[31m")), len(reason_of(ValueError("a" * 10**6)))
     ('\\\\x1b[31m', 2022)
     """
-    text = _printable(_TOO_MANY_DIGITS.sub(r"a number has more than \1 digits", " ".join(str(error).split())))
+    text = printable(_TOO_MANY_DIGITS.sub(r"a number has more than \1 digits", " ".join(str(error).split())))
     if isinstance(error, UnicodeDecodeError):
         return f"byte {error.start} is not {error.encoding.upper()}"
     if isinstance(error, OSError) and error.strerror:
-        return f"{error.strerror}: {_printable(str(error.filename))}" if error.filename is not None else error.strerror
+        return f"{error.strerror}: {printable(str(error.filename))}" if error.filename is not None else error.strerror
     if isinstance(error, KeyError):
         return f"{text} is missing"
     if not text and isinstance(error, MemoryError):
@@ -53,8 +53,14 @@ def reason_of(error: BaseException) -> str:
     return text or "no reason was given; the log says where it happened"
 
 
-def _printable(text: str) -> str:
-    """Return the text with what would steer a terminal spelled out; of a long one its beginning and its size."""
-    spelled = "".join(char if char.isprintable() else repr(char)[1:-1] for char in text[:_MOST_REASON])
-    is_whole = max(len(text), len(spelled)) <= _MOST_REASON
-    return spelled if is_whole else f"{spelled[:_MOST_REASON]}… ({len(text)} characters)"
+def printable(text: str, most: int = _MOST_REASON, beginning: int | None = None) -> str:
+    """Return the text with what would steer a terminal spelled out; of a long one its beginning and its size.
+
+    Args:
+        text: of any length.
+        most: characters of a text that is returned whole.
+        beginning: characters of a longer one that are returned; None: as many.
+    """
+    spelled = "".join(char if char.isprintable() else repr(char)[1:-1] for char in text[:most])
+    is_whole = max(len(text), len(spelled)) <= most
+    return spelled if is_whole else f"{spelled[: beginning or most]}… ({len(text)} characters)"

@@ -16,10 +16,12 @@ from twostroke.config.per_layer import layer_overrides
 from twostroke.config.quantization import QuantizationConfig
 from twostroke.config.rope import DEFAULT_ROPE_THETA, RopeConfig
 from twostroke.config.text_config import TEXT_MODELS, text_config
-from twostroke.errors import MOST_SHOWN, CorruptCheckpoint, UnsupportedModel, shown
+from twostroke.errors import CorruptCheckpoint, UnsupportedModel, name_shown, shorten, shown
 
 DTYPE_NAMES = ("float32", "float16", "bfloat16")
 MAX_LAYERS = 4096
+_MOST_NAMED = 4
+"""Unknown names of a config that a message has."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -206,11 +208,6 @@ def _quantization(given: Mapping[str, Any]) -> QuantizationConfig | Fp8Config | 
     return Fp8Config.from_hf(given) if is_fp8(given) else QuantizationConfig.from_hf(given)
 
 
-def _shortened(name: object) -> str:
-    text = str(name)
-    return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}…"
-
-
 def _architecture(config: Mapping[str, Any]) -> str:
     names = list_of(config, "architectures")
     for name in names:
@@ -218,10 +215,10 @@ def _architecture(config: Mapping[str, Any]) -> str:
             return name
     known = sorted([*ARCHITECTURE_TRAITS, *TEXT_MODELS])
     kind = config.get("model_type")
-    what = f"the architecture {', '.join(map(_shortened, names))}" if names else "no architecture"
+    what = f"the architecture {shorten(names, _MOST_NAMED)}" if names else "no architecture"
     if not names and kind is not None:
         what += f" beside model_type {shown(kind)}"
-    name = _shortened(names[0]) if names else "".join(part.capitalize() for part in str(kind or "").split("_"))
+    name = name_shown(names[0]) if names else "".join(part.capitalize() for part in name_shown(kind or "").split("_"))
     near = nearest_known(name, config, known, reads_images=TEXT_MODELS)
     is_bare = bool(names) and writes_no_text(name) and "without" not in near
     told = "a model of this name writes no text; " if is_bare else ""
@@ -368,7 +365,7 @@ def _ropes(given: Mapping[str, Any], traits: ArchitectureTraits, head_dim: int) 
         of_windows["rope_theta"] = given.get("rope_local_base_freq", DEFAULT_ROPE_THETA)
     by_type, of_full = mapping(given, "rope_parameters"), _full_layers_rope(given, traits)
     if of_full is not None:
-        unknown = ", ".join(sorted(by_type.keys() - {"full_attention", "sliding_attention"}))
+        unknown = shorten(sorted(by_type.keys() - {"full_attention", "sliding_attention"}), _MOST_NAMED)
         if unknown:
             raise UnsupportedModel(
                 f"rope parameters of {unknown} are not implemented; known: full_attention, sliding_attention."
@@ -402,7 +399,9 @@ def _layer_windows(given: Mapping[str, Any], traits: ArchitectureTraits, num_lay
         raise CorruptCheckpoint(f"config.json: layer_types has {len(kinds)} entries for {num_layers} layers.")
     unknown = sorted(set(kinds) - {"full_attention", "sliding_attention"})
     if unknown:
-        raise UnsupportedModel(f"layer types {unknown} are not implemented; known: full_attention, sliding_attention.")
+        raise UnsupportedModel(
+            f"layer types {shown(unknown)} are not implemented; known: full_attention, sliding_attention."
+        )
     if window is None and "sliding_attention" in kinds:
         raise CorruptCheckpoint("config.json: layer_types has sliding_attention, but no sliding_window is in use.")
     return tuple(window if kind == "sliding_attention" else None for kind in kinds)
@@ -413,6 +412,12 @@ def _default_windows(
 ) -> tuple[int | None, ...]:
     """Return the window of each layer of a config without `layer_types`."""
     if traits.windows == "by_type":
+        # EXAONE 4 without a window has full layers alone; of the others transformers cannot run such a config
+        if window is None and traits.window_every is not None and traits.rope_of_windows != "only_windows":
+            raise CorruptCheckpoint(
+                "config.json: sliding_window is null, and layers of this architecture have one. Give the window, or "
+                "layer_types that are all full_attention."
+            )
         every = (traits.reads_window_pattern and given.get("sliding_window_pattern")) or traits.window_every
         if isinstance(every, str):  # "LLLG": as many layers as it has letters
             every = len(every)

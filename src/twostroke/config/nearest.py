@@ -8,6 +8,7 @@ from difflib import SequenceMatcher
 from typing import Any, cast
 
 from twostroke.config.fields import is_number, list_of
+from twostroke.errors import shorten, shown
 
 _ENDINGS = re.compile(r"(For(CausalLM|ConditionalGeneration|TextGeneration)|LMHeadModel)$")
 _LEAST_ALIKE = 0.8
@@ -60,6 +61,8 @@ _BY_NAME = {
 _WRITES_NOTHING = re.compile(r"For(MaskedLM|PreTraining|QuestionAnswering|MultipleChoice|\w*Classification)$")
 _BARE = re.compile(r"[a-z0-9]Model$")
 _LISTS_OF_LAYERS = ("layer_types", "layers_block_type")
+_MOST_KINDS = 4
+"""Unknown types of layers that are named."""
 _LAYER_TYPES = {"full_attention", "sliding_attention", "attention"}
 
 
@@ -124,10 +127,11 @@ def unknown_parts(name: str, config: Mapping[str, Any], *, reads_images: bool = 
         key = next((key for key in keys if config.get(key)), None)
         if key is not None:
             value = config[key]
-            found.append(f"{part} ({key}={value})" if is_number(value) else f"{part} ({key})")
+            found.append(f"{part} ({key}={shown(value)})" if is_number(value) else f"{part} ({key})")
         elif _is_named(part, name) and not any(config.get(key) == 0 for key in keys):
             found.append(part)
-    return found + [f"layers of type {kind}" for kind in sorted(kinds - _LAYER_TYPES)]
+    other = sorted(kinds - _LAYER_TYPES)
+    return [*found, f"layers of type {shorten(other, _MOST_KINDS)}"] if other else found
 
 
 def contradicting(name: str, kind: object, known: Iterable[str]) -> str | None:

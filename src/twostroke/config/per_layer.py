@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from twostroke.config.fields import list_of, mapping
-from twostroke.errors import CorruptCheckpoint, UnsupportedModel, shown
+from twostroke.errors import CorruptCheckpoint, UnsupportedModel, name_shown, shown
 
 _MOST_DIGITS = 100
 """Most digits of a layer's number. Python refuses to make a number of thousands of digits."""
@@ -47,7 +47,7 @@ def layer_overrides(
         unknown = sorted(own.keys() - set(known))
         if unknown:
             raise UnsupportedModel(
-                f"config.json: {_NAME} gives layer {int(number)} its own {unknown[0]} "
+                f"config.json: {_NAME} gives layer {int(number)} its own {name_shown(unknown[0])} "
                 f"({shown(own[unknown[0]])}), which is not implemented; known: {', '.join(known) or 'nothing'}."
             )
         found[int(number)] = own

@@ -92,7 +92,7 @@ class RopeConfig:
         partial = None if is_proportional else partial
         rotary_dim = None if head_dim is None else _rotary_dim(partial, head_dim)
         if head_dim is None and partial not in (None, 1):
-            raise UnsupportedModel(f"partial_rotary_factor={partial}: only whole heads can be rotated (1.0).")
+            raise UnsupportedModel(f"partial_rotary_factor={shown(partial)}: only whole heads can be rotated (1.0).")
         theta = given.get("rope_theta", config.get("rope_theta"))
         max_positions = count(config, "max_position_embeddings")
         original: int | None = None
@@ -194,7 +194,7 @@ def _factors(given: Mapping[str, Any], name: str, num_rotated: int | None) -> tu
     if len(found) != num_rotated // 2 or not all(is_number(value) and low <= value <= high for value in found):
         raise CorruptCheckpoint(
             f"config.json: rope type 'longrope' needs {num_rotated // 2} numbers above 0 as {name}, found "
-            f"{len(found)} entries: {str(found)[:80]}."
+            f"{len(found)} entries: {shown(found)}."
         )
     return tuple(float(value) for value in found)
 

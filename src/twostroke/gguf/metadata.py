@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, cast
 
-from twostroke.errors import CorruptCheckpoint
+from twostroke.errors import CorruptCheckpoint, shown
 
 MAX_COUNT = 2**31 - 1
 
@@ -88,9 +88,7 @@ class Metadata:
 
     def refuse(self, key: str, wanted: str) -> CorruptCheckpoint:
         """What to raise when a value is not `wanted`."""
-        found = repr(self._values[key])
-        shown = found if len(found) <= 80 else f"{found[:60]}…"
-        return CorruptCheckpoint(f"{self.file_name}: {key} must be {wanted}, found {shown}.")
+        return CorruptCheckpoint(f"{self.file_name}: {key} must be {wanted}, found {shown(self._values[key])}.")
 
     def _get(self, key: str, default: Any, wanted: str, is_one: Callable[[Any], bool]) -> Any:
         if key not in self._values:

@@ -16,7 +16,7 @@ from twostroke.config.architectures import ARCHITECTURE_TRAITS
 from twostroke.config.model import ModelConfig
 from twostroke.config.nearest import contradicting
 from twostroke.config.text_config import tied_by_the_whole
-from twostroke.errors import MOST_SHOWN, CorruptCheckpoint, ModelNotFound, shown
+from twostroke.errors import CorruptCheckpoint, ModelNotFound, name_shown, shorten, shown
 from twostroke.lfs_pointer import remedy_for
 from twostroke.log import get_logger
 from twostroke.model.model_path import HUB_ID, local_path, no_config, no_folder
@@ -96,7 +96,7 @@ def read_model_config(folder: Path) -> ModelConfig:
             "%s: config.json names the architecture %s, and model_type %s means %s; the model is read as the first",
             folder,
             read.architecture,
-            config["model_type"],
+            name_shown(config["model_type"]),
             other,
         )
     tied = None if read.tie_word_embeddings else tied_by_the_whole(config)
@@ -183,7 +183,9 @@ class Checkpoint:
                 header = file.get_slice(name)
                 if name in self._home_of:
                     both = f"{self._home_of[name]} and {path.name}"
-                    raise CorruptCheckpoint(f"{path.parent}: {name} is in {both}. Remove the file that is no part.")
+                    raise CorruptCheckpoint(
+                        f"{path.parent}: {name_shown(name)} is in {both}. Remove the file that is no part."
+                    )
                 self._home_of[name] = path.name
                 if is_constant(name):
                     continue
@@ -192,7 +194,7 @@ class Checkpoint:
                     skipped.append(name)
                     continue
                 if ours in self.shapes:
-                    raise CorruptCheckpoint(f"{path.parent}: {ours} is there twice, under two names.")
+                    raise CorruptCheckpoint(f"{path.parent}: {name_shown(ours)} is there twice, under two names.")
                 self.shapes[ours], self.types[ours] = tuple(header.get_shape()), header.get_dtype()
                 self._file_of[ours] = content, places[name]
         except (SafetensorError, OSError) as error:
@@ -207,7 +209,7 @@ class Checkpoint:
         """
         (file, begin), shape, kind = self._file_of[name], self.shapes[name], self.types[name]
         if kind not in _TYPES:
-            raise CorruptCheckpoint(f"{file.path}: {name} is {kind}; read are {', '.join(_TYPES)}.")
+            raise CorruptCheckpoint(f"{file.path}: {name_shown(name)} is {kind}; read are {', '.join(_TYPES)}.")
         dtype = _TYPES[kind]
         first, end, _ = rows.indices(shape[0]) if shape else (0, 1, 1)
         num_rows, of_row = max(0, end - first), shape[1:]
@@ -290,12 +292,6 @@ def _is_weight_file_name(name: object) -> bool:
     if not (isinstance(name, str) and name.endswith(".safetensors") and name.isprintable()):
         return False
     return Path(name).name == name and len(name.encode()) <= _MAX_NAME_BYTES
-
-
-def shorten(names: list[str], limit: int = 8) -> str:
-    """The first few names, and how many more there are."""
-    more = f" and {len(names) - limit} more" if len(names) > limit else ""
-    return ", ".join(name if len(name) <= MOST_SHOWN else shown(name) for name in names[:limit]) + more
 
 
 def companion(folder: Path, kind: str) -> Path | None:

@@ -16,7 +16,7 @@ from twostroke.config.fp8 import Fp8Config
 from twostroke.config.load import DEFAULT_GROUP_SIZE, GROUP_SIZES, Quantization, QuantizationOnLoad
 from twostroke.config.model import ModelConfig
 from twostroke.config.quantization import QuantizationConfig
-from twostroke.errors import CorruptCheckpoint, InvalidParameter, ModelNotFound, SetupError
+from twostroke.errors import CorruptCheckpoint, InvalidParameter, ModelNotFound, SetupError, shorten
 from twostroke.kernels.dispatch import Operators, Weight
 from twostroke.kernels.large_pages import return_unused
 from twostroke.kernels.quantized_weight import QuantizedWeight, quantize_fp8
@@ -25,7 +25,7 @@ from twostroke.kernels.stored_rows import StoredRows
 from twostroke.kernels.streamed_weight import StreamedWeight
 from twostroke.layers.row_split import RowSplit
 from twostroke.log import get_logger
-from twostroke.model.checkpoint import Checkpoint, shorten
+from twostroke.model.checkpoint import Checkpoint
 from twostroke.model.decoder import DecoderModel, Parameter, Placement
 from twostroke.model.float_weights import FloatWeights
 from twostroke.model.fp8_weights import Fp8Weights

@@ -16,7 +16,7 @@ from twostroke.config.kv_format import KVFormat, resolve_kv_format
 from twostroke.config.load import DEFAULT_GROUP_SIZE, LoadConfig, QuantizationOnLoad
 from twostroke.config.model import ModelConfig
 from twostroke.cost.step_cost import ModelShape
-from twostroke.errors import DoesNotFit, InvalidParameter, SetupError
+from twostroke.errors import DoesNotFit, InvalidParameter, SetupError, shown
 from twostroke.grammar.backend import GrammarBackend
 from twostroke.grammar.guidance import Guidance
 from twostroke.kernels.dispatch import Operators, dtype_for, operators_for
@@ -154,7 +154,7 @@ def prepare(config: EngineConfig, rank: int = 0, *, planned: Operators | None = 
     eos_token_ids = files.eos_token_ids(tokenizer, model_config.vocab_size)
     recommended = files.sampling_defaults()
     if recommended:
-        log.info("%s: sampling defaults %s are not applied; give them per request", files.path.name, recommended)
+        log.info("%s: sampling defaults %s are not applied; give them per request", files.path.name, shown(recommended))
     if load.activation_quantization is not None and weights.quantization is None and load.quantization is None:
         raise SetupError(
             f"activation_quantization={load.activation_quantization}: it is about quantized weights, and those of "

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 from twostroke.config.checks import switch
-from twostroke.errors import InvalidParameter, InvalidPrompt
+from twostroke.errors import InvalidParameter, InvalidPrompt, shorten
 from twostroke.log import get_logger
 from twostroke.tokenizer.content_forms import ContentForms
 from twostroke.tokenizer.dropped_roles import DroppedRoles
@@ -157,7 +157,7 @@ class ChatTemplate:
         if name in self._broken:
             raise InvalidPrompt(self._broken[name])
         if name not in self._compiled:
-            known = f" (its templates: {', '.join(self._names)})" if self._names else ""
+            known = f" (its templates: {shorten(self._names)})" if self._names else ""
             raise InvalidPrompt(
                 f"this model has no default chat template{known}. Send a completion prompt instead of messages, or add "
                 "a chat_template.jinja to the model's folder."

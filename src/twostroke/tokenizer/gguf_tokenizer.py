@@ -290,11 +290,11 @@ def _warn_of_foreign_characters(metadata: Metadata, vocabulary: _Vocabulary) -> 
     ]
     if foreign:
         log.warning(
-            "%s: %d tokens, such as %r, have characters that are no tokens; texts with them are spelt in bytes, where "
+            "%s: %d tokens, such as %s, have characters that are no tokens; texts with them are spelt in bytes, where "
             "llama.cpp takes the token",
             metadata.file_name,
             len(foreign),
-            foreign[0],
+            shown(foreign[0]),
         )
 
 

@@ -960,6 +960,40 @@ def test_refused(changes: dict[str, Any], error: type[Exception], said: str) -> 
         ModelConfig.from_hf(changed("Llama-3.2-1B", **changes))
 
 
+@pytest.mark.parametrize("architecture", ["Gemma2", "Gemma3", "Olmo3", "Cohere2"])
+def test_a_null_window_is_refused_where_layers_have_one(architecture: str) -> None:
+    name = {"architectures": [f"{architecture}ForCausalLM"], "hidden_activation": None, "hidden_act": None}
+    config = changed("gemma-3-1b", **name, sliding_window_pattern=None) | {"sliding_window": None}
+    with pytest.raises(CorruptCheckpoint, match="sliding_window is null, and layers of this architecture have one"):
+        ModelConfig.from_hf(config)
+    full = {"layer_types": ["full_attention"] * 26}
+    assert set(ModelConfig.from_hf({**config, **full}).layer_windows) == {None}
+
+
+STEERING = "\x1b[2J" + "A" * 3000
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"architectures": [STEERING]},
+        {"architectures": [f"{STEERING}{i}" for i in range(1000)]},
+        {"architectures": [], "model_type": STEERING},
+        {"architectures": ["FooForCausalLM"], "layer_types": [f"{STEERING}{i}" for i in range(1000)]},
+        {"architectures": ["FooForCausalLM"], "num_experts": 10**1000},
+        {"partial_rotary_factor": STEERING},
+        {"architectures": ["Gemma3ForCausalLM"], "rope_parameters": {f"{STEERING}{i}": {} for i in range(1000)}},
+        {"architectures": ["Gemma3ForCausalLM"], "layer_types": [f"{STEERING}{i}" for i in range(16)]},
+        {"per_layer_config": {"0": {STEERING: 1}}},
+    ],
+)
+def test_what_a_config_says_is_quoted_in_a_short_printable_line(changes: dict[str, Any]) -> None:
+    with pytest.raises(SetupError) as told:
+        ModelConfig.from_hf(changed("Llama-3.2-1B", **changes))
+    assert str(told.value).isprintable()
+    assert len(str(told.value).split("known:")[0]) < 600
+
+
 def test_layer_types_must_fit() -> None:
     with pytest.raises(CorruptCheckpoint, match="2 entries for 24 layers"):
         ModelConfig.from_hf(changed("Qwen2.5-0.5B-Instruct", layer_types=["full_attention"] * 2))

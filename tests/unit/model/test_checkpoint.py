@@ -142,6 +142,26 @@ def test_old_rotary_frequencies_are_harmless(folder: Path) -> None:
     load(folder)
 
 
+def test_names_of_tensors_are_quoted_in_a_short_printable_line(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    names = [f"\x1b[2J{'a' * 3000}{i}.weight" for i in range(20)]
+    edit(folder, lambda tensors: tensors.update({name: torch.ones(2) for name in names}))
+    with pytest.raises(CorruptCheckpoint, match="not of this architecture: ") as told:
+        load(folder)
+    assert str(told.value).isprintable()
+    assert len(str(told.value)) < 1500
+    edit(folder, lambda tensors: tensors.update({f"vision_tower.{name}": tensors.pop(name) for name in names}))
+    load(folder)
+    assert "20 tensors that are not of text are not loaded" in caplog.text
+    assert all(record.getMessage().isprintable() and len(record.getMessage()) < 600 for record in caplog.records)
+
+
+def test_a_message_about_files_is_one_printable_line_whatever_they_say() -> None:
+    told = str(CorruptCheckpoint(f"model: {'b' * 10**6}\x1b[2J\n is wrong"))
+    assert told.isprintable()
+    assert len(told) < 5000
+    assert str(CorruptCheckpoint("a\nb\x1b")) == "a\\nb\\x1b"
+
+
 def test_every_wrong_tensor_is_named_at_once(folder: Path) -> None:
     def damage(tensors: dict[str, Tensor]) -> None:
         del tensors["model.layers.1.mlp.up_proj.weight"]

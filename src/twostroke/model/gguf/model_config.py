@@ -265,7 +265,7 @@ def _window(
     key = f"{prefix}.attention.sliding_window"
     window = metadata.count(key, architecture.window_of.get(given["num_hidden_layers"], architecture.window), least=0)
     if window == 0:
-        return {"sliding_window": None}
+        return {"sliding_window": None, "layer_types": ["full_attention"] * given["num_hidden_layers"]}
     every = None if architecture.windowed is None else ARCHITECTURE_TRAITS[architecture.windowed].window_every
     if architecture.windowed is None or (every is None and f"{key}_pattern" in metadata):
         one = ", ".join(name for name, kind in GGUF_ARCHITECTURES.items() if kind.windowed and not _every(kind))

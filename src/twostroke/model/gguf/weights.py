@@ -16,13 +16,12 @@ from torch import Tensor
 
 from twostroke.config.layer_spec import LayerSpec
 from twostroke.config.model import ModelConfig
-from twostroke.errors import CorruptCheckpoint
+from twostroke.errors import CorruptCheckpoint, shorten
 from twostroke.gguf.container import GGUFFile, StoredTensor
 from twostroke.gguf.tensor_types import TYPES
 from twostroke.kernels.quantized_weight import LARGEST_SCALE, QuantizedFormat, QuantizedWeight
 from twostroke.kernels.stored_rows import StoredRows
 from twostroke.log import get_logger
-from twostroke.model.checkpoint import shorten
 from twostroke.model.gguf.architectures import GGUFArchitecture, gguf_architecture, listed_number
 from twostroke.model.gguf.blocks import REPACKED, repack
 from twostroke.model.gguf.model_config import ROPE_FACTORS, ROPE_FREQS
