@@ -15,7 +15,7 @@ from twostroke.config.nearest import nearest_known, writes_no_text
 from twostroke.config.per_layer import layer_overrides
 from twostroke.config.quantization import QuantizationConfig
 from twostroke.config.rope import DEFAULT_ROPE_THETA, RopeConfig
-from twostroke.config.text_config import TEXT_MODELS, text_config
+from twostroke.config.text_config import TEXT_MODELS, text_config, unread_text_config
 from twostroke.errors import CorruptCheckpoint, UnsupportedModel, name_shown, shorten, shown
 
 DTYPE_NAMES = ("float32", "float16", "bfloat16")
@@ -118,6 +118,9 @@ class ModelConfig:
         config = text_config(config)
         architecture = _architecture(config)
         traits = ARCHITECTURE_TRAITS[architecture]
+        unread = unread_text_config(config, architecture)
+        if unread and config.get(traits.keys.get("num_hidden_layers", "num_hidden_layers")) is None:
+            raise UnsupportedModel(f"config.json: {unread}. Name the architecture of the whole model.")
         given = with_defaults(traits.defaults, config, ("rope_parameters", traits.epsilon_key))
         given |= {ours: given[theirs] for ours, theirs in traits.keys.items() if theirs in given}
         num_layers = count(given, "num_hidden_layers", most=MAX_LAYERS)  # before lists of so many are made

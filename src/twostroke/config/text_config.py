@@ -93,6 +93,19 @@ def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
     return with_defaults(_DEFAULTS.get(kind, {}), text, ("rms_norm_eps",)) | {"architectures": [known[kind]]}
 
 
+def unread_text_config(config: Mapping[str, Any], architecture: str) -> str:
+    """Return what to say of a `text_config` that a model of text does not read; empty where there is none.
+
+    >>> unread_text_config({"text_config": {"num_hidden_layers": 2}}, "LlamaForCausalLM")
+    'text_config is not read, since LlamaForCausalLM is of text alone'
+    """
+    if architecture in TEXT_MODELS or not config.get("text_config"):
+        return ""
+    whole = next((name for name, kinds in TEXT_MODELS.items() if architecture in kinds.values()), None)
+    meant = "" if whole is None else f"; with images it is {whole}"
+    return f"text_config is not read, since {architecture} is of text alone{meant}"
+
+
 def tied_by_the_whole(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """Return the text model's config with a tied head if the whole's says so; None: it does not, or there is no whole.
 

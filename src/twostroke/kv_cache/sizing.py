@@ -142,9 +142,10 @@ def size_kv_cache(  # noqa: PLR0913 (everything that decides it)
             f"Lower it, or leave it out."
         )
 
-    def bytes_for(num_needed: int) -> int:
-        """KV memory in which so many blocks can be depended on."""
-        return _with_spare(num_needed, num_scratch) * per_block + scratch_bytes
+    def asking_for(num_needed: int) -> str:
+        """The flag to give for so many blocks."""
+        num_blocks = _with_spare(num_needed, num_scratch)
+        return _asking(config, num_blocks, num_blocks * per_block + scratch_bytes)
 
     def blocks_for(num_tokens: int) -> int:
         return blocks_of_request(layout, config, num_tokens, max_tokens_per_step)
@@ -171,13 +172,12 @@ def size_kv_cache(  # noqa: PLR0913 (everything that decides it)
         if fits < 2:
             raise DoesNotFit(
                 f"max_model_len={wanted}: {arithmetic}. Not even 2 tokens fit (one in, one out), which need {smallest} "
-                f"blocks. Give --kv-cache-memory {bytes_for(needed)}, or at least {bytes_for(smallest)} with "
-                "--max-model-len 2."
+                f"blocks. Give {asking_for(needed)}, or at least {asking_for(smallest)} with --max-model-len 2."
             )
         if max_model_len is not None:
             raise DoesNotFit(
                 f"max_model_len={wanted}: {arithmetic}. Use --max-model-len {fits} or less, or give more with "
-                f"--kv-cache-memory {bytes_for(needed)}."
+                f"{asking_for(needed)}."
             )
         remarks.append(f"max_model_len: {model_context} -> {fits} ({arithmetic})")
     remarks += filter(None, [kv_format_warning(layout.kv_format)])
@@ -189,6 +189,11 @@ def size_kv_cache(  # noqa: PLR0913 (everything that decides it)
 def _with_spare(num_needed: int, num_scratch: int) -> int:
     """Blocks of which so many can be depended on, whatever the self-check puts out of use."""
     return num_needed + (max(num_scratch, num_needed // (QUARANTINE_SHARE - 1) + 1) if num_scratch else 0)
+
+
+def _asking(config: CacheConfig, num_blocks: int, num_bytes: int) -> str:
+    """Return the flag that asks for KV memory: the one that was given, or else that of bytes."""
+    return f"--kv-cache-memory {num_bytes}" if config.num_kv_blocks is None else f"--num-kv-blocks {num_blocks}"
 
 
 def _limit_words(shares: int, max_num_seqs: int, num_tokens: int, is_limit: bool) -> str:
@@ -229,9 +234,10 @@ def _num_blocks(layout: KVLayout, config: CacheConfig, memory: KVRoom, num_scrat
             )
         return (default - scratch_bytes) // per_block
     if asked > usable:
+        most = _asking(config, max(1, (default - scratch_bytes) // per_block), default)
         raise DoesNotFit(
-            f"KV memory of {asked:,} bytes was asked for; {memory.arithmetic} = {usable:,}. Use --kv-cache-memory "
-            f"{default}, or leave it out; a lower --max-num-batched-tokens makes steps smaller, a lower "
+            f"KV memory of {asked:,} bytes was asked for; {memory.arithmetic} = {usable:,}. Use {most}, "
+            "or leave it out; a lower --max-num-batched-tokens makes steps smaller, a lower "
             "--max-model-len the tables."
         )
     if asked < least:

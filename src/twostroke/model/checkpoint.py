@@ -15,7 +15,7 @@ from torch import Tensor
 from twostroke.config.architectures import ARCHITECTURE_TRAITS
 from twostroke.config.model import ModelConfig
 from twostroke.config.nearest import contradicting
-from twostroke.config.text_config import tied_by_the_whole
+from twostroke.config.text_config import text_config, tied_by_the_whole, unread_text_config
 from twostroke.errors import CorruptCheckpoint, ModelNotFound, name_shown, shorten, shown
 from twostroke.lfs_pointer import remedy_for
 from twostroke.log import get_logger
@@ -90,6 +90,9 @@ def read_model_config(folder: Path) -> ModelConfig:
     if config is None:
         raise no_config(folder)
     read = ModelConfig.from_hf(config)
+    unread = unread_text_config(config, read.architecture) if text_config(config) is config else ""
+    if unread:
+        log.warning("%s: config.json: %s", folder, unread)
     other = contradicting(read.architecture, config.get("model_type"), ARCHITECTURE_TRAITS)
     if other is not None:
         log.warning(

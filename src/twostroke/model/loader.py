@@ -329,7 +329,7 @@ def _is_finite(tensor: Tensor) -> bool:
 
 
 def _refuse_not_finite(source: WeightSource, name: str, dtype: torch.dtype) -> NoReturn:
-    stored = source.read(name, dtype)
+    stored, name = source.read(name, dtype), source.weights[name].stored_name or name
     if isinstance(stored, QuantizedWeight) or not _is_finite(stored):
         raise CorruptCheckpoint(f"{source.path}: NaN or infinity in {name}. Download the model again.")
     raise SetupError(
@@ -372,7 +372,7 @@ def _check_shapes(
             if found is None:
                 missing.append(part)
             elif found.shape != expected:
-                misshapen.append(f"{part} is {list(found.shape)} instead of {list(expected)}")
+                misshapen.append(f"{found.stored_name or part} is {list(found.shape)} instead of {list(expected)}")
     expected_names = {part for parts in parts_of.values() for part in parts}
     extra = [name for name in source.weights if name not in expected_names and not _is_harmless(name, source, config)]
     problems = [
@@ -381,8 +381,10 @@ def _check_shapes(
         if names
     ]
     if problems:
+        is_of_gguf = any(weight.stored_name for weight in source.weights.values())
+        others = "its metadata" if is_of_gguf else "config.json"
         raise CorruptCheckpoint(
-            f"{source.path}: the tensors do not fit config.json ({config.architecture}); {'; '.join(problems)}."
+            f"{source.path}: the tensors do not fit {others} ({config.architecture}); {'; '.join(problems)}."
         )
 
 

@@ -159,8 +159,8 @@ class ChatTemplate:
         if name not in self._compiled:
             known = f" (its templates: {shorten(self._names)})" if self._names else ""
             raise InvalidPrompt(
-                f"this model has no default chat template{known}. Send a completion prompt instead of messages, or add "
-                "a chat_template.jinja to the model's folder."
+                f"this model has no default chat template{known}. Send a completion prompt instead of messages, or "
+                "give a template: `twostroke serve --chat-template FILE`, or chat_template.jinja in a model's folder."
             )
         return self._compiled[name]
 

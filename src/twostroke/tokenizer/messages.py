@@ -206,6 +206,15 @@ def _content(message: JSON, role: str, where: str) -> str | list[JSON]:
             raise InvalidPrompt(f"{where}.content must be a text or a list of text parts, not {kind_of(content)}.")
 
 
+def is_medium(kind: Any) -> bool:
+    """Whether a part of this type is refused because no model here reads it.
+
+    >>> is_medium("image_url"), is_medium("text")
+    (True, False)
+    """
+    return isinstance(kind, str) and any(medium in kind for medium in _MEDIA)
+
+
 def _part(part: Any, where: str) -> JSON:
     """Return a part of type text; those of the Responses API and refusals become one."""
     part = plain_json(part, where, _LEVEL)
@@ -215,7 +224,7 @@ def _part(part: Any, where: str) -> JSON:
         raise InvalidPrompt(f"{where} must be an object like {{'type': 'text', 'text': '...'}} or a text.")
     given = cast(JSON, part)
     kind = given.get("type", "text")
-    if isinstance(kind, str) and any(medium in kind for medium in _MEDIA):
+    if is_medium(kind):
         raise InvalidPrompt(f"{where} is of type {shown(kind)}; models here take text only. Leave it out.")
     text = next((given[name] for name in _TEXT_FIELDS if name in given), None)
     if not isinstance(text, str):

@@ -18,6 +18,7 @@ from twostroke.api.protocol.chat import ChatRequest
 from twostroke.api.protocol.completions import CompletionRequest
 from twostroke.api.protocol.fields import WireObject
 from twostroke.api.protocol.lists import MAX_CONTAINERS, MAX_FIELDS, MAX_PARAMETER_ITEMS, AtMost
+from twostroke.api.protocol.message_fields import unknown_in_messages
 from twostroke.api.protocol.shapes import CHECKED_BYTES, check_shape
 from twostroke.api.reference import ENDPOINTS
 from twostroke.api.routes.models import DetokenizeRequest, TokenizeRequest
@@ -197,6 +198,15 @@ def test_fields_are_counted_before_any_is_made_and_colons_in_texts_are_not(field
 def test_as_many_biases_as_may_be_are_not_too_many_fields() -> None:
     biases = {str(i): 1 for i in range(MAX_PARAMETER_ITEMS)}
     check_shape(CompletionRequest, json.dumps({"prompt": "x", "logit_bias": biases}).encode())
+
+
+def test_a_part_that_is_refused_by_name_has_no_unknown_fields() -> None:
+    def unknown(kind: str) -> list[str]:
+        part = {"type": kind, kind: {"url": "data:,"}}
+        return list(unknown_in_messages([{"role": "user", "content": [part]}]))
+
+    assert unknown("image_url") == unknown("input_audio") == []
+    assert unknown("odd") == ["messages.content.odd"]
 
 
 def test_an_object_of_unknown_fields_is_refused_before_one_is_read() -> None:

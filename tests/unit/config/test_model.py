@@ -734,6 +734,18 @@ def test_layers_of_their_own_are_refused_where_all_have_to_be_alike() -> None:
     assert ModelConfig.from_hf({**mistral, "per_layer_config": alike}) == ModelConfig.from_hf(mistral)
 
 
+@pytest.mark.parametrize(
+    ("architecture", "meant"),
+    [("Gemma3ForCausalLM", "; with images it is Gemma3ForConditionalGeneration"), ("GraniteForCausalLM", "")],
+)
+def test_a_text_config_that_a_model_of_text_does_not_read_is_named(architecture: str, meant: str) -> None:
+    nested = {"architectures": [architecture], "text_config": PUBLISHED["gemma-3-1b"][0]}
+    with pytest.raises(
+        UnsupportedModel, match=f"text_config is not read, since {architecture} is of text alone{meant}"
+    ):
+        ModelConfig.from_hf(nested)
+
+
 def test_a_text_model_that_is_not_known_is_refused() -> None:
     for kind in ("llama", "mistral4", 7):
         config = {"architectures": ["Mistral3ForConditionalGeneration"], "text_config": {"model_type": kind}}

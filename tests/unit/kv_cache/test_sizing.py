@@ -79,10 +79,10 @@ def test_with_the_self_check_the_named_remedy_works() -> None:
     config = CacheConfig(num_kv_blocks=100, kv_check_rate=1.0)
     with pytest.raises(DoesNotFit, match="--kv-check-rate may put 1 out of use") as refused:
         size(config=config, max_model_len=1600)
-    numbers = re.search(r"--max-model-len (\d+) or less, or give more with --kv-cache-memory (\d+)", str(refused.value))
+    numbers = re.search(r"--max-model-len (\d+) or less, or give more with --num-kv-blocks (\d+)", str(refused.value))
     assert numbers is not None
     assert size(config=config, max_model_len=int(numbers[1])).num_blocks == 100
-    enough = CacheConfig(kv_cache_memory=int(numbers[2]), kv_check_rate=1.0)
+    enough = CacheConfig(num_kv_blocks=int(numbers[2]), kv_check_rate=1.0)
     assert size(config=enough, max_model_len=1600).max_model_len == 1600
 
 
@@ -160,7 +160,7 @@ def test_default_context_is_shortened_to_fit_and_says_so() -> None:
         (CacheConfig(), {"max_model_len": 5000}, "context of 4096"),
         (CacheConfig(kv_cache_memory=1 << 31), {}, "are free"),
         (CacheConfig(kv_cache_memory=100), {}, "holds no block"),
-        (CacheConfig(num_kv_blocks=1 << 20), {}, "are free"),
+        (CacheConfig(num_kv_blocks=1 << 20), {}, r"are free.* Use --num-kv-blocks \d+, or leave it out"),
         (CacheConfig(), {"free_bytes": 100}, "one KV block takes"),
         (CacheConfig(kv_cache_memory=1 << 30), {"step_bytes": 1}, "- 1 for the activations of the largest step"),
         (CacheConfig(kv_cache_memory=1 << 30), {"context_bytes": 1}, "- 1 for the tables of the longest request"),
@@ -206,6 +206,8 @@ def test_advice_for_too_little_memory_can_be_followed() -> None:
         with pytest.raises(DoesNotFit, match=r"Not even 2 tokens fit.* need 4 blocks.*--max-model-len 2") as error:
             size(layout, CacheConfig(block_size=1, num_kv_blocks=blocks))
         assert "--max-model-len 1 " not in str(error.value)
+        assert "at least --num-kv-blocks 4 with" in str(error.value)
+        assert "--kv-cache-memory" not in str(error.value)
     enough = CacheConfig(block_size=1, kv_cache_memory=4 * layout.bytes_per_block)
     assert size(layout, enough, max_model_len=2).max_model_len == 2
 

@@ -162,6 +162,13 @@ def test_a_message_about_files_is_one_printable_line_whatever_they_say() -> None
     assert str(CorruptCheckpoint("a\nb\x1b")) == "a\\nb\\x1b"
 
 
+def test_a_text_config_that_lies_unread_is_said(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "text_config": {"num_hidden_layers": 3}}))
+    assert read_model_config(folder).num_layers == 2
+    assert caplog.text.count("text_config is not read, since LlamaForCausalLM is of text alone") == 1
+
+
 def test_every_wrong_tensor_is_named_at_once(folder: Path) -> None:
     def damage(tensors: dict[str, Tensor]) -> None:
         del tensors["model.layers.1.mlp.up_proj.weight"]

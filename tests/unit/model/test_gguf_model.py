@@ -309,7 +309,7 @@ def test_biases_of_q_and_k_are_interleaved_like_their_rows(tmp_path: Path) -> No
         ({"llama.attention.head_count_kv": 3}, CorruptCheckpoint, r"x.gguf.*is no multiple of num_key_value_heads 3"),
         ({"llama.block_count": 3}, CorruptCheckpoint, "missing: blk.2.attn_norm.weight"),
         ({"llama.block_count": 1}, CorruptCheckpoint, r"unknown: blk.1.*not fit|not fit.*unknown: blk.1"),
-        ({"llama.feed_forward_length": 64}, CorruptCheckpoint, r"gate_proj.weight is \[128, 64\] instead of \[64"),
+        ({"llama.feed_forward_length": 64}, CorruptCheckpoint, r"blk.0.ffn_gate.weight is \[128, 64\] instead of \[64"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )  # fmt: skip
@@ -329,9 +329,13 @@ def test_metadata_that_cannot_be_served_is_refused(
         ({"blk.0.attn_qkv.weight": np.zeros((4, 64), np.float32)}, "unknown: blk.0.attn_qkv.weight"),
         ({"rope_freqs.weight": np.zeros(8, np.float32)}, "rope_freqs.weight must hold numbers above 0"),
         ({"rope_freqs.weight": np.ones(4, np.float32)}, r"rope_freqs.weight is F32 \[4\]; it must be F32 \[8\]"),
-        ({"blk.0.ffn_up.weight": np.full((128, 68), 255, np.uint8)}, "NaN or infinity in .*up_proj"),
+        ({"blk.0.ffn_up.weight": np.full((128, 68), 255, np.uint8)}, "NaN or infinity in blk.0.ffn_up.weight"),
+        (
+            {"blk.0.ffn_up.weight": np.zeros((64, 64), np.float32)},
+            r"do not fit its metadata .* wrong shape: blk.0.ffn_up.weight is \[64, 64\] instead of \[128, 64\]",
+        ),
     ],
-    ids=["missing", "no-embedding", "unknown", "frequencies", "frequency-shape", "nan-scale"],
+    ids=["missing", "no-embedding", "unknown", "frequencies", "frequency-shape", "nan-scale", "shape"],
 )
 def test_tensors_that_do_not_fit_are_named(tensors: dict[str, Any], message: str, tmp_path: Path) -> None:
     path = changed("llama-f32", tmp_path / "x.gguf", tensors=tensors)

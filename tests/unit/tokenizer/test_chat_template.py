@@ -195,7 +195,7 @@ def test_named_templates() -> None:
 
 
 def test_no_template() -> None:
-    with pytest.raises(InvalidPrompt, match=r"no default chat template\. Send a completion prompt"):
+    with pytest.raises(InvalidPrompt, match=r"Send a completion prompt .*`twostroke serve --chat-template FILE`"):
         ChatTemplate({}, {}).render(CHATS["user"])
 
 

@@ -13,7 +13,7 @@ import msgspec
 
 from twostroke.api.protocol.lists import MAX_OBJECTS, AtMost
 from twostroke.api.protocol.shapes import AnyObject, LooksLike
-from twostroke.tokenizer.messages import REASONING_FIELDS
+from twostroke.tokenizer.messages import REASONING_FIELDS, is_medium
 
 MESSAGES = "messages."
 """What the paths found here begin with."""
@@ -106,7 +106,8 @@ def unknown_in_messages(messages: Messages) -> Iterator[str]:
 def _unknown_in_message(message: Mapping[str, Any]) -> Iterator[str]:
     yield from _beyond(_MESSAGE, message, MESSAGES)
     for part in _objects(message.get("content")):
-        yield from _beyond(_PART, part, f"{MESSAGES}content.")
+        if not is_medium(part.get("type")):  # that is refused by name
+            yield from _beyond(_PART, part, f"{MESSAGES}content.")
     for call in _objects(message.get("tool_calls")):
         yield from _beyond(_CALL, call, f"{MESSAGES}tool_calls.")
         function = call.get("function")
