@@ -25,10 +25,10 @@ class StoredWeight:
     shape: tuple[int, ...]
     format: QuantizedFormat | None = None
     """Of a quantized one, once it is loaded; None for floats, which take the type that the model runs in."""
-    stored_name: str | None = None
-    """What its file calls it, where that is not the name of a checkpoint; for messages."""
     is_by_rows: bool = True
     """Whether some of its rows can be read without the others."""
+    stored_name: str | None = None
+    """What its file calls it, where that is not the name of a checkpoint; for messages."""
 
 
 class WeightSource(Protocol):

@@ -76,7 +76,8 @@ class GGUFWeights:
                 f"{file.path}: the tensors do not fit its metadata ({config.architecture}); {'; '.join(problems)}."
             )
         self.weights: Mapping[str, StoredWeight] = {
-            name: StoredWeight(tensor.shape, _format(tensor), tensor.name) for name, tensor in self._stored.items()
+            name: StoredWeight(tensor.shape, _format(tensor), stored_name=tensor.name)
+            for name, tensor in self._stored.items()
         }
         stored = [(tensor.type.name, self._factors[name] is not None) for name, tensor in self._stored.items()]
         self.quantization = "gguf" if {kind for kind, _ in stored} - _FLOATS.keys() else None
