@@ -253,8 +253,8 @@ SMALL_POOL = {
 @pytest.mark.parametrize("model", MODELS)
 def test_small_pool_preempts(model: str, random_models: dict[str, Path]) -> None:
     """Short prompts that grow: all are admitted, not all can stay."""
-    prompts = [tuple(range(i, i + 9 + i)) for i in range(12)]
-    params = [SamplingParams(max_tokens=50, seed=i, ignore_eos=True, logprobs=1) for i in range(12)]
+    prompts = [tuple(range(i, i + 9 + i)) for i in range(8)]
+    params = [SamplingParams(max_tokens=40, seed=i, ignore_eos=True, logprobs=1) for i in range(8)]
     sizes = {"max_model_len": 80, "max_num_batched_tokens": 48}
     roomy = generate(folder(model, random_models), prompts, params, **sizes)
     assert sum(o.metrics.num_preemptions for o in roomy if o.metrics) == 0
