@@ -346,6 +346,7 @@ def test_checks_of_cached_blocks_change_nothing_and_find_nothing(
         "num_kv_blocks": num_blocks,
     }
     items, found = [{"prompt_token_ids": list(p)} for p in prompts], list[Any]()
+    verdicts: list[Verdict] = []
     for rate in (1.0,) if kv_cache_dtype == "auto" else (0.0, 1.0):  # that is what is expected of every setting
         with LLM(folder(model, random_models), max_model_len=256, kv_check_rate=rate, **settings) as llm:
             found.append([essence(llm.generate(items, list(params))) for _ in range(3)])
