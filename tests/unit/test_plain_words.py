@@ -14,12 +14,12 @@ from twostroke.plain_words import kind_of, reason_of
 
 SOURCES = Path(twostroke.__file__).parent
 NOT_FOR_USERS = {
-    "bench": "what went wrong on the bench is recorded as it was",
+    "measure": "what went wrong on the bench is recorded as it was",
     "events.py": "the log's own names of events",
     "packed_events.py": "likewise",
     "live/recording.py": "likewise",
     "kv_transfer": "names of the messages of a protocol",
-    "cluster/messages.py": "a message that we forgot to make one",
+    "config/path_codec.py": "a message that we forgot to make one",
     "llm.py": "SamplingParams, which callers of it write themselves",
 }
 
