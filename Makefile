@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 PORT ?= 8000
 CMAKE := $(BIN)/cmake
 
-.PHONY: run demo test test-second test-time run-time test-all test-triton check bench figures soak compat compatibility pictures train wheel native native-test native-test-address native-test-thread native-test-arm clean
+.PHONY: run demo path test test-second test-time run-time test-all test-triton check bench figures soak compat compatibility pictures train wheel native native-test native-test-address native-test-thread native-test-arm clean
 
 # A completion by the embedded model; `run` then fetches a small chat model and serves it until Ctrl-C.
 run: $(STAMP)
@@ -60,6 +60,11 @@ check: $(STAMP)
 bench: $(STAMP)
 	$(BIN)/twostroke bench offline
 	$(BIN)/python -m benchmarks reproduce all --full
+
+# Files and lines of code that a plain chat request and a plain LLM.generate run through; ARGS="--files" names them, ARGS="--write"
+# commits to what is there.
+path: $(STAMP)
+	$(BIN)/python -m benchmarks path $(ARGS)
 
 # README's tables of measurements, from the JSON files in benchmarks/results.
 figures: $(STAMP)

@@ -14,6 +14,7 @@ from benchmarks.fleet import print_fleets
 from benchmarks.handover.run import HandoverOptions, run_handover
 from benchmarks.handover.show import print_handover
 from benchmarks.measured.render import put_into, read_page, render
+from benchmarks.path.run import PathOptions, run_path
 from benchmarks.prediction import PredictionOptions, print_prediction, run_prediction
 from benchmarks.ranks import RanksOptions, print_ranks, run_ranks
 from benchmarks.reproduce.claim import ReproduceOptions
@@ -132,6 +133,16 @@ def handover(
     found = run_handover(options).results
     print_handover(found)
     if not all(row["is_exact"] for row in found["handovers"]):
+        sys.exit(1)
+
+
+@app.command
+def path(*, options: Annotated[PathOptions, Parameter(name="*", group="Path")] = PathOptions()) -> None:
+    """Functions, files and lines of code that a plain request runs through, beside the committed figures.
+
+    The exit code is 1 when a path has become longer.
+    """
+    if not run_path(options):
         sys.exit(1)
 
 

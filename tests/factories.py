@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from twostroke.batch import Commit, ScheduledBatch
+from twostroke.client.engine_client import EngineClient
+from twostroke.client.input_processor import PromptInput
+from twostroke.client.output_processor import OutputKind
+from twostroke.client.submission import Submission
 from twostroke.config.cache import CacheConfig
 from twostroke.config.kv_format import KVFormat
 from twostroke.config.layer_spec import KVSpec, LayerSpec
@@ -157,3 +162,11 @@ def make_facts(num_blocks: int = 100) -> EngineFacts:
         num_layers=4,
         startup_lines=(),
     )
+
+
+def submitted(engine: EngineClient, prompt: PromptInput, request_id: str, **more: Any) -> Submission:
+    """A prompt that came just now, whose outputs are deltas, as of a stream."""
+    given = {"kind": OutputKind.DELTA, **more}
+    if "arrival_time_s" not in given:
+        given["arrival_time_s"] = engine.now_s()
+    return Submission(prompt=prompt, request_id=request_id, **given)

@@ -13,6 +13,8 @@ from itertools import pairwise
 from pathlib import Path
 
 from twostroke.client.engine_client import EngineState
+from twostroke.client.output_processor import OutputKind
+from twostroke.client.submission import Submission
 from twostroke.cluster.dispatcher import LeastBusy
 from twostroke.cluster.gateway_log import log_of
 from twostroke.cluster.pooled_engine import PooledEngine
@@ -227,8 +229,9 @@ async def ask(
     """
     while True:
         try:
+            prompt, now_s = engine.inputs.process(text, params), engine.now_s()
             stream = engine.generate(
-                engine.inputs.process(text, params), request_id=name, arrival_time_s=engine.now_s()
+                Submission(prompt=prompt, request_id=name, arrival_time_s=now_s, kind=OutputKind.DELTA)
             )
             break
         except EngineUnavailable:  # nobody decodes just now: ask again, as the error says

@@ -6,6 +6,8 @@ import asyncio
 import contextlib
 from collections.abc import AsyncGenerator
 
+from twostroke.client.output_processor import OutputKind
+from twostroke.client.submission import Submission
 from twostroke.cluster.dispatcher import Placer
 from twostroke.cluster.engine_process import COMMAND
 from twostroke.cluster.launcher import LocalLauncher
@@ -61,9 +63,12 @@ async def _answer(engine: Engine, name: str, request: WorkloadRequest, began_s: 
     await asyncio.sleep(began_s + request.arrival_s - engine.now_s())
     params = SamplingParams(max_tokens=request.max_tokens, ignore_eos=request.ignore_eos, seed=request.seed)
     stream = engine.generate(
-        engine.inputs.process({"prompt_token_ids": list(request.prompt_token_ids)}, params),
-        request_id=name,
-        arrival_time_s=began_s + request.arrival_s,
+        Submission(
+            prompt=engine.inputs.process({"prompt_token_ids": list(request.prompt_token_ids)}, params),
+            request_id=name,
+            arrival_time_s=began_s + request.arrival_s,
+            kind=OutputKind.DELTA,
+        )
     )
     wake = asyncio.Event()
     stream.listen(wake.set)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Self, cast
+from typing import Any, Self, Unpack, cast
 
 from tqdm.auto import tqdm
 
+from twostroke.client.chat_inputs import ChatInputs, TemplateOptions
 from twostroke.client.input_processor import Prompt
 from twostroke.client.interrupts import interrupts_held
 from twostroke.client.output_processor import OutputKind
@@ -74,27 +75,17 @@ class LLM:
         Raises:
             ClientError: a prompt or parameter cannot be run; none of this call's prompts runs then.
         """
-        items = _prompts(prompts)
+        return self._run(_prompts(prompts), sampling_params, priority, cache_salt, use_tqdm)
 
-        def submit(index: int, params: SamplingParams, rank: int) -> str:
-            return self._engine.submit(
-                items[index], params, priority=rank, cache_salt=cache_salt, kind=OutputKind.FINAL
-            )
-
-        return self._run(submit, len(items), sampling_params, priority, use_tqdm)
-
-    def chat(  # noqa: PLR0913 (the template's arguments by their names, for checkers and readers)
+    def chat(
         self,
         messages: Messages | Sequence[Messages],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         priority: Sequence[int] | None = None,
         cache_salt: str | None = None,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        add_generation_prompt: bool = True,
-        continue_final_message: bool = False,
-        chat_template_kwargs: Mapping[str, Any] | None = None,
         use_tqdm: bool = False,
+        **template: Unpack[TemplateOptions],
     ) -> list[RequestOutput]:
         """Answers conversations, by the model's chat template; the rest is as for `generate`.
 
@@ -103,29 +94,12 @@ class LLM:
             sampling_params: one for all, or one each; default: SamplingParams().
             priority: one per conversation (lower is served earlier; needs policy="priority").
             cache_salt: separates this call's prefix cache from others'.
-            tools: JSON schemas of functions the model may call.
-            add_generation_prompt: whether to open the assistant's turn.
-            continue_final_message: whether the model goes on within the last message; needs
-                add_generation_prompt=False. The output is what it adds.
-            chat_template_kwargs: further variables for the template, for example enable_thinking.
             use_tqdm: show a progress bar.
+            template: the fields of TemplateOptions, by name: tools, documents, add_generation_prompt,
+                continue_final_message, chat_template_kwargs.
         """
-        conversations = _conversations(messages)
-
-        def submit(index: int, params: SamplingParams, rank: int) -> str:
-            return self._engine.submit_chat(
-                conversations[index],
-                params,
-                priority=rank,
-                cache_salt=cache_salt,
-                kind=OutputKind.FINAL,
-                tools=tools,
-                add_generation_prompt=add_generation_prompt,
-                continue_final_message=continue_final_message,
-                chat_template_kwargs=chat_template_kwargs,
-            )
-
-        return self._run(submit, len(conversations), sampling_params, priority, use_tqdm)
+        chats = [ChatInputs(conversation, **template) for conversation in _conversations(messages)]
+        return self._run(chats, sampling_params, priority, cache_salt, use_tqdm)
 
     def close(self) -> None:
         """Gives back the model's and the cache's memory."""
@@ -133,31 +107,33 @@ class LLM:
 
     def _run(
         self,
-        submit: Callable[[int, SamplingParams, int], str],
-        count: int,
+        prompts: Sequence[Prompt | ChatInputs],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None,
         priority: Sequence[int] | None,
+        cache_salt: str | None,
         use_tqdm: bool,
     ) -> list[RequestOutput]:
         with self._one_call:
-            return self._run_alone(submit, count, sampling_params, priority, use_tqdm)
+            return self._run_alone(prompts, sampling_params, priority, cache_salt, use_tqdm)
 
     def _run_alone(
         self,
-        submit: Callable[[int, SamplingParams, int], str],
-        count: int,
+        prompts: Sequence[Prompt | ChatInputs],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None,
         priority: Sequence[int] | None,
+        cache_salt: str | None,
         use_tqdm: bool,
     ) -> list[RequestOutput]:
         self._engine.check_open()  # also without prompts
-        params = _one_each("sampling_params", sampling_params, SamplingParams(), SamplingParams, count)
-        ranks = _one_each("priority", priority, 0, int, count)
+        params = _one_each("sampling_params", sampling_params, SamplingParams(), SamplingParams, len(prompts))
+        ranks = _one_each("priority", priority, 0, int, len(prompts))
         request_ids: list[str] = []
         with interrupts_held() as let_interrupts_through:
             try:
-                for index in range(count):
-                    request_ids.append(submit(index, params[index], ranks[index]))
+                for prompt, own, rank in zip(prompts, params, ranks, strict=True):
+                    request_ids.append(
+                        self._engine.submit(prompt, own, priority=rank, cache_salt=cache_salt, kind=OutputKind.FINAL)
+                    )
                     let_interrupts_through()
                 return self._finish(request_ids, use_tqdm, let_interrupts_through)
             except BaseException:

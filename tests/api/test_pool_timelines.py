@@ -7,6 +7,7 @@ import itertools
 from fractions import Fraction
 from pathlib import Path
 
+from factories import submitted
 from twostroke.client.engine_client import OutputStream
 from twostroke.cluster.dispatcher import LeastBusy
 from twostroke.cluster.pooled_engine import PooledEngine
@@ -41,7 +42,7 @@ async def _run(log: Path, recorder: FlightRecorder) -> None:
         for name, max_tokens in MAX_TOKENS.items():
             text = "x" if name == "tiny" else f"# {name}\n" + "def f(x):\n    return x\n" * 20
             prompt = engine.inputs.process(text, SamplingParams(max_tokens=max_tokens, ignore_eos=True))
-            await _until_it_ends(engine.generate(prompt, request_id=name, arrival_time_s=engine.now_s()))
+            await _until_it_ends(engine.generate(submitted(engine, prompt, name)))
         await asyncio.sleep(0.2)  # the last events
     finally:
         await engine.close()

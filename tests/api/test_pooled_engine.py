@@ -16,6 +16,7 @@ import pytest
 from fastapi import FastAPI
 
 from benchmarks.drill.streams import Drill, Faults, ask, prompts, run
+from factories import submitted
 from forked_process import forked_engines
 from twostroke.api.routes.pools import pools_router
 from twostroke.client.engine_client import EngineState
@@ -264,7 +265,7 @@ def test_processes_that_compute_other_bits_are_refused_or_named() -> None:
         try:
             params = SamplingParams(max_tokens=300, ignore_eos=True)
             prompt = engine.inputs.process("def f(x):\n", params)
-            stream = engine.generate(prompt, request_id="r", arrival_time_s=engine.now_s())
+            stream = engine.generate(submitted(engine, prompt, "r"))
             wake = asyncio.Event()
             stream.listen(wake.set)
             drifts: list[NumericDrift] = []

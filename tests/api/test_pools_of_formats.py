@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from factories import submitted
 from twostroke.client.engine_client import PoolMember
 from twostroke.cluster.dispatcher import LeastBusy, Member, Place
 from twostroke.cluster.pooled_engine import PooledEngine
@@ -62,7 +63,7 @@ class Found:
 async def answered(engine: PooledEngine, name: str) -> RequestOutput:
     params = SamplingParams(max_tokens=NUM_TOKENS, temperature=0.0, logprobs=0, ignore_eos=True)
     prompt = engine.inputs.process(TEXT, params)
-    stream = engine.generate(prompt, request_id=name, arrival_time_s=engine.now_s())
+    stream = engine.generate(submitted(engine, prompt, name))
     wake = asyncio.Event()
     stream.listen(wake.set)
     outputs: list[RequestOutput] = []

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from factories import submitted
 from twostroke import LLM, SamplingParams
 from twostroke.client.engine_client import OutputStream
 from twostroke.cluster.remote_engine import RemoteEngine
@@ -99,7 +100,7 @@ def test_an_engine_whose_rank_is_killed_is_replaced_and_a_killed_engine_leaves_n
                 assert engine.pid is not None
                 (rank,) = ranks_of(engine.pid)
                 prepared = engine.inputs.process("The weather today", LONG)
-                stream = engine.generate(prepared, request_id="r", arrival_time_s=engine.now_s())
+                stream = engine.generate(submitted(engine, prepared, "r"))
                 await taken(stream)
                 os.kill(rank if by_rank else engine.pid, signal.SIGKILL)
                 with pytest.raises(EngineError, match="rank 1 is lost" if by_rank else "signal 9"):

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from factories import submitted
 from faulty_engine import BREAK, HANG, POISON, ROT
 from forked_process import forked_engines
 from twostroke import LLM, SamplingParams
@@ -124,7 +125,7 @@ def opened(
     engine: RemoteEngine, name: str, params: SamplingParams = SHORT, prompt: Any = "def f(", **more: Any
 ) -> OutputStream:
     prepared = engine.inputs.process(prompt, params)
-    return engine.generate(prepared, request_id=name, arrival_time_s=engine.now_s(), **more)
+    return engine.generate(submitted(engine, prepared, name, **more))
 
 
 async def taken(stream: OutputStream) -> list[RequestOutput]:

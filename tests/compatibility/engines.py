@@ -25,6 +25,7 @@ from two_pools import Answer, TwoPools
 from twostroke.client.front_desk import FrontDesk
 from twostroke.client.input_processor import InputProcessor
 from twostroke.client.output_processor import OutputProcessor
+from twostroke.client.submission import Submission
 from twostroke.cluster.pooled_engine import PooledEngine
 from twostroke.config.engine import EngineConfig
 from twostroke.config.pools import PoolConfig
@@ -225,12 +226,14 @@ def _requests(built: BuiltEngine, features: Sequence[Feature]) -> list[Generatio
         else:
             prepared = inputs.process(given, SamplingParams(**own, **(asks if i % 2 else {})))
         desk.enqueue(
-            prepared,
-            arrival_time_s=monotonic_clock(),
-            request_id=f"r{i}",
-            priority=-i % 3,
-            tenant="ab"[i > 3],
-            background=BACKGROUND in features and i % 2 == 1,
+            Submission(
+                prompt=prepared,
+                arrival_time_s=monotonic_clock(),
+                request_id=f"r{i}",
+                priority=-i % 3,
+                tenant="ab"[i > 3],
+                background=BACKGROUND in features and i % 2 == 1,
+            )
         )
     return collector.requests
 

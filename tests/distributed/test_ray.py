@@ -107,31 +107,57 @@ def test_ranks_on_two_nodes_compute_what_one_process_does(two_nodes: Cluster, un
     assert len(found["causes"]) == 2
 
 
-@pytest.mark.parametrize(
-    ("arguments", "what"),
-    [
-        (
-            ("--decode", "60", "--threads", "2"),
-            "--decode 60 asks for 60 x 2 CPUs; the cluster at {address} has room for",
-        ),
-        (("--prefill", "5", "--decode", "6"), "--prefill 5 and --decode 6 asks for 11 x 1 CPU"),
-        (
-            ("--decode", "2", "--threads", "3", "--tensor-parallel-size", "2"),
-            "--decode 2 asks for 2 x 3 CPUs on each of 2 nodes; the cluster at {address} has room for",
-        ),
-        (
-            ("--decode", "1", "--prefill", "1", "--threads", "3", "--tensor-parallel-size", "2"),
-            "--prefill 1 with ranks on several nodes",
-        ),
-        (("--decode", "10", "--cluster-roles"), "--decode 10 asks for 10 x 1 CPU and one 'decode'"),
-    ],
-)
-def test_more_than_the_cluster_has_is_refused(ray_cluster: Cluster, arguments: tuple[str, ...], what: str) -> None:
-    serve = (sys.executable, "-m", "twostroke", "serve", "embedded", "--port", "0", "--cluster", ray_cluster.address)
-    ended = ray_cluster.run(*serve, *arguments)
-    assert ended.returncode != 0
-    assert what.format(address=ray_cluster.address) in " ".join(ended.stderr.split())
-    assert f"{CPUS} CPU" in ended.stderr
+REFUSE = """
+import contextlib, io, json, sys
+from twostroke.cli.main import main
+ended = []
+for arguments in json.loads(sys.argv[1]):
+    sys.argv = ["twostroke", "serve", "embedded", "--port", "0", *arguments]
+    with contextlib.redirect_stderr(io.StringIO()) as said:
+        try:
+            main()
+            code = 0
+        except SystemExit as end:
+            code = end.code
+    ended.append([code, said.getvalue()])
+print(json.dumps(ended))
+"""
+"""Servers that do not start, one after the other in a process whose imports take longer than they do."""
+
+
+TOO_MUCH = [
+    (
+        ("--decode", "60", "--threads", "2"),
+        "--decode 60 asks for 60 x 2 CPUs; the cluster at {address} has room for",
+    ),
+    (("--prefill", "5", "--decode", "6"), "--prefill 5 and --decode 6 asks for 11 x 1 CPU"),
+    (
+        ("--decode", "2", "--threads", "3", "--tensor-parallel-size", "2"),
+        "--decode 2 asks for 2 x 3 CPUs on each of 2 nodes; the cluster at {address} has room for",
+    ),
+    (
+        ("--decode", "1", "--prefill", "1", "--threads", "3", "--tensor-parallel-size", "2"),
+        "--prefill 1 with ranks on several nodes",
+    ),
+    (("--decode", "10", "--cluster-roles"), "--decode 10 asks for 10 x 1 CPU and one 'decode'"),
+]
+
+
+@pytest.fixture(scope="module")
+def refused(ray_cluster: Cluster) -> list[tuple[int, str]]:
+    """Of each that asks for too much, how it ended and what it said."""
+    asked = [[*arguments, "--cluster", ray_cluster.address] for arguments, _ in TOO_MUCH]
+    ended = ray_cluster.run(sys.executable, "-c", REFUSE, json.dumps(asked))
+    assert ended.returncode == 0, ended.stderr
+    return json.loads(ended.stdout.splitlines()[-1])
+
+
+@pytest.mark.parametrize("case", range(len(TOO_MUCH)), ids=[" ".join(arguments) for arguments, _ in TOO_MUCH])
+def test_more_than_the_cluster_has_is_refused(ray_cluster: Cluster, refused: list[tuple[int, str]], case: int) -> None:
+    code, said = refused[case]
+    assert code != 0
+    assert TOO_MUCH[case][1].format(address=ray_cluster.address) in " ".join(said.split())
+    assert f"{CPUS} CPU" in said
 
 
 def test_the_server_answers_from_the_cluster_that_ray_address_names(ray_cluster: Cluster) -> None:

@@ -15,6 +15,7 @@ import transformers
 
 from model_folders import SHAPES
 from twostroke import SamplingParams
+from twostroke.client.submission import Submission
 from twostroke.client.text_engine import TextEngine, build_text_engine
 from twostroke.config.engine import EngineConfig
 from twostroke.events import StepScheduled
@@ -48,7 +49,9 @@ def embed(
     for prompt in given:
         checked = runner.prepare({"prompt_token_ids": prompt}, SamplingParams(max_tokens=1))
         wanted = dataclasses.replace(checked, wants_hidden_state=True)
-        asked.append(runner.enqueue(wanted, arrival_time_s=runner.clock(), request_id=f"embed-{len(asked)}"))
+        asked.append(
+            runner.enqueue(Submission(prompt=wanted, arrival_time_s=runner.clock(), request_id=f"embed-{len(asked)}"))
+        )
     done: dict[str, RequestOutput] = {}
     while runner.has_work:
         done |= {output.request_id: output for output in runner.step() if output.finished}

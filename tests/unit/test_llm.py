@@ -149,11 +149,11 @@ def test_one_for_all_and_one_each(llm: LLM) -> None:
 def test_preemptions_are_counted_however_a_sequence_ends() -> None:
     """A stop string is found where the text is: the engine never says of that sequence that it has ended."""
     prompts = [f"def f{i}(" for i in range(8)]
-    params = SamplingParams(temperature=0, max_tokens=200, ignore_eos=True)
-    with LLM("embedded", threads=1, num_kv_blocks=40, max_model_len=512, max_num_seqs=16) as tight:
+    params = SamplingParams(temperature=0, max_tokens=100, ignore_eos=True)
+    with LLM("embedded", threads=1, num_kv_blocks=12, max_model_len=128, max_num_seqs=16) as tight:
         whole = tight.generate(prompts, params)
         stops = [output.outputs[0].text[-12:-4] for output in whole]
-        each = [replace(params, stop=(stop,), min_tokens=185) for stop in stops]
+        each = [replace(params, stop=(stop,), min_tokens=85) for stop in stops]
         stopped = tight.generate(prompts, each)
     assert {output.outputs[0].finish_reason for output in stopped} == {"stop"}
     counts = [output.metrics.num_preemptions for output in stopped if output.metrics]

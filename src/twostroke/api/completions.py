@@ -10,11 +10,11 @@ from typing import Any
 import msgspec
 
 from twostroke.api.forms import structured_outputs
-from twostroke.api.generation import Caller, Generation, prepared
+from twostroke.api.generation import Caller, Generation, prepared, submissions_of
 from twostroke.api.logprobs import CompletionLogprobs, as_written, prompt_logprobs, takes_long
 from twostroke.api.prompts import amount_of, prompts_of
 from twostroke.api.protocol.completions import CompletionRequest
-from twostroke.api.protocol.fields import FLEX, priority_of, tier_of
+from twostroke.api.protocol.fields import tier_of
 from twostroke.api.sse import DONE, Later, RepeatedEvent, event
 from twostroke.api.translate import check_stream_options, completion_params
 from twostroke.api.usage import UsageCount
@@ -95,16 +95,15 @@ class Completion:
         prompts = await prepared(
             prepare, amount_of(given, request.bad_words), compiles=params.structured_outputs is not None
         )
-        self._generation = Generation(
+        submissions = submissions_of(
+            request,
             self._engine,
             prompts,
             self._head["id"],
             caller,
-            priority=priority_of(request, uses_priority=self._engine.facts.uses_priority),
-            background=request.service_tier == FLEX,
-            cache_salt=request.cache_salt,
-            kind=OutputKind.DELTA if request.stream else OutputKind.FINAL,
+            OutputKind.DELTA if request.stream else OutputKind.FINAL,
         )
+        self._generation = Generation(self._engine, submissions, caller)
 
     def close(self) -> None:
         """The caller has left, or has its answer."""

@@ -10,22 +10,22 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Sequence
 from types import MappingProxyType
-from typing import Any
 
 from twostroke.api.client_words import Words, in_words
 from twostroke.api.dialect import PROMPT_TAIL_TOKENS, ChatTools, Dialect
 from twostroke.api.forms import Form, form_of
-from twostroke.api.generation import Caller, Generation, beside_the_loop, off_the_loop, prepared
+from twostroke.api.generation import Caller, Generation, beside_the_loop, off_the_loop, prepared, submissions_of
 from twostroke.api.parsers.answer_stops import AnswerStops
 from twostroke.api.parsers.chat_parser import ChatParser
 from twostroke.api.parsers.output import HearContent
 from twostroke.api.prompts import amount_of
 from twostroke.api.protocol.chat import ChatRequest
-from twostroke.api.protocol.fields import FLEX, as_sent, priority_of
+from twostroke.api.protocol.fields import as_sent
 from twostroke.api.translate import chat_params, check_stream_options
 from twostroke.api.usage import UsageCount
+from twostroke.client.chat_inputs import ChatInputs
 from twostroke.client.engine_client import EngineClient
-from twostroke.client.input_processor import PromptInput
+from twostroke.client.input_processor import AnswerForm, PromptInput
 from twostroke.client.output_processor import OutputKind
 from twostroke.engine.stop_checker import StopFinder, StopStrings
 from twostroke.outputs import RequestOutput
@@ -89,16 +89,10 @@ class Conversation:
         if request.continue_final_message:
             self.said = text_of(request.messages[-1])
             self._prompt_tail = prompt.prompt_text or self._prompt_tail
-        self._generation = Generation(
-            self.engine,
-            [prompt],
-            self._id,
-            caller,
-            priority=priority_of(request, uses_priority=self.engine.facts.uses_priority),
-            background=request.service_tier == FLEX,
-            cache_salt=request.cache_salt,
-            kind=OutputKind.DELTA if request.stream else OutputKind.FINAL,
+        submissions = submissions_of(
+            request, self.engine, [prompt], self._id, caller, OutputKind.DELTA if request.stream else OutputKind.FINAL
         )
+        self._generation = Generation(self.engine, submissions, caller)
 
     async def count_tokens(self) -> int:
         """Tokens of the prompt, with everything checked as `open` does, and nothing run."""
@@ -108,7 +102,7 @@ class Conversation:
         frames = bool(self.request.add_special_tokens)
 
         def count() -> int:  # whoever asks may want to know by how much a conversation is too long
-            text = inputs.render_chat(self.request.messages, **self._template_inputs())
+            text = inputs.render_chat(self._chat())
             return len(inputs.encode(text, add_special_tokens=frames))
 
         return await off_the_loop(count, self._amount(), renders=True)
@@ -172,15 +166,16 @@ class Conversation:
         """The conversation in tokens, checked."""
         parser = self.parser()
         return self.engine.inputs.process_chat(
-            self.request.messages,
+            self._chat(),
             params,
-            **self._template_inputs(),
             add_special_tokens=bool(self.request.add_special_tokens),
             truncate_prompt_tokens=self.request.truncate_prompt_tokens,
             truncation_side=self.request.truncation_side,
-            shown_tokens=parser.markup,
-            find_stops=self._find_stops if parser.tells_parts else StopStrings,
-            calls=self._dialect.free_calls(self.tools) if self._form_is_of_answer else None,
+            answer=AnswerForm(
+                shown_tokens=parser.markup,
+                find_stops=self._find_stops if parser.tells_parts else StopStrings,
+                calls=self._dialect.free_calls(self.tools) if self._form_is_of_answer else None,
+            ),
         )
 
     @property
@@ -189,8 +184,8 @@ class Conversation:
         given = self.request.structured_outputs
         return given is None or given.json_ is not None or bool(given.json_object)
 
-    def _template_inputs(self) -> dict[str, Any]:
-        """Return what the chat template gets beside the messages, by the names of InputProcessor.render_chat."""
+    def _chat(self) -> ChatInputs:
+        """Return the conversation, and what the chat template gets beside it."""
         request = self.request
         template_kwargs = dict(request.chat_template_kwargs or {})
         if request.reasoning_effort is not None:
@@ -198,10 +193,11 @@ class Conversation:
         continues = bool(request.continue_final_message)
         tools = [as_sent(tool) for tool in request.tools or ()]
         begins_answer = not continues if request.add_generation_prompt is None else request.add_generation_prompt
-        return {
-            "tools": tools if self.tools.choice != "none" else None,
-            "documents": request.documents,
-            "add_generation_prompt": begins_answer,
-            "continue_final_message": continues,
-            "chat_template_kwargs": template_kwargs,
-        }
+        return ChatInputs(
+            request.messages,
+            tools=tools if self.tools.choice != "none" else None,
+            documents=request.documents,
+            add_generation_prompt=begins_answer,
+            continue_final_message=continues,
+            chat_template_kwargs=template_kwargs,
+        )

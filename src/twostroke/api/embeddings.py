@@ -11,10 +11,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from twostroke.api.generation import Caller, Generation, prepared
+from twostroke.api.generation import Caller, Generation, prepared, submissions_of
 from twostroke.api.prompts import amount_of, prompts_of
 from twostroke.api.protocol.embeddings import EmbeddingRequest
-from twostroke.api.protocol.fields import FLEX, priority_of
 from twostroke.client.engine_client import EngineClient
 from twostroke.client.input_processor import PromptInput
 from twostroke.client.output_processor import OutputKind
@@ -60,16 +59,8 @@ class Embeddings:
             ]
 
         inputs = await prepared(prepare, amount_of(given))
-        self._generation = Generation(
-            self._engine,
-            inputs,
-            self._id,
-            caller,
-            priority=priority_of(request, uses_priority=self._engine.facts.uses_priority),
-            background=request.service_tier == FLEX,
-            cache_salt=request.cache_salt,
-            kind=OutputKind.FINAL,
-        )
+        submissions = submissions_of(request, self._engine, inputs, self._id, caller, OutputKind.FINAL)
+        self._generation = Generation(self._engine, submissions, caller)
 
     def close(self) -> None:
         """The caller has left, or has its answer."""

@@ -7,12 +7,14 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from twostroke.api.admission import Admission
+from twostroke.api.protocol.fields import FLEX, Prioritised, priority_of
 from twostroke.client.engine_client import EngineClient, OutputStream
 from twostroke.client.input_processor import PromptInput
 from twostroke.client.output_processor import OutputKind
+from twostroke.client.submission import Submission
 from twostroke.engine.garbage import give_back_what_is_free
 from twostroke.errors import EngineError
 from twostroke.outputs import RequestOutput
@@ -99,65 +101,85 @@ NumberedTaker = Callable[[int, RequestOutput], bool]
 """A Taker that is told the number of the prompt, too."""
 
 
+class Wanted(Prioritised, Protocol):
+    """A request as far as it says how it is to be served."""
+
+    @property
+    def cache_salt(self) -> str | None:
+        """For the prefix cache."""
+        ...
+
+
+def submissions_of(
+    request: Wanted,
+    engine: EngineClient,
+    prompts: Sequence[PromptInput],
+    answer_id: str,
+    caller: Caller,
+    kind: OutputKind,
+) -> list[Submission]:
+    """Return what the engine is to run for one answer.
+
+    Args:
+        request: as it was sent.
+        engine: that will run them.
+        prompts: checked.
+        answer_id: of the answer; the engine's requests are called by it, numbered when there are several.
+        caller: who asks.
+        kind: deltas for a stream, the whole otherwise.
+
+    Raises:
+        ClientError: the request asks for what this engine does not have.
+    """
+    background, admission = request.service_tier == FLEX, caller.admission
+    longest_wait_s = admission.longest_wait_s(caller.patience_s, background=background)
+    return [
+        Submission(
+            prompt=prompt,
+            request_id=answer_id if len(prompts) == 1 else f"{answer_id}-{index}",
+            arrival_time_s=caller.arrival_time_s,
+            priority=priority_of(request, uses_priority=engine.facts.uses_priority),
+            cache_salt=admission.cache_salt(caller.tenant, request.cache_salt),
+            tenant=caller.tenant,
+            background=background,
+            start_by_s=None if longest_wait_s is None else caller.arrival_time_s + longest_wait_s,
+            kind=kind,
+        )
+        for index, prompt in enumerate(prompts)
+    ]
+
+
 class Generation:
     """Prompts in the engine.
 
     Args:
         engine: that runs them.
-        prompts: checked.
-        answer_id: of the answer; the engine's requests are called by it, numbered when there are several.
+        submissions: of one answer.
         caller: who asks.
-        priority: lower is served earlier.
-        background: it takes what the others leave.
-        cache_salt: for the prefix cache.
-        kind: deltas for a stream, the whole otherwise.
 
     Raises:
         ClientError: one cannot be run; none runs then.
         EngineUnavailable: no engine takes requests now, or it has too much to do.
     """
 
-    def __init__(  # noqa: PLR0913 (what there is to know of a request, by its names)
-        self,
-        engine: EngineClient,
-        prompts: Sequence[PromptInput],
-        answer_id: str,
-        caller: Caller,
-        *,
-        priority: int = 0,
-        background: bool = False,
-        cache_salt: str | None = None,
-        kind: OutputKind,
-    ) -> None:
+    def __init__(self, engine: EngineClient, submissions: Sequence[Submission], caller: Caller) -> None:
         self._streams: list[OutputStream] = []
-        self._num_unread = len(prompts)
+        self._num_unread = len(submissions)
         """Prompts whose last output was not taken."""
-        self.is_over = not prompts
+        self.is_over = not submissions
         """Whether everything was taken."""
         self._ready: list[int] = []
         """Prompts that have something to take, each once."""
         self._wake: Callable[[], object] = _nobody
         self._is_closed = False
-        admission = caller.admission
-        admission.admit(prompts, caller.tenant, caller.patience_s, background=background)
-        longest_wait_s = admission.longest_wait_s(caller.patience_s, background=background)
+        prompts = [submission.prompt for submission in submissions]
+        background = any(submission.background for submission in submissions)
+        caller.admission.admit(prompts, caller.tenant, caller.patience_s, background=background)
         try:
-            for index, prompt in enumerate(prompts):
-                request_id = answer_id if len(prompts) == 1 else f"{answer_id}-{index}"
-                stream = engine.generate(
-                    prompt,
-                    request_id=request_id,
-                    arrival_time_s=caller.arrival_time_s,
-                    priority=priority,
-                    cache_salt=admission.cache_salt(caller.tenant, cache_salt),
-                    tenant=caller.tenant,
-                    background=background,
-                    start_by_s=None if longest_wait_s is None else caller.arrival_time_s + longest_wait_s,
-                    kind=kind,
-                )
-                self._streams.append(stream)
+            for submission in submissions:
+                self._streams.append(engine.generate(submission))
                 # no event of it can have come yet, and one that is refused has none
-                caller.announce(request_id, prompt)
+                caller.announce(submission.request_id or "", submission.prompt)
         except BaseException:
             self.close()
             raise

@@ -139,10 +139,12 @@ class _Talk:
 
     def _answer(self, content: str) -> None:
         """Answer a message, printed as it comes; both become part of the conversation when that has succeeded."""
-        from twostroke.client.output_processor import OutputKind  # loaded by now
+        from twostroke.client.chat_inputs import ChatInputs  # loaded by now
+        from twostroke.client.output_processor import OutputKind
 
         question = {"role": "user", "content": content}
-        request_id = self._engine.submit_chat([*self._messages, question], self._sampling, kind=OutputKind.DELTA)
+        chat = ChatInputs([*self._messages, question])
+        request_id = self._engine.submit(chat, self._sampling, kind=OutputKind.DELTA)
         output = self._run(request_id)
         if output is None:
             return

@@ -9,10 +9,12 @@ import weakref
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, Self, Unpack
 
-from twostroke.client.input_processor import Prompt, PromptInput
+from twostroke.client.chat_inputs import ChatInputs, TemplateOptions
+from twostroke.client.input_processor import Prompt
 from twostroke.client.output_processor import OutputKind
+from twostroke.client.submission import Submission
 from twostroke.client.text_engine import TextEngine, build_text_engine
 from twostroke.config.engine import EngineConfig
 from twostroke.errors import EngineError, InvalidParameter
@@ -275,10 +277,10 @@ class AsyncEngine:
             EngineError: the engine has stopped or was closed.
         """
         return self._stream(
-            lambda: self._engine.prepare(prompt, sampling_params), request_id, priority, cache_salt, kind
+            prompt, sampling_params, request_id=request_id, priority=priority, cache_salt=cache_salt, kind=kind
         )
 
-    def chat(  # noqa: PLR0913 (the template's arguments by their names, for checkers and readers)
+    def chat(
         self,
         messages: Sequence[Mapping[str, Any]],
         sampling_params: SamplingParams | None = None,
@@ -287,27 +289,17 @@ class AsyncEngine:
         priority: int = 0,
         cache_salt: str | None = None,
         kind: OutputKind = OutputKind.CUMULATIVE,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        add_generation_prompt: bool = True,
-        continue_final_message: bool = False,
-        chat_template_kwargs: Mapping[str, Any] | None = None,
+        **template: Unpack[TemplateOptions],
     ) -> AsyncGenerator[RequestOutput, None]:
         """Like `generate`, for a conversation rendered by the model's chat template.
 
-        The template's arguments are those of InputProcessor.process_chat.
+        `template` has the fields of TemplateOptions by name: tools, documents, add_generation_prompt,
+        continue_final_message, chat_template_kwargs.
         """
-
-        def prepare() -> PromptInput:
-            return self._engine.prepare_chat(
-                messages,
-                sampling_params,
-                tools=tools,
-                add_generation_prompt=add_generation_prompt,
-                continue_final_message=continue_final_message,
-                chat_template_kwargs=chat_template_kwargs,
-            )
-
-        return self._stream(prepare, request_id, priority, cache_salt, kind)
+        chat = ChatInputs(messages, **template)
+        return self._stream(
+            chat, sampling_params, request_id=request_id, priority=priority, cache_salt=cache_salt, kind=kind
+        )
 
     async def abort(self, request_id: str) -> None:
         """Ends a request; its stream ends with finish_reason "abort". Unknown ids are no error: it may have ended.
@@ -329,28 +321,23 @@ class AsyncEngine:
 
     async def _stream(
         self,
-        prepare: Callable[[], PromptInput],
-        request_id: str | None,
-        priority: int,
-        cache_salt: str | None,
+        prompt: Prompt | ChatInputs,
+        sampling_params: SamplingParams | None,
+        *,
         kind: OutputKind,
+        **wanted: Any,
     ) -> AsyncGenerator[RequestOutput, None]:
+        """Yield the outputs of a prompt; `wanted` has the fields of its Submission that the caller gave."""
         arrival_time_s = self._engine.clock()
         self._worker.check_runs()
         # Rendering and encoding may take long, and the engine's thread has steps to do for everybody else.
-        prompt = await asyncio.to_thread(prepare)
+        prepared = await asyncio.to_thread(self._engine.prepare, prompt, sampling_params)
         stream = _Stream(asyncio.get_running_loop(), replaces=kind == OutputKind.CUMULATIVE)
+        submission = Submission(prompt=prepared, arrival_time_s=arrival_time_s, kind=kind, **wanted)
         engine = self._engine
 
         def submit() -> str:
-            return engine.enqueue(
-                prompt,
-                arrival_time_s=arrival_time_s,
-                request_id=request_id,
-                priority=priority,
-                cache_salt=cache_salt,
-                kind=kind,
-            )
+            return engine.enqueue(submission)
 
         self._worker.open(stream, submit)
         ended = False

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
-from twostroke.client.input_processor import InputProcessor, PromptInput
+from twostroke.client.input_processor import InputProcessor
 from twostroke.client.load import Load
-from twostroke.client.output_processor import OutputKind
+from twostroke.client.submission import Submission
 from twostroke.engine.facts import EngineFacts
 from twostroke.outputs import RequestOutput
 from twostroke.pools.member import Role
@@ -122,23 +122,8 @@ class EngineClient(Protocol):
         """How it is, at once."""
         ...
 
-    def generate(  # noqa: PLR0913 (what there is to know of a request, by its names)
-        self,
-        prompt: PromptInput,
-        *,
-        request_id: str,
-        arrival_time_s: float,
-        priority: int = 0,
-        cache_salt: str | None = None,
-        tenant: str = "",
-        background: bool = False,
-        start_by_s: float | None = None,
-        kind: OutputKind = OutputKind.DELTA,
-    ) -> OutputStream:
+    def generate(self, submission: Submission) -> OutputStream:
         """Queues a prompt; close what it returns, whatever happens.
-
-        The tenant is who it is for, in a fair queue; background work takes what the others leave. A request that still
-        waits at `start_by_s`, on the engine's clock, is aborted: its stream raises Overloaded.
 
         Raises:
             ClientError: the request cannot be run as asked.

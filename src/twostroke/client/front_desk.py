@@ -9,12 +9,14 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 from twostroke.batch import NewRequest
+from twostroke.client.chat_inputs import ChatInputs
 from twostroke.client.input_processor import InputProcessor, Prompt, PromptInput
 from twostroke.client.output_processor import OutputKind, OutputProcessor
+from twostroke.client.submission import Submission
 from twostroke.config.checks import unicode
 from twostroke.engine.clock import Clock
 from twostroke.engine.generation import GenerationRequest
@@ -49,8 +51,8 @@ class SequenceRunner(Protocol):
 class FrontDesk:
     """Checks requests in for a runner of sequences, and makes RequestOutputs of what the runner's steps made.
 
-    Not for several threads at once, except `prepare` and `prepare_chat`: what takes long for one prompt can be done
-    beside the thread that does the rest.
+    Not for several threads at once, except `prepare`: what takes long for one prompt can be done beside the thread that
+    does the rest.
 
     Args:
         runner: of the sequences.
@@ -85,56 +87,14 @@ class FrontDesk:
         """Whether aborted requests have their last outputs waiting in `take_ended`."""
         return bool(self._ended)
 
-    def prepare(
-        self, prompt: Prompt, params: SamplingParams | None = None, *, add_special_tokens: bool = True
-    ) -> PromptInput:
+    def prepare(self, prompt: Prompt | ChatInputs, params: SamplingParams | None = None) -> PromptInput:
         """Checks and encodes a prompt for `enqueue`, in any thread; raises what InputProcessor.process raises."""
-        return self._inputs.process(prompt, params, add_special_tokens=add_special_tokens)
+        if isinstance(prompt, ChatInputs):
+            return self._inputs.process_chat(prompt, params)
+        return self._inputs.process(prompt, params)
 
-    def prepare_chat(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        params: SamplingParams | None = None,
-        *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        add_generation_prompt: bool = True,
-        continue_final_message: bool = False,
-        chat_template_kwargs: Mapping[str, Any] | None = None,
-    ) -> PromptInput:
-        """Like `prepare`, for a conversation; the arguments are those of InputProcessor.process_chat."""
-        return self._inputs.process_chat(
-            messages,
-            params,
-            tools=tools,
-            add_generation_prompt=add_generation_prompt,
-            continue_final_message=continue_final_message,
-            chat_template_kwargs=chat_template_kwargs,
-        )
-
-    def enqueue(  # noqa: PLR0913 (what there is to know of a request, by its names)
-        self,
-        prompt: PromptInput,
-        *,
-        arrival_time_s: float,
-        request_id: str | None = None,
-        priority: int = 0,
-        cache_salt: str | None = None,
-        tenant: str = "",
-        background: bool = False,
-        kind: OutputKind = OutputKind.CUMULATIVE,
-    ) -> str:
-        """Queues what `prepare` or `prepare_chat` made.
-
-        Args:
-            prompt: checked.
-            arrival_time_s: when the caller asked, on this desk's clock: preparing counts as waiting.
-            request_id: a name of the caller's; must not be in use, which ends with the output that is `finished`.
-                Default: one is made.
-            priority: lower is served earlier; only with policy "priority".
-            cache_salt: requests share cached prefixes only with those of the same salt.
-            tenant: whose request it is, for a fair queue.
-            background: it takes what the others leave; needs chunked prefill, continuous and mixed batches.
-            kind: whether outputs hold everything so far, what is new, or come once at the end.
+    def enqueue(self, submission: Submission) -> str:
+        """Queues what `prepare` made.
 
         Returns:
             The request's id, which its outputs carry.
@@ -142,16 +102,17 @@ class FrontDesk:
         Raises:
             InvalidParameter: a parameter cannot be used; nothing was queued.
         """
-        self._check_priority(priority)
-        if background and not self._serves_background:
+        prompt, request_id = submission.prompt, submission.request_id
+        self._check_priority(submission.priority)
+        if submission.background and not self._serves_background:
             limit = "needs chunked prefill, and continuous batches with both strokes mixed; this engine has them off"
             raise InvalidParameter("service_tier", "flex", limit, "Leave it out.")
-        kind = _checked_kind(kind)
-        if cache_salt is not None:
-            _check_name("cache_salt", cache_salt)
-            if not cache_salt:
+        kind = _checked_kind(submission.kind)
+        if submission.cache_salt is not None:
+            _check_name("cache_salt", submission.cache_salt)
+            if not submission.cache_salt:
                 remedy = "Leave it out to share with everybody who has none."
-                raise InvalidParameter("cache_salt", cache_salt, "must not be empty", remedy)
+                raise InvalidParameter("cache_salt", submission.cache_salt, "must not be empty", remedy)
         if request_id is None:
             request_id = next(name for name in self._names if not self.is_live(name))
         else:
@@ -161,9 +122,8 @@ class FrontDesk:
             if self.is_live(request_id):
                 raise InvalidParameter("request_id", request_id, "is in use by a request that has not ended")
         seed = secrets.randbits(63) if prompt.params.seed is None else prompt.params.seed
-        sequence_ids = self._outputs.add(
-            request_id, prompt, seeds=[seed] * prompt.params.n, arrival_time_s=arrival_time_s, kind=kind
-        )
+        seeds, arrival_time_s = [seed] * prompt.params.n, submission.arrival_time_s
+        sequence_ids = self._outputs.add(request_id, prompt, seeds=seeds, arrival_time_s=arrival_time_s, kind=kind)
         submitted_time_s = self._clock()
         try:
             for index, sequence_id in enumerate(sequence_ids):
@@ -173,11 +133,11 @@ class FrontDesk:
                         new_request,
                         arrival_time_s,
                         prompt.max_tokens,
-                        priority,
-                        cache_salt,
+                        submission.priority,
+                        submission.cache_salt,
                         submitted_time_s,
-                        tenant,
-                        background,
+                        submission.tenant,
+                        submission.background,
                     )
                 )
         except BaseException:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypedDict, cast
 
+from twostroke.client.chat_inputs import ChatInputs
 from twostroke.config.checks import whole_number
 from twostroke.engine.facts import EngineFacts
 from twostroke.engine.stop_checker import StopFinder, StopStrings
@@ -68,6 +69,22 @@ class PromptInput:
         """Most tokens to generate."""
         assert self.params.max_tokens is not None, "the input processor sets max_tokens"
         return self.params.max_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerForm:
+    """What a parser of a chat's output asks for."""
+
+    shown_tokens: Collection[str] = ()
+    """Part of the output's text even where they are special tokens, which are left out otherwise: markup that the
+    parser has to see."""
+    find_stops: Callable[[Sequence[str]], StopFinder] = StopStrings
+    """As in PromptInput."""
+    calls: FreeCalls | None = None
+    """Tool calls that may be written in place of structured outputs."""
+
+
+_PLAIN_TEXT = AnswerForm()
 
 
 class InputProcessor:
@@ -191,45 +208,27 @@ class InputProcessor:
         )
         return dataclasses.replace(checked, wants_hidden_state=True)
 
-    def process_chat(  # noqa: PLR0913 (the template's arguments by their names, for checkers and readers)
+    def process_chat(
         self,
-        messages: Sequence[Mapping[str, Any]],
+        chat: ChatInputs,
         params: SamplingParams | None = None,
         *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        documents: Sequence[Mapping[str, Any]] | None = None,
-        add_generation_prompt: bool = True,
-        continue_final_message: bool = False,
-        chat_template_kwargs: Mapping[str, Any] | None = None,
         add_special_tokens: bool = False,
         truncate_prompt_tokens: int | None = None,
         truncation_side: TruncationSide | None = None,
-        shown_tokens: Collection[str] = (),
-        find_stops: Callable[[Sequence[str]], StopFinder] = StopStrings,
-        calls: FreeCalls | None = None,
+        answer: AnswerForm = _PLAIN_TEXT,
     ) -> PromptInput:
         """Renders a conversation with the model's chat template and checks it; raises what `process` raises.
 
-        The first arguments are those of ChatTemplate.render. A template has written the begin token already where the
-        model has one, so `add_special_tokens` is False; it and how the prompt is truncated are as for `process`.
-        `shown_tokens` are part of the output's text even where they are special tokens, which are left out otherwise:
-        markup that a parser has to see. `find_stops` is as in PromptInput;
-        `calls` are tool calls that may be written in place of structured outputs.
+        A template has written the begin token already where the model has one, so `add_special_tokens` is False; it and
+        how the prompt is truncated are as for `process`. `answer` is what a parser of the output asks for.
         """
         params = _checked_kind(params)
         kept = self._kept(truncate_prompt_tokens, truncation_side, params)
-        text = self.render_chat(
-            messages,
-            tools=tools,
-            documents=documents,
-            add_generation_prompt=add_generation_prompt,
-            continue_final_message=continue_final_message,
-            chat_template_kwargs=chat_template_kwargs,
-        )
-        prompt = self._process_text(text, params, add_special_tokens, kept, calls)
-        ids = (self._tokenizer.token_id(token) for token in shown_tokens)
+        prompt = self._process_text(self.render_chat(chat), params, add_special_tokens, kept, answer.calls)
+        ids = (self._tokenizer.token_id(token) for token in answer.shown_tokens)
         shown = self._tokenizer.special_token_ids.intersection(ids)
-        return dataclasses.replace(prompt, shown_token_ids=shown, find_stops=find_stops)
+        return dataclasses.replace(prompt, shown_token_ids=shown, find_stops=answer.find_stops)
 
     def template_mentions(self, name: str) -> bool:
         """Whether the chat template may read a field of this name; see ChatTemplate.mentions."""
@@ -243,24 +242,15 @@ class InputProcessor:
         """What of a conversation the model will never see; see ChatTemplate.unwritten."""
         return self._chat_template.unwritten(messages, has_tools=has_tools)
 
-    def render_chat(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        documents: Sequence[Mapping[str, Any]] | None = None,
-        add_generation_prompt: bool = True,
-        continue_final_message: bool = False,
-        chat_template_kwargs: Mapping[str, Any] | None = None,
-    ) -> str:
+    def render_chat(self, chat: ChatInputs) -> str:
         """A conversation as the model reads it; see ChatTemplate.render."""
         return self._chat_template.render(
-            messages,
-            tools=tools,
-            documents=documents,
-            add_generation_prompt=add_generation_prompt,
-            continue_final_message=continue_final_message,
-            template_kwargs=chat_template_kwargs,
+            chat.messages,
+            tools=chat.tools,
+            documents=chat.documents,
+            add_generation_prompt=chat.add_generation_prompt,
+            continue_final_message=chat.continue_final_message,
+            template_kwargs=chat.chat_template_kwargs,
         )
 
     def encode(self, text: Any, *, add_special_tokens: bool = True) -> Sequence[int]:

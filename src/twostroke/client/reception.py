@@ -9,9 +9,10 @@ from pathlib import Path
 
 from twostroke.client.engine_client import OutputStream
 from twostroke.client.front_desk import FrontDesk, SequenceRunner
-from twostroke.client.input_processor import InputProcessor, PromptInput
-from twostroke.client.output_processor import OutputKind, OutputProcessor
+from twostroke.client.input_processor import InputProcessor
+from twostroke.client.output_processor import OutputProcessor
 from twostroke.client.queued_stream import QueuedStream
+from twostroke.client.submission import Submission
 from twostroke.engine.clock import monotonic_clock
 from twostroke.engine.facts import EngineFacts
 from twostroke.engine.token_update import TokenUpdate
@@ -100,39 +101,18 @@ class Reception:
             serves_background=facts.serves_background,
         )
 
-    def receive(  # noqa: PLR0913 (what there is to know of a request, by its names)
-        self,
-        prompt: PromptInput,
-        *,
-        request_id: str,
-        arrival_time_s: float,
-        priority: int,
-        cache_salt: str | None,
-        tenant: str,
-        background: bool,
-        start_by_s: float | None,
-        kind: OutputKind,
-        is_waiting: Callable[[str], bool],
-    ) -> OutputStream:
+    def receive(self, submission: Submission, is_waiting: Callable[[str], bool]) -> OutputStream:
         """See EngineClient.generate; `is_waiting` says whether a sequence has not begun."""
         desk = self._desk
         assert desk is not None, "nobody asks before an engine was met"
         try:
-            desk.enqueue(
-                prompt,
-                request_id=request_id,
-                arrival_time_s=arrival_time_s,
-                priority=priority,
-                cache_salt=cache_salt,
-                tenant=tenant,
-                background=background,
-                kind=kind,
-            )
+            request_id = desk.enqueue(submission)
         except BaseException:
-            if request_id not in self._streams:  # else the note is about the name's present user
-                self._forget(request_id)
+            name = submission.request_id
+            if name is not None and name not in self._streams:  # else the note is about the name's present user
+                self._forget(name)
             raise
-        self._tenants[request_id] = tenant
+        self._tenants[request_id] = submission.tenant
 
         def abandon(stream: QueuedStream) -> None:
             if self._streams.get(request_id) is stream:
@@ -142,9 +122,9 @@ class Reception:
                 desk.take_ended()
 
         stream = self._streams[request_id] = QueuedStream(abandon)
-        if start_by_s is not None:
+        if submission.start_by_s is not None:
             sequence_ids = desk.live_sequence_ids(request_id)
-            stream.start_by(start_by_s - monotonic_clock(), lambda: all(map(is_waiting, sequence_ids)))
+            stream.start_by(submission.start_by_s - monotonic_clock(), lambda: all(map(is_waiting, sequence_ids)))
         return stream
 
     def deliver(self, updates: Sequence[TokenUpdate]) -> None:

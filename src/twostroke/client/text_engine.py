@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
+from twostroke.client.chat_inputs import ChatInputs
 from twostroke.client.front_desk import FrontDesk
 from twostroke.client.input_processor import InputProcessor, Prompt, PromptInput
 from twostroke.client.output_processor import OutputKind, OutputProcessor
+from twostroke.client.submission import Submission
 from twostroke.config.engine import EngineConfig
 from twostroke.engine.clock import Clock, monotonic_clock
 from twostroke.engine.engine import Engine
@@ -21,8 +22,8 @@ from twostroke.startup.assembly import build_engine
 class TextEngine:
     """Prompts in, RequestOutputs out, a step at a time.
 
-    Not for several threads at once, except `prepare` and `prepare_chat`: what takes long for one prompt can be done
-    beside the thread that steps.
+    Not for several threads at once, except `prepare`: what takes long for one prompt can be done beside the thread that
+    steps.
 
     Args:
         engine: runs sequences of token ids.
@@ -74,33 +75,13 @@ class TextEngine:
         """False once a step was broken off in the middle: nothing can be relied on after that, and all calls refuse."""
         return self._is_whole
 
-    def prepare(self, prompt: Prompt, params: SamplingParams | None = None) -> PromptInput:
+    def prepare(self, prompt: Prompt | ChatInputs, params: SamplingParams | None = None) -> PromptInput:
         """Checks and encodes a prompt for `enqueue`, in any thread; raises what `submit` raises for it."""
         return self._desk.prepare(prompt, params)
 
-    def prepare_chat(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        params: SamplingParams | None = None,
-        *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        add_generation_prompt: bool = True,
-        continue_final_message: bool = False,
-        chat_template_kwargs: Mapping[str, Any] | None = None,
-    ) -> PromptInput:
-        """Like `prepare`, for a conversation; the arguments are those of InputProcessor.process_chat."""
-        return self._desk.prepare_chat(
-            messages,
-            params,
-            tools=tools,
-            add_generation_prompt=add_generation_prompt,
-            continue_final_message=continue_final_message,
-            chat_template_kwargs=chat_template_kwargs,
-        )
-
     def submit(
         self,
-        prompt: Prompt,
+        prompt: Prompt | ChatInputs,
         params: SamplingParams | None = None,
         *,
         request_id: str | None = None,
@@ -111,13 +92,12 @@ class TextEngine:
         """Queues a prompt.
 
         Args:
-            prompt: text, or {"prompt_token_ids": [...]}.
+            prompt: text, {"prompt_token_ids": [...]}, or a conversation.
             params: how to sample and when to stop.
-            request_id: a name of the caller's; must not be in use, which ends with the output that is `finished`.
-                Default: one is made.
-            priority: lower is served earlier; only with policy "priority".
-            cache_salt: requests share cached prefixes only with those of the same salt.
-            kind: whether outputs hold everything so far, what is new, or come once at the end.
+            request_id: see Submission, as for the others.
+            priority: lower is served earlier.
+            cache_salt: separates cached prefixes.
+            kind: of the outputs.
 
         Returns:
             The request's id, which its outputs carry.
@@ -128,73 +108,20 @@ class TextEngine:
         """
         arrival_time_s = self._clock()
         return self.enqueue(
-            self.prepare(prompt, params),
-            arrival_time_s=arrival_time_s,
-            request_id=request_id,
-            priority=priority,
-            cache_salt=cache_salt,
-            kind=kind,
+            Submission(
+                prompt=self.prepare(prompt, params),
+                arrival_time_s=arrival_time_s,
+                request_id=request_id,
+                priority=priority,
+                cache_salt=cache_salt,
+                kind=kind,
+            )
         )
 
-    def submit_chat(  # noqa: PLR0913 (the template's arguments by their names, for checkers and readers)
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        params: SamplingParams | None = None,
-        *,
-        request_id: str | None = None,
-        priority: int = 0,
-        cache_salt: str | None = None,
-        kind: OutputKind = OutputKind.CUMULATIVE,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        add_generation_prompt: bool = True,
-        continue_final_message: bool = False,
-        chat_template_kwargs: Mapping[str, Any] | None = None,
-    ) -> str:
-        """Queues a conversation, rendered by the model's chat template.
-
-        The template's arguments are those of InputProcessor.process_chat, the rest is as for `submit`.
-        """
-        arrival_time_s = self._clock()
-        prompt = self.prepare_chat(
-            messages,
-            params,
-            tools=tools,
-            add_generation_prompt=add_generation_prompt,
-            continue_final_message=continue_final_message,
-            chat_template_kwargs=chat_template_kwargs,
-        )
-        return self.enqueue(
-            prompt,
-            arrival_time_s=arrival_time_s,
-            request_id=request_id,
-            priority=priority,
-            cache_salt=cache_salt,
-            kind=kind,
-        )
-
-    def enqueue(
-        self,
-        prompt: PromptInput,
-        *,
-        arrival_time_s: float,
-        request_id: str | None = None,
-        priority: int = 0,
-        cache_salt: str | None = None,
-        kind: OutputKind = OutputKind.CUMULATIVE,
-    ) -> str:
-        """Queues what `prepare` or `prepare_chat` made, as `submit` does.
-
-        `arrival_time_s` is when the caller asked, on this engine's `clock`: preparing counts as waiting.
-        """
+    def enqueue(self, submission: Submission) -> str:
+        """Queues what `prepare` made, as `submit` does."""
         self.check_open()
-        return self._desk.enqueue(
-            prompt,
-            arrival_time_s=arrival_time_s,
-            request_id=request_id,
-            priority=priority,
-            cache_salt=cache_salt,
-            kind=kind,
-        )
+        return self._desk.enqueue(submission)
 
     def abort(self, request_id: str) -> bool:
         """Ends a request now; its last output, finish_reason "abort", comes with the next step.

@@ -9,10 +9,10 @@ from collections.abc import Callable, Mapping, Sequence
 from msgspec.structs import replace
 
 from twostroke.client.engine_client import EngineHealth, EngineState, OutputStream, PoolMember
-from twostroke.client.input_processor import InputProcessor, PromptInput
+from twostroke.client.input_processor import InputProcessor
 from twostroke.client.load import Load, combined
-from twostroke.client.output_processor import OutputKind
 from twostroke.client.reception import Reception
+from twostroke.client.submission import Submission
 from twostroke.cluster.delivery import delivery_of
 from twostroke.cluster.dispatcher import Dispatcher, Outcome, Placer
 from twostroke.cluster.gateway_log import GatewayLog
@@ -162,19 +162,7 @@ class PooledEngine:
         """Return whether a prefill worker can decode while no decode worker is ready."""
         return self._has_met and any(worker.is_ready for worker in self._pool.of(Role.PREFILL))
 
-    def generate(  # noqa: PLR0913 (what there is to know of a request, by its names)
-        self,
-        prompt: PromptInput,
-        *,
-        request_id: str,
-        arrival_time_s: float,
-        priority: int = 0,
-        cache_salt: str | None = None,
-        tenant: str = "",
-        background: bool = False,
-        start_by_s: float | None = None,
-        kind: OutputKind = OutputKind.DELTA,
-    ) -> OutputStream:
+    def generate(self, submission: Submission) -> OutputStream:
         """See EngineClient."""
         health = self.health()
         if not health.is_ready:
@@ -182,18 +170,7 @@ class PooledEngine:
             raise EngineUnavailable(f"the engine takes no requests now: {health.cause}.", may_return=may_return)
         if not self._reception.num_streams:
             self._progress_s = self.now_s()
-        return self._reception.receive(
-            prompt,
-            request_id=request_id,
-            arrival_time_s=arrival_time_s,
-            priority=priority,
-            cache_salt=cache_salt,
-            tenant=tenant,
-            background=background,
-            start_by_s=start_by_s,
-            kind=kind,
-            is_waiting=self._is_waiting,
-        )
+        return self._reception.receive(submission, self._is_waiting)
 
     def load(self, tenant: str, *, background: bool = False) -> Load:
         """See EngineClient; of all that run, together."""

@@ -8,10 +8,10 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from twostroke.client.engine_client import EngineHealth, EngineState, OutputStream
-from twostroke.client.input_processor import InputProcessor, PromptInput
+from twostroke.client.input_processor import InputProcessor
 from twostroke.client.load import Load, LoadMeter
-from twostroke.client.output_processor import OutputKind
 from twostroke.client.reception import Reception
+from twostroke.client.submission import Submission
 from twostroke.cluster.delivery import delivery_of
 from twostroke.cluster.engine_process import COMMAND, LOADING_SILENCE_S, EngineProcess
 from twostroke.cluster.messages import (
@@ -158,19 +158,7 @@ class RemoteEngine:
             state, cause = EngineState.DRAINING, SHUTTING_DOWN
         return EngineHealth(state, cause, num_requests, self._num_restarts)
 
-    def generate(  # noqa: PLR0913 (what there is to know of a request, by its names)
-        self,
-        prompt: PromptInput,
-        *,
-        request_id: str,
-        arrival_time_s: float,
-        priority: int = 0,
-        cache_salt: str | None = None,
-        tenant: str = "",
-        background: bool = False,
-        start_by_s: float | None = None,
-        kind: OutputKind = OutputKind.DELTA,
-    ) -> OutputStream:
+    def generate(self, submission: Submission) -> OutputStream:
         """See EngineClient."""
         if self._state is not EngineState.RUNNING or self._is_draining:
             cause = SHUTTING_DOWN if self._is_draining else self._cause
@@ -178,18 +166,7 @@ class RemoteEngine:
             raise EngineUnavailable(f"the engine takes no requests now: {cause}.", may_return=may_return)
         if not self._reception.num_streams:
             self._progress_s = self.now_s()  # it was idle, which is no stall
-        return self._reception.receive(
-            prompt,
-            request_id=request_id,
-            arrival_time_s=arrival_time_s,
-            priority=priority,
-            cache_salt=cache_salt,
-            tenant=tenant,
-            background=background,
-            start_by_s=start_by_s,
-            kind=kind,
-            is_waiting=self._wire.meter.is_waiting,
-        )
+        return self._reception.receive(submission, self._wire.meter.is_waiting)
 
     def load(self, tenant: str, *, background: bool = False) -> Load:
         """See EngineClient."""

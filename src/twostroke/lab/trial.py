@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from twostroke.client.output_processor import OutputKind
+from twostroke.client.submission import Submission
 from twostroke.cluster.pooled_engine import PooledEngine
 from twostroke.cluster.remote_engine import RemoteEngine
 from twostroke.errors import EngineError
@@ -143,7 +144,9 @@ async def _answer(engine: RemoteEngine | PooledEngine, asked: AskedFor, name: st
     params = SamplingParams(max_tokens=asked.max_tokens, seed=asked.seed, temperature=0.0, ignore_eos=True)
     prompt = await asyncio.to_thread(engine.inputs.process, asked.prompt, params)
     woken = asyncio.Event()
-    stream = engine.generate(prompt, request_id=name, arrival_time_s=arrival_s, kind=OutputKind.FINAL)
+    stream = engine.generate(
+        Submission(prompt=prompt, request_id=name, arrival_time_s=arrival_s, kind=OutputKind.FINAL)
+    )
     stream.listen(woken.set)
     try:
         while True:

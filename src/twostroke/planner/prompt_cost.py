@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from twostroke.client.chat_inputs import ChatInputs
 from twostroke.client.input_processor import InputProcessor
 from twostroke.errors import InvalidParameter
 from twostroke.planner.floors import Predictor
@@ -75,7 +76,7 @@ def cost_of_prompt(
         grammars=prepared.grammars,
     )
     if options.chat:
-        found = inputs.process_chat([{"role": "user", "content": text}], params)
+        found = inputs.process_chat(ChatInputs([{"role": "user", "content": text}]), params)
     else:
         found = inputs.process(text, params)
     num_tokens, max_tokens = len(found.prompt_token_ids), found.max_tokens

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from factories import submitted
 from twostroke.api.generation import Caller, Generation
 from twostroke.api.sse import WRITE_NOW, EventStream, RepeatedEvent, event
 from twostroke.client.engine_client import OutputStream
-from twostroke.client.output_processor import OutputKind
 from twostroke.client.queued_stream import QueuedStream
 from twostroke.errors import EngineError
 from twostroke.outputs import CompletionOutput, RequestOutput
@@ -52,7 +52,8 @@ class Call:
 
     def __init__(self, engine: Engine, num_prompts: int) -> None:
         caller = Caller(0.0, Admission())  # type: ignore[arg-type]
-        self.generation = Generation(engine, [None] * num_prompts, "a", caller, kind=OutputKind.DELTA)  # type: ignore[arg-type,list-item]
+        prompts = [submitted(engine, None, f"a-{number}", arrival_time_s=0.0) for number in range(num_prompts)]  # type: ignore[arg-type]
+        self.generation = Generation(engine, prompts, caller)  # type: ignore[arg-type]
         self.breaks_at: str | None = None
 
     def events(self, number: int, output: RequestOutput) -> bytes:

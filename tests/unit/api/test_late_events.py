@@ -10,12 +10,12 @@ import msgspec
 import pytest
 
 import text_fakes
+from factories import submitted
 from twostroke.api.generation import Caller, Generation
 from twostroke.api.logprobs import MOST_AT_ONCE, as_written, prompt_logprobs, takes_long
 from twostroke.api.sse import WRITE_NOW, EventStream, Later
 from twostroke.batch import TokenLogprobs
 from twostroke.client.engine_client import OutputStream
-from twostroke.client.output_processor import OutputKind
 from twostroke.client.prompt_scores import PromptScores
 from twostroke.client.queued_stream import QueuedStream
 from twostroke.outputs import CompletionOutput, LogprobsAtPosition, RequestOutput
@@ -47,7 +47,8 @@ class Call:
     def __init__(self) -> None:
         self.engine = Engine()
         caller = Caller(0.0, Admission())  # type: ignore[arg-type]
-        self.generation = Generation(self.engine, [None], "a", caller, kind=OutputKind.DELTA)  # type: ignore[arg-type,list-item]
+        prompts = [submitted(self.engine, None, "a", arrival_time_s=0.0)]  # type: ignore[arg-type]
+        self.generation = Generation(self.engine, prompts, caller)  # type: ignore[arg-type]
         self.may_go_on = threading.Event()
         self.threads: dict[str, int] = {}
 

@@ -22,9 +22,10 @@ from twostroke.api.protocol.lists import MAX_CONTAINERS
 from twostroke.api.protocol.shapes import CHECKED_BYTES
 from twostroke.api.run_batch import BatchCount, answer_file, run_batch
 from twostroke.client.engine_client import EngineHealth, EngineState
-from twostroke.client.input_processor import InputProcessor, PromptInput
+from twostroke.client.input_processor import InputProcessor
 from twostroke.client.load import Load, LoadMeter
 from twostroke.client.output_processor import OutputKind
+from twostroke.client.submission import Submission
 from twostroke.config.engine import EngineConfig
 from twostroke.config.server import ServerConfig
 from twostroke.engine.facts import EngineFacts
@@ -84,13 +85,13 @@ class EchoEngine:
             self.state = EngineState.RUNNING
         return health
 
-    def generate(self, prompt: PromptInput, *, request_id: str, kind: OutputKind, **more: Any) -> EchoStream:
+    def generate(self, submission: Submission) -> EchoStream:
         if self.state is not EngineState.RUNNING:
             raise EngineUnavailable("it is being started again.")
-        assert kind is OutputKind.FINAL
-        text = TOKENIZER.decode(prompt.prompt_token_ids)
+        assert submission.kind is OutputKind.FINAL
+        text = TOKENIZER.decode(submission.prompt.prompt_token_ids)
         self.prompts.append(text)
-        stream = EchoStream(self, request_id, text)
+        stream = EchoStream(self, submission.request_id or "", text)
         self.streams.add(stream)
         self.most_streams = max(self.most_streams, len(self.streams))
         return stream

@@ -38,6 +38,8 @@ FEW: dict[str, Any] = {
     "output_tokens": 32,
     "prompts": 1,
     "repeats": 3,
+    "max_num_batched_tokens": 64,
+    "max_num_seqs": 8,
 }
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import text_fakes
+from twostroke.client.chat_inputs import ChatInputs
 from twostroke.client.input_processor import InputProcessor, PromptInput
 from twostroke.errors import InvalidParameter, InvalidPrompt, UnknownParameter
 from twostroke.sampling_params import SamplingParams
@@ -134,30 +135,33 @@ def test_bad_word_without_tokens() -> None:
         make("wordpiece").process("a", SamplingParams(bad_words=[" "]))
 
 
+HELLO = {"role": "user", "content": "hello"}
+
+
 def test_chat(tmp_path: Path) -> None:
     folder = tmp_path / "model"
     shutil.copytree(text_fakes.folder("byte_fallback"), folder)
     (folder / "chat_template.jinja").write_text("{{ bos_token }}{{ messages[0].content }}{{ mood }}")
     tokenizer = Tokenizer.from_folder(folder)
     inputs = InputProcessor(tokenizer, max_model_len=32, vocab_size=2000)
-    result = inputs.process_chat([{"role": "user", "content": "hello"}], chat_template_kwargs={"mood": "!"})
+    result = inputs.process_chat(ChatInputs([HELLO], chat_template_kwargs={"mood": "!"}))
     assert result.prompt_text == "<s>hello!"
     assert result.prompt_token_ids.count(1) == 1
     assert result.prompt_token_ids == tuple(tokenizer.encode("<s>hello!", add_special_tokens=False))
-    assert inputs.process_chat([{"role": "user", "content": "hello"}], SamplingParams(max_tokens=2)).max_tokens == 2
+    assert inputs.process_chat(ChatInputs([HELLO]), SamplingParams(max_tokens=2)).max_tokens == 2
 
 
 def test_chat_without_a_template() -> None:
     with pytest.raises(InvalidPrompt, match="no default chat template"):
-        make().process_chat([{"role": "user", "content": "hello"}])
+        make().process_chat(ChatInputs([HELLO]))
 
 
 def test_nothing_of_it_loads_torch() -> None:
     import subprocess
     import sys
 
-    modules = "input_processor", "output_processor", "stop_checker"
-    code = "".join(f"import twostroke.engine.{name}\n" for name in modules)
+    modules = "client.input_processor", "client.output_processor", "engine.stop_checker"
+    code = "".join(f"import twostroke.{name}\n" for name in modules)
     code += "import sys; sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
@@ -165,7 +169,7 @@ def test_nothing_of_it_loads_torch() -> None:
 @pytest.mark.parametrize("params", [{"max_tokens": 3}, {}, 0, "greedy", SamplingParams], ids=str)
 def test_sampling_parameters_of_another_type(params: Any) -> None:
     processor = make()
-    for process in (lambda: processor.process("a", params), lambda: processor.process_chat([], params)):
+    for process in (lambda: processor.process("a", params), lambda: processor.process_chat(ChatInputs([]), params)):
         with pytest.raises(InvalidParameter, match="must be SamplingParams, not") as refusal:
             process()
         assert refusal.value.name == "sampling_params"

@@ -18,6 +18,7 @@ from msgspec.structs import replace
 from model_folders import write_random_model
 from twostroke import LLM, RequestOutput, SamplingParams
 from twostroke.batch import NewRequest, ScheduledBatch, StepResult
+from twostroke.client.chat_inputs import ChatInputs
 from twostroke.client.output_processor import OutputKind
 from twostroke.client.text_engine import TextEngine, build_text_engine
 from twostroke.config.engine import EngineConfig
@@ -507,13 +508,13 @@ def test_a_chat_takes_what_its_template_takes(random_models: dict[str, Path], tm
     )
     (tmp_path / "model" / "chat_template.jinja").write_text(template)
     engine = text_engine(str(tmp_path / "model"))
-    name = engine.submit_chat(
+    chat = ChatInputs(
         [{"role": "user", "content": "abc"}],
-        SamplingParams(max_tokens=2),
         tools=[{"name": "tool"}],
         add_generation_prompt=False,
         chat_template_kwargs={"mood": "!"},
     )
+    name = engine.submit(chat, SamplingParams(max_tokens=2))
     assert drain(engine)[name].prompt == "abctool!"
 
 

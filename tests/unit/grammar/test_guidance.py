@@ -353,16 +353,16 @@ def test_nothing_is_made_before_it_is_asked_for() -> None:
 
 
 def test_kept_grammars_are_bounded_and_fresh(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(guidance, "MAX_KEPT", 8)  # each is tried in a process of its own, which takes its time
+    monkeypatch.setattr(guidance, "MAX_KEPT", 3)  # each is tried in a process of its own, which takes its time
     grammars = Guidance(text_fakes.tokenizer("byte_level"), num_columns("byte_level"), [eos_id("byte_level")])
     first = grammars.compile(StructuredOutputs(choice=["text 0"]))
     matcher = grammars.matcher(first)
     begin = allowed(matcher, num_columns("byte_level"))
     matcher.accept(min(begin))
-    for number in range(16):
+    for number in range(6):
         grammars.compile(StructuredOutputs(choice=[f"text {number}"]))
         assert allowed(grammars.matcher(first), num_columns("byte_level")) == begin
-    assert len(grammars._kept) == 8
+    assert len(grammars._kept) == 3
 
 
 @pytest.mark.parametrize("kind", ["byte_level", "byte_fallback"])

@@ -20,6 +20,7 @@ from twostroke.api.protocol.fields import WireObject, as_sent
 from twostroke.api.protocol.lists import MAX_TOOLS, AtMost, TokenId
 from twostroke.api.protocol.message_fields import Conversation
 from twostroke.api.routes.generate import json_response
+from twostroke.client.chat_inputs import ChatInputs
 from twostroke.errors import InvalidParameter, InvalidPrompt
 from twostroke.tokenizer.tokenizer import Tokenizer
 
@@ -159,12 +160,12 @@ def _token_ids(context: ServerContext, body: TokenizeRequest) -> Sequence[int]:
         raise InvalidPrompt("send either a prompt or messages, one of the two.")
     if body.messages is not None:
         continues = bool(body.continue_final_message)
-        text = inputs.render_chat(
+        chat = ChatInputs(
             body.messages,
             tools=[as_sent(tool) for tool in body.tools] if body.tools else None,
             add_generation_prompt=not continues if body.add_generation_prompt is None else body.add_generation_prompt,
             continue_final_message=continues,
             chat_template_kwargs=body.chat_template_kwargs,
         )
-        return inputs.encode(text, add_special_tokens=bool(body.add_special_tokens))
+        return inputs.encode(inputs.render_chat(chat), add_special_tokens=bool(body.add_special_tokens))
     return inputs.encode(body.prompt or "", add_special_tokens=body.add_special_tokens is not False)

@@ -1,0 +1,1 @@
+"""How much of the package a plain request runs through."""

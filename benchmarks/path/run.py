@@ -1,0 +1,185 @@
+"""Functions, files and lines of code that a plain chat request and a plain `LLM.generate` run through, by tracing.
+
+Each is warm: the same request was answered before. What an idle server runs anyhow is not counted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Generator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.path.count import PathSize, size_of
+from twostroke.tables import print_table
+
+_TRACER = Path(__file__).parent
+_PATIENCE_S = 120.0
+_GENERATE = """
+import os, signal
+from twostroke import LLM, SamplingParams
+with LLM("embedded", threads=1) as llm:
+    params = SamplingParams(temperature=0.0, max_tokens=12)
+    llm.generate("def f(x):", params)
+    os.kill(os.getpid(), signal.SIGUSR2)
+    llm.generate("def f(x):", params)
+    os.kill(os.getpid(), signal.SIGUSR2)
+"""
+
+
+def measure_generate() -> PathSize:
+    """Return what an offline call runs through."""
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "seen"
+        subprocess.run([sys.executable, "-c", _GENERATE], env=_environment(out), check=True, stdout=subprocess.DEVNULL)
+        return size_of(_read(out))
+
+
+def measure_chat() -> PathSize:
+    """Return what a streamed chat request runs through, in the HTTP process and the engine's."""
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "seen"
+        with _server(out) as (url, processes):
+            _chat(url)
+            _collect(out, processes)
+            time.sleep(2)
+            idle = _collect(out, processes)
+            _chat(url)
+            return size_of(_collect(out, processes) - idle)
+
+
+def _environment(out: Path) -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(_TRACER), "REQUEST_PATH": str(out)}  # noqa: TID251 (a child's)
+
+
+@contextlib.contextmanager
+def _server(out: Path) -> Generator[tuple[str, list[int]]]:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "twostroke", "serve", "--port", str(port), "--threads", "1"]
+    quiet, environment = subprocess.DEVNULL, _environment(out)
+    with subprocess.Popen(command, env=environment, start_new_session=True, stdout=quiet, stderr=quiet) as server:
+        try:
+            url = f"http://127.0.0.1:{port}"
+            _await_ready(url, server)
+            yield url, [pid for pid in _tree(server.pid) if _catches_signal(pid)]
+        finally:
+            server.send_signal(signal.SIGINT)
+
+
+def _await_ready(url: str, server: subprocess.Popen[bytes]) -> None:
+    until_s = time.monotonic() + _PATIENCE_S
+    while True:
+        try:
+            urllib.request.urlopen(f"{url}/ready", timeout=5).close()
+            return
+        except OSError:
+            if server.poll() is not None or time.monotonic() > until_s:
+                raise
+            time.sleep(0.2)
+
+
+def _chat(url: str) -> None:
+    body: dict[str, Any] = {"messages": [{"role": "user", "content": "def f(x):"}], "stream": True}
+    body |= {"max_tokens": 12, "temperature": 0.0}
+    headers = {"content-type": "application/json"}
+    request = urllib.request.Request(f"{url}/v1/chat/completions", json.dumps(body).encode(), headers)
+    with urllib.request.urlopen(request, timeout=_PATIENCE_S) as answer:
+        if b"[DONE]" not in answer.read():
+            raise AssertionError("the answer did not end")
+
+
+def _collect(out: Path, processes: list[int]) -> set[str]:
+    """Return what the processes have run since the last time."""
+    time.sleep(1)  # what follows an answer belongs to it
+    for pid in processes:
+        os.kill(pid, signal.SIGUSR2)
+    until_s = time.monotonic() + _PATIENCE_S
+    files = [out.with_name(f"{out.name}.{pid}") for pid in processes]
+    while not all(file.exists() for file in files):
+        if time.monotonic() > until_s:
+            raise AssertionError("a process does not say what it has run")
+        time.sleep(0.1)
+    time.sleep(0.5)  # they are written whole by then
+    return set(_read(out))
+
+
+def _read(out: Path) -> list[str]:
+    """Return the entries of all processes; their files are removed."""
+    found: list[str] = []
+    for file in sorted(out.parent.glob(f"{out.name}.*")):
+        found += file.read_text(encoding="utf-8").split("\n")
+        file.unlink()
+    return [entry for entry in found if entry]
+
+
+def _tree(pid: int) -> list[int]:
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="utf-8").split()
+    return [pid, *(other for child in children for other in _tree(int(child)))]
+
+
+def _catches_signal(pid: int) -> bool:
+    """Whether the process has a handler of SIGUSR2: it would end without."""
+    status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8")
+    caught = next(line for line in status.splitlines() if line.startswith("SigCgt"))
+    return bool(int(caught.split()[1], 16) >> (signal.SIGUSR2 - 1) & 1)
+
+
+COMMITTED = Path(__file__).parent / "committed.json"
+"""The figures that a change may not pass without changing them, too."""
+
+
+@dataclass(frozen=True, slots=True)
+class PathOptions:
+    """What is done with the figures."""
+
+    write: bool = False
+    """Commit these: write them to benchmarks/path/committed.json."""
+    files: bool = False
+    """Also print each file, with the lines that run."""
+
+
+def run_path(options: PathOptions) -> bool:
+    """Measure both paths and print them beside the committed figures.
+
+    Returns:
+        Whether neither is longer than committed.
+    """
+    found = {"chat over HTTP": measure_chat(), "LLM.generate": measure_generate()}
+    figures = {
+        name: {"functions": size.num_functions, "files": size.num_files, "lines": size.num_lines}
+        for name, size in found.items()
+    }
+    if options.write:
+        COMMITTED.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+    committed = json.loads(COMMITTED.read_text(encoding="utf-8"))
+    table = Table("request", "functions", "files", "lines of code", "committed: files", "lines")
+    for name, row in figures.items():
+        kept = committed[name]
+        table.add_row(name, *map(str, (row["functions"], row["files"], row["lines"], kept["files"], kept["lines"])))
+    console = Console()
+    print_table(table, console)
+    for name, size in found.items() if options.files else ():
+        print_table(_files_table(name, size), console)
+    return all(figures[name][key] <= committed[name][key] for name in figures for key in ("files", "lines"))
+
+
+def _files_table(name: str, size: PathSize) -> Table:
+    table = Table(f"file of {name}", "lines of code")
+    for file, num_lines in sorted(size.lines_by_file.items(), key=lambda item: -item[1]):
+        table.add_row(file, str(num_lines))
+    return table

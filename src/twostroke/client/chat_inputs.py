@@ -1,0 +1,36 @@
+"""A conversation, and what its chat template is given beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypedDict
+
+
+class TemplateOptions(TypedDict, total=False):
+    """What callers may give a chat template by name, beside the messages."""
+
+    tools: Sequence[Mapping[str, Any]] | None
+    """JSON schemas of functions the model may call."""
+    documents: Sequence[Mapping[str, Any]] | None
+    """For templates that know retrieval."""
+    add_generation_prompt: bool
+    """Whether to open the assistant's turn; it is opened by default."""
+    continue_final_message: bool
+    """Whether the model goes on within the last message; needs add_generation_prompt=False. The output is what it
+    adds."""
+    chat_template_kwargs: Mapping[str, Any] | None
+    """Further variables for the template, for example enable_thinking."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChatInputs:
+    """A conversation to be rendered by the model's chat template; the fields are those of ChatTemplate.render."""
+
+    messages: Sequence[Mapping[str, Any]]
+    """Objects with a role and, as a rule, a content."""
+    tools: Sequence[Mapping[str, Any]] | None = None
+    documents: Sequence[Mapping[str, Any]] | None = None
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    chat_template_kwargs: Mapping[str, Any] | None = None
