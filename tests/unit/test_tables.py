@@ -11,6 +11,7 @@ import pytest
 from rich.console import Console
 from rich.table import Table
 
+import benchmarks
 import twostroke
 from twostroke.config.engine import EngineConfig
 from twostroke.planner.options import PlanOptions
@@ -83,9 +84,11 @@ def test_a_plan_of_a_model_with_windows_is_whole_at_every_width(plan_with_window
 
 def test_whoever_makes_a_table_prints_it_whole() -> None:
     """Rich itself cuts what does not fit: its own print would do so, of a table that somebody adds."""
-    sources = Path(twostroke.__file__).parent
+    sources, benches = Path(twostroke.__file__).parent, Path(benchmarks.__file__).parent
     makers = {
-        path for path in sources.rglob("*.py") if "Table(" in path.read_text() and "rich.table" in path.read_text()
+        path
+        for path in [*sources.rglob("*.py"), *benches.rglob("*.py")]
+        if "Table(" in path.read_text() and "rich.table" in path.read_text()
     }
     makers -= {sources / "tables.py"}
     assert len(makers) > 15
