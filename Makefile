@@ -77,7 +77,7 @@ soak: $(STAMP)
 
 # Clients that others wrote, each installed into build/compat/NAME; the first time takes minutes and gigabytes.
 compat: $(STAMP)
-	$(BIN)/python tests/compat/run.py
+	PYTHONPATH=. $(BIN)/python tests/compat/run.py
 
 # docs/compatibility.md, from the table of features that tests/compatibility runs pair by pair.
 compatibility: $(STAMP)

@@ -17,7 +17,7 @@ from twostroke.communicator.interface import Communicator, Watching
 from twostroke.communicator.process_group import process_group
 from twostroke.config.load import LoadConfig
 from twostroke.errors import InvalidParameter
-from twostroke.startup import ranks
+from twostroke.startup import rank_process, ranks
 
 NUM_TOKENS = 120
 """That all models here have."""
@@ -182,6 +182,7 @@ def test_a_process_group_as_between_gpus(
         return process_group(communicator, load.device)
 
     monkeypatch.setattr(ranks, "on_device", on_device)
+    monkeypatch.setattr(rank_process, "on_device", on_device)
     fields = {name: config.pop(name) for name in ODD_SIZES if name in config}
     same(write_random_model(tmp_path, family, **fields), **config)
     assert kinds == ["cpu"] * config.get("tensor_parallel_size", 2)
