@@ -114,7 +114,6 @@ def cluster(*, has_namespaces: bool) -> Generator[Cluster]:
     folder = Path(tempfile.mkdtemp(prefix="ts-ray-"))  # short: sockets are in it
     env = {
         **os.environ,  # noqa: TID251 (of the processes that it starts)
-        "PYTHONPATH": str(Path(__file__).parents[1]),  # benchmarks/ is not installed
         "PYTHONPATH": os.pathsep.join(os.path.abspath(path) for path in sys.path if path),
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN": secrets.token_hex(16),
