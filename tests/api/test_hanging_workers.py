@@ -89,7 +89,7 @@ def test_a_rank_that_is_stopped_costs_a_pause(undisturbed: Drill) -> None:
         config = EngineConfig.from_keywords(model="embedded", threads=1, num_kv_blocks=2000, tensor_parallel_size=2)
         async with pools(config, decode=1) as engine:
             (worker,) = pids(engine)
-            (rank,) = [child for child in children_of(worker) if b"engine.ranks" in cmdline(child)]
+            (rank,) = [child for child in children_of(worker) if b"startup.rank_process" in cmdline(child)]
             found = await asked(engine, lambda: os.kill(rank, signal.SIGSTOP))
             assert found == expected(undisturbed)
             assert pids(engine) != [worker]
