@@ -14,6 +14,7 @@ from server_process import ServerProcess
 from twostroke import LLM, SamplingParams
 from twostroke.api.protocol.responses import ResponsesRequest
 from twostroke.api.responses_input import chat_of_response
+from twostroke.api.translate import chat_params
 
 TEXT = "sort a list of numbers"
 USER: list[Any] = [{"role": "user", "content": TEXT}]
@@ -235,6 +236,12 @@ def test_effort_and_template_variables_reach_the_chat() -> None:
     given = {"input": TEXT, "reasoning": {"effort": "low"}, "chat_template_kwargs": {"a": 1}, "priority": 2}
     chat = chat_of_response(ResponsesRequest.model_validate(given))
     assert (chat.reasoning_effort, chat.chat_template_kwargs, chat.priority) == ("low", {"a": 1}, 2)
+
+
+def test_the_end_of_text_can_be_ignored() -> None:
+    """As load generators ask it of every API."""
+    chat = chat_of_response(ResponsesRequest.model_validate({"input": TEXT, "ignore_eos": True}))
+    assert chat_params(chat, None).ignore_eos
 
 
 def refused(server: ServerProcess, **fields: Any) -> str:

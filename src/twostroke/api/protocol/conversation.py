@@ -23,6 +23,7 @@ class ConversationFields(WireObject):
     seed: Annotated[int, Field(ge=-(2**63), le=2**63 - 1)] | None = Field(
         default=None, description="The same seed gives the same tokens."
     )
+    ignore_eos: bool | None = Field(default=None, description="Go on behind the model's end-of-text tokens.")
     stream: bool | None = Field(default=None, description="Send what is new as server-sent events.")
     chat_template_kwargs: dict[str, Any] | None = Field(
         default=None, description="Further variables for the chat template."
