@@ -150,9 +150,9 @@ def test_a_story_is_told_at_a_click(
         told = httpx.get(f"{lab.url}/lab/experiment").json()
         figures = told["results"]["b"]["figures"]
         expect(page.locator(".verdict .effect").first).to_contain_text("Tokens a second: ")
-        expect(page.locator(".verdict .effect").first).to_contain_text(
-            f"{figures['tokens_per_pass']['median']:.2f} tokens"
-        )
+        per_pass = f"{figures['tokens_per_pass']['median']:.2f} tokens"
+        effects = re.compile(f"{re.escape(per_pass)}|may have made the difference")  # on a machine that others use
+        expect(page.locator(".verdict .effect").first).to_contain_text(effects)
         expect(page.locator(".verdict .price")).to_contain_text("The price. Of the guesses")
         table = page.locator("#experiment table")
         expect(table).to_contain_text("TTFT p50")
