@@ -24,7 +24,7 @@ _Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 @dataclass(frozen=True, slots=True)
 class PathSize:
-    """What a request runs through."""
+    """Number of functions, and lines of code by file, that ran for one request."""
 
     num_functions: int
     lines_by_file: Mapping[str, int]
@@ -37,7 +37,7 @@ class PathSize:
 
     @property
     def num_lines(self) -> int:
-        """Of all of them."""
+        """Lines of code of all functions that ran."""
         return sum(self.lines_by_file.values())
 
 

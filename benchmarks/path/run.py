@@ -145,7 +145,7 @@ COMMITTED = Path(__file__).parent / "committed.json"
 
 @dataclass(frozen=True, slots=True)
 class PathOptions:
-    """What is done with the figures."""
+    """Flags of `python -m benchmarks path`."""
 
     write: bool = False
     """Commit these: write them to benchmarks/path/committed.json."""

@@ -8,7 +8,7 @@ from typing import Any, TypedDict
 
 
 class TemplateOptions(TypedDict, total=False):
-    """What callers may give a chat template by name, beside the messages."""
+    """Keyword arguments of `chat` that go to the chat template."""
 
     tools: Sequence[Mapping[str, Any]] | None
     """JSON schemas of functions the model may call."""

@@ -73,7 +73,7 @@ class PromptInput:
 
 @dataclass(frozen=True, slots=True)
 class AnswerForm:
-    """What a parser of a chat's output asks for."""
+    """Settings that the parser of a chat's output needs."""
 
     shown_tokens: Collection[str] = ()
     """Part of the output's text even where they are special tokens, which are left out otherwise: markup that the

@@ -1,4 +1,4 @@
-"""What a caller hands to an engine: one object from the entrance to the scheduler's door."""
+"""Submission: a request as one object, from the API to the scheduler."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Submission:
     """A checked prompt, and how it is to be served."""
 
     prompt: PromptInput
-    """What InputProcessor made; it holds the sampling parameters, too."""
+    """The result of InputProcessor, with the sampling parameters."""
     arrival_time_s: float
     """When the caller asked, on the engine's clock: preparing the prompt counts as waiting."""
     request_id: str | None = None
