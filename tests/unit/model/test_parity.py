@@ -353,7 +353,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 @pytest.mark.parametrize("case", CASES)
 def test_logits_equal_transformers(case: str, kernels: Kernels, tmp_path: Path) -> None:
     kind, changes = CASES[case]
-    check_parity(tmp_path, kind, changes, seed=0, prompt_lens=[1, 61, 400], num_decode=100, kernels=kernels)
+    check_parity(tmp_path, kind, changes, seed=0, prompt_lens=[1, 61, 400], num_decode=200, kernels=kernels)
 
 
 @pytest.mark.parametrize("kernels", ["reference", "auto"])
