@@ -9,7 +9,7 @@ import tracemalloc
 from dataclasses import dataclass
 
 from twostroke.batch import NewRequest
-from twostroke.cluster.dispatcher import Dispatcher, LeastBusy, Member
+from twostroke.cluster.dispatcher import Dispatcher, LeastBusy, ReadyWorker
 from twostroke.cluster.engine_process import EngineProcess
 from twostroke.cluster.messages import Alive
 from twostroke.config.engine import EngineConfig
@@ -87,7 +87,7 @@ class _Journal:
 
 def _journal(num_prompt_tokens: int) -> _Journal:
     dispatcher = Dispatcher(LeastBusy())
-    dispatcher.worker_ready(Member("decode-0.1", Role.DECODE, None, 16, NUM_STREAMS))
+    dispatcher.worker_ready(ReadyWorker("decode-0.1", Role.DECODE, None, 16, NUM_STREAMS))
     tracemalloc.start()
     for i in range(NUM_STREAMS):
         # a prompt comes off the wire: its numbers are objects of its own, as they would be

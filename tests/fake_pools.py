@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from factories import uniform_shape
 from fakes import FakeExecutor, FakeGeneration
 from twostroke.batch import NewRequest, RequestResult, ScheduledBatch, StepResult
-from twostroke.cluster.dispatcher import Dispatcher, Member, Outcome, Placer
+from twostroke.cluster.dispatcher import Dispatched, Dispatcher, Placer, ReadyWorker
 from twostroke.cluster.messages import Add, Command, DropKV, EndHold, FetchKV, Finish, KVFetched
 from twostroke.config.cache import CacheConfig
 from twostroke.config.scheduler import SchedulerConfig
@@ -198,7 +198,7 @@ class FakeWorker:
     """A process."""
 
     pools: FakePools
-    member: Member
+    member: ReadyWorker
     epoch: int
     is_dead: bool = False
     commands: deque[Command] = field(default_factory=deque)
@@ -349,7 +349,7 @@ class FakePools:
         epoch = next(self._epochs)
         facts = LenderFacts(Address(path=f"/{epoch}"), epoch) if role is Role.PREFILL else None
         size, whole = self.layout.block_size, self.layout.prefix_tokens
-        member = Member(f"{role}.{epoch}", role, facts, size, self.scheduler.max_num_seqs, prefix_tokens=whole)
+        member = ReadyWorker(f"{role}.{epoch}", role, facts, size, self.scheduler.max_num_seqs, prefix_tokens=whole)
         self.workers.append(FakeWorker(self, member, epoch))
         self.carry_out(self.dispatcher.worker_ready(member))
 
@@ -396,7 +396,7 @@ class FakePools:
         self.leaving.remove(worker)
         self.carry_out(self.dispatcher.worker_gone(worker_id, "it left"))
 
-    def carry_out(self, outcome: Outcome) -> None:
+    def carry_out(self, outcome: Dispatched) -> None:
         """Orders, and what was delivered."""
         by_id = {worker.member.worker_id: worker for worker in self.workers}
         for order in outcome.orders:

@@ -14,7 +14,7 @@ import pytest
 
 from factories import submitted
 from twostroke.client.engine_client import PoolMember
-from twostroke.cluster.dispatcher import LeastBusy, Member, Place
+from twostroke.cluster.dispatcher import LeastBusy, Place, ReadyWorker
 from twostroke.cluster.pooled_engine import PooledEngine
 from twostroke.config.engine import EngineConfig
 from twostroke.config.pools import PoolConfig
@@ -39,7 +39,11 @@ class Chosen(LeastBusy):
     hands_over = True
 
     def place(
-        self, request: GenerationRequest, token_ids: Sequence[int], members: Sequence[Member], num_live: dict[str, int]
+        self,
+        request: GenerationRequest,
+        token_ids: Sequence[int],
+        members: Sequence[ReadyWorker],
+        num_live: dict[str, int],
     ) -> Place | None:
         allowed = [member for member in members if self.hands_over or member.role is Role.DECODE]
         return super().place(request, token_ids, allowed, num_live)

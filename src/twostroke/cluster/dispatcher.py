@@ -42,7 +42,7 @@ MAX_ATTEMPTS = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
+class ReadyWorker:
     """A worker that takes requests."""
 
     worker_id: str
@@ -80,7 +80,11 @@ class Placer(Protocol):
     """Chooses workers; pure as well."""
 
     def place(
-        self, request: GenerationRequest, token_ids: Sequence[int], members: Sequence[Member], num_live: dict[str, int]
+        self,
+        request: GenerationRequest,
+        token_ids: Sequence[int],
+        members: Sequence[ReadyWorker],
+        num_live: dict[str, int],
     ) -> Place | None:
         """Where it runs; None while nobody can take it.
 
@@ -93,7 +97,7 @@ class Placer(Protocol):
         ...
 
 
-class Order(msgspec.Struct, frozen=True):
+class WorkerOrder(msgspec.Struct, frozen=True):
     """A command for a worker."""
 
     worker_id: str
@@ -101,10 +105,10 @@ class Order(msgspec.Struct, frozen=True):
 
 
 @dataclass(slots=True)
-class Outcome:
+class Dispatched:
     """What is to be done."""
 
-    orders: list[Order] = field(default_factory=list[Order])
+    orders: list[WorkerOrder] = field(default_factory=list[WorkerOrder])
     updates: list[TokenUpdate] = field(default_factory=list[TokenUpdate])
     """To deliver, under the sequences' own names."""
     lost: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
@@ -179,7 +183,7 @@ class Dispatcher:
 
     def __init__(self, placer: Placer) -> None:
         self._placer = placer
-        self._members: dict[str, Member] = {}
+        self._members: dict[str, ReadyWorker] = {}
         self._sequences: dict[str, _Sequence] = {}
         self._by_name_there: dict[str, _Sequence] = {}
         self._numbers = itertools.count(1)
@@ -202,32 +206,32 @@ class Dispatcher:
         """Sequences that need a worker."""
         return sum(worker_id in sequence.worker_ids for sequence in self._sequences.values())
 
-    def add(self, request: GenerationRequest) -> Outcome:
+    def add(self, request: GenerationRequest) -> Dispatched:
         """A sequence to run."""
         assert request.request_id not in self._sequences, f"sequence {request.request_id!r} is not new"
         sequence = _Sequence(request, array("i", request.new_request.output_token_ids), cache_salt=request.cache_salt)
         self._sequences[sequence.name] = sequence
-        outcome = Outcome()
+        outcome = Dispatched()
         self._begin(sequence, outcome)
         return outcome
 
-    def finish(self, sequence_id: str, reason: FinishReason, num_output_tokens: int | None = None) -> Outcome:
+    def finish(self, sequence_id: str, reason: FinishReason, num_output_tokens: int | None = None) -> Dispatched:
         """A sequence ends from outside; unknown ones are ignored."""
-        outcome = Outcome()
+        outcome = Dispatched()
         sequence = self._sequences.get(sequence_id)
         if sequence is not None:
             self._withdraw(sequence, outcome, reason, num_output_tokens)
             self._forget(sequence)
         return outcome
 
-    def worker_ready(self, member: Member) -> Outcome:
+    def worker_ready(self, member: ReadyWorker) -> Dispatched:
         """Note that a worker takes requests, and resume sequences that wait for one.
 
         A decode worker also takes over the sequences that prefill workers decoded for lack of one; their KV is lent as
         always.
         """
         self._members[member.worker_id] = member
-        outcome = Outcome()
+        outcome = Dispatched()
         for sequence in [s for s in self._sequences.values() if s.place is None]:
             self._begin(sequence, outcome)
         if member.role is Role.DECODE:
@@ -240,10 +244,10 @@ class Dispatcher:
                 self._begin(sequence, outcome, place)
         return outcome
 
-    def worker_gone(self, worker_id: str, cause: str) -> Outcome:
+    def worker_gone(self, worker_id: str, cause: str) -> Dispatched:
         """A worker is dead, or given up: what it had to do is done elsewhere."""
         self._members.pop(worker_id, None)
-        outcome = Outcome()
+        outcome = Dispatched()
         for sequence in self._held_up_without(worker_id):
             self._withdraw(sequence, outcome, FinishReason.ABORT, None, but=worker_id)
             sequence.num_fruitless += 1
@@ -259,27 +263,27 @@ class Dispatcher:
         """A worker takes no more sequences; those it has go on."""
         self._members.pop(worker_id, None)
 
-    def migrate(self, worker_id: str) -> Outcome:
+    def migrate(self, worker_id: str) -> Dispatched:
         """What a retired worker still has to do goes on elsewhere, and it is told so."""
-        outcome = Outcome()
+        outcome = Dispatched()
         for sequence in self._held_up_without(worker_id):
             self._withdraw(sequence, outcome, FinishReason.ABORT, None)
             self.num_resumed += 1
             self._begin(sequence, outcome)
         return outcome
 
-    def give_up(self, cause: str) -> Outcome:
+    def give_up(self, cause: str) -> Dispatched:
         """Nobody will ever run them."""
-        outcome = Outcome()
+        outcome = Dispatched()
         for sequence in list(self._sequences.values()):
             outcome.lost.append((sequence.name, cause))
             self._withdraw(sequence, outcome, FinishReason.ABORT, None)
             self._forget(sequence)
         return outcome
 
-    def take_in(self, worker_id: str, updates: Iterable[TokenUpdate]) -> Outcome:
+    def take_in(self, worker_id: str, updates: Iterable[TokenUpdate]) -> Dispatched:
         """What a step of a worker made."""
-        outcome = Outcome()
+        outcome = Dispatched()
         for update in updates:
             sequence = self._by_name_there.get(update.request_id)
             if sequence is None or sequence.worker_id != worker_id or update.start != len(sequence.token_ids):
@@ -310,7 +314,7 @@ class Dispatcher:
         num_live = {worker_id: self.live_on(worker_id) for worker_id in self._members}
         return self._placer.place(sequence.request, token_ids, list(self._members.values()), num_live)
 
-    def _begin(self, sequence: _Sequence, outcome: Outcome, place: Place | None = None) -> None:
+    def _begin(self, sequence: _Sequence, outcome: Dispatched, place: Place | None = None) -> None:
         """Begin another attempt, from what was delivered; it waits if nobody is there.
 
         Args:
@@ -335,7 +339,7 @@ class Dispatcher:
         self._by_name_there[sequence.name_there] = sequence
         request = self._request_of(sequence)
         if place.prefill is None:
-            outcome.orders.append(Order(place.decode, Add(request)))
+            outcome.orders.append(WorkerOrder(place.decode, Add(request)))
             return
         giver, taker = self._members[place.prefill], self._members[place.decode]
         lender = giver.lender
@@ -345,11 +349,11 @@ class Dispatcher:
         source = KVSource(lender.address, lender.epoch, number, giver.block_size, giver.whole_tokens)
         max_tokens = len(sequence.token_ids) + 1
         here = replace(request, max_tokens=max_tokens, lend_as=number, lend_block_size=taker.whole_tokens)
-        outcome.orders.append(Order(place.prefill, Add(here)))
+        outcome.orders.append(WorkerOrder(place.prefill, Add(here)))
         fetch = FetchKV(
             number, request.request_id, new.prompt_token_ids + new.output_token_ids, sequence.cache_salt, source
         )
-        outcome.orders.append(Order(place.decode, fetch))
+        outcome.orders.append(WorkerOrder(place.decode, fetch))
 
     def _compare_numerics(self, sequence: _Sequence) -> NumericDrift:
         """Note the numerics of the attempt's workers, and return where all that have run the sequence differ."""
@@ -383,7 +387,7 @@ class Dispatcher:
         )
         return replace(request, new_request=new, import_id=import_id, cache_salt=sequence.cache_salt)
 
-    def _deliver(self, sequence: _Sequence, update: TokenUpdate, outcome: Outcome) -> None:
+    def _deliver(self, sequence: _Sequence, update: TokenUpdate, outcome: Dispatched) -> None:
         if update.token_ids:
             sequence.num_fruitless = 0
             if sequence.is_decoding:
@@ -402,11 +406,11 @@ class Dispatcher:
             assert sequence.place is not None, f"{sequence.name} runs nowhere"
             sequence.is_decoding = True
             outcome.orders.append(
-                Order(sequence.place.decode, Add(self._request_of(sequence, import_id=sequence.import_id)))
+                WorkerOrder(sequence.place.decode, Add(self._request_of(sequence, import_id=sequence.import_id)))
             )
         elif ends:
             if not sequence.is_decoding and sequence.import_id is not None and sequence.place is not None:
-                outcome.orders.append(Order(sequence.place.decode, DropKV(sequence.import_id)))
+                outcome.orders.append(WorkerOrder(sequence.place.decode, DropKV(sequence.import_id)))
             self._forget(sequence)
 
     @staticmethod
@@ -429,7 +433,7 @@ class Dispatcher:
     def _withdraw(
         self,
         sequence: _Sequence,
-        outcome: Outcome,
+        outcome: Dispatched,
         reason: FinishReason,
         num_output_tokens: int | None,
         but: str | None = None,
@@ -441,12 +445,12 @@ class Dispatcher:
         name = sequence.name_there
         self._by_name_there.pop(name, None)
         if place.prefill is not None and not sequence.is_decoding and place.prefill != but:
-            outcome.orders.append(Order(place.prefill, Finish(name, reason, num_output_tokens)))
+            outcome.orders.append(WorkerOrder(place.prefill, Finish(name, reason, num_output_tokens)))
         if place.decode != but:
             if sequence.is_decoding:
-                outcome.orders.append(Order(place.decode, Finish(name, reason, num_output_tokens)))
+                outcome.orders.append(WorkerOrder(place.decode, Finish(name, reason, num_output_tokens)))
             elif sequence.import_id is not None:
-                outcome.orders.append(Order(place.decode, DropKV(sequence.import_id)))
+                outcome.orders.append(WorkerOrder(place.decode, DropKV(sequence.import_id)))
         sequence.place = sequence.import_id = None
         sequence.is_decoding = False
 
@@ -459,7 +463,11 @@ class LeastBusy:
     """The simplest placer: workers with the fewest sequences, and a hand-over for every prompt of a block or more."""
 
     def place(
-        self, request: GenerationRequest, token_ids: Sequence[int], members: Sequence[Member], num_live: dict[str, int]
+        self,
+        request: GenerationRequest,
+        token_ids: Sequence[int],
+        members: Sequence[ReadyWorker],
+        num_live: dict[str, int],
     ) -> Place | None:
         """See Placer."""
         order = sorted(members, key=lambda member: (num_live[member.worker_id], member.worker_id))

@@ -15,7 +15,7 @@ from twostroke.child_command import child_command
 from twostroke.cluster.child import Child, LocalChild
 from twostroke.cluster.early_child import take_early
 from twostroke.cluster.forking import ForkServer
-from twostroke.cluster.messages import COMMANDS, REPORTS, Alive, Command, Refused, Report, Start, Stop
+from twostroke.cluster.messages import COMMANDS, REPORTS, Alive, Command, Refused, Report, StartEngine, Stop
 from twostroke.cluster.wires import FolderWires, Wires
 from twostroke.config.engine import EngineConfig
 from twostroke.cost.step_cost import MachineLimits
@@ -95,7 +95,7 @@ class EngineProcess:
         folder = Path(tempfile.mkdtemp(prefix="twostroke-")) if early is None else early.folder
         child = early or await (LocalChild.start(command, folder) if forks is None else forks.fork(folder))
         process = cls(child, FolderWires(folder), last_words_s)
-        process.send(Start(config, handover, machine=machine, heartbeat=heartbeat))
+        process.send(StartEngine(config, handover, machine=machine, heartbeat=heartbeat))
         return process
 
     @property

@@ -18,7 +18,7 @@ from collections.abc import Iterable
 
 from twostroke.cluster import process
 from twostroke.cluster.child import kill_child
-from twostroke.cluster.forking import FORK_REPLIES, FORKS, Ended, Forked, ForkFailed
+from twostroke.cluster.forking import FORK_REPLIES, FORKS, ChildEnded, Forked, ForkFailed
 
 LARGEST_QUESTION = 1 << 16
 
@@ -80,14 +80,14 @@ def _leave(control: socket.socket, children: Iterable[int]) -> None:
         pass
 
 
-def _ended(descriptor: int, pid: int) -> Ended:
+def _ended(descriptor: int, pid: int) -> ChildEnded:
     """How a child has ended."""
     os.close(descriptor)
     _, status = os.waitpid(pid, 0)
-    return Ended(pid, os.waitstatus_to_exitcode(status))
+    return ChildEnded(pid, os.waitstatus_to_exitcode(status))
 
 
-def _tell(control: socket.socket, reply: Forked | ForkFailed | Ended, *descriptors: int) -> bool:
+def _tell(control: socket.socket, reply: Forked | ForkFailed | ChildEnded, *descriptors: int) -> bool:
     """Whether somebody was there to hear it."""
     try:
         socket.send_fds(control, [FORK_REPLIES.encode(reply)], descriptors)

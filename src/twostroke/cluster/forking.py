@@ -46,7 +46,7 @@ class ForkFailed(msgspec.Struct, frozen=True, array_like=True, tag=True):
     reason: str
 
 
-class Ended(msgspec.Struct, frozen=True, array_like=True, tag=True):
+class ChildEnded(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """One has ended."""
 
     pid: int
@@ -56,7 +56,9 @@ class Ended(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 FORKS = msgspec.msgpack.Decoder(Fork)
 FORK_REPLIES = msgspec.msgpack.Encoder()
-_REPLIES: msgspec.msgpack.Decoder[Forked | ForkFailed | Ended] = msgspec.msgpack.Decoder(Forked | ForkFailed | Ended)
+_REPLIES: msgspec.msgpack.Decoder[Forked | ForkFailed | ChildEnded] = msgspec.msgpack.Decoder(
+    Forked | ForkFailed | ChildEnded
+)
 
 
 def can_fork() -> bool:
@@ -210,7 +212,7 @@ class ForkServer:
                 return
             self._take(_REPLIES.decode(reply), descriptors)
 
-    def _take(self, reply: Forked | ForkFailed | Ended, descriptors: list[int]) -> None:
+    def _take(self, reply: Forked | ForkFailed | ChildEnded, descriptors: list[int]) -> None:
         match reply:
             case Forked(pid):
                 asked = self._asked.popleft()
@@ -222,7 +224,7 @@ class ForkServer:
                     asked.child.set_result(child)
             case ForkFailed(reason):
                 self._refuse(self._asked.popleft(), reason)
-            case Ended(pid, code):
+            case ChildEnded(pid, code):
                 child = self._children.pop(pid, None)
                 if child is not None:
                     child.ended(ending_words(code))

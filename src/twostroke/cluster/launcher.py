@@ -7,7 +7,7 @@ from typing import Protocol
 
 from twostroke.cluster.engine_process import COMMAND, EngineProcess
 from twostroke.cluster.forking import ForkServer, can_fork
-from twostroke.cluster.messages import Ready
+from twostroke.cluster.messages import EngineReady
 from twostroke.config.engine import EngineConfig
 from twostroke.config.pools import PoolConfig
 from twostroke.cost.step_cost import MachineLimits
@@ -51,7 +51,7 @@ class Launcher(Protocol):
         """
         ...
 
-    def is_loaded(self, ready: Ready) -> None:
+    def is_loaded(self, ready: EngineReady) -> None:
         """A process has loaded its model; what it found out about its machine, others need not find out again."""
         ...
 
@@ -85,7 +85,7 @@ class LocalLauncher:
             config, self._command, port, last_words_s=0.0, forks=self._forks, machine=self._machine
         )
 
-    def is_loaded(self, ready: Ready) -> None:
+    def is_loaded(self, ready: EngineReady) -> None:
         """See Launcher: what is measured while others serve is not what the machine can do."""
         self._machine = self._machine or ready.machine
 

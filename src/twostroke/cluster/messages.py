@@ -2,8 +2,8 @@
 
     HTTP process                                               engine process
     ────────────                                               ──────────────
-    Start(config)              ──────────────────────────────►   loads the model
-                               ◄──────────────────────────────   Ready(facts) | Refused(reason)
+    StartEngine(config)        ──────────────────────────────►   loads the model
+                               ◄──────────────────────────────   EngineReady(facts) | Refused(reason)
     Add, Finish, ResetPrefixCache, Stop  ────────────────────►   between steps
     FetchKV, DropKV
                                ◄──────────────────────────────   Progress(updates, events), once a step
@@ -38,7 +38,7 @@ class _Message(msgspec.Struct, array_like=True, tag=True):
     """One of a union; its name travels with it."""
 
 
-class Start(_Message):
+class StartEngine(_Message):
     """The first message: what to load."""
 
     config: EngineConfig
@@ -103,10 +103,10 @@ class Stop(_Message):
     """End the process; whatever runs ends without a word."""
 
 
-Command = Start | Add | Finish | ResetPrefixCache | FetchKV | DropKV | KVFetched | EndHold | Stop
+Command = StartEngine | Add | Finish | ResetPrefixCache | FetchKV | DropKV | KVFetched | EndHold | Stop
 
 
-class Ready(_Message):
+class EngineReady(_Message):
     """The model is loaded."""
 
     facts: EngineFacts
@@ -153,7 +153,7 @@ class CacheWasReset(_Message):
     had_blocks: bool
 
 
-Report = Ready | Refused | Failed | Alive | Progress | CacheWasReset
+Report = EngineReady | Refused | Failed | Alive | Progress | CacheWasReset
 
 
 _Out = TypeVar("_Out")

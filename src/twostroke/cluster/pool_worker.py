@@ -9,10 +9,10 @@ from typing import Protocol
 
 from twostroke.client.engine_client import EngineState
 from twostroke.client.load import LoadMeter
-from twostroke.cluster.dispatcher import Member
+from twostroke.cluster.dispatcher import ReadyWorker
 from twostroke.cluster.engine_process import LOADING_SILENCE_S, STOP_PATIENCE_S, EngineProcess
 from twostroke.cluster.launcher import Launcher
-from twostroke.cluster.messages import Add, Alive, Command, Failed, Progress, Ready, Refused, Report, Stop
+from twostroke.cluster.messages import Add, Alive, Command, EngineReady, Failed, Progress, Refused, Report, Stop
 from twostroke.config.engine import EngineConfig
 from twostroke.engine.clock import monotonic_clock
 from twostroke.engine.facts import EngineFacts
@@ -247,7 +247,7 @@ class PoolWorker:
             self.cause = "the model is being loaded"
         try:
             report = await process.first_report(LOADING_SILENCE_S)
-            if not isinstance(report, Ready):
+            if not isinstance(report, EngineReady):
                 return await self._not_loaded(process, report)
             assert report.geometry is not None, "a process of a pool says what it computes"
             objection = self._pool.objection(self, report.geometry)
@@ -258,7 +258,7 @@ class PoolWorker:
             self.meter = LoadMeter(report.facts.max_num_seqs, is_fair=report.facts.is_fair)
             self._process = process
             self._heard_s = self._ready_s = monotonic_clock()
-            self.member = Member(
+            self.member = ReadyWorker(
                 self.worker_id,
                 self.role,
                 report.lender,

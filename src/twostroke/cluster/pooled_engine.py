@@ -14,7 +14,7 @@ from twostroke.client.load import Load, combined
 from twostroke.client.reception import Reception
 from twostroke.client.submission import Submission
 from twostroke.cluster.delivery import delivery_of
-from twostroke.cluster.dispatcher import Dispatcher, Outcome, Placer
+from twostroke.cluster.dispatcher import Dispatched, Dispatcher, Placer
 from twostroke.cluster.gateway_log import GatewayLog
 from twostroke.cluster.launcher import Launcher, launcher_for
 from twostroke.cluster.messages import Add, CacheWasReset, Finish, Progress, Report, ResetPrefixCache
@@ -395,7 +395,7 @@ class PooledEngine:
         """What a worker that leaves has not ended in time."""
         self._carry_out(self._dispatcher.migrate(worker_id))
 
-    def _carry_out(self, outcome: Outcome) -> None:
+    def _carry_out(self, outcome: Dispatched) -> None:
         now_s = self.now_s()
         routed = [
             RequestRouted(now_s, GATEWAY, name, place.decode, place.prefill, place.reason)

@@ -29,16 +29,16 @@ from twostroke.cluster.messages import (
     Command,
     DropKV,
     EndHold,
+    EngineReady,
     Failed,
     FetchKV,
     Finish,
     KVFetched,
     Progress,
-    Ready,
     Refused,
     Report,
     ResetPrefixCache,
-    Start,
+    StartEngine,
     Stop,
 )
 from twostroke.cluster.wires import engine_ends, unbounded
@@ -207,7 +207,7 @@ def run(
         start = channel.receive(wait=True)
         if isinstance(start, Stop):
             return 0
-        assert isinstance(start, Start), f"the first command was {start}"
+        assert isinstance(start, StartEngine), f"the first command was {start}"
         if is_whole_process:
             monotonic_clock.ahead_s = start.clock_ahead_s
         return _run(channel, start, around_executor, is_whole_process, step_patience_s)
@@ -217,7 +217,7 @@ def run(
 
 def _run(
     channel: Channel,
-    start: Start,
+    start: StartEngine,
     around_executor: Callable[[Executor], Executor] | None,
     is_whole_process: bool,
     step_patience_s: float | None,
@@ -251,7 +251,7 @@ class _Heart:
 
 def _serve(
     channel: Channel,
-    start: Start,
+    start: StartEngine,
     around_executor: Callable[[Executor], Executor] | None,
     outbox: _Outbox,
     *,
@@ -263,7 +263,7 @@ def _serve(
     except TwostrokeError as error:
         channel.send(Refused(str(error)))
         return 1
-    ready = Ready(
+    ready = EngineReady(
         built.facts,
         built.lender,
         built.geometry,

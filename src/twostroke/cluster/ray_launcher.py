@@ -38,7 +38,7 @@ import zmq
 from twostroke.child_command import child_command
 from twostroke.cluster.child import LocalChild, ending_words
 from twostroke.cluster.engine_process import COMMAND, EngineProcess
-from twostroke.cluster.messages import Ready, Start
+from twostroke.cluster.messages import EngineReady, StartEngine
 from twostroke.cluster.ray_room import Shortage, Wish, figures, shortage
 from twostroke.cluster.wires import NetworkEnd, NetworkWires
 from twostroke.config.engine import EngineConfig
@@ -220,10 +220,10 @@ class RayLauncher:
         config = replace(config, load=load)
         wires = NetworkWires(seated.host, seated.ports, seated.engine_key, public_key, secret_key)
         process = EngineProcess(_SeatedChild(seats, seated, load.tensor_parallel_address), wires, last_words_s=0.0)
-        process.send(Start(config, port, ahead_s))
+        process.send(StartEngine(config, port, ahead_s))
         return process
 
-    def is_loaded(self, ready: Ready) -> None:
+    def is_loaded(self, ready: EngineReady) -> None:
         """See Launcher: the next one may run on another machine."""
 
     async def close(self) -> None:

@@ -18,10 +18,10 @@ from twostroke.cluster.messages import (
     Add,
     Alive,
     CacheWasReset,
+    EngineReady,
     Failed,
     Finish,
     Progress,
-    Ready,
     Refused,
     Report,
     ResetPrefixCache,
@@ -232,7 +232,7 @@ class RemoteEngine:
         try:
             report = await process.first_report(LOADING_SILENCE_S)
             match report:
-                case Ready(facts, imports_s=imports_s, ready_s=ready_s):
+                case EngineReady(facts, imports_s=imports_s, ready_s=ready_s):
                     self.imports_s, self.ready_s = imports_s, ready_s
                     await self._reception.meet(facts, self._wire)
                     self._wire.meter = LoadMeter(facts.max_num_seqs, is_fair=facts.is_fair)
@@ -343,7 +343,7 @@ class RemoteEngine:
                     reset.set_result(had_blocks)
             case Alive():
                 pass
-            case Ready() | Refused() | Failed():
+            case EngineReady() | Refused() | Failed():
                 raise AssertionError(f"not expected of an engine that runs: {report}")
 
     def _tell_listeners(self, events: Sequence[Event], packed: Sequence[PackedEvent]) -> None:

@@ -7,15 +7,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from twostroke.client.load import Load
-from twostroke.cluster.dispatcher import Member, Place
+from twostroke.cluster.dispatcher import Place, ReadyWorker
 from twostroke.config.pools import KVTransport
 from twostroke.config.routing import RoutingConfig
 from twostroke.engine.facts import EngineFacts
 from twostroke.engine.generation import GenerationRequest
 from twostroke.events import Event, KVImportEnded, PrefixCacheReset, RequestRouted, StepScheduled
 from twostroke.kv_cache.block_hash import hash_blocks
-from twostroke.pools.member import Member as Standing
-from twostroke.pools.member import Role, Transport
+from twostroke.pools.member import Member, Role, Transport
 from twostroke.pools.route import RouteRequest
 from twostroke.pools.router import REPORTS_EVERY_S, Router
 
@@ -40,7 +39,7 @@ class RoutedPlacer:
         self._on_the_way: dict[str, tuple[str, str]] = {}
         """By request, as workers know it: from whom to whom its KV goes."""
 
-    def joined(self, member: Member, facts: EngineFacts, transport: KVTransport) -> None:
+    def joined(self, member: ReadyWorker, facts: EngineFacts, transport: KVTransport) -> None:
         """A worker takes requests."""
         worker_id = member.worker_id
         numerics = " ".join(f"{name}={value}" for name, value in sorted(member.numerics.items()))
@@ -98,7 +97,11 @@ class RoutedPlacer:
             self._put(worker_id, load, silent_s)
 
     def place(
-        self, request: GenerationRequest, token_ids: Sequence[int], members: Sequence[Member], num_live: dict[str, int]
+        self,
+        request: GenerationRequest,
+        token_ids: Sequence[int],
+        members: Sequence[ReadyWorker],
+        num_live: dict[str, int],
     ) -> Place | None:
         """See Placer; the members are those that have joined."""
         del members, num_live
@@ -127,7 +130,7 @@ class RoutedPlacer:
         facts = worker.facts
         rate = 1 / load.prefill_s_per_token if load.prefill_s_per_token > 0 else None
         self._router.put(
-            Standing(
+            Member(
                 member_id=worker_id,
                 role=worker.role,
                 num_queued_prompt_tokens=load.num_waiting_tokens + load.num_running_tokens,

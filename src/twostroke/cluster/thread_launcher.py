@@ -25,7 +25,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from twostroke.cluster.engine_process import EngineProcess
-from twostroke.cluster.messages import Ready, Start
+from twostroke.cluster.messages import EngineReady, StartEngine
 from twostroke.cluster.process import Channel, run
 from twostroke.cluster.wires import FolderWires
 from twostroke.config.engine import EngineConfig
@@ -87,10 +87,10 @@ class ThreadLauncher:
         child = ThreadChild(name, folder, self._around_executor, self._step_patience_s)
         self._children.append(child)
         process = EngineProcess(child, FolderWires(folder), last_words_s=0.0)
-        process.send(Start(config, port, machine=self._machine))
+        process.send(StartEngine(config, port, machine=self._machine))
         return process
 
-    def is_loaded(self, ready: Ready) -> None:
+    def is_loaded(self, ready: EngineReady) -> None:
         """See Launcher: what is measured while others serve is not what the machine can do."""
         self._machine = self._machine or ready.machine
 

@@ -21,10 +21,10 @@ from twostroke.kv_transfer.frames import (
     PROTOCOL,
     All,
     Copied,
+    EntriesReady,
     Fetch,
+    FetchRefused,
     LenderSays,
-    Ready,
-    Refusal,
     Terms,
     TransferBroken,
     Valid,
@@ -34,7 +34,7 @@ from twostroke.kv_transfer.frames import (
 )
 from twostroke.kv_transfer.geometry import KVGeometry
 from twostroke.kv_transfer.in_process import memory_here
-from twostroke.kv_transfer.intake import BlockReading, Bringing, Intake, Lent, Sent, intake
+from twostroke.kv_transfer.intake import BlockReading, Bringing, Intake, LentBlocks, Sent, intake
 from twostroke.kv_transfer.memory import KVMemory, SharedMapping
 from twostroke.kv_transfer.nixl_reads import NixlAgent
 from twostroke.kv_transfer.transport import Fetched, KVSource
@@ -220,7 +220,7 @@ class _Fetching:
         match receive(connection, FROM_LENDER):
             case Valid():
                 return self._geometry.drift(terms.geometry)
-            case Refusal(reason):
+            case FetchRefused(reason):
                 raise TransferBroken(reason)
             case other:
                 raise TransferBroken(f"unexpected: {type(other).__name__}")
@@ -230,7 +230,7 @@ class _Fetching:
         due = _Due(num_blocks, self._memory.num_layers)
         while True:
             match receive(connection, FROM_LENDER):
-                case Ready() as ready:
+                case EntriesReady() as ready:
                     if not self._first_byte_s:
                         self._first_byte_s = self._clock()
                     due.pass_by(ready)
@@ -241,12 +241,12 @@ class _Fetching:
                     pass
                 case All(digest):
                     return due.entry, digest
-                case Refusal(reason):
+                case FetchRefused(reason):
                     raise TransferBroken(reason)
                 case other:
                     raise TransferBroken(f"unexpected: {type(other).__name__}")
 
-    def _bringing(self, connection: Connection, terms: Terms, lent: Lent) -> Bringing:
+    def _bringing(self, connection: Connection, terms: Terms, lent: LentBlocks) -> Bringing:
         """How bytes come that are not copied out of shared memory."""
         if self._memories.nixl is None or terms.remote is None:
             return Sent(connection)
@@ -268,7 +268,7 @@ class _Fetching:
             self._allows_drift,
         )
 
-    def _receive_terms(self, connection: Connection, source: KVSource, their_size: int) -> tuple[Terms, Lent]:
+    def _receive_terms(self, connection: Connection, source: KVSource, their_size: int) -> tuple[Terms, LentBlocks]:
         """The answer, and the lender's blocks: their memory, too, where it comes with it."""
         head, descriptors = b"", list[int]()
         if isinstance(connection, socket.socket) and source.address.is_local:
@@ -283,13 +283,13 @@ class _Fetching:
             num_ranks = terms.geometry.num_ranks
             if not descriptors:
                 name = source.address.name
-                return terms, Lent(layout, num_ranks, memory_here(name) if name else None, orders)
+                return terms, LentBlocks(layout, num_ranks, memory_here(name) if name else None, orders)
             if len(descriptors) != num_ranks:
                 raise TransferBroken(f"memory of {len(descriptors)} ranks; it has {num_ranks}.")
             unused.pop_all()  # from here on the mapping's
             try:
                 mapping = self._memories.mapped(source.epoch, descriptors, terms.num_bytes_shared)
-                return terms, Lent(layout, num_ranks, mapping.memory(layout), orders)
+                return terms, LentBlocks(layout, num_ranks, mapping.memory(layout), orders)
             except ValueError as error:
                 raise TransferBroken(f"its memory of {terms.num_bytes_shared:,} bytes is none: {error}") from None
 
@@ -311,7 +311,7 @@ class _Fetching:
 
     def _agreed(self, terms: LenderSays, block_size: int) -> Terms:
         """If they are terms, and this side can live with them."""
-        if isinstance(terms, Refusal):
+        if isinstance(terms, FetchRefused):
             raise TransferBroken(terms.reason)
         if not isinstance(terms, Terms):
             raise TransferBroken(f"expected its terms, not {type(terms).__name__}.")
@@ -350,7 +350,7 @@ class _Due:
         self.entry = 0
         """Those before it have come in all layers."""
 
-    def pass_by(self, ready: Ready) -> None:
+    def pass_by(self, ready: EntriesReady) -> None:
         """These are the next.
 
         Raises:

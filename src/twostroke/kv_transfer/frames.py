@@ -3,19 +3,19 @@
 ```
 borrower                                            lender
 Fetch(epoch, lease, what it needs, geometry)  ──►
-                                              ◄──   Refusal(why), and no more
+                                              ◄──   FetchRefused(why), and no more
                                               ◄──   Terms(geometry)
-                                              ◄──   Ready(entries, layers) [+ their bytes], as they are computed
+                                              ◄──   EntriesReady(entries, layers) [+ their bytes], as they are computed
                                               ◄──   Waiting(), while there is nothing to send
                                               ◄──   All(digest)
 Copied()                                      ──►
-                                              ◄──   Valid() | Refusal(why)
+                                              ◄──   Valid() | FetchRefused(why)
 ```
 
 The last exchange is what makes it safe to read memory that the lender may give away at any time: a lease that was
 good all along is good at its end. Closing the connection is how either side gives up.
 
-A frame is its length in four bytes and msgpack; the bytes that `Ready` announces follow it, where they travel at all.
+A frame is its length in four bytes and msgpack; the bytes that `EntriesReady` announces follow it, where they are sent.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Fetch(_Frame, frozen=True):
     allows_drift: bool
 
 
-class Refusal(_Frame, frozen=True):
+class FetchRefused(_Frame, frozen=True):
     """Nothing comes of it."""
 
     reason: str
@@ -89,7 +89,7 @@ class Terms(_Frame, frozen=True):
     or order."""
 
 
-class Ready(_Frame, frozen=True):
+class EntriesReady(_Frame, frozen=True):
     """Layers `first_layer` to before `end_layer` of some entries."""
 
     first: int
@@ -118,7 +118,7 @@ class Valid(_Frame, frozen=True):
     """It may believe it."""
 
 
-LenderSays = Refusal | Terms | Ready | Waiting | All | Valid
+LenderSays = FetchRefused | Terms | EntriesReady | Waiting | All | Valid
 BorrowerSays = Fetch | Copied
 _ENCODER = msgspec.msgpack.Encoder()
 FROM_LENDER: msgspec.msgpack.Decoder[LenderSays] = msgspec.msgpack.Decoder(LenderSays)

@@ -22,7 +22,7 @@ from twostroke.kv_cache.holds import KVImport
 from twostroke.kv_cache.layout import KVLayout
 from twostroke.kv_transfer.connection import Connection
 from twostroke.kv_transfer.conversion import Conversion, OrderOf
-from twostroke.kv_transfer.frames import Ready, TransferBroken, receive_pieces
+from twostroke.kv_transfer.frames import EntriesReady, TransferBroken, receive_pieces
 from twostroke.kv_transfer.memory import KVMemory, pages_of
 from twostroke.kv_transfer.recoding import KeyMeans, Recode, RecodedConversion
 
@@ -31,7 +31,7 @@ _STAGED_BYTES = 4 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Lent:
+class LentBlocks:
     """The lender's blocks, as far as the borrower knows them."""
 
     layout: KVLayout
@@ -50,7 +50,9 @@ class Bringing(contextlib.AbstractContextManager["Bringing"], Protocol):
         """Memory beside the pool, into which bytes are going to be brought."""
         ...
 
-    def bring(self, memory: KVMemory, rows: Sequence[Sequence[int]], ready: Ready, entries: Sequence[range]) -> int:
+    def bring(
+        self, memory: KVMemory, rows: Sequence[Sequence[int]], ready: EntriesReady, entries: Sequence[range]
+    ) -> int:
         """Fills the layers that are ready of some pages.
 
         Args:
@@ -79,7 +81,9 @@ class Sent:
         """See Bringing."""
         return memory
 
-    def bring(self, memory: KVMemory, rows: Sequence[Sequence[int]], ready: Ready, entries: Sequence[range]) -> int:
+    def bring(
+        self, memory: KVMemory, rows: Sequence[Sequence[int]], ready: EntriesReady, entries: Sequence[range]
+    ) -> int:
         """See Bringing."""
         del entries
         places = memory.pieces(rows, range(ready.first_layer, ready.end_layer), [0] * len(rows))
@@ -99,7 +103,7 @@ class Sent:
 class Intake(Protocol):
     """Takes some layers of some entries to where they belong."""
 
-    def take(self, ready: Ready) -> int:
+    def take(self, ready: EntriesReady) -> int:
         """Returns how many bytes came.
 
         Raises:
@@ -120,7 +124,7 @@ class BlockReading:
     key_means: KeyMeans | None = None
     """Means that quantized keys are stored without; None: keys are whole in every format."""
 
-    def conversion(self, ours: KVMemory, theirs: KVMemory, lent: Lent) -> Conversion | RecodedConversion:
+    def conversion(self, ours: KVMemory, theirs: KVMemory, lent: LentBlocks) -> Conversion | RecodedConversion:
         """Return the conversion of the lender's blocks into the borrower's, wherever the bytes lie now."""
         if not lent.orders:
             return Conversion(ours, theirs, self.order)
@@ -130,7 +134,7 @@ class BlockReading:
 
 def intake(
     ours: KVMemory,
-    lent: Lent,
+    lent: LentBlocks,
     into: KVImport,
     first_entries: Sequence[int],
     reading: BlockReading,
@@ -164,7 +168,7 @@ class _Copied:
     def __init__(self, ours: KVMemory, theirs: KVMemory, into: KVImport) -> None:
         self._ours, self._theirs, self._into = ours, theirs, into
 
-    def take(self, ready: Ready) -> int:
+    def take(self, ready: EntriesReady) -> int:
         their_rows = _rows_of(ready, self._theirs)
         rows, starts = _wanted(ready, self._into)
         return self._ours.copy_from(self._theirs, their_rows, rows, range(ready.first_layer, ready.end_layer), starts)
@@ -174,7 +178,7 @@ class _Brought:
     def __init__(self, ours: KVMemory, into: KVImport, bringing: Bringing) -> None:
         self._ours, self._into, self._bringing = ours, into, bringing
 
-    def take(self, ready: Ready) -> int:
+    def take(self, ready: EntriesReady) -> int:
         rows, starts = _wanted(ready, self._into)
         missing = [row[start:] for row, start in zip(rows, starts, strict=True)]
         entries = [range(min(start, ready.end - ready.first), ready.end - ready.first) for start in starts]
@@ -185,7 +189,7 @@ class _TakenApart:
     def __init__(self, conversion: Conversion | RecodedConversion, theirs: KVMemory, into: KVImport) -> None:
         self._conversion, self._theirs, self._into = conversion, theirs, into
 
-    def take(self, ready: Ready) -> int:
+    def take(self, ready: EntriesReady) -> int:
         layers = range(ready.first_layer, ready.end_layer)
         their_rows = _rows_of(ready, self._theirs)
         return self._conversion.copy(ready.first, their_rows, self._into.rows, self._into.first_missing, layers)
@@ -203,7 +207,7 @@ class _BroughtBeside:
         self._conversion, self._staged = conversion, staged
         self._into, self._first_entries, self._bringing = into, first_entries, bringing
 
-    def take(self, ready: Ready) -> int:
+    def take(self, ready: EntriesReady) -> int:
         """Whole pages of the lender's come, also where only some tokens of the first are missing here."""
         layers, num_bytes = range(ready.first_layer, ready.end_layer), 0
         num_groups = len(self._first_entries)
@@ -219,13 +223,13 @@ class _BroughtBeside:
         return num_bytes
 
 
-def _wanted(ready: Ready, into: KVImport) -> tuple[list[tuple[int, ...]], list[int]]:
+def _wanted(ready: EntriesReady, into: KVImport) -> tuple[list[tuple[int, ...]], list[int]]:
     """Per KV group our pages of the entries that are ready, and which of them is the first that is missing."""
     rows = [row[ready.first : ready.end] for row in into.rows]
     return rows, [max(0, first - ready.first) for first in into.first_missing]
 
 
-def _rows_of(ready: Ready, theirs: KVMemory) -> tuple[tuple[int, ...], ...]:
+def _rows_of(ready: EntriesReady, theirs: KVMemory) -> tuple[tuple[int, ...], ...]:
     """The lender's pages, which are there."""
     num_entries, num_groups = ready.end - ready.first, len(theirs.layout.groups)
     if [len(row) for row in ready.rows] != [num_entries] * num_groups:

@@ -23,7 +23,7 @@ _OVER_REMEMBERED = 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class LeasePart:
     """Pages that a step fills, in all layers, one after the other."""
 
     first: int
@@ -44,7 +44,7 @@ class Lease:
     num_blocks: int
     """Entries in all: whole pages of the prompt."""
     expires_s: float
-    parts: list[Part] = field(default_factory=list[Part])
+    parts: list[LeasePart] = field(default_factory=list[LeasePart])
     num_layers_ready: int = 0
     """Of the last part; those before it are there in all layers."""
     digest: bytes = b""
@@ -98,7 +98,7 @@ class LeaseBook:
         lease = self._leases[lease_id]
         first, end = lease.num_entries_begun, min(end, lease.num_blocks)
         if end > first:
-            lease.parts.append(Part(first, tuple(tuple(row[first:end]) for row in rows)))
+            lease.parts.append(LeasePart(first, tuple(tuple(row[first:end]) for row in rows)))
             lease.num_layers_ready = self._num_layers if is_computed else 0
 
     def layer_ready(self, lease_id: int, num_layers: int) -> None:

@@ -17,10 +17,10 @@ from twostroke.kv_transfer.frames import (
     PROTOCOL,
     All,
     Copied,
+    EntriesReady,
     Fetch,
+    FetchRefused,
     LenderSays,
-    Ready,
-    Refusal,
     Terms,
     TransferBroken,
     Valid,
@@ -210,19 +210,19 @@ class KVLender:
             raise TransferBroken(f"a connection begins with a question, not with {type(fetch).__name__}.")
         reason = self._refusal(fetch)
         if reason:
-            _send(connection, Refusal(reason))
+            _send(connection, FetchRefused(reason))
             return
         with self._opened(fetch) as lease:
             if lease is None:
-                _send(connection, Refusal(f"lease {fetch.lease_id} is over, or was never granted here."))
+                _send(connection, FetchRefused(f"lease {fetch.lease_id} is over, or was never granted here."))
                 return
             reason = self._misfit(fetch, lease)
             if reason:
-                _send(connection, Refusal(reason))
+                _send(connection, FetchRefused(reason))
                 return
             self._send_terms(connection, fetch)
             trouble = self._send_parts(connection, fetch, lease) or self._settle(connection, lease)
-            _send(connection, Refusal(trouble) if trouble else Valid())
+            _send(connection, FetchRefused(trouble) if trouble else Valid())
 
     def _refusal(self, fetch: Fetch) -> str:
         if fetch.protocol != PROTOCOL:
@@ -300,7 +300,7 @@ class KVLender:
             if part is not None and ready > layer:
                 starts = [max(0, first - part.first) for first in fetch.first_entries]
                 rows = part.rows if is_read else ()
-                _send(connection, Ready(part.first, part.end, layer, ready, rows))
+                _send(connection, EntriesReady(part.first, part.end, layer, ready, rows))
                 if not is_read:
                     send_pieces(connection, self._memory.pieces(part.rows, range(layer, ready), starts))
                 layer = ready

@@ -2,7 +2,7 @@
 
 NIXL moves bytes and nothing else: who lends what, what is ready and whether it may be believed goes over the connection
 of frames.py, as with shared memory. A lender registers its memory and says how its agent is reached; a borrower posts
-one READ for what a `Ready` names, in which the lender's threads have no part.
+one READ for what an `EntriesReady` names, in which the lender's threads have no part.
 
 A READ that was posted cannot be called back. Whoever gives up waits for its end, so nobody gets blocks to which bytes
 are still on their way; a lender's death ends it with an error.
@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 
 from twostroke.errors import SetupError
 from twostroke.kv_cache.layout import KVLayout
-from twostroke.kv_transfer.frames import Ready, RemoteMemory, TransferBroken
+from twostroke.kv_transfer.frames import EntriesReady, RemoteMemory, TransferBroken
 from twostroke.kv_transfer.memory import KVMemory, layers_of_group
 from twostroke.plain_words import reason_of
 
@@ -204,7 +204,9 @@ class NixlReading:
         self._staged = self._agent.register(memory)
         return memory
 
-    def bring(self, memory: KVMemory, rows: Sequence[Sequence[int]], ready: Ready, entries: Sequence[range]) -> int:
+    def bring(
+        self, memory: KVMemory, rows: Sequence[Sequence[int]], ready: EntriesReady, entries: Sequence[range]
+    ) -> int:
         """See Bringing."""
         num_entries = ready.end - ready.first
         if [len(row) for row in ready.rows] != [num_entries] * len(rows):

@@ -39,7 +39,7 @@ from typing import NamedTuple
 
 from twostroke.config.routing import RoutingConfig
 from twostroke.pools.member import Member
-from twostroke.pools.route import Predicted, RouteRequest
+from twostroke.pools.route import PredictedWay, RouteRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class Placed:
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class MemberStanding:
     """What the formulas need of a member, worked out once a report."""
 
     member: Member
@@ -71,7 +71,9 @@ class Standing:
     """Of prefill."""
 
     @classmethod
-    def of(cls, member: Member, placed: Placed, config: RoutingConfig, rate_of_kind: float | None = None) -> Standing:
+    def of(
+        cls, member: Member, placed: Placed, config: RoutingConfig, rate_of_kind: float | None = None
+    ) -> MemberStanding:
         """Return how a member stands after what was placed there.
 
         Args:
@@ -106,14 +108,14 @@ class Standing:
 class PrefillSide(NamedTuple):
     """A request at a member that may compute its prompt. A tuple, as DecodeSide: many are made for each decision."""
 
-    standing: Standing
+    standing: MemberStanding
     num_cached_tokens: int
     queue_s: float
     prefill_s: float
     late_tokens: float
 
     @classmethod
-    def of(cls, standing: Standing, request: RouteRequest, num_cached_tokens: int) -> PrefillSide:
+    def of(cls, standing: MemberStanding, request: RouteRequest, num_cached_tokens: int) -> PrefillSide:
         """At least one token is computed, whatever is cached: the first output token needs its state."""
         num_cached_tokens = min(num_cached_tokens, request.num_prompt_tokens - 1)
         prefill_s = (request.num_prompt_tokens - num_cached_tokens) * standing.prefill_s_per_token
@@ -124,7 +126,7 @@ class PrefillSide(NamedTuple):
 class DecodeSide(NamedTuple):
     """A request at a member that may decode it."""
 
-    standing: Standing
+    standing: MemberStanding
     num_cached_tokens: int
     slot_s: float
     tail_s: float
@@ -133,7 +135,7 @@ class DecodeSide(NamedTuple):
     decode_s: float
 
     @classmethod
-    def of(cls, standing: Standing, request: RouteRequest, num_cached_tokens: int) -> DecodeSide:
+    def of(cls, standing: MemberStanding, request: RouteRequest, num_cached_tokens: int) -> DecodeSide:
         """Whether it fits at all is another question (`num_blocks_needed`)."""
         member = standing.member
         num_tail = request.num_prompt_tokens % max(member.block_size, request.block_size)
@@ -181,7 +183,7 @@ def goes_on_s(prefill: PrefillSide, decode: DecodeSide, transfer_s: float) -> fl
     >>> from twostroke.pools.member import Role
     >>> member = Member(member_id="m", role=Role.BOTH, max_num_seqs=1, num_free_blocks=9, num_blocks=9, block_size=10,
     ...                 kv_bytes_per_token=1, num_layers=10, prefill_tokens_per_s=10)
-    >>> standing = Standing.of(member, Placed(), RoutingConfig())
+    >>> standing = MemberStanding.of(member, Placed(), RoutingConfig())
     >>> request = RouteRequest(num_prompt_tokens=10, num_output_tokens=1, block_size=10)
     >>> goes_on_s(PrefillSide.of(standing, request, 0), DecodeSide.of(standing, request, 0), transfer_s=1.0)
     1.1
@@ -197,9 +199,9 @@ def hand_over_cost_s(prefill: PrefillSide, decode: DecodeSide, transfer_s: float
     return goes_on_s(prefill, decode, transfer_s) + config.hand_over_s + late_s + decode.decode_s
 
 
-def predicted_local(here: PrefillSide, decode: DecodeSide, config: RoutingConfig) -> Predicted:
+def predicted_local(here: PrefillSide, decode: DecodeSide, config: RoutingConfig) -> PredictedWay:
     """The figures of `local_cost_s`."""
-    return Predicted(
+    return PredictedWay(
         prefill_id=None,
         decode_id=decode.standing.member.member_id,
         num_cached_tokens=here.num_cached_tokens,
@@ -221,10 +223,10 @@ def predicted_hand_over(
     transfer_s: float,
     config: RoutingConfig,
     assumed_bytes_per_s: float | None = None,
-) -> Predicted:
+) -> PredictedWay:
     """Return the figures of `hand_over_cost_s`; the assumed rate is that of a link that nobody has measured."""
     ttft_s = prefill.queue_s + prefill.prefill_s
-    return Predicted(
+    return PredictedWay(
         prefill_id=prefill.standing.member.member_id,
         decode_id=decode.standing.member.member_id,
         num_cached_tokens=prefill.num_cached_tokens,

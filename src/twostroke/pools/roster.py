@@ -9,14 +9,14 @@ from dataclasses import replace
 
 from twostroke.config.routing import RoutingConfig
 from twostroke.pools.member import Member
-from twostroke.pools.prediction import DecodeSide, Placed, PrefillSide, Standing, local_cost_s
+from twostroke.pools.prediction import DecodeSide, MemberStanding, Placed, PrefillSide, local_cost_s
 from twostroke.pools.route import RouteRequest
 
 MIDDLING = RouteRequest(num_prompt_tokens=512, num_output_tokens=256)
 """Stands for all requests in the order. Among members that are equally fast any request would do."""
 
 
-class LoadOrder:
+class MembersByLoad:
     """Ids by rising load, equals by id. A change is a binary search and a shift of pointers."""
 
     def __init__(self) -> None:
@@ -65,15 +65,15 @@ class Roster:
 
     def __init__(self, config: RoutingConfig) -> None:
         self._config = config
-        self._standings: dict[str, Standing] = {}
+        self._standings: dict[str, MemberStanding] = {}
         self._placed: dict[str, Placed] = {}
-        self.for_prefill = LoadOrder()
+        self.for_prefill = MembersByLoad()
         """Who computes prompts for others."""
-        self.for_decode = LoadOrder()
+        self.for_decode = MembersByLoad()
         """Who decodes, by what decoding costs there."""
-        self.for_both = LoadOrder()
+        self.for_both = MembersByLoad()
         """The same members, by both strokes together."""
-        self._rates: dict[str, LoadOrder] = {}
+        self._rates: dict[str, MembersByLoad] = {}
         """Members of a kind whose prefill was measured, the fastest first."""
         self._unmeasured: dict[str, set[str]] = {}
         """By kind, the others: the fastest rate stands for theirs."""
@@ -84,7 +84,7 @@ class Roster:
     def __len__(self) -> int:
         return len(self._standings)
 
-    def __getitem__(self, member_id: str) -> Standing:
+    def __getitem__(self, member_id: str) -> MemberStanding:
         """As it stands with what was placed there."""
         return self._standings[member_id]
 
@@ -136,7 +136,7 @@ class Roster:
 
     def _note_rate(self, member: Member) -> None:
         """Take in a report's measured rate, or that there is none."""
-        rates = self._rates.setdefault(member.kind, LoadOrder())
+        rates = self._rates.setdefault(member.kind, MembersByLoad())
         unmeasured = self._unmeasured.setdefault(member.kind, set())
         if member.prefill_tokens_per_s is None:
             rates.remove(member.member_id)
@@ -163,7 +163,9 @@ class Roster:
 
     def _stand(self, member: Member, placed: Placed) -> None:
         member_id, role = member.member_id, member.role
-        standing = self._standings[member_id] = Standing.of(member, placed, self._config, self._rate_of(member.kind))
+        standing = self._standings[member_id] = MemberStanding.of(
+            member, placed, self._config, self._rate_of(member.kind)
+        )
         if not member.takes_requests:
             self._leave_orders(member_id)
             return

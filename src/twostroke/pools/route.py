@@ -101,7 +101,7 @@ _ASSUMED_WORDS = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Predicted:
+class PredictedWay:
     """What one way is expected to bring; seconds from now. The formulas are in prediction.py."""
 
     prefill_id: str | None
@@ -138,15 +138,15 @@ class Route:
     decode_id: str | None
     """Who decodes, and prefills where nobody does it for it; None: nobody can take the request now."""
     reason: RouteReason
-    hand_over: Predicted | None
+    hand_over: PredictedWay | None
     """The cheapest that was found; None where none was possible."""
-    local: Predicted | None
+    local: PredictedWay | None
     """The same without a hand-over."""
     detail: str = ""
     """Of a request that goes nowhere: value, limit and remedy."""
 
     @property
-    def chosen(self) -> Predicted | None:
+    def chosen(self) -> PredictedWay | None:
         """The figures of the way it goes."""
         return None if self.decode_id is None else self.local if self.prefill_id is None else self.hand_over
 

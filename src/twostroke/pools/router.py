@@ -45,8 +45,8 @@ from twostroke.pools.prediction import (
     predicted_hand_over,
     predicted_local,
 )
-from twostroke.pools.roster import LoadOrder, Roster
-from twostroke.pools.route import Predicted, Route, RouteReason, RouteRequest
+from twostroke.pools.roster import MembersByLoad, Roster
+from twostroke.pools.route import PredictedWay, Route, RouteReason, RouteRequest
 from twostroke.pools.why_alone import why_alone
 
 REPORTS_EVERY_S = 0.2
@@ -246,10 +246,10 @@ class Router:
             )
         return Route(prefill_id=None, decode_id=None, reason=reason, hand_over=None, local=None, detail=detail)
 
-    def _local_route(self, local: Predicted, handed: Predicted | None, reason: RouteReason) -> Route:
+    def _local_route(self, local: PredictedWay, handed: PredictedWay | None, reason: RouteReason) -> Route:
         return Route(prefill_id=None, decode_id=local.decode_id, reason=reason, hand_over=handed, local=local)
 
-    def _holders(self, keys: Sequence[bytes], order: LoadOrder) -> list[str]:
+    def _holders(self, keys: Sequence[bytes], order: MembersByLoad) -> list[str]:
         """Who is believed to have the prefix and takes this stroke."""
         most = self._config.num_candidates
         found = self._prefixes.holders(keys, 2 * most) if keys else []

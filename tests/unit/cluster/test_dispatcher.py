@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from twostroke.batch import NewRequest, TokenLogprobs
-from twostroke.cluster.dispatcher import MAX_ATTEMPTS, Dispatcher, LeastBusy, Member, Outcome, Place
+from twostroke.cluster.dispatcher import MAX_ATTEMPTS, Dispatched, Dispatcher, LeastBusy, Place, ReadyWorker
 from twostroke.cluster.messages import Add, DropKV, FetchKV, Finish
 from twostroke.engine.generation import GenerationRequest
 from twostroke.engine.handover_port import LenderFacts
@@ -17,9 +17,9 @@ from twostroke.request import FinishReason
 from twostroke.sampling_params import SamplingParams
 
 
-def member(name: str, role: Role) -> Member:
+def member(name: str, role: Role) -> ReadyWorker:
     lender = LenderFacts(Address(path=f"/{name}"), 1) if role is Role.PREFILL else None
-    return Member(name, role, lender, 4, 8)
+    return ReadyWorker(name, role, lender, 4, 8)
 
 
 def request(name: str = "r", *, max_tokens: int = 8, **given: object) -> GenerationRequest:
@@ -27,7 +27,7 @@ def request(name: str = "r", *, max_tokens: int = 8, **given: object) -> Generat
     return GenerationRequest(NewRequest(name, tuple(range(10)), params, 0), 0.0, max_tokens)
 
 
-def commands(outcome: Outcome) -> list[tuple[str, type]]:
+def commands(outcome: Dispatched) -> list[tuple[str, type]]:
     return [(order.worker_id, type(order.command)) for order in outcome.orders]
 
 
@@ -137,7 +137,11 @@ class OnlyOnce:
         self._num_placed = 0
 
     def place(
-        self, request: GenerationRequest, token_ids: Sequence[int], members: Sequence[Member], num_live: dict[str, int]
+        self,
+        request: GenerationRequest,
+        token_ids: Sequence[int],
+        members: Sequence[ReadyWorker],
+        num_live: dict[str, int],
     ) -> Place | None:
         del request, token_ids, num_live
         self._num_placed += 1

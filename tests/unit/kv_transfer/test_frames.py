@@ -17,10 +17,10 @@ from twostroke.kv_transfer.frames import (
     All,
     BorrowerSays,
     Copied,
+    EntriesReady,
     Fetch,
+    FetchRefused,
     LenderSays,
-    Ready,
-    Refusal,
     Terms,
     TransferBroken,
     Valid,
@@ -34,9 +34,9 @@ from twostroke.kv_transfer.geometry import KVGeometry
 
 GEOMETRY = KVGeometry({"model": "m"}, {"kernels": "k"}, {"block_size": "4"})
 LENDER_SAYS: list[LenderSays] = [
-    Refusal("no"),
+    FetchRefused("no"),
     Terms(GEOMETRY, 1 << 40, orders=(head_order("int4", 32, 16),)),
-    Ready(0, 2, 3, 4, ((7, 8), (9, 1))),
+    EntriesReady(0, 2, 3, 4, ((7, 8), (9, 1))),
     Waiting(),
     All(b"\x00\xff"),
     Valid(),

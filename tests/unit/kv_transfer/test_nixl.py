@@ -18,9 +18,9 @@ from twostroke.kv_transfer.address import Address, listen
 from twostroke.kv_transfer.frames import (
     FROM_BORROWER,
     All,
+    EntriesReady,
     Fetch,
     LenderSays,
-    Ready,
     RemoteMemory,
     Terms,
     Valid,
@@ -91,7 +91,7 @@ def lent() -> Iterator[NixlAgent]:
 
 
 def test_blocks_are_read_and_nothing_is_sent(lent: NixlAgent) -> None:
-    says = [Terms(GEOMETRY, NUM_BYTES, lent.facts), Ready(0, 6, 0, 4, ROWS), All(DIGEST), Valid()]
+    says = [Terms(GEOMETRY, NUM_BYTES, lent.facts), EntriesReady(0, 6, 0, 4, ROWS), All(DIGEST), Valid()]
     fetched, borrowing, fetch = played([*says])
     assert fetch.shares_memory
     assert (fetched.problem, fetched.num_bytes) == ("", NUM_ENTRIES * PLAIN.bytes_per_block)
@@ -114,7 +114,7 @@ def test_memory_that_is_not_there_is_not_read(
     lent: NixlAgent, changed: dict[str, object], rows: tuple[tuple[int, ...], ...], problem: str
 ) -> None:
     remote = msgspec.structs.replace(lent.facts, **changed)
-    fetched, borrowing, _ = played([Terms(GEOMETRY, NUM_BYTES, remote), Ready(0, 6, 0, 4, rows)])
+    fetched, borrowing, _ = played([Terms(GEOMETRY, NUM_BYTES, remote), EntriesReady(0, 6, 0, 4, rows)])
     assert problem in fetched.problem
     assert (borrowing.blocks == UNTOUCHED).all()
 
@@ -136,7 +136,7 @@ def test_a_lender_that_dies_between_two_reads_ends_the_second() -> None:
 
         terms = Terms(GEOMETRY, NUM_BYTES, remote)
         fetched, borrowing, _ = played(
-            [terms, Ready(0, 3, 0, 4, (ROWS[0][:3],)), die, Ready(3, 6, 0, 4, (ROWS[0][3:],))]
+            [terms, EntriesReady(0, 3, 0, 4, (ROWS[0][:3],)), die, EntriesReady(3, 6, 0, 4, (ROWS[0][3:],))]
         )
     assert "NIXL" in fetched.problem
     assert fetched.num_bytes in (0, 3 * PLAIN.bytes_per_block)  # the first read may have been overtaken by the death

@@ -25,10 +25,10 @@ from twostroke.kv_transfer.frames import (
     PROTOCOL,
     All,
     Copied,
+    EntriesReady,
     Fetch,
+    FetchRefused,
     LenderSays,
-    Ready,
-    Refusal,
     Terms,
     TransferBroken,
     Valid,
@@ -74,13 +74,13 @@ def test_a_lease_that_dies_after_its_last_byte_is_still_refused(make_pools: Make
     connection, terms = asked(lent, fetch_of(lent))
     with connection:
         assert isinstance(terms, Terms)
-        assert receive(connection, FROM_LENDER) == Ready(0, NUM_ENTRIES, 0, 4, ())
+        assert receive(connection, FROM_LENDER) == EntriesReady(0, NUM_ENTRIES, 0, 4, ())
         assert bytes(receive_exactly(connection, NUM_BYTES)) == lent.blocks[list(lent.rows[0])].tobytes()
         assert receive(connection, FROM_LENDER) == All(DIGEST)
         assert lent.over.empty()  # somebody reads
         lent.lender.kill(1, "its blocks were taken")
         connection.sendall(framed(Copied()))
-        assert receive(connection, FROM_LENDER) == Refusal("its blocks were taken")
+        assert receive(connection, FROM_LENDER) == FetchRefused("its blocks were taken")
     assert lent.over.get(timeout=60) == 1
 
 
@@ -90,10 +90,10 @@ def test_a_reader_is_told_at_once_that_a_lease_dies(make_pools: MakePools) -> No
     connection, _ = asked(lent, fetch_of(lent))
     with connection:
         lent.lender.begin_part(1, lent.rows, 2, is_computed=True)
-        assert receive(connection, FROM_LENDER) == Ready(0, 2, 0, 4, ())
+        assert receive(connection, FROM_LENDER) == EntriesReady(0, 2, 0, 4, ())
         receive_exactly(connection, 2 * PLAIN.bytes_per_block)
         lent.lender.kill(1, "its request had to give way to others")
-        assert receive(connection, FROM_LENDER) == Refusal("its request had to give way to others")
+        assert receive(connection, FROM_LENDER) == FetchRefused("its request had to give way to others")
 
 
 def test_a_reader_of_what_will_never_be_complete_is_told(make_pools: MakePools) -> None:
@@ -102,7 +102,7 @@ def test_a_reader_of_what_will_never_be_complete_is_told(make_pools: MakePools) 
     connection, _ = asked(lent, fetch_of(lent))
     with connection:
         lent.lender.close()
-        assert receive(connection, FROM_LENDER) == Refusal("the process that computed it has stopped")
+        assert receive(connection, FROM_LENDER) == FetchRefused("the process that computed it has stopped")
 
 
 @pytest.mark.parametrize(
@@ -122,7 +122,7 @@ def test_a_question_that_does_not_fit_is_refused(changed: dict[str, object], sai
     lent.lend(1)
     connection, answer = asked(lent, fetch_of(lent, **changed))
     with connection:
-        assert isinstance(answer, Refusal)
+        assert isinstance(answer, FetchRefused)
         with pytest.raises(AssertionError, match=said):
             raise AssertionError(answer.reason)
     assert lent.lender.num_leases == 1
@@ -191,7 +191,7 @@ HALF = bytes(NUM_BYTES // 2)
 @pytest.mark.parametrize(
     ("says", "problem"),
     [
-        ([Refusal("it is raining")], "it is raining"),
+        ([FetchRefused("it is raining")], "it is raining"),
         ([Waiting()], "expected its terms, not Waiting"),
         ([Terms(KVGeometry({"model": "n"}, {}, {}), 0)], "models differ"),
         ([Terms(saying(block_size="8"), 0)], "its blocks have 8 tokens; blocks of 4 were asked for"),
@@ -201,16 +201,16 @@ HALF = bytes(NUM_BYTES // 2)
         ([Terms(saying(ranks="0"), 0)], "among its 0 ranks"),
         ([TERMS, Valid()], "unexpected: Valid"),
         ([TERMS, All(DIGEST)], "sent 0 of 6 entries"),
-        ([TERMS, Ready(0, 3, 0, 4, ()), HALF, All(DIGEST)], "sent 3 of 6 entries"),
-        ([TERMS, Ready(0, 3, 0, 4, ()), HALF, Ready(0, 3, 0, 4, ())], "entry 3 is due, in layer 0"),
-        ([TERMS, Ready(0, 6, 0, 2, ()), HALF, Ready(0, 6, 1, 3, ())], "entry 0 is due, in layer 2"),
-        ([TERMS, Ready(0, 6, 0, 2, ()), HALF, Ready(0, 3, 2, 4, ())], "entry 0 is due, in layer 2"),
-        ([TERMS, Ready(0, 7, 0, 4, ())], "entries 0 to 7"),
-        ([TERMS, Ready(0, 6, 0, 5, ())], "layers 0 to 5"),
-        ([TERMS, Ready(0, 0, 0, 4, ())], "entries 0 to 0"),
-        ([TERMS, Ready(-1, 6, 0, 4, ())], "entries -1 to 6"),
-        ([TERMS, Ready(0, 6, 0, 4, ()), HALF, HALF, All(DIGEST), All(DIGEST)], "unexpected: All"),
-        ([TERMS, Ready(0, 6, 0, 4, ()), HALF, HALF, All(DIGEST), Refusal("too late")], "too late"),
+        ([TERMS, EntriesReady(0, 3, 0, 4, ()), HALF, All(DIGEST)], "sent 3 of 6 entries"),
+        ([TERMS, EntriesReady(0, 3, 0, 4, ()), HALF, EntriesReady(0, 3, 0, 4, ())], "entry 3 is due, in layer 0"),
+        ([TERMS, EntriesReady(0, 6, 0, 2, ()), HALF, EntriesReady(0, 6, 1, 3, ())], "entry 0 is due, in layer 2"),
+        ([TERMS, EntriesReady(0, 6, 0, 2, ()), HALF, EntriesReady(0, 3, 2, 4, ())], "entry 0 is due, in layer 2"),
+        ([TERMS, EntriesReady(0, 7, 0, 4, ())], "entries 0 to 7"),
+        ([TERMS, EntriesReady(0, 6, 0, 5, ())], "layers 0 to 5"),
+        ([TERMS, EntriesReady(0, 0, 0, 4, ())], "entries 0 to 0"),
+        ([TERMS, EntriesReady(-1, 6, 0, 4, ())], "entries -1 to 6"),
+        ([TERMS, EntriesReady(0, 6, 0, 4, ()), HALF, HALF, All(DIGEST), All(DIGEST)], "unexpected: All"),
+        ([TERMS, EntriesReady(0, 6, 0, 4, ()), HALF, HALF, All(DIGEST), FetchRefused("too late")], "too late"),
         ([b"\x01\x00\x00\x00\xc1"], "not understood"),
     ],
 )
@@ -262,12 +262,14 @@ def test_blocks_of_another_format_are_refused_without_permission() -> None:
 
 
 def test_a_lender_that_says_all_that_is_due_is_believed() -> None:
-    fetched, borrowing = played([TERMS, Waiting(), Ready(0, 6, 0, 4, ()), HALF, HALF, Waiting(), All(DIGEST), Valid()])
+    fetched, borrowing = played(
+        [TERMS, Waiting(), EntriesReady(0, 6, 0, 4, ()), HALF, HALF, Waiting(), All(DIGEST), Valid()]
+    )
     assert (fetched.problem, fetched.num_bytes) == ("", NUM_BYTES)
     assert (borrowing.blocks == 0).sum() == NUM_BYTES
 
 
-@pytest.mark.parametrize("says", [[], [TERMS], [TERMS, Ready(0, 6, 0, 4, ()), HALF], [TERMS, b"\x01"]])
+@pytest.mark.parametrize("says", [[], [TERMS], [TERMS, EntriesReady(0, 6, 0, 4, ()), HALF], [TERMS, b"\x01"]])
 def test_a_lender_that_falls_silent_is_given_up(says: list[LenderSays | bytes]) -> None:
     fetched, _ = played(says, patience_s=0.05)
     assert "has said nothing for 0.05 s" in fetched.problem
@@ -299,7 +301,7 @@ def test_memory_that_is_not_there_is_not_read(
             receive(connection, FROM_BORROWER)
             terms = framed(Terms(GEOMETRY, num_bytes))
             socket.send_fds(connection, [terms], [shared.fileno()])
-            connection.sendall(framed(Ready(0, NUM_ENTRIES, 0, 4, rows)))
+            connection.sendall(framed(EntriesReady(0, NUM_ENTRIES, 0, 4, rows)))
             is_over.wait(60)
 
     lender = threading.Thread(target=lend)
