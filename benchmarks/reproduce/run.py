@@ -28,7 +28,6 @@ RESULTS = {
     "r5": ("benchmarks.reproduce.r5_chunk_budget", "the budget of a step: ITL against TTFT, and a controller"),
     "r6": ("benchmarks.reproduce.r6_ablation", "chunks and mixed batches, each alone and both"),
     "r7": ("benchmarks.reproduce.r7_disaggregation", "goodput with and without disaggregation"),
-    "pinned-prefixes": ("benchmarks.reproduce.pinned_prefixes", "least recently used against pinned prefixes"),
     "r10": ("benchmarks.reproduce.r10_prefix_cache", "prefix-cache hits on request traces"),
     "r11": ("benchmarks.reproduce.r11_cache_overhead", "the cost of prefix caching without hits"),
     "r13": ("benchmarks.reproduce.r13_roofline", "decode beside its roofline"),

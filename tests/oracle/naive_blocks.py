@@ -25,7 +25,6 @@ class NaiveBlockPool:
     def __init__(self, num_blocks: int) -> None:
         self.blocks = [NaiveBlock() for _ in range(num_blocks)]
         self.clock = 0
-        self.pinned: set[tuple[int, bytes]] = set()
         self.evicted: list[tuple[int, bytes]] = []
         """Names that blocks lost to others and nobody has again, oldest first."""
 
@@ -37,7 +36,7 @@ class NaiveBlockPool:
         """Free blocks without content; when there are none, the cached one that was given back first."""
         idle = [i for i, block in enumerate(self.blocks) if block.ref_count == 0 and not block.is_bad]
         blank = {i for i in idle if self.blocks[i].key is None}
-        return blank or {min(idle, key=lambda i: (self.blocks[i].key in self.pinned, self.blocks[i].freed_at))}
+        return blank or {min(idle, key=lambda i: self.blocks[i].freed_at)}
 
     def take(self, block_id: int) -> None:
         """What allocating does to a block."""
@@ -62,14 +61,6 @@ class NaiveBlockPool:
         if self.find(key) is None:
             self.blocks[block_id].key = key
             self.evicted = [other for other in self.evicted[-len(self.blocks) :] if other != key]
-
-    def pin(self, key: tuple[int, bytes]) -> None:
-        """Its block goes last, as if it had been given back now."""
-        self.clock += 1
-        block_id = self.find(key)
-        if block_id is not None and key not in self.pinned:
-            self.blocks[block_id].freed_at = self.clock
-        self.pinned.add(key)
 
     def forget_names(self) -> None:
         """No block has a name."""

@@ -28,7 +28,6 @@ class NaiveTraceCache:
     """What can be found and nobody uses, in the order in which it was put back."""
     tables: dict[str, list[Content | None]] = field(default_factory=dict)
     """None: a block that nobody else can find."""
-    pinned: set[Content] = field(default_factory=set)
     hits: list[tuple[str, int]] = field(default_factory=list)
     """Request and tokens, admission by admission."""
     evictions: Counter[str] = field(default_factory=Counter)
@@ -53,7 +52,7 @@ class NaiveTraceCache:
                 self.give_back(giving_way.pop(0))
             for _ in range(missing):
                 if self.num_empty == 0:
-                    self.shelf.remove(next((one for one in self.shelf if one not in self.pinned), self.shelf[0]))
+                    self.shelf.pop(0)
                     self.evictions[name] += 1
                 self.tables[name].append(None)
         while giving_way:

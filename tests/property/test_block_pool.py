@@ -58,12 +58,6 @@ class BlockPoolMachine(RuleBasedStateMachine):
         for block_id in reversed(block_ids):
             self.naive.free(block_id)
 
-    @rule(key=KEYS)
-    def pin(self, key: tuple[int, bytes]) -> None:
-        """Content that is to stay, whether or not it is here."""
-        self.pool.pin([key])
-        self.naive.pin(key)
-
     @rule()
     def forget_names(self) -> None:
         """An administrator resets the prefix cache."""

@@ -12,8 +12,7 @@ A block is in one of three states, or has been taken out of use, and at any time
         └───────────── allocate, when nothing is FREE: the oldest is evicted ──┘
 
 Used blocks have references, one per block table they stand in. Cached blocks have none and keep their content until
-somebody needs the memory: free ones are taken first, then the cached one that was given back longest ago. Pinned
-content goes last: when every other cached block is gone, in the same order.
+somebody needs the memory: free ones are taken first, then the cached one that was given back longest ago.
 """
 
 from __future__ import annotations
@@ -37,8 +36,6 @@ class BlockPool:
         self._free = list(range(num_blocks - 1, -1, -1))  # a stack; which free block one gets does not matter
         self._evictable: OrderedDict[int, None] = OrderedDict()  # cached; the first is evicted first
         self._keys: list[BlockKey | None] = [None] * num_blocks
-        self._pinned: set[BlockKey] = set()  # names, whether or not anything of that name is here
-        self._evictable_last: OrderedDict[int, None] = OrderedDict()  # cached and pinned
         self._block_ids: dict[BlockKey, int] = {}
         self._quarantined: set[int] = set()
         self._evicted: OrderedDict[BlockKey, None] = OrderedDict()  # names of what was evicted last, oldest first
@@ -53,7 +50,7 @@ class BlockPool:
     @property
     def num_cached(self) -> int:
         """Blocks that nobody refers to and whose content can still be found."""
-        return len(self._evictable) + len(self._evictable_last)
+        return len(self._evictable)
 
     @property
     def num_used(self) -> int:
@@ -86,7 +83,7 @@ class BlockPool:
         """Adds a reference to blocks that were found by `find`; cached ones become used."""
         for block_id in block_ids:
             if self._ref_counts[block_id] == 0:
-                del self._shelf_of(block_id)[block_id]
+                del self._evictable[block_id]
             self._ref_counts[block_id] += 1
 
     def free(self, block_ids: Iterable[int]) -> None:
@@ -102,7 +99,7 @@ class BlockPool:
                 if self._keys[block_id] is None:
                     self._free.append(block_id)
                 else:
-                    self._shelf_of(block_id)[block_id] = None
+                    self._evictable[block_id] = None
 
     def find(self, group_id: int, block_hash: bytes) -> int | None:
         """The block that holds this content for this group."""
@@ -123,18 +120,6 @@ class BlockPool:
             self._keys[block_id] = key
             self._evicted.pop(key, None)
 
-    def pin(self, keys: Iterable[BlockKey]) -> None:
-        """Content of these names, what is here and what will be, is evicted after all other.
-
-        To pin what is here counts as a use of it. It is not kept at any price: no request waits for a pin.
-        """
-        for key in keys:
-            block_id = self._block_ids.get(key)
-            if block_id in self._evictable:
-                del self._evictable[block_id]
-                self._evictable_last[block_id] = None
-            self._pinned.add(key)
-
     def was_evicted(self, group_id: int, block_hash: bytes) -> bool:
         """Whether this content was here and had to go, as far as remembered: the last `num_blocks` evictions.
 
@@ -152,9 +137,8 @@ class BlockPool:
         num_names = len(self._block_ids)
         self._block_ids.clear()
         self._keys = [None] * self.num_blocks
-        for shelf in (self._evictable, self._evictable_last):
-            self._free.extend(shelf)
-            shelf.clear()
+        self._free.extend(self._evictable)
+        self._evictable.clear()
         return num_names
 
     def quarantine(self, block_id: int) -> None:
@@ -165,17 +149,12 @@ class BlockPool:
         if key is None:
             self._free.remove(block_id)
         else:
-            del self._shelf_of(block_id)[block_id], self._block_ids[key]
+            del self._evictable[block_id], self._block_ids[key]
             self._keys[block_id] = None
         self._quarantined.add(block_id)
 
-    def _shelf_of(self, block_id: int) -> OrderedDict[int, None]:
-        """Where a named block lies while nobody refers to it."""
-        is_pinned = bool(self._pinned) and self._keys[block_id] in self._pinned
-        return self._evictable_last if is_pinned else self._evictable
-
     def _evict(self) -> int:
-        block_id, _ = (self._evictable or self._evictable_last).popitem(last=False)
+        block_id, _ = self._evictable.popitem(last=False)
         self.num_evicted += 1
         key = self._keys[block_id]
         assert key is not None, f"block {block_id} is cached without a name"
@@ -190,7 +169,7 @@ class BlockPool:
 
     def check_invariants(self) -> None:
         """Every block is free, cached, used or quarantined, never two of them; names and blocks point at each other."""
-        free, cached, quarantined = set(self._free), {*self._evictable, *self._evictable_last}, self._quarantined
+        free, cached, quarantined = set(self._free), set(self._evictable), self._quarantined
         assert len(free) == len(self._free), "a block is in the free list twice"
         assert not free & cached, f"free and cached at once: {sorted(free & cached)}"
         assert not quarantined & (free | cached), f"quarantined and to be had: {sorted(quarantined & (free | cached))}"
@@ -199,9 +178,6 @@ class BlockPool:
             assert (ref_count == 0) == (block_id in idle), f"{block_id}: ref_count={ref_count}"
         named = {block_id: key for block_id, key in enumerate(self._keys) if key is not None}
         assert named == {block_id: key for key, block_id in self._block_ids.items()}, "names and blocks disagree"
-        pinned = {block_id for block_id in cached if self._keys[block_id] in self._pinned}
-        assert pinned == self._evictable_last.keys(), f"pinned: {pinned}, to be evicted last: {self._evictable_last}"
-        assert not pinned & self._evictable.keys(), f"evicted first and last: {sorted(pinned)}"
         assert cached <= set(named), f"cached without a name: {sorted(cached - set(named))}"
         assert not self._evicted.keys() & self._block_ids.keys(), "evicted and there at once"
         assert len(self._evicted) <= self.num_blocks, f"{len(self._evicted)} evictions remembered"

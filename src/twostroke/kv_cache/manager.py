@@ -51,7 +51,6 @@ class KVCacheManager:
     try_allocate(request, start, end)   before each step; the changes go to the runner
     name_blocks(request, hashes, n)     after it: full, final blocks can be found by others
     roll_back(request, n)               when drafts were rejected
-    pin(hashes)                         a prefix that is evicted after all others
     free(request), or lend(request, number) and holds.end(number) when others have fetched its blocks
     find_check(...), quarantine(...)    the self-check of cached blocks
     take_in_prefetched(); load(...), prefetch(...); take_moves(...)     what of a prefix is in host memory, see HostTier
@@ -169,10 +168,6 @@ class KVCacheManager:
         self._reservation.shrink(table, num_tokens)
         table.num_reported = [min(*known) for known in zip(table.num_reported, map(len, table.rows), strict=True)]
         table.num_tokens = num_tokens
-
-    def pin(self, block_hashes: Sequence[bytes]) -> None:
-        """Keeps the blocks of a prefix, those that are here and those that will be, until all others are evicted."""
-        self._prefix_cache.pin(block_hashes)
 
     @property
     def num_evicted_blocks(self) -> int:

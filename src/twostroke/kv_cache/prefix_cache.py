@@ -60,10 +60,6 @@ class PrefixCache(Protocol):
         """Makes a block findable whose tokens are all computed and final."""
         ...
 
-    def pin(self, block_hashes: Sequence[bytes]) -> None:
-        """Blocks of these names are evicted after all others."""
-        ...
-
     @property
     def num_evicted(self) -> int:
         """Blocks that could be found and had to go, so far."""
@@ -168,15 +164,6 @@ class SharedPrefixCache:
     def insert(self, block_id: int, group_id: int, block_hash: bytes) -> None:
         """Names the block."""
         self._pool.name(block_id, group_id, block_hash)
-
-    def pin(self, block_hashes: Sequence[bytes]) -> None:
-        """In every group, by the names of all pages: those that end no block name nothing."""
-        self._pool.pin(
-            (group_id, block_hash)
-            for page, block_hash in enumerate(block_hashes, 1)
-            for group_id, per_block in enumerate(self._pages)
-            if page % per_block == 0
-        )
 
     @property
     def num_evicted(self) -> int:
@@ -322,9 +309,6 @@ class NoPrefixCache:
 
     def insert(self, block_id: int, group_id: int, block_hash: bytes) -> None:
         """Forgets it."""
-
-    def pin(self, block_hashes: Sequence[bytes]) -> None:
-        """Forgets them."""
 
     @property
     def num_evicted(self) -> int:

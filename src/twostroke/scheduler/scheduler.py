@@ -216,10 +216,6 @@ class Scheduler:
         if request is not None:
             self._end(request, reason)
 
-    def pin_prefix(self, block_hashes: Sequence[bytes]) -> None:
-        """These blocks are evicted after all others, once they are computed."""
-        self._kv.pin(block_hashes)
-
     def reset_prefix_cache(self) -> int:
         """No prefix computed so far is found any more; returns how many blocks were forgotten."""
         return self._kv.reset_prefix_cache()

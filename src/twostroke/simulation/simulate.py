@@ -110,7 +110,6 @@ def simulate(
     requests: Sequence[SimulatedRequest],
     step_times: PredictsSteps,
     ended: Callable[[], object] | None = None,
-    pinned: Sequence[bytes] = (),
 ) -> Run:
     """An engine like the one that was recorded, in simulated time.
 
@@ -119,10 +118,8 @@ def simulate(
         requests: with their outcomes.
         step_times: how long steps take.
         ended: is called whenever a request has ended.
-        pinned: names of blocks that are to be evicted after all others.
     """
     scheduler = scheduler_of(started)
-    scheduler.pin_prefix(pinned)
     simulation = Simulation(
         scheduler,
         layers_of(started),

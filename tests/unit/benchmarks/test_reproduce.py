@@ -11,12 +11,11 @@ import pytest
 from rich.console import Console
 
 from benchmarks.counting_engine import counting_engine
-from benchmarks.reproduce import pinned_prefixes, r1_batching, r2_hostage, r4_concurrency, r10_prefix_cache
+from benchmarks.reproduce import r1_batching, r2_hostage, r4_concurrency, r10_prefix_cache
 from benchmarks.reproduce.claim import Claim, ReproduceOptions, Reproduction
 from benchmarks.reproduce.run import RESULTS, reproduce
 from benchmarks.slots import SlotCount, static_schedule
 from oracle.naive_prefix_cache import NaivePrefixCache
-from traces import write_trace
 from twostroke.config.cache import CacheConfig
 from twostroke.config.scheduler import SchedulerConfig
 from twostroke.errors import InvalidParameter, SetupError
@@ -156,22 +155,6 @@ def test_r10_reproduces_a_trace_file_and_misses_an_absent_one(tmp_path: Path) ->
     (tmp_path / "mooncake_synthetic.jsonl").write_text("\n".join(lines))
     found = _reproduce("r10", _options(tmp_path))
     assert found.details["synthetic-infinite"]["measured_hits"] > 100
-    assert any("mooncake_conversation.jsonl is not in" in remark for remark in found.remarks)
-
-
-def test_pins_what_comes_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Documents in turn, one more than fit: of these LRU finds nothing, pins keep half."""
-    monkeypatch.setattr(pinned_prefixes, "CAPACITIES", (100,))
-    monkeypatch.setattr(pinned_prefixes, "PUBLISHED", {"conversation": (0.0,), "synthetic": (0.0,)})
-    documents = [tuple(range(100 * i, 100 * i + 40)) for i in range(4)]
-    write_trace(
-        tmp_path / "mooncake_synthetic.jsonl",
-        [TraceEntry(float(i), 512 * 40, 64, documents[i % 4]) for i in range(40)],
-    )
-    found = _reproduce("pinned-prefixes", _options(tmp_path))
-    blocks = found.details["synthetic-100"]["found"]
-    assert blocks["least recently used"] == blocks["shared by most"] == 0
-    assert blocks["hindsight"] > 9 * 39
     assert any("mooncake_conversation.jsonl is not in" in remark for remark in found.remarks)
 
 

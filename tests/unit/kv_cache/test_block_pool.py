@@ -50,20 +50,6 @@ def test_using_a_cached_block_makes_it_the_last_to_be_evicted() -> None:
     assert pool.allocate(1) == [second]
 
 
-def test_pinned_content_goes_last_and_goes() -> None:
-    pool = BlockPool(3)
-    blocks = pool.allocate(3)
-    for entry, block_id in enumerate(blocks):
-        pool.name(block_id, 0, bytes([entry]))
-    pool.pin([(0, b"\x02"), (0, b"never there")])
-    pool.free(reversed(blocks))
-    pool.pin([(0, b"\x01")])
-    assert (pool.num_cached, pool.num_free_blocks) == (3, 3)
-    pool.check_invariants()
-    assert [pool.allocate(1) for _ in range(3)] == [[blocks[0]], [blocks[2]], [blocks[1]]]
-    assert pool.num_evicted == 3
-
-
 def test_of_two_equal_blocks_the_first_one_named_is_found() -> None:
     pool = BlockPool(2)
     first, second = pool.allocate(2)

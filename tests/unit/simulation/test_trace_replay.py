@@ -69,7 +69,6 @@ def compare(
     num_blocks: int = 120,
     max_num_seqs: int = 8,
     budget: int = 64,
-    num_pinned: int = 0,
 ) -> tuple[Run, WatchedScheduler, int]:
     """Runs a trace, and says how many blocks were evicted; both caches did the same for everybody."""
     longest = num_blocks * block_size
@@ -79,10 +78,6 @@ def compare(
     scheduler = WatchedScheduler(config, kv, max_model_len=longest)
     scheduler.naive = NaiveTraceCache(entries, num_blocks, block_size, divisor)
     scheduler.hits = []
-    for request in requests[:num_pinned]:
-        scheduler.pin_prefix(request.arrival.block_hashes)
-        for i in range(len(request.arrival.block_hashes)):
-            scheduler.naive.pinned.add(scheduler.naive.content(request.arrival.request_id, i))
     run = Simulation(scheduler, Layers([None]), STEP, block_size=block_size).run(requests)
     assert scheduler.hits == scheduler.naive.hits
     assert +kv.evictions == scheduler.naive.evictions
@@ -93,11 +88,10 @@ def compare(
 
 
 @pytest.mark.parametrize("make", [conversations, long_documents])
-@pytest.mark.parametrize("num_pinned", [0, 5])
 def test_a_trace_hits_and_evicts_what_a_naive_cache_does(
-    make: Callable[[int, int], list[TraceEntry]], num_pinned: int
+    make: Callable[[int, int], list[TraceEntry]],
 ) -> None:
-    run, scheduler, num_evicted = compare(make(400, 1), num_pinned=num_pinned)
+    run, scheduler, num_evicted = compare(make(400, 1))
     assert sum(num_tokens for _, num_tokens in scheduler.hits) > 1000, "nothing was found: this compares nothing"
     assert num_evicted > 1000
     assert len(run.requests) > 300
@@ -125,7 +119,6 @@ prompts = st.lists(
     num_blocks=st.integers(8, 60),
     max_num_seqs=st.integers(1, 6),
     budget=st.sampled_from([4, 16, 64]),
-    num_pinned=st.sampled_from([0, 0, 2]),
 )
 def test_any_trace(
     prompts: list[tuple[int, int, int, int]],
@@ -134,7 +127,6 @@ def test_any_trace(
     num_blocks: int,
     max_num_seqs: int,
     budget: int,
-    num_pinned: int,
 ) -> None:
     entries: list[TraceEntry] = []
     now_s = 0.0
@@ -150,5 +142,4 @@ def test_any_trace(
         num_blocks=num_blocks,
         max_num_seqs=max_num_seqs,
         budget=budget,
-        num_pinned=num_pinned,
     )
