@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from functools import partial
-from typing import Any
 
 import msgspec
 
-from twostroke.api.chat_choice import ChatChoice
+from twostroke.api.chat_choice import ChatChoice, Object
 from twostroke.api.conversation import Conversation
 from twostroke.api.generation import Caller, Generation
 from twostroke.api.logprobs import as_written, chat_logprobs, prompt_logprobs, takes_long
 from twostroke.api.protocol.fields import tier_of
 from twostroke.api.sse import DONE, Later, RepeatedEvent, event
 from twostroke.outputs import CompletionOutput, RequestOutput
-
-Object = dict[str, Any]
 
 
 class Chat:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from email.message import Message
+import email.message
 
 from starlette.datastructures import Headers
 
@@ -34,7 +34,7 @@ def check_media_type(method: str, path: str, headers: Headers) -> None:
         return
     if not given:
         raise _unsupported("the body has no content type, and has to be JSON.")
-    field = Message()
+    field = email.message.Message()
     field["content-type"] = given
     subtype = field.get_content_subtype()
     if field.get_content_maintype() != "application" or not (subtype == "json" or subtype.endswith("+json")):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import cast
 
 from pydantic_core import from_json
 
@@ -10,13 +10,13 @@ from twostroke.api.blocks import Begun, Block, BlockEvent, BlockKind, Ended, Gro
 from twostroke.api.conversation import Conversation
 from twostroke.api.generation import Caller, Generation
 from twostroke.api.http_errors import anthropic_error, error_body
+from twostroke.api.messages_input import Object
 from twostroke.api.protocol.fields import tier_of
 from twostroke.api.reply import Reply
 from twostroke.api.sse import named_event
 from twostroke.outputs import RequestOutput
 from twostroke.request import FinishReason
 
-Object = dict[str, Any]
 _TIERS = {"default": "standard", "priority": "priority", "flex": "batch"}
 """What Anthropic calls the tiers, where an answer says how it was served."""
 

@@ -11,11 +11,10 @@ from twostroke.api.http_errors import error_body
 from twostroke.api.protocol.fields import tier_of
 from twostroke.api.protocol.responses import ResponsesRequest
 from twostroke.api.reply import Reply
+from twostroke.api.responses_input import Object
 from twostroke.api.sse import named_event
 from twostroke.outputs import RequestOutput
 from twostroke.request import FinishReason
-
-Object = dict[str, Any]
 
 _ITEM_PREFIX = {BlockKind.REASONING: "rs", BlockKind.TEXT: "msg", BlockKind.CALL: "fc"}
 _DELTA = {

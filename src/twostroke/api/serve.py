@@ -29,12 +29,10 @@ from twostroke.engine.facts import lines_to_print
 from twostroke.engine.garbage import keep_what_is_there
 from twostroke.errors import InvalidParameter, InvalidPrompt
 from twostroke.lab.lab import Lab
-from twostroke.log import Sparingly, get_logger
+from twostroke.log import Sparingly
 from twostroke.plain_words import reason_of
 from twostroke.process_start import seconds_since_start
 from twostroke.tokenizer.chat_template import check_template
-
-log = get_logger(__name__)
 
 BACKLOG = 2048
 KEEP_ALIVE_S = 75

@@ -36,7 +36,7 @@ class Unwritten:
     def tools(self) -> bool:
         """Whether tools are never written."""
         return self._never_differ(
-            [[(chat, _tools(name)) for name in ("f", "g")] for chat in ([_USER], [_SYSTEM, _USER])]
+            [[(chat, _tools(name)) for name in ("f", "g")] for chat in ([_ASKED], [_SYSTEM, _ASKED])]
         )
 
     @cached_property
@@ -54,8 +54,8 @@ class Unwritten:
         """Whether the text of earlier turns that call tools is never written."""
         return self._never_differ(
             [
-                [([_USER, _called("f", text), next_turn], tools) for text in ("markone", "marktwo")]
-                for next_turn in (_RESULT, _USER)
+                [([_ASKED, _called("f", text), next_turn], tools) for text in ("markone", "marktwo")]
+                for next_turn in (_RESULT, _ASKED)
                 for tools in (None, _tools("f"))
             ]
         )
@@ -63,8 +63,8 @@ class Unwritten:
     def _hides_calls(self, content: str | None) -> bool:
         return self._never_differ(
             [
-                [([_USER, _called(name, content), next_turn], tools) for name in ("f", "g")]
-                for next_turn in (_RESULT, _USER)
+                [([_ASKED, _called(name, content), next_turn], tools) for name in ("f", "g")]
+                for next_turn in (_RESULT, _ASKED)
                 for tools in (None, _tools("f"))
             ]
         )
@@ -89,7 +89,7 @@ class Unwritten:
 
 _Chat = tuple[list[JSON], list[JSON] | None]
 """Messages and tools."""
-_USER: JSON = {"role": "user", "content": "mark"}
+_ASKED: JSON = {"role": "user", "content": "mark"}
 _SYSTEM: JSON = {"role": "system", "content": "mark"}
 _RESULT: JSON = {"role": "tool", "tool_call_id": "callmark0", "content": "mark"}
 
