@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from twostroke.api.parsers.deltas import ParsedMessage, ToolCall
+from twostroke.api.parsers.output import ParsedMessage, ToolCall
 from twostroke.api.parsers.tool_choice import Tool
 
 TOOLS = (

@@ -12,8 +12,7 @@ import text_fakes
 from twostroke.grammar.backend import GrammarMatcher
 from twostroke.grammar.guidance import Guidance
 from twostroke.sampling_params import StructuredOutputs
-from twostroke.tokenizer.detokenizer import IncrementalDetokenizer
-from twostroke.tokenizer.tokenizer import Tokenizer
+from twostroke.tokenizer.tokenizer import IncrementalDetokenizer, Tokenizer
 
 NUM_PADDING_ROWS = 41
 """Columns of the logits without a token: no multiple of anything."""

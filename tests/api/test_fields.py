@@ -9,8 +9,8 @@ import pytest
 
 from server_process import ServerProcess
 from twostroke.api.protocol.chat import ChatRequest
-from twostroke.api.protocol.completions import CompletionRequest
 from twostroke.api.protocol.fields import Standing, WireObject, standings
+from twostroke.api.protocol.sampling import CompletionRequest
 from twostroke.api.reference import PAGE, fields_page
 
 Body = dict[str, Any]

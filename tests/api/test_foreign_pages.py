@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from server_process import SERVE, ServerProcess, viewing
-from twostroke.api.foreign_pages import HostNames, check_change
+from twostroke.api.gate import HostNames, check_change
 from twostroke.api.http_errors import HTTPError
 from twostroke.config.server import ServerConfig
 from twostroke.errors import InvalidParameter

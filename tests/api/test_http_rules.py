@@ -11,7 +11,7 @@ import pytest
 
 from raw_http import RawAnswer, connect, length, receive, say
 from server_process import ServerProcess
-from twostroke.api.media_type import JSON_PATHS
+from twostroke.api.bodies import JSON_PATHS
 
 BODY = b'{"prompt":"x","max_tokens":1}'
 STREAM = b'{"prompt":"x","max_tokens":2,"stream":true,"ignore_eos":true}'

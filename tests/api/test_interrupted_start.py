@@ -16,7 +16,7 @@ import pytest
 import uvicorn
 
 from forked_process import forked_engines
-from twostroke.api.draining import DrainingServer
+from twostroke.api.serve import DrainingServer
 from twostroke.client.engine_client import EngineState
 from twostroke.cluster.engine_process import EngineProcess
 from twostroke.cluster.launcher import LocalLauncher

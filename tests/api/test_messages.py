@@ -13,7 +13,7 @@ import pytest
 
 from server_process import ServerProcess
 from twostroke import LLM, SamplingParams
-from twostroke.api.messages_input import chat_of_messages
+from twostroke.api.messages import chat_of_messages
 from twostroke.api.parsers.json_text import is_whole_value
 from twostroke.api.protocol.messages import CountTokensRequest, MessagesRequest
 from twostroke.tokenizer.chat_template import ChatTemplate

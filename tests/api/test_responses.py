@@ -13,7 +13,7 @@ import pytest
 from server_process import ServerProcess
 from twostroke import LLM, SamplingParams
 from twostroke.api.protocol.responses import ResponsesRequest
-from twostroke.api.responses_input import chat_of_response
+from twostroke.api.responses import chat_of_response
 from twostroke.api.translate import chat_params
 
 TEXT = "sort a list of numbers"

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 from oracle.naive_json_calls import arguments_call, bare, json_calls, json_family
 from oracle.naive_tagged_calls import mistral, python_family, qwen3_coder, section_family
-from twostroke.api.parsers.deltas import ParsedMessage, ToolCall
+from twostroke.api.parsers.output import ParsedMessage, ToolCall
 from twostroke.api.parsers.tool_choice import NamedTool, Tool, ToolChoice
 
 REASONING_TAGS = {

@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Callable, Sequence
 
-from twostroke.api.parsers.deltas import ToolCall
+from twostroke.api.parsers.output import ToolCall
 from twostroke.api.parsers.tool_choice import Tool
 
 Found = tuple[list[ToolCall], int]

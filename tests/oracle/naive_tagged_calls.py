@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from oracle.naive_json_calls import NAME, Found, arguments_call, bare, closing, json_calls, marked, skip
-from twostroke.api.parsers.deltas import ToolCall
+from twostroke.api.parsers.output import ToolCall
 from twostroke.api.parsers.tool_choice import Tool
 
 

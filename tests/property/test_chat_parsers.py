@@ -11,10 +11,9 @@ from hypothesis import strategies as st
 
 from chat_outputs import OUTPUTS, TOOLS, Output
 from oracle import naive_chat_parser as naive
-from twostroke.api.parsers.chat_parser import make_parser
-from twostroke.api.parsers.deltas import Delta, ParsedMessage, ToolCallArguments, ToolCallBegin, join_deltas
+from twostroke.api.parsers.chat_parser import REASONING_FAMILIES, make_parser
 from twostroke.api.parsers.families import TOOL_CALL_FAMILIES
-from twostroke.api.parsers.reasoning import REASONING_FAMILIES
+from twostroke.api.parsers.output import Delta, ParsedMessage, ToolCallArguments, ToolCallBegin, join_deltas
 from twostroke.api.parsers.tool_choice import NamedTool, ToolChoice
 
 REASONING_PARSERS = (None, *sorted(naive.REASONING_TAGS))

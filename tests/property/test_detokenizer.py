@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 import text_fakes
 from tiers import examples
-from twostroke.tokenizer.detokenizer import IncrementalDetokenizer
+from twostroke.tokenizer.tokenizer import IncrementalDetokenizer
 
 QUICK = settings(max_examples=examples(150), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 

@@ -10,11 +10,10 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 
-from twostroke.api.body_route import RefusedBody
+from twostroke.api.body_route import Methods, RefusedBody, allowed_methods, known_routes
 from twostroke.api.context import ServerContext
 from twostroke.api.gate import App, Gate
 from twostroke.api.http_errors import ErrorAnswer, HTTPError, error_body, shaped_for, validation_answer
-from twostroke.api.methods import Methods, allowed_methods, known_routes
 from twostroke.api.observation import Observation
 from twostroke.api.openapi import published_schema
 from twostroke.api.routes.capabilities import capabilities_router

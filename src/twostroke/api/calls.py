@@ -7,21 +7,16 @@ from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
 from twostroke.api.chat import Chat
-from twostroke.api.client_words import Words, in_words
 from twostroke.api.completions import Completion
 from twostroke.api.context import ServerContext
-from twostroke.api.conversation import Conversation
+from twostroke.api.conversation import Conversation, Words, in_words
 from twostroke.api.embeddings import Embeddings
 from twostroke.api.generation import Caller
-from twostroke.api.messages import MessageCall
-from twostroke.api.messages_input import MESSAGES_WORDS
+from twostroke.api.messages import MESSAGES_WORDS, MessageCall
 from twostroke.api.protocol.chat import ChatRequest
-from twostroke.api.protocol.completions import CompletionRequest
-from twostroke.api.protocol.embeddings import EmbeddingRequest
 from twostroke.api.protocol.responses import ResponsesRequest
-from twostroke.api.protocol.sampling import SamplingFields
-from twostroke.api.responses import ResponseCall
-from twostroke.api.responses_input import RESPONSES_WORDS
+from twostroke.api.protocol.sampling import CompletionRequest, EmbeddingRequest, SamplingFields
+from twostroke.api.responses import RESPONSES_WORDS, ResponseCall
 from twostroke.api.sse import StreamedCall
 from twostroke.config.server import ServerConfig
 

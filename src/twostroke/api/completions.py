@@ -9,15 +9,13 @@ from typing import Any
 
 import msgspec
 
-from twostroke.api.forms import structured_outputs
-from twostroke.api.generation import Caller, Generation, prepared, submissions_of
+from twostroke.api.dialect import structured_outputs
+from twostroke.api.generation import Caller, Generation, UsageCount, amount_of, prepared, prompts_of, submissions_of
 from twostroke.api.logprobs import CompletionLogprobs, as_written, prompt_logprobs, takes_long
-from twostroke.api.prompts import amount_of, prompts_of
-from twostroke.api.protocol.completions import CompletionRequest
 from twostroke.api.protocol.fields import tier_of
+from twostroke.api.protocol.sampling import CompletionRequest
 from twostroke.api.sse import DONE, Later, RepeatedEvent, event
 from twostroke.api.translate import check_stream_options, completion_params
-from twostroke.api.usage import UsageCount
 from twostroke.client.engine_client import EngineClient
 from twostroke.client.input_processor import PromptInput
 from twostroke.client.output_processor import OutputKind

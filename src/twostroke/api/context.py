@@ -14,9 +14,8 @@ from twostroke.api.dialect import Dialect
 from twostroke.api.generation import Caller
 from twostroke.api.http_errors import HTTPError
 from twostroke.api.observation import Observation
-from twostroke.api.protocol.chat import ChatRequest
+from twostroke.api.protocol.chat import MESSAGES, ChatRequest
 from twostroke.api.protocol.fields import MAX_UNKNOWN, WireObject
-from twostroke.api.protocol.message_fields import MESSAGES
 from twostroke.api.protocol.messages import CountTokensRequest, MessagesRequest
 from twostroke.api.protocol.responses import ResponsesRequest
 from twostroke.api.protocol.sampling import SamplingFields

@@ -8,30 +8,60 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Generator, Mapping, Sequence
 from types import MappingProxyType
 
-from twostroke.api.client_words import Words, in_words
-from twostroke.api.dialect import PROMPT_TAIL_TOKENS, ChatTools, Dialect
-from twostroke.api.forms import Form, form_of
-from twostroke.api.generation import Caller, Generation, beside_the_loop, off_the_loop, prepared, submissions_of
-from twostroke.api.parsers.answer_stops import AnswerStops
-from twostroke.api.parsers.chat_parser import ChatParser
+from twostroke.api.dialect import PROMPT_TAIL_TOKENS, ChatTools, Dialect, Form, form_of
+from twostroke.api.generation import (
+    Caller,
+    Generation,
+    UsageCount,
+    amount_of,
+    beside_the_loop,
+    off_the_loop,
+    prepared,
+    submissions_of,
+)
+from twostroke.api.parsers.chat_parser import AnswerStops, ChatParser
 from twostroke.api.parsers.output import HearContent
-from twostroke.api.prompts import amount_of
 from twostroke.api.protocol.chat import ChatRequest
 from twostroke.api.protocol.fields import as_sent
 from twostroke.api.translate import chat_params, check_stream_options
-from twostroke.api.usage import UsageCount
 from twostroke.client.chat_inputs import ChatInputs
 from twostroke.client.engine_client import EngineClient
 from twostroke.client.input_processor import AnswerForm, PromptInput
 from twostroke.client.output_processor import OutputKind
 from twostroke.engine.stop_checker import StopFinder, StopStrings
+from twostroke.errors import InvalidParameter
 from twostroke.outputs import RequestOutput
 from twostroke.sampling_params import SamplingParams
-from twostroke.tokenizer.detokenizer import TokenTexts
 from twostroke.tokenizer.messages import text_of
+from twostroke.tokenizer.tokenizer import TokenTexts
+
+Words = Mapping[str, str]
+"""Names of a chat's parameters to those of another API."""
+
+
+@contextlib.contextmanager
+def in_words(words: Words) -> Generator[None]:
+    """Raise what is wrong with a parameter as said of the client's own.
+
+    Args:
+        words: names that differ.
+
+    Raises:
+        InvalidParameter: as the block does, by the client's name.
+    """
+    try:
+        yield
+    except InvalidParameter as error:
+        if error.name not in words:
+            raise
+        raise InvalidParameter(words[error.name], error.value, error.limit, error.remedy) from error
+
+
+# ------------------------------------------------------------------ A conversation on its way through the engine, whi
+
 
 CHAT_WORDS: Words = MappingProxyType({"logprobs": "top_logprobs"})
 """A chat's own field `logprobs` says whether there are any, and `top_logprobs` how many."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Generator
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,11 +11,13 @@ from twostroke.api.parsers.chat_parser import ChatParser, make_parser
 from twostroke.api.parsers.families import TOOL_CALL_FAMILIES, free_calls
 from twostroke.api.parsers.output import HearContent
 from twostroke.api.parsers.tool_choice import NamedTool, Tool, ToolChoice, checked_tool_choice, tool_choice_schema
-from twostroke.api.protocol.chat import ChatRequest
+from twostroke.api.protocol.chat import ChatRequest, ResponseFormat
 from twostroke.api.protocol.chat import NamedTool as WireNamedTool
+from twostroke.api.protocol.sampling import StructuredOutputsField
 from twostroke.config.server import ServerConfig
 from twostroke.errors import InvalidParameter
 from twostroke.grammar.backend import FreeCalls
+from twostroke.sampling_params import StructuredOutputs
 
 PROMPT_TAIL_TOKENS = 16
 """Of the prompt's end, for the parser to see whether the template has opened the reasoning."""
@@ -125,3 +129,96 @@ def check_parsers(config: ServerConfig) -> None:
         InvalidParameter: names the setting and the parsers there are.
     """
     Dialect(config.tool_call_parser, config.reasoning_parser)
+
+
+# ------------------------------------------------------------------ The form that an output has to have, whichever fi
+
+
+OWN_FIELD = "structured_outputs"
+"""The engine's word for forms, and a request's field that means just that."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asker:
+    """Who asks for a form.
+
+    Attributes:
+        field: of the request.
+        told: what it asks for, where the engine's form was made of it and nobody would know it again.
+    """
+
+    field: str
+    told: str = ""
+
+    @contextlib.contextmanager
+    def named(self) -> Generator[None]:
+        """Raise what the engine says of its form as said of the field that asked."""
+        try:
+            yield
+        except InvalidParameter as error:
+            if self.field == OWN_FIELD or not error.name.startswith(OWN_FIELD):
+                raise
+            raise InvalidParameter(self.field, self.told or error.value, error.limit, error.remedy) from error
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """What an output has to be, and who asks for it."""
+
+    wanted: StructuredOutputs
+    asker: Asker
+
+
+def form_of(
+    field: StructuredOutputsField | None, response_format: ResponseFormat | None, tools: ChatTools
+) -> Form | None:
+    """Return the one form that the output of a chat has to have.
+
+    A call that is required goes before `response_format`, which is about an answer in text.
+
+    Args:
+        field: of the request.
+        response_format: of the request.
+        tools: of the request.
+
+    Raises:
+        InvalidParameter: several ask, or one that cannot be followed.
+    """
+    found: list[Form] = []
+    if field is not None:
+        found.append(Form(structured_outputs(field), Asker(OWN_FIELD)))
+    schema = tools.schema
+    if schema is not None:
+        asker = Asker("tools", ", ".join(tool.name for tool in tools.tools))
+        with asker.named():
+            found.append(Form(StructuredOutputs(json=schema), asker))
+    elif response_format is not None and response_format.type != "text":
+        asker = Asker("response_format")
+        with asker.named():
+            found.append(Form(_of_format(response_format), asker))
+    if len(found) > 1:
+        asked = " and ".join(form.asker.field for form in found)
+        raise InvalidParameter(asked, "...", "each constrains the output", "Ask for one of them.")
+    return found[0] if found else None
+
+
+def structured_outputs(field: StructuredOutputsField) -> StructuredOutputs:
+    """Return the form that the field of that name asks for.
+
+    Raises:
+        InvalidParameter: it cannot be followed.
+    """
+    # JSON null is "not given"; unknown kinds were named already
+    given = {"json" if name == "json_" else name: getattr(field, name) for name in type(field).model_fields}
+    return StructuredOutputs(**{kind: value for kind, value in given.items() if value is not None})
+
+
+def _of_format(response_format: ResponseFormat) -> StructuredOutputs:
+    if response_format.type == "json_object":
+        return StructuredOutputs(json_object=True)
+    wanted = response_format.json_schema
+    if wanted is None or wanted.schema_ is None:
+        raise InvalidParameter(
+            "response_format", response_format.type, "needs a schema", "Send it in the field schema."
+        )
+    return StructuredOutputs(json=wanted.schema_)

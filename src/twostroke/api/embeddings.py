@@ -11,9 +11,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from twostroke.api.generation import Caller, Generation, prepared, submissions_of
-from twostroke.api.prompts import amount_of, prompts_of
-from twostroke.api.protocol.embeddings import EmbeddingRequest
+from twostroke.api.generation import Caller, Generation, amount_of, prepared, prompts_of, submissions_of
+from twostroke.api.protocol.sampling import EmbeddingRequest
 from twostroke.client.engine_client import EngineClient
 from twostroke.client.input_processor import PromptInput
 from twostroke.client.output_processor import OutputKind

@@ -6,28 +6,178 @@ route see it, so that nobody holds a route open by sending slowly.
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import binascii
 import hmac
+import ipaddress
+import re
+import socket
 import uuid
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import msgspec
 from starlette.datastructures import Headers, MutableHeaders
 
 from twostroke.api.admission import Admission, patience_s
-from twostroke.api.bodies import BodyReader
-from twostroke.api.content_coding import decoded
-from twostroke.api.foreign_pages import SAFE_METHODS, HostNames, check_change, check_origin
+from twostroke.api.bodies import BodyReader, check_media_type, decoded
 from twostroke.api.http_errors import ErrorAnswer, HTTPError, error_body, shaped_for
 from twostroke.api.keys import Keys
-from twostroke.api.media_type import check_media_type
 from twostroke.api.observation import AnswerCounts
 from twostroke.api.sse import SERVER_SEND, WRITE_NOW, Message, Receive, Send
-from twostroke.api.turns import Turns
 from twostroke.config.server import ServerConfig
-from twostroke.errors import InvalidParameter, TwostrokeError
+from twostroke.errors import InvalidParameter, TwostrokeError, shown
+
+SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
+"""They change nothing, and a browser lets no other page read their answers."""
+_PRIVATE_SUFFIXES = (".local", ".internal", ".home.arpa")
+"""Endings of names that nobody can register (RFC 6762, RFC 8375, and ICANN's reservation of .internal)."""
+_PORT = re.compile(r":\d*$")
+_ADDRESS = re.compile(r"\[([^\]]*)\](?::\d*)?")
+_DEFAULT_PORTS = {"http": ":80", "https": ":443"}
+
+
+class HostNames:
+    """The names by which a server answers.
+
+    Args:
+        bound: the address it listens on.
+        allowed: further names; `*.example.com` and `.example.com` stand for the names within a domain, `*` for all.
+    """
+
+    def __init__(self, bound: str, allowed: Sequence[str] = ()) -> None:
+        named = [name.lower() for name in allowed]
+        self._allows_all = "*" in named
+        self._suffixes = tuple(name.removeprefix("*") for name in named if name.startswith(("*.", ".")))
+        self._names = {"localhost", bound.lower(), *named}
+        self._is_local = bound.lower() == "localhost" or _is_loopback(bound)
+        """Whether only this machine can reach it."""
+        if not self._is_local:
+            self._names.add(socket.gethostname().lower())
+
+    def check(self, host: str) -> None:
+        """Refuse a request by its Host header; a program that sends none is no browser.
+
+        Raises:
+            HTTPError: 403, it is none of the names.
+        """
+        if host and not self._has(_without_port(host).lower().removesuffix(".")):
+            message = (
+                f"this server does not answer to the name {shown(host)}. Use http://localhost or its address, or start "
+                "it with --allowed-hosts NAME."
+            )
+            raise HTTPError(403, message, kind="permission_error", code="unknown_host")
+
+    def _has(self, name: str) -> bool:
+        if self._allows_all or name in self._names or name.endswith((".localhost", *self._suffixes)):
+            return True
+        if self._is_local:
+            return _is_loopback(name)
+        return _is_address(name) or "." not in name or name.endswith(_PRIVATE_SUFFIXES)
+
+
+def check_origin(headers: Mapping[str, str], what: str) -> None:
+    """Refuse a request of a page from elsewhere.
+
+    Raises:
+        HTTPError: 403, names its origin.
+    """
+    if _is_foreign(headers):
+        message = f"{what} is not for pages of {shown(headers['origin'])[1:-1]}."
+        raise HTTPError(403, message, kind="permission_error", code="forbidden")
+
+
+def check_change(headers: Mapping[str, str], cors_origins: Collection[str]) -> None:
+    """Refuse a request that may change something, if a page from elsewhere can have made the browser send it.
+
+    Args:
+        headers: of the request.
+        cors_origins: of pages that may call without a password.
+
+    Raises:
+        HTTPError: 403, names its origin.
+    """
+    kind = headers.get("authorization", "").partition(" ")[0].lower()
+    if kind == "basic":
+        check_origin(headers, "changing anything with a stored password")
+    elif not kind and "x-api-key" not in headers and not _is_json(headers):
+        may_call = "*" in cors_origins or headers.get("origin") in cors_origins
+        check_origin({} if may_call else headers, "changing anything")
+
+
+def _is_foreign(headers: Mapping[str, str]) -> bool:
+    origin = headers.get("origin")
+    if origin is None:
+        return False
+    scheme, _, host = origin.lower().partition("://")
+    port = _DEFAULT_PORTS.get(scheme, "")
+    return host.removesuffix(port) != headers.get("host", "").lower().removesuffix(port)
+
+
+def _is_json(headers: Mapping[str, str]) -> bool:
+    """Whether a browser asks before it sends the body for another page, as it does for all but three old kinds."""
+    kind = headers.get("content-type", "").partition(";")[0].strip().lower()
+    return kind == "application/json" or (kind.startswith("application/") and kind.endswith("+json"))
+
+
+def _without_port(host: str) -> str:
+    """Return the name or address of a Host header; an address of IPv6 stands in brackets there."""
+    address = _ADDRESS.fullmatch(host)
+    return _PORT.sub("", host) if address is None else address[1]
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+def _is_loopback(name: str) -> bool:
+    return _is_address(name) and ipaddress.ip_address(name).is_loopback
+
+
+# ------------------------------------------------------------------ Turns of the event loop, given to requests one at
+
+
+class Turns:
+    """A gate that lets one request through in each turn of the event loop.
+
+    Parsing and tokenizing a request takes half a millisecond. Without turns the loop prepares all requests that arrived
+    together before it reads the engine's next report: 64 of them hold up the tokens of that report by 30 ms.
+    """
+
+    def __init__(self) -> None:
+        self._is_taken = False
+        """Whether a request has passed in the present turn."""
+        self._waiting: deque[asyncio.Future[None]] = deque()
+
+    async def wait(self) -> None:
+        """Return in the present turn if no request has passed in it, else in a later one. First come, first served."""
+        loop = asyncio.get_running_loop()
+        if not self._is_taken:
+            self._is_taken = True
+            loop.call_soon(self._next)
+            return
+        mine = loop.create_future()
+        self._waiting.append(mine)
+        await mine
+
+    def _next(self) -> None:
+        while self._waiting:
+            first = self._waiting.popleft()
+            if not first.done():  # it is cancelled when its client has left
+                first.set_result(None)
+                asyncio.get_running_loop().call_soon(self._next)
+                return
+        self._is_taken = False
+
+
+# ------------------------------------------------------------------ The gate before every route: who asks, how much t
+
 
 App = Callable[[Message, Receive, Send], Any]
 

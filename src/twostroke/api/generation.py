@@ -7,17 +7,19 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, cast
+
+from pydantic import BaseModel
 
 from twostroke.api.admission import Admission
 from twostroke.api.protocol.fields import FLEX, Prioritised, priority_of
 from twostroke.client.engine_client import EngineClient, OutputStream
-from twostroke.client.input_processor import PromptInput
+from twostroke.client.input_processor import Prompt, PromptInput
 from twostroke.client.output_processor import OutputKind
 from twostroke.client.submission import Submission
 from twostroke.engine.garbage import give_back_what_is_free
-from twostroke.errors import EngineError
-from twostroke.outputs import RequestOutput
+from twostroke.errors import EngineError, InvalidPrompt
+from twostroke.outputs import NumericDrift, RequestOutput, merged_drift
 from twostroke.request import FinishReason
 
 Result = TypeVar("Result")
@@ -262,3 +264,100 @@ def _check(output: RequestOutput) -> None:
 
 def _nobody() -> None:
     """Is woken while nobody else sleeps."""
+
+
+# ------------------------------------------------------------------ What a request cost, in tokens
+
+
+class UsageCount:
+    """Counts the tokens of one answer while its outputs come, as deltas or whole."""
+
+    def __init__(self) -> None:
+        self._prompts: dict[int, tuple[int, int]] = {}
+        self._num_output_tokens = 0
+        self.num_reasoning_tokens = 0
+        """Of the output; whoever parses it counts them."""
+        self._numeric_drift: NumericDrift = {}
+
+    def add(self, prompt: int, output: RequestOutput) -> None:
+        """Takes an output of the prompt-th prompt; each token must be in one output only."""
+        if output.finished or prompt not in self._prompts:
+            self._prompts[prompt] = (len(output.prompt_token_ids), output.num_cached_tokens)
+        if output.numeric_drift:
+            self._numeric_drift = merged_drift(self._numeric_drift, output.numeric_drift)
+        for part in output.outputs:
+            self._num_output_tokens += len(part.token_ids)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return OpenAI's object; with `numeric_drift` where workers of different numerics made the answer."""
+        num_prompt_tokens = sum(num_tokens for num_tokens, _ in self._prompts.values())
+        return {
+            "prompt_tokens": num_prompt_tokens,
+            "completion_tokens": self._num_output_tokens,
+            "total_tokens": num_prompt_tokens + self._num_output_tokens,
+            "prompt_tokens_details": {"cached_tokens": sum(cached for _, cached in self._prompts.values())},
+            "completion_tokens_details": {"reasoning_tokens": self.num_reasoning_tokens},
+            **({"numeric_drift": self._numeric_drift} if self._numeric_drift else {}),
+        }
+
+
+# ------------------------------------------------------------------ Prompts in the four forms that OpenAI takes them
+
+
+def prompts_of(given: str | list[Any], field: str) -> list[Prompt]:
+    """Each prompt by itself.
+
+    Args:
+        given: checked against the schema.
+        field: what the request calls it.
+
+    Raises:
+        InvalidPrompt: there is none.
+    """
+    if isinstance(given, str):
+        return [given]
+    if not given:
+        raise InvalidPrompt(f"{field} is an empty list; send at least one text, or one token id.")
+    if isinstance(given[0], int):
+        return [{"prompt_token_ids": given}]
+    return [item if isinstance(item, str) else {"prompt_token_ids": cast(list[int], item)} for item in given]
+
+
+MOST_COUNTED = 1 << 18
+"""`amount_of` counts no further: it is long."""
+_EACH = 16
+"""What a value counts beside its characters: reading it takes as long as so many of them."""
+
+
+def amount_of(*values: Any) -> int:
+    """Return roughly how many characters of text these are, whatever they are made of; much is not read to its end.
+
+    >>> amount_of("four", [1, 2, 3], {"role": "user", "content": ["a", "b"]})
+    74
+    """
+    amount, waiting = 0, list(values)
+    while waiting and amount <= MOST_COUNTED:
+        value = waiting.pop()
+        if isinstance(value, str):
+            amount += len(value)
+        elif isinstance(value, BaseModel):
+            amount += _EACH
+            waiting += [item for _, item in value]
+        elif isinstance(value, dict):
+            fields = cast(dict[str, Any], value)
+            amount += _EACH + sum(map(len, fields))
+            waiting += fields.values()
+        elif isinstance(value, (list, tuple)):
+            amount += _EACH + _amount_of_list(cast(Sequence[Any], value), waiting)
+    return amount
+
+
+def _amount_of_list(items: Sequence[Any], waiting: list[Any]) -> int:
+    """Count a list by the kind of its first element; objects and lists are left to the caller."""
+    first = items[0] if items else None
+    if isinstance(first, str):
+        return len(items) + sum(len(item) for item in items if isinstance(item, str))
+    if isinstance(first, (list, dict, BaseModel)):
+        waiting += items[:MOST_COUNTED]
+        return 0
+    return len(items)

@@ -5,11 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from twostroke.api.protocol.chat import ChatRequest
-from twostroke.api.protocol.completions import CompletionRequest
-from twostroke.api.protocol.embeddings import EmbeddingRequest
 from twostroke.api.protocol.fields import Standing, WireObject, standings
 from twostroke.api.protocol.messages import CountTokensRequest, MessagesRequest
 from twostroke.api.protocol.responses import ResponsesRequest
+from twostroke.api.protocol.sampling import CompletionRequest, EmbeddingRequest
 
 PAGE = Path(__file__).parents[3] / "docs" / "api-fields.md"
 

@@ -2,14 +2,135 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from enum import StrEnum
 
-from twostroke.api.blocks import Block, BlockEvent, Blocks
 from twostroke.api.conversation import Conversation
 from twostroke.api.parsers.chat_parser import ChatParser
+from twostroke.api.parsers.json_text import is_whole_value
+from twostroke.api.parsers.output import ContentDelta, Delta, ReasoningDelta, ToolCallArguments, ToolCallBegin
 from twostroke.outputs import CompletionOutput, NumericDrift, RequestOutput
 from twostroke.request import FinishReason
-from twostroke.tokenizer.detokenizer import TokenTexts
+from twostroke.tokenizer.tokenizer import TokenTexts
+
+
+class BlockKind(StrEnum):
+    """What a block holds."""
+
+    REASONING = "reasoning"
+    TEXT = "text"
+    CALL = "call"
+
+
+@dataclass(slots=True)
+class Block:
+    """One block."""
+
+    index: int
+    """Its place in the answer."""
+    kind: BlockKind
+    id: str
+    """Unique among all answers' blocks when the answer's id is."""
+    name: str = ""
+    """The name of the function that a call is of."""
+    pieces: list[str] = field(default_factory=list[str])
+
+    @property
+    def text(self) -> str:
+        """All there is so far; of a call the JSON text of its arguments."""
+        return "".join(self.pieces)
+
+    @property
+    def is_half_call(self) -> bool:
+        """Whether it is a call whose arguments are not there to their end."""
+        return self.kind is BlockKind.CALL and not is_whole_value(self.text)
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """A block begins; it is empty."""
+
+    block: Block
+
+
+@dataclass(frozen=True, slots=True)
+class Grown:
+    """A block has more text."""
+
+    block: Block
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A block is complete, or the generation was cut off within it."""
+
+    block: Block
+
+
+BlockEvent = Begun | Grown | Ended
+
+
+class Blocks:
+    """Sorts deltas into blocks: a new one begins where the kind changes, and with every call.
+
+    >>> blocks = Blocks("answer", shows_reasoning=True)
+    >>> _ = blocks.push([ReasoningDelta("Hm."), ContentDelta("It"), ContentDelta(" is")]) + blocks.finish()
+    >>> [(block.kind.value, block.text) for block in blocks.all]
+    [('reasoning', 'Hm.'), ('text', 'It is')]
+
+    Args:
+        answer_id: of the answer, in the ids of its blocks.
+        shows_reasoning: whether the client wants the reasoning.
+    """
+
+    def __init__(self, answer_id: str, *, shows_reasoning: bool) -> None:
+        self._answer_id = answer_id
+        self._shows_reasoning = shows_reasoning
+        self.all: list[Block] = []
+        self._is_open = False
+
+    @property
+    def has_calls(self) -> bool:
+        """Whether the model has called a function."""
+        return any(block.kind is BlockKind.CALL for block in self.all)
+
+    def push(self, deltas: Iterable[Delta]) -> list[BlockEvent]:
+        """Takes what is new."""
+        events: list[BlockEvent] = []
+        for delta in deltas:
+            match delta:
+                case ReasoningDelta(text):
+                    if self._shows_reasoning:
+                        events += self._grow(BlockKind.REASONING, text)
+                case ContentDelta(text):
+                    events += self._grow(BlockKind.TEXT, text)
+                case ToolCallBegin(_, name):
+                    events += self._begin(BlockKind.CALL, name)
+                case ToolCallArguments(_, text):
+                    events += self._grow(BlockKind.CALL, text)
+        return events
+
+    def finish(self) -> list[BlockEvent]:
+        """Nothing more will come."""
+        was_open, self._is_open = self._is_open, False
+        return [Ended(self.all[-1])] if was_open else []
+
+    def _begin(self, kind: BlockKind, name: str = "") -> list[BlockEvent]:
+        ended = self.finish()
+        block = Block(len(self.all), kind, f"{self._answer_id}-{len(self.all)}", name)
+        self.all.append(block)
+        self._is_open = True
+        return [*ended, Begun(block)]
+
+    def _grow(self, kind: BlockKind, text: str) -> list[BlockEvent]:
+        begun = [] if self._is_open and self.all[-1].kind is kind else self._begin(kind)
+        self.all[-1].pieces.append(text)
+        return [*begun, Grown(self.all[-1], text)]
+
+
+# ------------------------------------------------------------------ The one reply to a conversation, in blocks; under
 
 
 @dataclass(frozen=True, slots=True)

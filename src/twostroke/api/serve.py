@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
+import errno
 import logging
+import socket
 import ssl
 import sys
+from collections.abc import Awaitable, Callable
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import uvicorn
 
 from twostroke.api.app import build_app
 from twostroke.api.dialect import check_parsers
-from twostroke.api.draining import DrainingServer
 from twostroke.api.keys import with_keys_of_files
-from twostroke.api.listening import address_of, listen
 from twostroke.api.observation import Observation
 from twostroke.api.transport import guarded_protocol
 from twostroke.cluster.early_child import drop_early
@@ -27,12 +30,117 @@ from twostroke.config.server import ServerConfig
 from twostroke.engine.clock import monotonic_clock
 from twostroke.engine.facts import lines_to_print
 from twostroke.engine.garbage import keep_what_is_there
-from twostroke.errors import InvalidParameter, InvalidPrompt
+from twostroke.errors import InvalidParameter, InvalidPrompt, SetupError
 from twostroke.lab.lab import Lab
-from twostroke.log import Sparingly
+from twostroke.log import Sparingly, get_logger
 from twostroke.plain_words import reason_of
 from twostroke.process_start import seconds_since_start
 from twostroke.tokenizer.chat_template import check_template
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """The socket, before anything is loaded: an address that is taken is told at once.
+
+    Raises:
+        InvalidParameter: the host is no address of this machine.
+        SetupError: something else listens there.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+    except socket.gaierror as error:
+        listener.close()
+        limit = f"is no address of this machine ({error.strerror})"
+        raise InvalidParameter("host", host, limit, "Use 127.0.0.1, or 0.0.0.0 for all networks.") from error
+    except OSError as error:
+        listener.close()
+        is_elsewhere = error.errno == errno.EADDRNOTAVAIL
+        remedy = "Give an address of this machine as --host." if is_elsewhere else "Choose another --port."
+        raise SetupError(f"{host}:{port} cannot be listened on ({error.strerror or error}). {remedy}") from error
+    return listener
+
+
+def address_of(listener: socket.socket, scheme: str = "http") -> str:
+    """As a person types it into a browser."""
+    host, port = listener.getsockname()[:2]
+    return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
+
+
+# ------------------------------------------------------------------ The end of a server: what runs may end, what come
+
+
+log = get_logger(__name__)
+
+LOOK_EVERY_S = 0.05
+
+
+class DrainingServer(uvicorn.Server):
+    """Uvicorn's server, which listens on while it drains.
+
+    Args:
+        config: of uvicorn.
+        engine: what runs there is waited for.
+        patience_s: for how long.
+        address: is printed once the server listens and minds signals.
+        on_end: called when all requests have ended: what else is being sent is to end, too.
+    """
+
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        engine: RemoteEngine | PooledEngine,
+        patience_s: float,
+        address: str,
+        *,
+        on_end: Callable[[], Awaitable[object]],
+    ) -> None:
+        super().__init__(config)
+        self._engine = engine
+        self._patience_s = patience_s
+        self._address = address
+        self._on_end = on_end
+        self._loop = asyncio.get_running_loop()
+        self._draining: asyncio.Task[None] | None = None
+        self._hurry = asyncio.Event()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listens."""
+        await super().startup(sockets)
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():  # a signal came before uvicorn minded them: the start is given up
+            return
+        sys.stderr.write(f"serving  {self._address}\n")
+        sys.stderr.flush()
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """A signal came; uvicorn's own would close the doors at once, and exit with the signal's code."""
+        del sig, frame
+        self._loop.call_soon_threadsafe(self._begin)
+
+    def _begin(self) -> None:
+        if self._draining is None:
+            self._engine.drain()
+            self._draining = self._loop.create_task(self._drain())
+        else:
+            self._hurry.set()
+
+    async def _drain(self) -> None:
+        """Waits for the requests that run, and lets the server go."""
+        try:
+            async with asyncio.timeout(self._patience_s):
+                while self._engine.health().num_requests and not self._hurry.is_set():
+                    await asyncio.sleep(LOOK_EVERY_S)
+        except TimeoutError:
+            log.warning("requests still ran %g s after the signal; they were ended", self._patience_s)
+        self._engine.give_up("the server was shut down")
+        await self._on_end()
+        self.should_exit = True
+
+
+# ------------------------------------------------------------------ A server from start to end: the engine's process,
+
 
 BACKLOG = 2048
 KEEP_ALIVE_S = 75

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from twostroke.api.protocol.chat import ChatRequest
-from twostroke.api.protocol.completions import CompletionRequest
-from twostroke.api.protocol.sampling import SamplingFields
+from twostroke.api.protocol.sampling import CompletionRequest, SamplingFields
 from twostroke.errors import InvalidParameter
 from twostroke.sampling_params import MAX_SEED, SamplingParams, StructuredOutputs
 

@@ -12,8 +12,7 @@ from twostroke.engine.token_update import TokenUpdate
 from twostroke.outputs import CompletionOutput, Logprob, LogprobsAtPosition
 from twostroke.request import FinishReason
 from twostroke.request_times import RequestTimes
-from twostroke.tokenizer.detokenizer import IncrementalDetokenizer
-from twostroke.tokenizer.tokenizer import Tokenizer
+from twostroke.tokenizer.tokenizer import IncrementalDetokenizer, Tokenizer
 
 
 class CompletionStream:

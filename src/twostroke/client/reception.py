@@ -19,7 +19,7 @@ from twostroke.engine.token_update import TokenUpdate
 from twostroke.errors import EngineError, EngineUnavailable, SetupError
 from twostroke.grammar.guidance import Guidance
 from twostroke.outputs import NumericDrift, merged_drift
-from twostroke.tokenizer.loading import load_tokenizer
+from twostroke.tokenizer.gguf_tokenizer import load_tokenizer
 from twostroke.tokenizer.tokenizer import Tokenizer
 
 

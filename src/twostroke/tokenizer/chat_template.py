@@ -13,12 +13,9 @@ from typing import Any, cast
 from twostroke.config.checks import switch
 from twostroke.errors import InvalidParameter, InvalidPrompt, shorten
 from twostroke.log import get_logger
-from twostroke.tokenizer.content_forms import ContentForms
-from twostroke.tokenizer.dropped_roles import DroppedRoles
-from twostroke.tokenizer.messages import checked_messages, checked_tools
-from twostroke.tokenizer.plain_json import JSON, plain_json
+from twostroke.tokenizer.messages import JSON, checked_messages, checked_tools, plain_json
+from twostroke.tokenizer.template_probes import ContentForms, DroppedRoles, Unwritten
 from twostroke.tokenizer.template_process import TemplateSource, TemplateStopped
-from twostroke.tokenizer.unwritten import Unwritten
 
 log = get_logger(__name__)
 

@@ -16,11 +16,13 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from enum import IntEnum
+from pathlib import Path
 
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
 from tokenizers import Tokenizer as RawTokenizer
 
 from twostroke.errors import CorruptCheckpoint, UnsupportedModel, shown
+from twostroke.gguf.container import GGUFFile
 from twostroke.gguf.metadata import Metadata
 from twostroke.log import get_logger
 from twostroke.tokenizer.settings import TokenizerSettings
@@ -355,3 +357,17 @@ def _frame(raw: RawTokenizer, metadata: Metadata, named: dict[str, str], *, adds
                 {"id": role, "ids": [raw.token_to_id(named[role])], "tokens": [named[role]]} for role in used
             ],
         )
+
+
+# ------------------------------------------------------------------ The tokenizer of a folder or of a GGUF file, by i
+
+
+def load_tokenizer(path: Path) -> Tokenizer:
+    """Reads it.
+
+    Raises:
+        SetupError: there is none, or a file that cannot be read as one.
+    """
+    if path.is_dir():
+        return Tokenizer.from_folder(path)
+    return tokenizer_from_gguf(GGUFFile(path).metadata)

@@ -9,9 +9,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from chat_outputs import TOOLS
-from twostroke.api.chat_choice import ChatChoice
-from twostroke.api.parsers.answer_stops import AnswerStops
-from twostroke.api.parsers.chat_parser import ChatParser, make_parser
+from twostroke.api.chat import ChatChoice
+from twostroke.api.parsers.chat_parser import AnswerStops, ChatParser, make_parser
 from twostroke.api.parsers.json_text import is_whole_value
 from twostroke.api.parsers.output import HearContent
 from twostroke.client.input_processor import PromptInput
@@ -20,7 +19,7 @@ from twostroke.engine.token_update import SequenceNews, TokenUpdate
 from twostroke.model.model_files import find_model
 from twostroke.request import FinishReason
 from twostroke.sampling_params import SamplingParams
-from twostroke.tokenizer.detokenizer import TokenTexts
+from twostroke.tokenizer.tokenizer import TokenTexts
 
 TOKENIZER = find_model("embedded", with_weights=False).tokenizer()
 CALL = '<tool_call>\n{"name": "now", "arguments": {"a": 1}}\n</tool_call>'

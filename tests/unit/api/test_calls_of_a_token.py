@@ -9,7 +9,7 @@ from typing import Any
 
 import text_fakes
 from twostroke.api.completions import Completion
-from twostroke.api.protocol.completions import CompletionRequest
+from twostroke.api.protocol.sampling import CompletionRequest
 from twostroke.client.input_processor import InputProcessor
 from twostroke.client.output_processor import OutputKind, OutputProcessor
 from twostroke.engine.token_update import SequenceNews, TokenUpdate

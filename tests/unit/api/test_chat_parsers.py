@@ -10,7 +10,8 @@ import pytest
 from chat_outputs import NOW, OUTPUTS, PARIS, TOOLS, Output
 from oracle import naive_chat_parser as naive
 from twostroke.api.parsers.chat_parser import make_parser
-from twostroke.api.parsers.deltas import (
+from twostroke.api.parsers.families import TOOL_CALL_FAMILIES
+from twostroke.api.parsers.output import (
     ContentDelta,
     Delta,
     ReasoningDelta,
@@ -19,7 +20,6 @@ from twostroke.api.parsers.deltas import (
     ToolCallBegin,
     join_deltas,
 )
-from twostroke.api.parsers.families import TOOL_CALL_FAMILIES
 from twostroke.api.parsers.tool_choice import NamedTool, Tool
 from twostroke.errors import InvalidParameter
 

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from twostroke.api.parsers.chat_parser import make_parser
-from twostroke.api.parsers.reasoning import REASONING_FAMILIES
+from twostroke.api.parsers.chat_parser import REASONING_FAMILIES, make_parser
 
 
 def after(family: str, prompt: str, said: str, text: str) -> tuple[str, str]:

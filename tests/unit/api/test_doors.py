@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from twostroke.api.messages_input import chat_of_messages
+from twostroke.api.messages import chat_of_messages
 from twostroke.api.protocol.chat import ChatRequest
 from twostroke.api.protocol.fields import WireObject, as_sent
 from twostroke.api.protocol.messages import CountTokensRequest, MessagesRequest
 from twostroke.api.protocol.responses import ResponsesRequest
 from twostroke.api.protocol.shapes import CHECKED_BYTES, read_body
-from twostroke.api.responses_input import chat_of_response
+from twostroke.api.responses import chat_of_response
 from twostroke.errors import InvalidParameter
 from twostroke.tokenizer.chat_template import ChatTemplate
 

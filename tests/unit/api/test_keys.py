@@ -13,9 +13,9 @@ import httpx
 import pytest
 
 from server_process import PATIENCE_S, ServerProcess
+from twostroke.api.admission import Quotas, TokenBucket
 from twostroke.api.gate import ADMIN_PATHS
 from twostroke.api.keys import Keys
-from twostroke.api.quota import Quotas, TokenBucket
 from twostroke.errors import InvalidParameter
 from twostroke.explain.tenant_view import SOMEBODY
 

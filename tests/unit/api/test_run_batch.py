@@ -18,7 +18,7 @@ from benchmarks.reproduce.hostile_kinds import BATCH, KINDS, mutated_copy
 from twostroke.api.batch_file import BatchRequest, read_requests
 from twostroke.api.calls import CALLS
 from twostroke.api.context import ServerContext
-from twostroke.api.protocol.lists import MAX_CONTAINERS
+from twostroke.api.protocol.fields import MAX_CONTAINERS
 from twostroke.api.protocol.shapes import CHECKED_BYTES
 from twostroke.api.run_batch import BatchCount, answer_file, run_batch
 from twostroke.client.engine_client import EngineHealth, EngineState

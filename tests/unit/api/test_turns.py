@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from twostroke.api.turns import Turns
+from twostroke.api.gate import Turns
 
 
 async def _passed(number: int, cancelled: frozenset[int] = frozenset()) -> list[tuple[int, int]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from twostroke.api.usage import UsageCount
+from twostroke.api.generation import UsageCount
 from twostroke.outputs import NumericDrift, RequestOutput
 
 

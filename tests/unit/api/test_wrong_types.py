@@ -11,14 +11,11 @@ import pytest
 from pydantic import ValidationError
 
 from benchmarks.hostile.fields import Field, fields_of
-from twostroke.api.generation import LARGE_AMOUNT
+from twostroke.api.generation import LARGE_AMOUNT, amount_of
 from twostroke.api.http_errors import HTTPError, validation_answer
-from twostroke.api.prompts import amount_of
-from twostroke.api.protocol.chat import ChatRequest
-from twostroke.api.protocol.completions import CompletionRequest
-from twostroke.api.protocol.fields import WireObject
-from twostroke.api.protocol.lists import MAX_CONTAINERS, MAX_FIELDS, MAX_PARAMETER_ITEMS, AtMost
-from twostroke.api.protocol.message_fields import unknown_in_messages
+from twostroke.api.protocol.chat import ChatRequest, unknown_in_messages
+from twostroke.api.protocol.fields import MAX_CONTAINERS, MAX_FIELDS, MAX_PARAMETER_ITEMS, AtMost, WireObject
+from twostroke.api.protocol.sampling import CompletionRequest
 from twostroke.api.protocol.shapes import CHECKED_BYTES, check_shape
 from twostroke.api.reference import ENDPOINTS
 from twostroke.api.routes.models import DetokenizeRequest, TokenizeRequest

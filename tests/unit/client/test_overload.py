@@ -9,9 +9,9 @@ import pytest
 
 from factories import make_layout
 from fakes import FakeEngine
+from twostroke.api.admission import HEADROOM, QueueLimits, RequestCost, predicted_wait_s, refuse_overload
 from twostroke.batch import ScheduledBatch
 from twostroke.client.load import Load, LoadMeter, StepTimes
-from twostroke.client.overload import HEADROOM, QueueLimits, RequestCost, predicted_wait_s, refuse_overload
 from twostroke.config.scheduler import SchedulerConfig
 from twostroke.errors import InvalidParameter, Overloaded
 

@@ -20,13 +20,12 @@ from oracle import naive_sentencepiece
 from twostroke.errors import CorruptCheckpoint, SetupError, UnsupportedModel
 from twostroke.gguf.container import GGUFFile
 from twostroke.gguf.metadata import Metadata
-from twostroke.tokenizer.detokenizer import IncrementalDetokenizer
 from twostroke.tokenizer.gguf_tokenizer import (
     read_gguf_eos_token_ids,
     read_gguf_sampling_defaults,
     tokenizer_from_gguf,
 )
-from twostroke.tokenizer.tokenizer import Tokenizer
+from twostroke.tokenizer.tokenizer import IncrementalDetokenizer, Tokenizer
 from twostroke.tokenizer.word_rules import WORD_RULES
 
 RECORDED: dict[str, list[dict[str, Any]]] = json.loads((FIXTURES / "tokenizations.json").read_text())["tokenizations"]

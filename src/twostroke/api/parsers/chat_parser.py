@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from twostroke.api.parsers.deltas import Delta, ParsedMessage, join_deltas
 from twostroke.api.parsers.families import (
     REQUIRED,
     TOOL_CALL_FAMILIES,
@@ -16,11 +15,81 @@ from twostroke.api.parsers.families import (
     read_content,
     read_plain_content,
 )
-from twostroke.api.parsers.output import HearContent, Output
-from twostroke.api.parsers.reasoning import REASONING_FAMILIES, ReasoningFamily, read_reasoning
-from twostroke.api.parsers.source import Reading, Source
+from twostroke.api.parsers.output import Delta, HearContent, Output, ParsedMessage, join_deltas
+from twostroke.api.parsers.source import Reading, Source, Stops
 from twostroke.api.parsers.tool_choice import NamedTool, Tool, ToolChoice, checked_tool_choice
+from twostroke.engine.stop_checker import StopFinder, StopMatch, StopStrings
 from twostroke.errors import InvalidParameter
+
+
+@dataclass(frozen=True, slots=True)
+class ReasoningFamily:
+    """Reasoning is what the generation begins with, up to the first closing tag, or to the end if none comes.
+
+    A tool call within it is a thought, and tags after it are text.
+    """
+
+    opens: tuple[str, ...]
+    closes: tuple[str, ...]
+    starts_open: bool = False
+    """Whether the generation begins within it even if neither the prompt nor the model has opened it."""
+
+    def is_open_after(self, prompt: str, said: str = "") -> bool:
+        """Whether the generation begins within the reasoning, which many templates open, or close at once.
+
+        Args:
+            prompt: the rendered chat, or the end of it.
+            said: what the turn says already that is continued; an answer, unless its last tag opens the reasoning.
+        """
+        said = said.strip()
+        end = prompt.rstrip().removesuffix(said).rstrip()
+        opened, closed = (max(map(said.rfind, tags)) for tags in (self.opens, self.closes))
+        if opened != closed:
+            return opened > closed
+        if end.endswith(self.opens):
+            return True
+        return self.starts_open and not said and not end.endswith(self.closes)
+
+    @property
+    def markup(self) -> tuple[str, ...]:
+        """What may be single tokens of the model."""
+        return self.opens + self.closes
+
+
+THINK = ReasoningFamily(("<think>",), ("</think>",))
+
+REASONING_FAMILIES: dict[str, ReasoningFamily] = {
+    "deepseek_r1": ReasoningFamily(("<think>",), ("</think>",), starts_open=True),
+    "deepseek_v3": THINK,
+    "glm45": THINK,
+    "granite": ReasoningFamily(
+        ("Here is my thought process:", "Here's my thought process:"), ("Here is my response:", "Here's my response:")
+    ),
+    "mistral": ReasoningFamily(("[THINK]",), ("[/THINK]",)),
+    "qwen3": THINK,
+    "seed_oss": ReasoningFamily(("<seed:think>",), ("</seed:think>",)),
+}
+"""By vLLM's names."""
+
+
+def read_reasoning(source: Source, output: Output, family: ReasoningFamily, *, is_open: bool) -> Reading[bool]:
+    """The reasoning with its tags, if there is any; whether there was."""
+    start = source.position
+    yield from source.space()
+    has_tag = bool((yield from source.literal(*family.opens)))
+    if not has_tag:
+        source.position = start
+    if not (has_tag or is_open):
+        return False
+    closing = yield from source.copy_until(Stops(*family.closes), output.reasoning)
+    source.position += len(closing)
+    if closing:
+        output.end_reasoning()
+    return True
+
+
+# ------------------------------------------------------------------ One generation's text taken apart into reasoning,
+
 
 Family = TypeVar("Family")
 
@@ -220,3 +289,77 @@ def _looked_up(parameter: str, name: str | None, families: Mapping[str, Family])
     if name is not None and name not in families:
         raise InvalidParameter(parameter, name, f"must be one of {', '.join(sorted(families))}")
     return None if name is None else families[name]
+
+
+# ------------------------------------------------------------------ Stop strings of a chat: they stop the answer, and
+
+
+class AnswerStops(StopFinder):
+    """Looks for stop strings in the content of one generation.
+
+    Places are characters of the raw text. Text is held while it may become content, or is content that may be the
+    beginning of a stop string.
+
+    Args:
+        stops: the strings.
+        make_parser: makes a parser of the text, which tells content to what it is given.
+    """
+
+    def __init__(self, stops: Sequence[str], make_parser: Callable[[HearContent], ChatParser]) -> None:
+        self._strings = tuple(stops)
+        self._parser = make_parser(self._hear)
+        self._stops = StopStrings(stops)
+        self._held = ""
+        self._num_released = 0
+        self._content_end = 0
+        """Place behind the content that was heard last."""
+        self._num_watched = 0
+        """Characters at the end of that content which may be the beginning of a stop string."""
+        self._may_stop = True
+        self._found: StopMatch | None = None
+
+    def push(self, text: str, may_stop: bool = True) -> tuple[str, StopMatch | None]:
+        """Take the next text, as StopFinder.push."""
+        self._held += text
+        self._may_stop = may_stop
+        self._parser.push(text)
+        decided = self._parser.num_decided
+        if decided <= self._content_end:
+            decided = min(decided, self._content_end - self._num_watched)
+        return self._taken(decided)
+
+    def finish(self, may_stop: bool = True, *, is_cut: bool = False) -> tuple[str, StopMatch | None]:
+        """Take the end of the text, as StopFinder.finish: what was undecided may turn out to be content."""
+        self._may_stop = may_stop
+        self._parser.finish(is_cut=is_cut)
+        return self._taken(self._num_released + len(self._held))
+
+    def _taken(self, until: int) -> tuple[str, StopMatch | None]:
+        start = self._num_released
+        if self._found is not None:
+            text, self._held = self._held, ""
+            return text, StopMatch(self._found.stop, self._found.start - start, self._found.end - start)
+        text = self._held[: until - start]
+        self._held = self._held[len(text) :]
+        self._num_released += len(text)
+        return text, None
+
+    def _hear(self, content: str, num_layout: int) -> None:
+        if self._found is not None:
+            return
+        start = self._parser.place
+        if start != self._content_end:  # something else stands between this content and the last
+            self._stops, self._num_watched = StopStrings(self._strings), 0
+            self._content_end = start
+        self._search(content[:num_layout], may_stop=False)
+        self._search(content[num_layout:], may_stop=self._may_stop)
+
+    def _search(self, content: str, *, may_stop: bool) -> None:
+        if not content:
+            return
+        first = self._content_end - self._num_watched
+        self._content_end += len(content)
+        released, match = self._stops.push(content, may_stop)
+        self._num_watched = self._content_end - first - len(released)
+        if match is not None:
+            self._found = StopMatch(match.stop, first + match.start, first + match.end)

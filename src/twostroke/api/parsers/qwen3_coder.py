@@ -20,7 +20,7 @@ from typing import Any
 
 from twostroke.api.parsers.json_calls import is_function_name, read_arguments
 from twostroke.api.parsers.output import Output
-from twostroke.api.parsers.python_literals import literal_as_json
+from twostroke.api.parsers.python_calls import literal_as_json
 from twostroke.api.parsers.source import MAX_HEAD_CHARS, Reading, Source, Stops
 from twostroke.api.parsers.tool_choice import Tool
 

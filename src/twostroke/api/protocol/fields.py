@@ -14,15 +14,26 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Literal, Protocol, cast
+from typing import Annotated, Any, Literal, Protocol, cast
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    GetCoreSchemaHandler,
+    Tag,
+    model_validator,
+)
 from pydantic.fields import FieldInfo
-from pydantic_core import PydanticCustomError
+from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
-from twostroke.errors import InvalidParameter
+from twostroke.errors import InvalidParameter, shown
 
 
 class Standing(StrEnum):
@@ -204,3 +215,146 @@ def _unknown(value: Any, path: str) -> Iterator[str]:
 def _objects(items: list[Any]) -> list[Any]:
     """Those that may have fields: all of a list of objects, and none of one that holds anything else."""
     return items if items and isinstance(items[0], WireObject) else []
+
+
+# ------------------------------------------------------------------ Lists and maps in requests: the length is checked
+
+
+MAX_TOKEN_IDS = 2**20
+"""Most ids in one list. The default of --max-queued-tokens is as large."""
+MAX_PROMPTS = 2048
+"""Of one request; OpenAI's limit."""
+MAX_TEXTS = 4096
+"""Of a list of short texts; what uses them has a lower limit of its own."""
+MAX_OBJECTS = 8192
+"""Most messages, parts of a message, or documents in one list. Each takes some microseconds of the event loop."""
+MAX_CONTAINERS = 32768
+"""Lists and objects of one request, at all depths together."""
+MAX_FIELDS = 2**17 + 2**15
+"""Most fields of all objects of one request together: those of the largest logit_bias, and 32,768 more."""
+MAX_CHOICES = 65536
+"""Texts of which the output has to be one."""
+MAX_TOOLS = 1024
+MAX_PARAMETER_ITEMS = 2**17
+"""Entries of logit_bias, or ids that may be generated or end the generation, whatever --max-parameter-items says."""
+
+
+@dataclass(frozen=True, slots=True)
+class AtMost:
+    """Bounds a list: `Annotated[list[str], AtMost(64)]`."""
+
+    items: int
+    at_least: int = 0
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        """Give the list's schema its limits, and put the check of its length before it."""
+        schema = handler(source)
+        assert schema["type"] == "list", f"{source} is no list"
+        schema["fail_fast"] = True
+        schema["max_length"] = self.items
+        if self.at_least:
+            schema["min_length"] = self.at_least
+        return core_schema.no_info_before_validator_function(self.check_length, schema)
+
+    def check_length(self, value: Any) -> Any:
+        """Return the value; refuse a list that is too long or too short."""
+        if isinstance(value, list):
+            number = len(cast(list[Any], value))
+            if number > self.items:
+                raise _wrong("too_long", f"must have at most {self.items} items, and has {number}")
+            if number < self.at_least:
+                raise _wrong("too_short", f"must have at least {self.at_least} item, and has {number}")
+        return value
+
+
+def _check_biases(value: Any) -> Any:
+    """Return the value; refuse a map with too many entries, or at its first wrong one."""
+    if isinstance(value, dict):
+        biases = cast(dict[Any, Any], value)
+        if len(biases) > MAX_PARAMETER_ITEMS:
+            raise _wrong("too_long", f"must have at most {MAX_PARAMETER_ITEMS} entries, and has {len(biases)}")
+        for key, bias in biases.items():
+            if type(bias) not in (int, float) or not -100 <= bias <= 100 or not math.isfinite(bias):
+                limit = f"must map token ids to numbers from -100 to 100, and has {shown(bias)} for {shown(key)}"
+                raise _wrong("bias", limit)
+    return value
+
+
+def _wrong(kind: Any, message: str) -> PydanticCustomError:
+    return PydanticCustomError(kind, "{told}", {"told": message})
+
+
+TokenId = Annotated[int, Field(ge=0, le=2**31 - 1)]
+TokenIds = Annotated[list[TokenId], AtMost(MAX_TOKEN_IDS)]
+SomeTokenIds = Annotated[list[TokenId], AtMost(MAX_PARAMETER_ITEMS)]
+Texts = Annotated[list[str], AtMost(MAX_TEXTS)]
+Biases = Annotated[dict[str, Annotated[float, Field(ge=-100, le=100)]], BeforeValidator(_check_biases)]
+
+
+def prompt_kind(value: Any) -> str:
+    """Return the tag of a prompt's kind, by its first element: the error is then about the kind that was meant."""
+    if not isinstance(value, list):
+        return TEXT.tag
+    first = next(iter(cast(list[Any], value)), None)
+    return TEXTS.tag if isinstance(first, str) else ID_LISTS.tag if isinstance(first, list) else IDS.tag
+
+
+# validation_answer leaves names with a bracket out of a field's path
+TEXT, IDS, TEXTS, ID_LISTS = Tag("[text]"), Tag("[ids]"), Tag("[texts]"), Tag("[lists of ids]")
+Prompts = Annotated[
+    Annotated[str, TEXT]
+    | Annotated[TokenIds, IDS]
+    | Annotated[list[str], AtMost(MAX_PROMPTS), TEXTS]
+    | Annotated[list[TokenIds], AtMost(MAX_PROMPTS), ID_LISTS],
+    Discriminator(prompt_kind),
+]
+"""A text, token ids, or a list of either."""
+
+
+# ------------------------------------------------------------------ Parts of a message that come as a plain text, whi
+
+
+@dataclass(frozen=True, slots=True)
+class OrText:
+    """In the place of such an object a text may stand: `Annotated[Part, OrText("text")]`."""
+
+    type: str
+    """Of the part that the text becomes."""
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        """Return the schema of the object, which is made of a text first."""
+        return core_schema.no_info_before_validator_function(self._part, handler(source))
+
+    def _part(self, given: Any) -> Any:
+        return {"type": self.type, "text": given} if isinstance(given, str) else given
+
+
+# ------------------------------------------------------------------ Kinds of tools: functions are the only one; the o
+
+
+STRICT = "Required calls always fit the schema; others are for the client to check."
+"""The description of a tool's `strict`, which changes nothing here."""
+_INSTEAD = {
+    "custom": "custom tools are not supported; offer a function whose parameters have one text",
+    "allowed_tools": "a choice of tools is not supported; send those alone in tools, and its mode as tool_choice",
+}
+
+
+def _check_kind(kind: Any) -> Any:
+    if not isinstance(kind, str) or kind == "function":
+        return kind
+    told = _INSTEAD.get(kind, "functions are the only kind of tool, and the client runs them; send type 'function'")
+    raise PydanticCustomError("tool_kind", "{told}", {"told": told})
+
+
+def _check_own(kind: Any) -> Any:
+    if not isinstance(kind, str) or kind == "custom":
+        return kind
+    told = "no tools are run here; send a tool with an input_schema, and without a type, which the client runs"
+    raise PydanticCustomError("tool_kind", "{told}", {"told": told})
+
+
+FunctionKind = Annotated[Literal["function"], BeforeValidator(_check_kind)]
+"""The type of a tool, or of the one that is chosen."""
+ToolKind = Annotated[Literal["custom"], BeforeValidator(_check_own)]
+"""The same in Anthropic's words."""

@@ -6,11 +6,19 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from twostroke.api.protocol.conversation import ConversationFields
-from twostroke.api.protocol.fields import WireObject, bookkeeping, refused
-from twostroke.api.protocol.lists import MAX_OBJECTS, MAX_TOOLS, AtMost, Texts
-from twostroke.api.protocol.plain_parts import OrText
-from twostroke.api.protocol.tool_kinds import STRICT, ToolKind
+from twostroke.api.protocol.fields import (
+    MAX_OBJECTS,
+    MAX_TOOLS,
+    STRICT,
+    AtMost,
+    OrText,
+    Texts,
+    ToolKind,
+    WireObject,
+    bookkeeping,
+    refused,
+)
+from twostroke.api.protocol.sampling import ConversationFields
 
 _CACHE_CONTROL = "Prefixes are found by their content."
 

@@ -6,12 +6,19 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag
 
-from twostroke.api.protocol.conversation import ConversationFields
-from twostroke.api.protocol.fields import WireObject, bookkeeping, refused
-from twostroke.api.protocol.lists import MAX_OBJECTS, MAX_TOOLS, AtMost, Texts
-from twostroke.api.protocol.plain_parts import OrText
-from twostroke.api.protocol.sampling import ReasoningEffort
-from twostroke.api.protocol.tool_kinds import STRICT, FunctionKind
+from twostroke.api.protocol.fields import (
+    MAX_OBJECTS,
+    MAX_TOOLS,
+    STRICT,
+    AtMost,
+    FunctionKind,
+    OrText,
+    Texts,
+    WireObject,
+    bookkeeping,
+    refused,
+)
+from twostroke.api.protocol.sampling import ConversationFields, ReasoningEffort
 
 
 class InputText(WireObject):

@@ -6,8 +6,19 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from twostroke.api.protocol.fields import SERVICE_TIER, ServiceTier, WireObject, bookkeeping, refused
-from twostroke.api.protocol.lists import MAX_CHOICES, AtMost, Biases, SomeTokenIds, Texts
+from twostroke.api.protocol.fields import (
+    MAX_CHOICES,
+    SERVICE_TIER,
+    AtMost,
+    Biases,
+    Prompts,
+    ServiceTier,
+    SomeTokenIds,
+    Texts,
+    WireObject,
+    bookkeeping,
+    refused,
+)
 from twostroke.client.input_processor import TruncationSide
 
 
@@ -122,3 +133,98 @@ class SamplingFields(WireObject):
 
 
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+
+
+# ------------------------------------------------------------------ Fields that the Messages and the Responses API sh
+
+
+class ConversationFields(WireObject):
+    """How a reply is sampled, and what the engine has to know."""
+
+    model: str | None = Field(default=None, description="The served model's name; may be left out, there is one.")
+    temperature: Annotated[float, Field(ge=0, le=100)] | None = Field(
+        default=None, description="0 is greedy; default 1."
+    )
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = Field(default=None, description="Nucleus sampling; default 1.")
+    top_k: Annotated[int, Field(ge=-1, le=2**31 - 1)] | None = Field(
+        default=None, description="Keep the k most likely tokens; 0 or -1 keeps all."
+    )
+    seed: Annotated[int, Field(ge=-(2**63), le=2**63 - 1)] | None = Field(
+        default=None, description="The same seed gives the same tokens."
+    )
+    ignore_eos: bool | None = Field(default=None, description="Go on behind the model's end-of-text tokens.")
+    stream: bool | None = Field(default=None, description="Send what is new as server-sent events.")
+    chat_template_kwargs: dict[str, Any] | None = Field(
+        default=None, description="Further variables for the chat template."
+    )
+    service_tier: ServiceTier | None = Field(default=None, description=SERVICE_TIER)
+    priority: Annotated[int, Field(ge=-(2**31), le=2**31)] | None = Field(
+        default=None, description="Lower is served earlier; needs --policy priority."
+    )
+    cache_salt: str | None = Field(
+        default=None,
+        min_length=1,
+        max_length=1024,
+        description="Share cached prefixes only with requests of this salt.",
+    )
+
+    def as_chat_fields(self) -> dict[str, Any]:
+        """Those that a chat request calls the same."""
+        return {name: value for name in ConversationFields.model_fields if (value := getattr(self, name)) is not None}
+
+
+# ------------------------------------------------------------------ POST /v1/completions: what clients send
+
+
+class CompletionRequest(SamplingFields):
+    """OpenAI's completion request with vLLM's extensions."""
+
+    prompt: Prompts = Field(description="A text, token ids, or a list of either.")
+    max_tokens: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = Field(
+        default=None, description="Most tokens to generate, default 16; 0 only with echo."
+    )
+    echo: bool | None = Field(default=None, description="Put the prompt before the text.")
+    logprobs: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = Field(
+        default=None, description="Log-probabilities of each token, with this many of the most likely."
+    )
+    best_of: Annotated[int, Field(ge=1, le=128)] | None = Field(
+        default=None, description="Generate so many and answer with the n most likely; not in streams."
+    )
+    suffix: str | None = refused("filling in the middle needs a model trained for it", "")
+
+
+# ------------------------------------------------------------------ POST /v1/embeddings: what clients send
+
+
+class EmbeddingRequest(WireObject):
+    """OpenAI's request for embeddings, with vLLM's extensions."""
+
+    input: Prompts = Field(description="A text, token ids, or a list of either.")
+    model: str | None = Field(default=None, description="The served model's name; may be left out, there is one.")
+    dimensions: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = Field(
+        default=None, description="Keep the first so many, of length 1 again; default: all of the hidden state's."
+    )
+    encoding_format: Literal["float", "base64"] | None = Field(
+        default=None, description="Numbers, or the float32s in little-endian bytes as base64; default float."
+    )
+    truncate_prompt_tokens: Annotated[int, Field(ge=-1, le=2**31 - 1)] | None = Field(
+        default=None,
+        description="Keep only so many tokens of each input, by default the last; -1: as many as the context holds.",
+    )
+    truncation_side: TruncationSide | None = Field(
+        default=None, description="With truncate_prompt_tokens: left (default) keeps the last tokens, right the first."
+    )
+    add_special_tokens: bool | None = Field(
+        default=None, description="Frame texts as the tokenizer says; default true."
+    )
+    service_tier: ServiceTier | None = Field(default=None, description=SERVICE_TIER)
+    priority: Annotated[int, Field(ge=-(2**31), le=2**31)] | None = Field(
+        default=None, description="Lower is served earlier; needs --policy priority."
+    )
+    cache_salt: str | None = Field(
+        default=None,
+        min_length=1,
+        max_length=1024,
+        description="Share cached prefixes only with requests of this salt.",
+    )
+    user: str | None = bookkeeping("The end user's name.")

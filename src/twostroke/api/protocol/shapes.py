@@ -23,9 +23,7 @@ from typing import Annotated, Any, Literal, NoReturn, Union, get_args, get_origi
 import msgspec
 
 from twostroke.api.http_errors import HTTPError, nested_too_deeply
-from twostroke.api.protocol.fields import WireObject
-from twostroke.api.protocol.lists import MAX_CONTAINERS, MAX_FIELDS, MAX_OBJECTS, AtMost
-from twostroke.api.protocol.plain_parts import OrText
+from twostroke.api.protocol.fields import MAX_CONTAINERS, MAX_FIELDS, MAX_OBJECTS, AtMost, OrText, WireObject
 from twostroke.plain_words import reason_of
 
 CHECKED_BYTES = 64 * 1024

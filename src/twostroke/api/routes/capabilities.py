@@ -9,8 +9,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from twostroke.api.context import ServerContext
+from twostroke.api.parsers.chat_parser import REASONING_FAMILIES
 from twostroke.api.parsers.families import TOOL_CALL_FAMILIES
-from twostroke.api.parsers.reasoning import REASONING_FAMILIES
 from twostroke.api.protocol.fields import Standing, standings
 from twostroke.api.protocol.sampling import StructuredOutputsField
 from twostroke.api.reference import ENDPOINTS

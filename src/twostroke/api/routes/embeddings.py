@@ -8,7 +8,7 @@ from starlette.responses import Response
 from twostroke.api import calls
 from twostroke.api.body_route import BodyRoute
 from twostroke.api.context import ServerContext
-from twostroke.api.protocol.embeddings import EmbeddingRequest
+from twostroke.api.protocol.sampling import EmbeddingRequest
 from twostroke.api.routes.generate import respond_whole
 
 

@@ -11,11 +11,9 @@ from twostroke.api.body_route import BodyRoute
 from twostroke.api.calls import conversation, message
 from twostroke.api.context import ServerContext
 from twostroke.api.conversation import Conversation
-from twostroke.api.generation import beside_the_loop
-from twostroke.api.messages import MessageCall
-from twostroke.api.messages_input import MESSAGES_WORDS, chat_of_messages
+from twostroke.api.generation import amount_of, beside_the_loop
+from twostroke.api.messages import MESSAGES_WORDS, MessageCall, chat_of_messages
 from twostroke.api.openapi import EVENTS
-from twostroke.api.prompts import amount_of
 from twostroke.api.protocol.chat import ChatRequest
 from twostroke.api.protocol.messages import CountTokensRequest, MessagesRequest
 from twostroke.api.routes.generate import json_response, respond

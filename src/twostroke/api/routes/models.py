@@ -13,12 +13,9 @@ from starlette.responses import Response, StreamingResponse
 
 from twostroke.api.body_route import BodyRoute
 from twostroke.api.context import ServerContext
-from twostroke.api.generation import off_the_loop
-from twostroke.api.prompts import amount_of
-from twostroke.api.protocol.chat import Tool
-from twostroke.api.protocol.fields import WireObject, as_sent
-from twostroke.api.protocol.lists import MAX_TOOLS, AtMost, TokenId
-from twostroke.api.protocol.message_fields import Conversation
+from twostroke.api.generation import amount_of, off_the_loop
+from twostroke.api.protocol.chat import Conversation, Tool
+from twostroke.api.protocol.fields import MAX_TOOLS, AtMost, TokenId, WireObject, as_sent
 from twostroke.api.routes.generate import json_response
 from twostroke.client.chat_inputs import ChatInputs
 from twostroke.errors import InvalidParameter, InvalidPrompt

@@ -10,13 +10,11 @@ from starlette.responses import Response
 from twostroke.api.body_route import BodyRoute
 from twostroke.api.calls import response
 from twostroke.api.context import ServerContext
-from twostroke.api.generation import beside_the_loop
+from twostroke.api.generation import amount_of, beside_the_loop
 from twostroke.api.openapi import EVENTS
-from twostroke.api.prompts import amount_of
 from twostroke.api.protocol.chat import ChatRequest
 from twostroke.api.protocol.responses import ResponsesRequest
-from twostroke.api.responses import ResponseCall
-from twostroke.api.responses_input import chat_of_response
+from twostroke.api.responses import ResponseCall, chat_of_response
 from twostroke.api.routes.generate import respond
 
 
