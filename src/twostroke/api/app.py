@@ -10,7 +10,6 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 
-from twostroke.api.body_route import Methods, RefusedBody, allowed_methods, known_routes
 from twostroke.api.context import ServerContext
 from twostroke.api.gate import App, Gate
 from twostroke.api.http_errors import ErrorAnswer, HTTPError, error_body, shaped_for, validation_answer
@@ -29,6 +28,7 @@ from twostroke.api.routes.operations import operations_router
 from twostroke.api.routes.page import page_router
 from twostroke.api.routes.pools import pools_router
 from twostroke.api.routes.responses import responses_router
+from twostroke.api.routing import Methods, RefusedBody, allowed_methods, known_routes
 from twostroke.client.engine_client import EngineClient, ScalablePools
 from twostroke.config.server import ServerConfig
 from twostroke.errors import TwostrokeError

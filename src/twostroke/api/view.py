@@ -11,11 +11,11 @@ import uvicorn
 from fastapi import FastAPI
 
 from twostroke.api.app import answer_errors
-from twostroke.api.body_route import Methods
 from twostroke.api.gate import HostGuard, HostNames
 from twostroke.api.routes.history import history_router
 from twostroke.api.routes.page import page_router
 from twostroke.api.routes.recorded import recorded_router
+from twostroke.api.routing import Methods
 from twostroke.api.serve import address_of, listen
 from twostroke.engine.event_sinks import merged_events
 from twostroke.live.recording import Recording, ends_in_the_middle

@@ -12,10 +12,10 @@ from pydantic import model_validator
 from starlette.testclient import TestClient
 
 from twostroke.api.app import answer_errors
-from twostroke.api.body_route import BodyRoute
 from twostroke.api.protocol.chat import ChatRequest
 from twostroke.api.protocol.fields import WireObject
 from twostroke.api.protocol.shapes import CHECKED_BYTES
+from twostroke.api.routing import BodyRoute
 
 LARGE = {"user": "u" * CHECKED_BYTES}
 USER = {"role": "user", "content": "x"}

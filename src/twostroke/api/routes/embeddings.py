@@ -6,10 +6,10 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from twostroke.api import calls
-from twostroke.api.body_route import BodyRoute
 from twostroke.api.context import ServerContext
 from twostroke.api.protocol.sampling import EmbeddingRequest
 from twostroke.api.routes.generate import respond_whole
+from twostroke.api.routing import BodyRoute
 
 
 def embeddings_router(context: ServerContext) -> APIRouter:

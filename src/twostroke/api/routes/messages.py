@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from twostroke.api.body_route import BodyRoute
 from twostroke.api.calls import conversation, message
 from twostroke.api.context import ServerContext
 from twostroke.api.conversation import Conversation
@@ -17,6 +16,7 @@ from twostroke.api.openapi import EVENTS
 from twostroke.api.protocol.chat import ChatRequest
 from twostroke.api.protocol.messages import CountTokensRequest, MessagesRequest
 from twostroke.api.routes.generate import json_response, respond
+from twostroke.api.routing import BodyRoute
 
 
 def messages_router(context: ServerContext) -> APIRouter:

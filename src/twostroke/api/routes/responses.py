@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from twostroke.api.body_route import BodyRoute
 from twostroke.api.calls import response
 from twostroke.api.context import ServerContext
 from twostroke.api.generation import amount_of, beside_the_loop
@@ -16,6 +15,7 @@ from twostroke.api.protocol.chat import ChatRequest
 from twostroke.api.protocol.responses import ResponsesRequest
 from twostroke.api.responses import ResponseCall, chat_of_response
 from twostroke.api.routes.generate import respond
+from twostroke.api.routing import BodyRoute
 
 
 def responses_router(context: ServerContext) -> APIRouter:
