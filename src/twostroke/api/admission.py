@@ -1,8 +1,23 @@
 """Whether a request may join the queue: asked before its body is read, and again when its size is known.
 
-gate      key ─► check ─► body ─► route ─► prepare (templates, tokens) ─► admit ─► engine
-                 queue and wait as they are,              this request's
-                 whatever this request is                 tokens and cost, too
+    gate      key ─► check ─► body ─► route ─► prepare (templates, tokens) ─► admit ─► engine
+                     queue and wait as they are,              this request's
+                     whatever this request is                 tokens and cost, too
+
+The wait is predicted from what is ahead of it:
+
+    num_tokens_ahead   prefills that go first, each token takes prefill_s_per_token
+    num_departures     requests that have to end before a slot is its own; of num_slots that run, each for
+                       num_output_tokens steps, one ends every num_output_tokens / num_slots steps
+
+    wait = num_tokens_ahead x prefill_s_per_token + num_departures x num_output_tokens / num_slots x step_s
+
+In a queue that is fair among m tenants only m times a tenant's own backlog goes before its next request. While nothing
+was measured the wait is 0: the first requests are what is measured.
+
+A queue longer than what ends in time only makes everybody late: refusing at its entrance keeps the rate of those who
+are served in time where it is without overload. With --tokens-per-minute each key has a bucket of tokens as well. All
+but `Admission` is pure: the caller brings load and clock.
 """
 
 from __future__ import annotations
@@ -87,9 +102,6 @@ class Quotas:
     def pay(self, tenant: str, num_tokens: int, now_s: float) -> None:
         """Takes tokens out of a tenant's bucket."""
         self._buckets.setdefault(tenant, TokenBucket(self._tokens_per_minute)).pay(num_tokens, now_s)
-
-
-# ------------------------------------------------------------------ Whether one more request may join the queue, how
 
 
 TOKEN_BYTES = 8
@@ -231,9 +243,6 @@ def refuse_overload(load: Load, limits: QueueLimits, cost: RequestCost, deadline
 
 def _overloaded(reason: str, retry_after_s: float) -> Overloaded:
     return Overloaded(f"the server is overloaded: {reason}.", math.ceil(max(MIN_RETRY_S, retry_after_s)))
-
-
-# ------------------------------------------------------------------ Whether a request may join the queue: asked befor
 
 
 PATIENCE_HEADER = "x-request-timeout"

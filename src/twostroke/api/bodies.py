@@ -1,4 +1,10 @@
-"""Bodies of requests on their way in: how long and how large one may be, and how much all of them may hold together.
+"""Bodies of requests on their way in: their type, their coding, how large one may be, and how long it may take.
+
+A body is JSON in UTF-8, and said to be so (RFC 9110, 8.3; RFC 8259, 8.1). Compressed ones (Content-Encoding; RFC 9110,
+8.4) are decoded while they arrive:
+
+    body as sent ─► counted ─► last coding undone ─► … ─► first coding undone ─► body as meant
+                    at most max_body_bytes at each arrow, or 413 before more is read
 
 A client that never ends its body costs no more than its bytes, and all such clients together no more than a fixed
 number of them: when there is no room left, the body that came first of those with more than their share is given up.
@@ -147,9 +153,6 @@ class BodyReader:
         return HTTPError(413, message, code="request_too_large")
 
 
-# ------------------------------------------------------------------ What a body may be: JSON in UTF-8, and said to be
-
-
 JSON_PATHS = frozenset(
     {
         *("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/embeddings"),
@@ -194,9 +197,6 @@ def has_body(headers: Headers) -> bool:
 def _unsupported(what: str) -> HTTPError:
     accepted = {"accept": "application/json"}
     return HTTPError(415, f"{what} {_REMEDY}", code="unsupported_media_type", headers=accepted)
-
-
-# ------------------------------------------------------------------ Compressed request bodies (Content-Encoding; RFC
 
 
 MAX_CODINGS = 2

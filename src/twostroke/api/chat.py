@@ -1,4 +1,4 @@
-"""A chat completion, as OpenAI writes it: whole or as a stream. No HTTP in here."""
+"""A chat completion, as OpenAI writes it: whole or as a stream, and its choices. No HTTP in here."""
 
 from __future__ import annotations
 
@@ -129,9 +129,6 @@ def _joined(deltas: Sequence[Delta]) -> Sequence[Delta]:
 
 def _call_id() -> str:
     return f"call_{uuid.uuid4().hex[:24]}"
-
-
-# ------------------------------------------------------------------ A chat completion, as OpenAI writes it: whole or
 
 
 class Chat:

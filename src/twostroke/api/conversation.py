@@ -1,8 +1,10 @@
 """A conversation on its way through the engine, whichever API it came by; how the answer is written is for others.
 
-/v1/chat/completions ──────────────────┐                              ┌─► chat.py
-/v1/messages  ─► messages_input.py ────┼─► ChatRequest ─► Conversation ├─► messages.py
-/v1/responses ─► responses_input.py ───┘                              └─► responses.py
+    /v1/chat/completions ──────────────────┐                              ┌─► chat.py
+    /v1/messages  ─► chat_of_messages() ───┼─► ChatRequest ─► Conversation ├─► messages.py
+    /v1/responses ─► chat_of_response() ───┘                              └─► responses.py
+
+What is wrong with a parameter is told by the name that the client knows it by.
 """
 
 from __future__ import annotations
@@ -58,9 +60,6 @@ def in_words(words: Words) -> Generator[None]:
         if error.name not in words:
             raise
         raise InvalidParameter(words[error.name], error.value, error.limit, error.remedy) from error
-
-
-# ------------------------------------------------------------------ A conversation on its way through the engine, whi
 
 
 CHAT_WORDS: Words = MappingProxyType({"logprobs": "top_logprobs"})

@@ -1,4 +1,4 @@
-"""How the served model writes reasoning and tool calls, and what that asks of a chat's prompt and tokens."""
+"""What a chat asks of the answer's text: reasoning and tool calls, as the served model writes them, and its form."""
 
 from __future__ import annotations
 
@@ -129,9 +129,6 @@ def check_parsers(config: ServerConfig) -> None:
         InvalidParameter: names the setting and the parsers there are.
     """
     Dialect(config.tool_call_parser, config.reasoning_parser)
-
-
-# ------------------------------------------------------------------ The form that an output has to have, whichever fi
 
 
 OWN_FIELD = "structured_outputs"

@@ -1,7 +1,16 @@
 """The gate before every route: who asks, how much they send, and when their request was complete. Pure ASGI.
 
 A request passes when it has a key (where keys are set), fits the limits, and has arrived as a whole; only then does a
-route see it, so that nobody holds a route open by sending slowly.
+route see it, so that nobody holds a route open by sending slowly. Requests for tokens then pass one at a time (Turns).
+
+It also protects the server from web pages of others, which run in the browser of somebody who can reach it:
+
+    another name    A page's own domain may resolve to this machine (DNS rebinding); the browser then takes the server
+                    for the page's own. The Host header still has the page's name, so unknown names are refused.
+    no permission   A browser sends a page's POST, with the password that it has stored for this server, before it
+                    asks whether the page may read the answer. The Origin header says whose page it is.
+
+A key in a header of the page's own making needs no check: a browser sends such headers only where CORS allows it.
 """
 
 from __future__ import annotations
@@ -140,9 +149,6 @@ def _is_loopback(name: str) -> bool:
     return _is_address(name) and ipaddress.ip_address(name).is_loopback
 
 
-# ------------------------------------------------------------------ Turns of the event loop, given to requests one at
-
-
 class Turns:
     """A gate that lets one request through in each turn of the event loop.
 
@@ -174,9 +180,6 @@ class Turns:
                 asyncio.get_running_loop().call_soon(self._next)
                 return
         self._is_taken = False
-
-
-# ------------------------------------------------------------------ The gate before every route: who asks, how much t
 
 
 App = Callable[[Message, Receive, Send], Any]

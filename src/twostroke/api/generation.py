@@ -1,4 +1,4 @@
-"""The engine requests behind one answer: one per prompt, opened together, read together, closed together."""
+"""The engine requests behind one answer: prepared, opened, read, counted and closed together, one per prompt."""
 
 from __future__ import annotations
 
@@ -266,9 +266,6 @@ def _nobody() -> None:
     """Is woken while nobody else sleeps."""
 
 
-# ------------------------------------------------------------------ What a request cost, in tokens
-
-
 class UsageCount:
     """Counts the tokens of one answer while its outputs come, as deltas or whole."""
 
@@ -299,9 +296,6 @@ class UsageCount:
             "completion_tokens_details": {"reasoning_tokens": self.num_reasoning_tokens},
             **({"numeric_drift": self._numeric_drift} if self._numeric_drift else {}),
         }
-
-
-# ------------------------------------------------------------------ Prompts in the four forms that OpenAI takes them
 
 
 def prompts_of(given: str | list[Any], field: str) -> list[Prompt]:

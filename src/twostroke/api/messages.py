@@ -1,4 +1,4 @@
-"""A message, as Anthropic writes it: whole or as a stream. No HTTP in here."""
+"""Anthropic's Messages API: its conversations put into the words of chats, and messages as it writes them. No HTTP."""
 
 from __future__ import annotations
 
@@ -139,9 +139,6 @@ def _own_words(role: str, blocks: Sequence[ContentBlock]) -> Object:
 
 def _content(given: str | Sequence[TextBlock]) -> str | list[dict[str, str]]:
     return given if isinstance(given, str) else content_of([block.text for block in given])
-
-
-# ------------------------------------------------------------------ A message, as Anthropic writes it: whole or as a
 
 
 _TIERS = {"default": "standard", "priority": "priority", "flex": "batch"}

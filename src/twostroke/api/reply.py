@@ -1,4 +1,4 @@
-"""The one reply to a conversation, in blocks; under the APIs that have no choices."""
+"""The one reply to a conversation as a row of blocks, each of one kind: for the Messages and the Responses API."""
 
 from __future__ import annotations
 
@@ -128,9 +128,6 @@ class Blocks:
         begun = [] if self._is_open and self.all[-1].kind is kind else self._begin(kind)
         self.all[-1].pieces.append(text)
         return [*begun, Grown(self.all[-1], text)]
-
-
-# ------------------------------------------------------------------ The one reply to a conversation, in blocks; under
 
 
 @dataclass(frozen=True, slots=True)

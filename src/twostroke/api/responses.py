@@ -1,4 +1,4 @@
-"""A response, as OpenAI's Responses API writes it: whole or as a stream. No HTTP in here."""
+"""OpenAI's Responses API: its conversations put into the words of chats, and responses as it writes them. No HTTP."""
 
 from __future__ import annotations
 
@@ -128,9 +128,6 @@ def _content(given: str | Sequence[InputText | OutputText | Refusal]) -> str | l
     if isinstance(given, str):
         return given
     return content_of([part.refusal if isinstance(part, Refusal) else part.text for part in given])
-
-
-# ------------------------------------------------------------------ A response, as OpenAI's Responses API writes it:
 
 
 _ITEM_PREFIX = {BlockKind.REASONING: "rs", BlockKind.TEXT: "msg", BlockKind.CALL: "fc"}

@@ -1,7 +1,10 @@
-"""Routes whose body is an object of a known kind: large ones are looked through before anything is made of them.
+"""What stands between the gate and the routes: methods that every path has, and the reading of bodies.
 
-Reading a large body takes several steps: its shape, its JSON, its fields. A thread takes them one after the other, and
-the event loop has its turn between them.
+HEAD is there where GET is, and OPTIONS everywhere (RFC 9110, 9.1, 9.3.2, 9.3.7 and 15.5.6).
+
+Routes whose body is an object of a known kind look through large ones before anything is made of them. Reading a large
+body takes several steps: its shape, its JSON, its fields. A thread takes them one after the other, and the event loop
+has its turn between them.
 """
 
 from __future__ import annotations
@@ -94,9 +97,6 @@ def read_object(kind: type[WireObject], content: bytes) -> WireObject:
         return kind.model_validate(value)
     except ValidationError as error:
         raise RefusedBody(validation_answer(error.errors())) from None  # with it, its frames and the body would stay
-
-
-# ------------------------------------------------------------------ Methods that every path has: HEAD where there is
 
 
 ROUTED = ("GET", "POST", "PUT", "PATCH", "DELETE")

@@ -1,4 +1,12 @@
-"""A server from start to end: the engine's process, the socket, the signals."""
+"""A server from start to end: the engine's process, the socket, the signals.
+
+The end: what runs may end, what comes is refused, and nobody waits without a word.
+
+    first SIGTERM or SIGINT     /ready and new requests: 503 at once. What runs goes on.
+    all have ended              exit code 0
+    the time is up, or a        what still runs ends with an error, as an event in a stream; exit code 0
+    second signal comes
+"""
 
 from __future__ import annotations
 
@@ -68,9 +76,6 @@ def address_of(listener: socket.socket, scheme: str = "http") -> str:
     return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
 
 
-# ------------------------------------------------------------------ The end of a server: what runs may end, what come
-
-
 log = get_logger(__name__)
 
 LOOK_EVERY_S = 0.05
@@ -137,9 +142,6 @@ class DrainingServer(uvicorn.Server):
         self._engine.give_up("the server was shut down")
         await self._on_end()
         self.should_exit = True
-
-
-# ------------------------------------------------------------------ A server from start to end: the engine's process,
 
 
 BACKLOG = 2048

@@ -359,9 +359,6 @@ def _frame(raw: RawTokenizer, metadata: Metadata, named: dict[str, str], *, adds
         )
 
 
-# ------------------------------------------------------------------ The tokenizer of a folder or of a GGUF file, by i
-
-
 def load_tokenizer(path: Path) -> Tokenizer:
     """Reads it.
 

@@ -1,4 +1,4 @@
-"""Messages as chat templates expect them, whichever API they came by.
+"""Messages as chat templates expect them, whichever API they came by: copies out of plain JSON types.
 
     content       a text, or a list of text parts; missing beside tool calls only where the template tests for that
     tool calls    arguments are an object, although OpenAI's clients send its JSON text
@@ -90,9 +90,6 @@ def _copied_list(given: Sequence[Any], depth: int) -> list[Any]:
             error.place.append(f"[{index}]")
             raise
     return copy
-
-
-# ------------------------------------------------------------------ Messages as chat templates expect them, whichever
 
 
 REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")

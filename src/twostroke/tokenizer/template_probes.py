@@ -1,9 +1,12 @@
-"""Puts the content of messages into the form that a chat template writes: a text, or a list of parts.
+"""What a chat template writes and what it leaves out, found out by rendering small conversations that hold marks.
 
-Templates that walk through parts seldom do so everywhere. They take the first part of a system message, or write the
-list of a tool's result as Python prints it; and some of models that read images write no plain text. To find out, the
-template renders small conversations whose texts are marks, once as texts and once as parts, and the marks are looked
-for.
+ContentForms    Templates that walk through parts seldom do so everywhere. They take the first part of a system
+                message, or write the list of a tool's result as Python prints it; and some of models that read
+                images write no plain text. Marks are rendered once as texts and once as parts.
+DroppedRoles    A template writes the roles that it knows; many write nothing for any other, and the model never
+                sees the message. Every message of the same roles is a mark.
+Unwritten       Many models' templates write no tools, no calls, or no text beside calls. The same conversation is
+                rendered with two different ones; where what is written is equal, it writes none.
 """
 
 from __future__ import annotations
@@ -92,9 +95,6 @@ class ContentForms:
             return False
         quoted = any(f"{quote}{mark}{quote}" in text for mark in _MARKS for quote in "'\"")
         return all(mark in text for mark in _MARKS) and (may_quote or not quoted)
-
-
-# ------------------------------------------------------------------ Finds messages that a chat template would leave o
 
 
 _ALWAYS_WRITTEN = frozenset({"user", "assistant"})
@@ -193,9 +193,6 @@ def _marked(role: str, mark: str, *, calls: bool) -> JSON:
     if role == "tool":
         message |= {"tool_call_id": "callmark0", "name": "f"}
     return message
-
-
-# ------------------------------------------------------------------ Finds out whether a chat template writes tools, t
 
 
 class Unwritten:

@@ -1,4 +1,4 @@
-"""Text to token ids and back, by the rules in the model's own folder."""
+"""Text to token ids and back, also while they come, by the rules in the model's own folder."""
 
 from __future__ import annotations
 
@@ -315,9 +315,6 @@ class _WholeTexts(dict[int, str | None]):
         token = None if token_id in self._tokenizer.special_token_ids else self._tokenizer.token(token_id)
         text = self[token_id] = None if token is None else self._tokenizer.text.whole_text(token)
         return text
-
-
-# ------------------------------------------------------------------ Token ids to text while they come
 
 
 class IncrementalDetokenizer:

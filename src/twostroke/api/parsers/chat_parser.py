@@ -1,4 +1,13 @@
-"""One generation's text taken apart into reasoning, content and tool calls while it comes."""
+"""One generation's text taken apart into reasoning, content and tool calls while it comes; stop strings of its content.
+
+A stop string stops the answer, and nothing else:
+
+    <think>Question: 6*7?</think>42 Question: x          stop string "Question:"
+           [- may hold it -]        [-------] found here
+
+A parser reads the text beside the one that writes the answer, and stop strings are looked for in what it finds to be
+content. What is found is cut from the raw text, so that everybody who reads it sees the same answer.
+"""
 
 from __future__ import annotations
 
@@ -86,9 +95,6 @@ def read_reasoning(source: Source, output: Output, family: ReasoningFamily, *, i
     if closing:
         output.end_reasoning()
     return True
-
-
-# ------------------------------------------------------------------ One generation's text taken apart into reasoning,
 
 
 Family = TypeVar("Family")
@@ -289,9 +295,6 @@ def _looked_up(parameter: str, name: str | None, families: Mapping[str, Family])
     if name is not None and name not in families:
         raise InvalidParameter(parameter, name, f"must be one of {', '.join(sorted(families))}")
     return None if name is None else families[name]
-
-
-# ------------------------------------------------------------------ Stop strings of a chat: they stop the answer, and
 
 
 class AnswerStops(StopFinder):

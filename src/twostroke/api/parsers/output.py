@@ -1,4 +1,4 @@
-"""What a parser has found out, as deltas: whitespace that is layout is taken off here, for every family alike."""
+"""What a parser has found out, as deltas in their order: reasoning, content and calls, without layout beside markup."""
 
 from __future__ import annotations
 
@@ -80,9 +80,6 @@ def join_deltas(deltas: list[Delta]) -> ParsedMessage:
         content="".join(delta.text for delta in deltas if isinstance(delta, ContentDelta)),
         tool_calls=tuple(ToolCall(name, "".join(text)) for name, text in zip(names, arguments, strict=True)),
     )
-
-
-# ------------------------------------------------------------------ What a parser has found out, as deltas: whitespac
 
 
 HearContent = Callable[[str, int], object]

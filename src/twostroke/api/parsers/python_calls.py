@@ -80,9 +80,6 @@ def _refuse(node: object) -> NoReturn:
     raise ValueError(f"{node} has no counterpart in JSON")
 
 
-# ------------------------------------------------------------------ Calls as Python: `[get_weather(city="Paris"), now
-
-
 _NAME = re.compile(r"[A-Za-z_][\w.\-]{0,127}")
 _STRUCTURE = re.compile(r"[^()\[\]{}\"']*")
 _OPENING, _CLOSING = frozenset("([{"), frozenset(")]}")

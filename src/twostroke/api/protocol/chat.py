@@ -1,4 +1,9 @@
-"""POST /v1/chat/completions: what clients send."""
+"""POST /v1/chat/completions: what clients send.
+
+A chat's messages go to the model's template as they came, and it may read more fields than the published ones. So they
+have no schema that refuses: a key beyond the published ones is named as unknown where it comes, unless the template
+knows its name (ServerContext.unknown_fields).
+"""
 
 from __future__ import annotations
 
@@ -133,9 +138,6 @@ def _beyond(known: set[str], given: Mapping[str, Any], path: str) -> Iterator[st
 def _objects(value: Any) -> Iterator[dict[str, Any]]:
     items = cast(list[Any], value) if isinstance(value, list) else ()
     return (cast(dict[str, Any], item) for item in items if isinstance(item, dict))
-
-
-# ------------------------------------------------------------------ POST /v1/chat/completions: what clients send
 
 
 class JsonSchemaFormat(WireObject):

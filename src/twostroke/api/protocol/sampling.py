@@ -1,4 +1,4 @@
-"""Fields that completions and chats share: OpenAI's, and those that users of vLLM know."""
+"""Fields that requests share, OpenAI's and those that users of vLLM know; requests for completions and embeddings."""
 
 from __future__ import annotations
 
@@ -135,9 +135,6 @@ class SamplingFields(WireObject):
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
-# ------------------------------------------------------------------ Fields that the Messages and the Responses API sh
-
-
 class ConversationFields(WireObject):
     """How a reply is sampled, and what the engine has to know."""
 
@@ -173,9 +170,6 @@ class ConversationFields(WireObject):
         return {name: value for name in ConversationFields.model_fields if (value := getattr(self, name)) is not None}
 
 
-# ------------------------------------------------------------------ POST /v1/completions: what clients send
-
-
 class CompletionRequest(SamplingFields):
     """OpenAI's completion request with vLLM's extensions."""
 
@@ -191,9 +185,6 @@ class CompletionRequest(SamplingFields):
         default=None, description="Generate so many and answer with the n most likely; not in streams."
     )
     suffix: str | None = refused("filling in the middle needs a model trained for it", "")
-
-
-# ------------------------------------------------------------------ POST /v1/embeddings: what clients send
 
 
 class EmbeddingRequest(WireObject):
