@@ -10,17 +10,14 @@ from cyclopts import App, Parameter
 
 from benchmarks.compare.options import CompareOptions
 from benchmarks.drill.run import DrillOptions, print_drill, run_drill
-from benchmarks.fleet import print_fleets
-from benchmarks.handover.run import HandoverOptions, run_handover
-from benchmarks.handover.show import print_handover
+from benchmarks.handover.run import HandoverOptions, print_handover, run_handover
 from benchmarks.measured.render import put_into, read_page, render
 from benchmarks.path.run import PathOptions, run_path
 from benchmarks.prediction import PredictionOptions, print_prediction, run_prediction
 from benchmarks.ranks import RanksOptions, print_ranks, run_ranks
 from benchmarks.reproduce.claim import ReproduceOptions
-from benchmarks.router import RouterOptions, print_router, run_router
-from benchmarks.spec.run import SpecOptions, run_spec
-from benchmarks.spec.show import print_spec
+from benchmarks.router import RouterOptions, print_fleets, print_router, run_router
+from benchmarks.spec.run import SpecOptions, print_spec, run_spec
 from twostroke.cli.flags import LoadByFlags, LoadFlags
 from twostroke.cli.numbers import read_numbers
 from twostroke.cli.usage import run_words
@@ -99,8 +96,7 @@ def compare(*, options: Annotated[CompareOptions, Parameter(name="*", group="Com
     Nothing is installed: each peer is looked for in the environment whose Python is given (--env vllm=PYTHON). One that
     is missing or fails has a row that says why.
     """
-    from benchmarks.compare.run import run_compare
-    from benchmarks.compare.show import print_compared
+    from benchmarks.compare.run import print_compared, run_compare
 
     found = run_compare(options).results
     print_compared(found)

@@ -31,10 +31,18 @@ from twostroke.cost.step_fit import fit_step_model
 from twostroke.cost.step_model import StepTimeModel
 from twostroke.errors import InvalidParameter
 from twostroke.events import Event
-from twostroke.measure.command import command_line, model_name, settings
 from twostroke.measure.from_log import run_of_log
 from twostroke.measure.model_engine import ModelEngine, model_engine
-from twostroke.measure.report import DEFAULT_FOLDER, BenchResult, check_folder, percentiles, save
+from twostroke.measure.report import (
+    DEFAULT_FOLDER,
+    BenchResult,
+    check_folder,
+    command_line,
+    model_name,
+    percentiles,
+    save,
+    settings,
+)
 from twostroke.measure.steps import measure_steps
 from twostroke.measure.workload import of_lengths
 from twostroke.planner.replay import figures

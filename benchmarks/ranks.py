@@ -24,8 +24,7 @@ from twostroke.communicator.interface import Communicator
 from twostroke.communicator.rendezvous import await_ranks, join, listen
 from twostroke.config.checks import whole_number
 from twostroke.llm import LLM
-from twostroke.measure.command import command_line, settings
-from twostroke.measure.report import DEFAULT_FOLDER, BenchResult, check_folder, save
+from twostroke.measure.report import DEFAULT_FOLDER, BenchResult, check_folder, command_line, save, settings
 from twostroke.sampling_params import SamplingParams
 from twostroke.startup.ranks import connect
 from twostroke.tables import print_table

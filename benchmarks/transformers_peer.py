@@ -1,15 +1,21 @@
-"""`transformers.generate` as a peer: the same folder, prompts, element type and threads, its best plain settings."""
+"""`transformers.generate` as a peer: the same folder, prompts, element type and threads, its best plain settings.
+
+transformers' own continuous batching as a peer: the same shape, prompts, lengths, element type and slots.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 
-from twostroke.errors import SetupError
+from twostroke.errors import EngineError, SetupError
+from twostroke.log import get_logger
+from twostroke.plain_words import reason_of
 
 Attention = Literal["eager", "sdpa"]
 
@@ -76,3 +82,134 @@ def fastest_peer(
         peer.run_static(prompts[:1], [4], 1)  # whatever it sets up on first use
     seconds = {name: peer.run_static(prompts, max_tokens, batch_size) for name, peer in peers.items()}
     return min(peers.values(), key=lambda peer: seconds[peer.attention]), seconds
+
+
+# ------------------------------------------------------------------ transformers' own continuous batching as a peer:
+
+
+log = get_logger(__name__)
+
+_LONGEST_S, _ENOUGH_S = 100.0, 50.0
+"""Of a round, and of all that count, when no other one is begun: a peer that hangs, or is slow, must not take the
+others' figures with it."""
+_WARM_UP_TOKENS = 8
+"""Output tokens of each request of the warm-up. It has one request per slot. A whole round took too long on an H200."""
+
+
+@contextmanager
+def without_cudnn_attention() -> Generator[None]:
+    """Keep torch's attention from calling cuDNN, in all threads: on an H200 (torch 2.11) cuDNN failed on the masks of
+    transformers' continuous batching, with `mha_graph.execute(...).is_good()`."""
+    before = torch.backends.cuda.cudnn_sdp_enabled()
+    torch.backends.cuda.enable_cudnn_sdp(False)
+    try:
+        yield
+    finally:
+        torch.backends.cuda.enable_cudnn_sdp(before)
+
+
+class TransformersBatching:
+    """A model behind transformers' continuous batching.
+
+    Args:
+        folder: model folder; with config.json alone its weights are random.
+        dtype: name of the element type.
+        device: where it runs.
+        memory: settings of its KV cache, where it cannot choose them itself.
+
+    Raises:
+        SetupError: transformers is not installed, or too old for continuous batching.
+    """
+
+    def __init__(self, folder: Path, dtype: str, device: str, memory: dict[str, int] | None = None) -> None:
+        try:
+            import transformers
+            from transformers.generation.continuous_batching.utils import WorkloadHints
+        except ImportError as error:
+            raise SetupError("the comparison needs transformers with continuous batching (5.0 or newer).") from error
+        transformers.utils.logging.set_verbosity_error()
+        auto: Any = transformers.AutoModelForCausalLM
+        kind: Any = getattr(torch, dtype)
+        if any(folder.glob("*.safetensors")):
+            model = auto.from_pretrained(folder, dtype=kind, attn_implementation="sdpa").to(device)
+        else:
+            config: Any = transformers.AutoConfig.from_pretrained(folder)
+            with torch.device(device):
+                model = auto.from_config(config, dtype=kind, attn_implementation="sdpa")
+        self._model = model.eval()
+        self._transformers: Any = transformers
+        self._hints: Any = WorkloadHints
+        self._memory = memory or {}
+        self.version: str = transformers.__version__
+        self.attention = ""
+        """The implementation that it chose, once it has run."""
+
+    def best_s(self, prompts: Sequence[Sequence[int]], max_tokens: Sequence[int], num_slots: int, rounds: int) -> float:
+        """Seconds from the first request to the last answer, all of them there at once; the fastest of some rounds
+        behind a short one that warms up; fewer of them where they take long.
+
+        Args:
+            prompts: token ids.
+            max_tokens: output tokens of each; the end of the text is ignored.
+            num_slots: requests in a batch at most.
+            rounds: that count, at most.
+
+        Raises:
+            EngineError: it ended, hung, or gave other numbers of tokens.
+        """
+        with without_cudnn_attention():
+            try:
+                return self._best_s(prompts, max_tokens, num_slots, rounds)
+            except EngineError:
+                raise
+            except Exception as error:  # its flash attention may be a download, and there may be no network
+                log.warning("transformers as it chooses itself: %s; without flash attention", reason_of(error))
+                return self._best_s(prompts, max_tokens, num_slots, rounds, auto_switch_to_flash=False)
+
+    def _best_s(
+        self, prompts: Sequence[Sequence[int]], max_tokens: Sequence[int], num_slots: int, rounds: int, **choices: Any
+    ) -> float:
+        make: Any = self._transformers.ContinuousBatchingConfig
+        greedy: Any = self._transformers.GenerationConfig(
+            do_sample=False, eos_token_id=-1, max_new_tokens=max(max_tokens)
+        )
+        # as for ours: no prompt is found again from the round before
+        settings: Any = make(max_requests_per_batch=num_slots, allow_block_sharing=False, **self._memory, **choices)
+        # what its `generate_batch` tells it, so that it sizes its fast path as well as it can
+        hints = self._hints(
+            max_prompt_length=max(map(len, prompts)),
+            max_generated_length=max(max_tokens),
+            num_requests=min(num_slots, len(prompts)),
+        )
+        with self._model.continuous_batching_context_manager(
+            generation_config=greedy, continuous_batching_config=settings, workload_hints=hints
+        ) as manager:
+            self.attention = str(self._model.config._attn_implementation)
+            self._run(manager, prompts[:num_slots], [min(most, _WARM_UP_TOKENS) for most in max_tokens[:num_slots]])
+            seconds: list[float] = []
+            while len(seconds) < rounds and sum(seconds) < _ENOUGH_S:
+                seconds.append(self._run(manager, prompts, max_tokens))
+            return min(seconds)
+
+    @staticmethod
+    def _run(manager: Any, prompts: Sequence[Sequence[int]], max_tokens: Sequence[int]) -> float:
+        begin_s = time.perf_counter()
+        wanted = {
+            manager.add_request(list(prompt), max_new_tokens=most): most
+            for prompt, most in zip(prompts, max_tokens, strict=True)
+        }
+        while wanted:
+            result = manager.get_result(timeout=1)
+            if result is None:
+                if not manager.is_running() or time.perf_counter() - begin_s > _LONGEST_S:
+                    raise EngineError(f"transformers' continuous batching stopped with {len(wanted)} requests open.")
+            elif result.is_finished():
+                most = wanted.pop(result.request_id)
+                if result.error is not None or len(result.generated_tokens) != most:
+                    said = result.error or f"{len(result.generated_tokens)} tokens of {most}"
+                    raise EngineError(f"transformers' continuous batching: {said}.")
+        return time.perf_counter() - begin_s
+
+    def close(self) -> None:
+        """Gives back the model's memory."""
+        del self._model

@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from benchmarks.counting_executor import CountingExecutor, SimulatedClock
+from benchmarks.counting_engine import CountingExecutor, SimulatedClock
 from factories import uniform_layout, uniform_shape
 from twostroke.batch import ScheduledBatch, StepResult
 from twostroke.config.cache import CacheConfig
@@ -18,7 +18,7 @@ from twostroke.engine.engine import Engine
 from twostroke.engine.journal import Journal, engine_started
 from twostroke.events import Event
 from twostroke.kv_cache.manager import KVCacheManager
-from twostroke.measure.drive import RecordingExecutor, drive
+from twostroke.measure.model_engine import RecordingExecutor, drive
 from twostroke.measure.workload import Workload
 from twostroke.scheduler.scheduler import Scheduler
 

@@ -9,6 +9,10 @@ What is fair and what is not, engine by engine, stands at the head of each drive
 - "ready after" runs from the start of the process to the first token of a short prompt, imports and loading included;
   files are in the page cache from an earlier look at them or from making the GGUF file. Only twostroke quantizes
   while it loads: the GGUF files hold 8 or 4 bits already.
+
+What an engine has shown so far, and how engines stand to each other. Pure.
+
+A comparison for people: a table, and one small plot for each figure.
 """
 
 from __future__ import annotations
@@ -23,24 +27,131 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from rich.console import Console
+from rich.table import Table
 from tqdm.auto import tqdm
 
 from benchmarks.compare.gguf_file import write_gguf
-from benchmarks.compare.measures import Work, checked_tokens, figures_of
-from benchmarks.compare.options import READY, WARM_UP, CompareOptions
-from benchmarks.compare.show import draw
-from benchmarks.compare.standing import Standing
+from benchmarks.compare.options import READY, WARM_UP, CompareOptions, Work, checked_tokens, figures_of
 from twostroke.errors import InvalidParameter, TwostrokeError, UnsupportedModel
 from twostroke.hardware import Hardware
 from twostroke.kernels.dispatch import operators_for
-from twostroke.measure.command import command_line
-from twostroke.measure.figure import save_figure
-from twostroke.measure.lengths import Lengths
-from twostroke.measure.limits import Limits, measure_limits
+from twostroke.measure.figure import MEASURED, PREDICTED, save_figure
+from twostroke.measure.limits import Limits, measure_limits, words_of_limits
 from twostroke.measure.peers.peer import PEERS, TWOSTROKE, Peer, PeerFailed, PeerProcess
-from twostroke.measure.report import BenchResult, check_folder, save
-from twostroke.measure.workload import SyntheticSpec, synthetic
+from twostroke.measure.report import BenchResult, check_folder, command_line, median, save
+from twostroke.measure.workload import Lengths, SyntheticSpec, synthetic
 from twostroke.model.model_files import find_model
+from twostroke.tables import print_table
+
+
+@dataclass(slots=True)
+class Standing:
+    """One engine's figures, or why it has none (or no more)."""
+
+    name: str
+    about: dict[str, str] = field(default_factory=dict[str, str])
+    ready_after_s: float | None = None
+    """From starting its process to the first token of a short prompt."""
+    failure: str | None = None
+    figures: dict[str, dict[int, float]] = field(default_factory=dict[str, dict[int, float]])
+    """Of each figure the value of each round, in tokens per second."""
+
+    def add(self, round_number: int, figures: Mapping[str, float]) -> None:
+        """Puts down one work of one round."""
+        for name, value in figures.items():
+            self.figures.setdefault(name, {})[round_number] = value
+
+    def median(self, figure: str) -> float | None:
+        """Over rounds; None when it has not been measured."""
+        values = self.figures.get(figure)
+        return median(list(values.values())) if values else None
+
+    def ratio_to(self, other: Standing, figure: str) -> float | None:
+        """Median over the rounds that both took part in, each of which compares neighbours in time."""
+        mine, theirs = self.figures.get(figure, {}), other.figures.get(figure, {})
+        ratios = [mine[round_number] / theirs[round_number] for round_number in mine.keys() & theirs.keys()]
+        return median(ratios) if ratios else None
+
+    def as_json(self, ours: Standing) -> dict[str, Any]:
+        """For the result; a ratio above 1 is ours being faster."""
+        return {
+            "about": self.about,
+            "ready_after_s": self.ready_after_s,
+            "failure": self.failure,
+            "figures": {
+                name: {
+                    "tok_s": list(rounds.values()),
+                    "rounds": list(rounds),
+                    "median_tok_s": self.median(name),
+                    "twostroke_to_this": ours.ratio_to(self, name),
+                }
+                for name, rounds in self.figures.items()
+            },
+        }
+
+
+# ------------------------------------------------------------------ A comparison for people: a table, and one small p
+
+
+_OURS = "twostroke"
+
+
+def figure_names(results: Mapping[str, Any]) -> list[str]:
+    """Of every engine, in the order they were measured."""
+    return list(dict.fromkeys(name for engine in results["engines"].values() for name in engine["figures"]))
+
+
+def print_compared(results: Mapping[str, Any], console: Console | None = None) -> None:
+    """Medians, in brackets how many times faster ours is; and why somebody has none."""
+    console = console or Console()
+    rows = Table(box=None, pad_edge=False, header_style="bold")
+    rows.add_column("tokens per second")
+    names = figure_names(results)
+    for name in names:
+        rows.add_column(name, justify="right")
+    rows.add_column("ready after", justify="right")
+    for engine, found in results["engines"].items():
+        ready_s = found["ready_after_s"]
+        cells = [_cell(engine, found["figures"].get(name)) for name in names]
+        rows.add_row(engine, *cells, "-" if ready_s is None else f"{ready_s:.1f} s")
+    print_table(rows, console)
+    for engine, found in results["engines"].items():
+        if found["failure"] is not None:
+            console.print(f"[bold red]{engine}[/]: {found['failure']}", highlight=False)
+    console.print(words_of_limits(results["limits"]))
+    if results["works_left_out_of_a_round"]:
+        console.print(f"[yellow]{results['works_left_out_of_a_round']} works were left out of a round for time[/]")
+
+
+def _cell(engine: str, figure: Mapping[str, Any] | None) -> str:
+    if figure is None:
+        return "-"
+    value = f"{figure['median_tok_s']:,.1f}"
+    ratio = figure["twostroke_to_this"]
+    return value if engine == _OURS or ratio is None else f"{value} ({ratio:.2f}x)"
+
+
+def draw(figure: Any, results: Mapping[str, Any]) -> None:
+    """One plot for each figure: their scales have nothing in common."""
+    names = figure_names(results)
+    columns = max(1, -(-len(names) // 2))
+    for i, name in enumerate(names):
+        axes = figure.add_subplot(2, columns, i + 1)
+        shown = {
+            engine: found["figures"][name]["median_tok_s"]
+            for engine, found in results["engines"].items()
+            if name in found["figures"]
+        }
+        colours = [MEASURED if engine == _OURS else PREDICTED for engine in shown]
+        drawn = axes.bar(list(shown), list(shown.values()), color=colours)
+        axes.bar_label(drawn, fmt="%.3g", fontsize=7)
+        axes.set_title(f"{name} (tok/s)", fontsize=9)
+        axes.tick_params(axis="x", labelrotation=20, labelsize=7)
+        axes.spines[["top", "right"]].set_visible(False)
+
+
+# ------------------------------------------------------------------ `python -m benchmarks compare`: twostroke beside
 
 
 @dataclass(slots=True)

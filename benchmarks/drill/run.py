@@ -16,8 +16,15 @@ from benchmarks.drill.streams import Drill, Faults, prompts, run
 from twostroke.config.checks import whole_number
 from twostroke.config.engine import EngineConfig
 from twostroke.config.pools import PoolConfig
-from twostroke.measure.command import command_line, settings
-from twostroke.measure.report import DEFAULT_FOLDER, BenchResult, check_folder, percentiles, save
+from twostroke.measure.report import (
+    DEFAULT_FOLDER,
+    BenchResult,
+    check_folder,
+    command_line,
+    percentiles,
+    save,
+    settings,
+)
 from twostroke.pools.member import Role
 from twostroke.sampling_params import SamplingParams
 

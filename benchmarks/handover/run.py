@@ -2,20 +2,29 @@
 
 No model is needed: the blocks have Qwen3-0.6B's shape, the processes, leases, frames and copies are the server's. Each
 size goes over twice in turn: when all of it is there, and layer by layer beside a prefill that takes as long as that.
+
+The table of `python -m benchmarks handover`.
+
+What no transport by shared memory can be faster than: one thread that copies the same blocks inside one process.
 """
 
 from __future__ import annotations
 
 import contextlib
+import mmap
 import tempfile
-from collections.abc import Generator, Sequence
+import time
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.table import Table
 from tqdm import tqdm
 
-from benchmarks.handover.bound import Copying
 from benchmarks.handover.link import link
 from benchmarks.handover.orders import LAYER, LAYOUT
 from benchmarks.handover.pair import Handover, Pair, formula_bytes, num_blocks_for, pair
@@ -23,8 +32,39 @@ from twostroke.config.checks import number, one_of, whole_number
 from twostroke.errors import InvalidParameter
 from twostroke.kv_transfer.address import Address
 from twostroke.kv_transfer.nixl_reads import check_nixl
-from twostroke.measure.command import command_line, settings
-from twostroke.measure.report import DEFAULT_FOLDER, BenchResult, check_folder, median, save
+from twostroke.measure.report import DEFAULT_FOLDER, BenchResult, check_folder, command_line, median, save, settings
+from twostroke.tables import print_table
+
+
+class Copying:
+    """Two pools of one process, all of whose pages are there.
+
+    Args:
+        num_blocks: to copy each time; those of the one end up in the other in reverse.
+    """
+
+    def __init__(self, num_blocks: int) -> None:
+        self._pairs = list(zip(_pool(num_blocks)[::-1], _pool(num_blocks), strict=True))
+        self.seconds()  # the first finds no page
+
+    def seconds(self) -> float:
+        """Of one time."""
+        began_s = time.perf_counter()
+        for ours, theirs in self._pairs:
+            ours[:] = theirs
+        return time.perf_counter() - began_s
+
+
+def _pool(num_blocks: int) -> NDArray[np.uint8]:
+    pages = mmap.mmap(-1, num_blocks * LAYOUT.bytes_per_block, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    pages.madvise(mmap.MADV_HUGEPAGE)
+    for at in range(0, len(pages), mmap.PAGESIZE):
+        pages[at] = 1
+    return np.frombuffer(pages, np.uint8).reshape(num_blocks, -1)
+
+
+# ------------------------------------------------------------------ `python -m benchmarks handover`: how fast the KV
+
 
 TRANSPORTS = ("shm", "tcp")
 NIXL = "nixl"
@@ -155,3 +195,30 @@ def _measure(both: Pair, num_blocks: int, repeats: int) -> dict[str, Any]:
             "ratio_to": max(ratios),
         },
     }
+
+
+# ------------------------------------------------------------------ The table of `python -m benchmarks handover`
+
+
+def print_handover(found: Mapping[str, Any], console: Console | None = None) -> None:
+    """What was measured."""
+    table = Table("transport", box=None, pad_edge=False, header_style="bold")
+    for name in ("bytes", "exact", "first ms", "ms", "GB/s", "of one copy", "of link", "layer-wise"):
+        table.add_column(name, justify="right")
+    for row in found["handovers"]:
+        share, layerwise = row.get("share_of_link"), row["layerwise"]
+        table.add_row(
+            row["transport"],
+            f"{row['bytes']:,}",
+            "yes" if row["is_exact"] else f"no: {row['formula_bytes']:,}",
+            f"{row['first_ms']:.1f}",
+            f"{row['ms']:.1f}",
+            f"{row['gb_per_s']:.3g}",
+            f"{row['share_of_one_copy']:.0%}",
+            "" if share is None else f"{share:.1%}",
+            f"{layerwise['ratio']:.2f}",
+        )
+    console = console or Console()
+    print_table(table, console)
+    console.print("of one copy: of the rate at which one thread copies as much inside a process", highlight=False)
+    console.print("layer-wise: from the prefill's begin, over the longer of prefill and transfer", highlight=False)

@@ -7,8 +7,19 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.measured.rows import COMPARED, PEERS, QUALITY, QUALITY_FIGURES, QUALITY_ROWS, ROWS
-from benchmarks.measured.values import GGUF_SINCE, OPERATORS_SINCE, Row, is_old, operators_of
+from benchmarks.measured.rows import (
+    COMPARED,
+    GGUF_SINCE,
+    OPERATORS_SINCE,
+    PEERS,
+    QUALITY,
+    QUALITY_FIGURES,
+    QUALITY_ROWS,
+    ROWS,
+    Row,
+    is_old,
+    operators_of,
+)
 from twostroke.errors import InvalidParameter
 from twostroke.measure.report import BenchResult, load
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from benchmarks.reproduce.claim import Claim, ReproduceOptions, Reproduction
-from benchmarks.reproduce.simulated_beside import serve_and_simulate
+from benchmarks.reproduce.recorded import serve_and_simulate
 from twostroke.config.cache import CacheConfig
 from twostroke.config.scheduler import SchedulerConfig
 from twostroke.cost.step_fit import fit_step_model

@@ -29,11 +29,10 @@ from benchmarks.card.arithmetic import (
     setting_claims,
     throughput_claims,
 )
-from benchmarks.card.machine import Machine, Tracer, find_machine, measure_limits
+from benchmarks.card.machine import Machine, TracedSteps, Tracer, find_machine, measure_limits
 from benchmarks.card.shapes import QWEN3_8B, TINY, is_alike, write_shape
-from benchmarks.card.traced_steps import TracedSteps
 from benchmarks.reproduce.claim import Claim, ReproduceOptions, Reproduction
-from benchmarks.transformers_batching import TransformersBatching
+from benchmarks.transformers_peer import TransformersBatching
 from twostroke.config.cache import CacheConfig
 from twostroke.config.load import LoadConfig
 from twostroke.config.model import ModelConfig
@@ -42,12 +41,11 @@ from twostroke.cost.step_cost import MachineLimits
 from twostroke.errors import EngineError, SetupError, TwostrokeError
 from twostroke.kernels.dispatch import operators_for
 from twostroke.log import get_logger
-from twostroke.measure.command import settings
 from twostroke.measure.figure import MEASURED, bars
-from twostroke.measure.lengths import Lengths
 from twostroke.measure.model_engine import ModelEngine, model_engine
+from twostroke.measure.report import settings
 from twostroke.measure.sweep.points import DecodePoint, measure_decode, measure_prefill, output_length
-from twostroke.measure.workload import SyntheticSpec, Workload, of_lengths, synthetic
+from twostroke.measure.workload import Lengths, SyntheticSpec, Workload, of_lengths, synthetic
 from twostroke.model.checkpoint import read_model_config
 from twostroke.model.model_files import find_folder_only
 

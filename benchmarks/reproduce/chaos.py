@@ -18,10 +18,16 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.growth import MB, growth_mb_per_minute
 from benchmarks.reproduce.claim import Claim, ReproduceOptions, Reproduction
-from benchmarks.serving.local_server import LocalServer, local_server, resident_bytes
-from benchmarks.serving.server_at_rest import at_rest, metrics_of
+from benchmarks.serving.local_server import (
+    MB,
+    LocalServer,
+    at_rest,
+    growth_mb_per_minute,
+    local_server,
+    metrics_of,
+    resident_bytes,
+)
 from benchmarks.serving.vanishing_client import PATIENCE_S, Ending, Visit, Way, drawn_visit, visit
 from twostroke.engine.clock import monotonic_clock
 from twostroke.measure.serve.http_connection import Origin

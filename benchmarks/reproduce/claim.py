@@ -14,8 +14,8 @@ from twostroke.config.checks import switch, whole_number
 from twostroke.config.load import MAX_THREADS, LoadConfig
 from twostroke.errors import InvalidParameter, SetupError
 from twostroke.hardware import Hardware
-from twostroke.measure.command import last_part, model_name
 from twostroke.measure.figure import Draw
+from twostroke.measure.report import last_part, model_name
 from twostroke.model.model_files import find_model
 
 

@@ -26,11 +26,10 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from benchmarks.hostile.fields import Field, fields_of
+from benchmarks.hostile.fields import Field, fields_of, is_right_within, value_of, wrong_for
 from benchmarks.hostile.heavy import heavy_requests, long_texts
 from benchmarks.hostile.many_parts import many_parts
 from benchmarks.hostile.probe import Effect, Probe, as_json
-from benchmarks.hostile.values import is_right_within, value_of, wrong_for
 from benchmarks.reproduce.claim import Claim, ReproduceOptions, Reproduction
 from benchmarks.serving.local_server import LocalServer, local_server, resident_bytes
 from twostroke.errors import SetupError

@@ -3,18 +3,377 @@
 typed      nothing but our own errors, and no process that ends
 time       of each file, from its first byte to the error, or to an engine that has loaded it
 memory     that reading it took, and all of the process that a template ran in
+
+Kinds of files that come from elsewhere: a sound one, how it is mutated, and what reads it.
+
+Reads mutated files one after the other: `python -m benchmarks.reproduce.hostile_files KIND FIRST NUMBER`.
+
+Each line of the output is a Case as JSON. Whoever started it sees by the lines which file it was that ended the
+process, or that it never came back from.
 """
 
 from __future__ import annotations
 
+import contextlib
+import json
+import logging
+import resource
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import traceback
 from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from typing import Any
 
+import msgspec
 from tqdm.auto import tqdm
 
-from benchmarks.growth import MB
+from benchmarks.counting_engine import counting_engine
+from benchmarks.hostile.mutations import mutated_bytes, mutated_json, mutated_template
+from benchmarks.hostile.sound_files import CHATML, write_folder, write_gguf
 from benchmarks.reproduce.claim import Claim, ReproduceOptions, Reproduction
-from benchmarks.reproduce.hostile_cases import Case, cases
-from benchmarks.reproduce.hostile_kinds import KINDS
+from benchmarks.serving.local_server import MB
+from twostroke.api.batch_file import count_lines, read_requests
+from twostroke.api.calls import CALLS
+from twostroke.config.cache import CacheConfig
+from twostroke.config.engine import EngineConfig
+from twostroke.config.scheduler import SchedulerConfig
+from twostroke.cost.calibration import Calibration, DrafterFigures, Timing, choices_of
+from twostroke.cost.step_cost import MachineLimits
+from twostroke.engine.clock import monotonic_clock
+from twostroke.engine.event_sinks import merged_events, one_history
+from twostroke.errors import TwostrokeError
+from twostroke.explain.trace import trace_of
+from twostroke.measure.workload import of_lengths
+from twostroke.planner.doctor import diagnose
+from twostroke.planner.replay import replay_log
+from twostroke.process_memory import peak_resident_bytes, reset_peak, resident_bytes
+from twostroke.startup.assembly import build_engine
+from twostroke.tokenizer.chat_template import ChatTemplate
+from twostroke.tokenizer.template_process import template_process_id
+
+_MACHINE = MachineLimits(1e11, 1e10)
+BATCH = "requests.jsonl"
+"""The file of a batch's requests."""
+_GGUF = "small.gguf"
+_HEAD_BYTES = 3000
+"""Of the sound GGUF file, what stands before the tensors' bytes is a little longer."""
+_CONVERSATION: list[dict[str, Any]] = [
+    {"role": "system", "content": "Be kind."},
+    {"role": "user", "content": "Weather in Köln?"},
+    {
+        "role": "assistant",
+        "content": "<think>a call</think>",
+        "tool_calls": [{"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"a": [1, 2.5]}'}}],
+    },
+    {"role": "tool", "content": "12 °C"},
+]
+_TOOLS = [{"type": "function", "function": {"name": "f", "description": "d", "parameters": {"type": "object"}}}]
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """One kind of file.
+
+    Attributes:
+        name: of the kind.
+        write: writes a sound one, or several, into a folder.
+        mutate: changes what is there.
+        read: reads it as whoever uses it does.
+    """
+
+    name: str
+    write: Callable[[Path], object]
+    mutate: Callable[[Path, Random], None]
+    read: Callable[[Path], object]
+
+
+def outcome_of(read: Callable[[Path], object], path: Path) -> str:
+    """Return what came of reading a file: "accepted", the name of our error, or "!" and that of another one."""
+    try:
+        read(path)
+    except TwostrokeError as error:
+        return type(error).__name__
+    except Exception as error:
+        return "!" + traceback.format_exception_only(error)[-1].strip()
+    return "accepted"
+
+
+def mutated_copy(kind: Kind, sound: Path, folder: Path, seed: int) -> Path:
+    """Write a mutated copy of sound files.
+
+    Args:
+        kind: of the files.
+        sound: folder of the sound ones.
+        folder: of the copy; what is there goes.
+        seed: decides on the changes.
+    """
+    shutil.rmtree(folder, ignore_errors=True)
+    shutil.copytree(sound, folder)
+    kind.mutate(folder, Random(f"{kind.name} {seed}"))
+    return folder
+
+
+def _open_model(path: Path) -> None:
+    """Load it whole, its template included, and let it answer no one."""
+    config = EngineConfig.from_keywords(
+        model=str(path), threads=1, num_kv_blocks=8, block_size=16, max_model_len=64, max_num_seqs=2
+    )
+    built = build_engine(config, machine=_MACHINE)
+    built.engine.close()
+
+
+def _of_json_file(file_name: str) -> Kind:
+    def mutate(folder: Path, random: Random) -> None:
+        path = folder / file_name
+        text = mutated_json(json.loads(path.read_text(encoding="utf-8")), random)
+        path.write_bytes(text.encode("utf-8", "surrogateescape"))
+
+    return Kind(file_name, write_folder, mutate, _open_model)
+
+
+def _mutate_weights(folder: Path, random: Random) -> None:
+    path = folder / random.choice(("model-1.safetensors", "model-2.safetensors"))
+    content = path.read_bytes()
+    size = int.from_bytes(content[:8], "little")
+    if random.random() < 0.5:
+        head = mutated_json(json.loads(content[8 : 8 + size]), random).encode("utf-8", "surrogateescape")
+        path.write_bytes(len(head).to_bytes(8, "little") + head + content[8 + size :])
+    else:
+        path.write_bytes(mutated_bytes(content, random, first=8 + size))
+
+
+def _write_gguf(folder: Path) -> None:
+    write_gguf(folder / _GGUF)
+
+
+def _mutate_gguf(folder: Path, random: Random) -> None:
+    path = folder / _GGUF
+    content = path.read_bytes()
+    # most of the head is the vocabulary; the keys before it and the tensors behind it are few bytes
+    first = random.choice((300, 900, _HEAD_BYTES, 12_000, None))
+    path.write_bytes(mutated_bytes(content, random, first=first))
+
+
+def _mutate_lines(file_name: str) -> Callable[[Path, Random], None]:
+    def mutate(folder: Path, random: Random) -> None:
+        path = folder / file_name
+        lines = path.read_text(encoding="utf-8").splitlines()
+        for _ in range(random.randint(1, 3)):
+            place = random.randrange(len(lines))
+            match random.randrange(5):
+                case 0:
+                    lines.insert(random.randrange(len(lines)), lines[place])
+                case 1 if len(lines) > 1:
+                    del lines[place]
+                case _:
+                    try:
+                        lines[place] = mutated_json(json.loads(lines[place]), random)
+                    except (ValueError, RecursionError):  # it was mutated before
+                        lines[place] = lines[place][: len(lines[place]) // 2]
+        path.write_bytes(("\n".join(lines) + "\n").encode("utf-8", "surrogateescape"))
+
+    return mutate
+
+
+def _write_event_log(folder: Path) -> None:
+    built = counting_engine(
+        SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=64),
+        CacheConfig(block_size=16, num_kv_blocks=12),
+        max_model_len=128,
+        event_log=folder / "events.jsonl",
+    )
+    with closing(built.engine):
+        built.run(of_lengths([(40, 6), (20, 12), (70, 3), (40, 30)], vocab_size=500))
+
+
+def _read_event_log(folder: Path) -> None:
+    paths = [folder / "events.jsonl"]
+    events = list(merged_events(paths))
+    with one_history(paths):
+        json.dumps(trace_of(events))
+    with one_history(paths):
+        diagnose(events)
+    with one_history(paths):
+        replay_log(events, ())
+
+
+def _write_calibration(folder: Path) -> None:
+    timings = (Timing(1, 0.01), Timing(2, 0.015), Timing(8, 0.03))
+    drafters = (
+        DrafterFigures(method="ngram", acceptance=0.5, share=0.25, draft_s=(Timing(1, 1e-5), Timing(4, 2e-5))),
+        DrafterFigures(method="early_exit", exit_layer=1, acceptance=0.7, share=1.0, draft_s=(Timing(1, 1e-3),)),
+    )
+    Calibration(
+        model="embedded",
+        load={"model": "embedded", "threads": 1},
+        machine={"processor": "x", "cores": 2},
+        context_tokens=100,
+        most_drafts=8,
+        step_s=timings,
+        limits=_MACHINE,
+        scheduler={"max_num_seqs": 8},
+        cache={"block_size": 16},
+        drafters=drafters,
+    ).write(folder / "calibration.json")
+
+
+def _mutate_calibration(folder: Path, random: Random) -> None:
+    path = folder / "calibration.json"
+    text = mutated_json(json.loads(path.read_text(encoding="utf-8")), random)
+    path.write_bytes(text.encode("utf-8", "surrogateescape"))
+
+
+def _read_calibration(folder: Path) -> None:
+    found = Calibration.read(folder / "calibration.json")
+    choices_of(found)
+    found.verify_s(3)
+
+
+def _write_batch(folder: Path) -> None:
+    chat: dict[str, Any] = {"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}]}], "stop": ["b"]}
+    asked: list[tuple[str, dict[str, Any]]] = [
+        ("/v1/completions", {"prompt": "a", "max_tokens": 3}),
+        ("/v1/completions", {"prompt": [1, 2], "logit_bias": {"5": 1}}),
+        ("/v1/chat/completions", chat),
+        ("/v1/responses", {"input": [{"role": "user", "content": "a"}], "metadata": {"b": "c"}}),
+        ("/v1/embeddings", {"input": ["a", "b"], "encoding_format": "float"}),
+    ]
+    lines = [
+        json.dumps({"custom_id": str(i), "method": "POST", "url": url, "body": body})
+        for i, (url, body) in enumerate(asked * 2)
+    ]
+    (folder / BATCH).write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def _read_batch(folder: Path) -> None:
+    path = folder / BATCH
+    count_lines(path)
+    for line in read_requests(path, frozenset(CALLS)):
+        str(line).encode("utf-8", "surrogatepass")
+
+
+def _write_template(folder: Path) -> None:
+    (folder / "chat_template.jinja").write_text(CHATML, encoding="utf-8")
+
+
+def _mutate_template(folder: Path, random: Random) -> None:
+    path = folder / "chat_template.jinja"
+    source = mutated_template(path.read_text(encoding="utf-8"), random)
+    path.write_bytes(source.encode("utf-8", "surrogatepass"))
+
+
+def _read_template(folder: Path) -> None:
+    source = (folder / "chat_template.jinja").read_bytes().decode("utf-8", "surrogatepass")
+    template = ChatTemplate({"default": source}, {"eos_token": "<|end|>"})
+    template.render(_CONVERSATION, tools=_TOOLS)
+
+
+KINDS = {
+    kind.name: kind
+    for kind in (
+        Kind(
+            "gguf",
+            _write_gguf,
+            _mutate_gguf,
+            lambda folder: _open_model(folder / _GGUF),
+        ),
+        Kind("safetensors", write_folder, _mutate_weights, _open_model),
+        _of_json_file("config.json"),
+        _of_json_file("tokenizer.json"),
+        _of_json_file("tokenizer_config.json"),
+        _of_json_file("generation_config.json"),
+        _of_json_file("special_tokens_map.json"),
+        _of_json_file("model.safetensors.index.json"),
+        Kind("template", _write_template, _mutate_template, _read_template),
+        Kind("event log", _write_event_log, _mutate_lines("events.jsonl"), _read_event_log),
+        Kind("calibration", _write_calibration, _mutate_calibration, _read_calibration),
+        Kind("batch file", _write_batch, _mutate_lines(BATCH), _read_batch),
+    )
+}
+"""By name."""
+
+
+# ------------------------------------------------------------------ Reads mutated files one after the other: `python
+
+
+PATIENCE_S = 30.0
+"""A file that takes longer is one that never ends."""
+
+
+class Case(msgspec.Struct, frozen=True):
+    """What came of one mutated file."""
+
+    kind: str
+    seed: int
+    outcome: str
+    """See outcome_of."""
+    seconds: float = 0.0
+    num_bytes: int = 0
+    """Memory that reading it took at most: beyond what the process had before, and all of a template's process."""
+
+
+def cases(kind: str, first: int, number: int) -> Iterator[Case]:
+    """Read so many mutated files in another process, which is started again when one ends it."""
+    seed, end = first, first + number
+    while seed < end:
+        command = (sys.executable, "-m", "benchmarks.reproduce.hostile_files", kind, str(seed), str(end - seed))
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+            assert process.stdout is not None
+            while True:
+                watch = threading.Timer(PATIENCE_S, process.kill)
+                watch.start()
+                line = process.stdout.readline()
+                watch.cancel()
+                if not line:
+                    break
+                yield msgspec.json.decode(line, type=Case)
+                seed += 1
+        if seed < end:
+            yield Case(kind, seed, f"!ended the process ({process.returncode})")
+            seed += 1
+
+
+def main(kind_name: str, first: int, number: int) -> None:
+    """The process: reads them here."""
+    logging.disable()
+    kind = KINDS[kind_name]
+    with tempfile.TemporaryDirectory() as folder:
+        sound, copy = Path(folder, "sound"), Path(folder, "copy")
+        sound.mkdir()
+        kind.write(sound)
+        kind.read(sound)  # what is loaded with the first file is no other's
+        for seed in range(first, first + number):
+            mutated_copy(kind, sound, copy, seed)
+            sys.stdout.write(msgspec.json.encode(_case(kind_name, seed, copy)).decode() + "\n")
+            sys.stdout.flush()
+
+
+def _case(kind_name: str, seed: int, copy: Path) -> Case:
+    reset_peak()
+    before, began_s = resident_bytes(), monotonic_clock()
+    children = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
+    outcome = outcome_of(KINDS[kind_name].read, copy)
+    seconds = monotonic_clock() - began_s
+    took = peak_resident_bytes() - before
+    if pid := template_process_id():
+        with contextlib.suppress(OSError, AssertionError):  # it has ended
+            took += peak_resident_bytes(pid)
+    ended = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
+    if ended > children:  # one of them took more than any before; of those that took less only so much is known
+        took = max(took, ended * 1024)
+    return Case(kind_name, seed, outcome[:200], seconds, took)
+
+
+# ------------------------------------------------------------------ Mutated files of models, templates, logs, calibra
+
 
 MOST_S = 2.0
 MOST_MB = 500.0
@@ -71,3 +430,7 @@ def _of_kind(found: list[Case]) -> dict[str, object]:
         "most_mb": round(max(case.num_bytes for case in found) / MB, 1),
         "seconds": round(sum(case.seconds for case in found), 1),
     }
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))

@@ -20,9 +20,8 @@ from benchmarks.slots import SlotCount, SlotStep, continuous_schedule, static_sc
 from twostroke.config.cache import CacheConfig
 from twostroke.config.scheduler import SchedulerConfig
 from twostroke.measure.figure import MEASURED, PREDICTED
-from twostroke.measure.lengths import Lengths
 from twostroke.measure.model_engine import model_engine
-from twostroke.measure.workload import SyntheticSpec, Workload, synthetic
+from twostroke.measure.workload import Lengths, SyntheticSpec, Workload, synthetic
 from twostroke.served_run import Run
 
 SLOTS = 16

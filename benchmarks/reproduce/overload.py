@@ -18,12 +18,11 @@ from benchmarks.reproduce.claim import Claim, ReproduceOptions, Reproduction
 from benchmarks.serving.local_server import local_server
 from twostroke.errors import SetupError
 from twostroke.measure.figure import MEASURED, PREDICTED, bars
-from twostroke.measure.lengths import Lengths
-from twostroke.measure.serve.exchange import Exchange
 from twostroke.measure.serve.figures import Slo, figures_of
 from twostroke.measure.serve.http_connection import Origin
+from twostroke.measure.serve.openai_wire import Exchange
 from twostroke.measure.serve.target import Load, Target, run_loads
-from twostroke.measure.workload import SyntheticSpec, Workload, synthetic
+from twostroke.measure.workload import Lengths, SyntheticSpec, Workload, synthetic
 
 SLOTS = 16
 TIMES_CAPACITY = 3.0

@@ -8,10 +8,9 @@ from benchmarks.reproduce.claim import Claim, ReproduceOptions, Reproduction
 from twostroke.config.cache import CacheConfig
 from twostroke.config.scheduler import SchedulerConfig
 from twostroke.measure.figure import MEASURED, PREDICTED
-from twostroke.measure.lengths import Lengths
 from twostroke.measure.model_engine import ModelEngine, model_engine
 from twostroke.measure.report import median
-from twostroke.measure.workload import SyntheticSpec, synthetic
+from twostroke.measure.workload import Lengths, SyntheticSpec, synthetic
 from twostroke.served_run import Run
 
 NUM_SEQS = 16

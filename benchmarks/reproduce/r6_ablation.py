@@ -18,10 +18,9 @@ from benchmarks.reproduce.claim import Claim, ReproduceOptions, Reproduction
 from twostroke.config.cache import CacheConfig
 from twostroke.config.scheduler import SchedulerConfig
 from twostroke.measure.figure import MEASURED, PREDICTED, bars
-from twostroke.measure.lengths import Lengths
 from twostroke.measure.model_engine import model_engine
 from twostroke.measure.report import median, percentiles
-from twostroke.measure.workload import SyntheticSpec, Workload, of_lengths, synthetic
+from twostroke.measure.workload import Lengths, SyntheticSpec, Workload, of_lengths, synthetic
 
 BUDGET, SLOTS = 256, 16
 VARIANTS = {

@@ -27,9 +27,8 @@ from twostroke.cluster.dispatcher import LeastBusy
 from twostroke.config.engine import EngineConfig
 from twostroke.config.pools import PoolConfig
 from twostroke.measure.figure import MEASURED, PREDICTED
-from twostroke.measure.lengths import Lengths
 from twostroke.measure.report import median, percentiles
-from twostroke.measure.workload import SyntheticSpec, Workload, of_lengths, synthetic
+from twostroke.measure.workload import Lengths, SyntheticSpec, Workload, of_lengths, synthetic
 from twostroke.request_times import RequestTimes
 
 PROMPT, OUTPUT, SLOTS = 768, 64, 16

@@ -1,4 +1,7 @@
-"""Workloads through a model's engine, with everything that happened."""
+"""Workloads through a model's engine, with everything that happened.
+
+A workload through a model's engine, and the same in simulated time.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +13,12 @@ from twostroke.config.cache import CacheConfig
 from twostroke.config.scheduler import SchedulerConfig
 from twostroke.cost.step_model import StepTimeModel
 from twostroke.events import Event
-from twostroke.measure.drive import drive
-from twostroke.measure.model_engine import model_engine
+from twostroke.measure.from_log import run_of_log
+from twostroke.measure.model_engine import drive, model_engine
 from twostroke.measure.workload import Workload, of_lengths
+from twostroke.served_run import Run
+from twostroke.simulation.requests import recording_of
+from twostroke.simulation.simulate import simulate
 
 _WARM_UP = (48, 2)
 """Tokens of prompt and output."""
@@ -53,3 +59,29 @@ def recorded(
         engine.run(of_lengths([_WARM_UP] * 2, vocab_size=options.vocab_size()))
         drive(engine.engine, engine.executor, workload)
     return heard.events
+
+
+# ------------------------------------------------------------------ A workload through a model's engine, and the same
+
+
+def serve_and_simulate(
+    options: ReproduceOptions,
+    config: SchedulerConfig,
+    workload: Workload,
+    step_times: StepTimeModel,
+    num_kv_blocks: int | None = None,
+) -> tuple[Run, Run]:
+    """As it was, and as it was predicted.
+
+    Args:
+        options: of the command.
+        config: of the scheduler.
+        workload: what arrives when.
+        step_times: fitted on this machine.
+        num_kv_blocks: of 16 tokens; default: as many as all requests take together.
+    """
+    needed = sum(-(-request.num_tokens // 16) + 1 for request in workload.requests)
+    cache = CacheConfig(enable_prefix_caching=False, num_kv_blocks=num_kv_blocks or needed)
+    events = recorded(options, config, cache, workload, step_times=step_times)
+    recording = recording_of(events)
+    return run_of_log(events), simulate(recording.started, recording.requests, step_times)

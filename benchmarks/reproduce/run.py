@@ -14,9 +14,8 @@ from rich.console import Console
 from benchmarks.reproduce.claim import NotOnThisMachine, ReproduceOptions, Reproduction, table
 from twostroke.errors import InvalidParameter
 from twostroke.kernels.dispatch import operators_for
-from twostroke.measure.command import command_line
 from twostroke.measure.figure import save_figure
-from twostroke.measure.report import BenchResult, check_folder, save
+from twostroke.measure.report import BenchResult, check_folder, command_line, save
 from twostroke.tables import print_table
 
 RESULTS = {

@@ -25,14 +25,13 @@ from twostroke.errors import SetupError
 from twostroke.events import Event, StepCommitted, TokensDelivered
 from twostroke.llm import LLM
 from twostroke.measure.figure import MEASURED, PREDICTED, bars
-from twostroke.measure.lengths import Lengths
 from twostroke.measure.report import median, percentiles
-from twostroke.measure.serve.exchange import Exchange
 from twostroke.measure.serve.figures import latencies
 from twostroke.measure.serve.http_connection import Origin
 from twostroke.measure.serve.load import LoadRun, giving_way
+from twostroke.measure.serve.openai_wire import Exchange
 from twostroke.measure.serve.target import Load, Target, run_loads
-from twostroke.measure.workload import SyntheticSpec, Workload, synthetic
+from twostroke.measure.workload import Lengths, SyntheticSpec, Workload, synthetic
 from twostroke.sampling_params import SamplingParams
 
 STREAMS = 64

@@ -25,7 +25,6 @@ from typing import Any
 
 from tqdm.auto import tqdm
 
-from benchmarks.growth import MB, growth_mb_per_minute
 from benchmarks.processor_shares import (
     ProcessorTimes,
     TakenShare,
@@ -35,8 +34,15 @@ from benchmarks.processor_shares import (
 )
 from benchmarks.reproduce.claim import Claim, ReproduceOptions, Reproduction
 from benchmarks.serving.known_orders import MOST_TOKENS, Answers, Heard, Order, deck_of
-from benchmarks.serving.local_server import LocalServer, local_server
-from benchmarks.serving.server_at_rest import Rest, at_rest, metrics_of
+from benchmarks.serving.local_server import (
+    MB,
+    LocalServer,
+    Rest,
+    at_rest,
+    growth_mb_per_minute,
+    local_server,
+    metrics_of,
+)
 from benchmarks.serving.vanishing_client import Ending, Way, drawn_visit, visit
 from twostroke.engine.clock import monotonic_clock
 from twostroke.hardware import Hardware

@@ -12,9 +12,9 @@ from benchmarks.reproduce.overload import SLOTS, drawn, engine_settings, measure
 from benchmarks.serving.local_server import local_server
 from twostroke.measure.figure import MEASURED, PREDICTED, bars
 from twostroke.measure.report import percentiles
-from twostroke.measure.serve.exchange import Exchange
 from twostroke.measure.serve.figures import failures
 from twostroke.measure.serve.http_connection import Origin
+from twostroke.measure.serve.openai_wire import Exchange
 from twostroke.measure.serve.target import Load, Target, run_loads
 from twostroke.measure.workload import Workload
 

@@ -21,12 +21,11 @@ from benchmarks.serving.local_server import LocalServer, local_server
 from twostroke.errors import SetupError
 from twostroke.events import Event, from_json
 from twostroke.live.state import LiveState
-from twostroke.measure.lengths import Lengths
 from twostroke.measure.report import median
 from twostroke.measure.serve.http_connection import Origin
 from twostroke.measure.serve.load import giving_way
 from twostroke.measure.serve.target import Load, Target, run_loads
-from twostroke.measure.workload import SyntheticSpec, Workload, synthetic
+from twostroke.measure.workload import Lengths, SyntheticSpec, Workload, synthetic
 from twostroke.metrics.fleet import FleetMetrics
 
 STREAMS = 64

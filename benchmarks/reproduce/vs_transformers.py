@@ -17,10 +17,9 @@ from benchmarks.transformers_peer import TransformersPeer, fastest_peer
 from twostroke.config.cache import CacheConfig
 from twostroke.config.scheduler import SchedulerConfig
 from twostroke.measure.figure import MEASURED, PREDICTED, bars
-from twostroke.measure.lengths import Lengths
 from twostroke.measure.model_engine import ModelEngine, model_engine
 from twostroke.measure.report import median
-from twostroke.measure.workload import SyntheticSpec, Workload, synthetic
+from twostroke.measure.workload import Lengths, SyntheticSpec, Workload, synthetic
 from twostroke.model.checkpoint import read_model_config
 from twostroke.model.model_files import find_folder_only
 

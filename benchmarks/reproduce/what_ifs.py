@@ -16,9 +16,8 @@ from twostroke.config.scheduler import SchedulerConfig
 from twostroke.events import EngineStarted, Event
 from twostroke.measure.figure import MEASURED, PREDICTED, bars
 from twostroke.measure.from_log import run_of_log
-from twostroke.measure.lengths import Lengths
 from twostroke.measure.report import median
-from twostroke.measure.workload import SyntheticSpec, Workload, synthetic
+from twostroke.measure.workload import Lengths, SyntheticSpec, Workload, synthetic
 from twostroke.planner.replay import figures, replay_log
 from twostroke.simulation.settings import WhatIf
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from twostroke.measure.serve.event_stream import EventStream
+from twostroke.measure.serve.openai_wire import EventStream
 
 MOST_TOKENS = 480
 """Of prompt and output of any order."""

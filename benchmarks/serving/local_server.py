@@ -1,20 +1,33 @@
-"""`twostroke serve` in processes of its own, for measurements that compare it with something."""
+"""`twostroke serve` in processes of its own, for measurements that compare it with something.
+
+What a server of ours is like when nobody asks anything, to be compared with itself after it had much to bear.
+
+How fast memory grows, from samples of it.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import queue
 import re
 import subprocess
 import sys
 import threading
-from collections.abc import Generator, Mapping
+import time
+import urllib.request
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
+
+from twostroke.engine.clock import monotonic_clock
 from twostroke.errors import SetupError
+from twostroke.events import EngineStarted, StepScheduled, from_json
+from twostroke.measure.serve.target import MetricsReading
 
 _START_LIMIT_S = 600.0
 _STOP_LIMIT_S = 60.0
@@ -124,3 +137,96 @@ def _url(process: subprocess.Popen[str]) -> str:
         said.append(line)
         if found := _URL.search(line):
             return found[0]
+
+
+# ------------------------------------------------------------------ What a server of ours is like when nobody asks an
+
+
+_REST_S = 30.0
+"""Time in which everything has to be given back."""
+_LOOK_EVERY_S = 0.05
+_CLOSING_S = 2.0
+"""Time in which a busy server closes its end of connections whose other end is closed."""
+_PATIENCE_S = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class Rest:
+    """A server at rest."""
+
+    num_requests: int
+    num_held_blocks: int
+    """While one request of one block runs. The gauge would not do: where nobody runs it says 0 whatever is held."""
+    num_open_files: int
+    """Of the HTTP process, connections among them."""
+    num_restarts: int
+    """Of the engine."""
+
+
+def at_rest(server: LocalServer) -> Rest:
+    """Waits a while until nothing runs, and lets one request look. Needs no key to be set."""
+    deadline_s = monotonic_clock() + _REST_S
+    while _num_requests(server) and monotonic_clock() < deadline_s:
+        time.sleep(_LOOK_EVERY_S)
+    num_requests = _num_requests(server)
+    _ask(server, "/v1/completions", {"prompt": [5], "max_tokens": 1})
+    events = [from_json(line) for line in _ask(server, "/flight_recorder").splitlines()]
+    num_blocks = [event.num_blocks for event in events if isinstance(event, EngineStarted)][-1]
+    batch = [event.batch for event in events if isinstance(event, StepScheduled)][-1]
+    num_restarts = json.loads(_ask(server, "/server_info"))["health"]["num_restarts"]
+    return Rest(num_requests, num_blocks - batch.num_free_blocks, _num_open_files(server), num_restarts)
+
+
+def metrics_of(server: LocalServer) -> MetricsReading:
+    """Its counters now."""
+    return MetricsReading.parse(_ask(server, "/metrics"))
+
+
+def _num_requests(server: LocalServer) -> int:
+    return int(json.loads(_ask(server, "/health"))["num_requests"])
+
+
+def _num_open_files(server: LocalServer) -> int:
+    """The fewest within a while: those that were just used are open a moment longer."""
+    fewest, deadline_s = server.num_open_files(), monotonic_clock() + _CLOSING_S
+    while monotonic_clock() < deadline_s:
+        time.sleep(_LOOK_EVERY_S)
+        fewest = min(fewest, server.num_open_files())
+    return fewest
+
+
+def _ask(server: LocalServer, path: str, body: object = None) -> str:
+    """One request on a connection of its own, which urllib closes."""
+    data = None if body is None else json.dumps(body).encode()
+    asked = urllib.request.Request(server.url + path, data, {"content-type": "application/json"})
+    with urllib.request.urlopen(asked, timeout=_PATIENCE_S) as answer:
+        return answer.read().decode()
+
+
+# ------------------------------------------------------------------ How fast memory grows, from samples of it
+
+
+MB = 2**20
+
+
+def growth_mb_per_minute(times_s: Sequence[float], sizes: Sequence[int], *, warm_up: float) -> float:
+    """Median of the slopes between any two samples behind the warm-up (Theil-Sen); 0 where there are fewer than two.
+
+    A leak is in all of them. A burst that memory stays allocated for, or that goes by, is in few, where a least-squares
+    line would follow it.
+
+    Args:
+        times_s: rising.
+        sizes: in bytes, one for each time.
+        warm_up: share of the samples that does not count: caches fill, pages are touched for the first time.
+
+    >>> growth_mb_per_minute([0, 30, 60, 90, 120], [0, 0, 0, 2**20, 2 * 2**20], warm_up=0.3)
+    2.0
+    """
+    begin = int(warm_up * len(sizes)) + 1
+    minutes, megabytes = np.array(times_s[begin:]) / 60, np.array(sizes[begin:]) / MB
+    earlier, later = np.triu_indices(len(minutes), 1)
+    if not len(earlier):
+        return 0.0
+    slopes = (megabytes[later] - megabytes[earlier]) / (minutes[later] - minutes[earlier])
+    return round(float(np.median(slopes)), 6)

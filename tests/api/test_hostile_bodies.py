@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.hostile.fields import Field, fields_of
-from benchmarks.hostile.values import value_of, wrong_for
+from benchmarks.hostile.fields import Field, fields_of, value_of, wrong_for
 from server_process import ServerProcess
 
 SIZE = 10**6

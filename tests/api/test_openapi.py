@@ -22,8 +22,7 @@ from schemathesis.specs.openapi.checks import (
     unsupported_method,
 )
 
-from benchmarks.serving.local_server import LocalServer
-from benchmarks.serving.server_at_rest import Rest, at_rest
+from benchmarks.serving.local_server import LocalServer, Rest, at_rest
 from server_process import ServerProcess
 from twostroke.api.protocol.fields import Standing, standings
 from twostroke.api.reference import ENDPOINTS

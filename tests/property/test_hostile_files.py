@@ -14,7 +14,7 @@ import pytest
 
 from benchmarks.hostile.mutations import mutated_bytes, mutated_json, mutated_template
 from benchmarks.hostile.sound_files import CHATML, gguf_bytes, write_folder
-from benchmarks.reproduce.hostile_kinds import KINDS, mutated_copy, outcome_of
+from benchmarks.reproduce.hostile_files import KINDS, mutated_copy, outcome_of
 from twostroke.cli.doctor import doctor
 from twostroke.cli.explain import explain
 from twostroke.cli.replay import replay

@@ -15,7 +15,7 @@ from benchmarks.goals import goals_of
 from benchmarks.reproduce.run import RESULTS
 from twostroke.cli.main import app
 from twostroke.measure.report import load
-from twostroke.measure.sweep.show import decodes_of_a_thousand
+from twostroke.measure.sweep.run import decodes_of_a_thousand
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "checklist.md"

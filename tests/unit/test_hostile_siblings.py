@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from benchmarks.hostile.sound_files import gguf_bytes, write_folder, write_gguf
-from benchmarks.reproduce.hostile_kinds import KINDS, outcome_of
+from benchmarks.reproduce.hostile_files import KINDS, outcome_of
 from twostroke.config.engine import EngineConfig
 from twostroke.cost.calibration import Calibration
 from twostroke.engine import event_sinks

@@ -37,9 +37,8 @@ from twostroke.cost.step_model import StepTimeModel
 from twostroke.cost.step_work import Layers
 from twostroke.errors import ClientError, InvalidParameter, SetupError
 from twostroke.hardware import Hardware
-from twostroke.measure.command import model_name, settings
-from twostroke.measure.spec.measure import DecodeStep, SpecEngine, SpecRun
-from twostroke.measure.spec.synthetic import PromptIds
+from twostroke.measure.report import model_name, settings
+from twostroke.measure.spec.measure import DecodeStep, PromptIds, SpecEngine, SpecRun
 from twostroke.measure.steps import measure_steps
 from twostroke.model.model_files import find_model, find_model_of
 from twostroke.startup.calibrated import place_to_write

@@ -19,16 +19,14 @@ from twostroke.errors import ClientError
 from twostroke.measure.from_log import prompt_tokens_of, run_of_log
 from twostroke.measure.offline import OfflineOptions, cost_of, print_summary, run_offline
 from twostroke.measure.operators.run import KernelOptions, print_kernels, run_kernels
-from twostroke.measure.quality.run import QualityOptions, run_quality
-from twostroke.measure.quality.show import print_quality
+from twostroke.measure.quality.run import QualityOptions, print_quality, run_quality
 from twostroke.measure.report import compare as compare_results
 from twostroke.measure.report import load as load_result
 from twostroke.measure.report import print_comparison
 from twostroke.measure.serve.options import ServeOptions
 from twostroke.measure.start import StartOptions, print_starts, run_start
 from twostroke.measure.summary import summarize as summary_of
-from twostroke.measure.sweep.run import SweepOptions, run_sweep
-from twostroke.measure.sweep.show import print_sweep
+from twostroke.measure.sweep.run import SweepOptions, print_sweep, run_sweep
 
 app = App(name="bench", help="Measure: results are JSON with commit, hardware and configuration.")
 
@@ -69,8 +67,7 @@ def serve(*, options: Annotated[ServeOptions, Parameter(name="*", group="Load")]
     Requests are sent when they are due, whatever became of those before, and latencies count from then. The exit code
     is 1 when none was answered.
     """
-    from twostroke.measure.serve.run import run_serve
-    from twostroke.measure.serve.show import print_serve
+    from twostroke.measure.serve.run import print_serve, run_serve
 
     found = run_serve(options).results
     print_serve(found)

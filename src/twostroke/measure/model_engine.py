@@ -1,23 +1,190 @@
-"""The engine around a real model, for benchmarks: token ids in, times out, no text."""
+"""The engine around a real model, for benchmarks: token ids in, times out, no text.
+
+Drives a workload through an engine and writes down every step and every token's time.
+"""
 
 from __future__ import annotations
 
+import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from twostroke.batch import ScheduledBatch
+from tqdm.auto import tqdm
+
+from twostroke.batch import NewRequest, ScheduledBatch, StepResult
 from twostroke.config.cache import CacheConfig
 from twostroke.config.engine import EngineConfig
 from twostroke.config.load import LoadConfig
 from twostroke.config.scheduler import SchedulerConfig
 from twostroke.cost.step_model import StepTimeModel
+from twostroke.engine.clock import Clock, monotonic_clock
 from twostroke.engine.engine import Engine
+from twostroke.engine.generation import GenerationRequest
 from twostroke.events import EventLog
-from twostroke.measure.drive import RecordingExecutor, drive
-from twostroke.measure.workload import Workload
+from twostroke.kv_check import KVCheck, KVDifference
+from twostroke.measure.workload import Workload, WorkloadRequest
+from twostroke.request_times import RequestTimes
 from twostroke.runner.executor import Executor
-from twostroke.served_run import Run
+from twostroke.sampling_params import SamplingParams
+from twostroke.served_run import Run, ServedRequest, StepSample
 from twostroke.startup.assembly import build_engine
+
+Wait = Callable[[float], None]
+"""Lets that many seconds pass."""
+
+
+class RecordingExecutor:
+    """Another executor, and a note of what went in and out last.
+
+    Args:
+        inner: does the work.
+        at_submit: called with each batch when it is decided and not yet accounted for: the moment to look at KV memory,
+            before requests that end in this step have given theirs back.
+    """
+
+    def __init__(self, inner: Executor, at_submit: Callable[[ScheduledBatch], None] | None = None) -> None:
+        self._inner = inner
+        self._at_submit = at_submit
+        self._submitted: deque[ScheduledBatch] = deque()
+        self._collected: tuple[ScheduledBatch, StepResult] | None = None
+        self.num_runs = 0
+        """Workloads driven through it; goes into request ids, which an engine does not want to see twice."""
+
+    @property
+    def max_in_flight(self) -> int:
+        """See Executor."""
+        return self._inner.max_in_flight
+
+    def add_request(self, request: NewRequest) -> None:
+        """See Executor."""
+        self._inner.add_request(request)
+
+    def submit(self, batch: ScheduledBatch) -> None:
+        """See Executor."""
+        if self._at_submit is not None:
+            self._at_submit(batch)
+        self._submitted.append(batch)
+        self._inner.submit(batch)
+
+    def collect(self) -> StepResult:
+        """See Executor."""
+        result = self._inner.collect()
+        self._collected = (self._submitted.popleft(), result)
+        return result
+
+    def check_kv(self, check: KVCheck, token_ids: Sequence[int]) -> tuple[KVDifference, ...] | None:
+        """See Executor."""
+        return self._inner.check_kv(check, token_ids)
+
+    def take_collected(self) -> tuple[ScheduledBatch, StepResult] | None:
+        """The batch whose result was collected since the last call, and that result."""
+        collected, self._collected = self._collected, None
+        return collected
+
+    def close(self) -> None:
+        """See Executor."""
+        self._inner.close()
+
+
+def drive(
+    engine: Engine,
+    executor: RecordingExecutor,
+    workload: Workload,
+    *,
+    clock: Clock = monotonic_clock,
+    wait: Wait = time.sleep,
+    progress: str | None = None,
+) -> Run:
+    """Runs a workload to its end; requests arrive at their times whether or not the engine keeps up (open loop).
+
+    Args:
+        engine: it must be idle.
+        executor: the one that the engine was built with.
+        workload: what arrives when; all at zero is a saturated queue.
+        clock: the engine's own.
+        wait: lets time pass when nothing is to be done before the next arrival.
+        progress: title of a progress bar; None shows none.
+    """
+    engine.begin_measurement()
+    start_s = clock()
+    executor.num_runs += 1
+    pending = deque(enumerate(workload.requests))
+    served: dict[str, ServedRequest] = {}
+    steps: list[StepSample] = []
+    with tqdm(
+        total=workload.num_output_tokens, desc=progress, unit="tok", disable=None if progress else True, leave=False
+    ) as bar:
+        while pending or engine.has_work:
+            now_s = clock() - start_s
+            while pending and pending[0][1].arrival_s <= now_s:
+                index, request = pending.popleft()
+                request_id = f"{executor.num_runs}-{index}"
+                served[request_id] = ServedRequest(request_id, RequestTimes(request.arrival_s))
+                engine.add_request(_generation_request(request_id, request, start_s))
+            if not engine.has_work:
+                wait(pending[0][1].arrival_s - now_s)
+                continue
+            bar.update(_step(engine, executor, served, steps, clock, start_s))
+    return Run(tuple(served.values()), tuple(steps), clock() - start_s)
+
+
+def _step(
+    engine: Engine,
+    executor: RecordingExecutor,
+    served: dict[str, ServedRequest],
+    steps: list[StepSample],
+    clock: Clock,
+    start_s: float,
+) -> int:
+    """One step and what it says; returns the number of tokens made."""
+    begin_s = time.perf_counter()
+    updates = engine.step()
+    wall_s = time.perf_counter() - begin_s
+    collected = executor.take_collected()
+    if collected is not None:
+        batch, result = collected
+        steps.append(
+            StepSample(
+                end_s=clock() - start_s,
+                wall_s=wall_s,
+                operator_s=result.operator_time_s,
+                num_seqs=len(batch.requests),
+                num_prefill_tokens=batch.num_prefill_tokens,
+                num_decode_tokens=batch.num_decode_tokens,
+                limited_by=batch.limited_by,
+                num_waiting=batch.num_waiting,
+            )
+        )
+    num_tokens = 0
+    for update in updates:
+        request = served[update.request_id]
+        times = request.times
+        times.token_times_s.extend([update.time_s - start_s] * len(update.token_ids))
+        news = update.news
+        if news is not None:
+            assert news.error is None, f"request {update.request_id} failed: {news.error}"
+            assert news.scheduled_time_s is not None, f"{update.request_id} has a token and never ran"
+            if times.scheduled_s is None:
+                times.scheduled_s = news.scheduled_time_s - start_s
+                request.num_cached_tokens = news.num_cached_tokens
+            times.num_preemptions = news.num_preemptions
+            request.finish_reason = news.finish_reason
+        num_tokens += len(update.token_ids)
+    return num_tokens
+
+
+def _generation_request(request_id: str, request: WorkloadRequest, start_s: float) -> GenerationRequest:
+    params = SamplingParams(temperature=0.0, max_tokens=request.max_tokens, ignore_eos=request.ignore_eos)
+    return GenerationRequest(
+        NewRequest(request_id, request.prompt_token_ids, params, seed=request.seed),
+        arrival_time_s=start_s + request.arrival_s,
+        max_tokens=request.max_tokens,
+        background=request.background,
+    )
+
+
+# ------------------------------------------------------------------ The engine around a real model, for benchmarks: t
 
 
 @dataclass(frozen=True, slots=True)

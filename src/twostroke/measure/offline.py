@@ -16,10 +16,9 @@ from twostroke.config.load import LoadConfig
 from twostroke.config.scheduler import SchedulerConfig
 from twostroke.cost.price import RunCost, check_price_per_hour
 from twostroke.errors import InvalidParameter
-from twostroke.measure.command import command_line, settings
 from twostroke.measure.figure import MEASURED, PREDICTED, save_figure
 from twostroke.measure.model_engine import model_engine
-from twostroke.measure.report import DEFAULT_FOLDER, BenchResult, check_folder, save
+from twostroke.measure.report import DEFAULT_FOLDER, BenchResult, check_folder, command_line, save, settings
 from twostroke.measure.summary import over_time, summarize
 from twostroke.measure.workload import SyntheticSpec, synthetic
 from twostroke.measure.workload_options import WorkloadOptions, check_name

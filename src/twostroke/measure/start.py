@@ -29,8 +29,7 @@ from twostroke.config.checks import whole_number
 from twostroke.config.load import LoadConfig
 from twostroke.errors import SetupError
 from twostroke.kernels.dispatch import operators_for
-from twostroke.measure.command import command_line, settings
-from twostroke.measure.report import DEFAULT_FOLDER, BenchResult, check_folder, save
+from twostroke.measure.report import DEFAULT_FOLDER, BenchResult, check_folder, command_line, save, settings
 from twostroke.model.model_files import ModelFiles, find_model
 from twostroke.model.weight_size import weight_bytes
 from twostroke.process_memory import anonymous_bytes

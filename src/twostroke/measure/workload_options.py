@@ -7,8 +7,16 @@ from pathlib import Path
 
 from twostroke.config.checks import number, whole_number
 from twostroke.errors import InvalidParameter
-from twostroke.measure.lengths import Lengths
-from twostroke.measure.workload import MAX_RATE, MIN_RATE, SyntheticSpec, TraceSpec, Workload, of_trace, synthetic
+from twostroke.measure.workload import (
+    MAX_RATE,
+    MIN_RATE,
+    Lengths,
+    SyntheticSpec,
+    TraceSpec,
+    Workload,
+    of_trace,
+    synthetic,
+)
 from twostroke.simulation.trace import read_trace
 
 MAX_SEED = 2**32 - 1

@@ -10,7 +10,7 @@ from twostroke.config.load import MAX_RANKS
 from twostroke.config.pools import MAX_WORKERS
 from twostroke.config.scheduler import MAX_PER_STEP
 from twostroke.errors import InvalidParameter, shown
-from twostroke.measure.lengths import Lengths
+from twostroke.measure.workload import Lengths
 from twostroke.planner.back_test import LEAST_REQUESTS
 from twostroke.planner.placement import Limits
 from twostroke.simulation.settings import MOST_FACTOR

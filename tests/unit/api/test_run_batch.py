@@ -12,9 +12,8 @@ from typing import Any
 
 import pytest
 
-from benchmarks.hostile.fields import fields_of
-from benchmarks.hostile.values import value_of, wrong_for
-from benchmarks.reproduce.hostile_kinds import BATCH, KINDS, mutated_copy
+from benchmarks.hostile.fields import fields_of, value_of, wrong_for
+from benchmarks.reproduce.hostile_files import BATCH, KINDS, mutated_copy
 from twostroke.api.batch_file import BatchRequest, read_requests
 from twostroke.api.calls import CALLS
 from twostroke.api.context import ServerContext

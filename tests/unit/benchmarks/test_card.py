@@ -26,9 +26,8 @@ from benchmarks.card.arithmetic import (
     setting_claims,
     throughput_claims,
 )
-from benchmarks.card.machine import Card, Processors, Tracer, find_machine, measure_limits, work_in
+from benchmarks.card.machine import Card, Processors, TracedSteps, Tracer, find_machine, measure_limits, work_in
 from benchmarks.card.shapes import QWEN3_8B, TINY, is_alike, write_shape
-from benchmarks.card.traced_steps import TracedSteps
 from benchmarks.reproduce import card
 from benchmarks.reproduce.claim import Claim, NotOnThisMachine, ReproduceOptions, Reproduction
 from benchmarks.reproduce.run import RESULTS, reproduce

@@ -13,10 +13,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from benchmarks.compare.measures import Work, checked_tokens, figures_of
-from benchmarks.compare.options import CompareOptions
-from benchmarks.compare.run import Contest, run_compare
-from benchmarks.compare.show import print_compared
+from benchmarks.compare.options import CompareOptions, Work, checked_tokens, figures_of
+from benchmarks.compare.run import Contest, print_compared, run_compare
 from gguf_files import fixture
 from peer_scripts import SCRIPTS, script_peer
 from twostroke.errors import InvalidParameter

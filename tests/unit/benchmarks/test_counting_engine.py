@@ -18,9 +18,8 @@ from twostroke.engine.event_sinks import read_events
 from twostroke.errors import InvalidParameter
 from twostroke.events import MeasurementBegan
 from twostroke.measure.from_log import run_of_log
-from twostroke.measure.lengths import Lengths
 from twostroke.measure.summary import latencies, over_time, summarize
-from twostroke.measure.workload import SyntheticSpec, of_lengths, synthetic, with_arrivals
+from twostroke.measure.workload import Lengths, SyntheticSpec, of_lengths, synthetic, with_arrivals
 from twostroke.scheduler.replay import replay
 from twostroke.served_run import Run, ServedRequest
 

@@ -12,8 +12,7 @@ from rich.console import Console
 
 from benchmarks.handover.link import why_no_link
 from benchmarks.handover.orders import LAYOUT
-from benchmarks.handover.run import HandoverOptions, run_handover
-from benchmarks.handover.show import print_handover
+from benchmarks.handover.run import HandoverOptions, print_handover, run_handover
 from twostroke.errors import InvalidParameter
 
 

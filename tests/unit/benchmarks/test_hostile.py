@@ -7,11 +7,10 @@ from typing import Any, cast
 
 import pytest
 
-from benchmarks.hostile.fields import fields_of
+from benchmarks.hostile.fields import VALUES, fields_of, is_right_within, value_of, wrong_for
 from benchmarks.hostile.heavy import heavy_requests, long_texts
 from benchmarks.hostile.many_parts import many_parts
 from benchmarks.hostile.probe import Effect
-from benchmarks.hostile.values import VALUES, is_right_within, value_of, wrong_for
 from benchmarks.reproduce import hostile_bodies
 
 ASKED: dict[str, Any] = {

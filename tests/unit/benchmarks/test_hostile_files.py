@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.reproduce import hostile_cases, hostile_files
+from benchmarks.reproduce import hostile_files
+from benchmarks.reproduce import hostile_files as hostile_cases
 from benchmarks.reproduce.claim import ReproduceOptions
-from benchmarks.reproduce.hostile_cases import Case, cases
-from benchmarks.reproduce.hostile_kinds import KINDS, mutated_copy, outcome_of
+from benchmarks.reproduce.hostile_files import KINDS, Case, cases, mutated_copy, outcome_of
 
 
 def test_each_file_is_a_case() -> None:

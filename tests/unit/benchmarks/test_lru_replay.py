@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.lru_replay import LruReplay
+from benchmarks.reproduce.r10_prefix_cache import LruReplay
 from oracle.naive_prefix_cache import NaivePrefixCache
 from twostroke.measure.workload import TraceSpec, WorkloadRequest, of_trace
 from twostroke.simulation.trace import TraceEntry

@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks.__main__ import table
 from benchmarks.measured.render import BEGIN, END, Tables, put_into, render
-from benchmarks.measured.values import GGUF_SINCE, OPERATORS_SINCE, Row, at, claim, is_old, operators_of, predicted
+from benchmarks.measured.rows import GGUF_SINCE, OPERATORS_SINCE, Row, at, claim, is_old, operators_of, predicted
 from twostroke.errors import InvalidParameter
 from twostroke.measure.report import BenchResult, load, save
 

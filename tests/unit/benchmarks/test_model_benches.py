@@ -22,8 +22,8 @@ from benchmarks.reproduce import (
     vs_transformers,
 )
 from benchmarks.reproduce.claim import ReproduceOptions, Reproduction
+from benchmarks.reproduce.r1_batching import StepTimes, measure_step_times
 from benchmarks.reproduce.run import reproduce
-from benchmarks.step_time import StepTimes, measure_step_times
 from twostroke.cli.bench import app as bench_app
 from twostroke.cli.flags import LoadByFlags
 from twostroke.config.cache import CacheConfig
@@ -32,8 +32,8 @@ from twostroke.config.scheduler import SchedulerConfig
 from twostroke.errors import InvalidParameter
 from twostroke.kernels.dispatch import operators_for
 from twostroke.measure import report
-from twostroke.measure.lengths import Lengths
 from twostroke.measure.offline import OfflineOptions, print_summary, run_offline
+from twostroke.measure.workload import Lengths
 
 
 @pytest.fixture

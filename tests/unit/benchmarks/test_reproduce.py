@@ -20,8 +20,7 @@ from twostroke.config.cache import CacheConfig
 from twostroke.config.scheduler import SchedulerConfig
 from twostroke.errors import InvalidParameter, SetupError
 from twostroke.measure import report
-from twostroke.measure.lengths import Lengths
-from twostroke.measure.workload import TraceEntry, of_lengths, of_trace
+from twostroke.measure.workload import Lengths, TraceEntry, of_lengths, of_trace
 
 
 def _options(tmp_path: Path, **changes: Any) -> ReproduceOptions:

@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 from benchmarks import gateway, router
-from benchmarks.fleet import TOKEN_US, fleets
 from benchmarks.gateway import GatewayPrices
-from benchmarks.router import RouterOptions, run_router
+from benchmarks.router import TOKEN_US, RouterOptions, fleets, run_router
 from twostroke.errors import InvalidParameter
 
 _ROOT = Path(__file__).parents[3]

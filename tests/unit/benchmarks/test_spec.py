@@ -12,14 +12,12 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from benchmarks.spec.run import SpecOptions, run_spec
-from benchmarks.spec.show import off_from, print_spec
+from benchmarks.spec.run import SpecOptions, off_from, print_spec, run_spec
 from twostroke.config.load import LoadConfig
 from twostroke.config.speculation import SpeculativeConfig
 from twostroke.errors import InvalidParameter
-from twostroke.measure.spec.measure import DecodeStep, SpecEngine, SpecRun, predicted_speedup
+from twostroke.measure.spec.measure import DecodeStep, SpecEngine, SpecRun, SyntheticProposer, predicted_speedup
 from twostroke.measure.spec.prompts import Task, prompts
-from twostroke.measure.spec.synthetic import SyntheticProposer
 from twostroke.model.model_files import find_model
 from twostroke.speculation.proposer import DraftRequest
 from twostroke.startup.drafting import GivenDrafter

@@ -11,8 +11,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.spec.overlap import overlap, probabilities
 from benchmarks.spec.run import SpecOptions, run_spec
+from benchmarks.spec.watched import overlap, probabilities
 from twostroke import SamplingParams
 from twostroke.config.load import LoadConfig
 from twostroke.sampling.noise import NoiseStream

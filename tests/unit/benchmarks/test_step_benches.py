@@ -13,7 +13,7 @@ from benchmarks.reproduce.claim import Claim, ReproduceOptions, Reproduction
 from benchmarks.reproduce.paging_price import PagedCase, TableWatch
 from benchmarks.reproduce.run import reproduce
 from twostroke.batch import BlockTableUpdate, Limit, ScheduledBatch, ScheduledRequest, Stroke
-from twostroke.measure.lengths import Lengths
+from twostroke.measure.workload import Lengths
 
 
 def run(name: str, tmp_path: Path, **changes: Any) -> Reproduction:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from twostroke.errors import InvalidParameter
-from twostroke.measure.lengths import Lengths
+from twostroke.measure.workload import Lengths
 
 ALL = [
     Lengths.fixed(7),

@@ -22,18 +22,17 @@ from twostroke.errors import InvalidParameter, SetupError, UnknownParameter
 from twostroke.measure.peers.peer import Peer
 from twostroke.measure.quality import peer
 from twostroke.measure.quality.configuration import RESERVED, keywords_of
-from twostroke.measure.quality.distance import Distance, kept_distributions
+from twostroke.measure.quality.distance import FLOAT32, Distance, WholeDistributions, kept_distributions
 from twostroke.measure.quality.run import (
     KV_CONFIGURATIONS,
     MIN_TEXT_TOKENS,
     MOST_RISE,
     QualityOptions,
     Row,
+    print_quality,
     run_quality,
 )
 from twostroke.measure.quality.scoring import ANSWER, CUE, Document, Perplexity, needles, perplexity, windows
-from twostroke.measure.quality.show import print_quality
-from twostroke.measure.quality.whole_distributions import FLOAT32, WholeDistributions
 from twostroke.model.model_files import find_model
 
 

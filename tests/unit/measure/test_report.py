@@ -16,8 +16,17 @@ from rich.console import Console
 from benchmarks.compare.options import CompareOptions
 from twostroke.errors import InvalidParameter
 from twostroke.hardware import Hardware
-from twostroke.measure.command import command_line
-from twostroke.measure.report import BenchResult, Commit, compare, load, median, percentiles, print_comparison, save
+from twostroke.measure.report import (
+    BenchResult,
+    Commit,
+    command_line,
+    compare,
+    load,
+    median,
+    percentiles,
+    print_comparison,
+    save,
+)
 
 
 def _result(**results: object) -> BenchResult:

@@ -20,10 +20,8 @@ from twostroke.errors import InvalidParameter
 from twostroke.kernels import native
 from twostroke.measure import limits
 from twostroke.measure.sweep import run as sweep_run
-from twostroke.measure.sweep.fit import fit_quadratic
-from twostroke.measure.sweep.points import DecodePoint, PrefillPoint
-from twostroke.measure.sweep.run import Sweep, SweepOptions, run_sweep
-from twostroke.measure.sweep.show import print_sweep
+from twostroke.measure.sweep.points import DecodePoint, PrefillPoint, fit_quadratic
+from twostroke.measure.sweep.run import Sweep, SweepOptions, print_sweep, run_sweep
 
 LENGTHS = (16, 64, 256, 1024, 4096)
 

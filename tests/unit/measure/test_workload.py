@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from twostroke.errors import InvalidParameter
-from twostroke.measure.lengths import Lengths
 from twostroke.measure.workload import (
+    Lengths,
     SyntheticSpec,
     TraceSpec,
     block_content,

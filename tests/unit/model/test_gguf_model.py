@@ -31,7 +31,7 @@ from twostroke.kernels import native
 from twostroke.kernels.dispatch import operators_for
 from twostroke.kernels.quantized_weight import QuantizedWeight
 from twostroke.kernels.stacked_weight import StackedWeight, stack
-from twostroke.measure.quality.whole_distributions import FLOAT32, WholeDistributions
+from twostroke.measure.quality.distance import FLOAT32, WholeDistributions
 from twostroke.model.gguf.blocks import REPACKED
 from twostroke.model.gguf.weights import GGUFWeights
 from twostroke.model.loader import load_model

@@ -21,13 +21,12 @@ from twostroke.config.model import ModelConfig
 from twostroke.hardware import Hardware
 from twostroke.kernels import native
 from twostroke.kernels.dispatch import operators_for
-from twostroke.measure.command import command_line, model_name
 from twostroke.measure.limits import Limits, measure_limits, words_of_limits
 from twostroke.measure.operators.attention import attention_subjects
 from twostroke.measure.operators.linear import linear_subjects
 from twostroke.measure.operators.rowwise import norm_subjects, rotate_subjects, sampling_subjects
 from twostroke.measure.operators.subject import Subject
-from twostroke.measure.report import DEFAULT_FOLDER, BenchResult, check_folder, median, save
+from twostroke.measure.report import DEFAULT_FOLDER, BenchResult, check_folder, command_line, median, model_name, save
 from twostroke.model.model_files import find_model
 from twostroke.tables import print_table
 

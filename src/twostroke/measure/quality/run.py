@@ -2,6 +2,8 @@
 
 Each row is also held against float32 arithmetic on the same weights (distance.py): mean and maximal KL divergence,
 top-1 agreement and perplexity. llama.cpp can stand beside it on the same file and text (peer.py).
+
+Printed tables of `bench quality`.
 """
 
 from __future__ import annotations
@@ -11,22 +13,25 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
+from rich.table import Table
+
 from twostroke.config.cache import CacheConfig
 from twostroke.config.checks import whole_number
 from twostroke.config.engine import EngineConfig
 from twostroke.errors import InvalidParameter
 from twostroke.hardware import Hardware
 from twostroke.llm import LLM
-from twostroke.measure.command import command_line, last_part, settings
 from twostroke.measure.quality.configuration import keywords_of
 from twostroke.measure.quality.distance import (
+    FLOAT32,
     Distance,
     KeptDistributions,
+    WholeDistributions,
     Window,
     first_positions,
     kept_distributions,
 )
-from twostroke.measure.quality.held_out import held_out_texts
 from twostroke.measure.quality.peer import KV_TYPES, PeerRow, PeerScorer, interpreter_of
 from twostroke.measure.quality.scoring import (
     ANSWER,
@@ -39,10 +44,11 @@ from twostroke.measure.quality.scoring import (
     retrieval,
     windows,
 )
-from twostroke.measure.quality.whole_distributions import FLOAT32, WholeDistributions
-from twostroke.measure.report import DEFAULT_FOLDER, BenchResult, check_folder, save
+from twostroke.measure.report import DEFAULT_FOLDER, BenchResult, check_folder, command_line, last_part, save, settings
+from twostroke.measure.spec.prompts import held_out_texts
 from twostroke.model.model_files import ModelFiles, find_model
 from twostroke.plain_words import reason_of
+from twostroke.tables import print_table
 from twostroke.tokenizer.tokenizer import Tokenizer
 
 KV_CONFIGURATIONS = ("kv_cache_dtype=int8", "kv_cache_dtype=int4")
@@ -319,3 +325,64 @@ def _result(options: QualityOptions, quality: Quality, context: int) -> BenchRes
         }
         | {peer.name: peer.as_json() for peer in quality.peers},
     )
+
+
+# ------------------------------------------------------------------ Printed tables of `bench quality`
+
+
+def print_quality(quality: Quality, console: Console | None = None) -> None:
+    """Print perplexity and retrieval, then the distances from float32."""
+    console = console or Console()
+    if quality.rows[0].found:
+        console.print(
+            "tokens of a passage that are the first choice: unseen, and seen so many tokens before", style="dim"
+        )
+    print_table(_score_table(quality.rows), console)
+    if any(row.distance is not None for row in quality.rows):
+        console.print("\nbeside float32 arithmetic on the same weights", style="dim")
+        print_table(_distance_table(quality), console)
+    for peer in quality.peers:
+        if peer.failure is not None:
+            console.print(f"[bold red]{peer.name}[/]: {peer.failure}", highlight=False)
+
+
+def _score_table(rows: tuple[Row, ...]) -> Table:
+    distances = list(rows[0].found)
+    names = [f"@{distance}" if distance else "unseen" for distance in distances]
+    table = _table("configuration", "perplexity", "bits/byte", "rise", "limit", *names)
+    for row in rows:
+        limit = "" if row.most_rise is None else f"{row.most_rise:.1%}{'' if row.holds else ' [bold red]FAILS[/]'}"
+        cells = [f"{row.score.per_token:.4f}", f"{row.score.bits_per_byte:.4f}", f"{row.rise:+.2%}", limit]
+        table.add_row(_named(row), *cells, *(f"{row.found[d]:.0%}" for d in distances))
+    return table
+
+
+def _distance_table(quality: Quality) -> Table:
+    table = _table("configuration", "positions", "mean KL", "max KL", "same top-1", "perplexity", "float32", "rise")
+    named = [(_named(row), row.distance) for row in quality.rows]
+    for name, distance in [*named, *((peer.name, peer.distance) for peer in quality.peers)]:
+        if distance is None:
+            continue
+        table.add_row(
+            name,
+            f"{distance.num_positions:,}",
+            f"{distance.mean_kl:.5f}",
+            f"{distance.max_kl:.3f}",
+            f"{distance.top1_agreement:.2%}",
+            f"{distance.perplexity:.4f}",
+            f"{distance.float32_perplexity:.4f}",
+            f"{distance.perplexity / distance.float32_perplexity - 1:+.2%}",
+        )
+    return table
+
+
+def _named(row: Row) -> str:
+    return row.configuration or "as it is"
+
+
+def _table(first: str, *others: str) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column(first)
+    for name in others:
+        table.add_column(name, justify="right")
+    return table

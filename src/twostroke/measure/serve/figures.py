@@ -10,8 +10,8 @@ from typing import Any
 from twostroke.cost.price import RunCost
 from twostroke.errors import InvalidParameter
 from twostroke.measure.report import percentiles
-from twostroke.measure.serve.exchange import Exchange
 from twostroke.measure.serve.load import LoadRun
+from twostroke.measure.serve.openai_wire import Exchange
 
 _DURATIONS: Mapping[str, Callable[[Exchange], float | None]] = {
     "ttft": lambda e: e.ttft_s,

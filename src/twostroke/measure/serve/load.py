@@ -15,9 +15,8 @@ from typing import Any, TypeVar
 import uvloop
 from tqdm.auto import tqdm
 
-from twostroke.measure.serve.exchange import Exchange
 from twostroke.measure.serve.http_connection import HttpClient, HttpFailure
-from twostroke.measure.serve.openai_wire import StreamedAnswer
+from twostroke.measure.serve.openai_wire import Exchange, StreamedAnswer
 
 Result = TypeVar("Result")
 

@@ -1,21 +1,132 @@
-"""The server under load: its answers to small questions, and requests to it as bytes."""
+"""The server under load: its answers to small questions, and requests to it as bytes.
+
+Prompts for a server that may be anybody's: token ids where it takes them, else words of which each is one token.
+
+A workload's prompts are token ids. As text, id i is word i of a short list, so what two prompts share as ids they share
+as text, and a prompt of n ids is n words. Whether a word is one token is asked of a tokenizer: text that was made by
+decoding random ids would not come back as the same ids.
+
+What the server's own metrics say about a run: the difference between two readings of /metrics (Prometheus text).
+"""
 
 from __future__ import annotations
 
 import asyncio
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
+from prometheus_client.parser import text_string_to_metric_families
 
-from twostroke.errors import SetupError
+from twostroke.errors import InvalidParameter, SetupError
 from twostroke.measure.serve.http_connection import HttpClient, HttpFailure, Origin
 from twostroke.measure.serve.load import LoadRun, PlannedRequest, run_load, run_loop
 from twostroke.measure.serve.openai_wire import PATHS, EndpointName, TokenCounts, body
-from twostroke.measure.serve.prompts import as_text
-from twostroke.measure.serve.server_metrics import MetricsReading
 from twostroke.measure.workload import Workload, WorkloadRequest
+
+MIN_WORDS = 32
+"""With fewer, prompts would hardly differ."""
+
+_REPEATS = 8
+
+_FREQUENT_WORDS = """
+    the of and to in is that for it as was with be by on not he his but at are this have from or had an they which one
+    you were all her she there would their we him been has when who will no more if out so up said what its about than
+    into them can only other time new some could these two may first then do any like my now over such our man me even
+    most made after also did many off before must well back through years where much your way down should because long
+    each just state those people too day still under last while own right place world old great year end take make
+    self return def class import None True False else try except raise yield pass break continue lambda assert
+    name value list str int data file path type key args line text len open read write size index count start stop
+"""
+CANDIDATES = tuple(_FREQUENT_WORDS.split())
+"""Of English, and of Python, which the embedded model was trained on."""
+
+
+def candidate_texts() -> list[str]:
+    """Texts whose lengths in tokens tell which words are one token each: every candidate once, then many times."""
+    # alone, a word may take another token for its beginning; in a row, each must add exactly one
+    return [f" {word}" * times for times in (1, 1 + _REPEATS) for word in CANDIDATES]
+
+
+def one_token_words(num_tokens: Sequence[int]) -> list[str]:
+    """The candidates that are one token each wherever they stand in a text.
+
+    Args:
+        num_tokens: of each of `candidate_texts`, without tokens that frame a prompt.
+
+    Raises:
+        InvalidParameter: too few of them are.
+    """
+    once, often = num_tokens[: len(CANDIDATES)], num_tokens[len(CANDIDATES) :]
+    words = [word for word, a, b in zip(CANDIDATES, once, often, strict=True) if b - a == _REPEATS]
+    if len(words) < MIN_WORDS:
+        limit = (
+            f"{len(words)} of {len(CANDIDATES)} frequent words are one token to this tokenizer; {MIN_WORDS} are needed"
+        )
+        raise InvalidParameter("prompts", "text", limit, "Send token ids: --prompts token-ids.")
+    return words
+
+
+def as_text(token_ids: Sequence[int], words: Sequence[str]) -> str:
+    """A prompt of ids as words; it begins with a space, so that the first word is like the others.
+
+    >>> as_text([0, 2, 3], ["the", "of", "and"])
+    ' the and the'
+    """
+    return "".join(f" {words[token_id % len(words)]}" for token_id in token_ids)
+
+
+# ------------------------------------------------------------------ What the server's own metrics say about a run: th
+
+
+@dataclass(frozen=True, slots=True)
+class MetricsReading:
+    """Sums over all labels, by sample name."""
+
+    counters: Mapping[str, float]
+    histograms: Mapping[str, tuple[float, float]]
+    """Sum and count, by family name."""
+
+    @classmethod
+    def parse(cls, text: str) -> MetricsReading:
+        """Reads the text of /metrics.
+
+        Raises:
+            ValueError: it is no such text.
+        """
+        counters: dict[str, float] = defaultdict(float)
+        sums: dict[str, float] = defaultdict(float)
+        counts: dict[str, float] = defaultdict(float)
+        for family in text_string_to_metric_families(text):
+            for sample in family.samples:
+                if family.type == "counter" and sample.name.endswith("_total"):
+                    counters[sample.name] += sample.value
+                elif family.type in ("histogram", "summary") and sample.name == f"{family.name}_sum":
+                    sums[family.name] += sample.value
+                elif family.type in ("histogram", "summary") and sample.name == f"{family.name}_count":
+                    counts[family.name] += sample.value
+        return cls(dict(counters), {name: (sums[name], count) for name, count in counts.items()})
+
+    def since(self, before: MetricsReading) -> dict[str, dict[str, float]]:
+        """What was counted and observed between the two; what did not move is left out.
+
+        >>> earlier = MetricsReading({"tokens_total": 5.0}, {"ttft_seconds": (1.0, 2.0)})
+        >>> MetricsReading({"tokens_total": 9.0}, {"ttft_seconds": (4.0, 4.0)}).since(earlier)
+        {'counted': {'tokens_total': 4.0}, 'means': {'ttft_seconds': 1.5}}
+        """
+        counted = {name: value - before.counters.get(name, 0.0) for name, value in self.counters.items()}
+        means: dict[str, float] = {}
+        for name, (total, count) in self.histograms.items():
+            old_total, old_count = before.histograms.get(name, (0.0, 0.0))
+            if count > old_count:
+                means[name] = (total - old_total) / (count - old_count)
+        return {"counted": {name: value for name, value in counted.items() if value}, "means": means}
+
+
+# ------------------------------------------------------------------ The server under load: its answers to small quest
+
 
 _QUESTION_LIMIT_S = 60.0
 _QUESTIONS_AT_ONCE = 8

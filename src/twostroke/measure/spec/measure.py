@@ -1,9 +1,15 @@
-"""One run of some prompts through one engine, and what its event log says of drafts and times."""
+"""One run of some prompts through one engine, and what its event log says of drafts and times.
+
+A proposer that is right with a set probability: it knows what the target will say, and errs on purpose.
+
+It costs next to nothing, so what it gains is what verifying allows, and how well the prediction knows that.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from random import Random
 
 from twostroke.batch import NewRequest, ScheduledBatch
 from twostroke.config.cache import CacheConfig
@@ -18,10 +24,60 @@ from twostroke.engine.engine import Engine
 from twostroke.engine.generation import GenerationRequest
 from twostroke.events import Event, StepCommitted, StepScheduled
 from twostroke.measure.report import median
-from twostroke.measure.spec.synthetic import PromptIds
 from twostroke.sampling_params import SamplingParams
+from twostroke.speculation.proposer import DraftRequest, Drafts
 from twostroke.startup.assembly import build_engine
 from twostroke.startup.drafting import Drafter
+
+PromptIds = tuple[int, ...]
+
+
+@dataclass(slots=True)
+class SyntheticProposer:
+    """Guesses with `acceptance`; to be told what the requests' outputs are, by their prompts."""
+
+    vocab_size: int
+    acceptance: float = 1.0
+    outputs: dict[PromptIds, tuple[int, ...]] = field(default_factory=dict[PromptIds, tuple[int, ...]])
+    seed: int = 0
+    _known: dict[int, tuple[PromptIds, Sequence[int]]] = field(
+        default_factory=dict[int, tuple[PromptIds, Sequence[int]]]
+    )
+    """Per row, its prompt and output."""
+
+    def propose(self, requests: Sequence[DraftRequest]) -> list[Drafts]:
+        """See Proposer."""
+        return [Drafts(self._guess(request)) for request in requests]
+
+    def learn(self, outputs: Mapping[PromptIds, tuple[int, ...]]) -> None:
+        """What the target says."""
+        self.outputs.update(outputs)
+
+    def forget(self, row: int, num_tokens: int) -> None:
+        """The row's next request has another prompt."""
+        if not num_tokens:
+            self._known.pop(row, None)
+
+    def _guess(self, request: DraftRequest) -> tuple[int, ...]:
+        if request.row not in self._known:
+            text = tuple(request.token_ids.tolist())
+            self._known[request.row] = next(
+                (prompt, output) for prompt, output in self.outputs.items() if text[: len(prompt)] == prompt
+            )
+        prompt, output = self._known[request.row]
+        begin = len(request.token_ids) - len(prompt)
+        right = output[begin : begin + request.num_drafts]
+        return tuple(
+            token_id if self._is_right(prompt, begin + i) else (token_id + 1) % self.vocab_size
+            for i, token_id in enumerate(right)
+        )
+
+    def _is_right(self, prompt: PromptIds, place: int) -> bool:
+        """The same for a place whenever it is asked for."""
+        return Random(hash((self.seed, prompt[:8], place))).random() < self.acceptance
+
+
+# ------------------------------------------------------------------ One run of some prompts through one engine, and w
 
 
 class _Events:

@@ -1,14 +1,54 @@
-"""What the runs are asked: code the embedded model has never seen, to go on with or to write again."""
+"""What the runs are asked: code the embedded model has never seen, to go on with or to write again.
+
+Text that the embedded model has never seen: the modules of Python's own library that its training held out.
+"""
 
 from __future__ import annotations
 
+import sysconfig
+from pathlib import Path
 from random import Random
 from typing import Literal
 
 from twostroke.errors import InvalidParameter
-from twostroke.measure.quality.held_out import held_out_texts
-from twostroke.measure.spec.synthetic import PromptIds
+from twostroke.measure.spec.measure import PromptIds
 from twostroke.tokenizer.tokenizer import Tokenizer
+
+MODULES = (
+    "argparse.py",
+    "bisect.py",
+    "calendar.py",
+    "configparser.py",
+    "contextlib.py",
+    "csv.py",
+    "fractions.py",
+    "getopt.py",
+    "graphlib.py",
+    "heapq.py",
+    "json/__init__.py",
+    "json/decoder.py",
+    "json/encoder.py",
+    "json/scanner.py",
+    "json/tool.py",
+    "mailbox.py",
+    "pathlib.py",
+    "queue.py",
+    "sched.py",
+    "shlex.py",
+    "textwrap.py",
+)
+"""What training/corpus.py keeps out; other versions of Python have slightly other texts of the same names."""
+
+
+def held_out_texts() -> list[str]:
+    """One text a module."""
+    root = Path(sysconfig.get_path("stdlib"))
+    paths = (root / name for name in MODULES)
+    return [path.read_text(encoding="utf-8") for path in paths if path.is_file()]
+
+
+# ------------------------------------------------------------------ What the runs are asked: code the embedded model
+
 
 Task = Literal["code", "edit", "random"]
 """`code`: go on with a module. `edit`: a piece of code, and the beginning of the same again. `random`: token ids."""

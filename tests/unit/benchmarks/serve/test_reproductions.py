@@ -7,18 +7,17 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from benchmarks.growth import growth_mb_per_minute
 from benchmarks.reproduce import overload, server_throughput
 from benchmarks.reproduce.claim import ReproduceOptions
 from benchmarks.reproduce.run import reproduce
 from benchmarks.serving.known_orders import Kind
-from benchmarks.serving.local_server import local_server
+from benchmarks.serving.local_server import growth_mb_per_minute, local_server
 from benchmarks.serving.vanishing_client import Ending, Way
 from openai_server import WordServer, serving
 from twostroke.errors import SetupError
-from twostroke.measure.serve.exchange import Exchange
 from twostroke.measure.serve.figures import Slo
 from twostroke.measure.serve.http_connection import Origin
+from twostroke.measure.serve.openai_wire import Exchange
 from twostroke.measure.serve.target import Load, Target, run_loads
 
 SMALL = ReproduceOptions(with_model=False, plots=False)

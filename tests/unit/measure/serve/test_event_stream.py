@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from twostroke.measure.serve import event_stream
-from twostroke.measure.serve.event_stream import EventStream
+from twostroke.measure.serve import openai_wire as event_stream
+from twostroke.measure.serve.openai_wire import EventStream
 
 STREAM = b'data: {"a": 1}\n\n: a comment\n\nevent: ping\ndata:two\ndata: lines\nid: 7\n\r\ndata: [DONE]\r\n\r\n'
 EVENTS = [b'{"a": 1}', b"two\nlines", b"[DONE]"]

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from twostroke.errors import InvalidParameter
-from twostroke.measure.serve.exchange import Exchange
 from twostroke.measure.serve.figures import Slo, figures_of
 from twostroke.measure.serve.load import LoadRun
+from twostroke.measure.serve.openai_wire import Exchange
 
 
 def exchange(scheduled_s: float, chunks: dict[float, int], **more: Any) -> Exchange:

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from twostroke.measure.serve.exchange import Exchange
-from twostroke.measure.serve.openai_wire import StreamedAnswer, body
+from twostroke.measure.serve.openai_wire import Exchange, StreamedAnswer, body
 
 HEADERS = {b"content-type": b"text/event-stream; charset=utf-8"}
 DONE = b"data: [DONE]\n\n"

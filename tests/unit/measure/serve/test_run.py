@@ -16,9 +16,8 @@ from twostroke.errors import InvalidParameter, SetupError, TwostrokeError
 from twostroke.measure.serve.http_connection import HttpClient, Origin
 from twostroke.measure.serve.load import LoadRun, PlannedRequest, giving_way, run_load, run_loop
 from twostroke.measure.serve.options import ServeOptions
-from twostroke.measure.serve.prompts import CANDIDATES, MIN_WORDS, candidate_texts, one_token_words
-from twostroke.measure.serve.run import run_serve
-from twostroke.measure.serve.show import print_serve
+from twostroke.measure.serve.run import print_serve, run_serve
+from twostroke.measure.serve.target import CANDIDATES, MIN_WORDS, candidate_texts, one_token_words
 
 SMALL = ServeOptions(
     num_requests=12, prompt_lengths="uniform:3:9", output_lengths="uniform:1:6", plots=False, warmup=0, timeout=30.0

@@ -9,7 +9,7 @@
         {"scored": 2}                    FILE: float32 logits [2, vocab_size], those that tokens 1 and 2 are drawn from
 
 Every output token is reported as it came: seconds since the prompts were handed over, and whose it is. What is made
-of these times is computed in one place for all engines (`measures.py`). A failure is an answer too:
+of these times is computed in one place for all engines (`options.py`). A failure is an answer too:
 
         {"failed": "missing" | "unsupported" | "error", "why": TEXT}
 """
