@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any, get_args
 
 from rich.console import Console
-from rich.table import Table
 from tqdm.auto import tqdm
 
 from benchmarks.goals import PREDICTION_MEDIAN, PREDICTION_P95
@@ -45,10 +44,10 @@ from twostroke.measure.report import (
 )
 from twostroke.measure.steps import measure_steps
 from twostroke.measure.workload import of_lengths
-from twostroke.planner.replay import figures
+from twostroke.planner.replay import figures as figures_of
 from twostroke.simulation.requests import recording_of
 from twostroke.simulation.simulate import simulate
-from twostroke.tables import print_table
+from twostroke.tables import plain_table, print_table
 
 COMPARED = ("ttft_p50", "tpot_p50", "output_tok_s")
 _SOME_TOKENS = 128
@@ -133,9 +132,8 @@ def run_prediction(options: PredictionOptions) -> dict[str, Any]:
 def print_prediction(results: dict[str, Any], console: Console | None = None) -> None:
     """A row for each point, for people."""
     console = console or Console()
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("model", "weights", "prompt", "batch", "TTFT ms", "off", "TPOT ms", "off", "tok/s", "off"):
-        table.add_column(name, justify="left" if name in ("model", "weights") else "right")
+    figures = ("prompt", "batch", "TTFT ms", "off", "TPOT ms", "off", "tok/s", "off")
+    table = plain_table(("model", "weights"), figures)
     for row in results["rows"]:
         cells = [row["model"], row["precision"], f"{row['prompt']:,}", f"{row['batch']:,}"]
         for name in COMPARED:
@@ -165,21 +163,13 @@ def _points_of(load: LoadConfig, options: PredictionOptions) -> list[dict[str, A
     num_blocks = 4 * (most // CacheConfig().block_size + scheduler.max_num_seqs)
     cache = CacheConfig(enable_prefix_caching=False, num_kv_blocks=num_blocks)
     events: list[Event] = []
-    with closing(model_engine(replace(load, max_model_len=longest), scheduler, cache, [_Listener(events)])) as engine:
+    with closing(model_engine(replace(load, max_model_len=longest), scheduler, cache, [events])) as engine:
         engine.run(of_lengths([(16, 4)] * 2, vocab_size=_SOME_TOKENS))
         started = events[0]
         return [
             _row(engine, events, started, point, step_times, load, options)
             for point in tqdm(points, desc=title, leave=False)
         ]
-
-
-@dataclass(frozen=True, slots=True)
-class _Listener:
-    events: list[Event]
-
-    def append(self, event: Event) -> None:
-        self.events.append(event)
 
 
 def _row(
@@ -197,10 +187,10 @@ def _row(
     for i in range(options.repeats):
         events[:] = [started]
         engine.run(of_lengths([(prompt, options.output_tokens)] * batch, vocab_size=_SOME_TOKENS, seed=i))
-        measured.append(figures(run_of_log(events)))
+        measured.append(figures_of(run_of_log(events)))
         if not predicted:
             recording = recording_of(events)
-            predicted = figures(simulate(recording.started, recording.requests, step_times))
+            predicted = figures_of(simulate(recording.started, recording.requests, step_times))
     row: dict[str, Any] = {
         "model": model_name(load.model),
         "precision": load.quantization or "none",

@@ -17,7 +17,6 @@ from typing import Any
 
 import torch
 from rich.console import Console
-from rich.table import Table
 
 from twostroke.client.input_processor import Prompt
 from twostroke.communicator.interface import Communicator
@@ -27,7 +26,7 @@ from twostroke.llm import LLM
 from twostroke.measure.report import DEFAULT_FOLDER, BenchResult, check_folder, command_line, save, settings
 from twostroke.sampling_params import SamplingParams
 from twostroke.startup.ranks import connect
-from twostroke.tables import print_table
+from twostroke.tables import plain_table, print_table
 
 SIZES = (512, 4 << 10, 32 << 10, 256 << 10, 2 << 20)
 """Bytes of each rank's part: from a decoded token of a small model to a chunk of a prompt."""
@@ -99,9 +98,8 @@ def run_ranks(options: RanksOptions) -> dict[str, Any]:
 def print_ranks(results: dict[str, Any], console: Console | None = None) -> None:
     """The two tables, for people."""
     out = console or Console()
-    gathers = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("bytes of a part", *(f"{backend} us, median (p99)" for backend in results["all_gather_us"])):
-        gathers.add_column(name, justify="right")
+    times = (f"{backend} us, median (p99)" for backend in results["all_gather_us"])
+    gathers = plain_table((), ("bytes of a part", *times))
     for size in SIZES:
         found = [of[str(size)] for of in results["all_gather_us"].values()]
         gathers.add_row(f"{size:,}", *(f"{of['median']:.1f} ({of['p99']:.1f})" for of in found))

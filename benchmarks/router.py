@@ -19,7 +19,6 @@ from typing import Any, TypeVar
 
 import msgspec
 from rich.console import Console
-from rich.table import Table
 
 from benchmarks.gateway import GatewayPrices, gateway_prices
 from twostroke.config.checks import whole_number
@@ -40,7 +39,7 @@ from twostroke.pools.directory import PrefixDirectory
 from twostroke.pools.member import Member, Role
 from twostroke.pools.route import RouteRequest
 from twostroke.pools.router import Router
-from twostroke.tables import print_table
+from twostroke.tables import plain_table, print_table
 
 TOKEN_US = 28.69
 """benchmarks/results/server-throughput.json: the HTTP process, microseconds of a processor a token."""
@@ -106,9 +105,8 @@ def figures(tables: Tables) -> dict[str, Any]:
 def print_fleets(tables: Tables, console: Console | None = None) -> None:
     """The tables, for people."""
     for name, rows in tables.items():
-        table = Table(title=f"workers: {name}", box=None, pad_edge=False, header_style="bold", title_justify="left")
-        for column in ("workers", "tokens/s", "text cores", "routing", "membership", "gateways", "connections"):
-            table.add_column(column, justify="right")
+        columns = ("workers", "tokens/s", "text cores", "routing", "membership", "gateways", "connections")
+        table = plain_table((), columns, f"workers: {name}")
         for row in rows:
             gateways = "none" if row.num_gateways is None else f"{row.num_gateways:,}"
             connections = "" if row.connections_per_gateway is None else f"{row.connections_per_gateway:,}"
@@ -209,22 +207,12 @@ def run_router(options: RouterOptions) -> tuple[list[RouterRow], Tables]:
 
 def print_router(rows: Sequence[RouterRow], console: Console | None = None) -> None:
     """The table, for people."""
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in (
-        "members",
-        "route us p50",
-        "p99",
-        "placed us",
-        "report us",
-        "decode us",
-        "all pairs us",
-        "cost / best",
-    ):
-        table.add_column(name, justify="right")
+    times = ("route us p50", "p99", "placed us", "report us", "decode us", "all pairs us")
+    table = plain_table((), ("members", *times, "cost / best"))
     for row in rows:
         whole = ("", "") if row.whole_route_us is None else (f"{row.whole_route_us:,.0f}", f"{row.cost_over_whole:.4f}")
-        times = (row.route_us["p50"], row.route_us["p99"], row.placed_us, row.put_us, row.decode_us)
-        table.add_row(f"{row.members:,}", *(f"{us:.0f}" for us in times), *whole)
+        shown = (row.route_us["p50"], row.route_us["p99"], row.placed_us, row.put_us, row.decode_us)
+        table.add_row(f"{row.members:,}", *(f"{us:.0f}" for us in shown), *whole)
     print_table(table, console or Console())
 
 

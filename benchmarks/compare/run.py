@@ -28,7 +28,6 @@ from typing import Any
 
 import torch
 from rich.console import Console
-from rich.table import Table
 from tqdm.auto import tqdm
 
 from benchmarks.compare.gguf_file import write_gguf
@@ -42,7 +41,7 @@ from twostroke.measure.peers.peer import PEERS, TWOSTROKE, Peer, PeerFailed, Pee
 from twostroke.measure.report import BenchResult, check_folder, command_line, median, save
 from twostroke.measure.workload import Lengths, SyntheticSpec, synthetic
 from twostroke.model.model_files import find_model
-from twostroke.tables import print_table
+from twostroke.tables import plain_table, print_table
 
 
 @dataclass(slots=True)
@@ -105,12 +104,8 @@ def figure_names(results: Mapping[str, Any]) -> list[str]:
 def print_compared(results: Mapping[str, Any], console: Console | None = None) -> None:
     """Medians, in brackets how many times faster ours is; and why somebody has none."""
     console = console or Console()
-    rows = Table(box=None, pad_edge=False, header_style="bold")
-    rows.add_column("tokens per second")
     names = figure_names(results)
-    for name in names:
-        rows.add_column(name, justify="right")
-    rows.add_column("ready after", justify="right")
+    rows = plain_table(("tokens per second",), (*names, "ready after"))
     for engine, found in results["engines"].items():
         ready_s = found["ready_after_s"]
         cells = [_cell(engine, found["figures"].get(name)) for name in names]

@@ -22,7 +22,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from rich.console import Console
-from rich.table import Table
 from tqdm import tqdm
 
 from benchmarks.handover.link import link
@@ -33,7 +32,7 @@ from twostroke.errors import InvalidParameter
 from twostroke.kv_transfer.address import Address
 from twostroke.kv_transfer.nixl_reads import check_nixl
 from twostroke.measure.report import DEFAULT_FOLDER, BenchResult, check_folder, command_line, median, save, settings
-from twostroke.tables import print_table
+from twostroke.tables import plain_table, print_table
 
 
 class Copying:
@@ -202,9 +201,8 @@ def _measure(both: Pair, num_blocks: int, repeats: int) -> dict[str, Any]:
 
 def print_handover(found: Mapping[str, Any], console: Console | None = None) -> None:
     """What was measured."""
-    table = Table("transport", box=None, pad_edge=False, header_style="bold")
-    for name in ("bytes", "exact", "first ms", "ms", "GB/s", "of one copy", "of link", "layer-wise"):
-        table.add_column(name, justify="right")
+    figures = ("bytes", "exact", "first ms", "ms", "GB/s", "of one copy", "of link", "layer-wise")
+    table = plain_table(("transport",), figures)
     for row in found["handovers"]:
         share, layerwise = row.get("share_of_link"), row["layerwise"]
         table.add_row(

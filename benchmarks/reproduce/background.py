@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from benchmarks.reproduce.claim import Claim, ReproduceOptions, Reproduction
 from benchmarks.reproduce.recorded import serve_and_simulate
@@ -19,10 +18,10 @@ from twostroke.config.cache import CacheConfig
 from twostroke.config.scheduler import SchedulerConfig
 from twostroke.cost.step_fit import fit_step_model
 from twostroke.cost.step_model import StepTimeModel
-from twostroke.measure.figure import MEASURED, PREDICTED, bars
+from twostroke.measure.figure import MEASURED, PREDICTED, bar_chart
 from twostroke.measure.report import median, percentiles
 from twostroke.measure.steps import measure_steps
-from twostroke.measure.workload import Workload, of_lengths, with_arrivals
+from twostroke.measure.workload import Workload, with_arrivals
 from twostroke.model.model_files import find_model
 from twostroke.served_run import Run, ServedRequest
 
@@ -38,10 +37,6 @@ _LATENCIES = ("ttft_p50_s", "ttft_p99_s", "itl_p50_s", "itl_p99_s")
 
 def reproduce(options: ReproduceOptions) -> Reproduction:
     """Measures all three, round by round."""
-    title = "Background work beside interactive requests"
-    if not options.with_model:
-        remarks = ("times need a model: nothing was run",)
-        return Reproduction(name="background", title=title, claims=(), config={}, workload={}, remarks=remarks)
     context = find_model(options.model).config().max_context
     prompt = min(1024, context - OUTPUTS) if options.full else 256
     count, rounds = (40, 5) if options.full else (6, 1)
@@ -54,7 +49,7 @@ def reproduce(options: ReproduceOptions) -> Reproduction:
     for _ in range(rounds):
         every_s = _every_s(options, config, prompt, step_times)  # a machine's clock moves: the load is that of the hour
         interactive = with_arrivals(
-            of_lengths([(prompt, OUTPUTS)] * count, vocab_size=options.vocab_size(), seed=options.seed),
+            options.of_lengths([(prompt, OUTPUTS)] * count),
             [i * every_s for i in range(count)],
         )
         measured, guessed = _round(options, config, interactive, (count - 1) * every_s, step_times, alone, beside)
@@ -80,8 +75,6 @@ def reproduce(options: ReproduceOptions) -> Reproduction:
         ),
     )
     return Reproduction(
-        name="background",
-        title=title,
         claims=tuple(claim.judged(options.full) if claim.holds is not None else claim for claim in claims),
         config={"model": options.model_name, "slots": SLOTS, "flex_slowdown": config.flex_slowdown},
         workload={
@@ -89,7 +82,12 @@ def reproduce(options: ReproduceOptions) -> Reproduction:
             "background": {"prompt": BACKGROUND[0], "outputs": BACKGROUND[1]},
         },
         details={"medians": middle, "predicted": guess, "rounds": found},
-        draw=lambda figure: _draw(figure, middle, guess),
+        draw=bar_chart(
+            ["p99 TTFT,\nbeside / alone", "p99 ITL,\nbeside / alone", "share of the\nidle time"],
+            {"measured": (_drawn(middle), MEASURED), "predicted": (_drawn(guess), PREDICTED)},
+            "",
+            lines=(1.1, 0.8),
+        ),
         repeats=rounds,
     )
 
@@ -116,7 +114,7 @@ class _Samples:
 
 def _every_s(options: ReproduceOptions, config: SchedulerConfig, prompt: int, step_times: StepTimeModel) -> float:
     """Between two requests, for the load that is wanted."""
-    few = of_lengths([(prompt, OUTPUTS)] * 4, vocab_size=options.vocab_size(), seed=options.seed)
+    few = options.of_lengths([(prompt, OUTPUTS)] * 4)
     measured, _ = serve_and_simulate(options, replace(config, max_num_seqs=1), few, step_times)
     return measured.duration_s / len(few) / BUSY
 
@@ -131,13 +129,12 @@ def _round(
     all_beside: _Samples,
 ) -> tuple[dict[str, float], dict[str, float]]:
     """As measured, and as predicted; latencies as measured go to those of all rounds, too."""
-    vocab_size = options.vocab_size()
-    some = of_lengths([BACKGROUND] * (4 * SLOTS), vocab_size=vocab_size, seed=options.seed + 1)
+    some = options.of_lengths([BACKGROUND] * (4 * SLOTS), seed=1)
     most = serve_and_simulate(options, config, some, step_times)
     alone = serve_and_simulate(options, config, interactive, step_times)
     rate = most[0].num_output_tokens / most[0].duration_s
     count = 2 * SLOTS + round(1.3 * rate * _idle_s(alone[0], interactive, last_s) / BACKGROUND[1])
-    work = of_lengths([BACKGROUND] * count, vocab_size=vocab_size, seed=options.seed + 2)
+    work = options.of_lengths([BACKGROUND] * count, seed=2)
     both = sorted(
         (*interactive.requests, *(replace(request, background=True) for request in work.requests)),
         key=lambda request: request.arrival_s,
@@ -193,15 +190,5 @@ def _latencies(run: Run) -> dict[str, float]:
     return samples.latencies
 
 
-def _draw(figure: Any, middle: dict[str, float], guess: dict[str, float]) -> None:
-    axes = figure.add_subplot()
-    labels = ["p99 TTFT,\nbeside / alone", "p99 ITL,\nbeside / alone", "share of the\nidle time"]
-    keys = ["ttft_p99_s ratio", "itl_p99_s ratio", "share"]
-    bars(
-        axes,
-        labels,
-        {"measured": ([middle[key] for key in keys], MEASURED), "predicted": ([guess[key] for key in keys], PREDICTED)},
-        "",
-    )
-    axes.axhline(1.1, color="black", linewidth=0.6, linestyle=":")
-    axes.axhline(0.8, color="black", linewidth=0.6, linestyle=":")
+def _drawn(found: dict[str, float]) -> list[float]:
+    return [found[key] for key in ("ttft_p99_s ratio", "itl_p99_s ratio", "share")]

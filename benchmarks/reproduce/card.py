@@ -32,6 +32,7 @@ from benchmarks.card.arithmetic import (
 from benchmarks.card.machine import Machine, TracedSteps, Tracer, find_machine, measure_limits
 from benchmarks.card.shapes import QWEN3_8B, TINY, is_alike, write_shape
 from benchmarks.reproduce.claim import Claim, ReproduceOptions, Reproduction
+from benchmarks.reproduce.recorded import with_values
 from benchmarks.transformers_peer import TransformersBatching
 from twostroke.config.cache import CacheConfig
 from twostroke.config.load import LoadConfig
@@ -41,7 +42,7 @@ from twostroke.cost.step_cost import MachineLimits
 from twostroke.errors import EngineError, SetupError, TwostrokeError
 from twostroke.kernels.dispatch import operators_for
 from twostroke.log import get_logger
-from twostroke.measure.figure import MEASURED, bars
+from twostroke.measure.figure import MEASURED, bar_chart
 from twostroke.measure.model_engine import ModelEngine, model_engine
 from twostroke.measure.report import settings
 from twostroke.measure.sweep.points import DecodePoint, measure_decode, measure_prefill, output_length
@@ -59,7 +60,6 @@ SETTINGS: tuple[tuple[str, dict[str, Any]], ...] = (
 )
 """What is compared with the default, the slowest last: a name, and fields of LoadConfig or SchedulerConfig."""
 
-TITLE = "A card beside what it can do at best"
 _SOME_TOKENS = 128
 """Ids that every vocabulary has; which ones does not matter for time."""
 
@@ -126,9 +126,6 @@ def reproduce(options: ReproduceOptions) -> Reproduction:
         NotOnThisMachine: `full` without a card.
         SetupError: the model cannot be loaded.
     """
-    if not options.with_model:
-        remarks = ("left out: it needs a model's shape",)
-        return Reproduction(name="card", title=TITLE, claims=(), config={}, workload={}, remarks=remarks)
     machine = find_machine(needs_card=options.full)
     with tempfile.TemporaryDirectory() as folder:
         bench = _Bench(options, machine, _subject(options, machine, Path(folder)))
@@ -173,24 +170,6 @@ def _subject(options: ReproduceOptions, machine: Machine, folder: Path) -> _Subj
         threads=options.threads,
     )
     return _Subject(path, name, read_model_config(path), load)
-
-
-def with_changes(load: LoadConfig, scheduler: SchedulerConfig, changes: Mapping[str, Any]) -> Any:
-    """Both with other values; each field goes to the config that has it.
-
-    >>> load, scheduler = with_changes(LoadConfig(), SchedulerConfig(), {"kernels": "reference", "max_num_seqs": 2})
-    >>> load.kernels, scheduler.max_num_seqs
-    ('reference', 2)
-
-    Raises:
-        InvalidParameter: a value that is none, or goes with no other.
-        TypeError: neither has such a field.
-    """
-    of_load = {field.name for field in fields(LoadConfig)}
-    return (
-        replace(load, **{name: value for name, value in changes.items() if name in of_load}),
-        replace(scheduler, **{name: value for name, value in changes.items() if name not in of_load}),
-    )
 
 
 class _Bench:
@@ -260,10 +239,9 @@ class _Bench:
         sizes, load = self._sizes, self._subject.load
         self._details["seconds"] = time.monotonic() - self._begin_s
         given = {**settings(load), "model": self._subject.name}
-        shares = {claim.what: claim for claim in self._claims if "share of" in claim.what}
+        shares = {claim.what: claim.measured for claim in self._claims if "share of" in claim.what}
+        names, measured = [name.replace(": ", ":\n") for name in shares], list(shares.values())
         return Reproduction(
-            name="card",
-            title=TITLE,
             claims=tuple(self._claims),
             config={
                 "kernels": self._kernels(),
@@ -274,7 +252,7 @@ class _Bench:
             workload={**self._workload.description, **{f.name: _plain(getattr(sizes, f.name)) for f in fields(sizes)}},
             details=self._details,
             remarks=tuple(self._remarks),
-            draw=(lambda figure: _draw(figure, shares)) if shares else None,
+            draw=bar_chart(names, {"measured": (measured, MEASURED)}, "share", lines=(1.0,)) if shares else None,
             figure_size=(9.0, 4.0),
             warmup=1,
             repeats=sizes.repeats,
@@ -393,7 +371,7 @@ class _Bench:
 
     def _setting(self, name: str, changes: Mapping[str, Any]) -> Iterable[Claim]:
         sizes = self._sizes
-        load, scheduler = with_changes(self._subject.load, SchedulerConfig(), changes)
+        load, scheduler = with_values(changes, self._subject.load, SchedulerConfig())
         with closing(self._engine(load, scheduler)) as engine:
             self._decode(engine, sizes.batch, sizes.setting_steps)  # warms up
             point = self._decode(engine, sizes.batch, sizes.setting_steps)
@@ -453,10 +431,3 @@ def _most_at_once(workload: Workload, num_slots: int) -> int:
 
 def _plain(value: Any) -> Any:
     return str(value) if isinstance(value, Lengths) else value
-
-
-def _draw(figure: Any, shares: Mapping[str, Claim]) -> None:
-    axes = figure.add_subplot()
-    names = [name.replace(": ", ":\n") for name in shares]
-    bars(axes, names, {"measured": ([claim.measured for claim in shares.values()], MEASURED)}, "share")
-    axes.axhline(1.0, color="black", linewidth=0.8)

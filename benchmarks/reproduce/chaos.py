@@ -66,10 +66,6 @@ class _Chaos:
 
 def reproduce(options: ReproduceOptions) -> Reproduction:
     """Lets the clients in, then kills the engine."""
-    title = "clients that vanish, and an engine that is killed"
-    if not options.with_model:
-        remarks = ("a server needs a model: nothing was run",)
-        return Reproduction(name="chaos", title=title, claims=(), config={}, workload={}, remarks=remarks)
     size = _Size(500, 300.0, 64) if options.full else _Size(40, 6.0, 12)
     settings: dict[str, Any] = {
         "threads": options.threads or 1,
@@ -109,8 +105,6 @@ def reproduce(options: ReproduceOptions) -> Reproduction:
         Claim.reported("visits", chaos.endings.total()),
     )
     return Reproduction(
-        name="chaos",
-        title=title,
         claims=claims,
         config={"model": options.model_name, **settings},
         workload={"num_clients": size.num_clients, "for_s": size.for_s, "think_s": _THINK_S, "seed": options.seed},

@@ -16,7 +16,9 @@ from twostroke.errors import InvalidParameter, SetupError
 from twostroke.hardware import Hardware
 from twostroke.measure.figure import Draw
 from twostroke.measure.report import last_part, model_name
+from twostroke.measure.workload import Lengths, SyntheticSpec, Workload, of_lengths, synthetic
 from twostroke.model.model_files import find_model
+from twostroke.tables import plain_table
 
 
 class NotOnThisMachine(SetupError):
@@ -74,6 +76,33 @@ class ReproduceOptions:
         """The model, with a context of that many tokens."""
         return LoadConfig(model=self.model, threads=self.threads, max_model_len=max_model_len)
 
+    def drawn(
+        self, count: int, prompts: Lengths, outputs: Lengths, *, rate: float | None = None, seed: int = 0
+    ) -> Workload:
+        """Return random requests; `seed` is added to the command's own.
+
+        Args:
+            count: number of requests.
+            prompts: lengths of prompts.
+            outputs: lengths of outputs.
+            rate: arrivals per second; None: all at once.
+            seed: another workload for each.
+        """
+        return synthetic(
+            SyntheticSpec(
+                num_requests=count,
+                prompt_lengths=prompts,
+                output_lengths=outputs,
+                request_rate=rate,
+                vocab_size=self.vocab_size(),
+                seed=self.seed + seed,
+            )
+        )
+
+    def of_lengths(self, lengths: Sequence[tuple[int, int]], *, seed: int = 0) -> Workload:
+        """Return requests of these lengths of prompt and output; `seed` is added to the command's own."""
+        return of_lengths(lengths, vocab_size=self.vocab_size(), seed=self.seed + seed)
+
     def vocab_size(self) -> int:
         """Token ids that workloads may use: the model's, or any when there is none."""
         if not self.with_model:
@@ -130,16 +159,15 @@ class Claim:
 class Reproduction:
     """A result of the field, reproduced: the claims, and what they rest on."""
 
-    name: str
-    """File name of the result."""
-    title: str
-    claims: tuple[Claim, ...]
-    config: Mapping[str, Any]
-    workload: Mapping[str, Any]
+    claims: tuple[Claim, ...] = ()
+    config: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    workload: Mapping[str, Any] = field(default_factory=dict[str, Any])
     details: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """Everything else worth keeping in the JSON."""
     remarks: tuple[str, ...] = ()
     """What was left out, and why."""
+    title: str = ""
+    """Where it depends on the size; empty: that of the study."""
     draw: Draw | None = None
     figure_size: tuple[float, float] = (7.0, 4.0)
     """Inches."""
@@ -156,10 +184,7 @@ class Reproduction:
 
 def table(title: str, claims: Sequence[Claim]) -> Table:
     """Prediction beside measurement, for people."""
-    rows = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold")
-    rows.add_column("figure")
-    for name in ("predicted", "measured", "off by"):
-        rows.add_column(name, justify="right")
+    rows = plain_table(("figure",), ("predicted", "measured", "off by"), title)
     rows.add_column("rule")
     rows.add_column("")
     for claim in claims:

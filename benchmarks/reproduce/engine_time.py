@@ -8,10 +8,10 @@ from benchmarks.counting_engine import counting_engine
 from benchmarks.reproduce.claim import Claim, ReproduceOptions, Reproduction
 from twostroke.config.cache import CacheConfig
 from twostroke.config.scheduler import SchedulerConfig
-from twostroke.measure.figure import MEASURED, PREDICTED
+from twostroke.measure.figure import MEASURED, PREDICTED, finish
 from twostroke.measure.model_engine import model_engine
 from twostroke.measure.report import percentiles
-from twostroke.measure.workload import Workload, of_lengths
+from twostroke.measure.workload import Workload
 from twostroke.served_run import Run
 
 SIZES = (1, 8, 32, 64)
@@ -21,8 +21,8 @@ PROMPT = 16
 
 def reproduce(options: ReproduceOptions) -> Reproduction:
     """Decode-only steps at several batch sizes, on the model and without one."""
-    output, vocab_size = 128 if options.full else 24, options.vocab_size()
-    workloads = {n: of_lengths([(PROMPT, output)] * n, seed=options.seed + n, vocab_size=vocab_size) for n in SIZES}
+    output = 128 if options.full else 24
+    workloads = {n: options.of_lengths([(PROMPT, output)] * n, seed=n) for n in SIZES}
     # without a model, all of a step is deciding and accounting: the part that the runner's preparation adds to
     deciding = {n: _own_ms(_count(n, workload, PROMPT + output), n) for n, workload in workloads.items()}
     own = deciding
@@ -42,8 +42,6 @@ def reproduce(options: ReproduceOptions) -> Reproduction:
         else:
             claims.append(Claim.at_most(title, goal, own[n]["p50"]).judged(options.full))
     return Reproduction(
-        name="engine-time",
-        title="The engine's own time per step",
         claims=tuple(claims),
         config={"model": options.model_name if options.with_model else None},
         workload={"prompt_tokens": PROMPT, "output_tokens": output, "num_requests": SIZES},
@@ -62,8 +60,7 @@ def _count(num_seqs: int, workload: Workload, max_model_len: int) -> Run:
 
 
 def _own_ms(run: Run, num_seqs: int) -> dict[str, float]:
-    steps = [s for s in run.steps if s.num_decode_tokens == num_seqs and not s.num_prefill_tokens]
-    return percentiles([1000 * s.own_s for s in steps])
+    return percentiles([1000 * step.own_s for step in run.decode_steps(num_seqs)])
 
 
 def _draw(figure: Any, own: dict[int, dict[str, float]], deciding: dict[int, dict[str, float]]) -> None:
@@ -74,8 +71,4 @@ def _draw(figure: Any, own: dict[int, dict[str, float]], deciding: dict[int, dic
     axes.plot(SIZES, [own[n]["p50"] for n in SIZES], "o-", color=MEASURED, label="all but the operators, median")
     axes.plot(SIZES, [own[n]["p99"] for n in SIZES], ":", color=MEASURED, label="all but the operators, p99")
     axes.plot(list(GOALS_MS), list(GOALS_MS.values()), "k_", markersize=16, label="goal")
-    axes.set_xlabel("requests in the batch")
-    axes.set_ylabel("milliseconds a step")
-    axes.set_ylim(bottom=0)
-    axes.legend(fontsize=8, frameon=False)
-    axes.spines[["top", "right"]].set_visible(False)
+    finish(axes, xlabel="requests in the batch", ylabel="milliseconds a step", ylim=(0, None))

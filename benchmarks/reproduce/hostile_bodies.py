@@ -50,10 +50,6 @@ _MOST_TRIES = 3
 
 def reproduce(options: ReproduceOptions) -> Reproduction:
     """Sends them one after the other to a server that is asked for its health all the time."""
-    title = "Bodies that mean harm"
-    if not options.with_model:
-        remarks = ("a server needs a model: nothing was run",)
-        return Reproduction(name="hostile-bodies", title=title, claims=(), config={}, workload={}, remarks=remarks)
     size = MB if options.full else MB // 8
     settings: dict[str, Any] = {"threads": options.threads or 1, "max_num_seqs": 8, "tool_call_parser": "hermes"}
     with local_server(options.model, settings) as server, Probe(server).running() as probe:
@@ -133,8 +129,6 @@ def reproduce(options: ReproduceOptions) -> Reproduction:
         Claim.reported("requests", len(effects)),
     )
     return Reproduction(
-        name="hostile-bodies",
-        title=title,
         claims=claims,
         config={"model": options.model_name, **settings},
         workload={"body_bytes": size, "fields": len(fields), "requests": len(effects)},

@@ -386,10 +386,6 @@ _SMALL_SHARE = 50
 
 def reproduce(options: ReproduceOptions) -> Reproduction:
     """Reads them all."""
-    title = "mutated files of every kind that comes from elsewhere"
-    if not options.with_model:
-        remarks = ("it loads models: nothing was run",)
-        return Reproduction(name="hostile-files", title=title, claims=(), config={}, workload={}, remarks=remarks)
     others = (_TOTAL - sum(_NUMBERS.values())) // (len(KINDS) - len(_NUMBERS)) + 1
     numbers = {kind: _NUMBERS.get(kind, others) // (1 if options.full else _SMALL_SHARE) for kind in KINDS}
     found: list[Case] = []
@@ -409,8 +405,6 @@ def reproduce(options: ReproduceOptions) -> Reproduction:
         Claim.reported("templates that were stopped", sum("stopped" in case.outcome for case in found)),
     )
     return Reproduction(
-        name="hostile-files",
-        title=title,
         claims=claims,
         config={},
         workload={"files": numbers, "seed": options.seed},

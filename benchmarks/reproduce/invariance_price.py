@@ -12,7 +12,6 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import torch
@@ -25,7 +24,7 @@ from twostroke.config.model import ModelConfig
 from twostroke.kernels.dispatch import GroupShape, Scoring
 from twostroke.kernels.reference.attention import PagedAttention
 from twostroke.kernels.reference.linear import PackedLinear
-from twostroke.measure.figure import MEASURED, bars
+from twostroke.measure.figure import MEASURED, bar_chart
 from twostroke.measure.report import median
 from twostroke.model.model_files import find_model
 
@@ -41,15 +40,6 @@ Operator = Callable[[], Tensor]
 
 def reproduce(options: ReproduceOptions) -> Reproduction:
     """Both in turn, A B A B, medians of ratios."""
-    if not options.with_model:
-        return Reproduction(
-            name="invariance-price",
-            title="The price of batch invariance",
-            claims=(),
-            config={},
-            workload={},
-            remarks=("left out: it needs a model's shapes",),
-        )
     torch.set_num_threads(options.threads or torch.get_num_threads())
     config = find_model(options.model).config()
     dtype = torch.bfloat16 if config.dtype != "float32" else torch.float32
@@ -66,8 +56,6 @@ def reproduce(options: ReproduceOptions) -> Reproduction:
         for shape, case in attention.items()
     ]
     return Reproduction(
-        name="invariance-price",
-        title="The price of batch invariance",
         claims=tuple(claims),
         config={"model": options.model_name, "dtype": str(dtype), "threads": torch.get_num_threads()},
         workload={"rows": ROWS, "attention (requests, queries, context)": CONTEXTS, "block_size": BLOCK_SIZE},
@@ -76,7 +64,13 @@ def reproduce(options: ReproduceOptions) -> Reproduction:
             "attention": {_name(shape): case for shape, case in attention.items()},
         },
         repeats=repeats,
-        draw=lambda figure: _draw(figure, linear),
+        draw=bar_chart(
+            [str(rows) for rows in linear],
+            {"tiled / plain": ([case["ratio"] for case in linear.values()], MEASURED)},
+            "time of a layer's products, tiled / plain",
+            "rows",
+            lines=(1.0,),
+        ),
     )
 
 
@@ -146,12 +140,3 @@ def _side_by_side(ours: Operator, plain: Operator, repeats: int) -> dict[str, fl
 def _name(shape: tuple[int, int, int]) -> str:
     num_seqs, num_queries, context = shape
     return f"{num_seqs} x {num_queries} queries over {context}"
-
-
-def _draw(figure: Any, linear: dict[int, dict[str, float]]) -> None:
-    axes = figure.add_subplot()
-    ratios = [case["ratio"] for case in linear.values()]
-    labels = [str(rows) for rows in linear]
-    bars(axes, labels, {"tiled / plain": (ratios, MEASURED)}, "time of a layer's products, tiled / plain")
-    axes.axhline(1.0, color="black", linewidth=0.8)
-    axes.set_xlabel("rows")

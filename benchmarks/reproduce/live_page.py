@@ -40,11 +40,7 @@ FLAGS = ("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "-
 
 def reproduce(options: ReproduceOptions) -> Reproduction:
     """Counts pictures, then watches memory."""
-    title = f"The live view in a browser: {NUM_REQUESTS:,} requests, {NUM_BLOCKS:,} blocks"
     count_s, num_frames, every_s = (60.0, FRAMES_OF_AN_HOUR, 15.0) if options.full else (5.0, 600, 3.0)
-    if not options.with_model:
-        remarks = ("the page comes from a server, and a server needs a model: nothing was run",)
-        return Reproduction(name="live-page", title=title, claims=(), config={}, workload={}, remarks=remarks)
     with (
         local_server(options.model, {"threads": 1, "num_kv_blocks": 300}) as server,
         _stand_in(server.url) as stand_in,
@@ -71,8 +67,6 @@ def reproduce(options: ReproduceOptions) -> Reproduction:
         "frames_sent_per_s": FRAMES_SENT_PER_S,
     }
     return Reproduction(
-        name="live-page",
-        title=title,
         claims=claims,
         config=config,
         workload={},

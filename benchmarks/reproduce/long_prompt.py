@@ -186,7 +186,7 @@ def reproduce(options: ReproduceOptions) -> Reproduction:
     num_steps = -(-long_prompt // (BUDGET - NUM_SHORT))
     # the short ones are there before the long one begins, and still there when it has ended
     lengths = [(SHORT_PROMPT, num_steps + 8)] * NUM_SHORT + [(long_prompt, 4)]
-    workload = of_lengths(lengths, seed=options.seed, vocab_size=options.vocab_size())
+    workload = options.of_lengths(lengths)
     scheduler = SchedulerConfig(max_num_batched_tokens=BUDGET, max_num_seqs=NUM_SHORT + 1)
     cache = CacheConfig(enable_prefix_caching=False)
     counted = counting_engine(scheduler, cache, max_model_len=workload.max_request_tokens).run(workload)
@@ -208,7 +208,6 @@ def reproduce(options: ReproduceOptions) -> Reproduction:
         claims += _served_claims(served)
         details["served"] = served.as_json()
     return Reproduction(
-        name="long-prompt",
         title=f"A prompt of {long_prompt:,} tokens beside {NUM_SHORT} short requests",
         claims=tuple(claims),
         config={"max_num_batched_tokens": BUDGET, "model": options.model_name if options.with_model else None},

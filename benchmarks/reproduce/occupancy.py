@@ -19,9 +19,9 @@ from benchmarks.reproduce.claim import Claim, ReproduceOptions, Reproduction
 from benchmarks.slots import SlotCount, SlotStep, continuous_schedule, static_schedule
 from twostroke.config.cache import CacheConfig
 from twostroke.config.scheduler import SchedulerConfig
-from twostroke.measure.figure import MEASURED, PREDICTED
+from twostroke.measure.figure import MEASURED, PREDICTED, finish
 from twostroke.measure.model_engine import model_engine
-from twostroke.measure.workload import Lengths, SyntheticSpec, Workload, synthetic
+from twostroke.measure.workload import Lengths, Workload
 from twostroke.served_run import Run
 
 SLOTS = 16
@@ -34,7 +34,8 @@ _SCHEDULES = {"static": static_schedule, "continuous": continuous_schedule}
 
 def reproduce(options: ReproduceOptions) -> Reproduction:
     """Count the slots of each step, and on a model when each step ended."""
-    workload = _workload(options)
+    # prompts of one token, so that each step of a request makes a token
+    workload = options.drawn(SLOTS * GROUPS, Lengths.fixed(1), LENGTHS)
     ideal = {mode: list(occupancy_of(_SCHEDULES[mode](workload.output_lengths, SLOTS))) for mode in MODES}
     runs = {mode: _count(mode, workload) for mode in MODES}
     counted = {mode: [step.num_seqs for step in run.steps] for mode, run in runs.items()}
@@ -52,8 +53,6 @@ def reproduce(options: ReproduceOptions) -> Reproduction:
         ratio = timed["static"].duration_s / timed["continuous"].duration_s
         claims.append(Claim.reported("wall time: static / continuous", ratio))
     return Reproduction(
-        name="occupancy",
-        title="Slots in use, step by step: static against continuous batching",
         claims=tuple(claims),
         config={"slots": SLOTS, "prompt_tokens": 1, "model": options.model_name if options.with_model else None},
         workload={"lengths": str(LENGTHS), "requests": len(workload), "seed": options.seed},
@@ -110,19 +109,6 @@ def _num_differing(ideal: Sequence[int], found: Sequence[int]) -> int:
     return differing + abs(len(ideal) - len(found))
 
 
-def _workload(options: ReproduceOptions) -> Workload:
-    # prompts of one token, so that each step of a request makes a token
-    return synthetic(
-        SyntheticSpec(
-            num_requests=SLOTS * GROUPS,
-            prompt_lengths=Lengths.fixed(1),
-            output_lengths=LENGTHS,
-            vocab_size=options.vocab_size(),
-            seed=options.seed,
-        )
-    )
-
-
 def _count(mode: str, workload: Workload) -> Run:
     engine = counting_engine(_scheduler(mode), _cache(), max_model_len=workload.max_request_tokens)
     return engine.run(workload, progress=f"occupancy, {mode}")
@@ -154,7 +140,5 @@ def _draw(figure: Any, details: Mapping[str, Any]) -> None:
         begins = [0.0, *ends[:-1]]
         axes.fill_between([*begins, ends[-1]], [*series, series[-1]], step="post", color=colour, linewidth=0)
         axes.axhline(SLOTS, color="black", linewidth=0.8, linestyle=":")
-        axes.set_ylim(0, SLOTS * 1.1)
-        axes.set_ylabel(f"slots, {mode}")
-        axes.spines[["top", "right"]].set_visible(False)
+        finish(axes, legend=False, ylabel=f"slots, {mode}", ylim=(0, SLOTS * 1.1))
     axes_of[-1].set_xlabel("step" if timed is None else "seconds")

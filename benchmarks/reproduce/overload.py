@@ -17,12 +17,12 @@ from typing import Any
 from benchmarks.reproduce.claim import Claim, ReproduceOptions, Reproduction
 from benchmarks.serving.local_server import local_server
 from twostroke.errors import SetupError
-from twostroke.measure.figure import MEASURED, PREDICTED, bars
+from twostroke.measure.figure import MEASURED, PREDICTED, bar_chart
 from twostroke.measure.serve.figures import Slo, figures_of
 from twostroke.measure.serve.http_connection import Origin
 from twostroke.measure.serve.openai_wire import Exchange
 from twostroke.measure.serve.target import Load, Target, run_loads
-from twostroke.measure.workload import Lengths, SyntheticSpec, Workload, synthetic
+from twostroke.measure.workload import Lengths, Workload
 
 SLOTS = 16
 TIMES_CAPACITY = 3.0
@@ -35,10 +35,6 @@ _SETTLED = 0.25
 
 def reproduce(options: ReproduceOptions) -> Reproduction:
     """Measures capacity, then offers three times as much."""
-    title = f"{TIMES_CAPACITY:g} times the capacity of a server"
-    if not options.with_model:
-        remarks = ("a server needs a model: nothing was run",)
-        return Reproduction(name="overload", title=title, claims=(), config={}, workload={}, remarks=remarks)
     for_s = 30.0 if options.full else 4.0
     settings = engine_settings(options)
     with local_server(options.model, settings) as server:
@@ -63,13 +59,18 @@ def reproduce(options: ReproduceOptions) -> Reproduction:
         Claim.reported("capacity, requests per second", capacity),
     )
     return Reproduction(
-        name="overload",
-        title=title,
         claims=claims,
         config={"model": options.model_name, **settings},
         workload=workload.description,
         details={"at_capacity": at_capacity, "overload": over, "goodput_requests_per_s": goodput},
-        draw=lambda figure: _draw(figure, capacity, rate, goodput, over),
+        draw=bar_chart(
+            ["capacity,\ngoodput", "offered,\ncompleted"],
+            {
+                "before": ([capacity, rate], PREDICTED),
+                "under overload": ([goodput, over["throughput"]["requests_per_s"]], MEASURED),
+            },
+            "requests per second",
+        ),
         figure_size=(5.0, 4.0),
     )
 
@@ -87,16 +88,7 @@ def engine_settings(options: ReproduceOptions) -> dict[str, Any]:
 
 def drawn(options: ReproduceOptions, count: int, rate: float | None, seed: int = 0) -> Workload:
     """Requests of mixed lengths, no two alike; `seed` is added to the options' own."""
-    return synthetic(
-        SyntheticSpec(
-            num_requests=max(1, count),
-            prompt_lengths=PROMPTS,
-            output_lengths=OUTPUTS,
-            request_rate=rate,
-            vocab_size=options.vocab_size(),
-            seed=options.seed + seed,
-        )
-    )
+    return options.drawn(max(1, count), PROMPTS, OUTPUTS, rate=rate, seed=seed)
 
 
 def measure_capacity(target: Target, options: ReproduceOptions) -> tuple[dict[str, Any], float]:
@@ -124,9 +116,3 @@ def _slo(at_capacity: dict[str, Any]) -> Slo:
 def _good_per_second(exchanges: Sequence[Exchange], slo: Slo, begin_s: float, end_s: float) -> float:
     good = (e for e in exchanges if e.failure is None and not slo.missed(e))
     return sum(begin_s < e.end_s <= end_s for e in good) / (end_s - begin_s)
-
-
-def _draw(figure: Any, capacity: float, rate: float, goodput: float, over: dict[str, Any]) -> None:
-    completed = over["throughput"]["requests_per_s"]
-    groups = {"before": ([capacity, rate], PREDICTED), "under overload": ([goodput, completed], MEASURED)}
-    bars(figure.add_subplot(), ["capacity,\ngoodput", "offered,\ncompleted"], groups, "requests per second")

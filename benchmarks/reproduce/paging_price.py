@@ -13,7 +13,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 
@@ -21,7 +20,7 @@ from benchmarks.reproduce.claim import Claim, ReproduceOptions, Reproduction
 from twostroke.batch import ScheduledBatch
 from twostroke.config.cache import MAX_BLOCK_SIZE, CacheConfig
 from twostroke.config.scheduler import SchedulerConfig
-from twostroke.measure.figure import MEASURED, PREDICTED, bars
+from twostroke.measure.figure import MEASURED, PREDICTED, bar_chart
 from twostroke.measure.model_engine import ModelEngine, model_engine
 from twostroke.measure.report import median
 from twostroke.measure.workload import Workload, of_lengths
@@ -79,10 +78,6 @@ class PagedCase:
 
 def reproduce(options: ReproduceOptions) -> Reproduction:
     """Run every case on all layouts in turn."""
-    title = "The price of paging: steps over scattered blocks beside KV in one piece"
-    if not options.with_model:
-        remarks = ("times of steps need a model: nothing was run",)
-        return Reproduction(name="paging-price", title=title, claims=(), config={}, workload={}, remarks=remarks)
     rounds, steps = (4, 32) if options.full else (2, 4)
     cases = CASES if options.full else ((1, 64), (4, 128))
     watches = {layout: TableWatch() for layout in LAYOUTS}
@@ -94,8 +89,6 @@ def reproduce(options: ReproduceOptions) -> Reproduction:
         engines["scattered"].run(_mixing(cases, options.seed), progress="paging price, mixing the pool")
         measured = {case: _measure(case, engines, watches, rounds, steps) for case in cases}
     return Reproduction(
-        name="paging-price",
-        title=title,
         claims=tuple(claims_of(measured)),
         config={"model": options.model_name, "block_size": BLOCK_SIZE, "contiguous_block_size": MAX_BLOCK_SIZE},
         workload={"requests and context": cases, "steps": steps, "seed": options.seed},
@@ -107,7 +100,16 @@ def reproduce(options: ReproduceOptions) -> Reproduction:
             }
             for case, found in measured.items()
         },
-        draw=lambda figure: _draw(figure, measured),
+        draw=bar_chart(
+            [_name(case) for case in measured],
+            {
+                "over blocks in order": ([found.price("in order") for found in measured.values()], PREDICTED),
+                "over contiguous KV": ([found.price("contiguous") for found in measured.values()], MEASURED),
+            },
+            "step over scattered blocks, times as long",
+            "requests x context",
+            lines=(1.0,),
+        ),
         figure_size=(9.0, 4.0),
         warmup=1,
         repeats=rounds,
@@ -177,10 +179,9 @@ def _measure(
             watches[layout].tables.clear()
             run = engine.run(workload, progress=f"paging price, {_name(case)}, {layout}")
             apart[layout] = round(watches[layout].take_share_apart(), 4)
-            decodes = [s for s in run.steps if s.num_decode_tokens == batch and not s.num_prefill_tokens]
             if number:  # the first round warms up
-                step_s[layout].append(median([s.wall_s for s in decodes]))
-                operator_s[layout].append(median([s.operator_s for s in decodes]))
+                step_s[layout].append(median([s.wall_s for s in run.decode_steps(batch)]))
+                operator_s[layout].append(median([s.operator_s for s in run.decode_steps(batch)]))
     return PagedCase(step_s, operator_s, apart)
 
 
@@ -190,15 +191,3 @@ def _name(case: tuple[int, int]) -> str:
 
 def _in_ms(times_s: Mapping[str, Sequence[float]]) -> dict[str, list[float]]:
     return {layout: [round(1e3 * value, 4) for value in of] for layout, of in times_s.items()}
-
-
-def _draw(figure: Any, measured: Mapping[tuple[int, int], PagedCase]) -> None:
-    axes = figure.add_subplot()
-    found = measured.values()
-    groups = {
-        "over blocks in order": ([case.price("in order") for case in found], PREDICTED),
-        "over contiguous KV": ([case.price("contiguous") for case in found], MEASURED),
-    }
-    bars(axes, [_name(case) for case in measured], groups, "step over scattered blocks, times as long")
-    axes.axhline(1.0, color="black", linewidth=0.8)
-    axes.set_xlabel("requests x context")

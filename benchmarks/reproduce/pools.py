@@ -17,14 +17,13 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from typing import Any
 
 from benchmarks.pools.clients import Engine, answer_all, started
 from benchmarks.reproduce.claim import Claim, ReproduceOptions, Reproduction
 from twostroke.cluster.dispatcher import LeastBusy
 from twostroke.config.engine import EngineConfig
 from twostroke.config.pools import PoolConfig
-from twostroke.measure.figure import MEASURED, PREDICTED, bars
+from twostroke.measure.figure import MEASURED, PREDICTED, bar_chart
 from twostroke.measure.report import median
 from twostroke.measure.workload import Workload, of_lengths
 
@@ -35,10 +34,6 @@ TWO = PoolConfig(prefill=1, decode=1)
 
 def reproduce(options: ReproduceOptions) -> Reproduction:
     """Measures everything in turn, round by round."""
-    title = "two pools on one machine beside one process"
-    if not options.with_model:
-        remarks = ("processes need a model: nothing was run",)
-        return Reproduction(name="pools", title=title, claims=(), config={}, workload={}, remarks=remarks)
     threads = options.threads or len(os.sched_getaffinity(0))
     rounds, num_requests = (7, 48) if options.full else (1, 8)
     found = asyncio.run(_measure(options, threads, rounds, num_requests))
@@ -49,13 +44,16 @@ def reproduce(options: ReproduceOptions) -> Reproduction:
         Claim.reported("requests/s with half of the threads each / one process", split, predicted),
     )
     return Reproduction(
-        name="pools",
-        title=title,
         claims=claims,
         config={"model": options.model_name, "threads": threads, "slots": SLOTS},
         workload={"requests": num_requests, "decode": DECODES, "prefill": PREFILLS, "mixed": MIXED},
         details=found,
-        draw=lambda figure: _draw(figure, start, idle, split, predicted),
+        draw=bar_chart(
+            ["time to start", "tokens/s,\nP idle", "requests/s,\nhalf of the threads each"],
+            {"predicted": ([1.0, 1.0, predicted], PREDICTED), "measured": ([start, idle, split], MEASURED)},
+            "two pools / one process",
+            lines=(1.0,),
+        ),
         repeats=rounds,
         warmup=1,
     )
@@ -133,11 +131,3 @@ async def _took_s(engine: Engine, workload: Workload) -> float:
     began_s = time.perf_counter()
     await answer_all(engine, workload)
     return time.perf_counter() - began_s
-
-
-def _draw(figure: Any, start: float, idle: float, split: float, predicted: float) -> None:
-    axes = figure.subplots()
-    labels = ["time to start", "tokens/s,\nP idle", "requests/s,\nhalf of the threads each"]
-    groups = {"predicted": ([1.0, 1.0, predicted], PREDICTED), "measured": ([start, idle, split], MEASURED)}
-    bars(axes, labels, groups, "two pools / one process")
-    axes.axhline(1.0, color="black", linewidth=0.8)

@@ -40,7 +40,7 @@ from twostroke.config.scheduler import SchedulerConfig
 from twostroke.cost.step_fit import fit_step_model
 from twostroke.cost.step_model import StepTimeModel
 from twostroke.cost.step_work import Layers
-from twostroke.measure.figure import MEASURED, PREDICTED
+from twostroke.measure.figure import MEASURED, PREDICTED, finish
 from twostroke.measure.model_engine import model_engine
 from twostroke.measure.report import median, percentiles
 from twostroke.measure.steps import measure_steps
@@ -184,8 +184,6 @@ def reproduce(options: ReproduceOptions) -> Reproduction:
     if not options.with_model:
         remarks.append("TTFT was left out: it needs a model")
     return Reproduction(
-        name="r10",
-        title="R10: prefix-cache hits on request traces",
         claims=tuple(claims),
         config={"block_size": SPEC.block_size, "model": options.model_name if options.with_model else None},
         workload={"traces": tuple(PUBLISHED), "divisor": SPEC.divisor, "requests": None if options.full else SMALL},
@@ -315,7 +313,4 @@ def _draw(figure: Any, details: dict[str, Any]) -> None:
             measured, published = ([100 * case[key] for case in cases] for key in ("share", "published"))
             axes.plot(labels, measured, style, color=MEASURED, label=f"{trace}, measured")
             axes.plot(labels, published, style[0], color=PREDICTED, label=f"{trace}, published")
-    axes.set_xlabel("KV blocks of 8 tokens")
-    axes.set_ylabel("% of the trace's prompt blocks found")
-    axes.legend(fontsize=8, frameon=False)
-    axes.spines[["top", "right"]].set_visible(False)
+    finish(axes, xlabel="KV blocks of 8 tokens", ylabel="% of the trace's prompt blocks found")

@@ -7,10 +7,10 @@ from typing import Any
 from benchmarks.reproduce.claim import Claim, ReproduceOptions, Reproduction
 from twostroke.config.cache import CacheConfig
 from twostroke.config.scheduler import SchedulerConfig
-from twostroke.measure.figure import MEASURED, PREDICTED
+from twostroke.measure.figure import MEASURED, PREDICTED, finish
 from twostroke.measure.model_engine import ModelEngine, model_engine
 from twostroke.measure.report import median
-from twostroke.measure.workload import Lengths, SyntheticSpec, synthetic
+from twostroke.measure.workload import Lengths, Workload
 from twostroke.served_run import Run
 
 NUM_SEQS = 16
@@ -21,17 +21,14 @@ MOST = 0.02
 def reproduce(options: ReproduceOptions) -> Reproduction:
     """Runs both in turn and compares medians."""
     repeats = 7 if options.full else 2
-    specs = [_spec(options, options.seed + i) for i in range(repeats + 1)]
-    if not options.with_model:
-        remark = "R11 compares times of a model: nothing was run"
-        return Reproduction(name="r11", title=_TITLE, claims=(), config={}, workload={}, remarks=(remark,))
+    workloads = [_workload(options, i) for i in range(repeats + 1)]
     engines = {name: _engine(options, name == "on") for name in ("off", "on")}
     for engine in engines.values():
-        engine.run(synthetic(specs[-1]), progress="R11 warm-up")
+        engine.run(workloads[-1], progress="R11 warm-up")
     runs: dict[str, list[Run]] = {name: [] for name in engines}
-    for spec in specs[:-1]:
+    for workload in workloads[:-1]:
         for name, engine in engines.items():
-            runs[name].append(engine.run(synthetic(spec), progress=f"R11, caching {name}"))
+            runs[name].append(engine.run(workload, progress=f"R11, caching {name}"))
     for engine in engines.values():
         engine.close()
     seconds = {name: [run.duration_s for run in of] for name, of in runs.items()}
@@ -39,14 +36,12 @@ def reproduce(options: ReproduceOptions) -> Reproduction:
     overhead = median([on / off for on, off in zip(seconds["on"], seconds["off"], strict=True)]) - 1
     found = sum(r.num_cached_tokens for run in runs["on"] for r in run.requests)
     return Reproduction(
-        name="r11",
-        title=_TITLE,
         claims=(
             Claim.equal("tokens found in the cache", 0, found),
             Claim.at_most("time lost to caching, share", MOST, overhead, 0.0).judged(options.full),
         ),
         config={"max_num_seqs": NUM_SEQS, "model": options.model_name},
-        workload=specs[0].description,
+        workload=workloads[0].description,
         details={"duration_s": seconds, "medians_s": {name: median(of) for name, of in seconds.items()}},
         draw=lambda figure: _draw(figure, seconds),
         warmup=1,
@@ -54,17 +49,8 @@ def reproduce(options: ReproduceOptions) -> Reproduction:
     )
 
 
-_TITLE = "R11: the cost of prefix caching without hits"
-
-
-def _spec(options: ReproduceOptions, seed: int) -> SyntheticSpec:
-    return SyntheticSpec(
-        num_requests=64 if options.full else 16,
-        prompt_lengths=Lengths.fixed(128),
-        output_lengths=Lengths.fixed(32),
-        vocab_size=options.vocab_size(),
-        seed=seed,
-    )
+def _workload(options: ReproduceOptions, seed: int) -> Workload:
+    return options.drawn(64 if options.full else 16, Lengths.fixed(128), Lengths.fixed(32), seed=seed)
 
 
 def _engine(options: ReproduceOptions, enable_prefix_caching: bool) -> ModelEngine:
@@ -79,9 +65,5 @@ def _draw(figure: Any, seconds: dict[str, list[float]]) -> None:
     axes = figure.add_subplot()
     for name, colour in (("off", PREDICTED), ("on", MEASURED)):
         axes.plot(range(1, len(seconds[name]) + 1), seconds[name], "o-", color=colour, label=f"caching {name}")
-    axes.set_xlabel("run")
     axes.set_xticks(range(1, len(seconds["off"]) + 1))
-    axes.set_ylabel("seconds")
-    axes.set_ylim(bottom=0)
-    axes.legend(fontsize=8, frameon=False)
-    axes.spines[["top", "right"]].set_visible(False)
+    finish(axes, xlabel="run", ylabel="seconds", ylim=(0, None))

@@ -7,8 +7,6 @@ claim's figure is the factor (1: they hold). The share of the floor that is reac
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from benchmarks.reproduce.claim import Claim, ReproduceOptions, Reproduction
@@ -16,21 +14,17 @@ from twostroke.config.cache import CacheConfig
 from twostroke.config.load import LoadConfig
 from twostroke.hardware import Hardware
 from twostroke.kernels.dispatch import operators_for
-from twostroke.measure.figure import MEASURED, PREDICTED, bars
+from twostroke.measure.figure import MEASURED, PREDICTED, bar_chart
 from twostroke.measure.limits import measure_limits
 from twostroke.measure.sweep.run import SweepOptions, measure_sweep
 from twostroke.model.model_files import find_model
 
-_TITLE = "R13: decode beside its roofline"
 _LARGEST_CACHE = 1 << 29
 """Bytes; a model that caches hold may well be faster than memory."""
 
 
 def reproduce(options: ReproduceOptions) -> Reproduction:
     """Sweeps over contexts."""
-    if not options.with_model:
-        remarks = ("left out: it needs a model",)
-        return Reproduction(name="r13", title=_TITLE, claims=(), config={}, workload={}, remarks=remarks)
     config = find_model(options.model).config()
     threads = options.threads or Hardware.of_this_machine().cores
     lengths = "64,256,512" if options.full else "16,32,64"
@@ -58,14 +52,20 @@ def reproduce(options: ReproduceOptions) -> Reproduction:
             Claim.reported(f"share of the floor at context {point.context}", floors[point.context] / point.tpot_s)
         )
     return Reproduction(
-        name="r13",
-        title=_TITLE,
         claims=tuple(claims),
         config={"model": options.model_name, "dtype": config.dtype, "threads": threads},
         workload={"contexts": lengths, "batch": 1},
         details={"limits": limits.as_json()},
         remarks=_remarks(in_memory=in_memory, is_estimate=limits.is_estimate),
-        draw=lambda figure: _draw(figure, {p.context: p.tpot_s for p in sweep.by_context}, floors),
+        draw=bar_chart(
+            [str(context) for context in floors],
+            {
+                "floor": ([1e3 * floor_s for floor_s in floors.values()], PREDICTED),
+                "measured": ([1e3 * point.tpot_s for point in sweep.by_context], MEASURED),
+            },
+            "TPOT, ms",
+            "context",
+        ),
     )
 
 
@@ -73,13 +73,3 @@ def _remarks(*, in_memory: bool, is_estimate: bool) -> tuple[str, ...]:
     remarks = () if in_memory else ("caches may hold this model: the floor of memory is reported, not claimed",)
     busy = "others were at work while the machine was measured: its limits are an estimate, reported, not claimed"
     return (*remarks, busy) if is_estimate else remarks
-
-
-def _draw(figure: Any, measured: dict[int, float], floors: dict[int, float]) -> None:
-    groups = {
-        "floor": ([1e3 * value for value in floors.values()], PREDICTED),
-        "measured": ([1e3 * value for value in measured.values()], MEASURED),
-    }
-    axes = figure.add_subplot()
-    bars(axes, [str(context) for context in measured], groups, "TPOT, ms")
-    axes.set_xlabel("context")

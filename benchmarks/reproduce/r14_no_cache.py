@@ -6,6 +6,7 @@ computed once and each output but the last once more: 500 + 199 = 699. That is 1
 
 from __future__ import annotations
 
+from contextlib import closing
 from typing import Any
 
 from benchmarks.counting_engine import counting_engine
@@ -14,7 +15,7 @@ from twostroke.config.cache import CacheConfig
 from twostroke.config.scheduler import SchedulerConfig
 from twostroke.measure.figure import MEASURED, PREDICTED, bars
 from twostroke.measure.model_engine import model_engine
-from twostroke.measure.workload import Workload, of_lengths
+from twostroke.measure.workload import Workload
 from twostroke.served_run import Run
 
 PROMPT, OUTPUT = 500, 200
@@ -24,7 +25,7 @@ MODES = ("without", "with")
 def reproduce(options: ReproduceOptions) -> Reproduction:
     """Counts on the fake executor and on the model; the times are the model's."""
     predicted = {"without": sum(PROMPT + i for i in range(OUTPUT)), "with": PROMPT + OUTPUT - 1}
-    workload = of_lengths([(PROMPT, OUTPUT)], seed=options.seed, vocab_size=options.vocab_size())
+    workload = options.of_lengths([(PROMPT, OUTPUT)])
     counted = {mode: _passes(_count(mode, workload)) for mode in MODES}
     claims = [Claim.equal(f"token-passes {mode} a cache, counted", predicted[mode], counted[mode]) for mode in MODES]
     details: dict[str, Any] = {"token_passes": counted}
@@ -40,8 +41,6 @@ def reproduce(options: ReproduceOptions) -> Reproduction:
         claims.append(Claim.reported("wall time: without / with", seconds["without"] / seconds["with"]))
         details["duration_s"] = seconds
     return Reproduction(
-        name="r14",
-        title="R14: what the KV cache saves",
         claims=tuple(claims),
         config={"model": options.model_name if options.with_model else None},
         workload={"prompt_tokens": PROMPT, "output_tokens": OUTPUT, "seed": options.seed},
@@ -64,10 +63,8 @@ def _count(mode: str, workload: Workload) -> Run:
 
 def _model(mode: str, workload: Workload, options: ReproduceOptions) -> Run:
     scheduler, cache = _configs(mode)
-    engine = model_engine(options.load(PROMPT + OUTPUT), scheduler, cache)
-    run = engine.run(workload, progress=f"R14, {mode} a cache")
-    engine.close()
-    return run
+    with closing(model_engine(options.load(PROMPT + OUTPUT), scheduler, cache)) as engine:
+        return engine.run(workload, progress=f"R14, {mode} a cache")
 
 
 def _passes(run: Run) -> int:

@@ -27,7 +27,7 @@ from twostroke.config.scheduler import SchedulerConfig
 from twostroke.measure.figure import MEASURED, PREDICTED, bars
 from twostroke.measure.model_engine import ModelEngine, model_engine
 from twostroke.measure.report import median
-from twostroke.measure.workload import Lengths, SyntheticSpec, Workload, of_lengths, synthetic
+from twostroke.measure.workload import Lengths, Workload, of_lengths
 from twostroke.served_run import Run
 
 _SOME_TOKENS = 128
@@ -89,7 +89,7 @@ def measure_step_times(
 def _point(engine: ModelEngine, rows: int, context: int, steps: int, progress: str | None = None) -> float:
     workload = of_lengths([(context, steps + 1)] * rows, vocab_size=_SOME_TOKENS)
     run = engine.run(workload, progress=progress and f"{progress}, {rows} rows, context {context}")
-    return median([s.wall_s for s in run.steps if s.num_decode_tokens == rows and not s.num_prefill_tokens])
+    return median([step.wall_s for step in run.decode_steps(rows)])
 
 
 # ------------------------------------------------------------------ R1: continuous against static batching, in slot-s
@@ -133,8 +133,6 @@ def reproduce(options: ReproduceOptions) -> Reproduction:
     else:
         remarks = ("wall time was left out: it needs a model",)
     return Reproduction(
-        name="r1",
-        title="R1: continuous against static batching",
         claims=tuple(claims),
         config={"slots": SLOTS, "prompt_tokens": 1, "model": options.model_name if options.with_model else None},
         workload={"lengths": {kind: str(lengths) for kind, lengths in LENGTHS.items()}, "seed": options.seed},
@@ -259,15 +257,7 @@ def _model_engine(options: ReproduceOptions, mode: str, num_slots: int, max_mode
 
 def _workload(lengths: Lengths, count: int, options: ReproduceOptions) -> Workload:
     # prompts of one token: a step's rows are then exactly its live requests
-    return synthetic(
-        SyntheticSpec(
-            num_requests=count,
-            prompt_lengths=Lengths.fixed(1),
-            output_lengths=lengths,
-            vocab_size=options.vocab_size(),
-            seed=options.seed,
-        )
-    )
+    return options.drawn(count, Lengths.fixed(1), lengths)
 
 
 def _scheduler(mode: str, num_slots: int) -> SchedulerConfig:

@@ -14,7 +14,7 @@ from benchmarks.reproduce.claim import Claim, ReproduceOptions, Reproduction
 from benchmarks.slots import SlotCount, continuous_schedule, static_schedule
 from twostroke.config.cache import CacheConfig
 from twostroke.config.scheduler import SchedulerConfig
-from twostroke.measure.figure import MEASURED, PREDICTED, bars
+from twostroke.measure.figure import MEASURED, PREDICTED, bars, finish
 from twostroke.measure.report import median
 from twostroke.measure.workload import Workload, of_lengths, with_arrivals
 from twostroke.served_run import Run
@@ -55,8 +55,6 @@ def reproduce(options: ReproduceOptions) -> Reproduction:
         Claim.at_least("median latency of a short request: static / continuous", 10.0, _ratio(short_p50)),
     )
     return Reproduction(
-        name="r2",
-        title="R2: one long request holds nine short ones hostage",
         claims=claims,
         config={"slots": SLOTS},
         workload={"group": GROUP, "groups": num_groups, "steps_between_arrivals": STEPS_BETWEEN_ARRIVALS},
@@ -96,9 +94,7 @@ def _draw(figure: Any, runs: dict[str, Run], short_p50: dict[str, float]) -> Non
     left, right = figure.subplots(1, 2, width_ratios=(2, 1))
     for (mode, run), colour in zip(runs.items(), (PREDICTED, MEASURED), strict=True):
         left.plot([s.num_seqs for s in run.steps[: 3 * LONG]], color=colour, label=mode, linewidth=0.8)
-    left.set_xlabel("step")
-    left.set_ylabel("slots in use, of 10")
+    finish(left, legend=False, xlabel="step", ylabel="slots in use, of 10")
     left.legend(fontsize=8, frameon=False, loc="center right")
-    left.spines[["top", "right"]].set_visible(False)
     bars(right, list(short_p50), {"short requests": (list(short_p50.values()), MEASURED)}, "median latency, steps")
     right.set_yscale("log")

@@ -21,10 +21,10 @@ from twostroke.config.scheduler import SchedulerConfig
 from twostroke.cost.step_fit import fit_step_model
 from twostroke.cost.step_model import StepTimeModel
 from twostroke.cost.step_work import Layers
-from twostroke.measure.figure import MEASURED, PREDICTED
+from twostroke.measure.figure import MEASURED, PREDICTED, finish
 from twostroke.measure.report import median, percentiles
 from twostroke.measure.steps import measure_steps
-from twostroke.measure.workload import Workload, of_lengths, with_arrivals
+from twostroke.measure.workload import Workload, with_arrivals
 from twostroke.model.model_files import find_model
 from twostroke.served_run import Run
 
@@ -40,10 +40,6 @@ TTFT_SLACK = 1.05
 
 def reproduce(options: ReproduceOptions) -> Reproduction:
     """Measures every budget and the controller, round by round."""
-    title = "R5: p99 ITL against TTFT, by the budget of a step"
-    if not options.with_model:
-        remarks = ("times need a model: nothing was run",)
-        return Reproduction(name="r5", title=title, claims=(), config={}, workload={}, remarks=remarks)
     prompt, num_prompts, rounds = (1536, 6, 3) if options.full else (256, 2, 1)
     budgets = BUDGETS if options.full else (UNCHUNKED, 128, 64)
     longest = max(prompt + 8, 2048)
@@ -67,8 +63,6 @@ def reproduce(options: ReproduceOptions) -> Reproduction:
             predicted[name] = _figures(simulated)
     middle = {name: {key: median([r[key] for r in runs]) for key in runs[0]} for name, runs in found.items()}
     return Reproduction(
-        name="r5",
-        title=title,
         claims=(
             Claim.reported("p99 ITL ms, no prompts at all: the machine", median(floor) * 1e3, step_s * 1e3),
             *_claims(middle, predicted, limits, median(floor), full=options.full),
@@ -108,7 +102,7 @@ def _workload(
     most = min(1500, 8 + round(lasts_s / step_s))
     lengths = [(SHORT_PROMPT, most)] * NUM_DECODES + [(prompt, 2)] * num_prompts
     arrivals = [0.0] * NUM_DECODES + [every_s * (0.5 + i) for i in range(num_prompts)]
-    return with_arrivals(of_lengths(lengths, vocab_size=options.vocab_size(), seed=options.seed), arrivals)
+    return with_arrivals(options.of_lengths(lengths), arrivals)
 
 
 def _configs(
@@ -203,7 +197,5 @@ def _draw(
         place = (measured[name]["itl_p99_s"] * 1e3, measured[name]["ttft_s"] * 1e3)
         axes.plot(*place, "*", color="black", markersize=11)
         axes.annotate(f"{name}", place, textcoords="offset points", xytext=(6, -10), fontsize=8)
-    axes.set_xscale("log")
-    axes.set_xlabel("p99 ITL of those who decode, ms; dotted: limits, stars: the controller with each of them")
-    axes.set_ylabel("mean TTFT of the long prompts, ms")
-    axes.legend(fontsize=8, frameon=False)
+    xlabel = "p99 ITL of those who decode, ms; dotted: limits, stars: the controller with each of them"
+    finish(axes, xscale="log", xlabel=xlabel, ylabel="mean TTFT of the long prompts, ms")

@@ -12,15 +12,14 @@ alone in the time to the first.
 from __future__ import annotations
 
 from contextlib import closing
-from typing import Any
 
 from benchmarks.reproduce.claim import Claim, ReproduceOptions, Reproduction
 from twostroke.config.cache import CacheConfig
 from twostroke.config.scheduler import SchedulerConfig
-from twostroke.measure.figure import MEASURED, PREDICTED, bars
+from twostroke.measure.figure import MEASURED, PREDICTED, bar_chart
 from twostroke.measure.model_engine import model_engine
 from twostroke.measure.report import median, percentiles
-from twostroke.measure.workload import Lengths, SyntheticSpec, Workload, of_lengths, synthetic
+from twostroke.measure.workload import Lengths, Workload, of_lengths
 
 BUDGET, SLOTS = 256, 16
 VARIANTS = {
@@ -38,15 +37,11 @@ SHARE = 0.6
 
 def reproduce(options: ReproduceOptions) -> Reproduction:
     """Measures the four, round by round."""
-    title = "R6: chunks and mixed batches, each alone and both"
-    if not options.with_model:
-        remarks = ("times need a model: nothing was run",)
-        return Reproduction(name="r6", title=title, claims=(), config={}, workload={}, remarks=remarks)
     count, rounds = (60, 3) if options.full else (8, 1)
     capacity = _capacity(options)
     found: dict[str, list[dict[str, float]]] = {name: [] for name in VARIANTS}
     for round_ in range(rounds):
-        workload = _load(options, count, SHARE * capacity, seed=options.seed + round_)
+        workload = _load(options, count, SHARE * capacity, seed=round_)
         for name, config in VARIANTS.items():
             found[name].append(_serve(options, config, workload))
     middle = {name: {key: median([r[key] for r in runs]) for key in runs[0]} for name, runs in found.items()}
@@ -63,28 +58,25 @@ def reproduce(options: ReproduceOptions) -> Reproduction:
         ),
     )
     return Reproduction(
-        name="r6",
-        title=title,
         claims=tuple(claim.judged(options.full) for claim in claims),
         config={"model": options.model_name, "max_num_batched_tokens": BUDGET, "slots": SLOTS},
         workload={"requests": count, "share_of_capacity": SHARE, "capacity": capacity},
         details={"medians": middle, "rounds": found},
-        draw=lambda figure: _draw(figure, middle),
+        draw=bar_chart(
+            list(middle),
+            {
+                "median TTFT": ([of["ttft_p50_s"] * 1e3 for of in middle.values()], PREDICTED),
+                "p99 ITL": ([of["itl_p99_s"] * 1e3 for of in middle.values()], MEASURED),
+            },
+            "ms",
+        ),
         repeats=rounds,
     )
 
 
 def _load(options: ReproduceOptions, count: int, rate: float | None, seed: int) -> Workload:
-    return synthetic(
-        SyntheticSpec(
-            num_requests=count,
-            prompt_lengths=Lengths.uniform(64, _longest(options)),
-            output_lengths=Lengths.uniform(16, LONGEST_OUTPUT),
-            request_rate=rate,
-            vocab_size=options.vocab_size(),
-            seed=seed,
-        )
-    )
+    prompts, outputs = Lengths.uniform(64, _longest(options)), Lengths.uniform(16, LONGEST_OUTPUT)
+    return options.drawn(count, prompts, outputs, rate=rate, seed=seed)
 
 
 def _longest(options: ReproduceOptions) -> int:
@@ -94,7 +86,7 @@ def _longest(options: ReproduceOptions) -> int:
 
 def _capacity(options: ReproduceOptions) -> float:
     """Requests a second when it is never without work."""
-    workload = _load(options, 24, None, seed=options.seed + 99)
+    workload = _load(options, 24, None, seed=99)
     return len(workload) / _serve(options, VARIANTS["both"], workload)["duration_s"]
 
 
@@ -110,12 +102,3 @@ def _serve(options: ReproduceOptions, config: SchedulerConfig, workload: Workloa
         "itl_p99_s": gaps["p99"],
         "duration_s": run.duration_s,
     }
-
-
-def _draw(figure: Any, middle: dict[str, dict[str, float]]) -> None:
-    axes = figure.add_subplot()
-    groups = {
-        "median TTFT": ([of["ttft_p50_s"] * 1e3 for of in middle.values()], PREDICTED),
-        "p99 ITL": ([of["itl_p99_s"] * 1e3 for of in middle.values()], MEASURED),
-    }
-    bars(axes, list(middle), groups, "ms")

@@ -28,7 +28,7 @@ from twostroke.config.engine import EngineConfig
 from twostroke.config.pools import PoolConfig
 from twostroke.measure.figure import MEASURED, PREDICTED
 from twostroke.measure.report import median, percentiles
-from twostroke.measure.workload import Lengths, SyntheticSpec, Workload, of_lengths, synthetic
+from twostroke.measure.workload import Lengths, Workload, of_lengths
 from twostroke.request_times import RequestTimes
 
 PROMPT, OUTPUT, SLOTS = 768, 64, 16
@@ -52,10 +52,6 @@ class SetUp:
 
 def reproduce(options: ReproduceOptions) -> Reproduction:
     """Measures one request alone and the capacity of one process, then goodput of every set-up."""
-    title = "R7: goodput with and without disaggregation"
-    if not options.with_model:
-        remarks = ("processes need a model: nothing was run",)
-        return Reproduction(name="r7", title=title, claims=(), config={}, workload={}, remarks=remarks)
     threads = options.threads or len(os.sched_getaffinity(0))
     for_s, rounds = (8.0, 3) if options.full else (2.0, 1)
     no_link = why_no_link()
@@ -81,8 +77,6 @@ def reproduce(options: ReproduceOptions) -> Reproduction:
             ).judged(options.full)
         )
     return Reproduction(
-        name="r7",
-        title=title,
         claims=tuple(claims),
         config={"model": options.model_name, "threads": threads, "slots": SLOTS},
         workload={"prompt": PROMPT, "output": OUTPUT, "shares": SHARES, "seconds": for_s},
@@ -134,11 +128,11 @@ async def _measure(
                     placer=LeastBusy() if set_up.hands_over else None,
                     prefix=prefix,
                 ) as engine:
-                    seed, of_last = options.seed + 100 * round_, 0.0
-                    await answer_all(engine, _load(vocab_size, 4.0, 0.25 * capacity, seed=seed + 7))
+                    seed, of_last = 100 * round_, 0.0
+                    await answer_all(engine, _load(options, 4.0, 0.25 * capacity, seed=seed + 7))
                     for i, share in enumerate(SHARES):  # new prompts for each: nothing of them is cached
                         answers = await answer_all(
-                            engine, _load(vocab_size, for_s, share * capacity, seed=seed + 1000 * (i + 1))
+                            engine, _load(options, for_s, share * capacity, seed=seed + 1000 * (i + 1))
                         )
                         took_s = max(for_s, *(times.arrival_s + times.e2e_s for times in answers))
                         for slo, limit_s in limits_s.items():
@@ -174,17 +168,9 @@ def _config(options: ReproduceOptions, threads: int) -> EngineConfig:
     )
 
 
-def _load(vocab_size: int, for_s: float, rate: float, seed: int) -> Workload:
-    return synthetic(
-        SyntheticSpec(
-            num_requests=max(2, round(for_s * rate)),
-            prompt_lengths=Lengths.fixed(PROMPT),
-            output_lengths=Lengths.fixed(OUTPUT),
-            request_rate=rate,
-            vocab_size=vocab_size,
-            seed=seed,
-        )
-    )
+def _load(options: ReproduceOptions, for_s: float, rate: float, seed: int) -> Workload:
+    count = max(2, round(for_s * rate))
+    return options.drawn(count, Lengths.fixed(PROMPT), Lengths.fixed(OUTPUT), rate=rate, seed=seed)
 
 
 async def _rate(engine: Engine, workload: Workload) -> float:

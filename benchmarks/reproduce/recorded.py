@@ -1,12 +1,11 @@
-"""Workloads through a model's engine, with everything that happened.
-
-A workload through a model's engine, and the same in simulated time.
-"""
+"""Workloads through a model's engine, with everything that happened, and the same in simulated time."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import fields, replace
+from typing import Any
 
 from benchmarks.reproduce.claim import ReproduceOptions
 from twostroke.config.cache import CacheConfig
@@ -24,14 +23,15 @@ _WARM_UP = (48, 2)
 """Tokens of prompt and output."""
 
 
-@dataclass(slots=True)
-class _Heard:
-    """The events of one engine."""
-
-    events: list[Event] = field(default_factory=list[Event])
-
-    def append(self, event: Event) -> None:
-        self.events.append(event)
+def with_values(values: Mapping[str, Any], *configs: Any) -> tuple[Any, ...]:
+    """Return configs with other values, each where there is such a field."""
+    known = [{field.name for field in fields(config)} for config in configs]
+    unknown = values.keys() - set().union(*known)
+    assert not unknown, f"no setting is called {unknown}"
+    return tuple(
+        replace(config, **{name: value for name, value in values.items() if name in names})
+        for config, names in zip(configs, known, strict=True)
+    )
 
 
 def recorded(
@@ -53,12 +53,12 @@ def recorded(
         max_model_len: the context; default: that of the longest request.
         step_times: by which limits of time are kept.
     """
-    heard = _Heard()
+    events: list[Event] = []
     load = options.load(max_model_len or max(workload.max_request_tokens, sum(_WARM_UP)))
-    with closing(model_engine(load, scheduler, cache, [heard], step_times)) as engine:
+    with closing(model_engine(load, scheduler, cache, [events], step_times)) as engine:
         engine.run(of_lengths([_WARM_UP] * 2, vocab_size=options.vocab_size()))
         drive(engine.engine, engine.executor, workload)
-    return heard.events
+    return events
 
 
 # ------------------------------------------------------------------ A workload through a model's engine, and the same

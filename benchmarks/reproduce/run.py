@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -18,46 +18,86 @@ from twostroke.measure.figure import save_figure
 from twostroke.measure.report import BenchResult, check_folder, command_line, save
 from twostroke.tables import print_table
 
-RESULTS = {
-    "r1": ("benchmarks.reproduce.r1_batching", "continuous against static batching"),
-    "occupancy": ("benchmarks.reproduce.occupancy", "slots in use, step by step"),
-    "r2": ("benchmarks.reproduce.r2_hostage", "one long request holds nine short ones hostage"),
-    "r3": ("benchmarks.reproduce.r3_kv_waste", "KV memory that holds nothing, paged against contiguous"),
-    "r4": ("benchmarks.reproduce.r4_concurrency", "requests at once in equal KV memory"),
-    "r5": ("benchmarks.reproduce.r5_chunk_budget", "the budget of a step: ITL against TTFT, and a controller"),
-    "r6": ("benchmarks.reproduce.r6_ablation", "chunks and mixed batches, each alone and both"),
-    "r7": ("benchmarks.reproduce.r7_disaggregation", "goodput with and without disaggregation"),
-    "r10": ("benchmarks.reproduce.r10_prefix_cache", "prefix-cache hits on request traces"),
-    "r11": ("benchmarks.reproduce.r11_cache_overhead", "the cost of prefix caching without hits"),
-    "r13": ("benchmarks.reproduce.r13_roofline", "decode beside its roofline"),
-    "step-content": ("benchmarks.reproduce.step_content", "a step's time over the content of its tokens"),
-    "paging-price": ("benchmarks.reproduce.paging_price", "steps over scattered blocks beside KV in one piece"),
-    "r14": ("benchmarks.reproduce.r14_no_cache", "what the KV cache saves"),
-    "engine-time": ("benchmarks.reproduce.engine_time", "the engine's own time per step"),
-    "vs-transformers": ("benchmarks.reproduce.vs_transformers", "throughput beside transformers.generate"),
-    "invariance-price": ("benchmarks.reproduce.invariance_price", "operators beside torch's, which promise less"),
-    "card": ("benchmarks.reproduce.card", "a GPU beside what it can do at best"),
-    "server-throughput": ("benchmarks.reproduce.server_throughput", "the server beside the offline API"),
-    "overload": ("benchmarks.reproduce.overload", "three times more than a server can do"),
-    "two-tenants": ("benchmarks.reproduce.two_tenants", "one tenant floods, another asks"),
-    "what-if": ("benchmarks.reproduce.what_ifs", "other settings, predicted from one recorded run, then run"),
-    "doctor": ("benchmarks.reproduce.levers", "the doctor's levers, pulled"),
-    "doctor-loads": ("benchmarks.reproduce.loads", "five loads, and the doctor's verdict on each"),
-    "background": ("benchmarks.reproduce.background", "work that takes what others leave"),
-    "pools": ("benchmarks.reproduce.pools", "two pools on one machine beside one process"),
-    "chaos": ("benchmarks.reproduce.chaos", "clients that vanish, an engine that is killed"),
-    "hostile-bodies": (
-        "benchmarks.reproduce.hostile_bodies",
-        "large values of every wrong type in every field, digits, unfinished bodies",
+
+@dataclass(frozen=True, slots=True)
+class Study:
+    """A result of the field, and who reproduces it."""
+
+    module: str
+    """In this package."""
+    title: str
+    needs_model: str = ""
+    """Why nothing is run without a model; empty: some of it is."""
+    function: str = "reproduce"
+    """Of the module."""
+
+
+_TIMES = "times need a model: nothing was run"
+_STEPS = "times of steps need a model: nothing was run"
+_SERVER = "a server needs a model: nothing was run"
+_PROCESSES = "processes need a model: nothing was run"
+
+RESULTS: Mapping[str, Study] = {
+    "r1": Study("r1_batching", "R1: continuous against static batching"),
+    "occupancy": Study("occupancy", "Slots in use, step by step: static against continuous batching"),
+    "r2": Study("r2_hostage", "R2: one long request holds nine short ones hostage"),
+    "r3": Study("skewed", "R3: share of allocated KV slots that hold nothing", function="reproduce_waste"),
+    "r4": Study("skewed", "R4: requests running at once in equal KV memory", function="reproduce_concurrency"),
+    "r5": Study("r5_chunk_budget", "R5: p99 ITL against TTFT, by the budget of a step", _TIMES),
+    "r6": Study("r6_ablation", "R6: chunks and mixed batches, each alone and both", _TIMES),
+    "r7": Study("r7_disaggregation", "R7: goodput with and without disaggregation", _PROCESSES),
+    "r10": Study("r10_prefix_cache", "R10: prefix-cache hits on request traces"),
+    "r11": Study(
+        "r11_cache_overhead",
+        "R11: the cost of prefix caching without hits",
+        "R11 compares times of a model: nothing was run",
     ),
-    "soak": ("benchmarks.reproduce.soak", "an hour of everything: bits, memory, p99"),
-    "viewers": ("benchmarks.reproduce.viewers", "what the live view costs"),
-    "live-page": ("benchmarks.reproduce.live_page", "the live view in a browser: pictures a second, memory"),
-    "stories": ("benchmarks.reproduce.stories", "the switchboard's six stories, told by their buttons"),
-    "hostile-files": ("benchmarks.reproduce.hostile_files", "mutated files of models, templates, logs"),
-    "long-prompt": ("benchmarks.reproduce.long_prompt", "a 131k prompt in chunks beside short requests"),
+    "r13": Study("r13_roofline", "R13: decode beside its roofline", "left out: it needs a model"),
+    "step-content": Study("step_content", "Time of a decode step over the content of its tokens", _STEPS),
+    "paging-price": Study(
+        "paging_price", "The price of paging: steps over scattered blocks beside KV in one piece", _STEPS
+    ),
+    "r14": Study("r14_no_cache", "R14: what the KV cache saves"),
+    "engine-time": Study("engine_time", "The engine's own time per step"),
+    "vs-transformers": Study(
+        "vs_transformers",
+        "Ours beside transformers.generate",
+        "this compares two engines on a model: nothing was run",
+    ),
+    "invariance-price": Study(
+        "invariance_price", "The price of batch invariance", "left out: it needs a model's shapes"
+    ),
+    "card": Study("card", "A card beside what it can do at best", "left out: it needs a model's shape"),
+    "server-throughput": Study("server_throughput", "The server beside the offline API, 64 streams", _SERVER),
+    "overload": Study("overload", "3 times the capacity of a server", _SERVER),
+    "two-tenants": Study("two_tenants", "Two tenants, one of which floods the server", _SERVER),
+    "what-if": Study("what_ifs", "What-ifs from one recorded run, and the runs they predict", _TIMES),
+    "doctor": Study("levers", "The doctor's levers, pulled", _TIMES),
+    "doctor-loads": Study("loads", "Five loads, and the doctor's verdict on each", _TIMES),
+    "background": Study("background", "Background work beside interactive requests", _TIMES),
+    "pools": Study("pools", "two pools on one machine beside one process", _PROCESSES),
+    "chaos": Study("chaos", "clients that vanish, and an engine that is killed", _SERVER),
+    "hostile-bodies": Study("hostile_bodies", "Bodies that mean harm", _SERVER),
+    "soak": Study("soak", "An hour of everything", _SERVER),
+    "viewers": Study("viewers", "The live view: 2 viewers and none, 64 streams", _SERVER),
+    "live-page": Study(
+        "live_page",
+        "The live view in a browser: 1,000 requests, 100,000 blocks",
+        "the page comes from a server, and a server needs a model: nothing was run",
+    ),
+    "stories": Study(
+        "stories",
+        "The six stories of the switchboard, told by their buttons",
+        "a story needs a model: nothing was run",
+    ),
+    "hostile-files": Study(
+        "hostile_files",
+        "mutated files of every kind that comes from elsewhere",
+        "it loads models: nothing was run",
+    ),
+    "long-prompt": Study("long_prompt", "A prompt of 131,072 tokens beside 8 short requests"),
 }
-"""Name to the module that reproduces it, and what it is about."""
+"""Everything that can be reproduced, by name."""
 
 
 def reproduce(names: Sequence[str], options: ReproduceOptions, console: Console | None = None) -> list[Reproduction]:
@@ -80,22 +120,28 @@ def reproduce(names: Sequence[str], options: ReproduceOptions, console: Console 
     check_folder(options.results)
     found: list[Reproduction] = []
     for name in chosen:
-        module = import_module(RESULTS[name][0])
+        study = RESULTS[name]
         try:
-            reproduction: Reproduction = module.reproduce(options)
+            reproduction = _reproduced(study, options)
         except NotOnThisMachine as error:
             if name in names:
                 raise
             console.print(f"{name}: left out. {error}\n", style="yellow", highlight=False)
             continue
         found.append(reproduction)
-        print_table(table(reproduction.title, reproduction.claims), console)
+        print_table(table(reproduction.title or study.title, reproduction.claims), console)
         for remark in reproduction.remarks:
             console.print(f"  [yellow]{remark}[/]", highlight=False)
         if reproduction.claims:
             _save(name, reproduction, options, console)
         console.print()
     return found
+
+
+def _reproduced(study: Study, options: ReproduceOptions) -> Reproduction:
+    if study.needs_model and not options.with_model:
+        return Reproduction(remarks=(study.needs_model,))
+    return getattr(import_module(f"benchmarks.reproduce.{study.module}"), study.function)(options)
 
 
 def _chosen(names: Sequence[str]) -> list[str]:
@@ -123,7 +169,7 @@ def _save(name: str, reproduction: Reproduction, options: ReproduceOptions, cons
         config=_with_kernels(reproduction.config, options),
         workload=reproduction.workload,
         results={
-            "title": reproduction.title,
+            "title": reproduction.title or RESULTS[name].title,
             "holds": reproduction.holds,
             "claims": [asdict(claim) for claim in reproduction.claims],
             "remarks": reproduction.remarks,

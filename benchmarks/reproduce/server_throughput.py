@@ -24,14 +24,14 @@ from twostroke.engine.event_sinks import read_events
 from twostroke.errors import SetupError
 from twostroke.events import Event, StepCommitted, TokensDelivered
 from twostroke.llm import LLM
-from twostroke.measure.figure import MEASURED, PREDICTED, bars
+from twostroke.measure.figure import MEASURED, PREDICTED, bar_chart
 from twostroke.measure.report import median, percentiles
 from twostroke.measure.serve.figures import latencies
 from twostroke.measure.serve.http_connection import Origin
 from twostroke.measure.serve.load import LoadRun, giving_way
 from twostroke.measure.serve.openai_wire import Exchange
 from twostroke.measure.serve.target import Load, Target, run_loads
-from twostroke.measure.workload import Lengths, SyntheticSpec, Workload, synthetic
+from twostroke.measure.workload import Lengths, Workload
 from twostroke.sampling_params import SamplingParams
 
 STREAMS = 64
@@ -69,19 +69,8 @@ class _Sides:
 
 def reproduce(options: ReproduceOptions) -> Reproduction:
     """Alternates the two, with one model thread and then with two."""
-    title = f"The server beside the offline API, {STREAMS} streams"
-    if not options.with_model:
-        remarks = ("a server needs a model: nothing was run",)
-        return Reproduction(name="server-throughput", title=title, claims=(), config={}, workload={}, remarks=remarks)
     rounds, outputs = _size(options)
-    spec = SyntheticSpec(
-        num_requests=STREAMS,
-        prompt_lengths=PROMPTS,
-        output_lengths=Lengths.fixed(outputs),
-        vocab_size=options.vocab_size(),
-        seed=options.seed,
-    )
-    workload = synthetic(spec)
+    workload = options.drawn(STREAMS, PROMPTS, Lengths.fixed(outputs))
     threads = sorted({1, options.threads or 2})
     sides = {n: _side_by_side(options, workload, n, rounds) for n in threads}
     by_round, step_s, latency = _delays(options, workload, rounds)
@@ -109,8 +98,6 @@ def reproduce(options: ReproduceOptions) -> Reproduction:
         ),
     ]
     return Reproduction(
-        name="server-throughput" if options.model == "embedded" else f"server-throughput-{Path(options.model).name}",
-        title=title,
         claims=tuple(claims),
         config={"model": options.model_name, "streams": STREAMS, "threads": threads, "block_size": BLOCK_SIZE},
         workload={**workload.description, "prompt_tokens": workload.num_prompt_tokens},
@@ -122,7 +109,14 @@ def reproduce(options: ReproduceOptions) -> Reproduction:
             "step_s": step_s,
             "latency": latency,
         },
-        draw=lambda figure: _draw(figure, sides),
+        draw=bar_chart(
+            [f"{n} model thread{'s' if n > 1 else ''}" for n in sides],
+            {
+                "offline API": ([median(of.offline) for of in sides.values()], PREDICTED),
+                "server": ([median(of.server) for of in sides.values()], MEASURED),
+            },
+            "output tokens per second",
+        ),
         warmup=1,
         repeats=rounds,
     )
@@ -298,12 +292,3 @@ def _segments(
         delays.received_to_read.append([read - hop.received_s for hop, read in hops])
         delays.sampled_to_read.append([read - hop.sampled_s for hop, read in hops])
     return delays
-
-
-def _draw(figure: Any, sides: Mapping[int, _Sides]) -> None:
-    groups = {
-        "offline API": ([median(of.offline) for of in sides.values()], PREDICTED),
-        "server": ([median(of.server) for of in sides.values()], MEASURED),
-    }
-    labels = [f"{n} model thread{'s' if n > 1 else ''}" for n in sides]
-    bars(figure.add_subplot(), labels, groups, "output tokens per second")

@@ -1,16 +1,40 @@
-"""The skewed workload of R3 and R4: many short requests and a few that need all of the context, as chats have them."""
+"""R3 and R4: KV memory under a skewed load, paged against contiguous.
+
+The load is many short requests and a few that need all of the context, as chats have them.
+
+R3, share of the allocated memory that holds nothing, sampled at every step. Contiguous reservation gives everybody room
+for the longest request: 1 - mean/max of it is empty. Paged memory wastes only the unfilled end of each request's last
+block: about 7.5 slots of 16.
+
+R4, requests that run at once in the same bytes. Contiguous: bytes / room for the longest request. Paged: bytes / mean
+length of a live request. So the ratio is max_len / mean_len, less what waits at the head of the queue for room that is
+not there yet.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from benchmarks.reproduce.claim import ReproduceOptions
+from benchmarks.counting_engine import counting_engine
+from benchmarks.reproduce.claim import Claim, ReproduceOptions, Reproduction
+from twostroke.config.cache import CacheConfig
+from twostroke.config.scheduler import SchedulerConfig
+from twostroke.kv_cache.manager import KVCacheManager
+from twostroke.measure.figure import MEASURED, PREDICTED, bar_chart
+from twostroke.measure.report import percentiles
 from twostroke.measure.workload import TraceSpec, Workload, of_lengths, of_trace
+from twostroke.served_run import Run
 from twostroke.simulation.trace import read_trace
 
+BLOCK_SIZE = 16
+NUM_SEQS = 32
+LONGEST_THAT_FIT = 8
+"""Requests of the greatest length for which R4 has KV memory."""
+KINDS = ("paged", "contiguous")
 DIVISOR = 16
 """Trace lengths are divided by this: prompts of 750 tokens on average, 7,900 at most."""
 TRACE = "mooncake_conversation.jsonl"
@@ -68,3 +92,128 @@ def _imitated(count: int, seed: int) -> Workload:
 
 def _whole(lengths: Sequence[float] | np.ndarray, at_most: int) -> list[int]:
     return [min(at_most, max(1, round(float(length)))) for length in lengths]
+
+
+class WasteSampler:
+    """Adds up the bytes of used blocks, and those that hold something, over all steps."""
+
+    def __init__(self) -> None:
+        self.allocated = self.used = 0
+
+    def __call__(self, kv: KVCacheManager) -> None:
+        usage = kv.usage()
+        self.allocated += usage.allocated_bytes
+        self.used += usage.filled_bytes
+
+    @property
+    def waste(self) -> float:
+        """Share of the allocated bytes that held nothing."""
+        return 1 - self.used / self.allocated
+
+
+def reproduce_waste(options: ReproduceOptions) -> Reproduction:
+    """R3: predict from the lengths alone, then count."""
+    # every prompt in one step, so that a request's tokens are known from its age
+    scheduler = SchedulerConfig(max_num_seqs=NUM_SEQS, enable_chunked_prefill=False)
+    claims: list[Claim] = []
+    details: dict[str, Any] = {}
+    workloads = skewed_workloads(options)
+    for name, workload in workloads.items():
+        residence = Residence.of(workload, BLOCK_SIZE)
+        samplers = {kind: WasteSampler() for kind in KINDS}
+        for kind, sampler in samplers.items():
+            _run("R3", workload, kind, scheduler, at_submit=sampler)
+        measured = {kind: sampler.waste for kind, sampler in samplers.items()}
+        rule_of_thumb = (BLOCK_SIZE - 1) / 2 / residence.mean_len
+        claims += [
+            Claim.within(f"{name}: paged, predicted to the slot", residence.paged_waste, measured["paged"], 1e-9),
+            Claim.at_most(f"{name}: paged, predicted as 7.5 / mean", 0.04, measured["paged"], rule_of_thumb),
+            Claim.within(f"{name}: contiguous", residence.contiguous_waste, measured["contiguous"], 1e-9),
+            Claim.at_least(f"{name}: contiguous, of max_model_len", 0.60, measured["contiguous"]),
+        ]
+        details[name] = {"mean_len": residence.mean_len, "max_len": residence.max_len, "waste": measured}
+    shown = [claim for claim in claims if claim.predicted is not None]
+    return Reproduction(
+        claims=tuple(claims),
+        config={"block_size": BLOCK_SIZE, "max_num_seqs": NUM_SEQS},
+        workload={name: workload.description for name, workload in workloads.items()},
+        details=details,
+        remarks=_remarks(workloads, options),
+        draw=bar_chart(
+            [claim.what.replace(": ", "\n").replace(", ", ",\n") for claim in shown],
+            _beside(shown),
+            "share of allocated slots that is empty",
+        ),
+        figure_size=(9.0, 4.0),
+    )
+
+
+def reproduce_concurrency(options: ReproduceOptions) -> Reproduction:
+    """R4: predict from the lengths, then count running requests while somebody waits for KV memory."""
+    scheduler = SchedulerConfig(max_num_seqs=4096, max_num_batched_tokens=1 << 20)
+    claims: list[Claim] = []
+    details: dict[str, Any] = {}
+    workloads = skewed_workloads(options)
+    for name, workload in workloads.items():
+        residence = Residence.of(workload, BLOCK_SIZE)
+        num_blocks = LONGEST_THAT_FIT * -(-residence.max_len // BLOCK_SIZE)
+        # the mean over requests and steps of what is filled, by what it takes to hold it
+        predicted = residence.max_len / (residence.mean_len / (1 - residence.paged_waste))
+        runs = {kind: _run("R4", workload, kind, scheduler, num_blocks) for kind in KINDS}
+        running = {kind: [step.num_seqs for step in run.steps if step.num_waiting] for kind, run in runs.items()}
+        mean = {kind: percentiles(counts)["mean"] for kind, counts in running.items()}
+        ratio = mean["paged"] / mean["contiguous"]
+        claims += [
+            Claim.within(f"{name}: running at once, contiguous", LONGEST_THAT_FIT, mean["contiguous"], 1e-9),
+            Claim.within(f"{name}: running at once, paged / contiguous", predicted, ratio, 0.2),
+            Claim.at_least(f"{name}: most at once, paged / contiguous", 5.0, max(running["paged"]) / LONGEST_THAT_FIT),
+        ]
+        details[name] = {
+            "num_blocks": num_blocks,
+            "max_len": residence.max_len,
+            "mean_len": residence.mean_len,
+            "max_over_mean": residence.max_len / residence.mean_len,
+            "running": {kind: percentiles(counts) for kind, counts in running.items()},
+        }
+    ratios = [claim for claim in claims if claim.rule.startswith("within") and "/" in claim.what]
+    return Reproduction(
+        claims=tuple(claims),
+        config={"block_size": BLOCK_SIZE, "longest_that_fit": LONGEST_THAT_FIT},
+        workload={name: workload.description for name, workload in workloads.items()},
+        details=details,
+        remarks=_remarks(workloads, options),
+        draw=bar_chart(
+            list(details), _beside(ratios, "predicted: max / mean length"), "requests at once, paged / contiguous"
+        ),
+    )
+
+
+def _run(
+    title: str,
+    workload: Workload,
+    kind: str,
+    scheduler: SchedulerConfig,
+    num_blocks: int | None = None,
+    at_submit: Callable[[KVCacheManager], None] | None = None,
+) -> Run:
+    cache = CacheConfig(
+        block_size=BLOCK_SIZE,
+        num_kv_blocks=num_blocks,
+        enable_prefix_caching=False,
+        kv_reservation="paged" if kind == "paged" else "contiguous",
+    )
+    engine = counting_engine(scheduler, cache, max_model_len=workload.max_request_tokens, at_submit=at_submit)
+    return engine.run(workload, progress=f"{title}, {kind}")
+
+
+def _remarks(workloads: Mapping[str, Workload], options: ReproduceOptions) -> tuple[str, ...]:
+    if "trace" in workloads:
+        return ()
+    return (f"no trace in {options.traces_name}: only the imitated workload was run",)
+
+
+def _beside(claims: Sequence[Claim], predicted: str = "predicted") -> dict[str, tuple[list[float], str]]:
+    return {
+        predicted: ([claim.predicted or 0.0 for claim in claims], PREDICTED),
+        "measured": ([claim.measured for claim in claims], MEASURED),
+    }

@@ -46,7 +46,7 @@ from benchmarks.serving.local_server import (
 from benchmarks.serving.vanishing_client import Ending, Way, drawn_visit, visit
 from twostroke.engine.clock import monotonic_clock
 from twostroke.hardware import Hardware
-from twostroke.measure.figure import MEASURED, PREDICTED
+from twostroke.measure.figure import MEASURED, PREDICTED, finish
 from twostroke.measure.report import percentiles
 from twostroke.measure.serve.http_connection import HttpClient, HttpFailure, Origin
 from twostroke.process_memory import anonymous_bytes
@@ -101,10 +101,6 @@ class _Soak:
 
 def reproduce(options: ReproduceOptions) -> Reproduction:
     """Runs it; an hour in full, some seconds otherwise."""
-    title = "An hour of everything" if options.full else "Some seconds of everything"
-    if not options.with_model:
-        remarks = ("a server needs a model: nothing was run",)
-        return Reproduction(name="soak", title=title, claims=(), config={}, workload={}, remarks=remarks)
     size = _Size(3600.0, 4.0, 160) if options.full else _Size(8.0, 5.0, 16)
     settings: dict[str, Any] = {
         "threads": options.threads or 1,
@@ -123,8 +119,7 @@ def reproduce(options: ReproduceOptions) -> Reproduction:
     taken = worst_of_parts(busy, begin_s, begin_s + size.for_s, WINDOWS)
     preemptions = counted.get("twostroke:num_preemptions_total", 0.0)
     return Reproduction(
-        name="soak",
-        title=title,
+        title="" if options.full else "Some seconds of everything",
         claims=(
             Claim.equal("answers that differ from the first to the same order", 0, len(soak.answers.differing)),
             Claim.equal("answers that were none, or of another status", 0, len(soak.answers.wrong)),
@@ -338,19 +333,11 @@ def _draw(figure: Any, soak: _Soak, windows: dict[str, list[dict[str, float]]], 
     for (name, sizes), style in zip(soak.memory.items(), ("-", "--", ":"), strict=True):
         if any(sizes):
             memory.plot(minutes, [size / MB for size in sizes], style, color=MEASURED, label=name)
-    memory.set_xlabel("minutes")
-    memory.set_ylabel("MB of its own")
-    memory.set_ylim(bottom=0)
-    memory.legend(fontsize=8, frameon=False)
+    finish(memory, xlabel="minutes", ylabel="MB of its own", ylim=(0, None))
     twelfths = range(1, WINDOWS + 1)
     for name, colour in (("ttft", PREDICTED), ("itl", MEASURED)):
         latency.plot(twelfths, [part.get("p99", 0.0) * 1e3 for part in windows[name]], "o-", color=colour, label=name)
     for i, share in enumerate(taken, 1):
         if share is not None and share > MOST_CONTENTION:
             latency.axvspan(i - 0.5, i + 0.5, color="#eeeeee", zorder=0)
-    latency.set_xlabel("twelfth of the run (grey: not judged)")
-    latency.set_ylabel("p99, ms")
-    latency.set_yscale("log")
-    latency.legend(fontsize=8, frameon=False)
-    for axes in (memory, latency):
-        axes.spines[["top", "right"]].set_visible(False)
+    finish(latency, xlabel="twelfth of the run (grey: not judged)", ylabel="p99, ms", yscale="log")

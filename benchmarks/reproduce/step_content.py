@@ -15,7 +15,7 @@ from typing import Any
 from benchmarks.reproduce.claim import Claim, ReproduceOptions, Reproduction
 from twostroke.config.cache import CacheConfig
 from twostroke.config.scheduler import SchedulerConfig
-from twostroke.measure.figure import MEASURED
+from twostroke.measure.figure import MEASURED, finish
 from twostroke.measure.model_engine import ModelEngine, model_engine
 from twostroke.measure.report import median
 from twostroke.measure.spec.prompts import prompts
@@ -32,10 +32,6 @@ Prompts = Sequence[tuple[int, ...]]
 
 def reproduce(options: ReproduceOptions) -> Reproduction:
     """Run all contents in turn, A B C D A B C D, at each batch size."""
-    title = "Time of a decode step over the content of its tokens"
-    if not options.with_model:
-        remarks = ("times of steps need a model: nothing was run",)
-        return Reproduction(name="step-content", title=title, claims=(), config={}, workload={}, remarks=remarks)
     rounds, steps = (9, 48) if options.full else (2, 6)
     given = {content: _prompts(content, options) for content in CONTENTS}
     cache = CacheConfig(enable_prefix_caching=False)
@@ -51,8 +47,6 @@ def reproduce(options: ReproduceOptions) -> Reproduction:
                         seconds.append(found)
             measured[batch] = of_batch
     return Reproduction(
-        name="step-content",
-        title=title,
         claims=tuple(claims_of(measured, full=options.full)),
         config={"model": options.model_name, "max_num_seqs": max(BATCHES)},
         workload={"context": CONTEXT, "batches": BATCHES, "contents": CONTENTS, "steps": steps, "seed": options.seed},
@@ -107,7 +101,7 @@ def _prompts(content: str, options: ReproduceOptions) -> Prompts:
 def _step_s(engine: ModelEngine, given: Prompts, steps: int, progress: str) -> float:
     requests = tuple(WorkloadRequest(prompt, steps + 1) for prompt in given)
     run = engine.run(Workload(requests), progress=progress)
-    return median([s.wall_s for s in run.steps if s.num_decode_tokens == len(given) and not s.num_prefill_tokens])
+    return median([step.wall_s for step in run.decode_steps(len(given))])
 
 
 def _in_ms(of_batch: Mapping[str, Sequence[float]]) -> dict[str, list[float]]:
@@ -120,6 +114,5 @@ def _draw(figure: Any, measured: Mapping[int, Mapping[str, Sequence[float]]]) ->
             axes.plot([place] * len(seconds), [1e3 * value for value in seconds], "o", color=MEASURED, alpha=0.4)
             axes.plot([place], [1e3 * median(seconds)], "k_", markersize=24)
         axes.set_xticks(range(len(of_batch)), [content.replace(", ", ",\n") for content in of_batch], fontsize=7)
-        axes.set_ylim(bottom=0)
-        axes.set_ylabel(f"ms a step, {batch} request{'s' if batch > 1 else ''} of {CONTEXT} tokens")
-        axes.spines[["top", "right"]].set_visible(False)
+        ylabel = f"ms a step, {batch} request{'s' if batch > 1 else ''} of {CONTEXT} tokens"
+        finish(axes, legend=False, ylabel=ylabel, ylim=(0, None))

@@ -47,14 +47,9 @@ def reproduce(options: ReproduceOptions) -> Reproduction:
     Raises:
         SetupError: a story failed.
     """
-    title = "The six stories of the switchboard, told by their buttons"
-    refusal = ""
-    if not options.with_model:
-        refusal = "a story needs a model: nothing was run"
-    elif options.model != "embedded":
+    if options.model != "embedded":
         refusal = f"stories are told by the embedded model, not by {options.model_name}: nothing was run"
-    if refusal:
-        return Reproduction(name="stories", title=title, claims=(), config={}, workload={}, remarks=(refusal,))
+        return Reproduction(remarks=(refusal,))
     num_times = 3 if options.full else 1
     stories = STORIES if options.full else STORIES[:1]  # a look is half a minute
     its_own = (
@@ -65,8 +60,6 @@ def reproduce(options: ReproduceOptions) -> Reproduction:
         for story in stories:
             told[story.name].append(asyncio.run(tell(story)))
     return Reproduction(
-        name="stories",
-        title=title,
         claims=tuple(claim for story in stories for claim in _claims(story, told[story.name], options)),
         config={story.name: {"a": dict(story.a), "b": dict(story.b)} for story in stories},
         workload={story.name: story.workload.to_dict() for story in stories},

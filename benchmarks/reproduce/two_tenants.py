@@ -5,12 +5,10 @@ Both ask the same things, the flood first. What the quiet tenant finds in the pr
 
 from __future__ import annotations
 
-from typing import Any
-
 from benchmarks.reproduce.claim import Claim, ReproduceOptions, Reproduction
 from benchmarks.reproduce.overload import SLOTS, drawn, engine_settings, measure_capacity
 from benchmarks.serving.local_server import local_server
-from twostroke.measure.figure import MEASURED, PREDICTED, bars
+from twostroke.measure.figure import MEASURED, PREDICTED, bar_chart
 from twostroke.measure.report import percentiles
 from twostroke.measure.serve.figures import failures
 from twostroke.measure.serve.http_connection import Origin
@@ -27,10 +25,6 @@ GOAL_RATIO = 2.0
 
 def reproduce(options: ReproduceOptions) -> Reproduction:
     """The quiet tenant alone and beside the flood, in turn."""
-    title = "Two tenants, one of which floods the server"
-    if not options.with_model:
-        remarks = ("a server needs a model: nothing was run",)
-        return Reproduction(name="two-tenants", title=title, claims=(), config={}, workload={}, remarks=remarks)
     rounds, count = (4, 100) if options.full else (1, 10)
     settings = {**engine_settings(options), "api_key": (QUIET, FLOOD)}
     alone: list[Exchange] = []
@@ -67,13 +61,18 @@ def reproduce(options: ReproduceOptions) -> Reproduction:
         Claim.reported("TTFT p50 of the flood, ms", 1000 * ttft_s["flood"]["p50"]),
     )
     return Reproduction(
-        name="two-tenants",
-        title=title,
         claims=claims,
         config={"model": options.model_name, **{k: v for k, v in settings.items() if k != "api_key"}},
         workload={"requests_of_the_quiet_one": rounds * count, "its_share_of_capacity": QUIET_SHARE},
         details={"ttft_s": ttft_s, "capacity_requests_per_s": capacity, "flood": failures(flood)},
-        draw=lambda figure: _draw(figure, ttft_s),
+        draw=bar_chart(
+            ["p50", "p99"],
+            {
+                name: ([1000 * ttft_s[name][q] for q in ("p50", "p99")], colour)
+                for name, colour in (("alone", PREDICTED), ("beside", MEASURED))
+            },
+            "TTFT of the quiet tenant, ms",
+        ),
         figure_size=(5.0, 4.0),
         repeats=rounds,
     )
@@ -92,12 +91,3 @@ def _while_flooded(quiet: tuple[Exchange, ...], flood: tuple[Exchange, ...]) -> 
 
 def _ttfts(exchanges: list[Exchange]) -> list[float]:
     return [e.ttft_s for e in exchanges if e.ttft_s is not None]
-
-
-def _draw(figure: Any, ttft_s: dict[str, dict[str, float]]) -> None:
-    groups = {
-        name: ([1000 * ttft_s[name][q] for q in ("p50", "p99")], colour)
-        for name, colour in (("alone", PREDICTED), ("beside", MEASURED))
-    }
-    axes = figure.add_subplot()
-    bars(axes, ["p50", "p99"], groups, "TTFT of the quiet tenant, ms")

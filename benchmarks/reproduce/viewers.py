@@ -25,7 +25,7 @@ from twostroke.measure.report import median
 from twostroke.measure.serve.http_connection import Origin
 from twostroke.measure.serve.load import giving_way
 from twostroke.measure.serve.target import Load, Target, run_loads
-from twostroke.measure.workload import Lengths, SyntheticSpec, Workload, synthetic
+from twostroke.measure.workload import Lengths, Workload
 from twostroke.metrics.fleet import FleetMetrics
 
 STREAMS = 64
@@ -35,19 +35,8 @@ GOAL_RATIO = 0.99
 
 def reproduce(options: ReproduceOptions) -> Reproduction:
     """Alternates the two."""
-    title = f"The live view: {NUM_VIEWERS} viewers and none, {STREAMS} streams"
-    if not options.with_model:
-        remarks = ("a server needs a model: nothing was run",)
-        return Reproduction(name="viewers", title=title, claims=(), config={}, workload={}, remarks=remarks)
     rounds, outputs = (40, 384) if options.full else (2, 32)
-    spec = SyntheticSpec(
-        num_requests=STREAMS,
-        prompt_lengths=Lengths.uniform(16, 64),
-        output_lengths=Lengths.fixed(outputs),
-        vocab_size=options.vocab_size(),
-        seed=options.seed,
-    )
-    workload = synthetic(spec)
+    workload = options.drawn(STREAMS, Lengths.uniform(16, 64), Lengths.fixed(outputs))
     settings: dict[str, Any] = {
         "threads": 1,
         "max_num_seqs": STREAMS,
@@ -85,8 +74,6 @@ def reproduce(options: ReproduceOptions) -> Reproduction:
         Claim.reported("frames a second and viewer", num_frames / NUM_VIEWERS / _seconds(beside, workload)),
     )
     return Reproduction(
-        name="viewers",
-        title=title,
         claims=claims,
         config={"model": options.model_name, "streams": STREAMS, "viewers": NUM_VIEWERS, **settings},
         workload=dict(workload.description),

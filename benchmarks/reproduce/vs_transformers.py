@@ -16,10 +16,10 @@ from benchmarks.reproduce.claim import Claim, ReproduceOptions, Reproduction
 from benchmarks.transformers_peer import TransformersPeer, fastest_peer
 from twostroke.config.cache import CacheConfig
 from twostroke.config.scheduler import SchedulerConfig
-from twostroke.measure.figure import MEASURED, PREDICTED, bars
+from twostroke.measure.figure import MEASURED, PREDICTED, bar_chart
 from twostroke.measure.model_engine import ModelEngine, model_engine
 from twostroke.measure.report import median
-from twostroke.measure.workload import Lengths, SyntheticSpec, Workload, synthetic
+from twostroke.measure.workload import Lengths, Workload
 from twostroke.model.checkpoint import read_model_config
 from twostroke.model.model_files import find_folder_only
 
@@ -47,17 +47,13 @@ class _Rates:
 
 def reproduce(options: ReproduceOptions) -> Reproduction:
     """Alternates ours and theirs."""
-    title = "Ours beside transformers.generate"
-    if not options.with_model:
-        remarks = ("this compares two engines on a model: nothing was run",)
-        return Reproduction(name="vs-transformers", title=title, claims=(), config={}, workload={}, remarks=remarks)
     folder = find_folder_only(options.model, "transformers is to read the same folder")
     config = read_model_config(folder)
     # a model of production size takes minutes where the embedded one takes seconds
     is_embedded = options.model == "embedded"
     rounds, groups, mean = (5, 4, 64) if options.full and is_embedded else (3, 2, 32) if options.full else (2, 1, 16)
-    one = _workload(1, Lengths.fixed(128 if options.full else 32), config.vocab_size, options.seed)
-    many = _workload(groups * BATCH, Lengths.exponential(mean), config.vocab_size, options.seed)
+    one = options.drawn(1, PROMPTS, Lengths.fixed(128 if options.full else 32))
+    many = options.drawn(groups * BATCH, PROMPTS, Lengths.exponential(mean))
     longest = max(one.max_request_tokens, many.max_request_tokens)
     threads = options.threads or torch.get_num_threads()
     engines = {num_seqs: _engine(options, num_seqs, longest) for num_seqs in (1, BATCH, 4 * BATCH)}
@@ -78,8 +74,6 @@ def reproduce(options: ReproduceOptions) -> Reproduction:
         for name, of in rates.items()
     ]
     return Reproduction(
-        name="vs-transformers",
-        title=title,
         claims=tuple(claims),
         config={
             "model": options.model_name,
@@ -90,17 +84,16 @@ def reproduce(options: ReproduceOptions) -> Reproduction:
         },
         workload={"one": one.description, "many": many.description},
         details={**{name: of.as_json() for name, of in rates.items()}, "attention_tried_s": tried},
-        draw=lambda figure: _draw(figure, rates),
+        draw=bar_chart(
+            [name.replace(", ", ",\n") for name in rates],
+            {
+                "transformers": ([median(of.theirs) for of in rates.values()], PREDICTED),
+                "ours": ([median(of.ours) for of in rates.values()], MEASURED),
+            },
+            "output tokens per second",
+        ),
         warmup=1,
         repeats=rounds,
-    )
-
-
-def _workload(count: int, outputs: Lengths, vocab_size: int, seed: int) -> Workload:
-    return synthetic(
-        SyntheticSpec(
-            num_requests=count, prompt_lengths=PROMPTS, output_lengths=outputs, vocab_size=vocab_size, seed=seed
-        )
     )
 
 
@@ -130,11 +123,3 @@ def _side_by_side(
 
 def _prompts(workload: Workload) -> list[tuple[int, ...]]:
     return [request.prompt_token_ids for request in workload.requests]
-
-
-def _draw(figure: Any, rates: dict[str, _Rates]) -> None:
-    groups = {
-        "transformers": ([median(of.theirs) for of in rates.values()], PREDICTED),
-        "ours": ([median(of.ours) for of in rates.values()], MEASURED),
-    }
-    bars(figure.add_subplot(), [name.replace(", ", ",\n") for name in rates], groups, "output tokens per second")

@@ -6,18 +6,17 @@ One run is recorded with the default settings. From its log alone, each what-if 
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
 from typing import Any
 
 from benchmarks.reproduce.claim import Claim, NotOnThisMachine, ReproduceOptions, Reproduction
-from benchmarks.reproduce.recorded import recorded
+from benchmarks.reproduce.recorded import recorded, with_values
 from twostroke.config.cache import CacheConfig
 from twostroke.config.scheduler import SchedulerConfig
-from twostroke.events import EngineStarted, Event
+from twostroke.events import Event
 from twostroke.measure.figure import MEASURED, PREDICTED, bars
 from twostroke.measure.from_log import run_of_log
 from twostroke.measure.report import median
-from twostroke.measure.workload import Lengths, SyntheticSpec, Workload, synthetic
+from twostroke.measure.workload import Lengths, Workload
 from twostroke.planner.replay import figures, replay_log
 from twostroke.simulation.settings import WhatIf
 
@@ -38,12 +37,9 @@ GOAL = 0.2
 
 def reproduce(options: ReproduceOptions) -> Reproduction:
     """Records, predicts, runs, round by round."""
-    title = "What-ifs from one recorded run, and the runs they predict"
-    if not options.with_model:
-        remarks = ("times need a model: nothing was run",)
-        return Reproduction(name="what-if", title=title, claims=(), config={}, workload={}, remarks=remarks)
     count, rounds = (96, 3) if options.full else (16, 1)
-    workload = _workload(options, count)
+    # all at once, so that throughput is the engine's
+    workload = options.drawn(count, Lengths.uniform(16, 480), Lengths.uniform(8, 96))
     found: dict[str, list[dict[str, Any]]] = {name: [] for name in WHAT_IFS}
     predicted: dict[str, list[dict[str, Any]]] = {name: [] for name in WHAT_IFS}
     speeds: list[float] = []
@@ -68,8 +64,6 @@ def reproduce(options: ReproduceOptions) -> Reproduction:
         for of in (found, predicted)
     )
     return Reproduction(
-        name="what-if",
-        title=title,
         claims=(*_claims(middle, guesses, full=options.full), Claim.reported("simulated s in a s", median(speeds))),
         config={"model": options.model_name, "slots": SLOTS, "what_ifs": WHAT_IFS},
         workload=dict(workload.description),
@@ -81,29 +75,13 @@ def reproduce(options: ReproduceOptions) -> Reproduction:
     )
 
 
-def _workload(options: ReproduceOptions, count: int) -> Workload:
-    """All at once, so that throughput is the engine's."""
-    return synthetic(
-        SyntheticSpec(
-            num_requests=count,
-            prompt_lengths=Lengths.uniform(16, 480),
-            output_lengths=Lengths.uniform(8, 96),
-            vocab_size=options.vocab_size(),
-            seed=options.seed,
-        )
-    )
-
-
 def _run(options: ReproduceOptions, workload: Workload, settings: dict[str, Any]) -> list[Event]:
-    of_scheduler = {field.name for field in fields(SchedulerConfig)}
-    scheduler = replace(
-        SchedulerConfig(max_num_seqs=SLOTS), **{name: value for name, value in settings.items() if name in of_scheduler}
+    scheduler, cache = with_values(
+        settings,
+        SchedulerConfig(max_num_seqs=SLOTS),
+        CacheConfig(enable_prefix_caching=False, num_kv_blocks=SLOTS * 36),
     )
-    cache = CacheConfig(enable_prefix_caching=False, num_kv_blocks=SLOTS * 36)
-    cache = replace(cache, **{name: value for name, value in settings.items() if name not in of_scheduler})
-    events = recorded(options, scheduler, cache, workload, max_model_len=576)
-    assert isinstance(events[0], EngineStarted)
-    return events
+    return recorded(options, scheduler, cache, workload, max_model_len=576)
 
 
 def _claims(middle: dict[str, dict[str, float]], guesses: dict[str, dict[str, float]], *, full: bool) -> list[Claim]:

@@ -9,8 +9,6 @@ And one that no clock is needed for:
 
     alpha    one request, one draft in every step: how many stand, and how many would if they were accepted with
              probability min(1, p/q), which changes tokens?
-
-The tables of `python -m benchmarks spec`.
 """
 
 from __future__ import annotations
@@ -23,7 +21,6 @@ from typing import Any, get_args
 
 import numpy as np
 from rich.console import Console
-from rich.table import Table
 from tqdm.auto import tqdm
 
 from benchmarks.goals import GATE
@@ -47,7 +44,7 @@ from twostroke.measure.spec.prompts import Task, prompts
 from twostroke.measure.workload_options import check_name
 from twostroke.model.model_files import find_model_of
 from twostroke.startup.drafting import Drafter, GivenDrafter
-from twostroke.tables import print_table
+from twostroke.tables import plain_table, print_table
 
 SYNTHETIC = "synthetic"
 OF_A_MODEL = ("early_exit", "draft_model", "medusa", "eagle")
@@ -359,8 +356,8 @@ def print_spec(found: Mapping[str, Any], console: Console | None = None) -> None
     console = console or Console()
     if found["fixed"]:
         console.print(f"one request, {found['model']}: k drafts in every step", highlight=False)
-        columns = ("drafts", "k", "set a", "a", "E", "verify", "draft", "predicted", "speed-up", "95 %")
-        table = _table(columns)
+        figures = ("k", "set a", "a", "E", "verify", "draft", "predicted", "speed-up", "95 %")
+        table = plain_table(("drafts",), figures)
         for row in found["fixed"]:
             table.add_row(
                 row["method"],
@@ -377,7 +374,7 @@ def print_spec(found: Mapping[str, Any], console: Console | None = None) -> None
         print_table(table, console)
     if found["gate"]:
         console.print("the gate: num_speculative_tokens auto", highlight=False)
-        table = _table(("drafts", "requests", "set a", "drafts a pass", "speed-up", "95 %", ""))
+        table = plain_table(("drafts",), ("requests", "set a", "drafts a pass", "speed-up", "95 %", ""))
         for row in found["gate"]:
             table.add_row(
                 row["method"],
@@ -393,7 +390,7 @@ def print_spec(found: Mapping[str, Any], console: Console | None = None) -> None
             console.print(line, highlight=False)
     if found["alpha"]:
         console.print("a draft that stands is the token itself; classical acceptance is min(1, p/q)", highlight=False)
-        table = _table(("drafts", "temperature", "looked at", "a", "expected", "at least", "classical"))
+        table = plain_table(("drafts",), ("temperature", "looked at", "a", "expected", "at least", "classical"))
         for row in found["alpha"]:
             table.add_row(
                 row["method"],
@@ -414,13 +411,6 @@ def off_from(rows: list[Mapping[str, Any]]) -> list[str]:
         who = method if acceptance is None else f"{method} at {acceptance:g}"
         lines.append(f"{who}: {f'off from {min(off)} requests on' if off else 'on at every size'}")
     return lines
-
-
-def _table(columns: tuple[str, ...]) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for i, name in enumerate(columns):
-        table.add_column(name, justify="left" if i == 0 else "right")
-    return table
 
 
 def _optional(value: float | None) -> str:

@@ -332,7 +332,7 @@ def event_log_with_a_gap(gap: EventsDropped) -> InvalidParameter:
 class EventLog(Protocol):
     """Takes events, in their order."""
 
-    def append(self, event: Event) -> None:
+    def append(self, event: Event, /) -> None:
         """Keeps one event."""
         ...
 

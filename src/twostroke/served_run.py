@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from twostroke.batch import Limit
+from twostroke.batch import Limit, ScheduledBatch
 from twostroke.request import FinishReason
 from twostroke.request_times import RequestTimes
 
@@ -24,6 +24,20 @@ class StepSample:
     num_decode_tokens: int
     limited_by: Limit
     num_waiting: int
+
+    @classmethod
+    def of(cls, batch: ScheduledBatch, *, end_s: float, wall_s: float, operator_s: float) -> StepSample:
+        """Return the sample of a batch that took so long."""
+        return cls(
+            end_s=end_s,
+            wall_s=wall_s,
+            operator_s=operator_s,
+            num_seqs=len(batch.requests),
+            num_prefill_tokens=batch.num_prefill_tokens,
+            num_decode_tokens=batch.num_decode_tokens,
+            limited_by=batch.limited_by,
+            num_waiting=batch.num_waiting,
+        )
 
     @property
     def own_s(self) -> float:
@@ -58,3 +72,7 @@ class Run:
     def num_output_tokens(self) -> int:
         """Tokens made."""
         return sum(len(r.times.token_times_s) for r in self.requests)
+
+    def decode_steps(self, num_requests: int) -> list[StepSample]:
+        """Return the steps in which so many requests decode and nothing is prefilled."""
+        return [s for s in self.steps if s.num_decode_tokens == num_requests and not s.num_prefill_tokens]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Column, Table
@@ -9,6 +11,14 @@ from rich.text import Text
 
 _LONGEST_KEPT_WHOLE = 26
 """Cells of a column up to this wide stay on one line; where one is wider they are notes, and wrap at their words."""
+
+
+def plain_table(words: Sequence[str], figures: Sequence[str], title: str | None = None) -> Table:
+    """Return a table without lines: columns of words, and right of them columns of figures."""
+    table = Table(*words, title=title, title_justify="left", box=None, pad_edge=False, header_style="bold")
+    for name in figures:
+        table.add_column(name, justify="right")
+    return table
 
 
 def print_table(table: Table, console: Console) -> None:

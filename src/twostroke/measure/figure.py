@@ -64,7 +64,41 @@ def check_png(path: Path | None) -> None:
         raise InvalidParameter("png", str(path), limit, f"Name it {path.with_suffix('.png').name or 'plan.png'}.")
 
 
-def bars(axes: Any, labels: Sequence[str], groups: Mapping[str, tuple[Sequence[float], str]], ylabel: str) -> None:
+Groups = Mapping[str, tuple[Sequence[float], str]]
+"""Names of bars: their values, one per label, and their colour."""
+
+
+def bar_chart(
+    labels: Sequence[str], groups: Groups, ylabel: str, xlabel: str = "", *, lines: Sequence[float] = ()
+) -> Draw:
+    """Return a drawing of bars side by side (see `bars`), with horizontal lines at some values."""
+
+    def draw(figure: Any) -> None:
+        axes = figure.add_subplot()
+        bars(axes, labels, groups, ylabel)
+        axes.set_xlabel(xlabel)
+        for value in lines:
+            axes.axhline(value, color="black", linewidth=0.8)
+
+    return draw
+
+
+def finish(*plots: Any, legend: bool = True, **labels: Any) -> None:
+    """Take the frame off plots, name their axes, and explain their colours.
+
+    Args:
+        plots: the axes.
+        legend: whether there is something to explain.
+        labels: as in matplotlib's `Axes.set`.
+    """
+    for axes in plots:
+        axes.set(**labels)
+        axes.spines[["top", "right"]].set_visible(False)
+        if legend:
+            axes.legend(fontsize=8, frameon=False)
+
+
+def bars(axes: Any, labels: Sequence[str], groups: Groups, ylabel: str) -> None:
     """Bars side by side: for each name of `groups`, one value per label in one colour."""
     width = 0.8 / len(groups)
     for i, (name, (values, colour)) in enumerate(groups.items()):
@@ -72,8 +106,7 @@ def bars(axes: Any, labels: Sequence[str], groups: Mapping[str, tuple[Sequence[f
         drawn = axes.bar(places, values, width * 0.94, label=name, color=colour)
         axes.bar_label(drawn, fmt="%.3g", fontsize=6, padding=1)
     axes.set_xticks(range(len(labels)), labels, fontsize=8)
-    axes.set_ylabel(ylabel)
+    finish(axes, legend=False, ylabel=ylabel)
     if len(groups) > 1:
         # beside the bars, never on top of them
         axes.legend(fontsize=8, frameon=False, loc="lower left", bbox_to_anchor=(0, 1.0), ncols=2)
-    axes.spines[["top", "right"]].set_visible(False)

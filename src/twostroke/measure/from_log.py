@@ -131,18 +131,8 @@ class _Reader:
         assert self._begin_s is not None, f"step {event.step} has a result and nobody ever arrived"
         decided = self._decided.pop(event.step)
         batch, end_s = decided.batch, event.time_s - self._begin_s
-        self.steps.append(
-            StepSample(
-                end_s=end_s,
-                wall_s=(event.accounted_time_s or event.time_s) - decided.time_s,
-                operator_s=event.operator_time_s,
-                num_seqs=len(batch.requests),
-                num_prefill_tokens=batch.num_prefill_tokens,
-                num_decode_tokens=batch.num_decode_tokens,
-                limited_by=batch.limited_by,
-                num_waiting=batch.num_waiting,
-            )
-        )
+        wall_s = (event.accounted_time_s or event.time_s) - decided.time_s
+        self.steps.append(StepSample.of(batch, end_s=end_s, wall_s=wall_s, operator_s=event.operator_time_s))
         for commit in event.commits:
             self.requests[commit.request_id].times.token_times_s.extend([end_s] * commit.num_tokens)
             if commit.finish_reason is not None:

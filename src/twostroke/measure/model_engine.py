@@ -144,18 +144,8 @@ def _step(
     collected = executor.take_collected()
     if collected is not None:
         batch, result = collected
-        steps.append(
-            StepSample(
-                end_s=clock() - start_s,
-                wall_s=wall_s,
-                operator_s=result.operator_time_s,
-                num_seqs=len(batch.requests),
-                num_prefill_tokens=batch.num_prefill_tokens,
-                num_decode_tokens=batch.num_decode_tokens,
-                limited_by=batch.limited_by,
-                num_waiting=batch.num_waiting,
-            )
-        )
+        end_s = clock() - start_s
+        steps.append(StepSample.of(batch, end_s=end_s, wall_s=wall_s, operator_s=result.operator_time_s))
     num_tokens = 0
     for update in updates:
         request = served[update.request_id]

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
 from twostroke.config.cache import CacheConfig
 from twostroke.config.checks import switch, whole_number
@@ -16,7 +15,7 @@ from twostroke.config.load import LoadConfig
 from twostroke.config.scheduler import SchedulerConfig
 from twostroke.cost.price import RunCost, check_price_per_hour
 from twostroke.errors import InvalidParameter
-from twostroke.measure.figure import MEASURED, PREDICTED, save_figure
+from twostroke.measure.figure import MEASURED, PREDICTED, finish, save_figure
 from twostroke.measure.model_engine import model_engine
 from twostroke.measure.report import DEFAULT_FOLDER, BenchResult, check_folder, command_line, save, settings
 from twostroke.measure.summary import over_time, summarize
@@ -24,7 +23,7 @@ from twostroke.measure.workload import SyntheticSpec, synthetic
 from twostroke.measure.workload_options import WorkloadOptions, check_name
 from twostroke.model.model_files import find_model_of
 from twostroke.served_run import Run
-from twostroke.tables import print_table
+from twostroke.tables import plain_table, print_table
 
 _LIMIT_COLOURS = {"tokens": "#3b6ea5", "seqs": "#7a9e3f", "kv": "#c2410c", "none": "#d5dbe1"}
 
@@ -113,17 +112,16 @@ def print_summary(found: Mapping[str, Any], console: Console | None = None) -> N
     )
     if found.get("cost") is not None:
         console.print(cost_line(found["cost"]), highlight=False)
-    rows = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("ms", "p50", "p90", "p99", "mean"):
-        rows.add_column(name, justify="left" if name == "ms" else "right")
+    quantiles = ("p50", "p90", "p99", "mean")
+    rows = plain_table(("ms",), quantiles)
     latency: Mapping[str, Mapping[str, float]] = found["latency"]
     for name, of in latency.items():
-        cells = (f"{1000 * of[q]:,.2f}" for q in ("p50", "p90", "p99", "mean") if q in of)
+        cells = (f"{1000 * of[q]:,.2f}" for q in quantiles if q in of)
         rows.add_row(name.removesuffix("_s").replace("_", " "), *cells)
     own: Mapping[str, Mapping[str, float]] = found["own_time_s"]
     largest = max(own, key=int)
     for size in dict.fromkeys((min(own, key=int), largest)):
-        cells = (f"{1000 * own[size][q]:,.2f}" for q in ("p50", "p90", "p99", "mean"))
+        cells = (f"{1000 * own[size][q]:,.2f}" for q in quantiles)
         rows.add_row(f"engine's own time a step, {size} requests", *cells)
     print_table(rows, console)
     limits: Mapping[str, float] = found["limited_by"]
@@ -164,8 +162,7 @@ def _draw(figure: Any, run: Run) -> None:
     top, bottom = figure.subplots(2, 1, sharex=True)
     top.step(series["end_s"], series["num_seqs"], color=MEASURED, label="running requests", where="post")
     top.step(series["end_s"], series["num_waiting"], color=PREDICTED, label="waiting requests", where="post")
-    top.set_ylabel("requests")
-    top.legend(fontsize=8, frameon=False)
+    finish(top, ylabel="requests")
     begins = [0.0, *series["end_s"]][: len(series["end_s"])]
     widths = [end - begin for begin, end in zip(begins, series["end_s"], strict=True)]
     for limit, colour in _LIMIT_COLOURS.items():
@@ -174,8 +171,4 @@ def _draw(figure: Any, run: Run) -> None:
             heights = [series["num_tokens"][i] for i in places]
             lefts, spans = [begins[i] for i in places], [widths[i] for i in places]
             bottom.bar(lefts, heights, spans, align="edge", color=colour, label=f"limited by {limit}")
-    bottom.set_ylabel("tokens a step")
-    bottom.set_xlabel("seconds")
-    bottom.legend(fontsize=8, frameon=False)
-    for axes in (top, bottom):
-        axes.spines[["top", "right"]].set_visible(False)
+    finish(bottom, xlabel="seconds", ylabel="tokens a step")

@@ -18,11 +18,10 @@ from pathlib import Path
 from typing import Any, cast
 
 from rich.console import Console
-from rich.table import Table
 
 from twostroke.errors import InvalidParameter
 from twostroke.hardware import Hardware
-from twostroke.tables import print_table
+from twostroke.tables import plain_table, print_table
 
 DEFAULT_FOLDER = Path("benchmarks/results")
 """Where results go, seen from the repository's root."""
@@ -212,9 +211,7 @@ def compare(before: BenchResult, after: BenchResult) -> Comparison:
 def print_comparison(comparison: Comparison, console: Console | None = None) -> None:
     """A comparison, for people."""
     console = console or Console()
-    rows = Table("figure", box=None, pad_edge=False, header_style="bold")
-    for name in ("before", "after", "after / before"):
-        rows.add_column(name, justify="right")
+    rows = plain_table(("figure",), ("before", "after", "after / before"))
     for difference in comparison.differences:
         cells = (f"{difference.before:.6g}", f"{difference.after:.6g}", f"{difference.ratio:.3f}")
         rows.add_row(difference.name, *cells)

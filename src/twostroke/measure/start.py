@@ -23,7 +23,6 @@ from typing import IO, Any, cast
 
 import torch
 from rich.console import Console
-from rich.table import Table
 
 from twostroke.config.checks import whole_number
 from twostroke.config.load import LoadConfig
@@ -33,7 +32,7 @@ from twostroke.measure.report import DEFAULT_FOLDER, BenchResult, check_folder, 
 from twostroke.model.model_files import ModelFiles, find_model
 from twostroke.model.weight_size import weight_bytes
 from twostroke.process_memory import anonymous_bytes
-from twostroke.tables import print_table
+from twostroke.tables import plain_table, print_table
 
 QUANTIZATIONS = ("none", "int8", "int4")
 
@@ -138,10 +137,8 @@ def _figures(row: Start) -> dict[str, Any]:
 
 def print_starts(rows: Sequence[Start], console: Console | None = None) -> None:
     """The table, for people."""
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("quantization")
-    for name in ("first token s", "CPU s", "own memory MiB", "weights MiB", "ratio", "weights + KV MiB", "ratio"):
-        table.add_column(name, justify="right")
+    figures = ("first token s", "CPU s", "own memory MiB", "weights MiB", "ratio", "weights + KV MiB", "ratio")
+    table = plain_table(("quantization",), figures)
     for row in rows:
         with_kv = row.weight_bytes + row.kv_bytes
         own, weights, both = (f"{size / (1 << 20):,.0f}" for size in (row.anonymous_bytes, row.weight_bytes, with_kv))

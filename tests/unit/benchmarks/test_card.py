@@ -30,6 +30,7 @@ from benchmarks.card.machine import Card, Processors, TracedSteps, Tracer, find_
 from benchmarks.card.shapes import QWEN3_8B, TINY, is_alike, write_shape
 from benchmarks.reproduce import card
 from benchmarks.reproduce.claim import Claim, NotOnThisMachine, ReproduceOptions, Reproduction
+from benchmarks.reproduce.recorded import with_values
 from benchmarks.reproduce.run import RESULTS, reproduce
 from twostroke.batch import ScheduledBatch
 from twostroke.config.load import LoadConfig
@@ -140,7 +141,7 @@ def test_the_large_shape_is_qwen3_8b(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("name", "changes"), card.SETTINGS, ids=[name for name, _ in card.SETTINGS])
 def test_settings_are_of_the_configs(name: str, changes: dict[str, Any]) -> None:
-    load, scheduler = card.with_changes(LoadConfig(device="cuda"), SchedulerConfig(), changes)
+    load, scheduler = with_values(changes, LoadConfig(device="cuda"), SchedulerConfig())
     given = {**asdict(load), **asdict(scheduler)}
     assert {key: given[key] for key in changes} == changes, name
     before = {**asdict(LoadConfig(device="cuda")), **asdict(SchedulerConfig())}
@@ -148,8 +149,8 @@ def test_settings_are_of_the_configs(name: str, changes: dict[str, Any]) -> None
 
 
 def test_a_setting_that_nobody_has_is_an_error() -> None:
-    with pytest.raises(TypeError, match="enforce_eagre"):
-        card.with_changes(LoadConfig(), SchedulerConfig(), {"enforce_eagre": True})
+    with pytest.raises(AssertionError, match="enforce_eagre"):
+        with_values({"enforce_eagre": True}, LoadConfig(), SchedulerConfig())
 
 
 def test_what_is_missing_for_a_card_is_said() -> None:
@@ -419,7 +420,8 @@ def test_full_is_refused_without_a_card_and_left_out_of_all(tmp_path: Path, monk
 
 
 def test_without_a_model_nothing_is_measured(tmp_path: Path) -> None:
-    assert not card.reproduce(ReproduceOptions(with_model=False, results=tmp_path)).claims
+    (found,) = reproduce(["card"], ReproduceOptions(with_model=False, results=tmp_path), Console(quiet=True))
+    assert not found.claims
 
 
 def full_machine(*, needs_card: bool) -> Processors:

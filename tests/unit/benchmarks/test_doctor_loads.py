@@ -20,7 +20,9 @@ from twostroke.measure.workload import Workload
 from twostroke.planner.doctor import diagnose
 
 
-def log_of(load: loads.Load, noise: float, pace: float, slow_steps: Mapping[int, float] | None = None) -> list[Event]:
+def log_of(
+    load: loads.DoctorLoad, noise: float, pace: float, slow_steps: Mapping[int, float] | None = None
+) -> list[Event]:
     return history(
         load.workload(4096),
         load.scheduler,

@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from benchmarks.counting_engine import counting_engine
-from benchmarks.reproduce import r1_batching, r2_hostage, r4_concurrency, r10_prefix_cache
+from benchmarks.reproduce import r1_batching, r2_hostage, r10_prefix_cache, skewed
 from benchmarks.reproduce.claim import Claim, ReproduceOptions, Reproduction
 from benchmarks.reproduce.run import RESULTS, reproduce
 from benchmarks.slots import SlotCount, static_schedule
@@ -76,7 +76,7 @@ def test_r3_waste_is_predicted_to_the_slot(tmp_path: Path) -> None:
 
 def test_r4_concurrency_is_max_over_mean(tmp_path: Path) -> None:
     found = _reproduce("r4", _options(tmp_path))
-    assert found.details["imitated"]["running"]["contiguous"]["p50"] == r4_concurrency.LONGEST_THAT_FIT
+    assert found.details["imitated"]["running"]["contiguous"]["p50"] == skewed.LONGEST_THAT_FIT
 
 
 def test_r14_counts_171_5_times_fewer_passes(tmp_path: Path) -> None:
@@ -181,6 +181,15 @@ def test_names_are_checked_and_all_means_all(tmp_path: Path) -> None:
     with pytest.raises(InvalidParameter, match="r14"):
         reproduce(["r8"], _options(tmp_path))
     assert {"r1", "r2", "r3", "r4", "r10", "r11", "r14"} <= set(RESULTS)
+
+
+def test_what_needs_a_model_says_so_without_one(tmp_path: Path) -> None:
+    without = ReproduceOptions(with_model=False, plots=False, results=tmp_path)
+    needy = [name for name, study in RESULTS.items() if study.needs_model]
+    found = reproduce(needy, without, Console(quiet=True))
+    assert [result.remarks for result in found] == [(RESULTS[name].needs_model,) for name in needy]
+    assert not any(result.claims for result in found)
+    assert not list(tmp_path.iterdir())
 
 
 def test_missing_matplotlib_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,6 @@ from typing import Any, Protocol, cast
 
 import torch
 from rich.console import Console
-from rich.table import Table
 from torch import Tensor
 from tqdm.auto import tqdm
 
@@ -28,7 +27,7 @@ from twostroke.measure.operators.rowwise import norm_subjects, rotate_subjects, 
 from twostroke.measure.operators.subject import Subject
 from twostroke.measure.report import DEFAULT_FOLDER, BenchResult, check_folder, command_line, median, model_name, save
 from twostroke.model.model_files import find_model
-from twostroke.tables import print_table
+from twostroke.tables import plain_table, print_table
 
 
 class _Subjects(Protocol):
@@ -205,11 +204,7 @@ def time_of(copies: Sequence[Callable[[], Tensor]]) -> float:
 def print_kernels(results: Mapping[str, Any], console: Console | None = None) -> None:
     """The table, and the limits under it."""
     console = console or Console()
-    rows = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("operator", "backend", "shape"):
-        rows.add_column(name)
-    for name in ("error", "us", "GB/s", "GFLOP/s", "of limit"):
-        rows.add_column(name, justify="right")
+    rows = plain_table(("operator", "backend", "shape"), ("error", "us", "GB/s", "GFLOP/s", "of limit"))
     for one in results["kernels"]:
         head = (f"{one['operator']} {one['kind']}", one["backend"], one["shape"], f"{one['error']:.1e}")
         if one["is_right"]:

@@ -48,7 +48,7 @@ from twostroke.measure.report import DEFAULT_FOLDER, BenchResult, check_folder, 
 from twostroke.measure.spec.prompts import held_out_texts
 from twostroke.model.model_files import ModelFiles, find_model
 from twostroke.plain_words import reason_of
-from twostroke.tables import print_table
+from twostroke.tables import plain_table, print_table
 from twostroke.tokenizer.tokenizer import Tokenizer
 
 KV_CONFIGURATIONS = ("kv_cache_dtype=int8", "kv_cache_dtype=int4")
@@ -349,7 +349,7 @@ def print_quality(quality: Quality, console: Console | None = None) -> None:
 def _score_table(rows: tuple[Row, ...]) -> Table:
     distances = list(rows[0].found)
     names = [f"@{distance}" if distance else "unseen" for distance in distances]
-    table = _table("configuration", "perplexity", "bits/byte", "rise", "limit", *names)
+    table = plain_table(("configuration",), ("perplexity", "bits/byte", "rise", "limit", *names))
     for row in rows:
         limit = "" if row.most_rise is None else f"{row.most_rise:.1%}{'' if row.holds else ' [bold red]FAILS[/]'}"
         cells = [f"{row.score.per_token:.4f}", f"{row.score.bits_per_byte:.4f}", f"{row.rise:+.2%}", limit]
@@ -358,7 +358,8 @@ def _score_table(rows: tuple[Row, ...]) -> Table:
 
 
 def _distance_table(quality: Quality) -> Table:
-    table = _table("configuration", "positions", "mean KL", "max KL", "same top-1", "perplexity", "float32", "rise")
+    figures = ("positions", "mean KL", "max KL", "same top-1", "perplexity", "float32", "rise")
+    table = plain_table(("configuration",), figures)
     named = [(_named(row), row.distance) for row in quality.rows]
     for name, distance in [*named, *((peer.name, peer.distance) for peer in quality.peers)]:
         if distance is None:
@@ -378,11 +379,3 @@ def _distance_table(quality: Quality) -> Table:
 
 def _named(row: Row) -> str:
     return row.configuration or "as it is"
-
-
-def _table(first: str, *others: str) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column(first)
-    for name in others:
-        table.add_column(name, justify="right")
-    return table

@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from twostroke.errors import SetupError
-from twostroke.measure.figure import MEASURED, PREDICTED, save_figure
+from twostroke.measure.figure import MEASURED, PREDICTED, finish, save_figure
 from twostroke.measure.offline import cost_line
 from twostroke.measure.report import BenchResult, check_folder, command_line, model_name, save, settings
 from twostroke.measure.serve.figures import figures_of
@@ -28,7 +28,7 @@ from twostroke.measure.serve.target import Questions, Target, candidate_texts, o
 from twostroke.measure.workload import RESERVED_TOKEN_IDS, SyntheticSpec, Workload, synthetic
 from twostroke.measure.workload_options import WorkloadOptions
 from twostroke.model.model_files import find_model
-from twostroke.tables import print_table
+from twostroke.tables import plain_table, print_table
 
 _QUANTILES = ("p50", "p90", "p95", "p99", "mean")
 
@@ -78,9 +78,7 @@ def _print_run(results: Mapping[str, Any], console: Console) -> None:
 
 
 def _latency_table(latency: Mapping[str, Mapping[str, float]]) -> Table:
-    rows = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("ms", *_QUANTILES):
-        rows.add_column(name, justify="left" if name == "ms" else "right")
+    rows = plain_table(("ms",), _QUANTILES)
     for name, of in latency.items():
         if of:
             rows.add_row(name.removesuffix("_s").replace("_", " "), *(f"{1000 * of[q]:,.2f}" for q in _QUANTILES))
@@ -88,13 +86,11 @@ def _latency_table(latency: Mapping[str, Mapping[str, float]]) -> Table:
 
 
 def _print_frontier(results: Mapping[str, Any], console: Console) -> None:
-    rows = Table(box=None, pad_edge=False, header_style="bold")
     points = _points(results)
     is_priced = any(point["cost"] is not None for point in points)
     priced = ("per M tokens out",) if is_priced else ()
     columns = ("rate", "done/s", "tok/s", "goodput", "TTFT p50", "p99", "TPOT p50", "p99", "refused", "errors")
-    for name in (*columns, *priced):
-        rows.add_column(name, justify="right")
+    rows = plain_table((), (*columns, *priced))
     for point in points:
         latency, failed = point["latency"], point["failures"]
         rows.add_row(
@@ -129,11 +125,9 @@ def draw_run(figure: Any, results: Mapping[str, Any]) -> None:
     series = results["over_time"]
     top, bottom = figure.subplots(2, 1, sharex=True)
     top.step(series["end_s"], series["under_way"], color=PREDICTED, where="pre")
-    top.set_ylabel("requests under way")
     bottom.step(series["end_s"], series["output_tok_s"], color=MEASURED, where="pre")
-    bottom.set_ylabel("output tokens per second")
-    bottom.set_xlabel("seconds")
-    _finish((top, bottom))
+    finish(top, legend=False, ylabel="requests under way")
+    finish(bottom, legend=False, xlabel="seconds", ylabel="output tokens per second")
 
 
 def draw_frontier(figure: Any, results: Mapping[str, Any]) -> None:
@@ -147,18 +141,15 @@ def draw_frontier(figure: Any, results: Mapping[str, Any]) -> None:
             axes.plot(
                 throughput, [1000 * p["latency"][name][quantile] for p in kept], style, color=colour, label=quantile
             )
-        axes.set_xlabel("output tokens per second")
-        axes.set_ylabel(f"{name.removesuffix('_s').upper()}, ms")
-        axes.set_ylim(bottom=0)
-        axes.legend(fontsize=8, frameon=False)
+        ylabel = f"{name.removesuffix('_s').upper()}, ms"
+        finish(axes, xlabel="output tokens per second", ylabel=ylabel, ylim=(0, None))
     rates = [p["request_rate"] for p in points]
     right.plot(rates, rates, ":", color=PREDICTED, label="arriving")
     right.plot(rates, [p["throughput"]["requests_per_s"] for p in points], "o-", color=PREDICTED, label="completed")
     right.plot(rates, [p["goodput"]["requests_per_s"] for p in points], "o-", color=MEASURED, label="within the SLO")
-    right.set_xlabel("requests per second")
-    right.set_ylim(bottom=0)
-    right.legend(fontsize=8, frameon=False)
-    _finish((left, middle, right))
+    finish(right, xlabel="requests per second", ylim=(0, None))
+    for axes in (left, middle, right):
+        axes.locator_params(axis="x", nbins=4)
 
 
 def _finish(axes_of_all: Sequence[Any]) -> None:

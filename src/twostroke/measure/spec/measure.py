@@ -80,17 +80,6 @@ class SyntheticProposer:
 # ------------------------------------------------------------------ One run of some prompts through one engine, and w
 
 
-class _Events:
-    """An event log that is emptied before each run."""
-
-    def __init__(self) -> None:
-        self.kept: list[Event] = []
-
-    def append(self, event: Event) -> None:
-        """One more."""
-        self.kept.append(event)
-
-
 @dataclass(frozen=True, slots=True)
 class DecodeStep:
     """A step without prompt tokens."""
@@ -191,7 +180,7 @@ class SpecEngine:
         speculation: SpeculativeConfig | None = None,
         around_drafter: Callable[[Drafter], Drafter] | None = None,
     ) -> None:
-        self._events = _Events()
+        self._events: list[Event] = []
         num_blocks = batch * -(-(max_model_len + 64) // CacheConfig().block_size)
         config = EngineConfig(
             load=replace(load, max_model_len=max_model_len),
@@ -207,7 +196,7 @@ class SpecEngine:
     def run(self, prompts: Sequence[PromptIds], num_outputs: int, temperature: float = 0.0, seed: int = 0) -> SpecRun:
         """All at once, so many tokens each; greedily unless a temperature is given, and then all with the same seed."""
         self._num_runs += 1
-        self._events.kept.clear()
+        self._events.clear()
         outputs: dict[str, list[int]] = {}
         params = SamplingParams(temperature=temperature, max_tokens=num_outputs, ignore_eos=True)
         for index, prompt in enumerate(prompts):
@@ -219,7 +208,7 @@ class SpecEngine:
             for update in self._engine.step():
                 outputs[update.request_id] += update.token_ids
         made = {prompt: tuple(outputs[f"{self._num_runs}-{i}"]) for i, prompt in enumerate(prompts)}
-        steps, decode_s = _decode_steps(self._events.kept)
+        steps, decode_s = _decode_steps(self._events)
         return SpecRun(made, steps, decode_s)
 
     def close(self) -> None:

@@ -104,7 +104,7 @@ def measure_decode(
         progress: title of a progress bar.
     """
     run = engine.run(of_lengths([(context, num_outputs)] * num_requests, vocab_size=_SOME_TOKENS), progress=progress)
-    seconds = [s.wall_s for s in run.steps if s.num_decode_tokens == num_requests and not s.num_prefill_tokens]
+    seconds = [step.wall_s for step in run.decode_steps(num_requests)]
     costs = [
         step.cost
         for step in _steps(engine)

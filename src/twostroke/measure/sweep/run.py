@@ -27,7 +27,7 @@ from twostroke.cost.step_cost import MachineLimits
 from twostroke.errors import InvalidParameter
 from twostroke.hardware import Hardware
 from twostroke.kernels.dispatch import operators_for
-from twostroke.measure.figure import MEASURED, PREDICTED, save_figure
+from twostroke.measure.figure import MEASURED, PREDICTED, finish, save_figure
 from twostroke.measure.limits import measure_limits, words_of_limits
 from twostroke.measure.model_engine import ModelEngine, model_engine
 from twostroke.measure.report import DEFAULT_FOLDER, BenchResult, check_folder, command_line, model_name, save, settings
@@ -41,7 +41,7 @@ from twostroke.measure.sweep.points import (
     output_length,
 )
 from twostroke.model.model_files import find_model_of, weights_of
-from twostroke.tables import print_table
+from twostroke.tables import plain_table, print_table
 
 
 def print_sweep(results: Mapping[str, Any], console: Console | None = None) -> None:
@@ -88,9 +88,7 @@ def print_sweep(results: Mapping[str, Any], console: Console | None = None) -> N
 
 
 def _table(title: str, columns: Mapping[str, str], points: Sequence[Mapping[str, float]]) -> Table:
-    rows = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold")
-    for name in (*columns, "of floor"):
-        rows.add_column(name, justify="right")
+    rows = plain_table((), (*columns, "of floor"), title)
     for point in points:
         # seconds are shown as milliseconds
         values = (1e3 * point[key] if key.endswith("_s") and key != "tok_s" else point[key] for key in columns.values())
@@ -117,10 +115,7 @@ def draw(figure: Any, results: Mapping[str, Any]) -> None:
     _floor(batch, sizes, [point["num_requests"] / point["floor_s"] for point in results["by_batch"]])
     labels = (("prompt tokens", "TTFT, ms"), ("context", "TPOT, ms"), ("requests at once", "output tokens per second"))
     for axes, (x, y) in zip((ttft, tpot, batch), labels, strict=True):
-        axes.set_xlabel(x)
-        axes.set_ylabel(y)
-        axes.legend(fontsize=7, frameon=False)
-        axes.spines[["top", "right"]].set_visible(False)
+        finish(axes, xlabel=x, ylabel=y)
 
 
 def _dots(axes: Any, x: Sequence[float], y: Sequence[float]) -> None:
