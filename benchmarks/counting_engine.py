@@ -85,9 +85,6 @@ class CountingExecutor:
         """Nothing to give back."""
 
 
-# ------------------------------------------------------------------ The real engine around an executor that only coun
-
-
 @dataclass(frozen=True, slots=True)
 class CountingEngine:
     """An engine without a model, with its parts within reach."""

@@ -115,9 +115,6 @@ def print_fleets(tables: Tables, console: Console | None = None) -> None:
         print_table(table, console or Console())
 
 
-# ------------------------------------------------------------------ `python -m benchmarks router`: what the router's
-
-
 BLOCK_SIZE = 16
 PREFIX_BLOCKS, OWN_BLOCKS = 48, 16
 NUM_PREFIXES = 500

@@ -84,9 +84,6 @@ def fastest_peer(
     return min(peers.values(), key=lambda peer: seconds[peer.attention]), seconds
 
 
-# ------------------------------------------------------------------ transformers' own continuous batching as a peer:
-
-
 log = get_logger(__name__)
 
 _LONGEST_S, _ENOUGH_S = 100.0, 50.0

@@ -234,9 +234,6 @@ def work_in(trace: Mapping[str, Any], categories: frozenset[str]) -> list[Interv
     ]
 
 
-# ------------------------------------------------------------------ Traces some steps of a run that are alike, in its
-
-
 _STEPS_BEFORE = 8
 """Of the same kind: passes are recorded with the second, and steps ahead have begun."""
 

@@ -87,9 +87,6 @@ def figures_of(work: Work, tokens: Sequence[tuple[float, int]]) -> dict[str, flo
     return dict(zip(work.figures, rates, strict=False))
 
 
-# ------------------------------------------------------------------ What `python -m benchmarks compare` compares, che
-
-
 Precision = Literal["bf16", "int8", "int4"]
 
 READY = Work(1, 16, 1)

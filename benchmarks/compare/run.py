@@ -90,9 +90,6 @@ class Standing:
         }
 
 
-# ------------------------------------------------------------------ A comparison for people: a table, and one small p
-
-
 _OURS = "twostroke"
 
 
@@ -144,9 +141,6 @@ def draw(figure: Any, results: Mapping[str, Any]) -> None:
         axes.set_title(f"{name} (tok/s)", fontsize=9)
         axes.tick_params(axis="x", labelrotation=20, labelsize=7)
         axes.spines[["top", "right"]].set_visible(False)
-
-
-# ------------------------------------------------------------------ `python -m benchmarks compare`: twostroke beside
 
 
 @dataclass(slots=True)

@@ -1,5 +1,7 @@
 """One end of a hand-over in a process of its own: `python -m benchmarks.handover.end`, which ends with its stdin.
 
+It reads calls and writes their answers (pickled): first which end it is to be, then that end's methods.
+
 There is no model. The lender's blocks hold bytes that are a function of their number, so that the borrower can tell
 whether it has got them; its prefill is a clock that makes one layer after the other ready.
 """
@@ -7,29 +9,18 @@ whether it has got them; its prefill is a clock that makes one layer after the o
 from __future__ import annotations
 
 import mmap
+import pickle
 import secrets
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.handover.orders import (
-    DIGEST,
-    LAYOUT,
-    ORDERS,
-    BeBorrower,
-    Begun,
-    BeLender,
-    Borrow,
-    Borrowed,
-    Lend,
-    Lent,
-    Report,
-    line_of,
-)
+from benchmarks.handover.pair import LAYOUT, Borrowed
 from twostroke.config.layer_spec import KVSpec
 from twostroke.kernels.head_order import HeadOrder, plain_order
 from twostroke.kv_cache.holds import KVImport
@@ -40,9 +31,10 @@ from twostroke.kv_transfer.intake import BlockReading
 from twostroke.kv_transfer.lender import KVLender
 from twostroke.kv_transfer.memory import KVMemory, SharedMemory
 from twostroke.kv_transfer.nixl_reads import NixlAgent
-from twostroke.kv_transfer.transport import Fetched
+from twostroke.kv_transfer.transport import Fetched, KVSource
 
 _GEOMETRY = KVGeometry({"model": "none"}, {}, layout_facts(LAYOUT, "none"))
+_DIGEST = b"a prompt of no model"
 _UNTOUCHED = 0xA5
 """What the borrower's blocks hold before."""
 
@@ -53,22 +45,21 @@ def _order(kv: KVSpec, block_size: int) -> HeadOrder:
 
 
 def main() -> None:
-    """Takes orders until there are no more."""
-    end: _Lender | _Borrower | None = None
-    for line in sys.stdin.buffer:
-        match ORDERS.decode(line):
-            case BeLender() as order:
-                end = _Lender(order)
-                _report(end.begun)
-            case BeBorrower() as order:
-                end = _Borrower(order)
-                _report(Begun(Address(), 0))
-            case Lend() as order:
-                assert isinstance(end, _Lender)
-                _report(end.lend(order))
-            case Borrow() as order:
-                assert isinstance(end, _Borrower)
-                _report(end.borrow(order))
+    """Answer calls until there are no more."""
+    ends: dict[str, Callable[..., Any]] = {"lender": _Lender, "borrower": _Borrower}
+    end: Any = None
+    while True:
+        try:
+            name, arguments = pickle.load(sys.stdin.buffer)
+        except EOFError:
+            return
+        if end is None:
+            end = ends[name](*arguments)
+            answer = end.begun
+        else:
+            answer = getattr(end, name)(*arguments)
+        pickle.dump(answer, sys.stdout.buffer)
+        sys.stdout.buffer.flush()
 
 
 def block_bytes(block_id: int) -> NDArray[np.uint8]:
@@ -79,68 +70,70 @@ def block_bytes(block_id: int) -> NDArray[np.uint8]:
 class _Lender:
     """A pool whose blocks are all written, and who lends them."""
 
-    def __init__(self, order: BeLender) -> None:
-        num_bytes = order.num_blocks * LAYOUT.bytes_per_block
+    def __init__(self, address: Address, num_blocks: int) -> None:
+        num_bytes = num_blocks * LAYOUT.bytes_per_block
         shared = SharedMemory(1, num_bytes)
         pool = memoryview(mmap.mmap(shared.descriptors[0], num_bytes))
-        blocks = np.frombuffer(pool, np.uint8).reshape(order.num_blocks, -1)
-        for block_id in range(order.num_blocks):
+        blocks = np.frombuffer(pool, np.uint8).reshape(num_blocks, -1)
+        for block_id in range(num_blocks):
             blocks[block_id] = block_bytes(block_id)
         epoch = secrets.randbits(63)
         memory = KVMemory(LAYOUT, pool)
         self._lender = KVLender(
             memory,
-            NixlAgent(memory) if order.address.by_nixl else shared,
+            NixlAgent(memory) if address.by_nixl else shared,
             _GEOMETRY,
             epoch=epoch,
             clock=time.monotonic,
             is_over=lambda _: None,
         )
-        self.begun = Begun(self._lender.listen(order.address), epoch)
+        self.begun = self._lender.listen(address), epoch
 
-    def lend(self, order: Lend) -> Lent:
-        """Returns when all of it is complete."""
-        lender, lease_id, num_blocks = self._lender, order.lease_id, len(order.block_ids)
+    def lend(self, lease_id: int, block_ids: tuple[int, ...], prefill_s: float) -> tuple[float, float]:
+        """Return when all of it is complete: when it began and ended; each layer takes its share of `prefill_s`."""
+        lender, num_blocks = self._lender, len(block_ids)
         began_s = time.monotonic()
         lender.grant(lease_id, num_blocks)
-        lender.begin_part(lease_id, [order.block_ids], num_blocks, is_computed=not order.prefill_s)
-        if order.prefill_s:
+        lender.begin_part(lease_id, [block_ids], num_blocks, is_computed=not prefill_s)
+        if prefill_s:
             for num_layers in range(1, len(LAYOUT.groups[0].layer_ids) + 1):
-                due_s = began_s + order.prefill_s * num_layers / len(LAYOUT.groups[0].layer_ids)
+                due_s = began_s + prefill_s * num_layers / len(LAYOUT.groups[0].layer_ids)
                 time.sleep(max(0.0, due_s - time.monotonic()))
                 lender.layer_ready([lease_id], num_layers)
-        lender.complete(lease_id, DIGEST)
-        return Lent(began_s, time.monotonic())
+        lender.complete(lease_id, _DIGEST)
+        return began_s, time.monotonic()
 
 
 class _Borrower:
     """A pool into which blocks are fetched."""
 
-    def __init__(self, order: BeBorrower) -> None:
-        num_blocks = order.num_blocks
+    begun = None
+    """There is nothing to say of it."""
+
+    def __init__(self, num_blocks: int, by_nixl: bool) -> None:
         pool = mmap.mmap(-1, num_blocks * LAYOUT.bytes_per_block, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         pool.madvise(mmap.MADV_HUGEPAGE)  # as the engine's is
         self._blocks = np.frombuffer(pool, np.uint8).reshape(num_blocks, -1)
         self._blocks[:] = _UNTOUCHED
         memory = KVMemory(LAYOUT, memoryview(pool))
-        nixl = NixlAgent(memory) if order.by_nixl else None
+        nixl = NixlAgent(memory) if by_nixl else None
         self._borrower = KVBorrower(memory, _GEOMETRY, reading=BlockReading(_order), clock=time.monotonic, nixl=nixl)
 
-    def borrow(self, order: Borrow) -> Borrowed:
-        """Returns when it is there, and was looked at."""
+    def borrow(self, source: KVSource, block_ids: tuple[int, ...], theirs: tuple[int, ...]) -> Borrowed:
+        """Return when it is there, and was compared with the lender's blocks."""
         is_done, ended = threading.Event(), list[tuple[float, Fetched]]()
 
         def done(fetched: Fetched) -> None:
             ended.append((time.monotonic(), fetched))
             is_done.set()
 
-        num_blocks = len(order.block_ids)
-        into = KVImport(num_blocks * LAYOUT.block_size, 0, (order.block_ids,), (0,))
+        num_blocks = len(block_ids)
+        into = KVImport(num_blocks * LAYOUT.block_size, 0, (block_ids,), (0,))
         began_s = time.monotonic()
-        self._borrower.fetch(order.source, into, DIGEST, done)
+        self._borrower.fetch(source, into, _DIGEST, done)
         is_done.wait()
         ((ended_s, fetched),) = ended
-        is_equal = self._looked_at(order.block_ids, order.theirs)
+        is_equal = self._looked_at(block_ids, theirs)
         return Borrowed(fetched.problem, fetched.num_bytes, began_s, ended_s, is_equal)
 
     def _looked_at(self, block_ids: Sequence[int], theirs: Sequence[int]) -> bool:
@@ -150,11 +143,6 @@ class _Borrower:
             is_equal &= bool((self._blocks[mine] == block_bytes(other)).all())
             self._blocks[mine] = _UNTOUCHED
         return is_equal and bool((self._blocks == _UNTOUCHED).all())
-
-
-def _report(report: Report) -> None:
-    sys.stdout.buffer.write(line_of(report))
-    sys.stdout.buffer.flush()
 
 
 if __name__ == "__main__":

@@ -53,9 +53,7 @@ def link(gbit_per_s: float) -> Generator[tuple[Host, Host]]:
     Raises:
         SetupError: it cannot be made here.
     """
-    missing = why_no_link()
-    if missing:
-        raise SetupError(f"no link between two network namespaces: {missing}.")
+    _check_link("link between two network namespaces")
     token = secrets.token_hex(3)
     ends = tuple(Host(f"twostroke-{token}-{name}", host) for name, host in zip("ab", HOSTS, strict=True))
     with contextlib.ExitStack() as made:
@@ -88,9 +86,7 @@ def slow_loopback(gbit_per_s: float) -> Generator[tuple[str, ...]]:
     Raises:
         SetupError: it cannot be made here.
     """
-    missing = why_no_link()
-    if missing:
-        raise SetupError(f"no slow loopback: {missing}.")
+    _check_link("slow loopback")
     namespace = f"twostroke-{secrets.token_hex(3)}-lo"
     _run("ip", "netns", "add", namespace)
     try:
@@ -100,6 +96,12 @@ def slow_loopback(gbit_per_s: float) -> Generator[tuple[str, ...]]:
         yield ("ip", "netns", "exec", namespace)
     finally:
         subprocess.run(["ip", "netns", "del", namespace], capture_output=True, check=False)
+
+
+def _check_link(wanted: str) -> None:
+    missing = why_no_link()
+    if missing:
+        raise SetupError(f"no {wanted}: {missing}.")
 
 
 def _run(*command: str) -> None:

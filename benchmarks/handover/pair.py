@@ -3,35 +3,37 @@
 from __future__ import annotations
 
 import contextlib
+import pickle
 import random
 import subprocess
 import sys
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
-from typing import IO, cast
+from typing import IO, Any, NamedTuple, cast
 
-from benchmarks.handover.orders import (
-    LAYER,
-    LAYOUT,
-    REPORTS,
-    BeBorrower,
-    Begun,
-    BeLender,
-    Borrow,
-    Borrowed,
-    Lend,
-    Lent,
-    Order,
-    Report,
-    line_of,
-)
+from twostroke.config.layer_spec import KVSpec
 from twostroke.errors import SetupError
+from twostroke.kv_cache.layout import KVLayout
 from twostroke.kv_transfer.address import Address
 from twostroke.kv_transfer.transport import KVSource
 
+LAYER = KVSpec(num_kv_heads=8, head_dim=128)
+LAYOUT = KVLayout.of([LAYER] * 28, block_size=16, kv_format="bf16")
+"""Qwen3-0.6B's: 112 KiB a token."""
 _SPARE = 1.25
 """Blocks of a pool, by those that travel: the others must stay as they are."""
 _PATIENCE_S = 60.0
+
+
+class Borrowed(NamedTuple):
+    """A prompt that was fetched; the clock is the machine's."""
+
+    problem: str
+    num_bytes: int
+    began_s: float
+    ended_s: float
+    is_equal: bool
+    """Every byte is the lender's, and the other blocks are as they were."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,11 +65,10 @@ class Pair:
         self._theirs = tuple(rng.sample(range(num_in_pool), num_blocks))
         self._ours = tuple(rng.sample(range(num_in_pool), num_blocks))
         self._num_leases = 0
-        lender.send(BeLender(address, num_in_pool))
-        borrower.send(BeBorrower(num_in_pool, address.by_nixl))
-        begun, _ = lender.receive(), borrower.receive()
-        assert isinstance(begun, Begun)
-        self._begun = begun
+        lender.send("lender", address, num_in_pool)
+        borrower.send("borrower", num_in_pool, address.by_nixl)
+        self._address, self._epoch = lender.receive()
+        borrower.receive()
 
     def hand_over(self, prefill_s: float = 0.0) -> Handover:
         """One prompt, layer by layer while it is computed if that takes any time.
@@ -76,46 +77,46 @@ class Pair:
             SetupError: it did not arrive, or not as it was.
         """
         self._num_leases += 1
-        lend = Lend(self._num_leases, self._theirs, prefill_s)
-        source = KVSource(self._begun.address, self._begun.epoch, self._num_leases)
-        borrow = Borrow(source, self._ours, self._theirs)
+        lend = ("lend", self._num_leases, self._theirs, prefill_s)
+        borrow = ("borrow", KVSource(self._address, self._epoch, self._num_leases), self._ours, self._theirs)
+        lent: tuple[float, float]
+        borrowed: Borrowed
         if prefill_s:
-            self._borrower.send(borrow)
-            self._lender.send(lend)
+            self._borrower.send(*borrow)
+            self._lender.send(*lend)
             lent, borrowed = self._lender.receive(), self._borrower.receive()
         else:
-            self._lender.send(lend)
+            self._lender.send(*lend)
             lent = self._lender.receive()
-            self._borrower.send(borrow)
+            self._borrower.send(*borrow)
             borrowed = self._borrower.receive()
-        assert isinstance(lent, Lent)
-        assert isinstance(borrowed, Borrowed)
+        began_s, ended_s = lent
         if borrowed.problem or not borrowed.is_equal:
             raise SetupError(f"a hand-over failed: {borrowed.problem or 'its bytes are not those that were lent'}.")
         return Handover(
             borrowed.num_bytes,
-            lent.ended_s - lent.began_s,
+            ended_s - began_s,
             borrowed.ended_s - borrowed.began_s,
-            borrowed.ended_s - lent.began_s,
+            borrowed.ended_s - began_s,
         )
 
 
 class _End:
-    """A process of benchmarks/handover/end.py."""
+    """A process of benchmarks/handover/end.py: first what it is to be, then its methods, each with an answer."""
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self._process = process
 
-    def send(self, order: Order) -> None:
+    def send(self, name: str, *arguments: Any) -> None:
         stdin = cast(IO[bytes], self._process.stdin)
-        stdin.write(line_of(order))
+        pickle.dump((name, arguments), stdin)
         stdin.flush()
 
-    def receive(self) -> Report:
-        line = cast(IO[bytes], self._process.stdout).readline()
-        if not line:
-            raise SetupError("a process of the bench has ended; what it said is above.")
-        return REPORTS.decode(line)
+    def receive(self) -> Any:
+        try:
+            return pickle.load(cast(IO[bytes], self._process.stdout))
+        except EOFError:
+            raise SetupError("a process of the bench has ended; what it said is above.") from None
 
     def end(self) -> None:
         """It ends by itself when nobody gives orders any more."""

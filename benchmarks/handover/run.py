@@ -25,8 +25,7 @@ from rich.console import Console
 from tqdm import tqdm
 
 from benchmarks.handover.link import link
-from benchmarks.handover.orders import LAYER, LAYOUT
-from benchmarks.handover.pair import Handover, Pair, formula_bytes, num_blocks_for, pair
+from benchmarks.handover.pair import LAYER, LAYOUT, Handover, Pair, formula_bytes, num_blocks_for, pair
 from twostroke.config.checks import number, one_of, whole_number
 from twostroke.errors import InvalidParameter
 from twostroke.kv_transfer.address import Address
@@ -60,9 +59,6 @@ def _pool(num_blocks: int) -> NDArray[np.uint8]:
     for at in range(0, len(pages), mmap.PAGESIZE):
         pages[at] = 1
     return np.frombuffer(pages, np.uint8).reshape(num_blocks, -1)
-
-
-# ------------------------------------------------------------------ `python -m benchmarks handover`: how fast the KV
 
 
 TRANSPORTS = ("shm", "tcp")
@@ -194,9 +190,6 @@ def _measure(both: Pair, num_blocks: int, repeats: int) -> dict[str, Any]:
             "ratio_to": max(ratios),
         },
     }
-
-
-# ------------------------------------------------------------------ The table of `python -m benchmarks handover`
 
 
 def print_handover(found: Mapping[str, Any], console: Console | None = None) -> None:

@@ -186,9 +186,6 @@ def _written(value: Any, mark: bytes) -> bytes:
     return b"null" if value is None else str(value).lower().encode()
 
 
-# ------------------------------------------------------------------ JSON values of one size, each of another type: at
-
-
 def _list_of(item: bytes) -> Callable[[int], bytes]:
     def make(size: int) -> bytes:
         return b"[%b]" % b",".join([item] * max(1, size // (len(item) + 1)))

@@ -11,9 +11,9 @@ from collections.abc import Generator
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.serving.local_server import LocalServer, resident_bytes
+from benchmarks.serving.local_server import LocalServer
 from twostroke.measure.serve.http_connection import Origin
-from twostroke.process_memory import peak_resident_bytes, reset_peak
+from twostroke.process_memory import peak_resident_bytes, reset_peak, resident_bytes
 
 _EVERY_S = 0.002
 _PATIENCE_S = 120.0

@@ -126,9 +126,6 @@ def _said_at_start(result: BenchResult) -> str:
     return "\n".join([*lines, about.get("startup", "")])
 
 
-# ------------------------------------------------------------------ The rows of the tables. A new row is a line here
-
-
 _WALL = "wall time, exponential, {} slots: static / continuous"
 _STEPS = "slot-steps, exponential, {} slots: static / continuous"
 _TTFT = "{}: mean TTFT without / with the cache, within 5 points"

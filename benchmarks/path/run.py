@@ -5,17 +5,13 @@ Each is warm: the same request was answered before. What an idle server runs any
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
 import time
-import urllib.request
-from collections.abc import Generator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.path.count import PathSize, size_of
+from benchmarks.serving.local_server import LocalServer, local_server
 from twostroke.tables import print_table
 
 _TRACER = Path(__file__).parent
@@ -52,12 +49,13 @@ def measure_chat() -> PathSize:
     """Return what a streamed chat request runs through, in the HTTP process and the engine's."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "seen"
-        with _server(out) as (url, processes):
-            _chat(url)
+        with local_server("embedded", {"threads": 1}, _environment(out)) as server:
+            _chat(server)
+            processes = [pid for pid in server.family() if _catches_signal(pid)]
             _collect(out, processes)
             time.sleep(2)
             idle = _collect(out, processes)
-            _chat(url)
+            _chat(server)
             return size_of(_collect(out, processes) - idle)
 
 
@@ -65,42 +63,10 @@ def _environment(out: Path) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": str(_TRACER), "REQUEST_PATH": str(out)}  # noqa: TID251 (a child's)
 
 
-@contextlib.contextmanager
-def _server(out: Path) -> Generator[tuple[str, list[int]]]:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = [sys.executable, "-m", "twostroke", "serve", "--port", str(port), "--threads", "1"]
-    quiet, environment = subprocess.DEVNULL, _environment(out)
-    with subprocess.Popen(command, env=environment, start_new_session=True, stdout=quiet, stderr=quiet) as server:
-        try:
-            url = f"http://127.0.0.1:{port}"
-            _await_ready(url, server)
-            yield url, [pid for pid in _tree(server.pid) if _catches_signal(pid)]
-        finally:
-            server.send_signal(signal.SIGINT)
-
-
-def _await_ready(url: str, server: subprocess.Popen[bytes]) -> None:
-    until_s = time.monotonic() + _PATIENCE_S
-    while True:
-        try:
-            urllib.request.urlopen(f"{url}/ready", timeout=5).close()
-            return
-        except OSError:
-            if server.poll() is not None or time.monotonic() > until_s:
-                raise
-            time.sleep(0.2)
-
-
-def _chat(url: str) -> None:
+def _chat(server: LocalServer) -> None:
     body: dict[str, Any] = {"messages": [{"role": "user", "content": "def f(x):"}], "stream": True}
-    body |= {"max_tokens": 12, "temperature": 0.0}
-    headers = {"content-type": "application/json"}
-    request = urllib.request.Request(f"{url}/v1/chat/completions", json.dumps(body).encode(), headers)
-    with urllib.request.urlopen(request, timeout=_PATIENCE_S) as answer:
-        if b"[DONE]" not in answer.read():
-            raise AssertionError("the answer did not end")
+    if "[DONE]" not in server.ask("/v1/chat/completions", body | {"max_tokens": 12, "temperature": 0.0}):
+        raise AssertionError("the answer did not end")
 
 
 def _collect(out: Path, processes: list[int]) -> set[str]:
@@ -125,11 +91,6 @@ def _read(out: Path) -> list[str]:
         found += file.read_text(encoding="utf-8").split("\n")
         file.unlink()
     return [entry for entry in found if entry]
-
-
-def _tree(pid: int) -> list[int]:
-    children = Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="utf-8").split()
-    return [pid, *(other for child in children for other in _tree(int(child)))]
 
 
 def _catches_signal(pid: int) -> bool:

@@ -26,11 +26,11 @@ from benchmarks.serving.local_server import (
     growth_mb_per_minute,
     local_server,
     metrics_of,
-    resident_bytes,
 )
 from benchmarks.serving.vanishing_client import PATIENCE_S, Ending, Visit, Way, drawn_visit, visit
 from twostroke.engine.clock import monotonic_clock
 from twostroke.measure.serve.http_connection import Origin
+from twostroke.process_memory import resident_bytes
 
 GOAL_GROWTH_MB_PER_MINUTE = 1.0
 _THINK_S = 1.0

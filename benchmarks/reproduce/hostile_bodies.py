@@ -21,20 +21,19 @@ import json
 import socket
 import threading
 import time
-import urllib.request
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
 from benchmarks.hostile.fields import Field, fields_of, is_right_within, value_of, wrong_for
-from benchmarks.hostile.heavy import heavy_requests, long_texts
+from benchmarks.hostile.heavy import Heavy, heavy_requests, long_texts
 from benchmarks.hostile.many_parts import many_parts
 from benchmarks.hostile.probe import Effect, Probe, as_json
 from benchmarks.reproduce.claim import Claim, ReproduceOptions, Reproduction
-from benchmarks.serving.local_server import LocalServer, local_server, resident_bytes
+from benchmarks.serving.local_server import LocalServer, local_server
 from twostroke.errors import SetupError
 from twostroke.measure.serve.http_connection import Origin
-from twostroke.process_memory import peak_resident_bytes, reset_peak
+from twostroke.process_memory import peak_resident_bytes, reset_peak, resident_bytes
 
 GOAL_HELD_MS = 100.0
 GOAL_TIMES_BODY = 10.0
@@ -53,75 +52,44 @@ def reproduce(options: ReproduceOptions) -> Reproduction:
     size = MB if options.full else MB // 8
     settings: dict[str, Any] = {"threads": options.threads or 1, "max_num_seqs": 8, "tool_call_parser": "hermes"}
     with local_server(options.model, settings) as server, Probe(server).running() as probe:
-        fields = _fields(server)
+        fields = fields_of(json.loads(server.ask("/openapi.json")))
         cases = list(_cases(fields, every=1 if options.full else 8))
         effects = {f"{field}: {name}": _effect(probe, field, name, size) for field, name in cases}
         right_within = {f"{field}: {name}" for field, name in cases if is_right_within(field, name)}
         unfinished = _unfinished(server, NUM_UNFINISHED if options.full else 40)
-        digits = {route: _settled(probe, route, body, f"digits {route}") for route, body in _digits()}
-        longest = _longest(server)
-        texts = {
-            name: _settled(probe, route, body, f"text {name}")
-            for name, route, body in long_texts(DIGITS_BYTES if options.full else DIGITS_BYTES // 8)
-        }
-        heavy = {
-            name: _settled(probe, route, body, f"heavy {name}")
-            for name, route, body in heavy_requests(longest, 1 if options.full else 8)
-        }
-        parts = {
-            name: _settled(probe, route, body, f"parts {name}")
-            for name, route, body in many_parts(1 if options.full else 8)
-        }
+        longest: int = json.loads(server.ask("/v1/models"))["data"][0]["max_model_len"]
+        divisor = 1 if options.full else 8
+        digits = _effects(probe, "digits", _digits())
+        texts = _effects(probe, "text", long_texts(DIGITS_BYTES // divisor))
+        heavy = _effects(probe, "heavy", heavy_requests(longest, divisor))
+        parts = _effects(probe, "parts", many_parts(divisor))
         gap_ms, scored_ms = _gaps_ms(server, probe, longest, 64 if options.full else 16)
     worst_held = max(effects, key=lambda name: effects[name].beyond_parsing_s)
     wrong = {name: effect for name, effect in effects.items() if name not in right_within}
     worst_size = max(wrong, key=lambda name: wrong[name].times_body)
     many_size = max((effects[name].times_body for name in right_within), default=0.0)
-    judged = options.full
-    claims = (
-        Claim.equal(
-            "answers of 5xx",
-            0,
-            sum(effect.status >= 500 for found in (effects, digits, texts, heavy, parts) for effect in found.values()),
-        ),
-        Claim.at_most(
-            "longest time the loop was held beyond parsing the body, ms",
-            GOAL_HELD_MS,
-            1000 * effects[worst_held].beyond_parsing_s,
-        ).judged(judged),
-        Claim.at_most(
-            "most memory a body of a wrong type took, times its size", GOAL_TIMES_BODY, wrong[worst_size].times_body
-        ).judged(judged),
-        Claim.at_most(
-            "longest time 4 MB of digits held the loop beyond parsing, ms",
-            GOAL_HELD_MS,
-            max(1000 * effect.beyond_parsing_s for effect in digits.values()),
-        ).judged(judged),
-        Claim.at_most(
-            "longest time a long text held the loop beyond parsing, ms",
-            GOAL_HELD_MS,
-            max(1000 * effect.beyond_parsing_s for effect in texts.values()),
-        ).judged(judged),
-        Claim.at_most(
+    limits = (
+        ("longest time the loop was held beyond parsing the body, ms", GOAL_HELD_MS, _held_ms(effects)),
+        ("most memory a body of a wrong type took, times its size", GOAL_TIMES_BODY, wrong[worst_size].times_body),
+        ("longest time 4 MB of digits held the loop beyond parsing, ms", GOAL_HELD_MS, _held_ms(digits)),
+        ("longest time a long text held the loop beyond parsing, ms", GOAL_HELD_MS, _held_ms(texts)),
+        (
             "most memory that a long text took, times its size",
             GOAL_TIMES_BODY,
             max(effect.times_body for effect in (*digits.values(), *texts.values())),
-        ).judged(judged),
-        Claim.at_most(
-            "longest time a large right request held the loop beyond parsing, ms",
-            GOAL_HELD_MS,
-            max(1000 * effect.beyond_parsing_s for effect in heavy.values()),
-        ).judged(judged),
-        Claim.at_most(
-            "longest time a body of many parts held the loop beyond parsing, ms",
-            GOAL_HELD_MS,
-            max(1000 * effect.beyond_parsing_s for effect in parts.values()),
-        ).judged(judged),
-        Claim.at_most(
+        ),
+        ("longest time a large right request held the loop beyond parsing, ms", GOAL_HELD_MS, _held_ms(heavy)),
+        ("longest time a body of many parts held the loop beyond parsing, ms", GOAL_HELD_MS, _held_ms(parts)),
+        (
             f"memory of {unfinished['num_bodies']} unfinished bodies, times the room for them",
             3.0,
             unfinished["grown_bytes"] / ROOM_BYTES,
-        ).judged(judged),
+        ),
+    )
+    statuses = [effect.status for found in (effects, digits, texts, heavy, parts) for effect in found.values()]
+    claims = (
+        Claim.equal("answers of 5xx", 0, sum(status >= 500 for status in statuses)),
+        *(Claim.at_most(what, bound, measured).judged(options.full) for what, bound, measured in limits),
         Claim.reported("the same of too many elements of the right type", many_size),
         Claim.reported("longest gap between tokens beside a prompt without scores, ms", gap_ms),
         Claim.reported("longest gap between tokens beside prompt_logprobs 20 of it, ms", scored_ms),
@@ -135,15 +103,28 @@ def reproduce(options: ReproduceOptions) -> Reproduction:
         details={
             "worst_held": {worst_held: as_json(effects[worst_held])},
             "worst_size": {worst_size: as_json(effects[worst_size])},
-            "digits": {route: as_json(effect) for route, effect in digits.items()},
-            "long_texts": {name: as_json(effect) for name, effect in texts.items()},
-            "heavy": {name: as_json(effect) for name, effect in heavy.items()},
-            "many_parts": {name: as_json(effect) for name, effect in parts.items()},
+            "digits": _figures(digits),
+            "long_texts": _figures(texts),
+            "heavy": _figures(heavy),
+            "many_parts": _figures(parts),
             "unfinished": unfinished,
             "by_value": _worst(effects, lambda name: name.rpartition(": ")[2]),
             "by_route": _worst(effects, lambda name: name.partition(" ")[0]),
         },
     )
+
+
+def _effects(probe: Probe, kind: str, requests: Iterable[Heavy]) -> dict[str, Effect]:
+    """Send each request, and return what it does, by its name."""
+    return {name: _settled(probe, route, body, f"{kind} {name}") for name, route, body in requests}
+
+
+def _held_ms(effects: Mapping[str, Effect]) -> float:
+    return 1000 * max(effect.beyond_parsing_s for effect in effects.values())
+
+
+def _figures(effects: Mapping[str, Effect]) -> dict[str, dict[str, Any]]:
+    return {name: as_json(effect) for name, effect in effects.items()}
 
 
 def _worst(effects: Mapping[str, Effect], group_of: Callable[[str], str]) -> dict[str, dict[str, Any]]:
@@ -160,11 +141,6 @@ def _worst(effects: Mapping[str, Effect], group_of: Callable[[str], str]) -> dic
         }
         for name, found in groups.items()
     }
-
-
-def _fields(server: LocalServer) -> list[Field]:
-    with urllib.request.urlopen(f"{server.url}/openapi.json") as answer:
-        return fields_of(json.load(answer))
 
 
 def _cases(fields: list[Field], *, every: int) -> Iterator[tuple[Field, str]]:
@@ -186,15 +162,18 @@ def _settled(probe: Probe, route: str, body: bytes, kind: str) -> Effect:
     return replace(shortest, grown_bytes=max(effect.grown_bytes for effect in effects))
 
 
-def _digits() -> Iterator[tuple[str, bytes]]:
+def _digits() -> Iterator[Heavy]:
     text = "7" * DIGITS_BYTES
     messages = [{"role": "user", "content": text}]
-    yield "/v1/completions", json.dumps({"prompt": text, "max_tokens": 1}).encode()
-    yield "/v1/chat/completions", json.dumps({"messages": messages, "max_tokens": 1}).encode()
-    yield "/v1/messages", json.dumps({"messages": messages, "max_tokens": 1}).encode()
-    yield "/v1/messages/count_tokens", json.dumps({"messages": messages}).encode()
-    yield "/tokenize", json.dumps({"prompt": text}).encode()
-    yield "/v1/embeddings", json.dumps({"input": text}).encode()
+    bodies: dict[str, dict[str, Any]] = {
+        "/v1/completions": {"prompt": text, "max_tokens": 1},
+        "/v1/chat/completions": {"messages": messages, "max_tokens": 1},
+        "/v1/messages": {"messages": messages, "max_tokens": 1},
+        "/v1/messages/count_tokens": {"messages": messages},
+        "/tokenize": {"prompt": text},
+        "/v1/embeddings": {"input": text},
+    }
+    return ((route, route, json.dumps(body).encode()) for route, body in bodies.items())
 
 
 def _unfinished(server: LocalServer, number: int) -> dict[str, Any]:
@@ -221,13 +200,6 @@ def _unfinished(server: LocalServer, number: int) -> dict[str, Any]:
             with contextlib.suppress(OSError):
                 statuses.append(int(connection.recv(64).split(b" ")[1]))
     return {"grown_bytes": largest - before, "num_bodies": number, "num_given_up": statuses.count(503)}
-
-
-def _longest(server: LocalServer) -> int:
-    """Return the tokens of the longest request."""
-    with urllib.request.urlopen(f"{server.url}/v1/models") as answer:
-        longest: int = json.load(answer)["data"][0]["max_model_len"]
-    return longest
 
 
 def _gaps_ms(server: LocalServer, probe: Probe, longest: int, num_tokens: int) -> tuple[float, float]:

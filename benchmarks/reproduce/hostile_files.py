@@ -130,13 +130,13 @@ def _open_model(path: Path) -> None:
     built.engine.close()
 
 
-def _of_json_file(file_name: str) -> Kind:
+def _mutate_json(file_name: str) -> Callable[[Path, Random], None]:
     def mutate(folder: Path, random: Random) -> None:
         path = folder / file_name
         text = mutated_json(json.loads(path.read_text(encoding="utf-8")), random)
         path.write_bytes(text.encode("utf-8", "surrogateescape"))
 
-    return Kind(file_name, write_folder, mutate, _open_model)
+    return mutate
 
 
 def _mutate_weights(folder: Path, random: Random) -> None:
@@ -225,12 +225,6 @@ def _write_calibration(folder: Path) -> None:
     ).write(folder / "calibration.json")
 
 
-def _mutate_calibration(folder: Path, random: Random) -> None:
-    path = folder / "calibration.json"
-    text = mutated_json(json.loads(path.read_text(encoding="utf-8")), random)
-    path.write_bytes(text.encode("utf-8", "surrogateescape"))
-
-
 def _read_calibration(folder: Path) -> None:
     found = Calibration.read(folder / "calibration.json")
     choices_of(found)
@@ -276,32 +270,27 @@ def _read_template(folder: Path) -> None:
     template.render(_CONVERSATION, tools=_TOOLS)
 
 
+_JSON_FILES = (
+    "config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "generation_config.json",
+    "special_tokens_map.json",
+    "model.safetensors.index.json",
+)
 KINDS = {
     kind.name: kind
     for kind in (
-        Kind(
-            "gguf",
-            _write_gguf,
-            _mutate_gguf,
-            lambda folder: _open_model(folder / _GGUF),
-        ),
+        Kind("gguf", _write_gguf, _mutate_gguf, lambda folder: _open_model(folder / _GGUF)),
         Kind("safetensors", write_folder, _mutate_weights, _open_model),
-        _of_json_file("config.json"),
-        _of_json_file("tokenizer.json"),
-        _of_json_file("tokenizer_config.json"),
-        _of_json_file("generation_config.json"),
-        _of_json_file("special_tokens_map.json"),
-        _of_json_file("model.safetensors.index.json"),
+        *(Kind(name, write_folder, _mutate_json(name), _open_model) for name in _JSON_FILES),
         Kind("template", _write_template, _mutate_template, _read_template),
         Kind("event log", _write_event_log, _mutate_lines("events.jsonl"), _read_event_log),
-        Kind("calibration", _write_calibration, _mutate_calibration, _read_calibration),
+        Kind("calibration", _write_calibration, _mutate_json("calibration.json"), _read_calibration),
         Kind("batch file", _write_batch, _mutate_lines(BATCH), _read_batch),
     )
 }
 """By name."""
-
-
-# ------------------------------------------------------------------ Reads mutated files one after the other: `python
 
 
 PATIENCE_S = 30.0
@@ -370,9 +359,6 @@ def _case(kind_name: str, seed: int, copy: Path) -> Case:
     if ended > children:  # one of them took more than any before; of those that took less only so much is known
         took = max(took, ended * 1024)
     return Case(kind_name, seed, outcome[:200], seconds, took)
-
-
-# ------------------------------------------------------------------ Mutated files of models, templates, logs, calibra
 
 
 MOST_S = 2.0

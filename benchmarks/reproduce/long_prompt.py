@@ -24,20 +24,16 @@ from typing import Any
 
 from benchmarks.counting_engine import counting_engine
 from benchmarks.reproduce.claim import Claim, ReproduceOptions, Reproduction
-from benchmarks.serving.local_server import LocalServer, local_server
+from benchmarks.serving.local_server import local_server
 from twostroke.config.cache import CacheConfig
 from twostroke.config.kv_format import resolve_kv_format
 from twostroke.config.scheduler import SchedulerConfig
 from twostroke.engine.event_sinks import read_events
-from twostroke.errors import SetupError
 from twostroke.kv_cache.layout import KVLayout
 from twostroke.measure.figure import MEASURED, PREDICTED
 from twostroke.measure.from_log import run_of_log
 from twostroke.measure.model_engine import model_engine
 from twostroke.measure.report import percentiles
-from twostroke.measure.serve.http_connection import Origin
-from twostroke.measure.serve.load import LoadRun
-from twostroke.measure.serve.target import Load, Target, run_loads
 from twostroke.measure.workload import Workload, of_lengths
 from twostroke.model.checkpoint import read_model_config
 from twostroke.model.model_files import find_folder_only
@@ -123,10 +119,10 @@ def serve_long_prompt(long_prompt: int, num_short: int, budget: int, *, threads:
             **({} if threads is None else {"threads": threads}),
         }
         with local_server(str(folder), settings) as server:
-            _ask(server, folder, of_lengths([(budget, 2)], vocab_size=config.vocab_size))
+            server.run(str(folder), of_lengths([(budget, 2)], vocab_size=config.vocab_size), ["warm-up"])
             pids = server.pid, server.engine_pid()
             before = [resident_bytes(pid) for pid in pids]
-            run = _ask(server, folder, workload)
+            run = server.run(str(folder), workload, [f"r{i}" for i in range(len(workload))])
             grown = [peak_resident_bytes(pid) - was for pid, was in zip(pids, before, strict=True)]
         seen = run_of_log(read_events(log))
         log_bytes = log.stat().st_size
@@ -146,29 +142,22 @@ def serve_long_prompt(long_prompt: int, num_short: int, budget: int, *, threads:
     )
 
 
-def _ask(server: LocalServer, folder: Path, workload: Workload) -> LoadRun:
-    target = Target(origin=Origin.parse(server.url), model=str(folder), token_counts="token-ids")
-    (found,) = run_loads([Load(target, workload)])
-    for exchange in found.exchanges:
-        if exchange.failure is not None:
-            raise SetupError(f"a request failed with {exchange.failure}: {exchange.message}")
-    return found
-
-
 def _one_layer(target: Path, num_tokens: int) -> Path:
     """Write the embedded model's folder without weights, with one layer and a longer context."""
     own = find_folder_only("embedded", "its shape is made smaller")
-    target.mkdir()
-    for path in own.glob("*.json"):
-        shutil.copy(path, target / path.name)
+    changes = {"num_hidden_layers": 1, "max_position_embeddings": num_tokens, "early_exit_layers": []}
+    return _copied(own, target, "*.json", changes)
+
+
+def _copied(folder: Path, target: Path, names: str, changes: dict[str, Any]) -> Path:
+    """Copy the files of a model with such names, and change its config."""
+    target.mkdir(exist_ok=True)
+    for path in folder.glob(names):
+        if path.is_file():
+            shutil.copy(path, target / path.name)
     config = json.loads((target / "config.json").read_text(encoding="utf-8"))
-    config.pop("early_exit_layers", None)
-    config |= {"num_hidden_layers": 1, "max_position_embeddings": num_tokens}
-    (target / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    (target / "config.json").write_text(json.dumps(config | changes), encoding="utf-8")
     return target
-
-
-# ------------------------------------------------------------------ A prompt of 131,072 tokens, computed in chunks be
 
 
 BUDGET = 512
@@ -280,23 +269,16 @@ def _model(
 
 def _with_longer_context(folder: Path, target: Path, num_tokens: int) -> Path:
     """The same model, said to be made for longer contexts. What it writes there is nonsense; what it costs is not."""
-    for path in folder.iterdir():
-        if path.is_file():
-            shutil.copy(path, target / path.name)
-    config = json.loads((target / "config.json").read_text(encoding="utf-8"))
-    config["max_position_embeddings"] = max(num_tokens, config["max_position_embeddings"])
-    (target / "config.json").write_text(json.dumps(config), encoding="utf-8")
-    return target
+    most = max(num_tokens, read_model_config(folder).max_position_embeddings)
+    return _copied(folder, target, "*", {"max_position_embeddings": most})
 
 
 def _draw(figure: Any, run: Run) -> None:
     axes = figure.add_subplot()
     ends = [s.end_s for s in run.steps]
     axes.bar(range(len(ends)), [s.num_prefill_tokens for s in run.steps], 1.0, color=PREDICTED, label="prefill tokens")
-    axes.set_xlabel("step")
-    axes.set_ylabel("tokens of the long prompt")
+    axes.set(xlabel="step", ylabel="tokens of the long prompt")
     times = axes.twinx()
     times.plot([1000 * s.wall_s for s in run.steps], color=MEASURED, label="step time")
-    times.set_ylabel("milliseconds a step")
-    times.set_ylim(bottom=0)
+    times.set(ylabel="milliseconds a step", ylim=(0, None))
     figure.legend(fontsize=8, frameon=False, loc="outside upper center", ncols=2)

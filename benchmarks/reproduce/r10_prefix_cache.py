@@ -123,9 +123,6 @@ class LruReplay:
                 held[i] = chain[i]
 
 
-# ------------------------------------------------------------------ R10: hits of the prefix cache on real request tra
-
-
 SPEC = TraceSpec(divisor=64)
 CAPACITIES = (1000, 3000, 10_000, 30_000, None)
 """Blocks; None holds everything."""

@@ -92,9 +92,6 @@ def _point(engine: ModelEngine, rows: int, context: int, steps: int, progress: s
     return median([step.wall_s for step in run.decode_steps(rows)])
 
 
-# ------------------------------------------------------------------ R1: continuous against static batching, in slot-s
-
-
 SLOTS = (4, 8, 16, 32)
 LENGTHS = {"exponential": Lengths.exponential(64), "uniform": Lengths.uniform(1, 128), "constant": Lengths.fixed(64)}
 GROUPS: Mapping[str, Mapping[int, int]] = {

@@ -61,9 +61,6 @@ def recorded(
     return events
 
 
-# ------------------------------------------------------------------ A workload through a model's engine, and the same
-
-
 def serve_and_simulate(
     options: ReproduceOptions,
     config: SchedulerConfig,

@@ -9,28 +9,21 @@ that others work on, single rounds differ by a third.
 
 from __future__ import annotations
 
-import tempfile
 import time
-import urllib.request
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from benchmarks.reproduce.claim import Claim, ReproduceOptions, Reproduction
-from benchmarks.serving.local_server import LocalServer, local_server
+from benchmarks.serving.local_server import local_server
 from twostroke.client.input_processor import Prompt
-from twostroke.engine.event_sinks import read_events
-from twostroke.errors import SetupError
 from twostroke.events import Event, StepCommitted, TokensDelivered
 from twostroke.llm import LLM
 from twostroke.measure.figure import MEASURED, PREDICTED, bar_chart
 from twostroke.measure.report import median, percentiles
 from twostroke.measure.serve.figures import latencies
-from twostroke.measure.serve.http_connection import Origin
 from twostroke.measure.serve.load import LoadRun, giving_way
 from twostroke.measure.serve.openai_wire import Exchange
-from twostroke.measure.serve.target import Load, Target, run_loads
 from twostroke.measure.workload import Lengths, Workload
 from twostroke.sampling_params import SamplingParams
 
@@ -147,12 +140,12 @@ def _side_by_side(options: ReproduceOptions, workload: Workload, threads: int, r
     with local_server(options.model, settings) as server, LLM(options.model, **settings) as llm:
         warm_up = workload.cut_outputs(8)
         _offline(llm, warm_up)
-        _ask(server, options.model, warm_up)
+        server.run(options.model, warm_up)
         for _ in range(rounds):
             sides.offline.append(workload.num_output_tokens / _offline(llm, workload))
             before_s = server.http_cpu_s()
             with giving_way():  # it is the server that is measured here, as clients elsewhere find it
-                run = _ask(server, options.model, workload)
+                run = server.run(options.model, workload)
             num_tokens = workload.num_output_tokens
             sides.us_per_token.append(1e6 * (server.http_cpu_s() - before_s) / num_tokens)
             sides.client_us_per_token.append(1e6 * run.generator_cpu_s / num_tokens)
@@ -167,29 +160,6 @@ def _offline(llm: LLM, workload: Workload) -> float:
     start_s = time.monotonic()
     llm.generate(prompts, params)
     return time.monotonic() - start_s
-
-
-def _ask(server: LocalServer, model: str, workload: Workload, request_ids: Sequence[str] = ()) -> LoadRun:
-    """The workload through the server.
-
-    Args:
-        server: that is asked.
-        model: its name there.
-        workload: all at once.
-        request_ids: one each, for a run whose tokens are looked for in the event log.
-
-    Raises:
-        SetupError: a request failed; a comparison of fewer would be none.
-    """
-    # ids tell tokens that are no text yet; for throughput they would be work that the offline API does not do
-    counts = "token-ids" if request_ids else "chunks"
-    target = Target(origin=Origin.parse(server.url), model=model, token_counts=counts)
-
-    (found,) = run_loads([Load(target, workload, request_ids)])
-    failed = [e for e in found.exchanges if e.failure is not None]
-    if failed:
-        raise SetupError(f"{len(failed)} requests failed; the first with {failed[0].failure}: {failed[0].message}")
-    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,26 +202,18 @@ def _delays(options: ReproduceOptions, workload: Workload, rounds: int) -> tuple
     exchanges: list[Exchange] = []
     steps: list[StepCommitted] = []
     with local_server(options.model, _engine_settings(1, workload.max_request_tokens)) as server:
-        _ask(server, options.model, workload.cut_outputs(8), [f"warm-up-{i}" for i in range(len(workload))])
+        server.run(options.model, workload.cut_outputs(8), [f"warm-up-{i}" for i in range(len(workload))])
         for number in range(rounds):
             names = [f"r{number}-{i}" for i in range(len(workload))]
             with giving_way():
-                run = _ask(server, options.model, workload, names)
-            events = _recorded(server)  # which costs the engine nothing
+                run = server.run(options.model, workload, names)
+            events = server.events()
             steps = [event for event in events if isinstance(event, StepCommitted)]
             found.append(_segments(steps, _delivered(events), _read_s(run, names)))
             exchanges += run.exchanges
     # the recorder still has the steps of the rounds before
     step_s = median([step.operator_time_s for step in steps if len(step.commits) == STREAMS])
     return found, step_s, latencies(exchanges)
-
-
-def _recorded(server: LocalServer) -> list[Event]:
-    """Return the events that the server's flight recorder holds."""
-    with tempfile.TemporaryDirectory() as folder:
-        log = Path(folder) / "events"
-        urllib.request.urlretrieve(f"{server.url}/flight_recorder", log)
-        return list(read_events(log))
 
 
 def _delivered(events: Sequence[Event]) -> dict[float, TokensDelivered]:

@@ -248,7 +248,7 @@ async def _watch(server: LocalServer, every_s: float, soak: _Soak) -> None:
     engine = server.engine_pid()
     while True:
         soak.times_s.append(monotonic_clock())
-        others = [pid for pid in _family(server.pid) if pid not in (server.pid, engine)]
+        others = [pid for pid in server.family() if pid not in (server.pid, engine)]
         for name, pids in (("http", [server.pid]), ("engine", [engine]), ("others", others)):
             soak.memory[name].append(sum(map(anonymous_bytes, pids)))
         # this process, too: it runs the clients
@@ -310,21 +310,9 @@ class _Clients:
             self._room.release()
 
 
-def _family(pid: int) -> Iterator[int]:
-    """A process, its children, theirs, and so on; those that end meanwhile are left out."""
-    yield pid
-    for children in Path(f"/proc/{pid}/task").glob("*/children"):
-        try:
-            found = children.read_text(encoding="utf-8").split()
-        except OSError:
-            continue
-        for child in found:
-            yield from _family(int(child))
-
-
 def _num_threads(server: LocalServer) -> int:
     """Of all of the server's processes."""
-    return sum(len(list(Path(f"/proc/{pid}/task").glob("*"))) for pid in _family(server.pid))
+    return sum(len(list(Path(f"/proc/{pid}/task").glob("*"))) for pid in server.family())
 
 
 def _draw(figure: Any, soak: _Soak, windows: dict[str, list[dict[str, float]]], taken: Sequence[float | None]) -> None:

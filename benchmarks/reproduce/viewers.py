@@ -18,13 +18,10 @@ from typing import Any
 
 from benchmarks.reproduce.claim import Claim, ReproduceOptions, Reproduction
 from benchmarks.serving.local_server import LocalServer, local_server
-from twostroke.errors import SetupError
-from twostroke.events import Event, from_json
+from twostroke.events import Event
 from twostroke.live.state import LiveState
 from twostroke.measure.report import median
-from twostroke.measure.serve.http_connection import Origin
 from twostroke.measure.serve.load import giving_way
-from twostroke.measure.serve.target import Load, Target, run_loads
 from twostroke.measure.workload import Lengths, Workload
 from twostroke.metrics.fleet import FleetMetrics
 
@@ -56,8 +53,7 @@ def reproduce(options: ReproduceOptions) -> Reproduction:
                     (beside if are_there else without).append(_rate(server, options.model, workload))
                     http_s[are_there].append(server.http_cpu_s() - begin_s)
                 num_frames += sum(counted)
-        with urllib.request.urlopen(f"{server.url}/flight_recorder") as lines:
-            events = [from_json(line.decode()) for line in lines]
+        events = server.events()
     ratios = [b / a for a, b in zip(without, beside, strict=True)]
     fold_us = _fold_us(events)
     low, high = _of_median(ratios)
@@ -111,13 +107,8 @@ def _seconds(rates: list[float], workload: Workload) -> float:
 
 def _rate(server: LocalServer, model: str, workload: Workload) -> float:
     """Output tokens per second of the workload, all at once."""
-    target = Target(origin=Origin.parse(server.url), model=model, token_counts="chunks")
     with giving_way():
-        (found,) = run_loads([Load(target, workload, ())])
-    failed = [exchange for exchange in found.exchanges if exchange.failure is not None]
-    if failed:
-        raise SetupError(f"{len(failed)} requests failed; the first: {failed[0].message}")
-    return workload.num_output_tokens / found.duration_s
+        return workload.num_output_tokens / server.run(model, workload).duration_s
 
 
 @contextlib.contextmanager

@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 import urllib.request
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -26,8 +26,11 @@ import numpy as np
 
 from twostroke.engine.clock import monotonic_clock
 from twostroke.errors import SetupError
-from twostroke.events import EngineStarted, StepScheduled, from_json
-from twostroke.measure.serve.target import MetricsReading
+from twostroke.events import EngineStarted, Event, StepScheduled, from_json
+from twostroke.measure.serve.http_connection import Origin
+from twostroke.measure.serve.load import LoadRun
+from twostroke.measure.serve.target import Load, MetricsReading, Target, run_loads
+from twostroke.measure.workload import Workload
 
 _START_LIMIT_S = 600.0
 _STOP_LIMIT_S = 60.0
@@ -62,16 +65,55 @@ class LocalServer:
                     return int(child)
         raise SetupError(f"the server (process {self.pid}) has no engine process now.")
 
+    def family(self) -> Iterator[int]:
+        """Yield the server's processes, its children's included; those that end meanwhile are left out."""
+        return _family(self.pid)
+
+    def ask(self, path: str, body: object = None) -> str:
+        """Return the answer to one request, on a connection of its own, which urllib closes."""
+        data = None if body is None else json.dumps(body).encode()
+        asked = urllib.request.Request(self.url + path, data, {"content-type": "application/json"})
+        with urllib.request.urlopen(asked, timeout=_PATIENCE_S) as answer:
+            return answer.read().decode()
+
+    def events(self) -> list[Event]:
+        """Return what the flight recorder holds; this costs the engine nothing."""
+        return [from_json(line) for line in self.ask("/flight_recorder").splitlines()]
+
+    def run(self, model: str, workload: Workload, request_ids: Sequence[str] = ()) -> LoadRun:
+        """Send a workload, each request when it is due, and return when all are answered.
+
+        Args:
+            model: its name at the server.
+            workload: what is sent.
+            request_ids: one each, for a run whose tokens are looked for in the event log.
+
+        Raises:
+            SetupError: a request failed; a comparison of fewer would be none.
+        """
+        # ids tell tokens that are no text yet; for throughput they would be work that the offline API does not do
+        counts = "token-ids" if request_ids else "chunks"
+        target = Target(origin=Origin.parse(self.url), model=model, token_counts=counts)
+        (found,) = run_loads([Load(target, workload, request_ids)])
+        failed = [exchange for exchange in found.exchanges if exchange.failure is not None]
+        if failed:
+            raise SetupError(f"{len(failed)} requests failed; the first with {failed[0].failure}: {failed[0].message}")
+        return found
+
     def num_open_files(self) -> int:
         """Of the HTTP process, connections among them."""
         return len(os.listdir(f"/proc/{self.pid}/fd"))
 
 
-def resident_bytes(pid: int) -> int:
-    """Memory that a process has in RAM now."""
-    # proc(5): the second field of statm counts resident pages
-    pages = Path(f"/proc/{pid}/statm").read_text(encoding="utf-8").split()[1]
-    return int(pages) * os.sysconf("SC_PAGE_SIZE")
+def _family(pid: int) -> Iterator[int]:
+    yield pid
+    for children in Path(f"/proc/{pid}/task").glob("*/children"):
+        try:
+            found = children.read_text(encoding="utf-8").split()
+        except OSError:
+            continue
+        for child in found:
+            yield from _family(int(child))
 
 
 def as_flags(settings: Mapping[str, Any]) -> list[str]:
@@ -92,18 +134,21 @@ def as_flags(settings: Mapping[str, Any]) -> list[str]:
 
 
 @contextlib.contextmanager
-def local_server(model: str, settings: Mapping[str, Any]) -> Generator[LocalServer]:
+def local_server(
+    model: str, settings: Mapping[str, Any], environment: Mapping[str, str] | None = None
+) -> Generator[LocalServer]:
     """Starts a server on a free port of this machine, and ends it.
 
     Args:
         model: as `twostroke serve` takes it.
         settings: of the engine and the server, by their names.
+        environment: of its processes; default: ours.
 
     Raises:
         SetupError: it did not start; with its last words.
     """
     command = [sys.executable, "-m", "twostroke", "serve", model, "--port", "0", *as_flags(settings)]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, process_group=0) as process:
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, process_group=0, env=environment) as process:
         try:
             yield LocalServer(_url(process), process.pid)
         finally:
@@ -139,9 +184,6 @@ def _url(process: subprocess.Popen[str]) -> str:
             return found[0]
 
 
-# ------------------------------------------------------------------ What a server of ours is like when nobody asks an
-
-
 _REST_S = 30.0
 """Time in which everything has to be given back."""
 _LOOK_EVERY_S = 0.05
@@ -169,21 +211,21 @@ def at_rest(server: LocalServer) -> Rest:
     while _num_requests(server) and monotonic_clock() < deadline_s:
         time.sleep(_LOOK_EVERY_S)
     num_requests = _num_requests(server)
-    _ask(server, "/v1/completions", {"prompt": [5], "max_tokens": 1})
-    events = [from_json(line) for line in _ask(server, "/flight_recorder").splitlines()]
+    server.ask("/v1/completions", {"prompt": [5], "max_tokens": 1})
+    events = server.events()
     num_blocks = [event.num_blocks for event in events if isinstance(event, EngineStarted)][-1]
     batch = [event.batch for event in events if isinstance(event, StepScheduled)][-1]
-    num_restarts = json.loads(_ask(server, "/server_info"))["health"]["num_restarts"]
+    num_restarts = json.loads(server.ask("/server_info"))["health"]["num_restarts"]
     return Rest(num_requests, num_blocks - batch.num_free_blocks, _num_open_files(server), num_restarts)
 
 
 def metrics_of(server: LocalServer) -> MetricsReading:
     """Its counters now."""
-    return MetricsReading.parse(_ask(server, "/metrics"))
+    return MetricsReading.parse(server.ask("/metrics"))
 
 
 def _num_requests(server: LocalServer) -> int:
-    return int(json.loads(_ask(server, "/health"))["num_requests"])
+    return int(json.loads(server.ask("/health"))["num_requests"])
 
 
 def _num_open_files(server: LocalServer) -> int:
@@ -193,17 +235,6 @@ def _num_open_files(server: LocalServer) -> int:
         time.sleep(_LOOK_EVERY_S)
         fewest = min(fewest, server.num_open_files())
     return fewest
-
-
-def _ask(server: LocalServer, path: str, body: object = None) -> str:
-    """One request on a connection of its own, which urllib closes."""
-    data = None if body is None else json.dumps(body).encode()
-    asked = urllib.request.Request(server.url + path, data, {"content-type": "application/json"})
-    with urllib.request.urlopen(asked, timeout=_PATIENCE_S) as answer:
-        return answer.read().decode()
-
-
-# ------------------------------------------------------------------ How fast memory grows, from samples of it
 
 
 MB = 2**20

@@ -348,9 +348,6 @@ def _alpha_rows(
     ]
 
 
-# ------------------------------------------------------------------ The tables of `python -m benchmarks spec`
-
-
 def print_spec(found: Mapping[str, Any], console: Console | None = None) -> None:
     """The tables of what was measured, and from which batch size on each method drafts hardly anything."""
     console = console or Console()

@@ -95,9 +95,6 @@ def overlap(p: Probabilities, q: Probabilities) -> Overlap:
     return Overlap(float(np.minimum(p, q).sum()), float(coupled.sum()))
 
 
-# ------------------------------------------------------------------ A drafter that is watched: of each of its drafts
-
-
 @dataclass(frozen=True, slots=True)
 class WatchedDrafter:
     """One that draws drafts from a model's distribution, at a temperature and without filters or penalties."""

@@ -11,8 +11,7 @@ import subprocess
 import pytest
 
 from benchmarks.handover.link import link, why_no_link
-from benchmarks.handover.orders import LAYOUT
-from benchmarks.handover.pair import formula_bytes, num_blocks_for, pair
+from benchmarks.handover.pair import LAYOUT, formula_bytes, num_blocks_for, pair
 from twostroke.errors import SetupError
 from twostroke.kv_transfer.address import Address
 

@@ -174,9 +174,6 @@ def _generation_request(request_id: str, request: WorkloadRequest, start_s: floa
     )
 
 
-# ------------------------------------------------------------------ The engine around a real model, for benchmarks: t
-
-
 @dataclass(frozen=True, slots=True)
 class ModelEngine:
     """An engine with a model, with its parts within reach."""

@@ -259,9 +259,6 @@ def _git(folder: Path, *arguments: str) -> str | None:
     return done.stdout.strip()
 
 
-# ------------------------------------------------------------------ The command that a person types to get a result a
-
-
 _NO_PART_OF_THE_RESULT = frozenset({"results", "gguf_folder", "api_key"})
 """Where files went, and what opens a server, is the affair of whoever ran it."""
 _PLACE_OF_AN_ENVIRONMENT = "PYTHON"

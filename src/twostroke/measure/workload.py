@@ -139,9 +139,6 @@ def _checked(name: str, value: int) -> int:
     return value
 
 
-# ------------------------------------------------------------------ Workloads: who asks what, when. Pure and seeded:
-
-
 MIN_RATE, MAX_RATE = 1e-6, 1e9
 """Of arrivals per second, and of what a trace's times are divided by: beyond, waiting times are no times any more."""
 

@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from benchmarks.handover.link import why_no_link
-from benchmarks.handover.orders import LAYOUT
+from benchmarks.handover.pair import LAYOUT
 from benchmarks.handover.run import HandoverOptions, print_handover, run_handover
 from twostroke.errors import InvalidParameter
 

@@ -184,9 +184,6 @@ def kept_distributions(num_positions: int, vocab_size: int) -> Generator[tuple[K
         yield KeptDistributions(Path(folder) / "float32", num_positions, vocab_size), Path(folder)
 
 
-# ------------------------------------------------------------------ A model that returns its distribution over the wh
-
-
 FLOAT32: Mapping[str, Any] = {"kernels": "reference", "dtype": "float32", "batch_invariant": False}
 """Settings of the model that the others are compared with."""
 

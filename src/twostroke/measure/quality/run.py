@@ -327,9 +327,6 @@ def _result(options: QualityOptions, quality: Quality, context: int) -> BenchRes
     )
 
 
-# ------------------------------------------------------------------ Printed tables of `bench quality`
-
-
 def print_quality(quality: Quality, console: Console | None = None) -> None:
     """Print perplexity and retrieval, then the distances from float32."""
     console = console or Console()

@@ -62,9 +62,6 @@ class EventStream:
             raise ValueError(f"an event of more than {MAX_EVENT_BYTES:,} bytes")
 
 
-# ------------------------------------------------------------------ One request as its sender saw it: when it was due
-
-
 @dataclass(slots=True)
 class Exchange:
     """Times are in seconds after the start of the run."""
@@ -136,9 +133,6 @@ class Exchange:
         else:
             self.chunk_times_s.append(time_s)
             self.chunk_tokens.append(count)
-
-
-# ------------------------------------------------------------------ OpenAI's completions and chat completions as a cl
 
 
 EndpointName = Literal["completions", "chat"]

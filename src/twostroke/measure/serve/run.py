@@ -126,6 +126,8 @@ def draw_run(figure: Any, results: Mapping[str, Any]) -> None:
     top, bottom = figure.subplots(2, 1, sharex=True)
     top.step(series["end_s"], series["under_way"], color=PREDICTED, where="pre")
     bottom.step(series["end_s"], series["output_tok_s"], color=MEASURED, where="pre")
+    for axes in (top, bottom):
+        axes.locator_params(axis="x", nbins=4)
     finish(top, legend=False, ylabel="requests under way")
     finish(bottom, legend=False, xlabel="seconds", ylabel="output tokens per second")
 
@@ -156,9 +158,6 @@ def _finish(axes_of_all: Sequence[Any]) -> None:
     for axes in axes_of_all:
         axes.locator_params(axis="x", nbins=4)
         axes.spines[["top", "right"]].set_visible(False)
-
-
-# ------------------------------------------------------------------ `twostroke bench serve`: load on any server of Op
 
 
 _OF_A_POINT = (

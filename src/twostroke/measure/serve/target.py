@@ -78,9 +78,6 @@ def as_text(token_ids: Sequence[int], words: Sequence[str]) -> str:
     return "".join(f" {words[token_id % len(words)]}" for token_id in token_ids)
 
 
-# ------------------------------------------------------------------ What the server's own metrics say about a run: th
-
-
 @dataclass(frozen=True, slots=True)
 class MetricsReading:
     """Sums over all labels, by sample name."""
@@ -123,9 +120,6 @@ class MetricsReading:
             if count > old_count:
                 means[name] = (total - old_total) / (count - old_count)
         return {"counted": {name: value for name, value in counted.items() if value}, "means": means}
-
-
-# ------------------------------------------------------------------ The server under load: its answers to small quest
 
 
 _QUESTION_LIMIT_S = 60.0

@@ -77,9 +77,6 @@ class SyntheticProposer:
         return Random(hash((self.seed, prompt[:8], place))).random() < self.acceptance
 
 
-# ------------------------------------------------------------------ One run of some prompts through one engine, and w
-
-
 @dataclass(frozen=True, slots=True)
 class DecodeStep:
     """A step without prompt tokens."""

@@ -47,9 +47,6 @@ def held_out_texts() -> list[str]:
     return [path.read_text(encoding="utf-8") for path in paths if path.is_file()]
 
 
-# ------------------------------------------------------------------ What the runs are asked: code the embedded model
-
-
 Task = Literal["code", "edit", "random"]
 """`code`: go on with a module. `edit`: a piece of code, and the beginning of the same again. `random`: token ids."""
 

@@ -125,9 +125,6 @@ def _steps(engine: ModelEngine) -> list[StepScheduled]:
     return steps
 
 
-# ------------------------------------------------------------------ TTFT as a polynomial of the prompt's length: what
-
-
 @dataclass(frozen=True, slots=True)
 class QuadraticFit:
     """y = a + b n + c n^2, least squares: linear layers make b, attention makes c, a step's fixed cost makes a."""

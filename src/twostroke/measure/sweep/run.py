@@ -133,9 +133,6 @@ def decodes_of_a_thousand(results: Mapping[str, Any]) -> float:
     return prompt_s / (results["device_seconds_per_1k_tokens"]["output_alone"] / 1000)
 
 
-# ------------------------------------------------------------------ Sweeps one engine over prompt lengths, contexts a
-
-
 _WARM_UP = (32, 8)
 """Prompt and output tokens."""
 _MOST = 1 << 20
