@@ -71,7 +71,6 @@ class CountingExecutor:
         self._results.append(StepResult(batch.step, tuple(made)))
 
     def collect(self) -> StepResult:
-        """See Executor."""
         if self._clock is not None:
             self._clock.advance(self._step_time_s)
         return self._results.popleft()

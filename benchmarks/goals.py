@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
 
-from twostroke.measure.peers.peer import BEFORE
+from benchmarks.compare.options import BEFORE
 from twostroke.measure.report import BenchResult
 
 GATE = 0.97

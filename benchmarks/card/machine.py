@@ -11,7 +11,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,46 +26,50 @@ from twostroke.hardware import Hardware
 from twostroke.runner.machine_limits import seconds_on_card
 from twostroke.startup.cuda_device import REMEDY, CudaFacts, check_cuda, cuda_facts
 
-_CARD_WORK = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
-_PROCESSOR_WORK = frozenset({"cpu_op"})
 _REPEATS = 12
 
 
-class Machine(Protocol):
-    """What is measured on."""
+class Processors:
+    """What is measured on: the processors, in place of a card. Their figures say nothing of one."""
 
-    device: Device
-    name: str
+    device: Device = "cpu"
+    name = "no card: the processors in its place"
     """For people."""
-    traced: frozenset[str]
+    traced = frozenset({"cpu_op"})
     """Categories of a trace that are work of the device."""
-    copy_bytes: int
+    copy_bytes = 1 << 26
     """Of a copy that caches do not hold."""
-    matrix_sides: tuple[int, ...]
+    matrix_sides: tuple[int, ...] = (256,)
     """Of products that are tried."""
 
     def hardware(self) -> Hardware:
         """For the result."""
-        ...
+        return Hardware.of_this_machine()
 
     def best_s(self, work: Callable[[], object], repeats: int) -> float:
         """Seconds that the device takes for some work; the fastest of some runs behind two that warm up."""
-        ...
+        for _ in range(2):
+            work()
+        return min(self._seconds(work) for _ in range(repeats))
+
+    def _seconds(self, work: Callable[[], object]) -> float:
+        begin_s = time.perf_counter()
+        work()
+        return time.perf_counter() - begin_s
 
     def synchronize(self) -> None:
-        """Waits until the device has done all that it was given."""
-        ...
+        """Waits until the device has done all that it was given; a processor computes while it is asked."""
 
     def give_back(self) -> None:
         """Frees memory that nobody holds any more."""
-        ...
+        gc.collect()
 
 
-class Card:
+class Card(Processors):
     """The first NVIDIA GPU that this process may use."""
 
     device: Device = "cuda"
-    traced = _CARD_WORK
+    traced = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
     copy_bytes = 1 << 31
     matrix_sides: tuple[int, ...] = (4096, 8192, 16384)
 
@@ -75,58 +79,20 @@ class Card:
         self._built_for = facts.built_for
 
     def hardware(self) -> Hardware:
-        """See Machine."""
         return Hardware.of_this_machine().with_card(self.name, self._built_for)
 
-    def best_s(self, work: Callable[[], object], repeats: int) -> float:
-        """See Machine; by events on the device, so that the host's part does not count."""
-        for _ in range(2):
-            work()
-        return min(seconds_on_card(work) for _ in range(repeats))
+    def _seconds(self, work: Callable[[], object]) -> float:
+        return seconds_on_card(work)  # by events on the device, so that the host's part does not count
 
     def synchronize(self) -> None:
-        """See Machine."""
         torch.cuda.synchronize()
 
     def give_back(self) -> None:
-        """See Machine."""
-        gc.collect()
+        super().give_back()
         torch.cuda.empty_cache()
 
 
-class Processors:
-    """In place of a card, where there is none: the same measurements, which say nothing of a card."""
-
-    device: Device = "cpu"
-    name = "no card: the processors in its place"
-    traced = _PROCESSOR_WORK
-    copy_bytes = 1 << 26
-    matrix_sides: tuple[int, ...] = (256,)
-
-    def hardware(self) -> Hardware:
-        """See Machine."""
-        return Hardware.of_this_machine()
-
-    def best_s(self, work: Callable[[], object], repeats: int) -> float:
-        """See Machine."""
-        for _ in range(2):
-            work()
-        best_s = float("inf")
-        for _ in range(repeats):
-            begin_s = time.perf_counter()
-            work()
-            best_s = min(best_s, time.perf_counter() - begin_s)
-        return best_s
-
-    def synchronize(self) -> None:
-        """See Machine: a processor computes while it is asked."""
-
-    def give_back(self) -> None:
-        """See Machine."""
-        gc.collect()
-
-
-def find_machine(*, needs_card: bool, facts: CudaFacts | None = None) -> Machine:
+def find_machine(*, needs_card: bool, facts: CudaFacts | None = None) -> Processors:
     """The card, or without one the processors.
 
     Args:
@@ -149,7 +115,7 @@ def find_machine(*, needs_card: bool, facts: CudaFacts | None = None) -> Machine
     return Card(facts)
 
 
-def measure_limits(machine: Machine, dtype: torch.dtype) -> MachineLimits:
+def measure_limits(machine: Processors, dtype: torch.dtype) -> MachineLimits:
     """The rates that claims are held against, measured where and when the claims are.
 
     Args:
@@ -166,13 +132,13 @@ def measure_limits(machine: Machine, dtype: torch.dtype) -> MachineLimits:
     return MachineLimits(flops_per_s, bytes_per_s)
 
 
-def _copy_rate(machine: Machine) -> float:
+def _copy_rate(machine: Processors) -> float:
     source = torch.ones(machine.copy_bytes // 4, dtype=torch.float32, device=machine.device)
     target = torch.empty_like(source)
     return 2 * machine.copy_bytes / machine.best_s(lambda: target.copy_(source), _REPEATS)
 
 
-def _matrix_rate(machine: Machine, side: int, dtype: torch.dtype) -> float:
+def _matrix_rate(machine: Processors, side: int, dtype: torch.dtype) -> float:
     # random numbers: of zeros a card takes less power, and so runs faster than it ever does
     a, b = torch.randn(2, side, side, device=machine.device).to(dtype)
     product = torch.empty_like(a)
@@ -193,7 +159,7 @@ class Tracer:
         machine: what is traced.
     """
 
-    def __init__(self, machine: Machine) -> None:
+    def __init__(self, machine: Processors) -> None:
         self._machine = machine
         activities = torch.profiler.ProfilerActivity
         self._activity = activities.CUDA if machine.device == "cuda" else activities.CPU

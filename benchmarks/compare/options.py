@@ -13,14 +13,14 @@ is full, whether or not an engine decodes some requests already while it reads t
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 from twostroke.config.checks import number, one_of, switch, text, whole_number
 from twostroke.config.load import MAX_THREADS, ActivationQuantization
 from twostroke.errors import InvalidParameter
-from twostroke.measure.peers.peer import BEFORE, PEERS, PeerFailed
+from twostroke.measure.peers.peer import IK_LLAMA_CPP, LLAMA_CPP, Peer, PeerFailed
 from twostroke.measure.report import DEFAULT_FOLDER, model_name
 
 
@@ -86,6 +86,23 @@ def figures_of(work: Work, tokens: Sequence[tuple[float, int]]) -> dict[str, flo
     rates = [count / (full_s - begin_s), work.num_requests * (work.prompt_length + work.output_length) / end_s]
     return dict(zip(work.figures, rates, strict=False))
 
+
+_DRIVERS = Path(__file__).resolve().parent / "drivers.py"
+TWOSTROKE = Peer("twostroke", _DRIVERS, reads_any=True, engine="Twostroke")
+BEFORE = replace(TWOSTROKE, name="twostroke-before")
+"""Another version of ours, in an environment of its own; in ours it is the same one twice, which shows the scatter."""
+PEERS = {
+    peer.name: peer
+    for peer in (
+        LLAMA_CPP,
+        IK_LLAMA_CPP,
+        Peer("openvino", _DRIVERS, {"bf16": "F16", "int8": "Q8_0", "int4": "Q4_0"}, engine="OpenVINO"),
+        Peer("vllm", _DRIVERS, engine="VLLM"),
+        Peer("transformers", _DRIVERS, engine="Transformers"),
+        BEFORE,
+    )
+}
+"""Engines that can be compared with, by name."""
 
 Precision = Literal["bf16", "int8", "int4"]
 

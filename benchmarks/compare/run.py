@@ -1,6 +1,6 @@
 """`python -m benchmarks compare`: twostroke beside other engines, in turn, on the same weights and threads.
 
-What is fair and what is not, engine by engine, stands at the head of each driver (drivers/). The rules for all:
+What is fair and what is not, engine by engine, stands at the head of each driver (drivers.py, and llama.cpp's in the package). The rules for all:
 
 - each runs in a process of its own, in the environment that was given; twostroke is driven the same way;
 - the same prompts as token ids, other ones in each round; greedy; each request to exactly its length; no text is made;
@@ -31,13 +31,22 @@ from rich.console import Console
 from tqdm.auto import tqdm
 
 from benchmarks.compare.gguf_file import write_gguf
-from benchmarks.compare.options import READY, WARM_UP, CompareOptions, Work, checked_tokens, figures_of
+from benchmarks.compare.options import (
+    PEERS,
+    READY,
+    TWOSTROKE,
+    WARM_UP,
+    CompareOptions,
+    Work,
+    checked_tokens,
+    figures_of,
+)
 from twostroke.errors import InvalidParameter, TwostrokeError, UnsupportedModel
 from twostroke.hardware import Hardware
 from twostroke.kernels.dispatch import operators_for
 from twostroke.measure.figure import MEASURED, PREDICTED, save_figure
 from twostroke.measure.limits import Limits, measure_limits, words_of_limits
-from twostroke.measure.peers.peer import PEERS, TWOSTROKE, Peer, PeerFailed, PeerProcess
+from twostroke.measure.peers.peer import Peer, PeerFailed, PeerProcess
 from twostroke.measure.report import BenchResult, check_folder, command_line, median, save
 from twostroke.measure.workload import Lengths, SyntheticSpec, synthetic
 from twostroke.model.model_files import find_model

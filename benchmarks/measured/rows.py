@@ -79,6 +79,12 @@ class Row:
     """Whether the figures are counts, which no kernel and no machine changes."""
 
 
+def claims_row(what: str, result: str, *claims: str, form: str = "{:.2f}", is_counted: bool = False) -> Row:
+    """Return a row of claims, each as predicted and as measured."""
+    parts = (tuple(claim(one, form, part) for one in claims) for part in ("measured", "predicted"))
+    return Row(what, result, *parts, is_counted=is_counted)
+
+
 OPERATORS_SINCE = "2026-11-27T19:55:06+00:00"
 """When a processor's default operators last became faster or slower (commit 908b61da). Such a change moves it."""
 GGUF_SINCE = "2026-11-28T11:20:00+00:00"
@@ -130,6 +136,7 @@ _WALL = "wall time, exponential, {} slots: static / continuous"
 _STEPS = "slot-steps, exponential, {} slots: static / continuous"
 _TTFT = "{}: mean TTFT without / with the cache, within 5 points"
 _SLOTS = (4, 8, 16, 32)
+_WASTE = (("trace: paged, predicted to the slot", "{:.2%}"), ("trace: contiguous", "{:.1%}"))
 
 
 def _offline(name: str, what: str) -> tuple[Row, ...]:
@@ -157,44 +164,32 @@ ROWS: tuple[Row, ...] = (
         "engine-time",
         tuple(claim(f"engine's own time a step, {n} requests, median ms", "{:.2f} ms") for n in (1, 64)),
     ),
-    Row(
+    claims_row(
         "continuous against static batching, exponential lengths, 4 / 8 / 16 / 32 slots, in slot-steps",
         "r1",
-        tuple(claim(_STEPS.format(n)) for n in _SLOTS),
-        tuple(predicted(_STEPS.format(n)) for n in _SLOTS),
+        *(_STEPS.format(n) for n in _SLOTS),
         is_counted=True,
     ),
-    Row(
-        "the same in wall time, from measured t(live rows)",
-        "r1",
-        tuple(claim(_WALL.format(n)) for n in _SLOTS),
-        tuple(predicted(_WALL.format(n)) for n in _SLOTS),
-    ),
-    Row(
+    claims_row("the same in wall time, from measured t(live rows)", "r1", *(_WALL.format(n) for n in _SLOTS)),
+    claims_row(
         "one long request and nine short ones: useful slot-steps of a static batch",
         "r2",
-        (claim("useful slot-steps, static", "{:.1%}"),),
-        (predicted("useful slot-steps, static", "{:.1%}"),),
+        "useful slot-steps, static",
+        form="{:.1%}",
         is_counted=True,
     ),
     Row(
         "KV slots that hold nothing: paged, contiguous",
         "r3",
-        (
-            claim("trace: paged, predicted to the slot", "{:.2%}"),
-            claim("trace: contiguous", "{:.1%}"),
-        ),
-        (
-            predicted("trace: paged, predicted to the slot", "{:.2%}"),
-            predicted("trace: contiguous", "{:.1%}"),
-        ),
+        tuple(claim(what, form) for what, form in _WASTE),
+        tuple(predicted(what, form) for what, form in _WASTE),
         is_counted=True,
     ),
-    Row(
+    claims_row(
         "requests at once in equal KV memory, paged against contiguous",
         "r4",
-        (claim("trace: running at once, paged / contiguous", "{:.1f}x"),),
-        (predicted("trace: running at once, paged / contiguous", "{:.1f}x"),),
+        "trace: running at once, paged / contiguous",
+        form="{:.1f}x",
         is_counted=True,
     ),
     Row(
@@ -203,24 +198,24 @@ ROWS: tuple[Row, ...] = (
         (claim("time lost to caching, share", "{:.1%}"),),
         (predicted("time lost to caching, share", "{:.0%}"),),
     ),
-    Row(
+    claims_row(
         "prefix caching on a real trace, mean time to the first token: conversation, synthetic",
         "r10",
-        tuple(claim(_TTFT.format(name), "{:.2f}x") for name in ("conversation", "synthetic")),
-        tuple(predicted(_TTFT.format(name), "{:.2f}x") for name in ("conversation", "synthetic")),
+        *(_TTFT.format(name) for name in ("conversation", "synthetic")),
+        form="{:.2f}x",
     ),
-    Row(
+    claims_row(
         "token-passes of 500 + 200 tokens without and with a KV cache",
         "r14",
-        (claim("token-passes: without / with", "{:.1f}x"),),
-        (predicted("token-passes: without / with", "{:.1f}x"),),
+        "token-passes: without / with",
+        form="{:.1f}x",
         is_counted=True,
     ),
-    Row(
+    claims_row(
         "a prompt of 131,072 tokens beside eight short requests: steps in which one of these waits",
         "long-prompt",
-        (claim("of these, steps in which a short request got no token, on the model", "{:.0f}"),),
-        (predicted("of these, steps in which a short request got no token, on the model", "{:.0f}"),),
+        "of these, steps in which a short request got no token, on the model",
+        form="{:.0f}",
         is_counted=True,
     ),
     Row(

@@ -9,8 +9,8 @@ share = background tokens until the last interactive arrival / (tokens a second 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import replace
 
 from benchmarks.reproduce.claim import Claim, ReproduceOptions, Reproduction
 from benchmarks.reproduce.recorded import serve_and_simulate
@@ -45,7 +45,8 @@ def reproduce(options: ReproduceOptions) -> Reproduction:
 
     found: list[dict[str, float]] = []
     predicted: list[dict[str, float]] = []
-    alone, beside = _Samples(), _Samples()
+    alone: list[ServedRequest] = []
+    beside: list[ServedRequest] = []
     for _ in range(rounds):
         every_s = _every_s(options, config, prompt, step_times)  # a machine's clock moves: the load is that of the hour
         interactive = with_arrivals(
@@ -57,9 +58,8 @@ def reproduce(options: ReproduceOptions) -> Reproduction:
         predicted.append(guessed)
     middle, guess = ({key: median([r[key] for r in runs]) for key in runs[0]} for runs in (found, predicted))
     # a round has few samples behind its 99th percentile, and this machine's hiccups are among them: all rounds together
-    middle |= alone.latencies | {
-        f"{key} ratio": value / alone.latencies[key] for key, value in beside.latencies.items()
-    }
+    was, is_now = _latencies(alone), _latencies(beside)
+    middle |= was | {f"{key} ratio": value / was[key] for key, value in is_now.items()}
     claims = (
         Claim.at_most("p99 TTFT, beside / alone", 1.10, middle["ttft_p99_s ratio"], guess["ttft_p99_s ratio"]),
         Claim.at_most("p99 ITL, beside / alone", 1.10, middle["itl_p99_s ratio"], guess["itl_p99_s ratio"]),
@@ -92,26 +92,6 @@ def reproduce(options: ReproduceOptions) -> Reproduction:
     )
 
 
-@dataclass(slots=True)
-class _Samples:
-    """Of interactive requests, of all rounds."""
-
-    ttft_s: list[float] = field(default_factory=list[float])
-    itl_s: list[float] = field(default_factory=list[float])
-
-    def take(self, requests: Iterable[ServedRequest]) -> None:
-        """One run's."""
-        for request in requests:
-            self.ttft_s.append(request.times.ttft_s)
-            self.itl_s += request.times.itl_s
-
-    @property
-    def latencies(self) -> dict[str, float]:
-        """Seconds, by _LATENCIES."""
-        ttft, itl = percentiles(self.ttft_s), percentiles(self.itl_s)
-        return {f"{name}_{q}_s": of[q] for name, of in (("ttft", ttft), ("itl", itl)) for q in ("p50", "p99")}
-
-
 def _every_s(options: ReproduceOptions, config: SchedulerConfig, prompt: int, step_times: StepTimeModel) -> float:
     """Between two requests, for the load that is wanted."""
     few = options.of_lengths([(prompt, OUTPUTS)] * 4)
@@ -125,8 +105,8 @@ def _round(
     interactive: Workload,
     last_s: float,
     step_times: StepTimeModel,
-    all_alone: _Samples,
-    all_beside: _Samples,
+    all_alone: list[ServedRequest],
+    all_beside: list[ServedRequest],
 ) -> tuple[dict[str, float], dict[str, float]]:
     """As measured, and as predicted; latencies as measured go to those of all rounds, too."""
     some = options.of_lengths([BACKGROUND] * (4 * SLOTS), seed=1)
@@ -142,8 +122,8 @@ def _round(
     num_blocks = sum(-(-r.num_tokens // 16) + 1 for r in interactive.requests[:SLOTS])
     beside = serve_and_simulate(options, config, Workload(tuple(both)), step_times, num_blocks)
     is_background = [request.background for request in both]
-    all_alone.take(alone[0].requests)
-    all_beside.take(request for request in beside[0].requests if not is_background[_place(request)])
+    all_alone += alone[0].requests
+    all_beside += [request for request in beside[0].requests if not is_background[_place(request)]]
     measured, guessed = (
         _figures(of_alone, of_beside, of_most, is_background, interactive, last_s)
         for of_alone, of_beside, of_most in zip(alone, beside, most, strict=True)
@@ -161,9 +141,9 @@ def _figures(
     alone: Run, beside: Run, most: Run, is_background: list[bool], interactive: Workload, last_s: float
 ) -> dict[str, float]:
     kinds = [(r, is_background[_place(r)]) for r in beside.requests]
-    theirs = Run(tuple(r for r, is_work in kinds if not is_work), beside.steps, beside.duration_s)
+    theirs = [r for r, is_work in kinds if not is_work]
     made = [at for r, is_work in kinds if is_work for at in r.times.token_times_s]
-    was, is_now = _latencies(alone), _latencies(theirs)
+    was, is_now = _latencies(alone.requests), _latencies(theirs)
     idle_s = _idle_s(alone, interactive, last_s)
     tok_s = sum(at <= last_s for at in made) / last_s
     most_tok_s = most.num_output_tokens / most.duration_s
@@ -184,10 +164,11 @@ def _place(request: ServedRequest) -> int:
     return int(request.request_id.rpartition("-")[2])
 
 
-def _latencies(run: Run) -> dict[str, float]:
-    samples = _Samples()
-    samples.take(run.requests)
-    return samples.latencies
+def _latencies(requests: Sequence[ServedRequest]) -> dict[str, float]:
+    """Seconds, by _LATENCIES."""
+    ttft = percentiles([request.times.ttft_s for request in requests])
+    itl = percentiles([gap for request in requests for gap in request.times.itl_s])
+    return {f"{name}_{q}_s": of[q] for name, of in (("ttft", ttft), ("itl", itl)) for q in ("p50", "p99")}
 
 
 def _drawn(found: dict[str, float]) -> list[float]:

@@ -29,7 +29,7 @@ from benchmarks.card.arithmetic import (
     setting_claims,
     throughput_claims,
 )
-from benchmarks.card.machine import Machine, TracedSteps, Tracer, find_machine, measure_limits
+from benchmarks.card.machine import Processors, TracedSteps, Tracer, find_machine, measure_limits
 from benchmarks.card.shapes import QWEN3_8B, TINY, is_alike, write_shape
 from benchmarks.reproduce.claim import Claim, ReproduceOptions, Reproduction
 from benchmarks.reproduce.recorded import with_values
@@ -155,7 +155,7 @@ class _Subject:
     load: LoadConfig
 
 
-def _subject(options: ReproduceOptions, machine: Machine, folder: Path) -> _Subject:
+def _subject(options: ReproduceOptions, machine: Processors, folder: Path) -> _Subject:
     """The user's model, or a shape that is written down."""
     if options.model == "embedded":
         shape, name = (QWEN3_8B, "the shape of Qwen3-8B") if options.full else (TINY, "a tiny shape")
@@ -175,7 +175,7 @@ def _subject(options: ReproduceOptions, machine: Machine, folder: Path) -> _Subj
 class _Bench:
     """One run: what has been measured so far, and what is still to do."""
 
-    def __init__(self, options: ReproduceOptions, machine: Machine, subject: _Subject) -> None:
+    def __init__(self, options: ReproduceOptions, machine: Processors, subject: _Subject) -> None:
         self._options, self._machine, self._subject = options, machine, subject
         self._sizes = FULL if options.full else SMALL
         self._is_judged = options.full and is_alike(subject.config, QWEN3_8B)

@@ -109,12 +109,10 @@ class Heard:
     _body: bytearray = field(default_factory=bytearray)
 
     def on_head(self, status: int, headers: Mapping[bytes, bytes], time_s: float) -> None:
-        """See AnswerReader."""
         self.status = status
         self.is_stream = headers.get(b"content-type", b"").startswith(b"text/event-stream")
 
     def on_body(self, part: bytes, time_s: float) -> None:
-        """See AnswerReader."""
         self._body += part
         self.times_s.append(time_s)
 

@@ -105,16 +105,13 @@ class WatchedDrafter:
 
     @property
     def facts(self) -> DrafterFacts:
-        """See Drafter."""
         return self.drafter.facts
 
     @property
     def words(self) -> str:
-        """See Drafter."""
         return self.drafter.words
 
     def build(self, target: Target) -> Proposer:
-        """See Drafter."""
         sampler = _WatchedSampler(target.sampler)
         proposer = self.drafter.build(replace(target, sampler=sampler))
         return _WatchedProposer(proposer, sampler, target.model, self.overlaps)
@@ -130,7 +127,6 @@ class _WatchedSampler(Sampler):
         """By sequence and position: logits [vocab_size] and temperature."""
 
     def draw(self, logits: Tensor, states: Sequence[SamplingState]) -> tuple[Tensor, dict[int, str]]:
-        """See Sampler."""
         for row, state in zip(logits.cpu().numpy(), states, strict=True):
             # what is drawn there later is another choice, from what the first one left
             self.drawn.setdefault((state.stream, state.position), (row.copy(), state.rules.params.temperature))
@@ -153,7 +149,6 @@ class _WatchedProposer:
 
     @property
     def feature_layers(self) -> tuple[int, ...]:
-        """See Watcher."""
         return () if self._watcher is None else self._watcher.feature_layers
 
     def watches(self, reads_prompts: bool) -> bool:
@@ -161,12 +156,10 @@ class _WatchedProposer:
         return True
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Drafts]:
-        """See Proposer."""
         self._streams = {request.row: request.sampling.stream for request in requests}
         return self._proposer.propose(requests)
 
     def observe(self, step: TargetStep) -> None:
-        """See Watcher."""
         for read in step.reads:
             if read.row in self._streams:
                 self._compare(step, read)
@@ -176,7 +169,6 @@ class _WatchedProposer:
             self._watcher.observe(step)
 
     def forget(self, row: int, num_tokens: int) -> None:
-        """See Proposer."""
         self._proposer.forget(row, num_tokens)
 
     def _compare(self, step: TargetStep, read: TargetRead) -> None:

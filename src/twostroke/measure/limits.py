@@ -93,9 +93,8 @@ def measure_limits(operators: Operators, num_threads: int, *, repeats: int = 5) 
         stream = large_pages(_STREAM_BYTES).zero_().view(torch.float32)
         read_s = min(native_s, *(_best_of(way, repeats) for way in (stream.sum, stream.amax)))
         del stream
-        rates: dict[str, float] = {}
-        for name, work in (("float32", _floats), ("bfloat16", _brain_floats), ("int8", _bytes)):
-            rates[name] = _rate(work, repeats)
+        kinds = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.int8}
+        rates = {name: _rate(_product_of(dtype), repeats) for name, dtype in kinds.items()}
         rates["bfloat16"] = max(rates["bfloat16"], rates["float32"])
         if operators.keeps_quantized:
             own = max(int8_rate(operators, torch.bfloat16, torch.device("cpu"), side) for side in _SIDES)
@@ -115,19 +114,17 @@ def _rate(work: Callable[[int], Callable[[], object]], repeats: int) -> float:
     return best
 
 
-def _floats(side: int) -> Callable[[], object]:
-    a = torch.randn(side, side)
-    return lambda: a @ a
+def _product_of(dtype: torch.dtype) -> Callable[[int], Callable[[], object]]:
+    """Return what makes a product of square matrices, by their side."""
 
+    def product(side: int) -> Callable[[], object]:
+        if dtype is torch.int8:
+            a = torch.randint(-128, 128, (side, side), dtype=dtype)
+            return lambda: torch._int_mm(a, a)  # pyright: ignore[reportPrivateUsage]  (it has no public name)
+        a = torch.randn(side, side).to(dtype)
+        return lambda: a @ a
 
-def _brain_floats(side: int) -> Callable[[], object]:
-    a = torch.randn(side, side).bfloat16()
-    return lambda: a @ a
-
-
-def _bytes(side: int) -> Callable[[], object]:
-    a = torch.randint(-128, 128, (side, side), dtype=torch.int8)
-    return lambda: torch._int_mm(a, a)  # pyright: ignore[reportPrivateUsage]  (it has no public name)
+    return product
 
 
 def _best_of(work: Callable[[], object], repeats: int) -> float:

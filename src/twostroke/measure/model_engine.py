@@ -53,28 +53,23 @@ class RecordingExecutor:
 
     @property
     def max_in_flight(self) -> int:
-        """See Executor."""
         return self._inner.max_in_flight
 
     def add_request(self, request: NewRequest) -> None:
-        """See Executor."""
         self._inner.add_request(request)
 
     def submit(self, batch: ScheduledBatch) -> None:
-        """See Executor."""
         if self._at_submit is not None:
             self._at_submit(batch)
         self._submitted.append(batch)
         self._inner.submit(batch)
 
     def collect(self) -> StepResult:
-        """See Executor."""
         result = self._inner.collect()
         self._collected = (self._submitted.popleft(), result)
         return result
 
     def check_kv(self, check: KVCheck, token_ids: Sequence[int]) -> tuple[KVDifference, ...] | None:
-        """See Executor."""
         return self._inner.check_kv(check, token_ids)
 
     def take_collected(self) -> tuple[ScheduledBatch, StepResult] | None:
@@ -83,7 +78,6 @@ class RecordingExecutor:
         return collected
 
     def close(self) -> None:
-        """See Executor."""
         self._inner.close()
 
 

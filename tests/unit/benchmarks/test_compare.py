@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from benchmarks.compare.options import CompareOptions, Work, checked_tokens, figures_of
+from benchmarks.compare.options import PEERS, CompareOptions, Work, checked_tokens, figures_of
 from benchmarks.compare.run import Contest, print_compared, run_compare
 from gguf_files import fixture
 from peer_scripts import SCRIPTS, script_peer
 from twostroke.errors import InvalidParameter
 from twostroke.measure import limits
-from twostroke.measure.peers.peer import PEERS, Peer, PeerFailed, PeerProcess
+from twostroke.measure.peers.peer import Peer, PeerFailed, PeerProcess
 
 PYTHON = Path(sys.executable)
 SMALL: dict[str, Any] = {

@@ -247,7 +247,7 @@ def test_a_peer_stands_beside_ours_or_says_why_not(
     vocab_size = find_model(str(model)).config().vocab_size
     script = tmp_path / "indifferent.py"
     script.write_text(_INDIFFERENT.replace("MISSING", str(missing)).replace("VOCAB", str(vocab_size)))
-    monkeypatch.setitem(peer.PEERS, "llama.cpp", Peer("llama.cpp", script))
+    monkeypatch.setattr(peer, "LLAMA_CPP", Peer("llama.cpp", script))
     (tmp_path / "text").write_text("what is scored, and found again " * 24)
     options = QualityOptions(
         model=str(model),

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, cast
 
-DRIVERS = Path(__file__).resolve().parent / "drivers"
 _LAST_WORDS = 300
 """Characters of its stderr that a failure quotes."""
 
@@ -30,11 +29,13 @@ class Peer:
 
     name: str
     driver: Path
-    """A module of the drivers' folder, or a script of its own."""
+    """The file that drives it, or a script that answers by itself."""
     gguf_types: Mapping[str, str] | None = None
     """By precision, the type of GGUF file that is made for it from a model folder; None reads the folder."""
     reads_any: bool = False
     """It reads a GGUF file that was given, though none is made for it."""
+    engine: str = ""
+    """Its class in the driver; empty: the driver is a script of its own."""
 
     @property
     def reads_gguf(self) -> bool:
@@ -43,30 +44,14 @@ class Peer:
 
     def command(self, interpreter: Path) -> list[str]:
         """What starts it."""
-        if self.driver.parent == DRIVERS:
-            return [str(interpreter), str(DRIVERS / "start.py"), self.driver.stem]
-        return [str(interpreter), str(self.driver)]
+        script = [str(_DRIVERS / "driver_loop.py")] if self.engine else []
+        return [str(interpreter), *script, str(self.driver), *filter(None, [self.engine])]
 
 
-def _ours(name: str, module: str, gguf_types: Mapping[str, str] | None = None) -> Peer:
-    return Peer(name, DRIVERS / f"{module}.py", gguf_types)
-
-
-TWOSTROKE = Peer("twostroke", DRIVERS / "twostroke_driver.py", reads_any=True)
-BEFORE = Peer("twostroke-before", TWOSTROKE.driver, reads_any=True)
-"""Another version of ours, in an environment of its own; in ours it is the same one twice, which shows the scatter."""
-PEERS = {
-    peer.name: peer
-    for peer in (
-        _ours("llama.cpp", "llama_cpp_driver", {"bf16": "BF16", "int8": "Q8_0", "int4": "Q4_0"}),
-        _ours("ik_llama.cpp", "ik_llama_cpp_driver", {"bf16": "BF16", "int8": "Q8_0", "int4": "Q4_0"}),
-        _ours("openvino", "openvino_driver", {"bf16": "F16", "int8": "Q8_0", "int4": "Q4_0"}),
-        _ours("vllm", "vllm_driver"),
-        _ours("transformers", "transformers_driver"),
-        BEFORE,
-    )
-}
-"""Engines that can be compared with, by name."""
+_DRIVERS = Path(__file__).resolve().parent / "drivers"
+_GGUF_TYPES = {"bf16": "BF16", "int8": "Q8_0", "int4": "Q4_0"}
+LLAMA_CPP = Peer("llama.cpp", _DRIVERS / "llama_cpp_driver.py", _GGUF_TYPES, engine="LlamaCpp")
+IK_LLAMA_CPP = Peer("ik_llama.cpp", LLAMA_CPP.driver, _GGUF_TYPES, engine="IkLlamaCpp")
 
 
 class PeerProcess:

@@ -16,11 +16,10 @@ import torch
 from torch import Tensor
 
 from twostroke.errors import InvalidParameter
-from twostroke.measure.peers.peer import PEERS, PeerFailed, PeerProcess
+from twostroke.measure.peers.peer import LLAMA_CPP, PeerFailed, PeerProcess
 from twostroke.measure.quality.distance import Distance, KeptDistributions, Window
 from twostroke.sampling.logprobs import num_slice_rows
 
-LLAMA_CPP = "llama.cpp"
 KV_TYPES = {"kv_cache_dtype=int8": "q8_0", "kv_cache_dtype=int4": "q4_0"}
 """The nearest type of K and V in llama.cpp for each of our configurations."""
 
@@ -51,8 +50,8 @@ def interpreter_of(env: Sequence[str]) -> Path | None:
     found: Path | None = None
     for pair in env:
         name, _, interpreter = pair.partition("=")
-        if name != LLAMA_CPP or not interpreter:
-            limit = f"must be {LLAMA_CPP}=INTERPRETER: no other engine shows its whole distribution here"
+        if name != LLAMA_CPP.name or not interpreter:
+            limit = f"must be {LLAMA_CPP.name}=INTERPRETER: no other engine shows its whole distribution here"
             raise InvalidParameter("env", pair, limit)
         found = Path(interpreter).expanduser().absolute()
         if not found.is_file():
@@ -73,11 +72,11 @@ class PeerScorer:
 
     def row(self, windows: Sequence[Window], kept: KeptDistributions, kv_type: str | None) -> PeerRow:
         """Score all windows with K and V of one type (None: llama.cpp's default)."""
-        name = LLAMA_CPP if kv_type is None else f"{LLAMA_CPP}, KV {kv_type}"
+        name = LLAMA_CPP.name if kv_type is None else f"{LLAMA_CPP.name}, KV {kv_type}"
         about: dict[str, str] = {}
         process: PeerProcess | None = None
         try:
-            process = PeerProcess(PEERS[LLAMA_CPP], self.interpreter)
+            process = PeerProcess(LLAMA_CPP, self.interpreter)
             about = process.load(self._order(windows, kv_type), _ANSWER_LIMIT_S)
             distance, at = Distance(), 0
             for window in windows:

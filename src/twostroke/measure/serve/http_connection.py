@@ -173,11 +173,9 @@ class _Connection(asyncio.Protocol):
             self._transport.close()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """See asyncio.Protocol."""
         self._transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
-        """See asyncio.Protocol."""
         self._now_s = self._clock()
         try:
             self._parser.feed_data(data)
@@ -185,7 +183,6 @@ class _Connection(asyncio.Protocol):
             self._fail(HttpFailure(f"the answer is no HTTP ({error})"))
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """See asyncio.Protocol."""
         if self._done is None or self._done.done():
             return
         if self._has_head and exc is None and not self._headers.keys() & {b"content-length", b"transfer-encoding"}:

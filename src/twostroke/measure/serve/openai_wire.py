@@ -223,7 +223,6 @@ class StreamedAnswer:
         """Until a chunk with tokens comes without: some servers send usage with the last chunk alone."""
 
     def on_head(self, status: int, headers: Mapping[bytes, bytes], time_s: float) -> None:
-        """See AnswerReader."""
         self._exchange.status = status
         self._exchange.retry_after_s = _seconds(headers.get(b"retry-after"))
         if status != 200:
@@ -232,7 +231,6 @@ class StreamedAnswer:
             self._fail("no stream", f"content-type is {headers.get(b'content-type', b'').decode('latin-1')!r}")
 
     def on_body(self, part: bytes, time_s: float) -> None:
-        """See AnswerReader."""
         if self._exchange.status != 200:
             self._failed += part[: _KEPT_OF_A_FAILURE - len(self._failed)]
         elif self._exchange.failure is None:

@@ -277,9 +277,7 @@ class _WholeAnswer:
         self.content = bytearray()
 
     def on_head(self, status: int, headers: Mapping[bytes, bytes], time_s: float) -> None:
-        """See AnswerReader."""
         self.status = status
 
     def on_body(self, part: bytes, time_s: float) -> None:
-        """See AnswerReader."""
         self.content += part

@@ -46,7 +46,6 @@ class SyntheticProposer:
     """Per row, its prompt and output."""
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Drafts]:
-        """See Proposer."""
         return [Drafts(self._guess(request)) for request in requests]
 
     def learn(self, outputs: Mapping[PromptIds, tuple[int, ...]]) -> None:

@@ -1,6 +1,5 @@
-"""What runs in the interpreters of the engines that are compared, ours included: one module for each engine.
+"""What runs in the interpreter of another engine: `driver_loop.py` there imports a driver and lets its engine answer.
 
-A driver may use the standard library, its engine, and `driver_loop` beside it; nothing of twostroke, which the engine's
-environment does not have (`twostroke_driver` is the exception: it drives twostroke). `start.py` makes this folder a
-package of its own there.
+A driver may use the standard library and its engine; nothing of twostroke, which the engine's environment does not
+have.
 """

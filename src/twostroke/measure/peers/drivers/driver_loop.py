@@ -1,4 +1,6 @@
-"""The protocol's far end: one JSON object a line in, one out, until the input ends. Standard library only.
+"""The protocol's far end: `python driver_loop.py DRIVER CLASS`, in any environment. Standard library only.
+
+One JSON object a line comes in and one goes out, until the input ends:
 
     {"do": "load", "model": PATH, "precision": "bf16", "threads": 2, "max_model_len": 1024, "max_num_seqs": 32}
         {"loaded": {"version": "1.2.3", ...}}
@@ -22,6 +24,7 @@ import sys
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib.util import module_from_spec, spec_from_file_location
 from typing import Any, Protocol, runtime_checkable
 
 TokenTime = tuple[float, int]
@@ -47,12 +50,8 @@ class LoadOrder:
     """Type of K and V by the engine's own name; None is its default. Only engines that `score` get it."""
 
 
-class Unsupported(Exception):
-    """The engine does not run what was asked of it; the message says what it does run."""
-
-
-class Engine(Protocol):
-    """One engine, loaded."""
+class DrivenEngine(Protocol):
+    """One engine, loaded. NotImplementedError says what it does not run, and what it does."""
 
     @property
     def about(self) -> dict[str, str]:
@@ -82,10 +81,10 @@ class Scorer(Protocol):
         ...
 
 
-def serve(load: Callable[[LoadOrder], Engine]) -> None:
+def serve(load: Callable[[LoadOrder], DrivenEngine]) -> None:
     """Answers orders until the input ends, or until one fails."""
     answers = _claim_stdout()
-    engine: Engine | None = None
+    engine: DrivenEngine | None = None
     for line in sys.stdin:
         order: dict[str, Any] = json.loads(line)
         try:
@@ -95,14 +94,14 @@ def serve(load: Callable[[LoadOrder], Engine]) -> None:
                 answer: dict[str, Any] = {"loaded": engine.about}
             elif kind == "score":
                 if not isinstance(engine, Scorer):
-                    raise Unsupported("its driver does not show logits")
+                    raise NotImplementedError("its driver does not show logits")
                 answer = {"scored": engine.score(**order)}
             else:
                 assert engine is not None, "a run was ordered before a load"
                 answer = {"tokens": engine.run(order["prompts"], order["max_tokens"])}
         except ModuleNotFoundError as error:
             answer = {"failed": "missing", "why": f"{error.name} is not installed in its environment"}
-        except Unsupported as error:
+        except NotImplementedError as error:
             answer = {"failed": "unsupported", "why": str(error)}
         except Exception as error:
             traceback.print_exc()
@@ -118,3 +117,20 @@ def _claim_stdout() -> Any:
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     return answers
+
+
+def main(driver: str, name: str) -> None:
+    """Import a driver's file, and let its engine answer."""
+    # this folder leaves the search path: a file of ours could hide a library of theirs
+    folder = os.path.dirname(os.path.abspath(__file__))
+    sys.path[:] = [entry for entry in sys.path if entry != folder]
+    spec = spec_from_file_location("driver", driver)
+    assert spec is not None, driver
+    assert spec.loader is not None, driver
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    serve(getattr(module, name))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
