@@ -149,3 +149,15 @@ def counting_engine(
         clock=clock,
     )
     return CountingEngine(engine, executor, kv, clock)
+
+
+def batching(mode: str, num_slots: int) -> tuple[SchedulerConfig, CacheConfig]:
+    """Return the settings of an engine with static or continuous batching that finds no prefix again."""
+    scheduler = SchedulerConfig(max_num_seqs=num_slots, batching="static" if mode == "static" else "continuous")
+    return scheduler, CacheConfig(enable_prefix_caching=False)
+
+
+def count_slots(mode: str, num_slots: int, workload: Workload, title: str) -> Run:
+    """Run a workload with static or continuous batching; what is of interest are the slots of each step."""
+    engine = counting_engine(*batching(mode, num_slots), max_model_len=workload.max_request_tokens)
+    return engine.run(workload, progress=title)

@@ -34,12 +34,10 @@ from twostroke.measure.from_log import run_of_log
 from twostroke.measure.model_engine import ModelEngine, model_engine
 from twostroke.measure.report import (
     DEFAULT_FOLDER,
-    BenchResult,
     check_folder,
-    command_line,
     model_name,
     percentiles,
-    save,
+    record,
     settings,
 )
 from twostroke.measure.steps import measure_steps
@@ -116,16 +114,15 @@ def run_prediction(options: PredictionOptions) -> dict[str, Any]:
         "by_figure": {name: percentiles([abs(row[name]["error"]) for row in rows]) for name in COMPARED},
         "rows": rows,
     }
-    result = BenchResult.now(
-        options.name,
-        command_line("python -m benchmarks prediction", options),
+    record(
+        "python -m benchmarks prediction",
+        options,
         config=settings(options),
         workload={"points": options.points},
         results=results,
         warmup=1,
         repeats=options.repeats,
     )
-    save(result, options.results)
     return results
 
 

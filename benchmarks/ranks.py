@@ -23,7 +23,7 @@ from twostroke.communicator.interface import Communicator
 from twostroke.communicator.rendezvous import await_ranks, join, listen
 from twostroke.config.checks import whole_number
 from twostroke.llm import LLM
-from twostroke.measure.report import DEFAULT_FOLDER, BenchResult, check_folder, command_line, save, settings
+from twostroke.measure.report import DEFAULT_FOLDER, check_folder, record, settings
 from twostroke.sampling_params import SamplingParams
 from twostroke.startup.ranks import connect
 from twostroke.tables import plain_table, print_table
@@ -82,16 +82,15 @@ def run_ranks(options: RanksOptions) -> dict[str, Any]:
         "output_tokens_per_s": {name: {"median": statistics.median(r), "runs": r} for name, r in engines.items()},
         "tokens_are_equal": all(made == tokens[0] for made in tokens),
     }
-    result = BenchResult.now(
-        options.name,
-        command_line("python -m benchmarks ranks", options),
+    record(
+        "python -m benchmarks ranks",
+        options,
         config=settings(options),
         workload={"bytes_of_a_part": list(SIZES), "prompt_tokens": len(_PROMPT)},
         results=results,
         warmup=_WARMUP,
         repeats=options.repeats,
     )
-    save(result, options.results)
     return results
 
 

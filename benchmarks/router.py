@@ -27,12 +27,10 @@ from twostroke.cost.fleet import FleetLimits, FrontCosts, WorkerSpeed, fleet_lim
 from twostroke.kv_cache.block_hash import hash_blocks
 from twostroke.measure.report import (
     DEFAULT_FOLDER,
-    BenchResult,
     check_folder,
-    command_line,
     median,
     percentiles,
-    save,
+    record,
     settings,
 )
 from twostroke.pools.directory import PrefixDirectory
@@ -179,9 +177,9 @@ def run_router(options: RouterOptions) -> tuple[list[RouterRow], Tables]:
     route_us = {row.members: row.route_us["mean"] + row.placed_us for row in rows}
     prices = gateway_prices()
     tables = fleets(route_us, {row.members: row.put_us for row in rows}, bytes_per_hash, prices)
-    result = BenchResult.now(
-        options.name,
-        command_line("python -m benchmarks router", options),
+    record(
+        "python -m benchmarks router",
+        options,
         config={**settings(options), "members": list(options.sizes), "routing": asdict(RoutingConfig())},
         workload={
             "prompt_blocks": PREFIX_BLOCKS + OWN_BLOCKS,
@@ -198,7 +196,6 @@ def run_router(options: RouterOptions) -> tuple[list[RouterRow], Tables]:
         },
         repeats=options.decisions,
     )
-    save(result, options.results)
     return rows, tables
 
 

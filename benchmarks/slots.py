@@ -76,6 +76,10 @@ def continuous_schedule(lengths: Sequence[int], num_slots: int) -> Iterator[Slot
             heapq.heappop(ends)
 
 
+SCHEDULES = {"static": static_schedule, "continuous": continuous_schedule}
+"""By the mode of batching."""
+
+
 @dataclass(frozen=True, slots=True)
 class SlotCount:
     """A schedule summed up."""

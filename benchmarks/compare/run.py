@@ -1,6 +1,6 @@
 """`python -m benchmarks compare`: twostroke beside other engines, in turn, on the same weights and threads.
 
-What is fair and what is not, engine by engine, stands at the head of each driver (drivers.py, and llama.cpp's in the package). The rules for all:
+What is fair and what is not, engine by engine, stands at the head of each driver (drivers.py). The rules for all:
 
 - each runs in a process of its own, in the environment that was given; twostroke is driven the same way;
 - the same prompts as token ids, other ones in each round; greedy; each request to exactly its length; no text is made;
@@ -47,7 +47,7 @@ from twostroke.kernels.dispatch import operators_for
 from twostroke.measure.figure import MEASURED, PREDICTED, save_figure
 from twostroke.measure.limits import Limits, measure_limits, words_of_limits
 from twostroke.measure.peers.peer import Peer, PeerFailed, PeerProcess
-from twostroke.measure.report import BenchResult, check_folder, command_line, median, save
+from twostroke.measure.report import BenchResult, check_folder, median, record
 from twostroke.measure.workload import Lengths, SyntheticSpec, synthetic
 from twostroke.model.model_files import find_model
 from twostroke.tables import plain_table, print_table
@@ -321,8 +321,7 @@ def run_compare(options: CompareOptions | None = None) -> BenchResult:
                 contest.enter(peer, interpreters.get(name, Path(sys.executable)), theirs)
         num_left_out = contest.measure(began_s + options.time_limit)
         after = _limits(threads)
-    result = _result(options, contest, threads, before.best_of(after), num_left_out)
-    save(result, options.results)
+    result = _record(options, contest, threads, before.best_of(after), num_left_out)
     if options.plots:
         path = options.results / f"{options.name}.png"
         save_figure(lambda figure: draw(figure, result.results), path, size=(11, 6))
@@ -342,16 +341,16 @@ def _model_of(peer: Peer, model: Path, weights: str, gguf_folder: Path) -> Path:
     return model if peer.gguf_types is None else write_gguf(model, peer.gguf_types[weights], gguf_folder)
 
 
-def _result(options: CompareOptions, contest: Contest, threads: int, limits: Limits, num_left_out: int) -> BenchResult:
+def _record(options: CompareOptions, contest: Contest, threads: int, limits: Limits, num_left_out: int) -> BenchResult:
     ours = contest.standings[0]
     results: Mapping[str, Any] = {
         "engines": {standing.name: standing.as_json(ours) for standing in contest.standings},
         "limits": limits.as_json(),
         "works_left_out_of_a_round": num_left_out,
     }
-    return BenchResult.now(
-        options.name,
-        command_line("python -m benchmarks compare", options),
+    return record(
+        "python -m benchmarks compare",
+        options,
         config=options.as_json() | {"threads": threads},
         workload={"works": [work.name for work in options.works], "seed": options.seed},
         results=results,

@@ -18,11 +18,9 @@ from twostroke.config.engine import EngineConfig
 from twostroke.config.pools import PoolConfig
 from twostroke.measure.report import (
     DEFAULT_FOLDER,
-    BenchResult,
     check_folder,
-    command_line,
     percentiles,
-    save,
+    record,
     settings,
 )
 from twostroke.pools.member import Role
@@ -93,12 +91,13 @@ def run_drill(options: DrillOptions) -> dict[str, Any]:
         "gap_ms": percentiles([1000 * gap_s for gap_s in found.gaps_s]),
         **last,
     }
-    command = command_line("python -m benchmarks drill", options)
-    save(
-        BenchResult.now(
-            "drill", command, config={"model": "embedded", "threads": 1}, workload=settings(options), results=results
-        ),
-        options.results,
+    record(
+        "python -m benchmarks drill",
+        options,
+        name="drill",
+        config={"model": "embedded", "threads": 1},
+        workload=settings(options),
+        results=results,
     )
     return results
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 
+from benchmarks.pools.clients import outputs_of
 from twostroke.client.engine_client import EngineState
 from twostroke.client.output_processor import OutputKind
 from twostroke.client.submission import Submission
@@ -239,24 +240,15 @@ async def ask(
     token_ids: list[int] = []
     logprobs: list[float] = []
     said = ""
-    wake = asyncio.Event()
-    stream.listen(wake.set)
-    while True:
-        wake.clear()
-        outputs = stream.take()
-        if outputs:
-            delivered(name, engine.now_s())
-        for output in outputs:
-            for completion in output.outputs:
-                token_ids += completion.token_ids
-                logprobs += [
-                    entry[t].logprob for entry, t in zip(completion.logprobs or [], completion.token_ids, strict=True)
-                ]
-                said += completion.text
-            if output.finished:
-                return token_ids, logprobs, said
-        if not outputs:
-            await wake.wait()
+    async for outputs in outputs_of(stream):
+        delivered(name, engine.now_s())
+        for completion in (completion for output in outputs for completion in output.outputs):
+            token_ids += completion.token_ids
+            logprobs += [
+                entry[t].logprob for entry, t in zip(completion.logprobs or [], completion.token_ids, strict=True)
+            ]
+            said += completion.text
+    return token_ids, logprobs, said
 
 
 async def _kill_all_of(role: Role, engine: PooledEngine, drill: Drill, faults: Faults, seen: _Seen) -> None:

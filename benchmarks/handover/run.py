@@ -30,7 +30,7 @@ from twostroke.config.checks import number, one_of, whole_number
 from twostroke.errors import InvalidParameter
 from twostroke.kv_transfer.address import Address
 from twostroke.kv_transfer.nixl_reads import check_nixl
-from twostroke.measure.report import DEFAULT_FOLDER, BenchResult, check_folder, command_line, median, save, settings
+from twostroke.measure.report import DEFAULT_FOLDER, BenchResult, check_folder, median, record, settings
 from twostroke.tables import plain_table, print_table
 
 
@@ -121,9 +121,9 @@ def run_handover(options: HandoverOptions | None = None) -> BenchResult:
             rows.append({"transport": transport, "megabytes": megabytes, **found})
             if transport == LINK:
                 rows[-1]["share_of_link"] = rows[-1]["gb_per_s"] * 8 / options.link_gbit_per_s
-    result = BenchResult.now(
-        options.name,
-        command_line("python -m benchmarks handover", options),
+    return record(
+        "python -m benchmarks handover",
+        options,
         config=settings(options),
         workload={
             "layers": len(LAYOUT.groups[0].layer_ids),
@@ -138,8 +138,6 @@ def run_handover(options: HandoverOptions | None = None) -> BenchResult:
         warmup=1,
         repeats=options.repeats,
     )
-    save(result, options.results)
-    return result
 
 
 @contextlib.contextmanager

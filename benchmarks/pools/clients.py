@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncGenerator
 
+from twostroke.client.engine_client import OutputStream
 from twostroke.client.output_processor import OutputKind
 from twostroke.client.submission import Submission
 from twostroke.cluster.dispatcher import Placer
@@ -16,6 +17,7 @@ from twostroke.cluster.remote_engine import RemoteEngine
 from twostroke.config.engine import EngineConfig
 from twostroke.config.pools import PoolConfig
 from twostroke.measure.workload import Workload, WorkloadRequest
+from twostroke.outputs import RequestOutput
 from twostroke.request_times import RequestTimes
 from twostroke.sampling_params import SamplingParams
 
@@ -70,16 +72,23 @@ async def _answer(engine: Engine, name: str, request: WorkloadRequest, began_s: 
             kind=OutputKind.DELTA,
         )
     )
+    times = RequestTimes(request.arrival_s)
+    async for outputs in outputs_of(stream):
+        num_tokens = sum(len(completion.token_ids) for output in outputs for completion in output.outputs)
+        times.token_times_s += [engine.now_s() - began_s] * num_tokens
+    return times
+
+
+async def outputs_of(stream: OutputStream) -> AsyncGenerator[list[RequestOutput]]:
+    """Yield what a stream has got whenever there is something, until its request has ended."""
     wake = asyncio.Event()
     stream.listen(wake.set)
-    times = RequestTimes(request.arrival_s)
     while True:
         wake.clear()
         outputs = stream.take()
-        now_s = engine.now_s() - began_s
-        for output in outputs:
-            times.token_times_s += [now_s] * sum(len(completion.token_ids) for completion in output.outputs)
-            if output.finished:
-                return times
-        if not outputs:
+        if outputs:
+            yield outputs
+            if any(output.finished for output in outputs):
+                return
+        else:
             await wake.wait()

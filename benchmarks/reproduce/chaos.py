@@ -24,6 +24,7 @@ from benchmarks.serving.local_server import (
     LocalServer,
     at_rest,
     growth_mb_per_minute,
+    left_over,
     local_server,
     metrics_of,
 )
@@ -88,12 +89,9 @@ def reproduce(options: ReproduceOptions) -> Reproduction:
     }
     told = sum(killed[ending] for ending in (Ending.WHOLE, Ending.ERROR, Ending.REFUSED))
     claims = (
-        Claim.equal("requests left in the engine", 0, after.num_requests),
-        Claim.equal("KV blocks left behind", 0, after.num_held_blocks - before.num_held_blocks),
-        Claim.at_most("connections and files left open", 0, after.num_open_files - before.num_open_files),
+        *left_over(before, after),
         Claim.equal("clients that heard nothing", 0, chaos.count(Ending.STUCK)),
         Claim.equal("who stayed and got no whole answer", 0, chaos.count(Ending.BROKEN, Ending.ERROR, way=Way.STAYS)),
-        Claim.equal("restarts of the engine", 0, after.num_restarts - before.num_restarts),
         *(
             Claim.at_most(f"memory, {name} process, MB a minute", GOAL_GROWTH_MB_PER_MINUTE, mb).judged(options.full)
             for name, mb in growth.items()

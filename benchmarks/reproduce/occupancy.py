@@ -14,11 +14,9 @@ from contextlib import closing
 from itertools import pairwise
 from typing import Any
 
-from benchmarks.counting_engine import counting_engine
+from benchmarks.counting_engine import batching, count_slots
 from benchmarks.reproduce.claim import Claim, ReproduceOptions, Reproduction
-from benchmarks.slots import SlotCount, SlotStep, continuous_schedule, static_schedule
-from twostroke.config.cache import CacheConfig
-from twostroke.config.scheduler import SchedulerConfig
+from benchmarks.slots import SCHEDULES, SlotCount, SlotStep
 from twostroke.measure.figure import MEASURED, PREDICTED, finish
 from twostroke.measure.model_engine import model_engine
 from twostroke.measure.workload import Lengths, Workload
@@ -29,15 +27,14 @@ LENGTHS = Lengths.exponential(64)
 GROUPS = 8
 """Number of static batches."""
 MODES = ("static", "continuous")
-_SCHEDULES = {"static": static_schedule, "continuous": continuous_schedule}
 
 
 def reproduce(options: ReproduceOptions) -> Reproduction:
     """Count the slots of each step, and on a model when each step ended."""
     # prompts of one token, so that each step of a request makes a token
     workload = options.drawn(SLOTS * GROUPS, Lengths.fixed(1), LENGTHS)
-    ideal = {mode: list(occupancy_of(_SCHEDULES[mode](workload.output_lengths, SLOTS))) for mode in MODES}
-    runs = {mode: _count(mode, workload) for mode in MODES}
+    ideal = {mode: list(occupancy_of(SCHEDULES[mode](workload.output_lengths, SLOTS))) for mode in MODES}
+    runs = {mode: count_slots(mode, SLOTS, workload, f"occupancy, {mode}") for mode in MODES}
     counted = {mode: [step.num_seqs for step in run.steps] for mode, run in runs.items()}
     claims = list(_claims(workload, ideal, counted, runs))
     details: dict[str, Any] = {"slots_by_step": counted}
@@ -91,7 +88,7 @@ def _claims(
     for mode in MODES:
         off = _num_differing(ideal[mode], counted[mode])
         yield Claim.equal(f"{mode}: steps that differ from the ideal schedule", 0, off)
-        count = SlotCount.of(_SCHEDULES[mode](workload.output_lengths, SLOTS), SLOTS)
+        count = SlotCount.of(SCHEDULES[mode](workload.output_lengths, SLOTS), SLOTS)
         measured = sum(counted[mode]) / (len(counted[mode]) * SLOTS)
         yield Claim.within(f"{mode}: share of slots in use", count.useful_share, measured, 1e-9)
     yield Claim.equal("static: batches that begin behind the first (teeth)", GROUPS - 1, num_teeth(counted["static"]))
@@ -109,23 +106,10 @@ def _num_differing(ideal: Sequence[int], found: Sequence[int]) -> int:
     return differing + abs(len(ideal) - len(found))
 
 
-def _count(mode: str, workload: Workload) -> Run:
-    engine = counting_engine(_scheduler(mode), _cache(), max_model_len=workload.max_request_tokens)
-    return engine.run(workload, progress=f"occupancy, {mode}")
-
-
 def _model(mode: str, workload: Workload, options: ReproduceOptions) -> Run:
-    with closing(model_engine(options.load(workload.max_request_tokens), _scheduler(mode), _cache())) as engine:
+    with closing(model_engine(options.load(workload.max_request_tokens), *batching(mode, SLOTS))) as engine:
         engine.run(workload.first(SLOTS).cut_outputs(4))  # warms up
         return engine.run(workload, progress=f"occupancy on the model, {mode}")
-
-
-def _scheduler(mode: str) -> SchedulerConfig:
-    return SchedulerConfig(max_num_seqs=SLOTS, batching="static" if mode == "static" else "continuous")
-
-
-def _cache() -> CacheConfig:
-    return CacheConfig(enable_prefix_caching=False)
 
 
 def _draw(figure: Any, details: Mapping[str, Any]) -> None:

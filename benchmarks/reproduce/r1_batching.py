@@ -15,23 +15,22 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Any
 
-from benchmarks.counting_engine import counting_engine
+from benchmarks.counting_engine import batching, count_slots
 from benchmarks.reproduce.claim import Claim, ReproduceOptions, Reproduction
-from benchmarks.slots import SlotCount, SlotStep, continuous_schedule, static_schedule
+from benchmarks.slots import SCHEDULES, SlotCount, SlotStep, continuous_schedule, static_schedule
 from twostroke.config.cache import CacheConfig
 from twostroke.config.load import LoadConfig
 from twostroke.config.scheduler import SchedulerConfig
 from twostroke.measure.figure import MEASURED, PREDICTED, bars
-from twostroke.measure.model_engine import ModelEngine, model_engine
+from twostroke.measure.model_engine import model_engine
 from twostroke.measure.report import median
-from twostroke.measure.workload import Lengths, Workload, of_lengths
+from twostroke.measure.sweep.points import measure_decode
+from twostroke.measure.workload import Lengths, Workload
 from twostroke.served_run import Run
-
-_SOME_TOKENS = 128
-"""Ids that every vocabulary has; which ones does not matter for time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,19 +76,16 @@ def measure_step_times(
     load = replace(load, max_model_len=max(contexts) + steps + 2)
     # a budget that takes all prompts at once, so that every other step is decode only
     scheduler = SchedulerConfig(max_num_seqs=max(rows), max_num_batched_tokens=max(rows) * max(contexts))
-    engine = model_engine(load, scheduler, CacheConfig(enable_prefix_caching=False))
-    _point(engine, max(rows), contexts[0], steps=4)  # warm-up
-    title = "step times" if progress else None
-    seconds = tuple(tuple(_point(engine, n, c, steps, title) for c in contexts) for n in rows)
-    engine.close()
+
+    def point(num_rows: int, context: int, steps: int) -> float:
+        title = f"step times, {num_rows} rows, context {context}" if progress else None
+        return measure_decode(engine, num_rows, context, steps + 1, title).tpot_s
+
+    with closing(model_engine(load, scheduler, CacheConfig(enable_prefix_caching=False))) as engine:
+        point(max(rows), contexts[0], steps=4)  # warm-up
+        seconds = tuple(tuple(point(n, c, steps) for c in contexts) for n in rows)
     # the first decode step of a prompt of c tokens sees c + 1, the last one c + steps
     return StepTimes(tuple(rows), tuple(c + (steps + 1) / 2 for c in contexts), seconds)
-
-
-def _point(engine: ModelEngine, rows: int, context: int, steps: int, progress: str | None = None) -> float:
-    workload = of_lengths([(context, steps + 1)] * rows, vocab_size=_SOME_TOKENS)
-    run = engine.run(workload, progress=progress and f"{progress}, {rows} rows, context {context}")
-    return median([step.wall_s for step in run.decode_steps(rows)])
 
 
 SLOTS = (4, 8, 16, 32)
@@ -152,7 +148,7 @@ def _slot_steps(kind: str, lengths: Lengths, num_slots: int, options: ReproduceO
         "closed_form": lengths.expected_max(num_slots) / lengths.expected,
         "drawn_lengths": _ideal_ratio(drawn, num_slots),
     }
-    runs = {mode: _count(mode, workload, num_slots, f"R1 {kind}, {num_slots} slots, {mode}") for mode in BATCHINGS}
+    runs = {mode: count_slots(mode, num_slots, workload, f"R1 {kind}, {num_slots} slots, {mode}") for mode in BATCHINGS}
     # while somebody waits; a static batch wastes as much in the last group as in any other
     rates = {
         "static": _tokens_per_step(runs["static"], saturated_only=False),
@@ -178,11 +174,6 @@ def _ideal_ratio(lengths: Sequence[int], num_slots: int) -> float:
     return num_slots / static.tokens_per_step
 
 
-def _count(mode: str, workload: Workload, num_slots: int, title: str) -> Run:
-    engine = counting_engine(_scheduler(mode, num_slots), _cache(), max_model_len=workload.max_request_tokens)
-    return engine.run(workload, progress=title)
-
-
 def _tokens_per_step(run: Run, *, saturated_only: bool) -> float:
     steps = [s for s in run.steps if s.num_waiting or not saturated_only]
     return sum(s.num_seqs for s in steps) / len(steps)
@@ -200,8 +191,7 @@ class _WallCase:
 
     def predict_s(self, mode: str, times: StepTimes) -> float:
         """Step times summed over the ideal schedule, its drain included."""
-        schedule = static_schedule if mode == "static" else continuous_schedule
-        return sum(_part_s(part, times) for part in schedule(self.lengths, self.num_slots))
+        return sum(_part_s(part, times) for part in SCHEDULES[mode](self.lengths, self.num_slots))
 
 
 def _part_s(part: SlotStep, times: StepTimes) -> float:
@@ -225,7 +215,7 @@ def _wall(options: ReproduceOptions) -> Mapping[str, dict[str, Any]]:
         steps=STEPS_PER_POINT,
     )
     predicted = {case.name: {mode: case.predict_s(mode, times) for mode in BATCHINGS} for case in cases}
-    engines = {(mode, n): _model_engine(options, mode, n, longest) for mode in BATCHINGS for n in SLOTS}
+    engines = {(mode, n): model_engine(options.load(longest), *batching(mode, n)) for mode in BATCHINGS for n in SLOTS}
     results: dict[str, dict[str, Any]] = {}
     for case in cases:
         measured: dict[str, list[float]] = {mode: [] for mode in BATCHINGS}
@@ -245,24 +235,12 @@ def _wall(options: ReproduceOptions) -> Mapping[str, dict[str, Any]]:
     return results
 
 
-def _model_engine(options: ReproduceOptions, mode: str, num_slots: int, max_model_len: int) -> ModelEngine:
-    return model_engine(options.load(max_model_len), _scheduler(mode, num_slots), _cache())
-
-
 # ---------------------------------------------------------------------- parts
 
 
 def _workload(lengths: Lengths, count: int, options: ReproduceOptions) -> Workload:
     # prompts of one token: a step's rows are then exactly its live requests
     return options.drawn(count, Lengths.fixed(1), lengths)
-
-
-def _scheduler(mode: str, num_slots: int) -> SchedulerConfig:
-    return SchedulerConfig(max_num_seqs=num_slots, batching="static" if mode == "static" else "continuous")
-
-
-def _cache() -> CacheConfig:
-    return CacheConfig(enable_prefix_caching=False)
 
 
 def _draw(figure: Any, details: Mapping[str, Any]) -> None:

@@ -9,14 +9,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from benchmarks.counting_engine import counting_engine
+from benchmarks.counting_engine import count_slots
 from benchmarks.reproduce.claim import Claim, ReproduceOptions, Reproduction
 from benchmarks.slots import SlotCount, continuous_schedule, static_schedule
-from twostroke.config.cache import CacheConfig
-from twostroke.config.scheduler import SchedulerConfig
 from twostroke.measure.figure import MEASURED, PREDICTED, bars, finish
 from twostroke.measure.report import median
-from twostroke.measure.workload import Workload, of_lengths, with_arrivals
+from twostroke.measure.workload import of_lengths, with_arrivals
 from twostroke.served_run import Run
 
 SLOTS = 10
@@ -38,9 +36,9 @@ def reproduce(options: ReproduceOptions) -> Reproduction:
     useful_share, ratio = static.useful_share, static.num_steps / len(outputs) / ideal_steps_each
 
     full_queue = of_lengths([(1, output) for output in outputs], seed=options.seed)
-    saturated = {mode: _run(mode, full_queue) for mode in ("static", "continuous")}
+    saturated = {mode: count_slots(mode, SLOTS, full_queue, f"R2, {mode}") for mode in ("static", "continuous")}
     arrivals = [i * STEPS_BETWEEN_ARRIVALS for i in range(len(full_queue))]
-    spread = {mode: _run(mode, with_arrivals(full_queue, arrivals)) for mode in saturated}
+    spread = {mode: count_slots(mode, SLOTS, with_arrivals(full_queue, arrivals), f"R2, {mode}") for mode in saturated}
 
     steps_each = {mode: _steps_per_request(run) for mode, run in saturated.items()}
     measured_share = sum(s.num_seqs for s in saturated["static"].steps) / len(saturated["static"].steps) / SLOTS
@@ -67,12 +65,6 @@ def reproduce(options: ReproduceOptions) -> Reproduction:
         draw=lambda figure: _draw(figure, saturated, short_p50),
         figure_size=(9.0, 3.6),
     )
-
-
-def _run(mode: str, workload: Workload) -> Run:
-    config = SchedulerConfig(max_num_seqs=SLOTS, batching="static" if mode == "static" else "continuous")
-    cache = CacheConfig(enable_prefix_caching=False)
-    return counting_engine(config, cache, max_model_len=LONG + 1).run(workload, progress=f"R2, {mode}")
 
 
 def _steps_per_request(run: Run) -> float:

@@ -37,9 +37,9 @@ from benchmarks.serving.known_orders import MOST_TOKENS, Answers, Heard, Order, 
 from benchmarks.serving.local_server import (
     MB,
     LocalServer,
-    Rest,
     at_rest,
     growth_mb_per_minute,
+    left_over,
     local_server,
     metrics_of,
 )
@@ -124,7 +124,8 @@ def reproduce(options: ReproduceOptions) -> Reproduction:
             Claim.equal("answers that differ from the first to the same order", 0, len(soak.answers.differing)),
             Claim.equal("answers that were none, or of another status", 0, len(soak.answers.wrong)),
             Claim.reported("answers compared", soak.answers.num_repeated),
-            *_left_over(before, after, threads - threads_before),
+            *left_over(before, after),
+            Claim.reported("threads more than before", threads - threads_before),
             Claim.equal("vanishing clients: those who stayed and got no whole answer", 0, _let_down(soak)),
             Claim.at_least("preemptions", 1, preemptions).judged(options.full),
             *_memory(soak, full=options.full),
@@ -158,14 +159,6 @@ def reproduce(options: ReproduceOptions) -> Reproduction:
         draw=lambda figure: _draw(figure, soak, windows, taken),
         figure_size=(9.0, 4.0),
     )
-
-
-def _left_over(before: Rest, after: Rest, threads: int) -> Iterator[Claim]:
-    yield Claim.equal("requests left in the engine", 0, after.num_requests)
-    yield Claim.equal("KV blocks left behind", 0, after.num_held_blocks - before.num_held_blocks)
-    yield Claim.at_most("connections and files left open", 0, after.num_open_files - before.num_open_files)
-    yield Claim.reported("threads more than before", threads)
-    yield Claim.equal("restarts of the engine", 0, after.num_restarts - before.num_restarts)
 
 
 def _let_down(soak: _Soak) -> int:

@@ -24,6 +24,7 @@ from typing import Any, cast
 
 import numpy as np
 
+from benchmarks.reproduce.claim import Claim
 from twostroke.engine.clock import monotonic_clock
 from twostroke.errors import SetupError
 from twostroke.events import EngineStarted, Event, StepScheduled, from_json
@@ -203,6 +204,14 @@ class Rest:
     """Of the HTTP process, connections among them."""
     num_restarts: int
     """Of the engine."""
+
+
+def left_over(before: Rest, after: Rest) -> Iterator[Claim]:
+    """Yield what has to be as it was before a server had much to bear."""
+    yield Claim.equal("requests left in the engine", 0, after.num_requests)
+    yield Claim.equal("KV blocks left behind", 0, after.num_held_blocks - before.num_held_blocks)
+    yield Claim.at_most("connections and files left open", 0, after.num_open_files - before.num_open_files)
+    yield Claim.equal("restarts of the engine", 0, after.num_restarts - before.num_restarts)
 
 
 def at_rest(server: LocalServer) -> Rest:

@@ -33,10 +33,9 @@ from twostroke.measure.report import (
     DEFAULT_FOLDER,
     BenchResult,
     check_folder,
-    command_line,
     median,
     model_name,
-    save,
+    record,
     settings,
 )
 from twostroke.measure.spec.measure import PromptIds, SpecEngine, SpecRun, SyntheticProposer, predicted_speedup
@@ -156,17 +155,16 @@ def run_spec(options: SpecOptions | None = None, load: LoadConfig | None = None)
     batches = whole_numbers("batch_sizes", options.batch_sizes, 1, 1024)
     gate = [row for batch in batches for row in bench.gate(batch)]
     alpha = [row for method in options.who if method in OF_A_MODEL for row in bench.alpha(method)]
-    result = BenchResult.now(
-        options.name,
-        command_line("python -m benchmarks spec", options, load),
+    return record(
+        "python -m benchmarks spec",
+        options,
+        load,
         config={"load": settings(load), "options": settings(options)},
         workload={"prompt_tokens": options.prompt_tokens, "output_tokens": options.output_tokens},
         results={"model": model_name(load.model), "fixed": fixed, "gate": gate, "alpha": alpha},
         warmup=1,
         repeats=options.rounds,
     )
-    save(result, options.results)
-    return result
 
 
 class _SpecBench:

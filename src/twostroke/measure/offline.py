@@ -17,7 +17,7 @@ from twostroke.cost.price import RunCost, check_price_per_hour
 from twostroke.errors import InvalidParameter
 from twostroke.measure.figure import MEASURED, PREDICTED, finish, save_figure
 from twostroke.measure.model_engine import model_engine
-from twostroke.measure.report import DEFAULT_FOLDER, BenchResult, check_folder, command_line, save, settings
+from twostroke.measure.report import DEFAULT_FOLDER, BenchResult, check_folder, record, settings
 from twostroke.measure.summary import over_time, summarize
 from twostroke.measure.workload import SyntheticSpec, synthetic
 from twostroke.measure.workload_options import WorkloadOptions, check_name
@@ -81,9 +81,12 @@ def run_offline(
         engine.run(synthetic(SyntheticSpec(num_requests=4, vocab_size=model.vocab_size, seed=options.seed + 10**9 + i)))
     run = engine.run(workload, progress=options.name)
     engine.close()
-    result = BenchResult.now(
-        options.name,
-        command_line("twostroke bench offline", options, load, scheduler, cache),
+    result = record(
+        "twostroke bench offline",
+        options,
+        load,
+        scheduler,
+        cache,
         config={"load": settings(load), "scheduler": settings(scheduler), "cache": settings(cache)},
         workload={**workload.description, "prompt_tokens": workload.num_prompt_tokens},
         results={
@@ -93,7 +96,6 @@ def run_offline(
         },
         warmup=options.warmup,
     )
-    save(result, options.results)
     if options.plots:
         save_figure(lambda figure: _draw(figure, run), options.results / f"{options.name}.png", size=(8, 5))
     return result

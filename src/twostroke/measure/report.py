@@ -133,6 +133,21 @@ def save(result: BenchResult, folder: Path = DEFAULT_FOLDER) -> Path:
     return target
 
 
+def record(words: str, options: Any, *others: Any, name: str = "", **measured: Any) -> BenchResult:
+    """Save what was measured just now, and return it.
+
+    Args:
+        words: the command, "twostroke bench offline".
+        options: its options, with the folder of results.
+        others: more options of the command line.
+        name: of the file; default: that of the options.
+        measured: see `BenchResult.now`.
+    """
+    result = BenchResult.now(name or options.name, command_line(words, options, *others), **measured)
+    save(result, options.results)
+    return result
+
+
 def load(path: Path) -> BenchResult:
     """Reads a saved result.
 

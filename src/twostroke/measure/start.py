@@ -28,7 +28,7 @@ from twostroke.config.checks import whole_number
 from twostroke.config.load import LoadConfig
 from twostroke.errors import SetupError
 from twostroke.kernels.dispatch import operators_for
-from twostroke.measure.report import DEFAULT_FOLDER, BenchResult, check_folder, command_line, save, settings
+from twostroke.measure.report import DEFAULT_FOLDER, check_folder, record, settings
 from twostroke.model.model_files import ModelFiles, find_model
 from twostroke.model.weight_size import weight_bytes
 from twostroke.process_memory import anonymous_bytes
@@ -119,15 +119,14 @@ def run_start(options: StartOptions) -> list[Start]:
                 options.kv_cache_memory,
             )
         )
-    result = BenchResult.now(
-        options.name,
-        command_line("twostroke bench start", options),
+    record(
+        "twostroke bench start",
+        options,
         config={**settings(options), "quantization": list(sizes)},
         workload={"prompt": "one word", "output_tokens": 1},
         results={row.quantization: _figures(row) for row in rows} | {"torch_alone_bytes": torch_alone},
         repeats=options.repeats,
     )
-    save(result, options.results)
     return rows
 
 

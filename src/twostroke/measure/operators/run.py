@@ -25,7 +25,7 @@ from twostroke.measure.operators.attention import attention_subjects
 from twostroke.measure.operators.linear import linear_subjects
 from twostroke.measure.operators.rowwise import norm_subjects, rotate_subjects, sampling_subjects
 from twostroke.measure.operators.subject import Subject
-from twostroke.measure.report import DEFAULT_FOLDER, BenchResult, check_folder, command_line, median, model_name, save
+from twostroke.measure.report import DEFAULT_FOLDER, BenchResult, check_folder, median, model_name, record
 from twostroke.model.model_files import find_model
 from twostroke.tables import plain_table, print_table
 
@@ -117,16 +117,15 @@ def run_kernels(options: KernelOptions | None = None) -> BenchResult:
     with torch.inference_mode():
         found = list(_measure_all(config, options, limits, threads))
     name = f"kernels-{Path(model_name(options.model)).name}{'-quick' if options.quick else ''}"
-    result = BenchResult.now(
-        name,
-        command_line("twostroke bench kernels", options),
+    return record(
+        "twostroke bench kernels",
+        options,
+        name=name,
         config={"threads": threads, "backends": options.backends},
         workload={"model": model_name(options.model), "operator": options.operator, "quick": options.quick},
         results={"limits": limits.as_json(), "kernels": [asdict(one) for one in found]},
         warmup=1,
     )
-    save(result, options.results)
-    return result
 
 
 def _measure_all(config: ModelConfig, options: KernelOptions, limits: Limits, threads: int) -> Iterator[Measured]:

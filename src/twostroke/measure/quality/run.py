@@ -44,7 +44,7 @@ from twostroke.measure.quality.scoring import (
     retrieval,
     windows,
 )
-from twostroke.measure.report import DEFAULT_FOLDER, BenchResult, check_folder, command_line, last_part, save, settings
+from twostroke.measure.report import DEFAULT_FOLDER, check_folder, last_part, record, settings
 from twostroke.measure.spec.prompts import held_out_texts
 from twostroke.model.model_files import ModelFiles, find_model
 from twostroke.plain_words import reason_of
@@ -191,7 +191,7 @@ def run_quality(options: QualityOptions) -> Quality:
         rise = score.per_token / base.per_token - 1
         rows.append(Row(configuration, score, found, rise, limit, apart.get(configuration)))
     quality = Quality(tuple(rows), peers)
-    save(_result(options, quality, context), options.results)
+    _record(options, quality, context)
     return quality
 
 
@@ -303,13 +303,13 @@ def _measure(
         return perplexity(llm, documents, context - 1), retrieval(llm, prompts)
 
 
-def _result(options: QualityOptions, quality: Quality, context: int) -> BenchResult:
+def _record(options: QualityOptions, quality: Quality, context: int) -> None:
     rows = quality.rows
     text = "held-out modules of Python's library" if options.text is None else last_part(options.text)
     kept = {name: value for name, value in settings(options).items() if name != "env"}
-    return BenchResult.now(
-        options.name,
-        command_line("twostroke bench quality", options),
+    record(
+        "twostroke bench quality",
+        options,
         config={**kept, "configuration": [row.configuration for row in rows if row.configuration]},
         workload={"text": text, "context": context, "tokens": rows[0].score.num_tokens},
         results={

@@ -19,7 +19,7 @@ from rich.table import Table
 from twostroke.errors import SetupError
 from twostroke.measure.figure import MEASURED, PREDICTED, finish, save_figure
 from twostroke.measure.offline import cost_line
-from twostroke.measure.report import BenchResult, check_folder, command_line, model_name, save, settings
+from twostroke.measure.report import BenchResult, check_folder, model_name, record, settings
 from twostroke.measure.serve.figures import figures_of
 from twostroke.measure.serve.http_connection import HttpClient, Origin
 from twostroke.measure.serve.load import LoadRun, run_load, run_loop
@@ -186,9 +186,9 @@ def run_serve(options: ServeOptions) -> BenchResult:
     check_folder(options.results)
     _allow_many_connections()
     target, workload, results = run_loop(_run(options))
-    result = BenchResult.now(
-        options.name,
-        command_line("twostroke bench serve", options),
+    result = record(
+        "twostroke bench serve",
+        options,
         config={"server": _server_settings(options), "model": model_name(target.model)},
         workload={
             **workload.description,
@@ -199,7 +199,6 @@ def run_serve(options: ServeOptions) -> BenchResult:
         results=results,
         warmup=options.warmup,
     )
-    save(result, options.results)
     if options.plots:
         draw = draw_frontier if options.loads else draw_run
         save_figure(lambda figure: draw(figure, results), options.results / f"{options.name}.png", size=(8, 5))

@@ -30,7 +30,7 @@ from twostroke.kernels.dispatch import operators_for
 from twostroke.measure.figure import MEASURED, PREDICTED, finish, save_figure
 from twostroke.measure.limits import measure_limits, words_of_limits
 from twostroke.measure.model_engine import ModelEngine, model_engine
-from twostroke.measure.report import DEFAULT_FOLDER, BenchResult, check_folder, command_line, model_name, save, settings
+from twostroke.measure.report import DEFAULT_FOLDER, BenchResult, check_folder, model_name, record, settings
 from twostroke.measure.sweep.points import (
     DecodePoint,
     PrefillPoint,
@@ -309,9 +309,12 @@ def run_sweep(
     suffix += "" if load.load_format == "auto" else f"-{load.load_format}"
     suffix += "" if load.batch_invariant else "-not-batch-invariant"
     name = options.name or f"sweep-{Path(model_name(load.model)).name}{suffix}"
-    result = BenchResult.now(
-        name,
-        command_line("twostroke bench sweep", options, load, cache),
+    result = record(
+        "twostroke bench sweep",
+        options,
+        load,
+        cache,
+        name=name,
         config={"load": settings(load), "cache": settings(cache), "threads": threads},
         workload={key: getattr(options, key) for key in ("prompt_lengths", "contexts", "batch_sizes", "batch_context")},
         results={
@@ -322,7 +325,6 @@ def run_sweep(
         warmup=1,
         repeats=options.repeats,
     )
-    save(result, options.results)
     if options.plots:
         save_figure(lambda figure: draw(figure, result.results), options.results / f"{name}.png", size=(11, 4))
     return result
