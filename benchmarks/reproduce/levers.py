@@ -93,7 +93,7 @@ def _cases(*, full: bool) -> dict[str, DoctorLoad]:
     slots = SchedulerConfig(max_num_seqs=4)
     num_waiting = 80 if full else 24
     num_long = 6 if full else 4  # as many as come while the others decode; the doctor needs 10 requests in all
-    long_prompts = {
+    long_prompts: dict[str, Any] = {
         "context": CONTEXT,
         "lengths": ((16, 500),) * 6 + ((540, 4),) * num_long,
         "arrivals_s": (0.0,) * 6 + tuple(0.3 + 0.3 * i for i in range(num_long)),

@@ -9,7 +9,7 @@ Load on a server for people: tables and plots.
 from __future__ import annotations
 
 import resource
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -152,12 +152,6 @@ def draw_frontier(figure: Any, results: Mapping[str, Any]) -> None:
     finish(right, xlabel="requests per second", ylim=(0, None))
     for axes in (left, middle, right):
         axes.locator_params(axis="x", nbins=4)
-
-
-def _finish(axes_of_all: Sequence[Any]) -> None:
-    for axes in axes_of_all:
-        axes.locator_params(axis="x", nbins=4)
-        axes.spines[["top", "right"]].set_visible(False)
 
 
 _OF_A_POINT = (
