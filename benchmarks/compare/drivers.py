@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 if TYPE_CHECKING:
     from twostroke.config.load import ActivationQuantization, Quantization
     from twostroke.measure.model_engine import ModelEngine
-    from twostroke.measure.peers.drivers.driver_loop import LoadOrder, TokenTime
+    from twostroke.measure.peers.drivers.driver_loop import EngineOrder, TokenTime
 
 
 class Twostroke:
@@ -27,7 +27,7 @@ class Twostroke:
     8 and 4 bits are quantized from the folder while loading; those of a GGUF file are what they are. KV is bfloat16.
     """
 
-    def __init__(self, order: LoadOrder) -> None:
+    def __init__(self, order: EngineOrder) -> None:
         """Load the folder or file."""
         import twostroke
         from twostroke.config.cache import CacheConfig
@@ -69,7 +69,7 @@ class OpenVINO:
     file's types is its own affair: it converts them to layouts that its kernels have. It reads no BF16 and gets F16.
     """
 
-    def __init__(self, order: LoadOrder) -> None:
+    def __init__(self, order: EngineOrder) -> None:
         """Loads and compiles."""
         genai: Any = import_module("openvino_genai")
         openvino: Any = import_module("openvino")
@@ -118,7 +118,7 @@ class VLLM:
     cache is off. Loading includes what it compiles; a second load finds that in its cache.
     """
 
-    def __init__(self, order: LoadOrder) -> None:
+    def __init__(self, order: EngineOrder) -> None:
         """Loads the folder; refuses quantized weights, which it would need other checkpoints for."""
         if order.precision != "bf16":
             raise NotImplementedError(f"compared in bf16 only, not in {order.precision}: that needs another checkpoint")
@@ -174,7 +174,7 @@ class Transformers:
     and is where a step's tokens are counted as there. Prompts are equally long, so nothing is padded.
     """
 
-    def __init__(self, order: LoadOrder) -> None:
+    def __init__(self, order: EngineOrder) -> None:
         """Loads the folder; refuses quantized weights, which it has no fast CPU path for."""
         if order.precision != "bf16":
             why = f"compared in bf16 only, not in {order.precision}: it has no own CPU kernels for that"

@@ -25,7 +25,7 @@ from twostroke.measure.report import DEFAULT_FOLDER, model_name
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class PeerWork:
     """Requests of one size, all at once."""
 
     num_requests: int
@@ -46,7 +46,7 @@ class Work:
         return (f"decode, {batch}",) if self.num_requests == 1 else (f"decode, {batch}", f"end to end, {batch}")
 
 
-def checked_tokens(answer: Any, work: Work) -> list[tuple[float, int]]:
+def checked_tokens(answer: Any, work: PeerWork) -> list[tuple[float, int]]:
     """An engine's answer as (seconds, request), in the order of time.
 
     Raises:
@@ -66,7 +66,7 @@ def checked_tokens(answer: Any, work: Work) -> list[tuple[float, int]]:
     return tokens
 
 
-def figures_of(work: Work, tokens: Sequence[tuple[float, int]]) -> dict[str, float]:
+def figures_of(work: PeerWork, tokens: Sequence[tuple[float, int]]) -> dict[str, float]:
     """Tokens per second of what the work shows.
 
     Two requests; the second one's prompt is read in the step that brings the first one's second token:
@@ -106,9 +106,9 @@ PEERS = {
 
 Precision = Literal["bf16", "int8", "int4"]
 
-READY = Work(1, 16, 1)
+READY = PeerWork(1, 16, 1)
 """An engine is ready when it has answered this."""
-WARM_UP = (READY, Work(1, 32, 4), Work(8, 32, 4))
+WARM_UP = (READY, PeerWork(1, 32, 4), PeerWork(8, 32, 4))
 """What each engine does before anything counts."""
 
 _MAX_SECONDS = 24 * 3600.0
@@ -216,7 +216,7 @@ class CompareOptions:
         return found
 
     @property
-    def works(self) -> tuple[Work, ...]:
+    def works(self) -> tuple[PeerWork, ...]:
         """In the order they are done."""
         try:
             sizes = sorted({int(size) for size in self.batch_sizes.split(",")})
@@ -225,8 +225,8 @@ class CompareOptions:
         if sizes[0] < 1 or sizes[-1] > 1024:
             raise InvalidParameter("batch_sizes", self.batch_sizes, "must be whole numbers from 1 to 1024, with commas")
         return (
-            Work(1, self.prefill_length, 1),
-            *(Work(size, self.prompt_length, self.output_length) for size in sizes),
+            PeerWork(1, self.prefill_length, 1),
+            *(PeerWork(size, self.prompt_length, self.output_length) for size in sizes),
         )
 
     @property

@@ -37,7 +37,7 @@ from benchmarks.compare.options import (
     TWOSTROKE,
     WARM_UP,
     CompareOptions,
-    Work,
+    PeerWork,
     checked_tokens,
     figures_of,
 )
@@ -45,7 +45,7 @@ from twostroke.errors import InvalidParameter, TwostrokeError, UnsupportedModel
 from twostroke.hardware import Hardware
 from twostroke.kernels.dispatch import operators_for
 from twostroke.measure.figure import MEASURED, PREDICTED, save_figure
-from twostroke.measure.limits import Limits, measure_limits, words_of_limits
+from twostroke.measure.limits import MachineRates, measure_limits, words_of_limits
 from twostroke.measure.peers.peer import Peer, PeerFailed, PeerProcess
 from twostroke.measure.report import BenchResult, check_folder, median, record
 from twostroke.measure.workload import Lengths, SyntheticSpec, synthetic
@@ -54,7 +54,7 @@ from twostroke.tables import plain_table, print_table
 
 
 @dataclass(slots=True)
-class Standing:
+class PeerStanding:
     """One engine's figures, or why it has none (or no more)."""
 
     name: str
@@ -75,13 +75,13 @@ class Standing:
         values = self.figures.get(figure)
         return median(list(values.values())) if values else None
 
-    def ratio_to(self, other: Standing, figure: str) -> float | None:
+    def ratio_to(self, other: PeerStanding, figure: str) -> float | None:
         """Median over the rounds that both took part in, each of which compares neighbours in time."""
         mine, theirs = self.figures.get(figure, {}), other.figures.get(figure, {})
         ratios = [mine[round_number] / theirs[round_number] for round_number in mine.keys() & theirs.keys()]
         return median(ratios) if ratios else None
 
-    def as_json(self, ours: Standing) -> dict[str, Any]:
+    def as_json(self, ours: PeerStanding) -> dict[str, Any]:
         """For the result; a ratio above 1 is ours being faster."""
         return {
             "about": self.about,
@@ -155,7 +155,7 @@ def draw(figure: Any, results: Mapping[str, Any]) -> None:
 @dataclass(slots=True)
 class _Contestant:
     peer: Peer
-    standing: Standing
+    standing: PeerStanding
     process: PeerProcess | None = None
     places: tuple[Path, ...] = ()
     """What a result must not name: whose machine it was is nobody's affair."""
@@ -177,17 +177,17 @@ class Contest:
     _num_prompts_drawn: int = 0
 
     @property
-    def standings(self) -> list[Standing]:
+    def standings(self) -> list[PeerStanding]:
         """In the order in which the engines were entered."""
         return [contestant.standing for contestant in self.contestants]
 
     def refuse(self, peer: Peer, why: str) -> None:
         """Enters an engine that cannot even be started: a row that says why."""
-        self.contestants.append(_Contestant(peer, Standing(peer.name, failure=why)))
+        self.contestants.append(_Contestant(peer, PeerStanding(peer.name, failure=why)))
 
     def enter(self, peer: Peer, interpreter: Path, model: Path) -> None:
         """Starts and warms up one engine, and stops it until its turn; a failure becomes its row."""
-        entered = _Contestant(peer, Standing(peer.name), places=(model, interpreter))
+        entered = _Contestant(peer, PeerStanding(peer.name), places=(model, interpreter))
         self.contestants.append(entered)
         begin_s = self.clock()
         try:
@@ -220,7 +220,7 @@ class Contest:
         Returns:
             Works that were left out of some round.
         """
-        works, lasted_s, num_left_out = self.options.works, dict[Work, float](), 0
+        works, lasted_s, num_left_out = self.options.works, dict[PeerWork, float](), 0
         with tqdm(
             total=self.options.rounds * len(works) * len(self.contestants),
             desc="compare",
@@ -249,7 +249,9 @@ class Contest:
                 contestant.process.close()
                 contestant.process = None
 
-    def _turn(self, contestant: _Contestant, work: Work, prompts: Sequence[Sequence[int]], round_number: int) -> None:
+    def _turn(
+        self, contestant: _Contestant, work: PeerWork, prompts: Sequence[Sequence[int]], round_number: int
+    ) -> None:
         if not contestant.is_running or contestant.process is None:
             return
         contestant.process.resume()
@@ -261,7 +263,7 @@ class Contest:
         else:
             contestant.process.pause()
 
-    def _run(self, contestant: _Contestant, work: Work) -> None:
+    def _run(self, contestant: _Contestant, work: PeerWork) -> None:
         assert contestant.process is not None
         answer = contestant.process.run(self._prompts(work), work.output_length, self.options.answer_limit)
         checked_tokens(answer, work)
@@ -275,7 +277,7 @@ class Contest:
             contestant.process.close()
             contestant.process = None
 
-    def _prompts(self, work: Work) -> list[tuple[int, ...]]:
+    def _prompts(self, work: PeerWork) -> list[tuple[int, ...]]:
         """New ones each time: nobody can have seen them."""
         self._num_prompts_drawn += 1
         spec = SyntheticSpec(
@@ -341,7 +343,9 @@ def _model_of(peer: Peer, model: Path, weights: str, gguf_folder: Path) -> Path:
     return model if peer.gguf_types is None else write_gguf(model, peer.gguf_types[weights], gguf_folder)
 
 
-def _record(options: CompareOptions, contest: Contest, threads: int, limits: Limits, num_left_out: int) -> BenchResult:
+def _record(
+    options: CompareOptions, contest: Contest, threads: int, limits: MachineRates, num_left_out: int
+) -> BenchResult:
     ours = contest.standings[0]
     results: Mapping[str, Any] = {
         "engines": {standing.name: standing.as_json(ours) for standing in contest.standings},
@@ -359,5 +363,5 @@ def _record(options: CompareOptions, contest: Contest, threads: int, limits: Lim
     )
 
 
-def _limits(threads: int) -> Limits:
+def _limits(threads: int) -> MachineRates:
     return measure_limits(operators_for(torch.device("cpu"), torch.bfloat16), threads)

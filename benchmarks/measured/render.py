@@ -16,7 +16,7 @@ from benchmarks.measured.rows import (
     QUALITY_FIGURES,
     QUALITY_ROWS,
     ROWS,
-    Row,
+    TableRow,
     is_old,
     operators_of,
 )
@@ -81,7 +81,7 @@ class Sources:
 class Tables:
     """The rows of the three tables."""
 
-    rows: Sequence[Row] = ROWS
+    rows: Sequence[TableRow] = ROWS
     compared: Sequence[tuple[str, str]] = COMPARED
     quality: Sequence[tuple[str, Sequence[str]]] = QUALITY
 
@@ -139,7 +139,7 @@ def put_into(page: str, rendered: str, path: Path) -> str:
     return f"{before}{begin}\n\n{rendered}\n{end}{after}"
 
 
-def _rows(rows: Sequence[Row], sources: Sources) -> str:
+def _rows(rows: Sequence[TableRow], sources: Sources) -> str:
     lines = [_line("what", "result", "operators", "predicted", "measured", _SOURCE), "|---|---|---|---|---|---|"]
     for row in rows:
         result = sources.find(row.result)

@@ -67,7 +67,7 @@ def _tokens_per_s(result: BenchResult) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class TableRow:
     """A line of a table: what was measured, in which result, and which of its figures."""
 
     what: str
@@ -79,10 +79,10 @@ class Row:
     """Whether the figures are counts, which no kernel and no machine changes."""
 
 
-def claims_row(what: str, result: str, *claims: str, form: str = "{:.2f}", is_counted: bool = False) -> Row:
+def claims_row(what: str, result: str, *claims: str, form: str = "{:.2f}", is_counted: bool = False) -> TableRow:
     """Return a row of claims, each as predicted and as measured."""
     parts = (tuple(claim(one, form, part) for one in claims) for part in ("measured", "predicted"))
-    return Row(what, result, *parts, is_counted=is_counted)
+    return TableRow(what, result, *parts, is_counted=is_counted)
 
 
 OPERATORS_SINCE = "2026-11-27T19:55:06+00:00"
@@ -139,19 +139,19 @@ _SLOTS = (4, 8, 16, 32)
 _WASTE = (("trace: paged, predicted to the slot", "{:.2%}"), ("trace: contiguous", "{:.1%}"))
 
 
-def _offline(name: str, what: str) -> tuple[Row, ...]:
+def _offline(name: str, what: str) -> tuple[TableRow, ...]:
     return tuple(
-        Row(f"{what}, batch {batch}: tokens/s", f"{name}-batch{batch}", (tokens_per_s(),)) for batch in (1, 8, 32)
+        TableRow(f"{what}, batch {batch}: tokens/s", f"{name}-batch{batch}", (tokens_per_s(),)) for batch in (1, 8, 32)
     )
 
 
-ROWS: tuple[Row, ...] = (
-    Row(
+ROWS: tuple[TableRow, ...] = (
+    TableRow(
         "batch 1, beside `transformers.generate`",
         "vs-transformers",
         (claim("throughput, batch 1: ours / theirs", "{:.2f}x"),),
     ),
-    Row(
+    TableRow(
         "exponential output lengths, beside its static batches of 16: with our default of 64 slots, with 16",
         "vs-transformers",
         (
@@ -159,7 +159,7 @@ ROWS: tuple[Row, ...] = (
             claim("throughput, exponential, ours with 16 slots: ours / theirs", "{:.2f}x"),
         ),
     ),
-    Row(
+    TableRow(
         "the engine's own time in a step, 1 and 64 requests",
         "engine-time",
         tuple(claim(f"engine's own time a step, {n} requests, median ms", "{:.2f} ms") for n in (1, 64)),
@@ -178,7 +178,7 @@ ROWS: tuple[Row, ...] = (
         form="{:.1%}",
         is_counted=True,
     ),
-    Row(
+    TableRow(
         "KV slots that hold nothing: paged, contiguous",
         "r3",
         tuple(claim(what, form) for what, form in _WASTE),
@@ -192,7 +192,7 @@ ROWS: tuple[Row, ...] = (
         form="{:.1f}x",
         is_counted=True,
     ),
-    Row(
+    TableRow(
         "prefix caching where nothing is shared: time lost",
         "r11",
         (claim("time lost to caching, share", "{:.1%}"),),
@@ -218,7 +218,7 @@ ROWS: tuple[Row, ...] = (
         form="{:.0f}",
         is_counted=True,
     ),
-    Row(
+    TableRow(
         "the same: time to the long prompt's first token, largest memory beyond its KV and one chunk",
         "long-prompt",
         (
@@ -226,12 +226,12 @@ ROWS: tuple[Row, ...] = (
             claim("peak memory beyond KV and what a single chunk took, MiB", "{:.0f} MiB"),
         ),
     ),
-    Row(
+    TableRow(
         "the server beside the offline API, 64 streams, one model thread",
         "server-throughput",
         (claim("throughput, one model thread: server / offline", "{:.2f}x"),),
     ),
-    Row(
+    TableRow(
         "from a token's sample to its event at the client, 64 streams, p99",
         "server-throughput",
         (claim("event at the client after its sample, p99 ms", "{:.1f} ms"),),

@@ -65,7 +65,7 @@ _SOME_TOKENS = 128
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sizes:
+class CardSizes:
     """How much is measured."""
 
     batch: int
@@ -89,7 +89,7 @@ class Sizes:
     """What has not begun by then is left out."""
 
 
-FULL = Sizes(
+FULL = CardSizes(
     batch=64,
     context=512,
     steps=64,
@@ -102,7 +102,7 @@ FULL = Sizes(
     outputs=Lengths.exponential(128),
     limit_s=480.0,
 )
-SMALL = Sizes(
+SMALL = CardSizes(
     batch=8,
     context=16,
     steps=6,

@@ -79,7 +79,7 @@ _TOOLS = [{"type": "function", "function": {"name": "f", "description": "d", "pa
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class FileKind:
     """One kind of file.
 
     Attributes:
@@ -106,7 +106,7 @@ def outcome_of(read: Callable[[Path], object], path: Path) -> str:
     return "accepted"
 
 
-def mutated_copy(kind: Kind, sound: Path, folder: Path, seed: int) -> Path:
+def mutated_copy(kind: FileKind, sound: Path, folder: Path, seed: int) -> Path:
     """Write a mutated copy of sound files.
 
     Args:
@@ -281,13 +281,13 @@ _JSON_FILES = (
 KINDS = {
     kind.name: kind
     for kind in (
-        Kind("gguf", _write_gguf, _mutate_gguf, lambda folder: _open_model(folder / _GGUF)),
-        Kind("safetensors", write_folder, _mutate_weights, _open_model),
-        *(Kind(name, write_folder, _mutate_json(name), _open_model) for name in _JSON_FILES),
-        Kind("template", _write_template, _mutate_template, _read_template),
-        Kind("event log", _write_event_log, _mutate_lines("events.jsonl"), _read_event_log),
-        Kind("calibration", _write_calibration, _mutate_json("calibration.json"), _read_calibration),
-        Kind("batch file", _write_batch, _mutate_lines(BATCH), _read_batch),
+        FileKind("gguf", _write_gguf, _mutate_gguf, lambda folder: _open_model(folder / _GGUF)),
+        FileKind("safetensors", write_folder, _mutate_weights, _open_model),
+        *(FileKind(name, write_folder, _mutate_json(name), _open_model) for name in _JSON_FILES),
+        FileKind("template", _write_template, _mutate_template, _read_template),
+        FileKind("event log", _write_event_log, _mutate_lines("events.jsonl"), _read_event_log),
+        FileKind("calibration", _write_calibration, _mutate_json("calibration.json"), _read_calibration),
+        FileKind("batch file", _write_batch, _mutate_lines(BATCH), _read_batch),
     )
 }
 """By name."""

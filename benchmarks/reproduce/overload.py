@@ -21,7 +21,7 @@ from twostroke.measure.figure import MEASURED, PREDICTED, bar_chart
 from twostroke.measure.serve.figures import Slo, figures_of
 from twostroke.measure.serve.http_connection import Origin
 from twostroke.measure.serve.openai_wire import Exchange
-from twostroke.measure.serve.target import Load, Target, run_loads
+from twostroke.measure.serve.target import ServerTarget, TargetLoad, run_loads
 from twostroke.measure.workload import Lengths, Workload
 
 SLOTS = 16
@@ -38,13 +38,13 @@ def reproduce(options: ReproduceOptions) -> Reproduction:
     for_s = 30.0 if options.full else 4.0
     settings = engine_settings(options)
     with local_server(options.model, settings) as server:
-        target = Target(origin=Origin.parse(server.url), model=options.model)
+        target = ServerTarget(origin=Origin.parse(server.url), model=options.model)
         at_capacity, capacity = measure_capacity(target, options)
         slo = _slo(at_capacity["latency"])
         rate = TIMES_CAPACITY * capacity
         workload = drawn(options, int(rate * for_s), rate)
         hurried = dataclasses.replace(target, patience_s=slo.limits_s["ttft"])
-        (run,) = run_loads([Load(hurried, workload)])
+        (run,) = run_loads([TargetLoad(hurried, workload)])
     over = figures_of(run, slo)
     last_s = workload.requests[-1].arrival_s
     goodput = _good_per_second(run.exchanges, slo, _SETTLED * last_s, last_s)
@@ -91,15 +91,15 @@ def drawn(options: ReproduceOptions, count: int, rate: float | None, seed: int =
     return options.drawn(max(1, count), PROMPTS, OUTPUTS, rate=rate, seed=seed)
 
 
-def measure_capacity(target: Target, options: ReproduceOptions) -> tuple[dict[str, Any], float]:
+def measure_capacity(target: ServerTarget, options: ReproduceOptions) -> tuple[dict[str, Any], float]:
     """Figures of a closed loop that keeps every slot busy, after a warm-up, and its requests per second.
 
     Raises:
         SetupError: a request failed.
     """
-    run_loads([Load(target, drawn(options, SLOTS, None, 10**6), max_concurrency=SLOTS)])
+    run_loads([TargetLoad(target, drawn(options, SLOTS, None, 10**6), max_concurrency=SLOTS)])
     count = SLOTS * (16 if options.full else 4)
-    (run,) = run_loads([Load(target, drawn(options, count, None, 10**6 + 1), max_concurrency=SLOTS)])
+    (run,) = run_loads([TargetLoad(target, drawn(options, count, None, 10**6 + 1), max_concurrency=SLOTS)])
     found = figures_of(run, Slo({}))
     if found["num_completed"] != count:
         raise SetupError(f"the server refuses what it should have room for: {found['failures']}")

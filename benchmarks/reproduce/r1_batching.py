@@ -34,7 +34,7 @@ from twostroke.served_run import Run
 
 
 @dataclass(frozen=True, slots=True)
-class StepTimes:
+class StepTimeGrid:
     """A grid of measured step times, linear in between."""
 
     rows: tuple[int, ...]
@@ -63,7 +63,7 @@ def _linear(places: Sequence[float], values: Sequence[float], at: float) -> floa
 
 def measure_step_times(
     load: LoadConfig, *, rows: Sequence[int], contexts: Sequence[int], steps: int, progress: bool = True
-) -> StepTimes:
+) -> StepTimeGrid:
     """Measures decode steps only.
 
     Args:
@@ -85,7 +85,7 @@ def measure_step_times(
         point(max(rows), contexts[0], steps=4)  # warm-up
         seconds = tuple(tuple(point(n, c, steps) for c in contexts) for n in rows)
     # the first decode step of a prompt of c tokens sees c + 1, the last one c + steps
-    return StepTimes(tuple(rows), tuple(c + (steps + 1) / 2 for c in contexts), seconds)
+    return StepTimeGrid(tuple(rows), tuple(c + (steps + 1) / 2 for c in contexts), seconds)
 
 
 SLOTS = (4, 8, 16, 32)
@@ -189,12 +189,12 @@ class _WallCase:
     num_slots: int
     workload: Workload
 
-    def predict_s(self, mode: str, times: StepTimes) -> float:
+    def predict_s(self, mode: str, times: StepTimeGrid) -> float:
         """Step times summed over the ideal schedule, its drain included."""
         return sum(_part_s(part, times) for part in SCHEDULES[mode](self.lengths, self.num_slots))
 
 
-def _part_s(part: SlotStep, times: StepTimes) -> float:
+def _part_s(part: SlotStep, times: StepTimeGrid) -> float:
     # a request that has made n tokens has a context of its prompt's one token and those n
     return part.num_steps * times.at(part.live, 1 + part.mean_age)
 

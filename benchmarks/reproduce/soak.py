@@ -33,7 +33,7 @@ from benchmarks.processor_shares import (
     worst_of_parts,
 )
 from benchmarks.reproduce.claim import Claim, ReproduceOptions, Reproduction
-from benchmarks.serving.known_orders import MOST_TOKENS, Answers, Heard, Order, deck_of
+from benchmarks.serving.known_orders import MOST_TOKENS, Answers, Heard, KnownOrder, deck_of
 from benchmarks.serving.local_server import (
     MB,
     LocalServer,
@@ -280,7 +280,7 @@ class _Clients:
                     await asyncio.sleep(self._random.expovariate(self._size.per_s))
         await self._client.close()
 
-    async def _ask(self, order: Order) -> None:
+    async def _ask(self, order: KnownOrder) -> None:
         soak, heard, sent_s = self.soak, Heard(), monotonic_clock()
         try:
             await self._client.send(self._origin.request("POST", order.path, {}, order.body), heard)

@@ -13,7 +13,7 @@ from twostroke.measure.report import percentiles
 from twostroke.measure.serve.figures import failures
 from twostroke.measure.serve.http_connection import Origin
 from twostroke.measure.serve.openai_wire import Exchange
-from twostroke.measure.serve.target import Load, Target, run_loads
+from twostroke.measure.serve.target import ServerTarget, TargetLoad, run_loads
 from twostroke.measure.workload import Workload
 
 QUIET, FLOOD = "key-of-the-quiet-one", "key-of-the-flood"
@@ -32,19 +32,19 @@ def reproduce(options: ReproduceOptions) -> Reproduction:
     flood: list[Exchange] = []
     with local_server(options.model, settings) as server:
         origin = Origin.parse(server.url)
-        quiet_one, flooding = (Target(origin=origin, model=options.model, api_key=key) for key in (QUIET, FLOOD))
+        quiet_one, flooding = (ServerTarget(origin=origin, model=options.model, api_key=key) for key in (QUIET, FLOOD))
         _, capacity = measure_capacity(quiet_one, options)
         rate = QUIET_SHARE * capacity
         for i in range(rounds):
             # new prompts in each half of each round: nobody finds even his own
-            (run,) = run_loads([Load(quiet_one, drawn(options, count, rate, 2 * i))])
+            (run,) = run_loads([TargetLoad(quiet_one, drawn(options, count, rate, 2 * i))])
             alone += run.exchanges
             asked = drawn(options, count, rate, 2 * i + 1)
             more = drawn(options, int(2 * capacity * count / rate), None, 10**7 + i)
             first, second = run_loads(
                 [
-                    Load(flooding, _after(asked, more), max_concurrency=FLOOD_CONCURRENCY),
-                    Load(quiet_one, asked),
+                    TargetLoad(flooding, _after(asked, more), max_concurrency=FLOOD_CONCURRENCY),
+                    TargetLoad(quiet_one, asked),
                 ]
             )
             flood += first.exchanges

@@ -16,14 +16,14 @@ from typing import Any
 
 import msgspec
 
-from twostroke.measure.serve.openai_wire import EventStream
+from twostroke.measure.serve.openai_wire import EventReader
 
 MOST_TOKENS = 480
 """Of prompt and output of any order."""
 _TEXTS = ("Sort a list.", "def area(r):", "Name three colours.", "Why is the sky blue?", "class Stack:")
 
 
-class Kind(StrEnum):
+class OrderKind(StrEnum):
     """What is asked for."""
 
     STREAM = "a stream"
@@ -37,11 +37,11 @@ class Kind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class KnownOrder:
     """One request."""
 
     number: int
-    kind: Kind
+    kind: OrderKind
     path: str
     body: bytes
     status: int = 200
@@ -50,48 +50,48 @@ class Order:
     @property
     def is_timed(self) -> bool:
         """Whether its times say what an interactive user notices."""
-        return self.kind in (Kind.STREAM, Kind.PREFIX)
+        return self.kind in (OrderKind.STREAM, OrderKind.PREFIX)
 
 
-def deck_of(count: int, seed: int) -> list[Order]:
+def deck_of(count: int, seed: int) -> list[KnownOrder]:
     """Orders of every kind in turn."""
     random = Random(seed)
     prefixes = [_tokens(random, 320) for _ in range(4)]
-    kinds = list(Kind)
+    kinds = list(OrderKind)
     return [_order(i, kinds[i % len(kinds)], random, prefixes) for i in range(count)]
 
 
-def _order(number: int, kind: Kind, random: Random, prefixes: list[list[int]]) -> Order:
+def _order(number: int, kind: OrderKind, random: Random, prefixes: list[list[int]]) -> KnownOrder:
     asked: dict[str, Any] = {
         "max_tokens": random.randint(4, 64),
         "ignore_eos": True,
         "seed": number,
         "temperature": random.choice((0.0, 0.8)),
-        "stream": kind not in (Kind.SEVERAL, Kind.CHOICE),
+        "stream": kind not in (OrderKind.SEVERAL, OrderKind.CHOICE),
         "return_token_ids": True,
     }
     path, status, prompt = "/v1/completions", 200, _tokens(random, random.randint(1, 96))
     match kind:
-        case Kind.LONG:
+        case OrderKind.LONG:
             prompt = _tokens(random, random.randint(256, MOST_TOKENS - 64))
-        case Kind.PREFIX:
+        case OrderKind.PREFIX:
             prompt = prefixes[number % len(prefixes)] + prompt[:48]
-        case Kind.CHAT:
+        case OrderKind.CHAT:
             path = "/v1/chat/completions"
             asked |= {"logprobs": True, "top_logprobs": 2}
-        case Kind.SEVERAL:
+        case OrderKind.SEVERAL:
             asked |= {"n": 3, "stop": ["e", "\n"], "ignore_eos": False}
-        case Kind.CHOICE:
+        case OrderKind.CHOICE:
             asked |= {"structured_outputs": {"regex": "[a-f]{4,20}[0-9]+x"}, "ignore_eos": False}
-        case Kind.BACKGROUND:
+        case OrderKind.BACKGROUND:
             asked |= {"service_tier": "flex"}
-        case Kind.REFUSED:
+        case OrderKind.REFUSED:
             asked, status = asked | {"temperature": -1.0}, 400
         case _:
             pass
     chat = {"messages": [{"role": "user", "content": random.choice(_TEXTS)}]}
-    said: dict[str, Any] = chat if kind is Kind.CHAT else {"prompt": prompt}
-    return Order(number, kind, path, msgspec.json.encode(said | asked), status)
+    said: dict[str, Any] = chat if kind is OrderKind.CHAT else {"prompt": prompt}
+    return KnownOrder(number, kind, path, msgspec.json.encode(said | asked), status)
 
 
 def _tokens(random: Random, count: int) -> list[int]:
@@ -138,7 +138,7 @@ def _streamed(body: bytes) -> Any:
     """Put together; how tokens were dealt out to events is not part of an answer."""
     texts: defaultdict[int, list[Any]] = defaultdict(lambda: ["", [], [], None])
     is_whole = False
-    for data in EventStream().feed(body):
+    for data in EventReader().feed(body):
         if data == b"[DONE]":
             is_whole = True
             continue
@@ -175,7 +175,7 @@ class Answers:
         self.wrong: list[str] = []
         """Answers that were none, in words."""
 
-    def take(self, order: Order, heard: Heard) -> bool:
+    def take(self, order: KnownOrder, heard: Heard) -> bool:
         """Whether it is a whole answer, of the right kind."""
         if heard.status != order.status:
             self.wrong.append(f"{order.kind}: status {heard.status}")

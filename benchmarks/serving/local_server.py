@@ -30,7 +30,7 @@ from twostroke.errors import SetupError
 from twostroke.events import EngineStarted, Event, StepScheduled, from_json
 from twostroke.measure.serve.http_connection import Origin
 from twostroke.measure.serve.load import LoadRun
-from twostroke.measure.serve.target import Load, MetricsReading, Target, run_loads
+from twostroke.measure.serve.target import MetricsReading, ServerTarget, TargetLoad, run_loads
 from twostroke.measure.workload import Workload
 
 _START_LIMIT_S = 600.0
@@ -94,8 +94,8 @@ class LocalServer:
         """
         # ids tell tokens that are no text yet; for throughput they would be work that the offline API does not do
         counts = "token-ids" if request_ids else "chunks"
-        target = Target(origin=Origin.parse(self.url), model=model, token_counts=counts)
-        (found,) = run_loads([Load(target, workload, request_ids)])
+        target = ServerTarget(origin=Origin.parse(self.url), model=model, token_counts=counts)
+        (found,) = run_loads([TargetLoad(target, workload, request_ids)])
         failed = [exchange for exchange in found.exchanges if exchange.failure is not None]
         if failed:
             raise SetupError(f"{len(failed)} requests failed; the first with {failed[0].failure}: {failed[0].message}")

@@ -45,7 +45,7 @@ class Seen:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Claim:
+class StoryClaim:
     """That the second setting moves a figure one way, and why; told as it came.
 
     Texts name figures as `{seen[b.cached_share]}`.
@@ -102,7 +102,7 @@ class Remark:
         return Sentence(self.kind, (self.text if is_so else self.otherwise).format(seen=seen))
 
 
-def sentences(claims: Sequence[Claim | Remark], seen: Seen) -> list[Sentence]:
+def sentences(claims: Sequence[StoryClaim | Remark], seen: Seen) -> list[Sentence]:
     """All that a story has to say, in its order."""
     return [claim.told(seen) for claim in claims]
 

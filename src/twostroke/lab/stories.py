@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from twostroke.lab.claims import Claim, Remark, Seen, Sentence, sentences
+from twostroke.lab.claims import Remark, Seen, Sentence, StoryClaim, sentences
 from twostroke.lab.figures import Measured
 from twostroke.lab.tokens import Tokens
 from twostroke.lab.workload import LabWorkload
@@ -28,14 +28,14 @@ class Story:
     b: Mapping[str, Any]
     workload: LabWorkload
     figure_title: str
-    claims: tuple[Claim | Remark, ...] = field(compare=False)
+    claims: tuple[StoryClaim | Remark, ...] = field(compare=False)
     """The effect, what comes with it, and the price."""
 
     @property
-    def promise(self) -> Claim:
+    def promise(self) -> StoryClaim:
         """What is to be seen first of all."""
         first = self.claims[0]
-        assert isinstance(first, Claim), f"{self.name} begins with a remark"
+        assert isinstance(first, StoryClaim), f"{self.name} begins with a remark"
         return first
 
     @property
@@ -66,7 +66,7 @@ STORIES = (
         workload=LabWorkload(seed=1, num_requests=16, prompt_words=30, min_output=5, max_output=250),
         figure_title="tokens per second",
         claims=(
-            Claim(
+            StoryClaim(
                 figure="output_tokens_per_s",
                 what="Tokens a second",
                 rises=True,
@@ -76,14 +76,14 @@ STORIES = (
                 unless="Empty places cost nothing where the answers of a batch are equally long, or where a step "
                 "with fewer sequences takes less time by as much.",
             ),
-            Claim(
+            StoryClaim(
                 figure="ttft_p99_ms",
                 what="TTFT p99, ms",
                 rises=False,
                 because="Who waits is let in when anybody ends, not when everybody has.",
                 unless="Who waits is let in sooner only where somebody ends sooner.",
             ),
-            Claim(
+            StoryClaim(
                 kind="price",
                 figure="itl_p99_ms",
                 what="ITL p99, ms",
@@ -120,7 +120,7 @@ STORIES = (
         ),
         figure_title="longest gap between two tokens, ms",
         claims=(
-            Claim(
+            StoryClaim(
                 figure="longest_gap_ms",
                 what="Longest gap between two tokens of an answer, ms",
                 rises=False,
@@ -130,7 +130,7 @@ STORIES = (
                 unless="Chunks bound what a prompt adds to a step, not what else holds a step up: where nobody "
                 "decodes while a long prompt comes, or the processor is taken away for as long, they bring nothing.",
             ),
-            Claim(
+            StoryClaim(
                 kind="price",
                 figure="ttft_p99_ms",
                 what="TTFT p99, ms",
@@ -156,7 +156,7 @@ STORIES = (
         ),
         figure_title="TTFT p50, ms",
         claims=(
-            Claim(
+            StoryClaim(
                 figure="ttft_p50_ms",
                 what="TTFT p50, ms",
                 rises=False,
@@ -166,7 +166,7 @@ STORIES = (
                 unless="{seen[b.cached_share]} of the prompts' tokens were found; what is not found, or would have "
                 "been computed in no time, saves none.",
             ),
-            Claim(
+            StoryClaim(
                 figure="tpot_p50_ms",
                 what="TPOT p50, ms",
                 rises=False,
@@ -199,7 +199,7 @@ STORIES = (
         workload=LabWorkload(seed=4, num_requests=5, prompts="edit", prompt_words=45, min_output=200, max_output=300),
         figure_title="tokens per second",
         claims=(
-            Claim(
+            StoryClaim(
                 figure="output_tokens_per_s",
                 what="Tokens a second",
                 rises=True,
@@ -231,7 +231,7 @@ STORIES = (
         workload=LabWorkload(seed=5, num_requests=24, prompt_words=60, min_output=20, max_output=80),
         figure_title="sequences at once",
         claims=(
-            Claim(
+            StoryClaim(
                 figure="most_running",
                 what="Sequences at once",
                 rises=True,
@@ -241,7 +241,7 @@ STORIES = (
                 unless="The same bytes hold {seen[a.kv_capacity_tokens]} and {seen[b.kv_capacity_tokens]} tokens, "
                 "but memory was not what decided who runs.",
             ),
-            Claim(
+            StoryClaim(
                 figure="ttft_p50_ms",
                 what="TTFT p50, ms",
                 rises=False,
@@ -249,7 +249,7 @@ STORIES = (
                 unless="More sequences at once share the same processor: who no longer waits for memory waits for "
                 "steps that have become longer.",
             ),
-            Claim(
+            StoryClaim(
                 kind="price",
                 figure="tpot_p50_ms",
                 what="TPOT p50, ms",
@@ -290,7 +290,7 @@ STORIES = (
         ),
         figure_title="TTFT p50, ms",
         claims=(
-            Claim(
+            StoryClaim(
                 figure="ttft_p50_ms",
                 what="TTFT p50, ms",
                 rises=False,
@@ -300,7 +300,7 @@ STORIES = (
                 unless="A prompt that is handed over shares no step with those who decode any more, but it waits for "
                 "the prompts before it, and all processes share one machine.",
             ),
-            Claim(
+            StoryClaim(
                 figure="itl_p99_ms",
                 what="ITL p99, ms",
                 rises=False,
@@ -309,7 +309,7 @@ STORIES = (
                 "leaves some where decoding is, if that is sooner, the gap behind each first token counts, in which K "
                 "and V travel, and both processes share memory and, where others need the cores, processor.",
             ),
-            Claim(
+            StoryClaim(
                 kind="price",
                 figure="tokens_per_s_a_process",
                 what="Tokens a second for each engine process",

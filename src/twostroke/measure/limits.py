@@ -29,7 +29,7 @@ _LONGEST_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class MachineRates:
     """The best of everything that was tried."""
 
     bytes_per_s: float
@@ -49,11 +49,11 @@ class Limits:
         rate = max(rates["int8"], rates["bfloat16"]) if product == "int8" else rates[product]
         return MachineLimits(rate, self.bytes_per_s, self.is_estimate)
 
-    def best_of(self, other: Limits) -> Limits:
+    def best_of(self, other: MachineRates) -> MachineRates:
         """Of two looks at the same machine: a neighbour's work can only lower what is seen."""
         rates = {name: max(rate, other.operations_per_s[name]) for name, rate in self.operations_per_s.items()}
         is_estimate = self.is_estimate and other.is_estimate
-        return Limits(max(self.bytes_per_s, other.bytes_per_s), rates, is_estimate)
+        return MachineRates(max(self.bytes_per_s, other.bytes_per_s), rates, is_estimate)
 
     def as_json(self) -> dict[str, float | bool]:
         """Return GB/s, GFLOP/s (or GOP/s), and whether they are an estimate."""
@@ -71,7 +71,7 @@ def words_of_limits(limits: Mapping[str, float | bool], form: str = ",.4g") -> s
     return f"limits of this machine: {rates}"
 
 
-def measure_limits(operators: Operators, num_threads: int, *, repeats: int = 5) -> Limits:
+def measure_limits(operators: Operators, num_threads: int, *, repeats: int = 5) -> MachineRates:
     """Measures on `num_threads` threads; torch has as many, and is left as it was found.
 
     Args:
@@ -101,7 +101,7 @@ def measure_limits(operators: Operators, num_threads: int, *, repeats: int = 5) 
             rates["int8"] = max(rates["int8"], own)
     finally:
         torch.set_num_threads(before)
-    return Limits(_STREAM_BYTES / read_s, rates, meter.is_contended())
+    return MachineRates(_STREAM_BYTES / read_s, rates, meter.is_contended())
 
 
 def _rate(work: Callable[[int], Callable[[], object]], repeats: int) -> float:

@@ -28,7 +28,7 @@ DEFAULT_FOLDER = Path("benchmarks/results")
 
 
 @dataclass(frozen=True, slots=True)
-class Commit:
+class CodeState:
     """The state of the code that was measured."""
 
     hash: str
@@ -36,7 +36,7 @@ class Commit:
     """Whether the checkout differed from the commit, results aside."""
 
     @classmethod
-    def of_this_checkout(cls) -> Commit:
+    def of_this_checkout(cls) -> CodeState:
         """Asks git about the source tree that this very file belongs to; ("unknown", True) outside a checkout."""
         folder = Path(__file__).parent
         commit = _git(folder, "rev-parse", "HEAD")
@@ -81,7 +81,7 @@ class BenchResult:
         repeats: int = 1,
     ) -> BenchResult:
         """A result measured just now, by this code, on this machine."""
-        commit = Commit.of_this_checkout()
+        commit = CodeState.of_this_checkout()
         return cls(
             bench=bench,
             command=command,
@@ -186,7 +186,7 @@ def median(values: Sequence[float]) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class FigureDifference:
     """One figure in two results."""
 
     name: str
@@ -203,7 +203,7 @@ class Difference:
 class Comparison:
     """Two results side by side."""
 
-    differences: tuple[Difference, ...]
+    differences: tuple[FigureDifference, ...]
     remarks: tuple[str, ...]
     """Why the two may not be comparable: other hardware, other settings, a dirty checkout."""
 
@@ -219,7 +219,7 @@ def compare(before: BenchResult, after: BenchResult) -> Comparison:
         remarks.insert(0, f"these are different benchmarks: {before.bench} and {after.bench}")
     remarks += [f"{r.bench} of {r.date} was measured on a dirty checkout" for r in (before, after) if r.dirty]
     old_figures, new_figures = dict(_figures("", before.results)), dict(_figures("", after.results))
-    differences = (Difference(n, old, new_figures[n]) for n, old in old_figures.items() if n in new_figures)
+    differences = (FigureDifference(n, old, new_figures[n]) for n, old in old_figures.items() if n in new_figures)
     return Comparison(tuple(differences), tuple(remarks))
 
 

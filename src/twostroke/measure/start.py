@@ -66,7 +66,7 @@ class StartOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
+class StartRow:
     """One row."""
 
     quantization: str
@@ -96,7 +96,7 @@ class _Process:
     anonymous_bytes: int
 
 
-def run_start(options: StartOptions) -> list[Start]:
+def run_start(options: StartOptions) -> list[StartRow]:
     """Starts every row, saves JSON.
 
     Raises:
@@ -105,12 +105,12 @@ def run_start(options: StartOptions) -> list[Start]:
     check_folder(options.results)
     sizes = _weight_bytes(options, find_model(options.model))
     torch_alone = _run("importing torch", ["-c", "import torch; print(flush=True)"]).anonymous_bytes
-    rows: list[Start] = []
+    rows: list[StartRow] = []
     for quantization, num_weight_bytes in sizes.items():
         what = f"the start with quantization {quantization}"
         runs = [_run(what, _command(options, quantization)) for _ in range(options.repeats)]
         rows.append(
-            Start(
+            StartRow(
                 quantization,
                 statistics.median(run.first_line_s for run in runs),
                 statistics.median(run.cpu_s for run in runs),
@@ -130,11 +130,11 @@ def run_start(options: StartOptions) -> list[Start]:
     return rows
 
 
-def _figures(row: Start) -> dict[str, Any]:
+def _figures(row: StartRow) -> dict[str, Any]:
     return {**asdict(row), "memory_ratio": row.memory_ratio, "ratio_to_weights": row.ratio_to_weights}
 
 
-def print_starts(rows: Sequence[Start], console: Console | None = None) -> None:
+def print_starts(rows: Sequence[StartRow], console: Console | None = None) -> None:
     """The table, for people."""
     figures = ("first token s", "CPU s", "own memory MiB", "weights MiB", "ratio", "weights + KV MiB", "ratio")
     table = plain_table(("quantization",), figures)

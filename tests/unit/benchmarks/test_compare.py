@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from benchmarks.compare.options import PEERS, CompareOptions, Work, checked_tokens, figures_of
+from benchmarks.compare.options import PEERS, CompareOptions, PeerWork, checked_tokens, figures_of
 from benchmarks.compare.run import Contest, print_compared, run_compare
 from gguf_files import fixture
 from peer_scripts import SCRIPTS, script_peer
@@ -39,19 +39,19 @@ def _contest(tmp_path: Path, *names: str, **changes: Any) -> Contest:
 
 
 def test_figures_count_tokens_while_all_decode() -> None:
-    work = Work(2, 4, 3)
+    work = PeerWork(2, 4, 3)
     tokens = [(1.0, 0), (1.5, 0), (2.0, 0), (1.5, 1), (2.0, 1), (4.0, 1)]
     # from 1.5, when the second has its first token, to 2.0, when the first has its last: two tokens in half a second
     assert figures_of(work, checked_tokens(tokens, work)) == {"decode, batch 2": 4.0, "end to end, batch 2": 14 / 4.0}
 
 
 def test_a_prompt_with_one_output_measures_prefill() -> None:
-    assert figures_of(Work(1, 512, 1), [(0.5, 0)]) == {"prefill 512": 1024.0}
+    assert figures_of(PeerWork(1, 512, 1), [(0.5, 0)]) == {"prefill 512": 1024.0}
 
 
 def test_requests_one_after_the_other_have_no_decode_rate() -> None:
     with pytest.raises(PeerFailed, match="all at once"):
-        figures_of(Work(2, 4, 2), [(1.0, 0), (2.0, 0), (3.0, 1), (4.0, 1)])
+        figures_of(PeerWork(2, 4, 2), [(1.0, 0), (2.0, 0), (3.0, 1), (4.0, 1)])
 
 
 def test_every_engine_gets_the_same_work_and_known_figures(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks.__main__ import table
 from benchmarks.measured.render import BEGIN, END, Tables, put_into, render
-from benchmarks.measured.rows import GGUF_SINCE, OPERATORS_SINCE, Row, at, claim, is_old, operators_of, predicted
+from benchmarks.measured.rows import GGUF_SINCE, OPERATORS_SINCE, TableRow, at, claim, is_old, operators_of, predicted
 from twostroke.errors import InvalidParameter
 from twostroke.measure.report import BenchResult, load, save
 
@@ -46,9 +46,9 @@ def test_a_row_shows_its_figures_and_one_without_a_result_says_so(tmp_path: Path
     claims = [speed, {"what": "share", "predicted": None, "measured": 0.5}]
     _saved(tmp_path, "r", {"claims": claims, "deep": {"figure": 3}}, kernels="native amx")
     rows = (
-        Row("fast", "r", (claim("speed", "{:.1f}x"), claim("share", "{:.0%}")), (predicted("speed", "{:.0f}"),)),
-        Row("counts", "r", (at("deep", "figure", form="{}"),), is_counted=True),
-        Row("later", "not-yet", (claim("speed"),)),
+        TableRow("fast", "r", (claim("speed", "{:.1f}x"), claim("share", "{:.0%}")), (predicted("speed", "{:.0f}"),)),
+        TableRow("counts", "r", (at("deep", "figure", form="{}"),), is_counted=True),
+        TableRow("later", "not-yet", (claim("speed"),)),
     )
     lines = render(tmp_path, Tables(rows, (), ())).splitlines()
     assert lines[2:5] == [
@@ -64,7 +64,7 @@ def test_a_figure_that_a_result_lacks_is_an_error(tmp_path: Path) -> None:
     _saved(tmp_path, "r", {"claims": [{"what": "speed", "predicted": None, "measured": 1.0}]})
     for figure, words in ((claim("sped"), "'speed'"), (at("claims", "x"), "has no claims / x")):
         with pytest.raises(InvalidParameter, match=words):
-            render(tmp_path, Tables((Row("what", "r", (figure,)),), (), ()))
+            render(tmp_path, Tables((TableRow("what", "r", (figure,)),), (), ()))
 
 
 def test_a_loss_is_bold_and_a_peer_that_failed_has_no_figure(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from benchmarks.reproduce import (
     vs_transformers,
 )
 from benchmarks.reproduce.claim import ReproduceOptions, Reproduction
-from benchmarks.reproduce.r1_batching import StepTimes, measure_step_times
+from benchmarks.reproduce.r1_batching import StepTimeGrid, measure_step_times
 from benchmarks.reproduce.run import reproduce
 from twostroke.cli.bench import app as bench_app
 from twostroke.cli.flags import LoadByFlags
@@ -193,10 +193,10 @@ def test_step_times_are_a_grid(model: str) -> None:
     )
     assert times.contexts == (6.0, 10.0)
     assert all(seconds > 0 for row in times.seconds for seconds in row)
-    plane = StepTimes((1, 3), (0.0, 10.0), ((1.0, 2.0), (3.0, 4.0)))
+    plane = StepTimeGrid((1, 3), (0.0, 10.0), ((1.0, 2.0), (3.0, 4.0)))
     assert plane.at(1, 0.0) == 1.0
     assert plane.at(3, 20.0) == 5.0  # beyond the grid the last slope goes on
-    assert StepTimes((4,), (2.0,), ((7.0,),)).at(1, 99.0) == 7.0
+    assert StepTimeGrid((4,), (2.0,), ((7.0,),)).at(1, 99.0) == 7.0
 
 
 def test_r1_wall_time_has_a_prediction(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from twostroke.draft_outcomes import DraftOutcomes
 from twostroke.errors import ClientError, InvalidParameter, UnknownParameter
-from twostroke.lab.claims import Claim, Seen
+from twostroke.lab.claims import Seen, StoryClaim
 from twostroke.lab.figures import Figures, Measured, figures_of, measured, percentile
 from twostroke.lab.lab import ORDER, Lab
 from twostroke.lab.settings import SWITCHES, Side
@@ -66,12 +66,12 @@ CLAIMS = [
     pytest.param(story, claim, id=f"{story.name}-{claim.figure}")
     for story in STORIES
     for claim in story.claims
-    if isinstance(claim, Claim)
+    if isinstance(claim, StoryClaim)
 ]
 
 
 @pytest.mark.parametrize(("story", "claim"), CLAIMS)
-def test_a_claim_is_told_as_it_came(story: Story, claim: Claim) -> None:
+def test_a_claim_is_told_as_it_came(story: Story, claim: StoryClaim) -> None:
     """With its figures in any case, and with the reason only where it came as was said."""
     before = getattr(FIGURES, claim.figure)
     index = story.claims.index(claim)

@@ -19,14 +19,14 @@ from twostroke.errors import InvalidParameter
 from twostroke.kernels import native, reference
 from twostroke.kernels.dispatch import Operators, operators_for
 from twostroke.measure import limits
-from twostroke.measure.limits import Limits, measure_limits
+from twostroke.measure.limits import MachineRates, measure_limits
 from twostroke.measure.operators import run as operators_run
 from twostroke.measure.operators.rowwise import sampling_subjects
 from twostroke.measure.operators.run import OPERATORS, KernelOptions, measure, num_copies, print_kernels, run_kernels
 from twostroke.measure.operators.subject import Point, Subject, against_reference, relative_error
 from twostroke.model.model_files import find_model
 
-SOME_LIMITS = Limits(1e9, {"float32": 1e10, "bfloat16": 2e10, "int8": 1e10})
+SOME_LIMITS = MachineRates(1e9, {"float32": 1e10, "bfloat16": 2e10, "int8": 1e10})
 
 
 def test_all_operators_are_right_at_every_level(
@@ -133,7 +133,7 @@ def test_errors_see_shapes_and_numbers_that_are_none() -> None:
 
 
 def test_of_two_looks_at_a_machine_the_better_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    other = Limits(2e9, {"float32": 1e9, "bfloat16": 1e9, "int8": 4e10})
+    other = MachineRates(2e9, {"float32": 1e9, "bfloat16": 1e9, "int8": 4e10})
     best = SOME_LIMITS.best_of(other)
     assert (best.bytes_per_s, dict(best.operations_per_s)) == (2e9, {"float32": 1e10, "bfloat16": 2e10, "int8": 4e10})
     assert SOME_LIMITS.of("int8").flops_per_s == 2e10  # bfloat16's is higher: int8 can be computed in it

@@ -28,7 +28,7 @@ from twostroke.measure.quality.run import (
     MIN_TEXT_TOKENS,
     MOST_RISE,
     QualityOptions,
-    Row,
+    QualityRow,
     print_quality,
     run_quality,
 )
@@ -107,8 +107,8 @@ def test_a_look_at_a_small_model(random_models: dict[str, Path], tmp_path: Path)
 def test_limits_and_refusals() -> None:
     limit = MOST_RISE["quantization=int4"]
     score = Perplexity(1, 1, 1.0)
-    assert Row("quantization=int4", score, {}, limit, limit).holds
-    assert not Row("quantization=int4", score, {}, limit + 1e-9, limit).holds
+    assert QualityRow("quantization=int4", score, {}, limit, limit).holds
+    assert not QualityRow("quantization=int4", score, {}, limit + 1e-9, limit).holds
     with pytest.raises(InvalidParameter, match="NAME=VALUE"):
         QualityOptions(configuration=("int8",))
     with pytest.raises(UnknownParameter, match="quantisation"):

@@ -18,7 +18,7 @@ from twostroke.errors import InvalidParameter
 from twostroke.hardware import Hardware
 from twostroke.measure.report import (
     BenchResult,
-    Commit,
+    CodeState,
     command_line,
     compare,
     load,
@@ -55,7 +55,7 @@ def test_a_result_says_where_it_comes_from() -> None:
     assert result["hardware"]["cores"] >= 1
     assert result["hardware"]["memory_bytes"] > 0
     assert Hardware.of_this_machine().cpu
-    assert len(Commit.of_this_checkout().hash) in (7, 40)  # "unknown" or a hash
+    assert len(CodeState.of_this_checkout().hash) in (7, 40)  # "unknown" or a hash
 
 
 def test_a_command_names_an_environment_and_not_where_it_lies() -> None:

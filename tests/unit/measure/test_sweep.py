@@ -158,7 +158,7 @@ def test_r13_reports_a_small_model_and_claims_nothing(
 
 
 def test_a_gguf_file_is_swept_at_the_rate_of_its_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    known = limits.Limits(1e15, {"float32": 1e15, "bfloat16": 2e15, "int8": 4e15})  # no step passes these
+    known = limits.MachineRates(1e15, {"float32": 1e15, "bfloat16": 2e15, "int8": 4e15})  # no step passes these
     monkeypatch.setattr(sweep_run, "measure_limits", lambda *_: known)
     model = fixture("llama-q4_0")
     options = SweepOptions(

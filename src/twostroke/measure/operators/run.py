@@ -20,7 +20,7 @@ from twostroke.config.model import ModelConfig
 from twostroke.hardware import Hardware
 from twostroke.kernels import native
 from twostroke.kernels.dispatch import operators_for
-from twostroke.measure.limits import Limits, measure_limits, words_of_limits
+from twostroke.measure.limits import MachineRates, measure_limits, words_of_limits
 from twostroke.measure.operators.attention import attention_subjects
 from twostroke.measure.operators.linear import linear_subjects
 from twostroke.measure.operators.rowwise import norm_subjects, rotate_subjects, sampling_subjects
@@ -128,7 +128,7 @@ def run_kernels(options: KernelOptions | None = None) -> BenchResult:
     )
 
 
-def _measure_all(config: ModelConfig, options: KernelOptions, limits: Limits, threads: int) -> Iterator[Measured]:
+def _measure_all(config: ModelConfig, options: KernelOptions, limits: MachineRates, threads: int) -> Iterator[Measured]:
     chosen = OPERATORS if options.operator == "all" else {options.operator: OPERATORS[options.operator]}
     subjects = [subject for subjects in chosen.values() for subject in subjects(config, quick=options.quick)]
     cold_bytes = 0 if options.quick else _COLD_BYTES
@@ -139,7 +139,7 @@ def _measure_all(config: ModelConfig, options: KernelOptions, limits: Limits, th
                 yield from measure(subject, backend, limits, threads, cold_bytes)
 
 
-def measure(subject: Subject, backend: str, limits: Limits, threads: int, cold_bytes: int) -> Iterator[Measured]:
+def measure(subject: Subject, backend: str, limits: MachineRates, threads: int, cold_bytes: int) -> Iterator[Measured]:
     """One subject at all of its sizes on one backend.
 
     Args:

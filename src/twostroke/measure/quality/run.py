@@ -132,7 +132,7 @@ class QualityOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class QualityRow:
     """One configuration."""
 
     configuration: str
@@ -155,7 +155,7 @@ class Row:
 class Quality:
     """Results of all configurations and peers."""
 
-    rows: tuple[Row, ...]
+    rows: tuple[QualityRow, ...]
     """The model as stored, then each configuration."""
     peers: tuple[PeerRow, ...] = ()
     """llama.cpp, where its environment was given."""
@@ -183,13 +183,13 @@ def run_quality(options: QualityOptions) -> Quality:
     distances = [distance for distance in DISTANCES if distance + CUE + ANSWER <= longest]
     prompts = needles(documents, distances, options.num_needles, options.seed)
     apart, peers = _distances(options, configurations, _windows(options, documents, context), context)
-    rows: list[Row] = []
+    rows: list[QualityRow] = []
     for configuration in configurations:
         score, found = _measure(options, configuration, documents, prompts, context)
         base = rows[0].score if rows else score
         limit = MOST_RISE.get(configuration) if options.is_the_claim else None
         rise = score.per_token / base.per_token - 1
-        rows.append(Row(configuration, score, found, rise, limit, apart.get(configuration)))
+        rows.append(QualityRow(configuration, score, found, rise, limit, apart.get(configuration)))
     quality = Quality(tuple(rows), peers)
     _record(options, quality, context)
     return quality
@@ -343,7 +343,7 @@ def print_quality(quality: Quality, console: Console | None = None) -> None:
             console.print(f"[bold red]{peer.name}[/]: {peer.failure}", highlight=False)
 
 
-def _score_table(rows: tuple[Row, ...]) -> Table:
+def _score_table(rows: tuple[QualityRow, ...]) -> Table:
     distances = list(rows[0].found)
     names = [f"@{distance}" if distance else "unseen" for distance in distances]
     table = plain_table(("configuration",), ("perplexity", "bits/byte", "rise", "limit", *names))
@@ -374,5 +374,5 @@ def _distance_table(quality: Quality) -> Table:
     return table
 
 
-def _named(row: Row) -> str:
+def _named(row: QualityRow) -> str:
     return row.configuration or "as it is"

@@ -28,7 +28,7 @@ MAX_EVENT_BYTES = 1 << 24
 """Longer than any event of a completion: a stream without line ends must not fill the memory."""
 
 
-class EventStream:
+class EventReader:
     """Puts parts of a stream together again and hands out the data of each whole event.
 
     Only `data` fields are looked at, and lines end in LF or CR LF: a CR alone, which the standard allows as well, is
@@ -216,7 +216,7 @@ class StreamedAnswer:
     def __init__(self, exchange: Exchange, start_s: float) -> None:
         self._exchange = exchange
         self._start_s = start_s
-        self._events = EventStream()
+        self._events = EventReader()
         self._failed = bytearray()
         self._is_done = False
         self._usage_counts_along = True

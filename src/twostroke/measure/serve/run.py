@@ -24,7 +24,7 @@ from twostroke.measure.serve.figures import figures_of
 from twostroke.measure.serve.http_connection import HttpClient, Origin
 from twostroke.measure.serve.load import LoadRun, run_load, run_loop
 from twostroke.measure.serve.options import ServeOptions
-from twostroke.measure.serve.target import Questions, Target, candidate_texts, one_token_words
+from twostroke.measure.serve.target import Questions, ServerTarget, candidate_texts, one_token_words
 from twostroke.measure.workload import RESERVED_TOKEN_IDS, SyntheticSpec, Workload, synthetic
 from twostroke.measure.workload_options import WorkloadOptions
 from twostroke.model.model_files import find_model
@@ -199,7 +199,7 @@ def run_serve(options: ServeOptions) -> BenchResult:
     return result
 
 
-async def _run(options: ServeOptions) -> tuple[Target, Workload, dict[str, Any]]:
+async def _run(options: ServeOptions) -> tuple[ServerTarget, Workload, dict[str, Any]]:
     client = HttpClient(Origin.parse(options.url))
     questions = Questions(client, options.api_key)
     try:
@@ -217,7 +217,7 @@ async def _run(options: ServeOptions) -> tuple[Target, Workload, dict[str, Any]]
         await client.close()
 
 
-async def _target(options: ServeOptions, questions: Questions) -> Target:
+async def _target(options: ServeOptions, questions: Questions) -> ServerTarget:
     model = options.model or await questions.first_model()
     words: list[str] = []
     if options.prompts_of == "text":
@@ -228,7 +228,7 @@ async def _target(options: ServeOptions, questions: Questions) -> Target:
             tokenizer = find_model(options.tokenizer, with_weights=False).tokenizer()
             counts = [len(tokenizer.encode(text, add_special_tokens=False)) for text in candidates]
         words = one_token_words(counts)
-    return Target(
+    return ServerTarget(
         origin=Origin.parse(options.url),
         model=model,
         endpoint=options.endpoint,
@@ -247,7 +247,7 @@ class _Bench:
 
     options: ServeOptions
     client: HttpClient
-    target: Target
+    target: ServerTarget
     vocab_size: int
 
     async def warm_up(self) -> None:

@@ -127,7 +127,7 @@ _QUESTIONS_AT_ONCE = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Target:
+class ServerTarget:
     """Where requests go and what all of them hold."""
 
     origin: Origin
@@ -171,19 +171,19 @@ class Target:
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class TargetLoad:
     """What is sent to a target in one run."""
 
-    target: Target
+    target: ServerTarget
     workload: Workload
     request_ids: Sequence[str] = ()
     max_concurrency: int | None = None
 
 
-def run_loads(loads: Sequence[Load], timeout_s: float = 3600.0) -> list[LoadRun]:
+def run_loads(loads: Sequence[TargetLoad], timeout_s: float = 3600.0) -> list[LoadRun]:
     """Sends several loads at once, each over connections of its own; they begin together and all are awaited."""
 
-    async def run(load: Load) -> LoadRun:
+    async def run(load: TargetLoad) -> LoadRun:
         client = HttpClient(load.target.origin)
         try:
             plan = load.target.plan(load.workload, load.request_ids)

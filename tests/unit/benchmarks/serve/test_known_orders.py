@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.serving.known_orders import MOST_TOKENS, Answers, Heard, Kind, deck_of
+from benchmarks.serving.known_orders import MOST_TOKENS, Answers, Heard, OrderKind, deck_of
 
 DECK = deck_of(64, seed=3)
 
@@ -32,12 +32,12 @@ def streamed(*texts: str, ends: bool = True) -> Heard:
 
 
 def test_a_deck_has_every_kind_and_is_the_same_for_a_seed() -> None:
-    assert {order.kind for order in DECK} == set(Kind)
+    assert {order.kind for order in DECK} == set(OrderKind)
     assert DECK == deck_of(64, seed=3) != deck_of(64, seed=4)
     for order in DECK:
         asked = json.loads(order.body)
         assert len(asked.get("prompt", ())) + asked["max_tokens"] <= MOST_TOKENS
-        assert (order.status == 400) is (order.kind is Kind.REFUSED)
+        assert (order.status == 400) is (order.kind is OrderKind.REFUSED)
 
 
 def test_the_first_answer_is_the_one_to_compare_with() -> None:

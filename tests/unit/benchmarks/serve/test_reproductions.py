@@ -10,7 +10,7 @@ from rich.console import Console
 from benchmarks.reproduce import overload, server_throughput
 from benchmarks.reproduce.claim import ReproduceOptions
 from benchmarks.reproduce.run import reproduce
-from benchmarks.serving.known_orders import Kind
+from benchmarks.serving.known_orders import OrderKind
 from benchmarks.serving.local_server import growth_mb_per_minute, local_server
 from benchmarks.serving.vanishing_client import Ending, Way
 from openai_server import WordServer, serving
@@ -18,7 +18,7 @@ from twostroke.errors import SetupError
 from twostroke.measure.serve.figures import Slo
 from twostroke.measure.serve.http_connection import Origin
 from twostroke.measure.serve.openai_wire import Exchange
-from twostroke.measure.serve.target import Load, Target, run_loads
+from twostroke.measure.serve.target import ServerTarget, TargetLoad, run_loads
 
 SMALL = ReproduceOptions(with_model=False, plots=False)
 
@@ -39,9 +39,9 @@ def test_the_slo_is_a_generation_more_than_at_capacity() -> None:
 
 def test_the_capacity_of_a_server_that_refuses_is_none() -> None:
     with serving(WordServer(quota=70)) as url, pytest.raises(SetupError, match="429"):
-        overload.measure_capacity(Target(origin=Origin.parse(url), model="words"), SMALL)
+        overload.measure_capacity(ServerTarget(origin=Origin.parse(url), model="words"), SMALL)
     with serving(WordServer()) as url:
-        found, capacity = overload.measure_capacity(Target(origin=Origin.parse(url), model="words"), SMALL)
+        found, capacity = overload.measure_capacity(ServerTarget(origin=Origin.parse(url), model="words"), SMALL)
     assert found["num_completed"] == 64
     assert capacity > 0
 
@@ -49,8 +49,8 @@ def test_the_capacity_of_a_server_that_refuses_is_none() -> None:
 def test_loads_are_sent_together() -> None:
     server = WordServer(gather=2 * 3)  # neither is answered before the other has come
     with serving(server) as url:
-        target = Target(origin=Origin.parse(url), model="words")
-        first, second = run_loads([Load(target, overload.drawn(SMALL, 3, None, seed)) for seed in (0, 1)])
+        target = ServerTarget(origin=Origin.parse(url), model="words")
+        first, second = run_loads([TargetLoad(target, overload.drawn(SMALL, 3, None, seed)) for seed in (0, 1)])
     assert [e.failure for e in (*first.exchanges, *second.exchanges)] == [None] * 6
 
 
@@ -77,7 +77,7 @@ def test_chaos_whole(tmp_path: Path) -> None:
 def test_soak_whole(tmp_path: Path) -> None:
     (found,) = reproduce(["soak"], ReproduceOptions(results=tmp_path, threads=1), Console(quiet=True))
     assert [claim for claim in found.claims if claim.holds is False] == [], found.details["wrong"]
-    assert found.details["requests"].keys() == set(Kind), "of every kind there was one"
+    assert found.details["requests"].keys() == set(OrderKind), "of every kind there was one"
     measured = {claim.what: claim.measured for claim in found.claims}
     assert measured["answers compared"] >= 10
     assert measured["memory, engine, MB at the end"] > 10

@@ -32,7 +32,7 @@ TokenTime = tuple[float, int]
 
 
 @dataclass(frozen=True)
-class LoadOrder:
+class EngineOrder:
     """What an engine is to load, and how large its work will be."""
 
     model: str
@@ -81,7 +81,7 @@ class Scorer(Protocol):
         ...
 
 
-def serve(load: Callable[[LoadOrder], DrivenEngine]) -> None:
+def serve(load: Callable[[EngineOrder], DrivenEngine]) -> None:
     """Answers orders until the input ends, or until one fails."""
     answers = _claim_stdout()
     engine: DrivenEngine | None = None
@@ -90,7 +90,7 @@ def serve(load: Callable[[LoadOrder], DrivenEngine]) -> None:
         try:
             kind = order.pop("do")
             if kind == "load":
-                engine = load(LoadOrder(**order))
+                engine = load(EngineOrder(**order))
                 answer: dict[str, Any] = {"loaded": engine.about}
             elif kind == "score":
                 if not isinstance(engine, Scorer):

@@ -19,7 +19,7 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from twostroke.measure.peers.drivers.driver_loop import LoadOrder, TokenTime
+    from twostroke.measure.peers.drivers.driver_loop import EngineOrder, TokenTime
 
 _BATCH = 2048
 _SCORED_BATCH = 64
@@ -33,7 +33,7 @@ class LlamaCpp:
     engine = "llama.cpp"
     """Its name, in errors."""
 
-    def __init__(self, order: LoadOrder) -> None:
+    def __init__(self, order: EngineOrder) -> None:
         """Loads the file, and makes a context for all sequences at their longest."""
         self._c: Any = import_module(self.binding)
         self._numpy: Any = import_module("numpy")
