@@ -18,7 +18,7 @@ from twostroke.engine.token_update import TokenUpdate
 from twostroke.pools.member import Role
 from twostroke.sampling_params import SamplingParams
 
-NUM_STREAMS, PROMPT_TOKENS, OUTPUT_TOKENS = 1000, (16, 512), 200
+NUM_STREAMS, _PROMPTS, _OUTPUT = 1000, (16, 512), 200
 NUM_HEARTBEATS, HEARTBEATS_APART_S = 2000, 0.001
 _HEART = """
 import sys, time
@@ -57,9 +57,9 @@ class GatewayPrices:
 
 def gateway_prices() -> GatewayPrices:
     """Measures them."""
-    few, many = _journal(PROMPT_TOKENS[0]), _journal(PROMPT_TOKENS[1])
-    prompt_bytes = (many.stream_bytes - few.stream_bytes) / (PROMPT_TOKENS[1] - PROMPT_TOKENS[0])
-    stream_bytes = few.stream_bytes - PROMPT_TOKENS[0] * prompt_bytes
+    few, many = _journal(_PROMPTS[0]), _journal(_PROMPTS[1])
+    prompt_bytes = (many.stream_bytes - few.stream_bytes) / (_PROMPTS[1] - _PROMPTS[0])
+    stream_bytes = few.stream_bytes - _PROMPTS[0] * prompt_bytes
     return GatewayPrices(asyncio.run(_heartbeat_us()), many.update_us, prompt_bytes, many.token_bytes, stream_bytes)
 
 
@@ -92,21 +92,21 @@ def _journal(num_prompt_tokens: int) -> _Journal:
     for i in range(NUM_STREAMS):
         # a prompt comes off the wire: its numbers are objects of its own, as they would be
         prompt = tuple(int(str(1000 + token)) for token in range(num_prompt_tokens))
-        params = SamplingParams(max_tokens=OUTPUT_TOKENS + 1)
-        dispatcher.add(GenerationRequest(NewRequest(f"r{i}", prompt, params, 0), 0.0, OUTPUT_TOKENS + 1))
+        params = SamplingParams(max_tokens=_OUTPUT + 1)
+        dispatcher.add(GenerationRequest(NewRequest(f"r{i}", prompt, params, 0), 0.0, _OUTPUT + 1))
     empty = tracemalloc.get_traced_memory()[0]
     updates = [
         [TokenUpdate(f"r{i}", 0.0, (1000 + place,), start=place) for i in range(NUM_STREAMS)]
-        for place in range(OUTPUT_TOKENS)
+        for place in range(_OUTPUT)
     ]
     before = tracemalloc.get_traced_memory()[0]
-    for step in updates[: OUTPUT_TOKENS // 2]:
+    for step in updates[: _OUTPUT // 2]:
         dispatcher.take_in("decode-0.1", step)
     grown = tracemalloc.get_traced_memory()[0] - before
     tracemalloc.stop()
     began_s = time.process_time()
-    for step in updates[OUTPUT_TOKENS // 2 :]:
+    for step in updates[_OUTPUT // 2 :]:
         dispatcher.take_in("decode-0.1", step)
-    update_us = 1e6 * (time.process_time() - began_s) / (NUM_STREAMS * OUTPUT_TOKENS // 2)
-    token_bytes = grown / (NUM_STREAMS * OUTPUT_TOKENS // 2)
+    update_us = 1e6 * (time.process_time() - began_s) / (NUM_STREAMS * _OUTPUT // 2)
+    token_bytes = grown / (NUM_STREAMS * _OUTPUT // 2)
     return _Journal(update_us, token_bytes, empty / NUM_STREAMS)

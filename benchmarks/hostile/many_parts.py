@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from benchmarks.hostile.heavy import Heavy
+from benchmarks.hostile.heavy import _USER, Heavy
 
 _FIELDS = 200_000
 _LISTS = 300_000
@@ -14,7 +14,6 @@ _CALLS = 8000
 _TOOLS = 350
 _SCHEMA_LEVELS = 40
 _ROUTES = ("/v1/completions", "/v1/chat/completions", "/v1/messages", "/v1/responses", "/v1/embeddings", "/tokenize")
-_USER = {"role": "user", "content": "x"}
 _RIGHT: dict[str, dict[str, Any]] = {
     "/v1/completions": {"prompt": "x", "max_tokens": 1},
     "/v1/chat/completions": {"messages": [_USER], "max_tokens": 1},

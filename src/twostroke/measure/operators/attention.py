@@ -18,7 +18,7 @@ from twostroke.measure.operators.subject import Point, Subject, against_referenc
 BLOCK_SIZE = 16
 CPU = torch.device("cpu")
 _DTYPE = torch.bfloat16
-_TOLERANCE = 0.03
+_ATTENTION_TOLERANCE = 0.03
 """The reference rounds scores to bfloat16 before the softmax."""
 
 KV_FORMATS: tuple[KVFormat, ...] = ("bf16", "int8", "int4")
@@ -35,18 +35,18 @@ CASES: dict[str, Batch] = {
     "prefill, 512 behind 1,536": [(512, 2048)],
     "mixed, 16 decodes of 512 and 256 behind 256": [*[(1, 512)] * 16, (256, 512)],
 }
-_QUICK = ("decode, 8 of 512", "prefill, 512", "mixed, 16 decodes of 512 and 256 behind 256")
+_QUICK_CASES = ("decode, 8 of 512", "prefill, 512", "mixed, 16 decodes of 512 and 256 behind 256")
 
 
 def attention_subjects(config: ModelConfig, *, quick: bool) -> Iterator[Subject]:
     """One for each batch and each format of K and V, because each has a cache of its own."""
     for kv_format in KV_FORMATS:
         for name, batch in CASES.items():
-            if name in _QUICK or not quick:
-                yield _subject(config, kv_format, name, batch)
+            if name in _QUICK_CASES or not quick:
+                yield _attention_subject(config, kv_format, name, batch)
 
 
-def _subject(config: ModelConfig, kv_format: KVFormat, name: str, batch: Batch) -> Subject:
+def _attention_subject(config: ModelConfig, kv_format: KVFormat, name: str, batch: Batch) -> Subject:
     spec = replace(config.layers[0].kv, window=None)
     heads, kv_heads, dim = config.layers[0].num_heads, spec.num_kv_heads, spec.head_dim
     shape = GroupShape(heads, spec, BLOCK_SIZE, BLOCK_SIZE * spec.bytes_per_token(kv_format), kv_format)
@@ -84,7 +84,7 @@ def _subject(config: ModelConfig, kv_format: KVFormat, name: str, batch: Batch) 
         product="bfloat16",
         build=build,
         error=against_reference(build, reference.operators()),
-        tolerance=_TOLERANCE,
+        tolerance=_ATTENTION_TOLERANCE,
     )
 
 

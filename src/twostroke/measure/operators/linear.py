@@ -17,7 +17,7 @@ from twostroke.measure.operators.subject import Point, Subject, against_referenc
 KINDS = ("bf16", "f32", "int8", "int4")
 ROWS = (1, 4, 8, 16, 32, 64, 128, 512)
 _PRODUCTS = {"bf16": "bfloat16", "f32": "float32", "int8": "int8", "int4": "int8"}
-_TOLERANCES = {"bf16": 0.01, "f32": 1e-5, "int8": 0.02, "int4": 0.02}
+_LINEAR_TOLERANCES = {"bf16": 0.01, "f32": 1e-5, "int8": 0.02, "int4": 0.02}
 """bfloat16 keeps 8 bits; inputs of quantized products are rounded to 8 bits, 128 of them together."""
 
 
@@ -41,10 +41,10 @@ def linear_subjects(config: ModelConfig, *, quick: bool) -> Iterator[Subject]:
     for kind in KINDS:
         for name, (n, k) in matrices.items():
             if name == "gate_up" or not quick:
-                yield _subject(kind, name, n, k, rows)
+                yield _linear_subject(kind, name, n, k, rows)
 
 
-def _subject(kind: str, name: str, n: int, k: int, rows: Sequence[int]) -> Subject:
+def _linear_subject(kind: str, name: str, n: int, k: int, rows: Sequence[int]) -> Subject:
     generator = torch.Generator().manual_seed(n + k)
     dtype = torch.float32 if kind == "f32" else torch.bfloat16
     made: list[Tensor | QuantizedWeight] = []
@@ -77,7 +77,7 @@ def _subject(kind: str, name: str, n: int, k: int, rows: Sequence[int]) -> Subje
         product=_PRODUCTS[kind],
         build=build,
         error=against_reference(build, reference.operators()),
-        tolerance=_TOLERANCES[kind],
+        tolerance=_LINEAR_TOLERANCES[kind],
     )
 
 

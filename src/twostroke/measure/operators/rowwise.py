@@ -17,8 +17,6 @@ from twostroke.sampling.sampler import Sampler
 from twostroke.sampling.state import SamplingState
 from twostroke.sampling_params import SamplingParams
 
-CPU = torch.device("cpu")
-_DTYPE = torch.bfloat16
 _TOLERANCE = 0.01
 _ROWS, _QUICK_ROWS = (1, 32, 512), (32,)
 _TOP_K = 50
