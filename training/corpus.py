@@ -17,7 +17,7 @@ import warnings
 from dataclasses import dataclass
 from pathlib import Path
 
-from twostroke.measure.spec import prompts as held_out
+from twostroke.measure.spec import measure as held_out
 
 HELD_OUT = held_out.MODULES
 """Modules of varied kind that no part of the training sees; paths inside the standard library."""

@@ -26,8 +26,7 @@ from dataclasses import replace
 from typing import Any
 
 from benchmarks.hostile.fields import Field, fields_of, is_right_within, value_of, wrong_for
-from benchmarks.hostile.heavy import Heavy, heavy_requests, long_texts
-from benchmarks.hostile.many_parts import many_parts
+from benchmarks.hostile.heavy import Heavy, heavy_requests, long_texts, many_parts
 from benchmarks.hostile.probe import Effect, Probe, as_json
 from benchmarks.reproduce.claim import Claim, ReproduceOptions, Reproduction
 from benchmarks.serving.local_server import LocalServer, local_server

@@ -18,7 +18,7 @@ from twostroke.config.scheduler import SchedulerConfig
 from twostroke.measure.figure import MEASURED, finish
 from twostroke.measure.model_engine import ModelEngine, model_engine
 from twostroke.measure.report import median
-from twostroke.measure.spec.prompts import prompts
+from twostroke.measure.spec.measure import prompts
 from twostroke.measure.workload import RESERVED_TOKEN_IDS, Workload, WorkloadRequest
 from twostroke.model.model_files import find_model
 

@@ -38,8 +38,15 @@ from twostroke.measure.report import (
     record,
     settings,
 )
-from twostroke.measure.spec.measure import PromptIds, SpecEngine, SpecRun, SyntheticProposer, predicted_speedup
-from twostroke.measure.spec.prompts import Task, prompts
+from twostroke.measure.spec.measure import (
+    PromptIds,
+    SpecEngine,
+    SpecRun,
+    SyntheticProposer,
+    Task,
+    predicted_speedup,
+    prompts,
+)
 from twostroke.measure.workload_options import check_name
 from twostroke.model.model_files import find_model_of
 from twostroke.startup.drafting import Drafter, GivenDrafter

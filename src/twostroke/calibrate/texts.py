@@ -6,8 +6,7 @@ from pathlib import Path
 from random import Random
 
 from twostroke.errors import InvalidParameter
-from twostroke.measure.spec.measure import PromptIds
-from twostroke.measure.spec.prompts import prompts
+from twostroke.measure.spec.measure import PromptIds, prompts
 from twostroke.tokenizer.tokenizer import Tokenizer
 
 

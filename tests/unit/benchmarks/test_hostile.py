@@ -8,8 +8,7 @@ from typing import Any, cast
 import pytest
 
 from benchmarks.hostile.fields import VALUES, fields_of, is_right_within, value_of, wrong_for
-from benchmarks.hostile.heavy import heavy_requests, long_texts
-from benchmarks.hostile.many_parts import many_parts
+from benchmarks.hostile.heavy import heavy_requests, long_texts, many_parts
 from benchmarks.hostile.probe import Effect
 from benchmarks.reproduce import hostile_bodies
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from benchmarks import gateway, router
-from benchmarks.gateway import GatewayPrices
-from benchmarks.router import TOKEN_US, RouterOptions, fleets, run_router
+from benchmarks import router
+from benchmarks import router as gateway
+from benchmarks.router import TOKEN_US, GatewayPrices, RouterOptions, fleets, run_router
 from twostroke.errors import InvalidParameter
 
 _ROOT = Path(__file__).parents[3]

@@ -16,8 +16,15 @@ from benchmarks.spec.run import SpecOptions, off_from, print_spec, run_spec
 from twostroke.config.load import LoadConfig
 from twostroke.config.speculation import SpeculativeConfig
 from twostroke.errors import InvalidParameter
-from twostroke.measure.spec.measure import DecodeStep, SpecEngine, SpecRun, SyntheticProposer, predicted_speedup
-from twostroke.measure.spec.prompts import Task, prompts
+from twostroke.measure.spec.measure import (
+    DecodeStep,
+    SpecEngine,
+    SpecRun,
+    SyntheticProposer,
+    Task,
+    predicted_speedup,
+    prompts,
+)
 from twostroke.model.model_files import find_model
 from twostroke.speculation.proposer import DraftRequest
 from twostroke.startup.drafting import GivenDrafter

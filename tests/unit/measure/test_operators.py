@@ -21,9 +21,8 @@ from twostroke.kernels.dispatch import Operators, operators_for
 from twostroke.measure import limits
 from twostroke.measure.limits import MachineRates, measure_limits
 from twostroke.measure.operators import run as operators_run
-from twostroke.measure.operators.rowwise import sampling_subjects
 from twostroke.measure.operators.run import OPERATORS, KernelOptions, measure, num_copies, print_kernels, run_kernels
-from twostroke.measure.operators.subject import Point, Subject, against_reference, relative_error
+from twostroke.measure.operators.subjects import Point, Subject, against_reference, relative_error, sampling_subjects
 from twostroke.model.model_files import find_model
 
 SOME_LIMITS = MachineRates(1e9, {"float32": 1e10, "bfloat16": 2e10, "int8": 1e10})

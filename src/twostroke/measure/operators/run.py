@@ -21,10 +21,14 @@ from twostroke.hardware import Hardware
 from twostroke.kernels import native
 from twostroke.kernels.dispatch import operators_for
 from twostroke.measure.limits import MachineRates, measure_limits, words_of_limits
-from twostroke.measure.operators.attention import attention_subjects
-from twostroke.measure.operators.linear import linear_subjects
-from twostroke.measure.operators.rowwise import norm_subjects, rotate_subjects, sampling_subjects
-from twostroke.measure.operators.subject import Subject
+from twostroke.measure.operators.subjects import (
+    Subject,
+    attention_subjects,
+    linear_subjects,
+    norm_subjects,
+    rotate_subjects,
+    sampling_subjects,
+)
 from twostroke.measure.report import DEFAULT_FOLDER, BenchResult, check_folder, median, model_name, record
 from twostroke.model.model_files import find_model
 from twostroke.tables import plain_table, print_table

@@ -45,7 +45,7 @@ from twostroke.measure.quality.scoring import (
     windows,
 )
 from twostroke.measure.report import DEFAULT_FOLDER, check_folder, last_part, record, settings
-from twostroke.measure.spec.prompts import held_out_texts
+from twostroke.measure.spec.measure import held_out_texts
 from twostroke.model.model_files import ModelFiles, find_model
 from twostroke.plain_words import reason_of
 from twostroke.tables import plain_table, print_table

@@ -3,13 +3,20 @@
 A proposer that is right with a set probability: it knows what the target will say, and errs on purpose.
 
 It costs next to nothing, so what it gains is what verifying allows, and how well the prediction knows that.
+
+What the runs are asked: code the embedded model has never seen, to go on with or to write again.
+
+Text that the embedded model has never seen: the modules of Python's own library that its training held out.
 """
 
 from __future__ import annotations
 
+import sysconfig
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from random import Random
+from typing import Literal
 
 from twostroke.batch import NewRequest, ScheduledBatch
 from twostroke.config.cache import CacheConfig
@@ -22,12 +29,14 @@ from twostroke.cost.step_model import UNKNOWN_TIMES
 from twostroke.engine.clock import monotonic_clock
 from twostroke.engine.engine import Engine
 from twostroke.engine.generation import GenerationRequest
+from twostroke.errors import InvalidParameter
 from twostroke.events import Event, StepCommitted, StepScheduled
 from twostroke.measure.report import median
 from twostroke.sampling_params import SamplingParams
 from twostroke.speculation.proposer import DraftRequest, Drafts
 from twostroke.startup.assembly import build_engine
 from twostroke.startup.drafting import Drafter
+from twostroke.tokenizer.tokenizer import Tokenizer
 
 PromptIds = tuple[int, ...]
 
@@ -238,3 +247,84 @@ def _decode_steps(events: Sequence[Event]) -> tuple[tuple[DecodeStep, ...], floa
                 )
             )
     return tuple(steps), end_s - begin_s
+
+
+MODULES = (
+    "argparse.py",
+    "bisect.py",
+    "calendar.py",
+    "configparser.py",
+    "contextlib.py",
+    "csv.py",
+    "fractions.py",
+    "getopt.py",
+    "graphlib.py",
+    "heapq.py",
+    "json/__init__.py",
+    "json/decoder.py",
+    "json/encoder.py",
+    "json/scanner.py",
+    "json/tool.py",
+    "mailbox.py",
+    "pathlib.py",
+    "queue.py",
+    "sched.py",
+    "shlex.py",
+    "textwrap.py",
+)
+"""What training/corpus.py keeps out; other versions of Python have slightly other texts of the same names."""
+
+
+def held_out_texts() -> list[str]:
+    """One text a module."""
+    root = Path(sysconfig.get_path("stdlib"))
+    paths = (root / name for name in MODULES)
+    return [path.read_text(encoding="utf-8") for path in paths if path.is_file()]
+
+
+Task = Literal["code", "edit", "random"]
+"""`code`: go on with a module. `edit`: a piece of code, and the beginning of the same again. `random`: token ids."""
+
+
+def prompts(
+    task: Task,
+    count: int,
+    length: int,
+    tokenizer: Tokenizer,
+    vocab_size: int,
+    seed: int = 0,
+    name: str = "prompt_tokens",
+) -> list[PromptIds]:
+    """So many prompts of so many tokens; the same for the same seed and version of Python.
+
+    Args:
+        task: what is asked.
+        count: of prompts.
+        length: of each, in tokens.
+        tokenizer: makes tokens of code.
+        vocab_size: of random tokens.
+        seed: 0 and more.
+        name: of the setting that `length` is, to refuse it by.
+
+    Raises:
+        InvalidParameter: no text has so many tokens.
+    """
+    dice = Random(seed)
+    if task == "random":
+        return [tuple(dice.randrange(16, vocab_size) for _ in range(length)) for _ in range(count)]
+    texts = [tokenizer.encode(text, add_special_tokens=False) for text in held_out_texts()]
+    longest = max(map(len, texts), default=0)
+    if longest < length:
+        limit = f"is more than the {longest} tokens of the longest text that a prompt can be a piece of"
+        raise InvalidParameter(name, length, limit, "Give fewer.")
+    found: list[PromptIds] = []
+    while len(found) < count:
+        ids = dice.choice(texts)
+        begin = dice.randrange(max(1, len(ids) - length))
+        piece = ids[begin : begin + length]
+        if task == "edit":
+            half = piece[: 3 * length // 4]
+            piece = half + half[: length - len(half)]
+        if len(piece) == length:
+            found.append(tuple(piece))
+    return found

@@ -1,0 +1,342 @@
+"""Subject: one operator with its constants (a weight, a cache), to be run at several sizes on any backend.
+
+The products of a model at its real shapes: qkv, output, gate and up with their activation, down, head.
+
+Paged attention of one layer: decodes, a prompt, a chunk of one behind its context, and all of them in one batch.
+
+What works a row at a time: norm, rotation, and choosing tokens.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from twostroke.config.kv_format import KVFormat
+from twostroke.config.model import ModelConfig
+from twostroke.kernels import reference
+from twostroke.kernels.dispatch import GroupShape, Operators, Scoring, Weight
+from twostroke.kernels.quantized_weight import QuantizedWeight, quantize_in_groups, quantize_per_channel
+from twostroke.layers.rotary import Rotary
+from twostroke.sampling.noise import NoiseStream
+from twostroke.sampling.sampler import Sampler
+from twostroke.sampling.state import SamplingState
+from twostroke.sampling_params import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One size, and what it asks of the machine."""
+
+    shape: str
+    num_bytes: float
+    """Read and written at least once: weights or KV as they are stored, inputs, results."""
+    operations: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subject:
+    """One operator."""
+
+    operator: str
+    kind: str
+    """What of it: the type of the weights, or what it works on."""
+    points: tuple[Point, ...]
+    constant_bytes: int
+    """Of what a run reads again each time: so large are the copies that keep it out of the caches."""
+    product: str
+    """Whose rate limits it: float32, bfloat16 or int8."""
+    build: Callable[[Operators], Callable[[int], Tensor]]
+    """A copy of the constants on a backend; what is returned runs the point of that index."""
+    error: Callable[[int, Tensor], float]
+    """How wrong a point's result is; see `relative_error`."""
+    tolerance: float
+    """Largest error that is rounding."""
+
+
+def relative_error(found: Tensor, expected: Tensor) -> float:
+    """|found - expected| / |expected| over all elements, infinite when anything is not a number.
+
+    >>> import torch
+    >>> relative_error(torch.tensor([3.0, 4.4]), torch.tensor([3.0, 4.0]))
+    0.08
+    """
+    if found.shape != expected.shape or not bool(found.isfinite().all()):
+        return float("inf")
+    wide = expected.double()
+    return round(float((found.double() - wide).norm() / wide.norm().clamp_min(1e-30)), 7)
+
+
+def against_reference(
+    build: Callable[[Operators], Callable[[int], Tensor]], operators: Operators
+) -> Callable[[int, Tensor], float]:
+    """The error against the reference backend, which is built when first asked, and each point of it run once."""
+    built: list[Callable[[int], Tensor]] = []
+    expected: dict[int, Tensor] = {}
+
+    def error(point: int, found: Tensor) -> float:
+        if not built:
+            built.append(build(operators))
+        if point not in expected:
+            expected[point] = built[0](point)
+        return relative_error(found, expected[point])
+
+    return error
+
+
+KINDS = ("bf16", "f32", "int8", "int4")
+ROWS = (1, 4, 8, 16, 32, 64, 128, 512)
+_PRODUCTS = {"bf16": "bfloat16", "f32": "float32", "int8": "int8", "int4": "int8"}
+_LINEAR_TOLERANCES = {"bf16": 0.01, "f32": 1e-5, "int8": 0.02, "int4": 0.02}
+"""bfloat16 keeps 8 bits; inputs of quantized products are rounded to 8 bits, 128 of them together."""
+
+
+def linear_subjects(config: ModelConfig, *, quick: bool) -> Iterator[Subject]:
+    """One for each kind of weight and each matrix.
+
+    Args:
+        config: the model whose shapes are taken.
+        quick: one matrix, and few numbers of rows.
+    """
+    layer, hidden = config.layers[0], config.hidden_size
+    q, kv, inner = layer.q_size, layer.kv_size, layer.intermediate_size
+    matrices = {
+        "gate_up": (2 * inner, hidden),
+        "qkv": (q + 2 * kv, hidden),
+        "output": (hidden, q),
+        "down": (hidden, inner),
+        "head": (config.vocab_size, hidden),
+    }
+    rows = (1, 8, 64) if quick else ROWS
+    for kind in KINDS:
+        for name, (n, k) in matrices.items():
+            if name == "gate_up" or not quick:
+                yield _linear_subject(kind, name, n, k, rows)
+
+
+def _linear_subject(kind: str, name: str, n: int, k: int, rows: Sequence[int]) -> Subject:
+    generator = torch.Generator().manual_seed(n + k)
+    dtype = torch.float32 if kind == "f32" else torch.bfloat16
+    made: list[Tensor | QuantizedWeight] = []
+
+    def weight() -> Weight:
+        """Made when first asked for; each copy is one of its own."""
+        if not made:
+            plain = (torch.randn(n, k, generator=generator) / math.sqrt(k)).to(dtype)
+            made.append(_QUANTIZE[kind](plain) if kind in _QUANTIZE else plain)
+        return made[0] if isinstance(made[0], QuantizedWeight) else made[0].clone()
+
+    inputs = [torch.randn(m, k, generator=torch.Generator().manual_seed(m)).to(dtype) for m in rows]
+    is_gated = name == "gate_up"
+
+    def build(operators: Operators) -> Callable[[int], Tensor]:
+        packed = operators.pack_gated(weight(), None, "silu") if is_gated else operators.pack_linear(weight(), None)
+        return lambda point: packed(inputs[point])
+
+    num_bytes = int(n * k * _BYTES_PER_WEIGHT[kind])
+    width = n // 2 if is_gated else n
+    points = tuple(
+        Point(f"{name} {n} x {k}, {m} rows", num_bytes + m * (k + width) * dtype.itemsize, 2.0 * m * n * k)
+        for m in rows
+    )
+    return Subject(
+        operator="linear",
+        kind=kind,
+        points=points,
+        constant_bytes=num_bytes,
+        product=_PRODUCTS[kind],
+        build=build,
+        error=against_reference(build, reference.operators()),
+        tolerance=_LINEAR_TOLERANCES[kind],
+    )
+
+
+_QUANTIZE: dict[str, Callable[[Tensor], QuantizedWeight]] = {"int8": quantize_per_channel, "int4": quantize_in_groups}
+_BYTES_PER_WEIGHT = {"bf16": 2.0, "f32": 4.0, "int8": 1 + 2 / 128, "int4": 0.5 + 2 / 32}
+"""With a group's share of its float16 scale."""
+
+BLOCK_SIZE = 16
+CPU = torch.device("cpu")
+_DTYPE = torch.bfloat16
+_ATTENTION_TOLERANCE = 0.03
+"""The reference rounds scores to bfloat16 before the softmax."""
+
+KV_FORMATS: tuple[KVFormat, ...] = ("bf16", "int8", "int4")
+
+Batch = Sequence[tuple[int, int]]
+"""(queries, context with them) of each request."""
+
+CASES: dict[str, Batch] = {
+    "decode, 1 of 512": [(1, 512)],
+    "decode, 1 of 4,096": [(1, 4096)],
+    "decode, 8 of 512": [(1, 512)] * 8,
+    "decode, 32 of 512": [(1, 512)] * 32,
+    "prefill, 512": [(512, 512)],
+    "prefill, 512 behind 1,536": [(512, 2048)],
+    "mixed, 16 decodes of 512 and 256 behind 256": [*[(1, 512)] * 16, (256, 512)],
+}
+_QUICK_CASES = ("decode, 8 of 512", "prefill, 512", "mixed, 16 decodes of 512 and 256 behind 256")
+
+
+def attention_subjects(config: ModelConfig, *, quick: bool) -> Iterator[Subject]:
+    """One for each batch and each format of K and V, because each has a cache of its own."""
+    for kv_format in KV_FORMATS:
+        for name, batch in CASES.items():
+            if name in _QUICK_CASES or not quick:
+                yield _attention_subject(config, kv_format, name, batch)
+
+
+def _attention_subject(config: ModelConfig, kv_format: KVFormat, name: str, batch: Batch) -> Subject:
+    spec = replace(config.layers[0].kv, window=None)
+    heads, kv_heads, dim = config.layers[0].num_heads, spec.num_kv_heads, spec.head_dim
+    shape = GroupShape(heads, spec, BLOCK_SIZE, BLOCK_SIZE * spec.bytes_per_token(kv_format), kv_format)
+    generator = torch.Generator().manual_seed(len(batch))
+    queries, contexts = (np.array(column, np.int32) for column in zip(*batch, strict=True))
+    blocks = -(-contexts // BLOCK_SIZE)
+    ends = np.cumsum(blocks)
+    table = np.full((len(batch), blocks.max()), -1, np.int32)
+    for row, (end, count) in enumerate(zip(ends, blocks, strict=True)):
+        table[row, :count] = np.arange(end - count, end)
+    context_qkv, step_qkv = (
+        torch.randn(int(lens.sum()), heads + 2 * kv_heads, dim, generator=generator).to(_DTYPE)
+        for lens in (contexts, queries)
+    )
+
+    def build(operators: Operators) -> Callable[[int], Tensor]:
+        attention = operators.attention(heads, kv_heads, dim, _DTYPE, CPU)
+        storage = torch.zeros(int(ends[-1]), 1, 2, kv_heads, BLOCK_SIZE * shape.slot_bytes, dtype=torch.uint8)
+        scoring = Scoring(dim**-0.5)
+        # the cache is filled by the operator itself: the order inside a block is its own
+        attention(context_qkv, storage, attention.plan(shape, _starts(contexts), contexts, table), 0, scoring)
+        plan = attention.plan(shape, _starts(queries), contexts, table)
+        return lambda _: attention(step_qkv, storage, plan, 0, scoring)
+
+    kv_bytes = int(contexts.sum()) * 2 * kv_heads * shape.slot_bytes
+    # of a chunk's queries, the last sees all of the context and each one before it one key less
+    pairs = sum(n * context - n * (n - 1) // 2 for n, context in batch)
+    num_queries = int(queries.sum())
+    num_bytes = kv_bytes + num_queries * (2 * heads + 2 * kv_heads) * dim * _DTYPE.itemsize
+    return Subject(
+        operator="attention",
+        kind=f"{kv_format} KV",
+        points=(Point(name, num_bytes, 4.0 * heads * dim * pairs),),
+        constant_bytes=kv_bytes,
+        product="bfloat16",
+        build=build,
+        error=against_reference(build, reference.operators()),
+        tolerance=_ATTENTION_TOLERANCE,
+    )
+
+
+def _starts(lens: np.ndarray) -> np.ndarray:
+    return np.concatenate(([0], np.cumsum(lens))).astype(np.int32)
+
+
+_TOLERANCE = 0.01
+_ROWS, _QUICK_ROWS = (1, 32, 512), (32,)
+_TOP_K = 50
+
+
+def norm_subjects(config: ModelConfig, *, quick: bool) -> Iterator[Subject]:
+    """Over the model's hidden states."""
+    rows, n = _QUICK_ROWS if quick else _ROWS, config.hidden_size
+    generator = torch.Generator().manual_seed(0)
+    inputs = [torch.randn(m, n, generator=generator).to(_DTYPE) for m in rows]
+    weight = torch.randn(n, generator=generator).to(_DTYPE)
+
+    def build(operators: Operators) -> Callable[[int], Tensor]:
+        return lambda point: operators.rms_norm(inputs[point], weight, config.norm_eps)
+
+    points = tuple(Point(f"{m} rows of {n}", 2 * m * n * _DTYPE.itemsize, 4.0 * m * n) for m in rows)
+    yield _of_rows("rms_norm", points, build)
+
+
+def rotate_subjects(config: ModelConfig, *, quick: bool) -> Iterator[Subject]:
+    """The q and k heads of each token, in place."""
+    layer = config.fixed_for(None).layers[0]
+    rows, heads, dim = _QUICK_ROWS if quick else _ROWS, layer.num_heads + layer.kv.num_kv_heads, layer.kv.head_dim
+    rotary = Rotary(config.ropes[0][0], dim, max_model_len=max(rows), dtype=_DTYPE, device=CPU)
+    generator = torch.Generator().manual_seed(0)
+    inputs = [torch.randn(m, heads, dim, generator=generator).to(_DTYPE) for m in rows]
+    tables = [rotary(torch.arange(m)) for m in rows]
+
+    def build(operators: Operators) -> Callable[[int], Tensor]:
+        # a rotation of a rotation is one too: the values stay what they were in size, and the first is checked
+        copies = [x.clone() for x in inputs]
+
+        def rotate(point: int) -> Tensor:
+            operators.rotate_heads_(copies[point], *tables[point])
+            return copies[point]
+
+        return rotate
+
+    size = heads * dim
+    points = tuple(Point(f"{m} tokens, {heads} heads", 2 * m * size * _DTYPE.itemsize, 3.0 * m * size) for m in rows)
+    yield _of_rows("rotate", points, build)
+
+
+def _of_rows(
+    operator: str, points: tuple[Point, ...], build: Callable[[Operators], Callable[[int], Tensor]]
+) -> Subject:
+    return Subject(
+        operator=operator,
+        kind="bf16",
+        points=points,
+        constant_bytes=0,
+        product="float32",
+        build=build,
+        error=against_reference(build, reference.operators()),
+        tolerance=_TOLERANCE,
+    )
+
+
+def sampling_subjects(config: ModelConfig, *, quick: bool) -> Iterator[Subject]:
+    """Greedy, at a temperature, and with filters, by the engine's sampler with the backend's own draw where it has one.
+
+    Tokens are a function of the seed, so every backend has to draw the reference's.
+    """
+    rows = _QUICK_ROWS if quick else (1, 32)
+    reference_sampler = Sampler(config.vocab_size)
+    generator = torch.Generator().manual_seed(0)
+    logits = [torch.randn(m, config.vocab_size, generator=generator) * 3 for m in rows]
+    kinds = {
+        "greedy": (SamplingParams(temperature=0.0), 1),
+        "temperature": (SamplingParams(temperature=0.8), config.vocab_size),
+        "top-k, top-p": (SamplingParams(temperature=0.8, top_k=_TOP_K, top_p=0.95), _TOP_K),
+    }
+    for kind, (params, most) in kinds.items():
+        rules = reference_sampler.rules(params)
+        states = [SamplingState(rules, NoiseStream(row, 0), ()) for row in range(max(rows))]
+
+        def build(operators: Operators, states: list[SamplingState] = states) -> Callable[[int], Tensor]:
+            sampler = Sampler(
+                config.vocab_size,
+                gumbel_argmax=operators.gumbel_argmax,
+                filtered_argmax=operators.filtered_argmax,
+                argmax=operators.argmax,
+            )
+            copies = [some.clone() for some in logits]
+            return lambda point: sampler.sample(copies[point], states[: rows[point]]).token_ids
+
+        def error(point: int, found: Tensor, most: int = most, states: list[SamplingState] = states) -> float:
+            """Share of rows whose token is not the reference's, or not among the `most` largest."""
+            expected = reference_sampler.sample(logits[point], states[: rows[point]]).token_ids
+            ranks = (logits[point] > logits[point].gather(-1, found[:, None])).sum(-1)
+            return float(((found != expected) | (ranks >= most)).double().mean())
+
+        points = tuple(Point(f"{m} rows of {config.vocab_size}", 4.0 * m * config.vocab_size, 0.0) for m in rows)
+        yield Subject(
+            operator="sampling",
+            kind=kind,
+            points=points,
+            constant_bytes=int(points[-1].num_bytes),
+            product="float32",
+            build=build,
+            error=error,
+            tolerance=0.0,
+        )
