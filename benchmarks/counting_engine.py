@@ -1,8 +1,7 @@
 """The real engine around an executor that only counts, in simulated time: one step is one second.
 
-An executor that computes nothing: for step counts, KV accounting and trace replays at full size.
-
-Everything else of the engine is the real thing; only the numbers that a model would make are missing.
+It is for step counts, KV accounting and trace replays at full size. Everything else of the engine is the real thing;
+only the numbers that a model would make are missing.
 """
 
 from __future__ import annotations

@@ -4,9 +4,8 @@ Half of the members prefill, half decode. Between two decisions the chosen ones 
 reports (`put`), as in a gateway. Times are of the processor, not of the clock: other work on the machine makes them
 longer only by what it does to caches.
 
-Fleets of 10 to 10,000 workers, worked out from what was measured: the tables of docs/scaling.md.
-
-What the gateway of pools pays for a heartbeat, for a token in its journal, and for a journal that grows.
+Beside it, what the gateway of pools pays for a heartbeat, for a token in its journal, and for a journal that grows; and
+fleets of 10 to 10,000 workers, worked out from what was measured: the tables of docs/scaling.md.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ from twostroke.pools.router import Router
 from twostroke.sampling_params import SamplingParams
 from twostroke.tables import plain_table, print_table
 
-NUM_STREAMS, _PROMPTS, _OUTPUT = 1000, (16, 512), 200
+NUM_STREAMS, STREAM_PROMPT_TOKENS, STREAM_OUTPUT_TOKENS = 1000, (16, 512), 200
 NUM_HEARTBEATS, HEARTBEATS_APART_S = 2000, 0.001
 _HEART = """
 import sys, time
@@ -82,9 +81,9 @@ class GatewayPrices:
 
 def gateway_prices() -> GatewayPrices:
     """Measures them."""
-    few, many = _journal(_PROMPTS[0]), _journal(_PROMPTS[1])
-    prompt_bytes = (many.stream_bytes - few.stream_bytes) / (_PROMPTS[1] - _PROMPTS[0])
-    stream_bytes = few.stream_bytes - _PROMPTS[0] * prompt_bytes
+    few, many = _journal(STREAM_PROMPT_TOKENS[0]), _journal(STREAM_PROMPT_TOKENS[1])
+    prompt_bytes = (many.stream_bytes - few.stream_bytes) / (STREAM_PROMPT_TOKENS[1] - STREAM_PROMPT_TOKENS[0])
+    stream_bytes = few.stream_bytes - STREAM_PROMPT_TOKENS[0] * prompt_bytes
     return GatewayPrices(asyncio.run(_heartbeat_us()), many.update_us, prompt_bytes, many.token_bytes, stream_bytes)
 
 
@@ -117,23 +116,23 @@ def _journal(num_prompt_tokens: int) -> _Journal:
     for i in range(NUM_STREAMS):
         # a prompt comes off the wire: its numbers are objects of its own, as they would be
         prompt = tuple(int(str(1000 + token)) for token in range(num_prompt_tokens))
-        params = SamplingParams(max_tokens=_OUTPUT + 1)
-        dispatcher.add(GenerationRequest(NewRequest(f"r{i}", prompt, params, 0), 0.0, _OUTPUT + 1))
+        params = SamplingParams(max_tokens=STREAM_OUTPUT_TOKENS + 1)
+        dispatcher.add(GenerationRequest(NewRequest(f"r{i}", prompt, params, 0), 0.0, STREAM_OUTPUT_TOKENS + 1))
     empty = tracemalloc.get_traced_memory()[0]
     updates = [
         [TokenUpdate(f"r{i}", 0.0, (1000 + place,), start=place) for i in range(NUM_STREAMS)]
-        for place in range(_OUTPUT)
+        for place in range(STREAM_OUTPUT_TOKENS)
     ]
     before = tracemalloc.get_traced_memory()[0]
-    for step in updates[: _OUTPUT // 2]:
+    for step in updates[: STREAM_OUTPUT_TOKENS // 2]:
         dispatcher.take_in("decode-0.1", step)
     grown = tracemalloc.get_traced_memory()[0] - before
     tracemalloc.stop()
     began_s = time.process_time()
-    for step in updates[_OUTPUT // 2 :]:
+    for step in updates[STREAM_OUTPUT_TOKENS // 2 :]:
         dispatcher.take_in("decode-0.1", step)
-    update_us = 1e6 * (time.process_time() - began_s) / (NUM_STREAMS * _OUTPUT // 2)
-    token_bytes = grown / (NUM_STREAMS * _OUTPUT // 2)
+    update_us = 1e6 * (time.process_time() - began_s) / (NUM_STREAMS * STREAM_OUTPUT_TOKENS // 2)
+    token_bytes = grown / (NUM_STREAMS * STREAM_OUTPUT_TOKENS // 2)
     return _Journal(update_us, token_bytes, empty / NUM_STREAMS)
 
 

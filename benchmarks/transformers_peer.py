@@ -1,6 +1,7 @@
-"""`transformers.generate` as a peer: the same folder, prompts, element type and threads, its best plain settings.
+"""transformers as a peer.
 
-transformers' own continuous batching as a peer: the same shape, prompts, lengths, element type and slots.
+`generate`             the same folder, prompts, element type and threads, its best plain settings
+continuous batching    its own: the same shape, prompts, lengths, element type and slots
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Where is measured: a card, or the processors in its place. All that talks to CUDA is here, and thin.
 
-Traces some steps of a run that are alike, in its middle.
+Some steps of a run that are alike, in its middle, can be traced there.
 """
 
 from __future__ import annotations

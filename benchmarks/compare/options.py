@@ -1,6 +1,6 @@
 """What `python -m benchmarks compare` compares, checked before anything is started.
 
-From the times of tokens to figures, the same way for every engine. Pure.
+And how the times of tokens become figures, the same way for every engine:
 
     prompts handed over
     |------- every prompt is read -------|---- all of them decode ----|-- some have ended --|

@@ -9,10 +9,6 @@ What is fair and what is not, engine by engine, stands at the head of each drive
 - "ready after" runs from the start of the process to the first token of a short prompt, imports and loading included;
   files are in the page cache from an earlier look at them or from making the GGUF file. Only twostroke quantizes
   while it loads: the GGUF files hold 8 or 4 bits already.
-
-What an engine has shown so far, and how engines stand to each other. Pure.
-
-A comparison for people: a table, and one small plot for each figure.
 """
 
 from __future__ import annotations

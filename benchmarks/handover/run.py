@@ -3,9 +3,8 @@
 No model is needed: the blocks have Qwen3-0.6B's shape, the processes, leases, frames and copies are the server's. Each
 size goes over twice in turn: when all of it is there, and layer by layer beside a prefill that takes as long as that.
 
-The table of `python -m benchmarks handover`.
-
-What no transport by shared memory can be faster than: one thread that copies the same blocks inside one process.
+Beside it stands what no transport by shared memory can be faster than: one thread that copies the same blocks inside
+one process.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Every field of every route that takes a text or a list, found in the published schema, and a body around each.
 
-JSON values of one size, each of another type: at least one is wrong for any field.
+And JSON values of one size to put there, each of another type: at least one is wrong for any field.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""Requests as large as they may be, some a little larger: each parameter that takes much, once.
+"""Requests that mean harm by their size.
 
-Bodies of very many small parts, in every place that takes some: each part costs little, and all together much.
+heavy         as large as they may be, some a little larger: each parameter that takes much, once
+many parts    very many small parts, in every place that takes some: each costs little, and all together much
 """
 
 from __future__ import annotations

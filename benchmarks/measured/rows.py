@@ -1,6 +1,6 @@
 """The rows of the tables. A new row is a line here and a JSON under benchmarks/results.
 
-One figure of a saved result: its place in the JSON and its format. Pure.
+A figure of a saved result is its place in the JSON and its format.
 """
 
 from __future__ import annotations

@@ -4,12 +4,9 @@ typed      nothing but our own errors, and no process that ends
 time       of each file, from its first byte to the error, or to an engine that has loaded it
 memory     that reading it took, and all of the process that a template ran in
 
-Kinds of files that come from elsewhere: a sound one, how it is mutated, and what reads it.
-
-Reads mutated files one after the other: `python -m benchmarks.reproduce.hostile_files KIND FIRST NUMBER`.
-
-Each line of the output is a Case as JSON. Whoever started it sees by the lines which file it was that ended the
-process, or that it never came back from.
+Each kind of file has a sound one, a way to mutate it, and what reads it. Another process reads mutated files one after
+the other: `python -m benchmarks.reproduce.hostile_files KIND FIRST NUMBER`. Each line of its output is a Case as JSON.
+Whoever started it sees by the lines which file it was that ended the process, or that it never came back from.
 """
 
 from __future__ import annotations

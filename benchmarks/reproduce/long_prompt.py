@@ -6,10 +6,9 @@ waits longer than one of them. Memory is bounded by the chunk: beyond the KV its
 
 It runs twice: by the engine alone with the model, and by a server with one layer of it.
 
-A long prompt through `twostroke serve`: memory of both processes, TTFT, and the short requests' tokens.
-
-The model is the embedded one's shape with a single layer and random weights. The benchmark measures what a server holds
-and does for such a prompt apart from attention.
+Through `twostroke serve`, watched are memory of both processes, TTFT, and the short requests' tokens. The model is then
+the embedded one's shape with a single layer and random weights. The benchmark measures what a server holds and does for
+such a prompt apart from attention.
 """
 
 from __future__ import annotations

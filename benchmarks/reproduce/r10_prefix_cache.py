@@ -14,9 +14,8 @@ predicted hits (cost/step_model.py); it is fitted just before. The prediction by
 request runs several times, always after a reset of the cache, and its median counts: one hiccup of the machine in 500
 requests exceeds the gain.
 
-What a prefix cache of a given size ought to hit, one request after the other: the prediction for trace replays.
-
-Rules, as the block pool documents them and nothing else of it:
+What a cache of a given size ought to hit, one request after the other, is predicted (LruReplay) by the rules of the
+block pool as they are documented, and nothing else of it:
 
 - only full blocks can be found, and a prompt's last token is always computed: at most (prompt tokens - 1) // block_size
   blocks are hits;

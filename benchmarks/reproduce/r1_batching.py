@@ -7,8 +7,6 @@ harmonic number for exponential lengths, 2 B / (B + 1) for uniform ones, nothing
 In seconds the gain is smaller, because a step with few live rows is cheaper than a full one (static mode computes no
 dead rows). Its own prediction: step time is measured as a function of live rows and context, then summed over the ideal
 schedules of both modes.
-
-How long a step takes, by live rows and context: measured in the same run that is then predicted from it.
 """
 
 from __future__ import annotations

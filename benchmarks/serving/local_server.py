@@ -1,8 +1,7 @@
 """`twostroke serve` in processes of its own, for measurements that compare it with something.
 
-What a server of ours is like when nobody asks anything, to be compared with itself after it had much to bear.
-
-How fast memory grows, from samples of it.
+Such a server at rest, when nobody asks anything, can be compared with itself after it had much to bear; and samples of
+its memory say how fast that grows.
 """
 
 from __future__ import annotations

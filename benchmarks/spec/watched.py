@@ -3,7 +3,7 @@
 The engine's own parts draft and verify, and nothing of it knows; what the target thinks is computed once more from its
 hidden states. That takes time, so nothing is timed with it.
 
-How often a draft stands, from the two distributions that draft and token are drawn from.
+How often a draft stands follows from the two distributions that draft and token are drawn from:
 
     classical   sum_x min(p(x), q(x)) = 1 - TV          a draft drawn from q is kept with probability min(1, p/q)
                                                         (Leviathan et al. 2023, arXiv:2211.17192, theorem 3.5;

@@ -1,6 +1,6 @@
 """The engine around a real model, for benchmarks: token ids in, times out, no text.
 
-Drives a workload through an engine and writes down every step and every token's time.
+`drive` sends a workload through any engine and writes down every step and every token's time.
 """
 
 from __future__ import annotations

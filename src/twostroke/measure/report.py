@@ -1,6 +1,6 @@
 """BenchResult: what was measured, on what, by which commit. Saved as JSON; a speed claim without one is hearsay.
 
-The command that a person types to get a result again, made from the options themselves: no flag is forgotten.
+The command that a person types to get a result again is made from the options themselves: no flag is forgotten.
 """
 
 from __future__ import annotations

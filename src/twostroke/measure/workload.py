@@ -1,9 +1,8 @@
 """Workloads: who asks what, when. Pure and seeded: the same arguments make the same requests on every machine.
 
-How long prompts and outputs are: fixed, uniform or exponential, and what order statistics to expect of them.
-
-Lengths are whole tokens, at least one. An exponential length is max(1, round(x)) with x of the given mean, and its
-expectations are summed exactly for that rounding, so a prediction from them is not off by the discretisation.
+Prompts and outputs have fixed, uniform or exponential lengths, whose order statistics are known. Lengths are whole
+tokens, at least one. An exponential length is max(1, round(x)) with x of the given mean, and its expectations are
+summed exactly for that rounding, so a prediction from them is not off by the discretisation.
 """
 
 from __future__ import annotations

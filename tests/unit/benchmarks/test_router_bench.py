@@ -70,7 +70,7 @@ def test_no_benchmark_with_a_result_is_said_to_have_none() -> None:
 
 
 def test_a_row_for_each_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, few in (("NUM_STREAMS", 50), ("OUTPUT_TOKENS", 40), ("NUM_HEARTBEATS", 50)):
+    for name, few in (("NUM_STREAMS", 50), ("STREAM_OUTPUT_TOKENS", 40), ("NUM_HEARTBEATS", 50)):
         monkeypatch.setattr(gateway, name, few)
     monkeypatch.setattr(router, "NUM_PREFIXES", 50)
     (one, few), tables = run_router(RouterOptions(members=(1, 12), decisions=20, results=tmp_path))

@@ -1,10 +1,8 @@
 """Subject: one operator with its constants (a weight, a cache), to be run at several sizes on any backend.
 
-The products of a model at its real shapes: qkv, output, gate and up with their activation, down, head.
-
-Paged attention of one layer: decodes, a prompt, a chunk of one behind its context, and all of them in one batch.
-
-What works a row at a time: norm, rotation, and choosing tokens.
+linear       the products of a model at its real shapes: qkv, output, gate and up with their activation, down, head
+attention    of one layer, paged: decodes, a prompt, a chunk of one behind its context, and all of them in one batch
+row-wise     what works a row at a time: norm, rotation, and choosing tokens
 """
 
 from __future__ import annotations

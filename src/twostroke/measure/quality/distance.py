@@ -5,10 +5,9 @@ The float32 side is computed once and kept in a temporary file, so memory holds 
     float32       log p  ──>  file [positions, vocab_size]
     each format   log q  ──>  KL(p || q) = sum p (log p - log q),  argmax q = argmax p?,  -log q[next token]
 
-A model that returns its distribution over the whole vocabulary at every position of a text.
-
-It uses the engine's own loader, operators and KV storage, so K and V are read as they are stored. It has no scheduler:
-a token's logits do not depend on the batch or on the chunks, so these are the bits that a server computes.
+WholeDistributions is a model that returns its distribution over the whole vocabulary at every position of a text. It
+uses the engine's own loader, operators and KV storage, so K and V are read as they are stored. It has no scheduler: a
+token's logits do not depend on the batch or on the chunks, so these are the bits that a server computes.
 """
 
 from __future__ import annotations

@@ -2,8 +2,6 @@
 
 Each row is also held against float32 arithmetic on the same weights (distance.py): mean and maximal KL divergence,
 top-1 agreement and perplexity. llama.cpp can stand beside it on the same file and text (peer.py).
-
-Printed tables of `bench quality`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """OpenAI's completions and chat completions as a client: bodies of requests, and what the events of a stream say.
 
-Server-sent events, cut anywhere: https://html.spec.whatwg.org/multipage/server-sent-events.html
+Events are server-sent, and cut anywhere: https://html.spec.whatwg.org/multipage/server-sent-events.html
 
-One request as its sender saw it: when it was due, when each of its tokens came, and how it ended.
+An Exchange is one request as its sender saw it: when it was due, when each of its tokens came, and how it ended.
 
        scheduled  sent      chunk of 1   chunk of 2       end
            |--------|-----------|------------|-------------|

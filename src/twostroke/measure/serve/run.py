@@ -2,8 +2,6 @@
 
 The sender is this process and has no part in the server's. It sends each request when it is due, whatever became of the
 others, and counts latencies from then; how late it was itself stands beside them.
-
-Load on a server for people: tables and plots.
 """
 
 from __future__ import annotations

@@ -1,12 +1,11 @@
 """The server under load: its answers to small questions, and requests to it as bytes.
 
-Prompts for a server that may be anybody's: token ids where it takes them, else words of which each is one token.
+It may be anybody's. So prompts are token ids where it takes them, else words of which each is one token. A workload's
+prompts are token ids. As text, id i is word i of a short list, so what two prompts share as ids they share as text, and
+a prompt of n ids is n words. Whether a word is one token is asked of a tokenizer: text that was made by decoding random
+ids would not come back as the same ids.
 
-A workload's prompts are token ids. As text, id i is word i of a short list, so what two prompts share as ids they share
-as text, and a prompt of n ids is n words. Whether a word is one token is asked of a tokenizer: text that was made by
-decoding random ids would not come back as the same ids.
-
-What the server's own metrics say about a run: the difference between two readings of /metrics (Prometheus text).
+What its own metrics say about a run is the difference between two readings of /metrics (Prometheus text).
 """
 
 from __future__ import annotations

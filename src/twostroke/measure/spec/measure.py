@@ -1,12 +1,10 @@
 """One run of some prompts through one engine, and what its event log says of drafts and times.
 
-A proposer that is right with a set probability: it knows what the target will say, and errs on purpose.
+The runs are asked code that the embedded model has never seen, to go on with or to write again: modules of Python's own
+library that its training held out.
 
-It costs next to nothing, so what it gains is what verifying allows, and how well the prediction knows that.
-
-What the runs are asked: code the embedded model has never seen, to go on with or to write again.
-
-Text that the embedded model has never seen: the modules of Python's own library that its training held out.
+One proposer is synthetic: right with a set probability. It knows what the target will say, and errs on purpose. It
+costs next to nothing, so what it gains is what verifying allows, and how well the prediction knows that.
 """
 
 from __future__ import annotations

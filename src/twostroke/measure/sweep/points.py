@@ -1,6 +1,6 @@
 """One engine at one point: the time of a prompt, or of a step that only decodes, beside the least it could take.
 
-TTFT as a polynomial of the prompt's length: what is fixed, what each token costs, what each pair of tokens costs.
+And TTFT as a polynomial of the prompt's length: what is fixed, what each token costs, what each pair of tokens costs.
 """
 
 from __future__ import annotations

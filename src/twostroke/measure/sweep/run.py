@@ -2,8 +2,6 @@
 
 The floor of a step is the longer of its arithmetic and its memory traffic (cost/step_cost.py), at the limits measured
 before and after the sweep, on the same threads. What counts as traffic is what must be read and written at least once.
-
-A sweep for people: tables of the points beside their floors, and three plots.
 """
 
 from __future__ import annotations
