@@ -3,6 +3,10 @@
     a run with a user's settings ──► event log ──► diagnose ──► constraint and first lever ──► right or wrong
 
 Verdicts do not depend on the machine's speed or its other work, so small runs are judged, too.
+
+Loads that are bound by different things; the doctor names a lever for each, and then it is pulled.
+
+a run with a fault ──► diagnose ──► lever, its metric as predicted ──► the same run with the lever ──► as measured
 """
 
 from __future__ import annotations
@@ -17,12 +21,18 @@ from benchmarks.reproduce.claim import Claim, ReproduceOptions, Reproduction
 from benchmarks.reproduce.recorded import recorded, with_values
 from twostroke.config.cache import CacheConfig
 from twostroke.config.scheduler import SchedulerConfig
+from twostroke.cost.step_fit import fit_step_model
 from twostroke.cost.step_model import StepTimeModel
 from twostroke.events import Event
+from twostroke.measure.figure import MEASURED, PREDICTED, Draw, bar_chart
+from twostroke.measure.from_log import run_of_log
+from twostroke.measure.report import median
 from twostroke.measure.workload import Workload, of_lengths, with_arrivals
 from twostroke.planner.constraint import Constraint
 from twostroke.planner.doctor import Diagnosis, diagnose
+from twostroke.planner.replay import figures
 from twostroke.planner.show_doctor import diagnosis_json
+from twostroke.simulation.observed import observed_steps
 
 ROUNDS = 5
 
@@ -139,3 +149,132 @@ def _claim(name: str, load: DoctorLoad, rows: list[dict[str, Any]]) -> Claim:
     constraint = load.constraint.value if load.constraint else None
     words = f"{name}: runs whose verdict is {constraint!r}, {verdict!r}"
     return Claim.equal(words, len(rows), sum(row["is_right"] for row in rows))
+
+
+GOAL = 0.3
+"""Of the predicted change."""
+CONTEXT = 576
+
+
+def reproduce_levers(options: ReproduceOptions) -> Reproduction:
+    """Diagnoses every load, pulls the lever, and compares."""
+    rounds = 5 if options.full else 1
+    claims: list[Claim] = []
+    details: dict[str, Any] = {}
+    cases = _cases(full=options.full)
+    for name, load in cases.items():
+        runs = [_pulled(options, load) for _ in range(rounds)]
+        details[name] = runs
+        claims += _claims(name, load, runs, full=options.full)
+    return Reproduction(
+        claims=tuple(claims),
+        config={"model": options.model_name, "context": CONTEXT},
+        workload=dict.fromkeys(cases, "see the source"),
+        details=details,
+        draw=_chart(details),
+        repeats=rounds,
+    )
+
+
+def _pulled(options: ReproduceOptions, load: DoctorLoad) -> dict[str, Any]:
+    log = load.recorded(options)
+    begin_s = time.perf_counter()
+    found = diagnose(log)
+    took_s = time.perf_counter() - begin_s
+    best = found.levers[0] if found.levers else None
+    row: dict[str, Any] = {
+        "constraint": found.constraint.value,
+        "evidence": found.evidence,
+        "lever": best.name if best else None,
+        "diagnosed_s": took_s,
+        "num_events": len(log),
+    }
+    if best is None or not best.settings or not best.before or not best.after:
+        return row
+    was = figures(run_of_log(log))[best.metric]
+    step_times = fit_step_model(observed_steps(log))
+    after = load.recorded(options, best.settings, step_times)
+    really = figures(run_of_log(after))[best.metric]
+    return row | {
+        "flags": best.flags,
+        "metric": best.metric,
+        "was": was,
+        "predicted": was * best.after / best.before,
+        "really": really,
+    }
+
+
+def _claims(name: str, load: DoctorLoad, runs: list[dict[str, Any]], *, full: bool) -> list[Claim]:
+    right = sum(run["lever"] == load.lever for run in runs)
+    claims = [
+        Claim.equal(f"{name}: runs that name {load.lever!r}", len(runs), right).judged(full),
+        Claim.at_most(f"{name}: seconds to a diagnosis", 1.0, max(run["diagnosed_s"] for run in runs)).judged(full),
+    ]
+    pulled = [run for run in runs if "really" in run]
+    if pulled:
+        was, predicted, really = (median([run[key] for run in pulled]) for key in ("was", "predicted", "really"))
+        words = f"{name}: change of {pulled[0]['metric']}, times"
+        # a change is predicted, so the change is what is compared
+        claims.append(Claim.within(words, predicted / was - 1, really / was - 1, GOAL).judged(full))
+    return claims
+
+
+def _cases(*, full: bool) -> dict[str, DoctorLoad]:
+    room = CacheConfig(enable_prefix_caching=False, num_kv_blocks=1200)
+    slots = SchedulerConfig(max_num_seqs=4)
+    num_waiting = 80 if full else 24
+    num_long = 6 if full else 4  # as many as come while the others decode; the doctor needs 10 requests in all
+    long_prompts: dict[str, Any] = {
+        "context": CONTEXT,
+        "lengths": ((16, 500),) * 6 + ((540, 4),) * num_long,
+        "arrivals_s": (0.0,) * 6 + tuple(0.3 + 0.3 * i for i in range(num_long)),
+        "cache": room,
+    }
+    return {
+        "naive": DoctorLoad(  # static batches, and memory for the longest request each
+            lever="continuous batching with paged KV",
+            context=CONTEXT,
+            lengths=tuple((48, 8 + 31 * (i % 9)) for i in range(96 if full else 24)),
+            scheduler=SchedulerConfig(batching="static", max_num_seqs=16),
+            cache=CacheConfig(kv_reservation="contiguous", enable_prefix_caching=False, num_kv_blocks=16 * 36),
+        ),
+        "little memory": DoctorLoad(
+            lever="half as much KV memory again",
+            context=CONTEXT,
+            lengths=((32, 96),) * (96 if full else 20),
+            scheduler=SchedulerConfig(max_num_seqs=32),
+            cache=CacheConfig(enable_prefix_caching=False, num_kv_blocks=40),
+        ),
+        "few slots": DoctorLoad(
+            lever="twice the slots",
+            context=CONTEXT,
+            lengths=((32, 96),) * num_waiting,
+            arrivals_s=tuple(0.01 * i for i in range(num_waiting)),
+            scheduler=slots,
+            cache=room,
+        ),
+        "whole prompts": DoctorLoad(
+            lever="chunked prefill", scheduler=SchedulerConfig(enable_chunked_prefill=False), **long_prompts
+        ),
+        "large chunks": DoctorLoad(
+            lever="a limit for the time between tokens",
+            scheduler=SchedulerConfig(max_num_batched_tokens=512),
+            **long_prompts,
+        ),
+    }
+
+
+def _chart(details: dict[str, list[dict[str, Any]]]) -> Draw:
+    pulled = {name: [run for run in runs if "really" in run] for name, runs in details.items()}
+    names = [name for name, runs in pulled.items() if runs]
+
+    def times(key: str) -> list[float]:
+        """Of the metric without the lever."""
+        return [median([run[key] / run["was"] for run in pulled[name]]) for name in names]
+
+    return bar_chart(
+        [f"{name}\n{pulled[name][0]['metric']}" for name in names],
+        {"measured": (times("really"), MEASURED), "predicted": (times("predicted"), PREDICTED)},
+        "times",
+        lines=(1.0,),
+    )

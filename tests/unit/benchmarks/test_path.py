@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.path.count import size_of
-from benchmarks.path.run import COMMITTED, measure_chat, measure_generate
+from benchmarks.path.run import COMMITTED, measure_chat, measure_generate, size_of
 
 SOURCE = '''"""A module."""
 
