@@ -26,8 +26,8 @@ from twostroke.cluster.dispatcher import LeastBusy
 from twostroke.cluster.pooled_engine import PooledEngine
 from twostroke.config.engine import EngineConfig
 from twostroke.config.pools import PoolConfig
-from twostroke.events import Event, KVImportEnded
-from twostroke.packed_events import PackedEvent
+from twostroke.events import KVImportEnded
+from twostroke.packed_events import PackedEvent, unpack
 from twostroke.pools.member import Role
 
 PLAIN: dict[str, Any] = {"model": "embedded", "threads": 1, "num_kv_blocks": 2000}
@@ -43,7 +43,8 @@ class _Seen:
         self.begun: set[str] = set()
         self.clock_gap_s = 0.0
 
-    def append(self, event: Event, packed: PackedEvent) -> None:
+    def append(self, packed: PackedEvent) -> None:
+        event = unpack(packed)
         self.clock_gap_s = max(self.clock_gap_s, abs(event.time_s - time.monotonic()))
         self.num_handed_over += isinstance(event, KVImportEnded) and not event.problem
 

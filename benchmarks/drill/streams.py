@@ -23,10 +23,10 @@ from twostroke.config.engine import EngineConfig
 from twostroke.config.pools import PoolConfig
 from twostroke.engine.event_sinks import read_events
 from twostroke.errors import EngineUnavailable
-from twostroke.events import Event, KVImportEnded, RequestRouted
+from twostroke.events import KVImportEnded, RequestRouted
 from twostroke.explain.names import name_of, sequence_of
 from twostroke.kv_transfer.leases import LEASE_S
-from twostroke.packed_events import PackedEvent
+from twostroke.packed_events import PackedEvent, unpack
 from twostroke.pools.member import Role
 from twostroke.sampling_params import SamplingParams
 from twostroke.scheduler.replay import scheduler_at_end
@@ -177,9 +177,9 @@ class _Seen:
         self.killed_s: list[float] = []
         """Times at which all workers of a pool were killed at once."""
 
-    def append(self, event: Event, packed: PackedEvent) -> None:
+    def append(self, packed: PackedEvent) -> None:
         """One event, in order."""
-        del packed
+        event = unpack(packed)
         if isinstance(event, KVImportEnded) and not event.problem:
             self.num_handed_over += 1
         elif isinstance(event, RequestRouted) and sequence_of(event.request_id) != event.request_id:

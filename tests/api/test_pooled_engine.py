@@ -29,9 +29,9 @@ from twostroke.config.engine import EngineConfig
 from twostroke.config.pools import PoolConfig
 from twostroke.engine.handover_port import HandoverPort
 from twostroke.errors import InvalidParameter, SetupError, UnknownParameter
-from twostroke.events import Event, RequestRouted
+from twostroke.events import RequestRouted
 from twostroke.outputs import NumericDrift
-from twostroke.packed_events import PackedEvent
+from twostroke.packed_events import PackedEvent, unpack
 from twostroke.pools.member import Role
 from twostroke.sampling_params import SamplingParams
 
@@ -195,8 +195,9 @@ class Routes:
     def __init__(self) -> None:
         self.decoders: list[str] = []
 
-    def append(self, event: Event, packed: PackedEvent) -> None:
+    def append(self, packed: PackedEvent) -> None:
         """Take one event, in order."""
+        event = unpack(packed)
         if isinstance(event, RequestRouted):
             self.decoders.append(event.decode)
 

@@ -78,9 +78,8 @@ class Shared:
 class Heard(EventRing):
     """Keeps events that come packed, too."""
 
-    def append(self, event: Event, packed: PackedEvent | None = None) -> None:
-        assert packed is None or unpack(packed) == event
-        super().append(event)
+    def append(self, event: Event | PackedEvent) -> None:
+        super().append(unpack(event) if isinstance(event, PackedEvent) else event)
 
 
 @contextmanager

@@ -274,6 +274,8 @@ class Admission:
             HTTPError: 429, the tenant has used its tokens up.
             Overloaded: the queue is full, or it would wait too long.
         """
+        if self._has_room(patience_s):
+            return
         load = self._load(tenant, self._num_preparing)
         if self._quotas is not None:
             wait_s = self._quotas.wait_s(tenant, load.num_own_generated, self._engine.now_s())
@@ -324,6 +326,8 @@ class Admission:
         """
         cost = cost_of(prompts)
         cost.check_possible(self._limits)
+        if self._has_room(patience_s):
+            return
         if background:
             limits = dataclasses.replace(self._limits, max_queue_wait_s=math.inf)
             refuse_overload(self._engine.load(tenant, background=True), limits, cost, patience_s)
@@ -343,6 +347,13 @@ class Admission:
         """With which a tenant's prefixes are cached: nobody learns from the time to a first token what others ask."""
         # no name of a tenant has a colon in it
         return f"{tenant}:{given or ''}" if self._separates_caches else given
+
+    def _has_room(self, patience_s: float | None) -> bool:
+        """Whether the deciders would let anything in: what can be at all does not wait for an idle engine.
+
+        Estimates would matter to a caller's patience or a quota only; asking for them folds the engine's events.
+        """
+        return self._engine.is_idle and not self._num_preparing and patience_s is None and self._quotas is None
 
     def _load(self, tenant: str, num_preparing: int) -> Load:
         load = self._engine.load(tenant)

@@ -40,13 +40,17 @@ class LiveFeed:
     """For one event loop.
 
     Args:
-        state: of the server; the caller tells it every event.
+        state: of the server.
         model: what clients call the model.
         now_s: the engine's clock.
+        catch_up: folds the events that the state has not been told of yet.
     """
 
-    def __init__(self, state: LiveState, model: str, now_s: Callable[[], float]) -> None:
+    def __init__(
+        self, state: LiveState, model: str, now_s: Callable[[], float], catch_up: Callable[[], object]
+    ) -> None:
         self._state = state
+        self._catch_up = catch_up
         self._model = model
         self._now_s = now_s
         self._viewers: list[_Viewer] = []
@@ -61,6 +65,7 @@ class LiveFeed:
 
     def snapshot(self, tenant: str) -> dict[str, Any]:
         """The State as this tenant may see it; "" sees everything."""
+        self._catch_up()
         return self._masked(self._state.whole(self._model, self._now_s()), tenant)
 
     async def events(self, tenant: str) -> AsyncIterator[bytes]:
@@ -68,6 +73,7 @@ class LiveFeed:
         viewer = _Viewer(tenant)
         self._viewers.append(viewer)
         if self._task is None:
+            self._catch_up()  # what was before is in the State that goes first
             self._state.watch(True)
             self._task = asyncio.create_task(self._make_frames(), name="twostroke-live-feed")
         try:
@@ -106,6 +112,7 @@ class LiveFeed:
     async def _make_frames(self) -> None:
         while True:
             begin_s = time.thread_time()  # on busy cores much more passes on the clock than is computed
+            self._catch_up()
             changes = self._state.changes(self._now_s())
             if changes is not None:
                 self._send(changes)

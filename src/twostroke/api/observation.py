@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Never
 
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
@@ -28,7 +29,7 @@ from twostroke.metrics.gateway import GatewayMetrics
 from twostroke.metrics.instruments import Number, exposed
 from twostroke.metrics.otlp import request_tracer
 from twostroke.metrics.tenants import TenantKV
-from twostroke.packed_events import PackedEvent
+from twostroke.packed_events import PackedEvent, Unread, unpack
 
 log = get_logger(__name__)
 
@@ -37,7 +38,9 @@ MAX_FIELD_NAMES = 100
 
 
 class Observation:
-    """A `PackedEventLog` that keeps what /metrics, timelines and dumps are made of.
+    """A `PackedEventLog` that keeps what /metrics, the page, timelines and dumps are made of.
+
+    Metrics and the page's state are folded when somebody asks for them.
 
     Args:
         config: of the server.
@@ -60,7 +63,8 @@ class Observation:
         if not has_pools:
             self.metrics.of(ENGINE)  # there from the start, and nothing has happened yet
         self.live = LiveState(self.metrics)
-        self.feed = LiveFeed(self.live, model_name, monotonic_clock)
+        self._unread: Unread[Never] = Unread(self._fold)
+        self.feed = LiveFeed(self.live, model_name, monotonic_clock, self._unread.catch_up)
         self.texts = PromptTexts(config.flight_recorder_minutes, monotonic_clock) if config.live_text else None
         self.gateway = GatewayMetrics(model_name)
         self._collectors = engines, self.gateway, self.answers
@@ -70,11 +74,19 @@ class Observation:
             offset_ns = time.time_ns() - round(now_s * 1e9)
             self.tracer = request_tracer(config.otlp_traces_endpoint, model=model_name, epoch_offset_ns=offset_ns)
 
-    def append(self, event: Event, packed: PackedEvent) -> None:
+    def append(self, packed: PackedEvent) -> None:
         """One event, in order."""
+        self.recorder.append(packed)
+        self._unread.append(packed)
+        if self.texts is not None or self.tracer is not None:
+            self._tell_at_once(unpack(packed))
+
+    def _fold(self, event: Event) -> None:
         self.metrics.observe(event)
         self.live.observe(event)
-        self.recorder.append(event, packed)
+
+    def _tell_at_once(self, event: Event) -> None:
+        """Tell those who send or note something at the time of an event."""
         if self.texts is not None and isinstance(event, RequestArrived):
             self.texts.has_arrived(event.request_id)
         if self.tracer is not None:
@@ -86,6 +98,7 @@ class Observation:
         Args:
             viewer: the tenant that scrapes. It sees no other tenant's name; "" sees all names.
         """
+        self._unread.catch_up()
         return exposition(*self._collectors, self._tenants.seen_by(viewer))
 
     def dump(self, why: str) -> None:

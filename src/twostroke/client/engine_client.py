@@ -131,6 +131,11 @@ class EngineClient(Protocol):
         """
         ...
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether it surely runs, and nothing is queued or running: the next request does not wait."""
+        ...
+
     def load(self, tenant: str, *, background: bool = False) -> Load:
         """What there is to do before a request of this tenant, of the others' or of the background's."""
         ...

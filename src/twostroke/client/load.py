@@ -1,16 +1,18 @@
 """How busy the engine is: what was sent to it and what its event log says, as frozen facts for who admits requests.
 
 Kept on the side that sends, so that a burst is seen before the engine has heard of it. The only clock is the events'.
+Events and what was sent are kept in their order, and counted when somebody asks.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from twostroke.batch import Limit, ScheduledBatch, Stroke
 from twostroke.events import Event, KVBlockChecked, RequestFinishedByCaller, StepCommitted, StepScheduled
+from twostroke.packed_events import PackedEvent, Unread
 
 STEP_DECAY = 0.95
 """What a step weighs one step later: the figures follow about the last twenty."""
@@ -113,6 +115,7 @@ class StepTimes:
 
 @dataclass(slots=True)
 class _Sequence:
+    sequence_id: str
     owner: str
     tenant: str
     """As the queue sees the owner."""
@@ -158,6 +161,8 @@ class LoadMeter:
     def __init__(self, max_num_seqs: int, *, is_fair: bool) -> None:
         self._max_num_seqs = max_num_seqs
         self._is_fair = is_fair
+        self._unread: Unread[Event | _Sequence | str] = Unread(self._read)
+        """Events, sequences that were sent, and ids of those that ended here."""
         self._sequences: dict[str, _Sequence] = {}
         self._foreground = _Tier()
         self._background = _Tier()
@@ -181,15 +186,30 @@ class LoadMeter:
         self, sequence_id: str, tenant: str, *, num_tokens: int, max_tokens: int, background: bool = False
     ) -> None:
         """A sequence was sent to the engine and waits there."""
-        owner, tenant = tenant, tenant if self._is_fair else ""
+        queue = tenant if self._is_fair else ""
         tier = self._background if background else self._foreground
-        self._sequences[sequence_id] = _Sequence(owner, tenant, num_tokens, num_tokens, max_tokens, tier)
-        self._max_tokens += max_tokens
-        tier.num_sequences += 1
-        tier.wait(tenant, 1, num_tokens)
+        self._unread.note(_Sequence(sequence_id, tenant, queue, num_tokens, num_tokens, max_tokens, tier))
 
     def ended(self, sequence_id: str) -> None:
         """It is over, however it ended; a second time does nothing."""
+        self._unread.note(sequence_id)
+
+    def append(self, event: Event) -> None:
+        """One of the engine's events, in order."""
+        self._unread.note(event)
+
+    def keep(self, events: Iterable[PackedEvent]) -> None:
+        """Take in the engine's events as they came, in order."""
+        for event in events:
+            self._unread.append(event)
+
+    def _sent(self, sequence: _Sequence) -> None:
+        self._sequences[sequence.sequence_id] = sequence
+        self._max_tokens += sequence.max_tokens
+        sequence.tier.num_sequences += 1
+        sequence.tier.wait(sequence.tenant, 1, sequence.num_tokens)
+
+    def _ended(self, sequence_id: str) -> None:
         sequence = self._sequences.pop(sequence_id, None)
         if sequence is None:
             return
@@ -204,29 +224,35 @@ class LoadMeter:
     @property
     def num_sequences(self) -> int:
         """Number of sequences, of both tiers, that were sent and have not ended."""
+        self._unread.catch_up()
         return len(self._sequences)
 
     def knows(self, sequence_id: str) -> bool:
         """Whether it was sent and has not ended."""
+        self._unread.catch_up()
         return sequence_id in self._sequences
 
     def is_waiting(self, sequence_id: str) -> bool:
         """Whether it has not begun, or was preempted."""
+        self._unread.catch_up()
         sequence = self._sequences.get(sequence_id)
         return sequence is not None and sequence.is_waiting
 
-    def append(self, event: Event) -> None:
-        """Hears the engine's events."""
+    def _read(self, event: Event | _Sequence | str) -> None:
         match event:
+            case _Sequence():
+                self._sent(event)
+            case str():
+                self._ended(event)
             case StepScheduled():
                 self._scheduled(event.batch, event.time_s)
             case StepCommitted():
                 self._step_ended(event)
             case RequestFinishedByCaller():
-                self.ended(event.request_id)
+                self._ended(event.request_id)
             case KVBlockChecked():
                 for sequence_id in event.suspects.ended:
-                    self.ended(sequence_id)
+                    self._ended(sequence_id)
                 for sequence_id in event.suspects.started_over:
                     self._give_way(sequence_id)
             case _:
@@ -234,6 +260,7 @@ class LoadMeter:
 
     def load(self, tenant: str, *, background: bool = False) -> Load:
         """The facts as they are now, of the foreground, or of the background alone."""
+        self._unread.catch_up()
         owner, tenant = tenant, tenant if self._is_fair else ""
         tier = self._background if background else self._foreground
         prefill_s, (decode_step_s, decode_s) = self._times.s_per_unit, self._decode_times.line
@@ -320,7 +347,7 @@ class LoadMeter:
     def _finished(self, sequence: _Sequence, sequence_id: str) -> None:
         self._finished_weight = REQUEST_DECAY * self._finished_weight + 1.0
         self._finished_tokens = REQUEST_DECAY * self._finished_tokens + sequence.num_output_tokens
-        self.ended(sequence_id)
+        self._ended(sequence_id)
 
 
 def combined(prefills: Sequence[Load], decodes: Sequence[Load]) -> Load:

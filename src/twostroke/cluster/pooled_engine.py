@@ -172,6 +172,11 @@ class PooledEngine:
             self._progress_s = self.now_s()
         return self._reception.receive(submission, self._is_waiting)
 
+    @property
+    def is_idle(self) -> bool:
+        """See EngineClient: the dispatcher may still keep what no stream waits for."""
+        return False
+
     def load(self, tenant: str, *, background: bool = False) -> Load:
         """See EngineClient; of all that run, together."""
         ready = [worker for worker in self._pool.workers if worker.is_ready]
@@ -348,8 +353,7 @@ class PooledEngine:
         match report:
             case Progress(updates, packed):
                 received_s = self._progress_s = self.now_s()
-                events = [unpack(event) for event in packed]
-                for event in events:
+                for event in map(unpack, packed):
                     worker.meter.append(event)
                     self._router.heard(worker.worker_id, event)
                 self._router.reported(worker.worker_id, worker.meter.load(""), self.now_s())
@@ -360,9 +364,9 @@ class PooledEngine:
                 self._carry_out(outcome)
                 if outcome.updates:
                     delivered = delivery_of(report, worker.worker_id, received_s, self.now_s())
-                    events, packed = [*events, delivered], [*packed, pack(delivered)]
-                if events:
-                    asyncio.get_running_loop().call_soon(self._tell_listeners, events, packed)
+                    packed = [*packed, pack(delivered)]
+                if packed:
+                    asyncio.get_running_loop().call_soon(self._tell_listeners, packed)
                 if worker.role is Role.PREFILL:
                     self._log.delivered(outcome.updates)
             case CacheWasReset(had_blocks):
@@ -445,12 +449,12 @@ class PooledEngine:
         )
 
     def _tell_soon(self, event: Event) -> None:
-        asyncio.get_running_loop().call_soon(self._tell_listeners, [event], [pack(event)])
+        asyncio.get_running_loop().call_soon(self._tell_listeners, [pack(event)])
 
-    def _tell_listeners(self, events: Sequence[Event], packed: Sequence[PackedEvent]) -> None:
-        for event, same in zip(events, packed, strict=True):
+    def _tell_listeners(self, events: Sequence[PackedEvent]) -> None:
+        for event in events:
             for listener in self._listeners:
-                listener.append(event, same)
+                listener.append(event)
 
     def _reset_by(self, worker_id: str, *, had_blocks: bool, for_all: bool = False) -> None:
         """A worker has forgotten its prefixes: as it was told the longest ago, or by its death, whoever asked."""

@@ -35,7 +35,7 @@ from twostroke.engine.heartbeat import Heartbeat
 from twostroke.errors import EngineError, EngineUnavailable, SetupError
 from twostroke.events import EngineLost, Event, KVBlockChecked
 from twostroke.log import get_logger
-from twostroke.packed_events import PackedEvent, PackedEventLog, pack, unpack
+from twostroke.packed_events import PackedEvent, PackedEventLog, kind_of, pack, unpack
 from twostroke.plain_words import reason_of
 from twostroke.request import FinishReason
 from twostroke.tokenizer.tokenizer import Tokenizer
@@ -167,6 +167,11 @@ class RemoteEngine:
         if not self._reception.num_streams:
             self._progress_s = self.now_s()  # it was idle, which is no stall
         return self._reception.receive(submission, self._wire.meter.is_waiting)
+
+    @property
+    def is_idle(self) -> bool:
+        """See EngineClient."""
+        return self._state is EngineState.RUNNING and not self._reception.num_streams
 
     def load(self, tenant: str, *, background: bool = False) -> Load:
         """See EngineClient."""
@@ -326,17 +331,15 @@ class RemoteEngine:
         match report:
             case Progress(updates, packed):
                 received_s = self._progress_s = self.now_s()
-                events = [unpack(event) for event in packed]
-                for event in events:  # before the outputs: delivering the last one makes its request unknown
-                    self._wire.meter.append(event)
+                self._wire.meter.keep(packed)
                 if updates:
                     self._num_fast_deaths = 0
                     self._reception.deliver(updates)
                     process = f"engine-{self.pid}"
                     delivered = delivery_of(report, process, received_s, self.now_s())
-                    events, packed = [*events, delivered], [*packed, pack(delivered)]
-                if events:  # behind the streams that were just woken: who waits for a token goes before who takes notes
-                    asyncio.get_running_loop().call_soon(self._tell_listeners, events, packed)
+                    packed = [*packed, pack(delivered)]
+                if packed:  # behind the streams that were just woken: who waits for a token goes before who takes notes
+                    asyncio.get_running_loop().call_soon(self._tell_listeners, packed)
             case CacheWasReset(had_blocks):
                 reset = self._resets.popleft()
                 if not reset.done():  # who asked may have left
@@ -346,20 +349,25 @@ class RemoteEngine:
             case EngineReady() | Refused() | Failed():
                 raise AssertionError(f"not expected of an engine that runs: {report}")
 
-    def _tell_listeners(self, events: Sequence[Event], packed: Sequence[PackedEvent]) -> None:
-        for event, same in zip(events, packed, strict=True):
+    def _tell_listeners(self, events: Sequence[PackedEvent]) -> None:
+        for event in events:
             for listener in self._listeners:
-                listener.append(event, same)
-            if isinstance(event, KVBlockChecked) and event.quarantined:
-                trouble = f"KV memory has gone bad in the cached prefix of {event.request_id}"
-                # beside the loop: whoever hears of it writes a dump, which takes a while
-                asyncio.get_running_loop().run_in_executor(None, self._on_trouble, trouble)
+                listener.append(event)
+            if kind_of(event) == KVBlockChecked.__name__:
+                self._look_at_check(unpack(event))
         look_in_a_lull()
+
+    def _look_at_check(self, event: Event) -> None:
+        """Report memory that has gone bad."""
+        if isinstance(event, KVBlockChecked) and event.quarantined:
+            trouble = f"KV memory has gone bad in the cached prefix of {event.request_id}"
+            # beside the loop: whoever hears of it writes a dump, which takes a while
+            asyncio.get_running_loop().run_in_executor(None, self._on_trouble, trouble)
 
     def _tell_of_loss(self, process: EngineProcess, cause: str) -> None:
         """Says behind everything the process has reported that nothing more will come of it."""
         lost = EngineLost(self.now_s(), f"engine-{process.pid}", cause)
-        asyncio.get_running_loop().call_soon(self._tell_listeners, [lost], [pack(lost)])
+        asyncio.get_running_loop().call_soon(self._tell_listeners, [pack(lost)])
 
     def _end(self, state: EngineState, cause: str) -> None:
         """Nothing runs any more: whoever waits is told why."""

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from twostroke.events import EngineStarted, Event, EventsDropped, to_json
 from twostroke.explain.names import place_of
-from twostroke.packed_events import PackedEvent, join, pack, split, unpack
+from twostroke.packed_events import PackedEvent, join, kind_of, split, unpack
 
 CHUNK_EVENTS = 32
 """Events that are compressed together. Neighbours repeat each other's ids: a step of 64 decodes, 64 commits included,
@@ -31,7 +31,7 @@ class _Chunk:
 class FlightRecorder:
     """Keeps the latest events: at most `minutes` of them and at most `max_bytes`, whichever is less.
 
-    An `EventLog`. A full history can be replayed; one that had to drop its beginning says so (`EventsDropped`) and
+    A `PackedEventLog`. A full history can be replayed; one that had to drop its beginning says so (`EventsDropped`) and
     explains the requests that it has whole.
 
     Args:
@@ -49,7 +49,6 @@ class FlightRecorder:
         self._num_dropped = 0
         self._open: list[PackedEvent] = []
         """Not compressed yet."""
-        self._last_time_s = 0.0
         self._started: dict[str, EngineStarted] = {}
         """The last at each place."""
         self._started_before_open: tuple[EngineStarted, ...] = ()
@@ -64,15 +63,13 @@ class FlightRecorder:
         """Events that are no longer there."""
         return self._num_dropped
 
-    def append(self, event: Event, packed: PackedEvent | None = None) -> None:
-        """Keeps one event, and drops the oldest chunks that are too old or too many."""
-        self._open.append(pack(event) if packed is None else packed)
-        self._last_time_s = event.time_s
-        if isinstance(event, EngineStarted):
-            self._started[place_of(event.process)] = event
+    def append(self, packed: PackedEvent) -> None:
+        """Keep one event, and drop the oldest chunks that are too old or too many."""
+        self._open.append(packed)
         if len(self._open) >= CHUNK_EVENTS:
-            self._compress()
-            self._drop(event.time_s)
+            now_s = unpack(packed).time_s
+            self._compress(now_s)
+            self._drop(now_s)
 
     def events(self) -> Iterator[Event]:
         """What is kept, oldest first; may be read, in any thread, while more comes."""
@@ -91,10 +88,15 @@ class FlightRecorder:
                 num_events += 1
         return num_events
 
-    def _compress(self) -> None:
+    def _compress(self, last_time_s: float) -> None:
         compressed = zlib.compress(join(self._open), 1)
-        self._chunks.append(_Chunk(compressed, len(self._open), self._last_time_s, self._started_before_open))
+        self._chunks.append(_Chunk(compressed, len(self._open), last_time_s, self._started_before_open))
         self._num_bytes += len(compressed)
+        for packed in self._open:
+            if kind_of(packed) == EngineStarted.__name__:
+                started = unpack(packed)
+                assert isinstance(started, EngineStarted), started
+                self._started[place_of(started.process)] = started
         self._open = []
         self._started_before_open = tuple(self._started.values())
 

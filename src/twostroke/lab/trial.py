@@ -12,7 +12,7 @@ from twostroke.client.submission import Submission
 from twostroke.cluster.pooled_engine import PooledEngine
 from twostroke.cluster.remote_engine import RemoteEngine
 from twostroke.errors import EngineError
-from twostroke.events import Event, StepScheduled
+from twostroke.events import StepScheduled
 from twostroke.explain.recorder import FlightRecorder
 from twostroke.explain.timeline import timeline_of
 from twostroke.lab.figures import Figures, figures_of
@@ -20,7 +20,7 @@ from twostroke.lab.settings import Side
 from twostroke.lab.workload import AskedFor
 from twostroke.log import get_logger
 from twostroke.outputs import RequestOutput
-from twostroke.packed_events import PackedEvent
+from twostroke.packed_events import PackedEvent, unpack
 from twostroke.sampling_params import SamplingParams
 
 log = get_logger(__name__)
@@ -65,9 +65,10 @@ class _Notes:
         self.recorder = FlightRecorder(minutes=10)
         self.most_running = 0
 
-    def append(self, event: Event, packed: PackedEvent) -> None:
+    def append(self, packed: PackedEvent) -> None:
         """One event, in order."""
-        self.recorder.append(event, packed)
+        self.recorder.append(packed)
+        event = unpack(packed)
         if isinstance(event, StepScheduled):
             self.most_running = max(self.most_running, event.batch.num_running)
 

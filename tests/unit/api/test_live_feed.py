@@ -26,7 +26,7 @@ def test_what_takes_long_comes_less_often_but_comes(
         await asyncio.Event().wait()
 
     async def watch() -> None:
-        feed = LiveFeed(LiveState(FleetMetrics("model", lambda _: None)), "model", lambda: 0.0)
+        feed = LiveFeed(LiveState(FleetMetrics("model", lambda _: None)), "model", lambda: 0.0, lambda: None)
         events = feed.events("")
         assert (await anext(events)).startswith(b"event: state")
         while not pauses:
@@ -40,6 +40,6 @@ def test_what_takes_long_comes_less_often_but_comes(
 
 
 def test_masks_are_kept_while_somebody_looks() -> None:
-    feed = LiveFeed(LiveState(FleetMetrics("model", lambda _: None)), "model", lambda: 0.0)
+    feed = LiveFeed(LiveState(FleetMetrics("model", lambda _: None)), "model", lambda: 0.0, lambda: None)
     feed.snapshot("a tenant")
     assert not feed._masks  # pyright: ignore

@@ -95,6 +95,10 @@ class EchoEngine:
         self.most_streams = max(self.most_streams, len(self.streams))
         return stream
 
+    @property
+    def is_idle(self) -> bool:
+        return not self.streams
+
     def load(self, tenant: str) -> Load:
         return LoadMeter(FACTS.max_num_seqs, is_fair=False).load(tenant)
 

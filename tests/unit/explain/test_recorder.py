@@ -10,13 +10,14 @@ from twostroke.errors import InvalidParameter
 from twostroke.events import EngineStarted, Event, EventsDropped
 from twostroke.explain.recorder import CHUNK_EVENTS, FlightRecorder
 from twostroke.explain.timeline import timeline_of
+from twostroke.packed_events import pack
 from twostroke.scheduler.replay import replay
 
 
 def recorded(events: list[Event], **limits: float) -> FlightRecorder:
     recorder = FlightRecorder(**limits)
     for event in events:
-        recorder.append(event)
+        recorder.append(pack(event))
     return recorder
 
 
@@ -76,7 +77,7 @@ def test_a_gap_cannot_be_replayed() -> None:
 def test_both_bounds_hold_after_every_event() -> None:
     recorder = FlightRecorder(minutes=1.0, max_bytes=3000)
     for number, event in enumerate(random_load(7)):
-        recorder.append(event)
+        recorder.append(pack(event))
         assert recorder.num_bytes <= 3000
         if number % 50:
             continue

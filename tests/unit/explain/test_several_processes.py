@@ -19,6 +19,7 @@ from twostroke.explain.tenant_view import timeline_for_tenant
 from twostroke.explain.text import timeline_text
 from twostroke.explain.timeline import timeline_of
 from twostroke.explain.trace import trace_of
+from twostroke.packed_events import pack
 from twostroke.request import FinishReason
 
 
@@ -269,7 +270,7 @@ def test_a_recorder_that_lost_its_beginning_knows_every_process() -> None:
     for number in range(60):
         log.handed_over(f"r{number}#{number}.0", number * 4.0)
     for event in log.events:
-        recorder.append(event)
+        recorder.append(pack(event))
     first, second, gap, *_ = recorder.events()
     assert [first, second] == log.events[:2]
     assert isinstance(gap, EventsDropped)

@@ -55,7 +55,7 @@ def text_of(settings: dict[str, Any], events: Iterable[Event], folder: Path) -> 
     if has_pools:
         observation.gateway.follow(Dispatcher(LeastBusy()))
     for event in events:
-        observation.append(event, pack(event))
+        observation.append(pack(event))
     observation.answers.answered("/v1/completions", 200)
     observation.answers.ignored("best_off")
     return observation.exposition().decode()
