@@ -13,7 +13,7 @@ from explain_loads import random_load
 from pool_log import PoolLog, died_and_resumed
 from twostroke import packed_events
 from twostroke.api.admission import QueueLimits, RequestCost, refuse_overload
-from twostroke.client.load import Load, LoadMeter
+from twostroke.client.load import EngineLoad, LoadMeter
 from twostroke.events import EngineLost, Event, RequestArrived
 from twostroke.live.state import LiveState
 from twostroke.metrics.exposition import EngineCollector, exposition
@@ -108,7 +108,7 @@ def test_the_load_is_the_same_however_late_it_is_asked_for(data: st.DataObject) 
             meter.keep([pack(event)])
             if number in aborted_at:
                 meter.ended(aborted_at[number])
-        now: Load = at_once.load("")
+        now: EngineLoad = at_once.load("")
         if number in asked_at:
             assert late.load("") == now
             assert [late.is_waiting(i) for i in ids] == [at_once.is_waiting(i) for i in ids]
@@ -130,7 +130,7 @@ def test_an_idle_engine_lets_in_what_can_be_at_all(
 ) -> None:
     """Whatever was measured: a server that is idle need not read its estimates."""
     names = ("step_s", "prefill_s_per_token", "decode_step_s", "step_s_per_sequence", "num_output_tokens")
-    load = Load(num_slots, **dict(zip(names, estimates, strict=True)))
+    load = EngineLoad(num_slots, **dict(zip(names, estimates, strict=True)))
     num_sequences = data.draw(st.integers(0, limits.max_queued_requests))
     num_tokens = data.draw(st.integers(0, limits.max_queued_tokens))
     cost = RequestCost(num_sequences, num_tokens, limits.max_answer_bytes)

@@ -32,7 +32,7 @@ from twostroke.api.http_errors import HTTPError
 from twostroke.api.protocol.sampling import SamplingFields
 from twostroke.client.engine_client import EngineClient
 from twostroke.client.input_processor import PromptInput
-from twostroke.client.load import Load
+from twostroke.client.load import EngineLoad
 from twostroke.config.server import ServerConfig
 from twostroke.errors import InvalidParameter, Overloaded
 
@@ -181,10 +181,10 @@ def cost_of(prompts: Sequence[PromptInput]) -> RequestCost:
     return RequestCost(num_sequences, num_prompt_tokens, sum(num_bytes.values()), (most, largest), field)
 
 
-def predicted_wait_s(load: Load) -> float:
+def predicted_wait_s(load: EngineLoad) -> float:
     """How long the next request waits before it runs.
 
-    >>> predicted_wait_s(Load(num_slots=4, num_running=4, num_waiting=7, num_own_waiting=7,
+    >>> predicted_wait_s(EngineLoad(num_slots=4, num_running=4, num_waiting=7, num_own_waiting=7,
     ...                       step_s=0.01, num_output_tokens=100.0))     # 8 of 4 have to end, one every 25 steps
     2.0
     """
@@ -195,7 +195,7 @@ def predicted_wait_s(load: Load) -> float:
     return (load.num_running_tokens + num_tokens_ahead) * load.prefill_s_per_token + steps * load.step_s
 
 
-def refuse_overload(load: Load, limits: QueueLimits, cost: RequestCost, deadline_s: float | None = None) -> None:
+def refuse_overload(load: EngineLoad, limits: QueueLimits, cost: RequestCost, deadline_s: float | None = None) -> None:
     """Refuses a request that would wait too long, or for which there is no place in the queue.
 
     A tenant who asks finds a place in a full queue while it has less than its share of it: one tenant's flood does not
@@ -355,7 +355,7 @@ class Admission:
         """
         return self._engine.is_idle and not self._num_preparing and patience_s is None and self._quotas is None
 
-    def _load(self, tenant: str, num_preparing: int) -> Load:
+    def _load(self, tenant: str, num_preparing: int) -> EngineLoad:
         load = self._engine.load(tenant)
         if not num_preparing:
             return load

@@ -18,7 +18,7 @@ from twostroke.api.routes.recorded import recorded_router
 from twostroke.api.routing import Methods
 from twostroke.api.serve import address_of, listen
 from twostroke.engine.event_sinks import merged_events
-from twostroke.live.recording import Recording, ends_in_the_middle
+from twostroke.live.recording import RecordedLog, ends_in_the_middle
 from twostroke.version import __version__
 
 GRACE_S = 2
@@ -41,17 +41,17 @@ def view(paths: Sequence[Path], host: str, port: int) -> None:
         server.run(sockets=[listener])
 
 
-def recording_of(paths: Sequence[Path]) -> Recording:
+def recording_of(paths: Sequence[Path]) -> RecordedLog:
     """The files as one; see view."""
     events = merged_events(paths)
-    recording = Recording(events, ", ".join(path.name for path in paths))
+    recording = RecordedLog(events, ", ".join(path.name for path in paths))
     cut = [path.name for path in paths if ends_in_the_middle(path)]
     if cut:
         recording.add_problem(f"The last line of {', '.join(cut)} was cut off and is left out.")
     return recording
 
 
-def recorded_app(recording: Recording) -> FastAPI:
+def recorded_app(recording: RecordedLog) -> FastAPI:
     """The page, the states behind it, and what else a history tells."""
     app = FastAPI(title="Twostroke, a recording", version=__version__, docs_url=None, redoc_url=None)
     history = history_router(recording.events, why_no_texts="a recording holds ids, counts and times, and no text.")

@@ -8,7 +8,7 @@ from enum import StrEnum
 from typing import Protocol
 
 from twostroke.client.input_processor import InputProcessor
-from twostroke.client.load import Load
+from twostroke.client.load import EngineLoad
 from twostroke.client.submission import Submission
 from twostroke.engine.facts import EngineFacts
 from twostroke.outputs import RequestOutput
@@ -136,7 +136,7 @@ class EngineClient(Protocol):
         """Whether it surely runs, and nothing is queued or running: the next request does not wait."""
         ...
 
-    def load(self, tenant: str, *, background: bool = False) -> Load:
+    def load(self, tenant: str, *, background: bool = False) -> EngineLoad:
         """What there is to do before a request of this tenant, of the others' or of the background's."""
         ...
 

@@ -21,7 +21,7 @@ REQUEST_DECAY = 0.95
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class EngineLoad:
     """What there is to do, as one tenant who asks sees it. Without fairness everybody is the same tenant."""
 
     num_slots: int
@@ -61,7 +61,7 @@ class Load:
         return self.decode_step_s > 0 or self.step_s_per_sequence > 0
 
 
-class StepTimes:
+class StepTimeFit:
     """time of a step = base_s + s_per_unit x units of work, fitted to the last steps.
 
     Least squares with exponential forgetting (Haykin, Adaptive Filter Theory, chapter 10), for one variable: five sums.
@@ -169,9 +169,9 @@ class LoadMeter:
         self._num_slots = max_num_seqs
         self._num_generated: defaultdict[str, int] = defaultdict(int)
         """By tenant. No Counter, whose items are set by a method that is looked up each time."""
-        self._times = StepTimes()
+        self._times = StepTimeFit()
         """By tokens prefilled."""
-        self._decode_times = StepTimes()
+        self._decode_times = StepTimeFit()
         """By sequences, of steps that prefill nothing."""
         self._in_flight: dict[int, tuple[float, int, int]] = {}
         """When a step was decided, the tokens it prefills, and its sequences."""
@@ -258,13 +258,13 @@ class LoadMeter:
             case _:
                 pass
 
-    def load(self, tenant: str, *, background: bool = False) -> Load:
+    def load(self, tenant: str, *, background: bool = False) -> EngineLoad:
         """The facts as they are now, of the foreground, or of the background alone."""
         self._unread.catch_up()
         owner, tenant = tenant, tenant if self._is_fair else ""
         tier = self._background if background else self._foreground
         prefill_s, (decode_step_s, decode_s) = self._times.s_per_unit, self._decode_times.line
-        return Load(
+        return EngineLoad(
             num_slots=self._num_slots,
             num_running=tier.num_running,
             num_running_tokens=tier.num_running_tokens,
@@ -350,7 +350,7 @@ class LoadMeter:
         self._ended(sequence_id)
 
 
-def combined(prefills: Sequence[Load], decodes: Sequence[Load]) -> Load:
+def combined(prefills: Sequence[EngineLoad], decodes: Sequence[EngineLoad]) -> EngineLoad:
     """Of pools as if they were one engine: work is added up, and who shares it does it so much faster.
 
     Args:
@@ -360,10 +360,10 @@ def combined(prefills: Sequence[Load], decodes: Sequence[Load]) -> Load:
     loads = [*prefills, *decodes]
     readers = prefills or decodes
     steps = [load.step_s for load in decodes if load.step_s] or [0.0]
-    lines = [load for load in decodes if load.has_decoded] or [Load(0)]
+    lines = [load for load in decodes if load.has_decoded] or [EngineLoad(0)]
     rates = [1 / load.prefill_s_per_token for load in readers if load.prefill_s_per_token]
     outputs = [load.num_output_tokens for load in decodes if load.num_output_tokens] or [0.0]
-    return Load(
+    return EngineLoad(
         num_slots=max(1, sum(load.num_slots for load in decodes)),
         num_running=sum(load.num_running for load in decodes),
         num_running_tokens=sum(load.num_running_tokens for load in loads),

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from twostroke.client.load import Load
+from twostroke.client.load import EngineLoad
 from twostroke.config.pools import PoolConfig
 from twostroke.config.scaling import ScalingConfig
 from twostroke.engine.facts import EngineFacts
@@ -31,7 +31,7 @@ class WorkerFigures:
     role: Role
     num_live: int
     """Sequences that need it."""
-    load: Load | None = None
+    load: EngineLoad | None = None
     """None while it starts."""
     facts: EngineFacts | None = None
     num_free_blocks: int = 0
@@ -54,9 +54,9 @@ class ObservedLoad:
         """When, prompt tokens, output tokens."""
         self._max_num_seqs: int | None = None
         """Number of slots of a decode worker."""
-        self._prefilled: dict[Role, Load] = {}
+        self._prefilled: dict[Role, EngineLoad] = {}
         """Load of the last worker of each pool that left after it had computed prompts."""
-        self._decoded: dict[Role, Load] = {}
+        self._decoded: dict[Role, EngineLoad] = {}
         """Load of the last worker of each pool that left after it had decoded."""
 
     def joined(self, role: Role, max_num_seqs: int) -> None:
@@ -64,7 +64,7 @@ class ObservedLoad:
         if role is not Role.PREFILL:
             self._max_num_seqs = max_num_seqs
 
-    def left(self, role: Role, load: Load) -> None:
+    def left(self, role: Role, load: EngineLoad) -> None:
         """Keep the measurements of a worker that retires or has died."""
         if load.has_prefilled:
             self._prefilled[role] = load
@@ -106,7 +106,9 @@ class ObservedLoad:
             self._seen.popleft()
 
 
-def _measured(loads: Sequence[tuple[Role, Load]], left: Mapping[Role, Load], role: Role) -> list[Load]:
+def _measured(
+    loads: Sequence[tuple[Role, EngineLoad]], left: Mapping[Role, EngineLoad], role: Role
+) -> list[EngineLoad]:
     """Return the loads of one pool's workers, or of the last that left it; failing both, those of all workers."""
     of_role = [load for its_role, load in loads if its_role is role]
     if of_role:

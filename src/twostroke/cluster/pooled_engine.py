@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from twostroke.client.engine_client import EngineHealth, EngineState, OutputStream, PoolMember
 from twostroke.client.input_processor import InputProcessor
-from twostroke.client.load import Load, combined
+from twostroke.client.load import EngineLoad, combined
 from twostroke.client.reception import Reception
 from twostroke.client.submission import Submission
 from twostroke.cluster.delivery import delivery_of
@@ -177,7 +177,7 @@ class PooledEngine:
         """See EngineClient: the dispatcher may still keep what no stream waits for."""
         return False
 
-    def load(self, tenant: str, *, background: bool = False) -> Load:
+    def load(self, tenant: str, *, background: bool = False) -> EngineLoad:
         """See EngineClient; of all that run, together."""
         ready = [worker for worker in self._pool.workers if worker.is_ready]
         loads = [(worker.role, worker.meter.load(tenant, background=background)) for worker in ready]

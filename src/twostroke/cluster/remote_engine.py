@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 from twostroke.client.engine_client import EngineHealth, EngineState, OutputStream
 from twostroke.client.input_processor import InputProcessor
-from twostroke.client.load import Load, LoadMeter
+from twostroke.client.load import EngineLoad, LoadMeter
 from twostroke.client.reception import Reception
 from twostroke.client.submission import Submission
 from twostroke.cluster.delivery import delivery_of
@@ -173,7 +173,7 @@ class RemoteEngine:
         """See EngineClient."""
         return self._state is EngineState.RUNNING and not self._reception.num_streams
 
-    def load(self, tenant: str, *, background: bool = False) -> Load:
+    def load(self, tenant: str, *, background: bool = False) -> EngineLoad:
         """See EngineClient."""
         return self._wire.meter.load(tenant, background=background)
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from twostroke.client.load import Load
+from twostroke.client.load import EngineLoad
 from twostroke.cluster.dispatcher import Place, ReadyWorker
 from twostroke.config.pools import KVTransport
 from twostroke.config.routing import RoutingConfig
@@ -46,7 +46,7 @@ class RoutedPlacer:
         kind = Transport.SHARED_MEMORY if transport == "shm" else Transport.TCP
         computes = f"{numerics} kernels={facts.kernels} threads={facts.num_threads} ranks={member.num_ranks}"
         self._workers[worker_id] = _Worker(member.role, facts, kind, facts.num_blocks, numerics, computes)
-        self._put(worker_id, Load(facts.max_num_seqs))
+        self._put(worker_id, EngineLoad(facts.max_num_seqs))
 
     def num_free_blocks(self, worker_id: str) -> int:
         """As it last said."""
@@ -84,14 +84,14 @@ class RoutedPlacer:
         if event.prefill is not None:
             self._on_the_way[event.request_id] = event.prefill, event.decode
 
-    def reported(self, worker_id: str, load: Load, now_s: float) -> None:
+    def reported(self, worker_id: str, load: EngineLoad, now_s: float) -> None:
         """How busy it is."""
         worker = self._workers.get(worker_id)
         if worker is not None and now_s - worker.reported_s >= REPORTS_EVERY_S:
             worker.reported_s = now_s
             self._put(worker_id, load)
 
-    def silent(self, worker_id: str, load: Load, silent_s: float) -> None:
+    def silent(self, worker_id: str, load: EngineLoad, silent_s: float) -> None:
         """Record that a worker has work and has reported no step for so many seconds: it may hang."""
         if worker_id in self._workers:
             self._put(worker_id, load, silent_s)
@@ -125,7 +125,7 @@ class RoutedPlacer:
         self._router.placed(asked, route)
         return Place(route.decode_id, route.prefill_id, route.words)
 
-    def _put(self, worker_id: str, load: Load, silent_s: float = 0.0) -> None:
+    def _put(self, worker_id: str, load: EngineLoad, silent_s: float = 0.0) -> None:
         worker = self._workers[worker_id]
         facts = worker.facts
         rate = 1 / load.prefill_s_per_token if load.prefill_s_per_token > 0 else None

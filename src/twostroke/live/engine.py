@@ -24,7 +24,7 @@ from twostroke.events import (
 )
 from twostroke.live.block_map import BlockMap, Table
 from twostroke.live.figures import WINDOW_S, figures_of, histograms_of, waiting_by_reason
-from twostroke.live.rows import LiveStep, RequestRow, StepRow
+from twostroke.live.rows import LiveStep, SequenceRow, StepRow
 from twostroke.metrics.engine_metrics import EngineMetrics
 from twostroke.metrics.journeys import Journey
 from twostroke.request import Arrival, FinishReason, RequestStatus
@@ -58,12 +58,12 @@ class _Request:
         """Whether it holds blocks."""
         return self.status is RequestStatus.RUNNING
 
-    def row(self, finish: str = "", finish_s: float | None = None) -> RequestRow:
+    def row(self, finish: str = "", finish_s: float | None = None) -> SequenceRow:
         """As it is shown."""
         arrival, journey = self.arrival, self.journey
         times = None if journey is None else journey.times
         tokens_s: Sequence[float] = () if times is None else times.token_times_s
-        return RequestRow(
+        return SequenceRow(
             id=self.request_id,
             state="ended" if finish else str(self.status),
             stroke=self.stroke,
@@ -91,7 +91,7 @@ class _Unseen:
     """What nobody has been told of yet."""
 
     requests: set[str] = field(default_factory=set[str])
-    ended: list[RequestRow] = field(default_factory=list[RequestRow])
+    ended: list[SequenceRow] = field(default_factory=list[SequenceRow])
     grown: dict[str, list[list[Any]]] = field(default_factory=dict[str, list[list[Any]]])
     """By request, per KV group: the entry where its row is cut, its first held one, the blocks that follow."""
     gone: list[str] = field(default_factory=list[str])
@@ -126,7 +126,7 @@ class LiveEngine:
         self._config: dict[str, Any] = {}
         self._lost = ""
         self._requests: dict[str, _Request] = {}
-        self._ended: deque[RequestRow] = deque()
+        self._ended: deque[SequenceRow] = deque()
         self._steps: deque[LiveStep] = deque(maxlen=NUM_STEPS)
         self._in_flight: deque[LiveStep] = deque()
         self._holds: dict[int, Table] = {}

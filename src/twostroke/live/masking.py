@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from twostroke.live.rows import RequestRow, StepRow
+from twostroke.live.rows import SequenceRow, StepRow
 
 
 class Mask:
@@ -37,7 +37,7 @@ class Mask:
         return shown
 
     def _engine(self, engine: dict[str, Any]) -> dict[str, Any]:
-        requests: Iterable[RequestRow] = engine["requests"]
+        requests: Iterable[SequenceRow] = engine["requests"]
         steps: Iterable[StepRow] = engine["steps"]
         rows: dict[str, Any] = engine["rows"]
         return {
@@ -48,7 +48,7 @@ class Mask:
             **({"gone": [self._name(request_id) for request_id in engine["gone"]]} if "gone" in engine else {}),
         }
 
-    def _request(self, row: RequestRow) -> RequestRow:
+    def _request(self, row: SequenceRow) -> SequenceRow:
         shown = self._name(row.id)
         if shown == row.id:
             self._mine.add(row.id)

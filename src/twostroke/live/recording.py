@@ -1,4 +1,4 @@
-"""Recording: an event log on file, and the state behind each of its steps."""
+"""RecordedLog: an event log on file, and the state behind each of its steps."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class _Position:
         self.num_taken += 1
 
 
-class Recording:
+class RecordedLog:
     """An event log, kept compressed, with checkpoints from which any step is near.
 
     ```

@@ -8,7 +8,7 @@ from twostroke.batch import ScheduledBatch, Stroke
 from twostroke.cost.step_cost import StepCost
 
 
-class RequestRow(msgspec.Struct, frozen=True, array_like=True):
+class SequenceRow(msgspec.Struct, frozen=True, array_like=True):
     """A sequence; times in seconds on the engine's clock."""
 
     id: str
@@ -69,7 +69,7 @@ class StepRow(msgspec.Struct, frozen=True, array_like=True):
     """Tokens that it might have had; 0: not told."""
 
 
-FIELDS = {"request": list(RequestRow.__struct_fields__), "step": list(StepRow.__struct_fields__)}
+FIELDS = {"request": list(SequenceRow.__struct_fields__), "step": list(StepRow.__struct_fields__)}
 """As State.fields tells them."""
 
 

@@ -21,7 +21,7 @@ from twostroke.metrics import families
 from twostroke.metrics.instruments import Instruments
 from twostroke.metrics.journeys import Journey, Journeys
 from twostroke.metrics.kv_checks import KVCheckCounts
-from twostroke.metrics.latencies import Latencies, Sizes
+from twostroke.metrics.latencies import Latencies, SizeHistograms
 from twostroke.metrics.load import LoadGauges
 from twostroke.metrics.slo import SloCounts
 from twostroke.metrics.speculation import DraftCounts
@@ -52,7 +52,7 @@ class EngineMetrics:
         self._transfers = TransferCounts(self.instruments)
         self._drafts = DraftCounts(self.instruments)
         self._latencies = Latencies(self.instruments)
-        self._sizes = Sizes(self.instruments)
+        self._sizes = SizeHistograms(self.instruments)
         self._slo = SloCounts(self.instruments)
         number = self.instruments.number
         self._prompt_tokens = number(families.PROMPT_TOKENS)

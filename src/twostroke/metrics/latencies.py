@@ -33,7 +33,7 @@ class Latencies:
             self._inference_time.observe(times.e2e_s - times.queue_time_s)
 
 
-class Sizes:
+class SizeHistograms:
     """How much was asked for and given."""
 
     def __init__(self, instruments: Instruments) -> None:

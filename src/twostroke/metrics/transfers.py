@@ -8,7 +8,7 @@ from twostroke.metrics.instruments import Instruments
 
 COMPLETE, FAILED = "complete", "failed"
 
-_REASONS = (
+_CATEGORIES = (
     ("no room", ("no room",)),
     ("not wanted", ("nobody waits", "given up")),
     ("silent", ("has said nothing",)),
@@ -45,4 +45,4 @@ def category_of(problem: str) -> str:
     >>> category_of("nobody waits for it any more"), category_of("x: the other side has closed the connection.")
     ('not wanted', 'broken')
     """
-    return next((name for name, parts in _REASONS if any(part in problem for part in parts)), _OTHER)
+    return next((name for name, parts in _CATEGORIES if any(part in problem for part in parts)), _OTHER)

@@ -35,7 +35,7 @@ from twostroke.planner.signals import Signals
 from twostroke.served_run import Run
 from twostroke.simulation.after_gap import after_gap
 from twostroke.simulation.pools import SimulatedPools
-from twostroke.simulation.requests import Recording, recording_of
+from twostroke.simulation.requests import RecordedRun, recording_of
 from twostroke.simulation.settings import WhatIf
 from twostroke.simulation.whole import check_readable
 
@@ -153,7 +153,7 @@ def _check_predictable(started: EngineStarted) -> None:
 
 
 def _predicted(
-    lever: Lever, before: dict[str, float], recording: Recording, model: StepTimeModel, knows_median: bool
+    lever: Lever, before: dict[str, float], recording: RecordedRun, model: StepTimeModel, knows_median: bool
 ) -> Lever:
     """Return the lever with its figures in simulated time, beside those of the history.
 
@@ -186,7 +186,7 @@ def _with_figures(lever: Lever, before: dict[str, float], after: dict[str, Any])
     return replace(lever, before=before[metric], after=reached, costs=costs)
 
 
-def _latest(recording: Recording, measured: Run, num_steps: int) -> tuple[Recording, Run]:
+def _latest(recording: RecordedRun, measured: Run, num_steps: int) -> tuple[RecordedRun, Run]:
     """Return the last requests, as many as the limit of simulated steps allows.
 
     They begin where no request waits, if possible, because the simulation begins with an empty engine.

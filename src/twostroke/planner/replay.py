@@ -22,11 +22,11 @@ from twostroke.events import EngineStarted, Event, MeasurementBegan
 from twostroke.measure.from_log import run_of_log
 from twostroke.measure.summary import summarize
 from twostroke.planner.back_test import refusal, too_few
-from twostroke.scheduler.replay import Difference, replay
+from twostroke.scheduler.replay import DecisionDifference, replay
 from twostroke.served_run import Run
 from twostroke.simulation.observed import observed_steps
 from twostroke.simulation.pools import HandOvers, PoolSimulation
-from twostroke.simulation.requests import Recording, faster, recording_of
+from twostroke.simulation.requests import RecordedRun, faster, recording_of
 from twostroke.simulation.settings import WhatIf, check_rate_factor, with_block_size
 from twostroke.simulation.simulate import simulate
 from twostroke.simulation.whole import check_whole
@@ -53,7 +53,7 @@ class Predicted:
 class Replayed:
     """Everything that a replay found out."""
 
-    difference: Difference | None
+    difference: DecisionDifference | None
     """The first batch that was decided differently this time; None: none was."""
     num_steps: int
     measured: Run
@@ -122,7 +122,7 @@ def measured_steps(events: Sequence[Event]) -> list[TimedStep]:
 
 
 def predict(
-    recording: Recording, step_times: StepTimeModel, what_if: WhatIf, ended: Callable[[], object] | None = None
+    recording: RecordedRun, step_times: StepTimeModel, what_if: WhatIf, ended: Callable[[], object] | None = None
 ) -> Predicted:
     """One simulated run of what was recorded, with other settings; `ended` is called whenever a request has ended."""
     started, pools = what_if.apply(recording.started), what_if.pools

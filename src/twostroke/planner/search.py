@@ -30,7 +30,7 @@ from twostroke.planner.placement import Candidate, Limits, Outcome, Ranking, Spa
 from twostroke.planner.replay import predict
 from twostroke.planner.search_options import SearchOptions
 from twostroke.planner.search_workload import SearchWorkload, read_workload
-from twostroke.simulation.requests import Recording
+from twostroke.simulation.requests import RecordedRun
 from twostroke.simulation.settings import WhatIf
 from twostroke.startup.calibrated import find_calibration, why_not
 from twostroke.startup.preparation import Prepared, model_shape, prepare, usable_processors
@@ -274,7 +274,7 @@ class _Runs:
         num_bytes, others = self._here[key]
         return num_bytes // candidate.num_workers, others // candidate.num_workers
 
-    def _recording(self, candidate: Candidate) -> Recording:
+    def _recording(self, candidate: Candidate) -> RecordedRun:
         """Return the workload, and the start-up event of each worker of the candidate."""
         config, kind, memory = self._config_of(candidate), self._kind_of(candidate), self.memory_of(candidate)
         started = engine_started(
@@ -287,7 +287,7 @@ class _Runs:
             now_s=0.0,
             process="simulated",
         )
-        return Recording(started, self.workload.requests, unfinished=0)
+        return RecordedRun(started, self.workload.requests, unfinished=0)
 
 
 def _kinds(

@@ -27,7 +27,7 @@ from twostroke.planner.memory import MemoryPlan, plan_memory
 from twostroke.planner.options import PlanOptions
 from twostroke.planner.replay import Predicted, predict
 from twostroke.planner.trace_options import TraceOptions
-from twostroke.simulation.requests import Recording
+from twostroke.simulation.requests import RecordedRun
 from twostroke.simulation.settings import WhatIf, check_rate_factor
 from twostroke.simulation.trace import num_tokens_of, read_trace, requests_of_trace
 from twostroke.startup.calibrated import find_calibration
@@ -119,7 +119,7 @@ def replay_trace(
         now_s=0.0,
         process="simulated",
     )
-    recording = Recording(started, requests, unfinished=0)
+    recording = RecordedRun(started, requests, unfinished=0)
     predicted = _with_progress(recording, machine.step_times, WhatIf())
     for what_if in what_ifs:
         check_rate_factor(what_if, requests, predicted.run.duration_s)
@@ -140,7 +140,7 @@ def replay_trace(
     )
 
 
-def _with_progress(recording: Recording, step_times: StepTimeModel, what_if: WhatIf) -> Predicted:
+def _with_progress(recording: RecordedRun, step_times: StepTimeModel, what_if: WhatIf) -> Predicted:
     with tqdm(total=len(recording.requests), desc=what_if.words, unit="req", disable=None, leave=False) as bar:
         return predict(recording, step_times, what_if, partial(bar.update, 1))
 

@@ -39,14 +39,14 @@ from twostroke.scheduler.scheduler import Scheduler
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class DecisionDifference:
     """The first decision that came out differently."""
 
     recorded: ScheduledBatch
     decided: ScheduledBatch
 
 
-def replay(events: Iterable[Event]) -> Difference | None:
+def replay(events: Iterable[Event]) -> DecisionDifference | None:
     """Feeds the inputs of a log to a fresh scheduler, in their order.
 
     Args:
@@ -77,7 +77,7 @@ def scheduler_at_end(events: Iterable[Event]) -> Scheduler:
     return scheduler
 
 
-def _replay(events: Iterable[Event]) -> tuple[Difference | None, Scheduler | None]:
+def _replay(events: Iterable[Event]) -> tuple[DecisionDifference | None, Scheduler | None]:
     scheduler: Scheduler | None = None
     timer = StepTimer()
     hashes: dict[int, tuple[bytes, ...]] = {}
@@ -128,7 +128,7 @@ def layout_of(fields: dict[str, Any]) -> KVLayout:
 
 def _feed(
     scheduler: Scheduler, event: Event, timer: StepTimer, hashes: dict[int, tuple[bytes, ...]]
-) -> Difference | None:
+) -> DecisionDifference | None:
     match event:
         case RequestArrived():
             scheduler.add_request(event.arrival)
@@ -150,9 +150,9 @@ def _feed(
     return None
 
 
-def _decide(scheduler: Scheduler, event: StepScheduled) -> Difference | None:
+def _decide(scheduler: Scheduler, event: StepScheduled) -> DecisionDifference | None:
     decided = scheduler.schedule(event.time_s)
-    return None if decided == event.batch else Difference(event.batch, decided)
+    return None if decided == event.batch else DecisionDifference(event.batch, decided)
 
 
 def _take_out_of_use(scheduler: Scheduler, event: KVBlockChecked) -> None:

@@ -50,7 +50,7 @@ class SimulatedRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class Recording:
+class RecordedRun:
     """What a log says of one run of an engine."""
 
     started: EngineStarted
@@ -69,7 +69,7 @@ class _Watched:
     ended_after_s: float | None = None
 
 
-def recording_of(events: Iterable[Event]) -> Recording:
+def recording_of(events: Iterable[Event]) -> RecordedRun:
     """Reads the last run of a log; what came before its measurement began warmed the engine up and is left out.
 
     Raises:
@@ -111,7 +111,7 @@ class _Reader:
             case _:
                 pass
 
-    def recording(self) -> Recording:
+    def recording(self) -> RecordedRun:
         if self._started is None:
             raise InvalidParameter("event_log", THESE_EVENTS, "must begin with the start of an engine", _WHOLE)
         if not self._watched:
@@ -119,7 +119,7 @@ class _Reader:
         watched = sorted(self._watched.values(), key=lambda one: one.arrival.arrival_time_s)
         begin_s = watched[0].arrival.arrival_time_s
         unfinished = sum(one.finish_reason is None for one in watched)
-        return Recording(self._started, tuple(_simulated(one, begin_s) for one in watched), unfinished)
+        return RecordedRun(self._started, tuple(_simulated(one, begin_s) for one in watched), unfinished)
 
     def _arrived(self, event: RequestArrived) -> None:
         self._names += 1  # a name may be used again once its request has ended

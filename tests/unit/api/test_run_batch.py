@@ -22,7 +22,7 @@ from twostroke.api.protocol.shapes import CHECKED_BYTES
 from twostroke.api.run_batch import BatchCount, answer_file, run_batch
 from twostroke.client.engine_client import EngineHealth, EngineState
 from twostroke.client.input_processor import InputProcessor
-from twostroke.client.load import Load, LoadMeter
+from twostroke.client.load import EngineLoad, LoadMeter
 from twostroke.client.output_processor import OutputKind
 from twostroke.client.submission import Submission
 from twostroke.config.engine import EngineConfig
@@ -99,7 +99,7 @@ class EchoEngine:
     def is_idle(self) -> bool:
         return not self.streams
 
-    def load(self, tenant: str) -> Load:
+    def load(self, tenant: str) -> EngineLoad:
         return LoadMeter(FACTS.max_num_seqs, is_fair=False).load(tenant)
 
     def abort(self, request_id: str, tenant: str = "") -> bool:

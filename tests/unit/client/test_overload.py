@@ -11,7 +11,7 @@ from factories import make_layout
 from fakes import FakeEngine
 from twostroke.api.admission import HEADROOM, QueueLimits, RequestCost, predicted_wait_s, refuse_overload
 from twostroke.batch import ScheduledBatch
-from twostroke.client.load import Load, LoadMeter, StepTimes
+from twostroke.client.load import EngineLoad, LoadMeter, StepTimeFit
 from twostroke.config.scheduler import SchedulerConfig
 from twostroke.errors import InvalidParameter, Overloaded
 
@@ -144,7 +144,7 @@ def test_a_pause_is_no_step() -> None:
 
 
 def test_step_times_are_told_apart_by_what_was_prefilled() -> None:
-    times = StepTimes()
+    times = StepTimeFit()
     assert (times.base_s(0.0), times.s_per_unit, times.slope_s) == (0.0, 0.0, None)
     for number in range(50):
         times.add(number % 7, 0.25 + 0.125 * (number % 7))
@@ -153,7 +153,7 @@ def test_step_times_are_told_apart_by_what_was_prefilled() -> None:
 
 
 def test_steps_that_are_all_alike_are_taken_for_prefills() -> None:
-    times = StepTimes()
+    times = StepTimeFit()
     times.add(10, 2.0)
     times.add(10, 2.0)
     assert times.s_per_unit == pytest.approx(0.2)
@@ -164,13 +164,13 @@ def test_steps_that_are_all_alike_are_taken_for_prefills() -> None:
 
 def test_a_full_queue_has_room_for_a_tenant_below_its_share() -> None:
     flooded = {"num_slots": 1, "num_waiting": 10, "num_waiting_tokens": 100, "num_tenants": 2}
-    refuse_overload(Load(**flooded, num_own_waiting=4), limits(max_queued_requests=10), RequestCost())
+    refuse_overload(EngineLoad(**flooded, num_own_waiting=4), limits(max_queued_requests=10), RequestCost())
     with pytest.raises(Overloaded, match="the queue is full: with this request 11 requests, at most 10"):
-        refuse_overload(Load(**flooded, num_own_waiting=5), limits(max_queued_requests=10), RequestCost())
+        refuse_overload(EngineLoad(**flooded, num_own_waiting=5), limits(max_queued_requests=10), RequestCost())
 
 
 def test_a_deadline_of_the_callers_counts_until_the_first_token() -> None:
-    load = Load(num_slots=4, step_s=0.5, prefill_s_per_token=0.01)
+    load = EngineLoad(num_slots=4, step_s=0.5, prefill_s_per_token=0.01)
     cost = RequestCost(1, 100)
     refuse_overload(load, limits(), cost, deadline_s=1.6 / HEADROOM)
     with pytest.raises(Overloaded, match=r"its first token would come after about 1\.5 s") as refused:

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from factories import make_facts
-from twostroke.client.load import Load, StepTimes
+from twostroke.client.load import EngineLoad, StepTimeFit
 from twostroke.cluster.pool_scaling import ObservedLoad, PoolScaling, WorkerFigures, limits_of
 from twostroke.config.pools import PoolConfig
 from twostroke.errors import InvalidParameter
@@ -17,8 +17,10 @@ from twostroke.pools.member import Role
 LIMITS = limits_of(PoolConfig(prefill=1, decode=1, max_prefill=8, max_decode=8, tpot_target_s=0.05, ttft_target_s=1.0))
 
 
-PREFILL = WorkerFigures("p0", Role.PREFILL, 0, Load(8, prefill_s_per_token=0.001), make_facts())
-DECODE = WorkerFigures("d0", Role.DECODE, 0, Load(8, decode_step_s=0.03, step_s_per_sequence=0.001), make_facts(), 100)
+PREFILL = WorkerFigures("p0", Role.PREFILL, 0, EngineLoad(8, prefill_s_per_token=0.001), make_facts())
+DECODE = WorkerFigures(
+    "d0", Role.DECODE, 0, EngineLoad(8, decode_step_s=0.03, step_s_per_sequence=0.001), make_facts(), 100
+)
 
 
 def test_a_pool_that_has_no_most_keeps_its_size() -> None:
@@ -62,7 +64,7 @@ def observed() -> ObservedLoad:
 
 
 def test_the_ratio_is_what_the_workers_of_each_pool_measured() -> None:
-    tails = Load(8, prefill_s_per_token=1e-9, decode_step_s=0.03, step_s_per_sequence=0.001)
+    tails = EngineLoad(8, prefill_s_per_token=1e-9, decode_step_s=0.03, step_s_per_sequence=0.001)
     ratio = observed().suggested([PREFILL, replace(DECODE, load=tails)], 60.0)
     assert ratio is not None
     assert ratio.prefill_tokens_per_s == pytest.approx(1000), "last blocks at a decode worker say nothing of prompts"
@@ -71,7 +73,7 @@ def test_the_ratio_is_what_the_workers_of_each_pool_measured() -> None:
 
 def test_a_load_is_not_forgotten_with_the_worker_that_measured_it() -> None:
     """The worker leaves when its pool shrinks, or dies; the remaining ones have not measured anything yet."""
-    load, idle = observed(), Load(8)
+    load, idle = observed(), EngineLoad(8)
     before = load.suggested([PREFILL, DECODE], 60.0)
     assert before is not None
     for worker in (PREFILL, DECODE):
@@ -80,7 +82,7 @@ def test_a_load_is_not_forgotten_with_the_worker_that_measured_it() -> None:
         load.left(worker.role, idle)  # and another that has measured nothing
     assert load.suggested([replace(PREFILL, load=idle), replace(DECODE, load=idle)], 60.0) == before
     assert load.suggested([replace(PREFILL, load=None), replace(DECODE, load=None, facts=None)], 60.0) == before
-    slower = Load(8, prefill_s_per_token=0.002)
+    slower = EngineLoad(8, prefill_s_per_token=0.002)
     ratio = load.suggested([replace(PREFILL, load=slower), replace(DECODE, load=idle)], 60.0)
     assert ratio is not None
     assert ratio.num_prefill == pytest.approx(2 * before.num_prefill), "its own figures come first"
@@ -92,19 +94,19 @@ def test_a_load_is_not_forgotten_with_the_worker_that_measured_it() -> None:
 )
 def test_steps_of_any_shape_count_as_measured(step_s: Callable[[int], float]) -> None:
     """An unconstrained line through steps that take ever longer would begin below 0; here it begins at 0."""
-    times = StepTimes()
+    times = StepTimeFit()
     for number in (1, 2, 4, 8, 16, 32):
         times.add(number, step_s(number))
     base_s, slope_s = times.line
     assert min(base_s, slope_s) >= 0
-    decoding = Load(8, decode_step_s=base_s, step_s_per_sequence=slope_s)
+    decoding = EngineLoad(8, decode_step_s=base_s, step_s_per_sequence=slope_s)
     assert decoding.has_decoded
     assert observed().suggested([PREFILL, replace(DECODE, load=decoding)], 60.0) is not None
     assert PoolScaling(LIMITS).decide([PREFILL, replace(DECODE, load=decoding)], 2.0)[Role.DECODE].need is not None
 
 
 def test_prompts_that_take_the_same_time_whatever_their_length_have_a_speed() -> None:
-    times = StepTimes()
+    times = StepTimeFit()
     for num_tokens, time_s in ((100, 0.11), (101, 0.10), (102, 0.09)):
         times.add(num_tokens, time_s)
     assert times.slope_s == 0

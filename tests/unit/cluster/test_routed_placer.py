@@ -9,7 +9,7 @@ import pytest
 
 from factories import make_facts
 from twostroke.batch import NewRequest
-from twostroke.client.load import Load
+from twostroke.client.load import EngineLoad
 from twostroke.cluster.dispatcher import Place, ReadyWorker
 from twostroke.cluster.routed_placer import RoutedPlacer
 from twostroke.config.routing import RoutingConfig
@@ -19,11 +19,11 @@ from twostroke.explain.names import GATEWAY
 from twostroke.pools.member import Role
 from twostroke.sampling_params import SamplingParams
 
-DECODE_LOAD = Load(64, num_running=60, step_s=0.02)
+DECODE_LOAD = EngineLoad(64, num_running=60, step_s=0.02)
 """Load with many streams, which a prefill beside them would make late."""
 
 
-def place(num_tokens: int, decode_load: Load = DECODE_LOAD, *, params: dict[str, Any] | None = None) -> Place:
+def place(num_tokens: int, decode_load: EngineLoad = DECODE_LOAD, *, params: dict[str, Any] | None = None) -> Place:
     placer = RoutedPlacer(RoutingConfig())
     for name, role in (("p0", Role.PREFILL), ("d0", Role.DECODE)):
         placer.joined(ReadyWorker(name, role, None, 16, 64), make_facts(num_blocks=10_000), "shm")
@@ -53,7 +53,7 @@ def test_a_prompt_that_cannot_be_handed_over_says_why(num_tokens: int, params: d
 
 
 def test_an_idle_decode_worker_has_time() -> None:
-    reason = place(512, Load(64, step_s=0.02)).reason
+    reason = place(512, EngineLoad(64, step_s=0.02)).reason
     assert reason.startswith("d0 computes the prompt itself: the decode member has time for the prompt (predicted cost")
 
 
@@ -76,7 +76,7 @@ def test_a_worker_that_nobody_measured_is_assumed_as_fast_as_its_like(threads: i
     for name, role, num_threads in (("p0", Role.PREFILL, threads), ("d0", Role.DECODE, 1)):
         facts = replace(make_facts(num_blocks=10_000), num_threads=num_threads)
         placer.joined(ReadyWorker(name, role, None, 16, 64), facts, "shm")
-    placer.reported("d0", Load(64, num_running=60, step_s=0.02, prefill_s_per_token=1 / 4000), now_s=1.0)
+    placer.reported("d0", EngineLoad(64, num_running=60, step_s=0.02, prefill_s_per_token=1 / 4000), now_s=1.0)
     new = NewRequest("r", tuple(range(512)), SamplingParams(max_tokens=8), 0)
     found = placer.place(GenerationRequest(new, 0.0, 8), new.prompt_token_ids, [], {})
     assert found is not None

@@ -14,7 +14,7 @@ from explain_loads import random_load
 from twostroke.errors import InvalidParameter
 from twostroke.events import EngineStarted, Event, EventsDropped, StepScheduled
 from twostroke.live import recording
-from twostroke.live.recording import Recording, ends_in_the_middle
+from twostroke.live.recording import RecordedLog, ends_in_the_middle
 
 
 def seen(state: dict[str, Any]) -> bytes:
@@ -26,7 +26,7 @@ def test_a_step_looks_the_same_wherever_one_comes_from(monkeypatch: pytest.Monke
     monkeypatch.setattr(recording, "CHUNK_EVENTS", 16)
     monkeypatch.setattr(recording, "MAX_CHECKPOINTS", most)
     events = random_load(3)
-    played = Recording(events, "a log")
+    played = RecordedLog(events, "a log")
     in_order = [seen(played.state(step)) for step in range(played.num_steps)]
     assert len(set(in_order)) == played.num_steps > 50
     dice = random.Random(most)
@@ -37,7 +37,7 @@ def test_a_step_looks_the_same_wherever_one_comes_from(monkeypatch: pytest.Monke
 
 def test_a_step_ends_where_the_next_one_is_decided() -> None:
     events = random_load(1)
-    played = Recording(events, "a log")
+    played = RecordedLog(events, "a log")
     steps = [event for event in events if isinstance(event, StepScheduled) and event.batch.requests]
     assert played.num_steps == len(steps)
     assert [played.step_at(step.time_s) for step in steps] == sorted(played.step_at(step.time_s) for step in steps)
@@ -58,15 +58,15 @@ def test_a_step_ends_where_the_next_one_is_decided() -> None:
 def test_what_is_missing_is_told() -> None:
     events: list[Event] = random_load(1)
     cut = [events[0], EventsDropped(events[40].time_s, events[40].process, 39), *events[40:]]
-    assert "39 events before" in Recording(cut, "a log").state(0)["recording"]["problem"]
+    assert "39 events before" in RecordedLog(cut, "a log").state(0)["recording"]["problem"]
 
 
 def test_a_log_without_a_step_is_shown_and_one_without_an_event_is_refused() -> None:
-    started = Recording(random_load(1)[:1], "a log")
+    started = RecordedLog(random_load(1)[:1], "a log")
     assert started.num_steps == 0
     assert started.state(0)["recording"]["step"] == -1
     with pytest.raises(InvalidParameter, match="holds no event"):
-        Recording([], "an empty log")
+        RecordedLog([], "an empty log")
 
 
 def test_a_last_line_that_was_cut_off_is_noticed(tmp_path: Path) -> None:
@@ -78,7 +78,7 @@ def test_a_last_line_that_was_cut_off_is_noticed(tmp_path: Path) -> None:
 
 def test_an_engine_whose_start_is_not_in_it_is_told() -> None:
     events: list[Event] = random_load(1)
-    problem = Recording(events[len(events) // 2 :], "a log").state(0)["recording"]["problem"]
+    problem = RecordedLog(events[len(events) // 2 :], "a log").state(0)["recording"]["problem"]
     assert problem == "The beginning of fake is missing: nothing is shown of it until it starts."
 
 
@@ -92,7 +92,7 @@ def test_events_that_contradict_each_other_are_refused_in_a_sentence() -> None:
         replace(started, scheduler={}),
     ):
         with pytest.raises(InvalidParameter, match=r"a log.*does not fit those before it"):
-            Recording([broken, *events[1:]], "a log")
+            RecordedLog([broken, *events[1:]], "a log")
 
 
 @pytest.mark.parametrize(
@@ -104,6 +104,6 @@ def test_steps_that_do_not_follow_each_other_are_told_once(until: int, on: int, 
     first, last = (events[places[number]] for number in (on, until - 1))
     assert isinstance(first, StepScheduled)
     assert isinstance(last, StepScheduled)
-    problem = Recording([*events[: places[until]], *events[places[on] :]], "a log").state(0)["recording"]["problem"]
+    problem = RecordedLog([*events[: places[until]], *events[places[on] :]], "a log").state(0)["recording"]["problem"]
     assert problem.startswith(f"Step {first.batch.step} of fake comes behind step {last.batch.step}: {why}")
     assert problem.count("Step") == 1

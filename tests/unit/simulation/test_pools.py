@@ -20,7 +20,7 @@ from twostroke.planner.show_replay import say_speed_and_what_ifs, what_if_json
 from twostroke.request import Arrival, FinishReason
 from twostroke.scheduler.replay import layout_of
 from twostroke.simulation.pools import PoolSimulation, SimulatedPools
-from twostroke.simulation.requests import Recording, SimulatedRequest
+from twostroke.simulation.requests import RecordedRun, SimulatedRequest
 from twostroke.simulation.settings import WhatIf
 from twostroke.simulation.simulate import simulate
 
@@ -268,7 +268,7 @@ def beside_prompts() -> list[SimulatedRequest]:
 def test_nobody_waits_for_a_prompt_that_is_computed_elsewhere() -> None:
     """Streams beside prompts: their steps are those without prompts, and one process's are not."""
     engine = started(num_blocks=400, max_num_batched_tokens=512)
-    recording = Recording(engine, tuple(beside_prompts()), 0)
+    recording = RecordedRun(engine, tuple(beside_prompts()), 0)
     pools = WhatIf.read(["prefill=1", "decode=1", "link_bytes_per_s=1e9"])
     together = predict(recording, STEP_TIMES, WhatIf())
     apart = predict(recording, STEP_TIMES, pools)
@@ -281,13 +281,13 @@ def test_nobody_waits_for_a_prompt_that_is_computed_elsewhere() -> None:
     # a prompt of 48 tokens comes as a share of one token: behind its last whole block there is nothing but the first
     # output, so the longest step is that of all seven requests
     alone = [request(f"stream {i}", 3, 50) for i in range(7)]
-    without = predict(Recording(engine, tuple(alone), 0), STEP_TIMES, WhatIf())
+    without = predict(RecordedRun(engine, tuple(alone), 0), STEP_TIMES, WhatIf())
     assert longest(apart) <= longest(without) * 1.01
     assert longest(together) > 1.5 * longest(apart)
 
 
 def test_what_is_assumed_and_what_moved_is_said() -> None:
-    recording = Recording(started(num_blocks=400, max_num_batched_tokens=512), tuple(beside_prompts()), 0)
+    recording = RecordedRun(started(num_blocks=400, max_num_batched_tokens=512), tuple(beside_prompts()), 0)
     words = ["prefill=1", "decode=1", "link_bytes_per_s=1e9"]
     slower = predict(recording, STEP_TIMES, WhatIf.read([*words, "step_time_factor=2"]))
     apart = predict(recording, STEP_TIMES, WhatIf.read(words))
@@ -319,6 +319,6 @@ def test_what_is_assumed_and_what_moved_is_said() -> None:
     ],
 )
 def test_pools_that_cannot_be_are_refused(words: list[str], message: str) -> None:
-    recording = Recording(started(), (request("a", 4, 2),), 0)
+    recording = RecordedRun(started(), (request("a", 4, 2),), 0)
     with pytest.raises(InvalidParameter, match=message):
         predict(recording, SECOND, WhatIf.read(words))

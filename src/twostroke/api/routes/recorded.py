@@ -10,10 +10,10 @@ from starlette.responses import Response
 
 from twostroke.api.http_errors import HTTPError
 from twostroke.api.routes.generate import json_response
-from twostroke.live.recording import Recording
+from twostroke.live.recording import RecordedLog
 
 
-def recorded_router(recording: Recording) -> APIRouter:
+def recorded_router(recording: RecordedLog) -> APIRouter:
     """The routes."""
     router = APIRouter(tags=["observe"])
     reading = asyncio.Lock()
