@@ -21,7 +21,7 @@ from twostroke.events import (
     StepScheduled,
 )
 from twostroke.kv_cache.layout import KVLayout
-from twostroke.request_times import RequestTimes
+from twostroke.outputs import RequestTimes
 
 NUM_REQUESTS = 25
 

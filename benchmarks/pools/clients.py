@@ -17,8 +17,7 @@ from twostroke.cluster.remote_engine import RemoteEngine
 from twostroke.config.engine import EngineConfig
 from twostroke.config.pools import PoolConfig
 from twostroke.measure.workload import Workload, WorkloadRequest
-from twostroke.outputs import RequestOutput
-from twostroke.request_times import RequestTimes
+from twostroke.outputs import RequestOutput, RequestTimes
 from twostroke.sampling_params import SamplingParams
 
 Engine = RemoteEngine | PooledEngine

@@ -29,7 +29,7 @@ from twostroke.config.pools import PoolConfig
 from twostroke.measure.figure import MEASURED, PREDICTED
 from twostroke.measure.report import median, percentiles
 from twostroke.measure.workload import Lengths, Workload, of_lengths
-from twostroke.request_times import RequestTimes
+from twostroke.outputs import RequestTimes
 
 PROMPT, OUTPUT, SLOTS = 768, 64, 16
 LINKS_MBIT = (30, 100, 1000)

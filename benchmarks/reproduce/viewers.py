@@ -23,7 +23,7 @@ from twostroke.live.state import LiveState
 from twostroke.measure.report import median
 from twostroke.measure.serve.load import giving_way
 from twostroke.measure.workload import Lengths, Workload
-from twostroke.metrics.fleet import FleetMetrics
+from twostroke.metrics.engine_metrics import FleetMetrics
 
 STREAMS = 64
 NUM_VIEWERS = 2

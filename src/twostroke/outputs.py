@@ -1,16 +1,168 @@
-"""What a caller gets back; vLLM's names and shapes."""
+"""What a caller gets back, in vLLM's names and shapes; and what is measured of it.
+
+RequestTimes is the one definition of each duration, DraftOutcomes of each count of drafts."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import itertools
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 
 import msgspec
 from msgspec.structs import replace
 
-from twostroke.draft_outcomes import DraftOutcomes, DraftTally
 from twostroke.request import FinishReason
-from twostroke.request_times import RequestTimes
+
+
+@dataclass(slots=True)
+class RequestTimes:
+    """Points in time on one clock, in seconds; collected by whoever reads an engine's updates or its event log.
+
+        arrival   scheduled   token 1   token 2, 3    token 4 = end
+           |----------|----------|----------|-------------|
+            queue_time             itl[0]      itl[2]              itl[1] = 0: tokens 2 and 3 left one step together
+           |------- ttft --------|
+           |------------------------ e2e -----------------|        tpot = (e2e - ttft) / 3
+
+    A token's time is when the step that made it gave its result to the engine, before the text is made and sent.
+    Durations need a token: a request that never got one has none.
+    """
+
+    arrival_s: float
+    scheduled_s: float | None = None
+    """When it ran for the first time."""
+    token_times_s: list[float] = field(default_factory=list[float])
+    finish_s: float | None = None
+    """When it ended, if that was not with its last token (abort)."""
+    num_preemptions: int = 0
+
+    @property
+    def queue_time_s(self) -> float:
+        """Arrival until first scheduled."""
+        assert self.scheduled_s is not None, f"never ran: {self}"
+        return self.scheduled_s - self.arrival_s
+
+    @property
+    def ttft_s(self) -> float:
+        """Arrival until the first token was there."""
+        return self.token_times_s[0] - self.arrival_s
+
+    @property
+    def e2e_s(self) -> float:
+        """Arrival until the end."""
+        return (self.token_times_s[-1] if self.finish_s is None else self.finish_s) - self.arrival_s
+
+    @property
+    def tpot_s(self) -> float | None:
+        """(e2e - ttft) / (tokens - 1); None for a single token."""
+        num_gaps = len(self.token_times_s) - 1
+        return (self.e2e_s - self.ttft_s) / num_gaps if num_gaps else None
+
+    @property
+    def itl_s(self) -> tuple[float, ...]:
+        """Gaps between consecutive tokens."""
+        return tuple(later - earlier for earlier, later in itertools.pairwise(self.token_times_s))
+
+
+# ---------------------------------------------------------------------- drafts
+#
+#     pass      fed      drafts        taken         counts
+#     1         t0       d1 d2 d3      d1 d2 t3      3 tokens: 3 drafts verified, 2 stood (positions 0 and 1)
+#     2         t3                     t4            1 token:  no drafts
+#                                                    2 passes, 4 tokens: 2 a pass
+#
+# A pass gives one token whatever becomes of its drafts, and one more for each that stood: tokens = passes + accepted.
+# Where a sequence ends within a pass, what is behind its end is no token of its, and no draft that stood.
+
+
+def num_accepted(num_tokens: int, num_draft_tokens: int) -> int:
+    """Drafts of a pass that stood.
+
+    Args:
+        num_tokens: that the pass gave, after everything that cuts them short.
+        num_draft_tokens: that it verified.
+
+    >>> num_accepted(3, 3), num_accepted(1, 3), num_accepted(1, 0), num_accepted(0, 3)
+    (2, 0, 0, 0)
+    """
+    return max(0, min(num_tokens - 1, num_draft_tokens))
+
+
+@dataclass(frozen=True, slots=True)
+class DraftOutcomes:
+    """What became of all drafts, over the passes that gave tokens; the one that read the prompt's end is among them."""
+
+    num_passes: int
+    """Of the target model, each for one sequence."""
+    num_tokens: int
+    """That they gave."""
+    num_verifying_passes: int
+    """Those with drafts."""
+    num_draft_tokens: int
+    """Verified."""
+    num_accepted_tokens: int
+    """Drafts that stood: num_tokens - num_passes."""
+    num_accepted_tokens_per_pos: tuple[int, ...]
+    """The same by their position among the drafts of their pass, from 0, up to the last where one was verified."""
+    tokens_per_pass: float
+    """num_tokens / num_passes."""
+
+
+@dataclass(slots=True)
+class DraftTally:
+    """Counts passes as they come.
+
+    >>> tally = DraftTally()
+    >>> tally.passed(3, 3), tally.passed(1, 0)
+    (None, None)
+    >>> DraftTally.total([tally]).num_accepted_tokens_per_pos
+    (1, 1, 0)
+    """
+
+    num_passes: int = 0
+    num_tokens: int = 0
+    num_verifying_passes: int = 0
+    num_draft_tokens: int = 0
+    accepted_at: list[int] = field(default_factory=list[int])
+    """By position."""
+
+    def passed(self, num_tokens: int, num_draft_tokens: int) -> None:
+        """A pass gave so many tokens and verified so many drafts; one without tokens (a chunk of a prompt) is none."""
+        if not num_tokens:
+            return
+        self.num_passes += 1
+        self.num_tokens += num_tokens
+        if num_draft_tokens:
+            self.num_verifying_passes += 1
+            self.num_draft_tokens += num_draft_tokens
+            self.accepted_at += [0] * (num_draft_tokens - len(self.accepted_at))
+            for position in range(num_accepted(num_tokens, num_draft_tokens)):
+                self.accepted_at[position] += 1
+
+    @staticmethod
+    def total(tallies: Iterable[DraftTally]) -> DraftOutcomes | None:
+        """Of several sequences together; None where no draft was verified."""
+        those = list(tallies)
+        if not any(tally.num_draft_tokens for tally in those):
+            return None
+        deepest = max(len(tally.accepted_at) for tally in those)
+        per_pos = tuple(
+            sum(tally.accepted_at[position] for tally in those if position < len(tally.accepted_at))
+            for position in range(deepest)
+        )
+        num_passes, num_tokens = sum(t.num_passes for t in those), sum(t.num_tokens for t in those)
+        return DraftOutcomes(
+            num_passes=num_passes,
+            num_tokens=num_tokens,
+            num_verifying_passes=sum(t.num_verifying_passes for t in those),
+            num_draft_tokens=sum(t.num_draft_tokens for t in those),
+            num_accepted_tokens=sum(per_pos),
+            num_accepted_tokens_per_pos=per_pos,
+            tokens_per_pass=num_tokens / num_passes,
+        )
+
+
+# ---------------------------------------------------------------------- outputs
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,3 +64,15 @@ def printable(text: str, most: int = _MOST_REASON, beginning: int | None = None)
     spelled = "".join(char if char.isprintable() else repr(char)[1:-1] for char in text[:most])
     is_whole = max(len(text), len(spelled)) <= most
     return spelled if is_whole else f"{spelled[: beginning or most]}… ({len(text)} characters)"
+
+
+# ---------------------------------------------------------------------- numbers
+
+
+def counted(number: int, noun: str) -> str:
+    """A number with its noun.
+
+    >>> counted(1, "token"), counted(2, "token")
+    ('1 token', '2 tokens')
+    """
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"

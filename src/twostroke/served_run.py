@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from twostroke.batch import Limit, ScheduledBatch
+from twostroke.outputs import RequestTimes
 from twostroke.request import FinishReason
-from twostroke.request_times import RequestTimes
 
 
 @dataclass(frozen=True, slots=True)

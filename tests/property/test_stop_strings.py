@@ -14,8 +14,8 @@ from twostroke.client.completion_stream import CompletionStream
 from twostroke.client.input_processor import PromptInput
 from twostroke.engine.stop_checker import StopStrings
 from twostroke.engine.token_update import SequenceNews, TokenUpdate
+from twostroke.outputs import RequestTimes
 from twostroke.request import FinishReason
-from twostroke.request_times import RequestTimes
 from twostroke.sampling_params import SamplingParams
 from twostroke.tokenizer.tokenizer import Tokenizer
 

@@ -16,8 +16,8 @@ from twostroke.api.admission import QueueLimits, RequestCost, refuse_overload
 from twostroke.client.load import EngineLoad, LoadMeter
 from twostroke.events import EngineLost, Event, RequestArrived
 from twostroke.live.state import LiveState
+from twostroke.metrics.engine_metrics import FleetMetrics
 from twostroke.metrics.exposition import EngineCollector, exposition
-from twostroke.metrics.fleet import FleetMetrics
 from twostroke.packed_events import Unread, pack
 
 

@@ -9,8 +9,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 from twostroke.api.sse import named_event
-from twostroke.live.masking import Mask
-from twostroke.live.state import LiveState
+from twostroke.live.state import LiveState, Mask
 
 INTERVAL_S = 0.1
 """Between two frames, at least."""

@@ -23,12 +23,10 @@ from twostroke.explain.recorder import FlightRecorder
 from twostroke.live.state import LiveState
 from twostroke.log import get_logger
 from twostroke.metrics import families
-from twostroke.metrics.exposition import PREFIX, Compat, EngineCollector, exposition
-from twostroke.metrics.fleet import FleetMetrics
-from twostroke.metrics.gateway import GatewayMetrics
+from twostroke.metrics.engine_metrics import FleetMetrics
+from twostroke.metrics.exposition import PREFIX, Compat, EngineCollector, GatewayMetrics, TenantKV, exposition
 from twostroke.metrics.instruments import Number, exposed
 from twostroke.metrics.otlp import request_tracer
-from twostroke.metrics.tenants import TenantKV
 from twostroke.packed_events import PackedEvent, Unread, unpack
 
 log = get_logger(__name__)

@@ -6,12 +6,10 @@ from collections.abc import Sequence
 
 from twostroke.batch import TokenLogprobs
 from twostroke.client.input_processor import PromptInput
-from twostroke.draft_outcomes import DraftTally
 from twostroke.engine.stop_checker import HiddenTokens, StopMatch, StopStrings
 from twostroke.engine.token_update import TokenUpdate
-from twostroke.outputs import CompletionOutput, Logprob, LogprobsAtPosition
+from twostroke.outputs import CompletionOutput, DraftTally, Logprob, LogprobsAtPosition, RequestTimes
 from twostroke.request import FinishReason
-from twostroke.request_times import RequestTimes
 from twostroke.tokenizer.tokenizer import IncrementalDetokenizer, Tokenizer
 
 

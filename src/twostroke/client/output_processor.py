@@ -16,9 +16,8 @@ from twostroke.client.completion_stream import CompletionStream
 from twostroke.client.input_processor import PromptInput
 from twostroke.client.prompt_scores import PromptScores
 from twostroke.engine.token_update import SequenceNews, TokenUpdate
-from twostroke.outputs import CompletionOutput, RequestMetrics, RequestOutput
+from twostroke.outputs import CompletionOutput, RequestMetrics, RequestOutput, RequestTimes
 from twostroke.request import FinishReason
-from twostroke.request_times import RequestTimes
 from twostroke.tokenizer.tokenizer import Tokenizer
 
 

@@ -6,7 +6,6 @@ from collections import Counter, deque
 from dataclasses import replace
 
 from twostroke.batch import AdmittedRequest, Commit, DraftReason, Stroke
-from twostroke.draft_outcomes import DraftTally
 from twostroke.events import (
     KVBlockChecked,
     RequestArrived,
@@ -15,14 +14,13 @@ from twostroke.events import (
     StepScheduled,
 )
 from twostroke.explain import causes
-from twostroke.explain.causes import Cause
-from twostroke.explain.drafts import drafts_of
+from twostroke.explain.causes import Cause, KVWay, of_handing_over, of_leaving, of_resuming, of_transfer
 from twostroke.explain.engine_view import DecidedStep, EngineView
-from twostroke.explain.handover import KVWay, of_handing_over, of_leaving, of_resuming, of_transfer
-from twostroke.explain.merging import NO_WORK, Span, Work, merged
+from twostroke.explain.merging import NO_WORK, Span, Work, drafts_of, merged
 from twostroke.explain.names import sequence_of
 from twostroke.explain.segments import Label, Lane
-from twostroke.explain.words import counted
+from twostroke.outputs import DraftTally
+from twostroke.plain_words import counted
 from twostroke.request import FinishReason, RequestStatus
 
 

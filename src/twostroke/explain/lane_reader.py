@@ -25,8 +25,8 @@ from twostroke.events import (
     StepCommitted,
     StepScheduled,
 )
+from twostroke.explain.causes import KVWay, of_resuming
 from twostroke.explain.engine_view import DecidedStep, EngineView
-from twostroke.explain.handover import KVWay, of_resuming
 from twostroke.explain.lane import LaneBuilder
 from twostroke.explain.names import GATEWAY, is_of_pool, place_of, sequence_of
 from twostroke.explain.remembered import Remembered

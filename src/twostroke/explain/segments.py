@@ -8,7 +8,7 @@ from enum import StrEnum
 from typing import Any
 
 from twostroke.batch import DraftReason
-from twostroke.draft_outcomes import DraftOutcomes
+from twostroke.outputs import DraftOutcomes
 from twostroke.request import FinishReason
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from twostroke.explain.segments import Label, Lane, Segment, Timeline
-from twostroke.explain.words import counted
+from twostroke.plain_words import counted
 
 _TOLD_IN_REASON = (Label.STALLED, Label.PREEMPTED, Label.KV_CHECK)
 """Segments whose reason names the culprits already."""

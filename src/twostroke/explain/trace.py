@@ -16,7 +16,7 @@ from twostroke.events import EngineStarted, Event, StepCommitted, StepScheduled
 from twostroke.explain.lane_reader import LaneReader
 from twostroke.explain.names import ENGINE, GATEWAY, place_of
 from twostroke.explain.segments import Lane
-from twostroke.explain.words import counted
+from twostroke.plain_words import counted
 
 _STEPS, _REQUESTS = 1, 2
 """Process ids of the trace."""

@@ -23,10 +23,8 @@ from twostroke.events import (
     StepScheduled,
 )
 from twostroke.live.block_map import BlockMap, Table
-from twostroke.live.figures import WINDOW_S, figures_of, histograms_of, waiting_by_reason
-from twostroke.live.rows import LiveStep, SequenceRow, StepRow
-from twostroke.metrics.engine_metrics import EngineMetrics
-from twostroke.metrics.journeys import Journey
+from twostroke.live.rows import WINDOW_S, LiveStep, SequenceRow, StepRow, figures_of, histograms_of, waiting_by_reason
+from twostroke.metrics.engine_metrics import EngineMetrics, Journey
 from twostroke.request import Arrival, FinishReason, RequestStatus
 
 NUM_STEPS = 240

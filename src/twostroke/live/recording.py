@@ -14,7 +14,7 @@ from typing import Any
 from twostroke.errors import InvalidParameter
 from twostroke.events import EngineStarted, Event, EventsDropped, StepScheduled
 from twostroke.live.state import LiveState
-from twostroke.metrics.fleet import FleetMetrics
+from twostroke.metrics.engine_metrics import FleetMetrics
 from twostroke.packed_events import PackedEvent, join, pack, split
 from twostroke.plain_words import reason_of
 

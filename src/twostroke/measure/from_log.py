@@ -28,7 +28,7 @@ from twostroke.events import (
     TokensDelivered,
     event_log_with_a_gap,
 )
-from twostroke.request_times import RequestTimes
+from twostroke.outputs import RequestTimes
 from twostroke.served_run import Run, ServedRequest, StepSample
 
 

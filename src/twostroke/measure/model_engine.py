@@ -24,7 +24,7 @@ from twostroke.engine.generation import GenerationRequest
 from twostroke.events import EventLog
 from twostroke.kv_check import KVCheck, KVDifference
 from twostroke.measure.workload import Workload, WorkloadRequest
-from twostroke.request_times import RequestTimes
+from twostroke.outputs import RequestTimes
 from twostroke.runner.executor import Executor
 from twostroke.sampling_params import SamplingParams
 from twostroke.served_run import Run, ServedRequest, StepSample

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from enum import StrEnum
+from typing import Protocol
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from twostroke.explain.names import GATEWAY
 from twostroke.metrics import families
 from twostroke.metrics.engine_metrics import EngineMetrics
+from twostroke.metrics.families import OTHERS
 from twostroke.metrics.instruments import Instrument, Number, exposed
 
 PREFIX = "twostroke"
@@ -115,3 +118,103 @@ def _single(name: str, kind: str, help_text: str, labels: dict[str, str], value:
     metric = Metric(name, help_text, kind)
     metric.add_sample(name + ("_total" if kind == "counter" else ""), labels, value)
     return metric
+
+
+# ---------------------------------------------------------------------- the gateway of pools
+
+
+class Resumes(Protocol):
+    """Whoever keeps sequences running (cluster/dispatcher.py)."""
+
+    num_resumed: int
+    num_fenced: int
+
+
+class GatewayMetrics(Collector):
+    """Its counters, read when they are scraped; nothing while there is no gateway.
+
+    Args:
+        model_name: what clients call the model.
+    """
+
+    def __init__(self, model_name: str) -> None:
+        self._labels = {"model_name": model_name, "engine": GATEWAY}
+        self._followed: Resumes | None = None
+
+    def follow(self, dispatcher: Resumes) -> None:
+        """From now on these numbers are told."""
+        self._followed = dispatcher
+
+    def collect(self) -> Iterator[Metric]:
+        """For Prometheus."""
+        if self._followed is None:
+            return
+        for family, value in (
+            (families.SEQUENCES_RESUMED, self._followed.num_resumed),
+            (families.UPDATES_FENCED, self._followed.num_fenced),
+        ):
+            number = Number(family)
+            number.set(value)
+            yield exposed(number, f"{PREFIX}:{family.name}", self._labels)
+
+
+# ---------------------------------------------------------------------- KV memory of each tenant
+
+
+MAX_TENANTS = 100
+"""Most tenants with a series of their own; the others share one."""
+
+NameOf = Callable[[str], str]
+
+
+class HoldsKV(Protocol):
+    """Source of the KV blocks that every running request holds (live/state.py)."""
+
+    def kv_shares(self, name_of: NameOf) -> Iterable[tuple[Mapping[str, str], Mapping[str, float]]]:
+        """Return, for each engine, its labels and the share of its KV blocks by `name_of(tenant)`."""
+        ...
+
+
+class TenantKV:
+    """The tenants that held KV, kept so that a series falls to 0 instead of ending.
+
+    Args:
+        holds: source of the present blocks.
+    """
+
+    def __init__(self, holds: HoldsKV) -> None:
+        self._holds = holds
+        self._seen: dict[str, None] = {}
+
+    def seen_by(self, viewer: str) -> Collector:
+        """Return the gauge as a tenant may see it: its own name, and "(others)" for all other tenants.
+
+        Args:
+            viewer: the tenant that scrapes; "" sees every name (the administrator, or a server without keys).
+        """
+        if viewer:
+            return _Seen(self._holds, {viewer: None}, lambda tenant: tenant if tenant == viewer else OTHERS)
+        return _Seen(self._holds, self._seen, self._name)
+
+    def _name(self, tenant: str) -> str:
+        if tenant not in self._seen and len(self._seen) < MAX_TENANTS:
+            self._seen[tenant] = None
+        return tenant if tenant in self._seen else OTHERS
+
+
+class _Seen(Collector):
+    def __init__(self, holds: HoldsKV, known: Iterable[str], name_of: NameOf) -> None:
+        self._holds = holds
+        self._known = known
+        self._name_of = name_of
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the one family, with the samples of every engine."""
+        family = families.KV_CACHE_USAGE_BY_TENANT
+        metric = Metric(f"{PREFIX}:{family.name}", family.help, family.kind)
+        for labels, shares in self._holds.kv_shares(self._name_of):
+            number = Number(family)
+            for name in dict.fromkeys((*self._known, *shares)):
+                number.set(shares.get(name, 0.0), name)
+            metric.samples.extend(exposed(number, metric.name, dict(labels)).samples)
+        yield metric

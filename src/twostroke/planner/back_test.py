@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from twostroke.explain.words import counted
+from twostroke.plain_words import counted
 
 LIMIT = 0.25
 """Largest |predicted / measured - 1| with which predictions are shown. A lever has to bring 10 %."""

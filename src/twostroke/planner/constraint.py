@@ -17,7 +17,7 @@ from enum import StrEnum
 
 from twostroke.batch import Limit
 from twostroke.config.scheduler import SchedulerConfig
-from twostroke.explain.words import counted
+from twostroke.plain_words import counted
 from twostroke.planner.back_test import too_few
 from twostroke.planner.signals import Signals
 

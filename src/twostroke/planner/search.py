@@ -19,8 +19,8 @@ from twostroke.cost.roofline import roofline
 from twostroke.cost.step_model import StepTimeModel
 from twostroke.engine.journal import engine_started
 from twostroke.errors import DoesNotFit, InvalidParameter, TwostrokeError
-from twostroke.explain.words import counted
 from twostroke.measure.report import model_name
+from twostroke.plain_words import counted
 from twostroke.planner.devices import devices, find_device
 from twostroke.planner.least_work import goodput_bound
 from twostroke.planner.machine import memory_here, prepared_for, published_machine

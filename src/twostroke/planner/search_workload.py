@@ -11,7 +11,7 @@ import numpy as np
 
 from twostroke.engine.event_sinks import is_event_log, one_history, read_events
 from twostroke.errors import InvalidParameter
-from twostroke.explain.words import counted
+from twostroke.plain_words import counted
 from twostroke.planner.back_test import LEAST_REQUESTS, WITH_FEWER, too_few
 from twostroke.planner.search_options import SearchOptions
 from twostroke.request import Arrival

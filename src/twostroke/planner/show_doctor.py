@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.console import Console
 
-from twostroke.explain.words import counted
+from twostroke.plain_words import counted
 from twostroke.planner.constraint import Constraint
 from twostroke.planner.doctor import REFUSED, Diagnosis
 from twostroke.planner.kept_limits import limit_lines

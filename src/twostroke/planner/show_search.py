@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from twostroke.cost.price import cost_per_million_tokens
-from twostroke.explain.words import counted
+from twostroke.plain_words import counted
 from twostroke.planner.placement import Found, Limits, Outcome
 from twostroke.planner.search import Searched
 from twostroke.planner.words import milliseconds, significant

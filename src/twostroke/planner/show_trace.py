@@ -6,7 +6,7 @@ from typing import Any
 
 from rich.console import Console
 
-from twostroke.explain.words import counted
+from twostroke.plain_words import counted
 from twostroke.planner.replay import figures
 from twostroke.planner.show_replay import cells, say_speed_and_what_ifs, table_of, what_if_columns, what_if_json
 from twostroke.planner.trace_replay import TraceReplayed

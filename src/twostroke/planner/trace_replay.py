@@ -19,7 +19,7 @@ from twostroke.cost.roofline import roofline
 from twostroke.cost.step_model import StepTimeModel
 from twostroke.engine.journal import engine_started
 from twostroke.errors import InvalidParameter
-from twostroke.explain.words import counted
+from twostroke.plain_words import counted
 from twostroke.planner.back_test import LEAST_REQUESTS, WITH_FEWER
 from twostroke.planner.devices import devices
 from twostroke.planner.machine import memory_here, prepared_for, published_machine

@@ -12,7 +12,7 @@ from twostroke.cost.acceptance import Acceptances, DraftPlan, best_plan
 from twostroke.cost.account import DraftAccount
 from twostroke.cost.drafting_time import HICCUP, DraftingTimes
 from twostroke.cost.step_time import StepTimes
-from twostroke.draft_outcomes import num_accepted
+from twostroke.outputs import num_accepted
 from twostroke.request import Request
 from twostroke.scheduler.draft_tries import DraftTries
 

@@ -26,11 +26,11 @@ from twostroke.errors import InvalidParameter
 from twostroke.events import EngineStarted
 from twostroke.kv_cache.layout import KVLayout
 from twostroke.kv_transfer.leases import LEASE_S
+from twostroke.outputs import RequestTimes
 from twostroke.pools.member import Member, Role
 from twostroke.pools.route import RouteRequest
 from twostroke.pools.router import REPORTS_EVERY_S, Router
 from twostroke.request import Arrival
-from twostroke.request_times import RequestTimes
 from twostroke.scheduler.replay import layers_of, layout_of, scheduler_of
 from twostroke.served_run import Run, ServedRequest
 from twostroke.simulation.engine import Live, SimulatedEngine, SimulatedStep

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from twostroke.cost.step_model import PredictsSteps
 from twostroke.cost.step_work import Layers
 from twostroke.events import EngineStarted
-from twostroke.request_times import RequestTimes
+from twostroke.outputs import RequestTimes
 from twostroke.scheduler.replay import layers_of, scheduler_of
 from twostroke.scheduler.scheduler import Scheduler
 from twostroke.served_run import Run, ServedRequest

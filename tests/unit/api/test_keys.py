@@ -17,7 +17,7 @@ from twostroke.api.admission import Quotas, TokenBucket
 from twostroke.api.gate import ADMIN_PATHS
 from twostroke.api.keys import Keys
 from twostroke.errors import InvalidParameter
-from twostroke.explain.tenant_view import SOMEBODY
+from twostroke.explain.timeline import SOMEBODY
 
 PROMPT = "def quicksort(values):\n    '''Sorts.'''\n" * 8
 

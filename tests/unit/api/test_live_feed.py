@@ -11,7 +11,7 @@ import pytest
 from twostroke.api import live_feed
 from twostroke.api.live_feed import LiveFeed
 from twostroke.live.state import LiveState
-from twostroke.metrics.fleet import FleetMetrics
+from twostroke.metrics.engine_metrics import FleetMetrics
 
 
 @pytest.mark.parametrize(("took_s", "pause_s"), [(0.0, 0.1), (0.001, 0.2), (0.06, 1.0)])

@@ -22,9 +22,8 @@ from twostroke.client.output_processor import (
 )
 from twostroke.client.prompt_scores import PromptScores
 from twostroke.engine.token_update import SequenceNews, TokenUpdate
-from twostroke.outputs import RequestMetrics, RequestOutput
+from twostroke.outputs import RequestMetrics, RequestOutput, RequestTimes
 from twostroke.request import FinishReason
-from twostroke.request_times import RequestTimes
 from twostroke.sampling_params import SamplingParams
 
 TOKENIZER = text_fakes.tokenizer("byte_level")

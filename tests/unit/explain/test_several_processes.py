@@ -15,9 +15,8 @@ from twostroke.events import EventsDropped
 from twostroke.explain.lane_reader import LaneReader
 from twostroke.explain.recorder import FlightRecorder
 from twostroke.explain.segments import Culprit, Label, Lane
-from twostroke.explain.tenant_view import timeline_for_tenant
 from twostroke.explain.text import timeline_text
-from twostroke.explain.timeline import timeline_of
+from twostroke.explain.timeline import timeline_for_tenant, timeline_of
 from twostroke.explain.trace import trace_of
 from twostroke.packed_events import pack
 from twostroke.request import FinishReason

@@ -27,7 +27,7 @@ from twostroke.events import (
     StepCommitted,
     StepScheduled,
 )
-from twostroke.explain.drafts import StepDrafts, drafts_in_words
+from twostroke.explain.merging import StepDrafts, drafts_in_words
 from twostroke.explain.segments import Label, Lane, Segment
 from twostroke.explain.timeline import timeline_of
 from twostroke.request import FinishReason

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from twostroke.draft_outcomes import DraftOutcomes
 from twostroke.errors import ClientError, InvalidParameter, UnknownParameter
 from twostroke.lab.claims import Seen, StoryClaim
 from twostroke.lab.figures import Figures, Measured, figures_of, measured, percentile
@@ -17,7 +16,7 @@ from twostroke.lab.settings import SWITCHES, Side
 from twostroke.lab.stories import BY_NAME, STORIES, Story
 from twostroke.lab.tokens import Tokens
 from twostroke.lab.workload import MAX_ARRIVALS_S, LabWorkload
-from twostroke.outputs import CompletionOutput, RequestMetrics, RequestOutput
+from twostroke.outputs import CompletionOutput, DraftOutcomes, RequestMetrics, RequestOutput
 
 FIGURES = Figures(
     duration_s=2.0,

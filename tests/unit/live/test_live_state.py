@@ -16,11 +16,10 @@ from pool_log import PoolLog, died_and_resumed
 from twostroke.events import Event, RequestArrived, StepCommitted
 from twostroke.explain.timeline import timeline_of
 from twostroke.live.block_map import BlockState
-from twostroke.live.masking import Mask
 from twostroke.live.rows import FIELDS
-from twostroke.live.state import LiveState
+from twostroke.live.state import LiveState, Mask
 from twostroke.metrics import families
-from twostroke.metrics.fleet import FleetMetrics
+from twostroke.metrics.engine_metrics import FleetMetrics
 from twostroke.scheduler.replay import scheduler_at_end
 
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from prometheus_client.parser import text_string_to_metric_families
 
 from pool_log import PROMPT, D, P, PoolLog, died_and_resumed
-from twostroke.metrics.exposition import EngineCollector, exposition
-from twostroke.metrics.fleet import FleetMetrics
-from twostroke.metrics.gateway import GatewayMetrics
+from twostroke.metrics.engine_metrics import FleetMetrics
+from twostroke.metrics.exposition import EngineCollector, GatewayMetrics, exposition
 from twostroke.request import FinishReason
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from twostroke.draft_outcomes import DraftTally, num_accepted
+from twostroke.outputs import DraftTally, num_accepted
 
 PASSES = st.lists(
     st.tuples(st.integers(0, 9), st.integers(0, 8)).map(lambda made: (min(made[0], made[1] + 1), made[1])), max_size=20

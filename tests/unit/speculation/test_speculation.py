@@ -14,13 +14,13 @@ import pytest
 import twostroke
 from model_folders import VOCAB_SIZE
 from twostroke import LLM, SamplingParams
-from twostroke.draft_outcomes import DraftOutcomes
 from twostroke.engine.event_sinks import read_events
 from twostroke.errors import InvalidParameter, ModelNotFound, SetupError, UnknownParameter
 from twostroke.events import StepCommitted, StepScheduled
 from twostroke.explain.timeline import timeline_of
 from twostroke.metrics import families
 from twostroke.metrics.engine_metrics import EngineMetrics
+from twostroke.outputs import DraftOutcomes
 from twostroke.scheduler.replay import replay
 
 EMBEDDED = Path(twostroke.__file__).parent / "embedded"

@@ -17,9 +17,8 @@ from twostroke.api.routes.request_ids import ID, OF_SEVERAL
 from twostroke.errors import InvalidParameter, shown
 from twostroke.events import Event, to_json
 from twostroke.explain.segments import Timeline
-from twostroke.explain.tenant_view import timeline_for_tenant
 from twostroke.explain.text import timeline_text
-from twostroke.explain.timeline import timeline_of
+from twostroke.explain.timeline import timeline_for_tenant, timeline_of
 from twostroke.explain.trace import trace_of
 
 _JSON_OR_TEXT: Described = {200: {"content": {"text/plain": {"schema": {"type": "string"}}}}}
