@@ -26,8 +26,8 @@ from twostroke.cluster.dispatcher import LeastBusy
 from twostroke.cluster.pooled_engine import PooledEngine
 from twostroke.config.engine import EngineConfig
 from twostroke.config.pools import PoolConfig
+from twostroke.event_codec import PackedEvent, unpack
 from twostroke.events import KVImportEnded
-from twostroke.packed_events import PackedEvent, unpack
 from twostroke.pools.member import Role
 
 PLAIN: dict[str, Any] = {"model": "embedded", "threads": 1, "num_kv_blocks": 2000}

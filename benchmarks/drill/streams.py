@@ -23,10 +23,10 @@ from twostroke.config.engine import EngineConfig
 from twostroke.config.pools import PoolConfig
 from twostroke.engine.event_sinks import read_events
 from twostroke.errors import EngineUnavailable
+from twostroke.event_codec import PackedEvent, unpack
 from twostroke.events import KVImportEnded, RequestRouted
 from twostroke.explain.names import name_of, sequence_of
 from twostroke.kv_transfer.leases import LEASE_S
-from twostroke.packed_events import PackedEvent, unpack
 from twostroke.pools.member import Role
 from twostroke.sampling_params import SamplingParams
 from twostroke.scheduler.replay import scheduler_at_end

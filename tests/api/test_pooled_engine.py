@@ -29,9 +29,9 @@ from twostroke.config.engine import EngineConfig
 from twostroke.config.pools import PoolConfig
 from twostroke.engine.handover_port import HandoverPort
 from twostroke.errors import InvalidParameter, SetupError, UnknownParameter
+from twostroke.event_codec import PackedEvent, unpack
 from twostroke.events import RequestRouted
 from twostroke.outputs import NumericDrift
-from twostroke.packed_events import PackedEvent, unpack
 from twostroke.pools.member import Role
 from twostroke.sampling_params import SamplingParams
 

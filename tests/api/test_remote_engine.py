@@ -24,6 +24,7 @@ from twostroke.cluster import engine_process, remote_engine
 from twostroke.cluster.remote_engine import RemoteEngine
 from twostroke.config.engine import EngineConfig
 from twostroke.errors import EngineError, EngineUnavailable, SetupError
+from twostroke.event_codec import PackedEvent, unpack
 from twostroke.events import (
     EngineLost,
     EngineStarted,
@@ -39,7 +40,6 @@ from twostroke.kv_check import Verdict
 from twostroke.metrics import families
 from twostroke.metrics.engine_metrics import EngineMetrics
 from twostroke.outputs import JoinedDeltas, RequestOutput
-from twostroke.packed_events import PackedEvent, unpack
 from twostroke.request import FinishReason
 
 FAULTY = (sys.executable, str(Path(__file__).parents[1] / "faulty_engine.py"))

@@ -20,6 +20,7 @@ from twostroke.config.cache import CacheConfig
 from twostroke.config.scheduler import SchedulerConfig
 from twostroke.cost.step_cost import StepCost
 from twostroke.errors import UnreadableEvent
+from twostroke.event_codec import join, pack, split, unpack
 from twostroke.events import (
     EVENT_LOG_VERSION,
     EngineStarted,
@@ -35,7 +36,6 @@ from twostroke.events import (
     plain,
     to_json,
 )
-from twostroke.packed_events import join, pack, split, unpack
 from twostroke.request import Arrival, FinishReason
 
 LAYOUT = uniform_layout([None, 8], block_size=16, num_kv_heads=2, head_dim=8, kv_format="bf16")

@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 
 from explain_loads import random_load
 from pool_log import PoolLog, died_and_resumed
-from twostroke import packed_events
+from twostroke import event_codec as packed_events
 from twostroke.api.admission import QueueLimits, RequestCost, refuse_overload
 from twostroke.client.load import EngineLoad, LoadMeter
+from twostroke.event_codec import Unread, pack
 from twostroke.events import EngineLost, Event, RequestArrived
 from twostroke.live.state import LiveState
 from twostroke.metrics.engine_metrics import FleetMetrics
 from twostroke.metrics.exposition import EngineCollector, exposition
-from twostroke.packed_events import Unread, pack
 
 
 def pools() -> list[Event]:

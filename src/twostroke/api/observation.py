@@ -17,6 +17,7 @@ from twostroke.api.prompt_texts import PromptTexts
 from twostroke.config.server import ServerConfig
 from twostroke.engine.clock import monotonic_clock
 from twostroke.errors import InvalidParameter
+from twostroke.event_codec import PackedEvent, Unread, unpack
 from twostroke.events import Event, RequestArrived
 from twostroke.explain.names import ENGINE
 from twostroke.explain.recorder import FlightRecorder
@@ -27,7 +28,6 @@ from twostroke.metrics.engine_metrics import FleetMetrics
 from twostroke.metrics.exposition import PREFIX, Compat, EngineCollector, GatewayMetrics, TenantKV, exposition
 from twostroke.metrics.instruments import Number, exposed
 from twostroke.metrics.otlp import request_tracer
-from twostroke.packed_events import PackedEvent, Unread, unpack
 
 log = get_logger(__name__)
 

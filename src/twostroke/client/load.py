@@ -11,8 +11,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from twostroke.batch import Limit, ScheduledBatch, Stroke
+from twostroke.event_codec import PackedEvent, Unread
 from twostroke.events import Event, KVBlockChecked, RequestFinishedByCaller, StepCommitted, StepScheduled
-from twostroke.packed_events import PackedEvent, Unread
 
 STEP_DECAY = 0.95
 """What a step weighs one step later: the figures follow about the last twenty."""

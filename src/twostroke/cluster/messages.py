@@ -28,9 +28,9 @@ from twostroke.engine.generation import GenerationRequest
 from twostroke.engine.handover_port import HandoverPort, LenderFacts
 from twostroke.engine.heartbeat import Heartbeat
 from twostroke.engine.token_update import TokenUpdate
+from twostroke.event_codec import PackedEvent
 from twostroke.kv_transfer.geometry import KVGeometry
 from twostroke.kv_transfer.transport import Fetched, KVSource
-from twostroke.packed_events import PackedEvent
 from twostroke.request import FinishReason
 
 

@@ -31,12 +31,12 @@ from twostroke.engine.clock import monotonic_clock
 from twostroke.engine.facts import EngineFacts
 from twostroke.engine.generation import GenerationRequest
 from twostroke.errors import EngineError, EngineUnavailable, InvalidParameter
+from twostroke.event_codec import PackedEvent, PackedEventLog, pack, unpack
 from twostroke.events import Event, RequestRouted
 from twostroke.explain.names import GATEWAY
 from twostroke.kv_transfer.geometry import KVGeometry
 from twostroke.kv_transfer.nixl_reads import check_nixl
 from twostroke.log import get_logger
-from twostroke.packed_events import PackedEvent, PackedEventLog, pack, unpack
 from twostroke.pools.autoscaler import ScalingDecision
 from twostroke.pools.member import Role
 from twostroke.pools.ratio import SuggestedRatio

@@ -48,9 +48,9 @@ from twostroke.engine.garbage import keep_what_is_there
 from twostroke.engine.handover_port import HandoverPort
 from twostroke.engine.heartbeat import Heartbeat
 from twostroke.errors import TwostrokeError
+from twostroke.event_codec import PackedEvent, pack
 from twostroke.events import Event, StepScheduled
 from twostroke.log import get_logger
-from twostroke.packed_events import PackedEvent, pack
 from twostroke.parent_death import signal_at_parents_death
 from twostroke.plain_words import reason_of
 from twostroke.process_start import seconds_since_start

@@ -33,9 +33,9 @@ from twostroke.engine.garbage import look_in_a_lull
 from twostroke.engine.generation import GenerationRequest
 from twostroke.engine.heartbeat import Heartbeat
 from twostroke.errors import EngineError, EngineUnavailable, SetupError
+from twostroke.event_codec import PackedEvent, PackedEventLog, kind_of, pack, unpack
 from twostroke.events import EngineLost, Event, KVBlockChecked
 from twostroke.log import get_logger
-from twostroke.packed_events import PackedEvent, PackedEventLog, kind_of, pack, unpack
 from twostroke.plain_words import reason_of
 from twostroke.request import FinishReason
 from twostroke.tokenizer.tokenizer import Tokenizer

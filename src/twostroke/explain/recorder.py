@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from twostroke.event_codec import PackedEvent, join, kind_of, split, unpack
 from twostroke.events import EngineStarted, Event, EventsDropped, to_json
 from twostroke.explain.names import place_of
-from twostroke.packed_events import PackedEvent, join, kind_of, split, unpack
 
 CHUNK_EVENTS = 32
 """Events that are compressed together. Neighbours repeat each other's ids: a step of 64 decodes, 64 commits included,

@@ -12,6 +12,7 @@ from twostroke.client.submission import Submission
 from twostroke.cluster.pooled_engine import PooledEngine
 from twostroke.cluster.remote_engine import RemoteEngine
 from twostroke.errors import EngineError
+from twostroke.event_codec import PackedEvent, unpack
 from twostroke.events import StepScheduled
 from twostroke.explain.recorder import FlightRecorder
 from twostroke.explain.timeline import timeline_of
@@ -20,7 +21,6 @@ from twostroke.lab.settings import Side
 from twostroke.lab.workload import AskedFor
 from twostroke.log import get_logger
 from twostroke.outputs import RequestOutput
-from twostroke.packed_events import PackedEvent, unpack
 from twostroke.sampling_params import SamplingParams
 
 log = get_logger(__name__)

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from twostroke.errors import InvalidParameter
+from twostroke.event_codec import PackedEvent, join, pack, split
 from twostroke.events import EngineStarted, Event, EventsDropped, StepScheduled
 from twostroke.live.state import LiveState
 from twostroke.metrics.engine_metrics import FleetMetrics
-from twostroke.packed_events import PackedEvent, join, pack, split
 from twostroke.plain_words import reason_of
 
 CHUNK_EVENTS = 512

@@ -7,10 +7,10 @@ import pytest
 from explain_loads import random_load, times_of
 from twostroke.engine.event_sinks import read_events
 from twostroke.errors import InvalidParameter
+from twostroke.event_codec import pack
 from twostroke.events import EngineStarted, Event, EventsDropped
 from twostroke.explain.recorder import CHUNK_EVENTS, FlightRecorder
 from twostroke.explain.timeline import timeline_of
-from twostroke.packed_events import pack
 from twostroke.scheduler.replay import replay
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from explain_loads import random_load
 from pool_log import PROMPT, D, P, PoolLog, died_and_resumed
+from twostroke.event_codec import pack
 from twostroke.events import EventsDropped
 from twostroke.explain.lane_reader import LaneReader
 from twostroke.explain.recorder import FlightRecorder
@@ -18,7 +19,6 @@ from twostroke.explain.segments import Culprit, Label, Lane
 from twostroke.explain.text import timeline_text
 from twostroke.explain.timeline import timeline_for_tenant, timeline_of
 from twostroke.explain.trace import trace_of
-from twostroke.packed_events import pack
 from twostroke.request import FinishReason
 
 

@@ -14,8 +14,8 @@ from pool_log import PoolLog, died_and_resumed
 from twostroke.api.observation import Observation
 from twostroke.cluster.dispatcher import Dispatcher, LeastBusy
 from twostroke.config.server import ServerConfig
+from twostroke.event_codec import pack
 from twostroke.events import Event
-from twostroke.packed_events import pack
 
 
 def pools() -> list[Event]:
