@@ -14,6 +14,7 @@ from twostroke.config.scheduler import SchedulerConfig
 from twostroke.config.speculation import SpeculativeConfig
 from twostroke.cost.step_model import StepTimeModel
 from twostroke.cost.step_work import Layers
+from twostroke.event_codec import plain
 from twostroke.events import (
     EngineStarted,
     EventLog,
@@ -23,7 +24,6 @@ from twostroke.events import (
     RequestFinishedByCaller,
     StepCommitted,
     StepScheduled,
-    plain,
 )
 from twostroke.kv_cache.block_hash import extend_hashes, hash_blocks
 from twostroke.kv_cache.layout import KVLayout

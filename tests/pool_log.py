@@ -9,6 +9,7 @@ from factories import make_layout
 from twostroke.batch import AdmittedRequest, CacheEnd, Commit, Limit, ScheduledBatch, ScheduledRequest, Stroke
 from twostroke.config.cache import CacheConfig
 from twostroke.config.scheduler import SchedulerConfig
+from twostroke.event_codec import plain
 from twostroke.events import (
     EngineLost,
     EngineStarted,
@@ -20,7 +21,6 @@ from twostroke.events import (
     RequestRouted,
     StepCommitted,
     StepScheduled,
-    plain,
 )
 from twostroke.explain.names import GATEWAY
 from twostroke.request import Arrival, FinishReason

@@ -26,7 +26,8 @@ import numpy as np
 from benchmarks.reproduce.claim import Claim
 from twostroke.engine.clock import monotonic_clock
 from twostroke.errors import SetupError
-from twostroke.events import EngineStarted, Event, StepScheduled, from_json
+from twostroke.event_codec import from_json
+from twostroke.events import EngineStarted, Event, StepScheduled
 from twostroke.measure.serve.http_connection import Origin
 from twostroke.measure.serve.load import LoadRun
 from twostroke.measure.serve.target import MetricsReading, ServerTarget, TargetLoad, run_loads

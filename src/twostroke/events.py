@@ -13,29 +13,17 @@ the time on that process's monotonic clock, in seconds.
 
 from __future__ import annotations
 
-import dataclasses
-import json
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from enum import Enum
-from functools import cache
-from types import NoneType, UnionType
-from typing import Any, Protocol, Union, get_args, get_origin, get_type_hints
-
-import msgspec
+from typing import Any, Protocol
 
 from twostroke.batch import Commit, ScheduledBatch
-from twostroke.config.speculation import MAX_DRAFTS
 from twostroke.cost.step_cost import MachineLimits, StepCost
 from twostroke.cost.step_model import StepTimeModel
-from twostroke.errors import InvalidParameter, UnreadableEvent, shown
+from twostroke.errors import InvalidParameter
 from twostroke.kv_check import NO_SUSPECTS, Suspects, Verdict
 from twostroke.request import Arrival, FinishReason
-
-EVENT_LOG_VERSION = 6
-MAX_TIME_S = 1e12
-"""Of a process's clock."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -312,7 +300,6 @@ Event = (
     | TokensDelivered
     | EventsDropped
 )
-_KINDS: dict[str, type[Event]] = {kind.__name__: kind for kind in get_args(Event)}
 
 
 THESE_EVENTS = "these events"
@@ -352,129 +339,3 @@ class EventRing:
 
     def __iter__(self) -> Iterator[Event]:
         return iter(self._events)
-
-
-def plain(settings: Any) -> dict[str, Any]:
-    """The fields of a dataclass the way they come back from JSON: lists for tuples.
-
-    >>> plain(Arrival("a", 0.5, 3, 4))["num_prompt_tokens"]
-    3
-    """
-    return json.loads(json.dumps(_fields(settings), default=_fields))
-
-
-def to_json(event: Event) -> str:
-    """One line, without the line break."""
-    head = {"v": EVENT_LOG_VERSION, "event": type(event).__name__}
-    return json.dumps(head | _fields(event), default=_fields, separators=(",", ":"), allow_nan=False)
-
-
-def from_json(line: str) -> Event:
-    """The event of one line; equal to the one that was written.
-
-    Raises:
-        UnreadableEvent: not JSON, another version, an unknown event, or fields that do not fit it.
-    """
-    try:
-        record: Any = json.loads(line)
-        if not isinstance(record, dict):
-            raise TypeError("it is no object")
-        version = record.pop("v")
-        event = _event_of(record) if version == EVENT_LOG_VERSION else None
-    except _MISFITS as error:
-        why = f"no {error} in it that is known" if isinstance(error, KeyError) else str(error)
-        raise UnreadableEvent(f"no event: {line[:80]!r} ({why}). {WHOLE_LOG}") from error
-    if event is None:
-        remedy = "Read it with the release that wrote it."
-        raise UnreadableEvent(
-            f"event log version {shown(version)}; this release reads version {EVENT_LOG_VERSION}. {remedy}"
-        )
-    return event
-
-
-WHOLE_LOG = "Give the whole file as --event-log wrote it; a dump that was cut off is to be fetched anew."
-"""What to do about a log that cannot be read."""
-_MISFITS = (
-    *(ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError),
-    msgspec.MsgspecError,
-)
-"""What a line brings about that is no event."""
-_NAMES: dict[type, tuple[str, ...]] = {}
-
-
-def _event_of(record: dict[str, Any]) -> Event:
-    kind = _KINDS[record.pop("event")]
-    build = _builder(kind)
-    assert build is not None, "events are dataclasses"
-    # to the wire's form and back: what is no value of a field's type, however deep, is refused there
-    event = _checker(kind).decode(_ENCODER.encode(build(record)))
-    _check_sizes(event)
-    return event
-
-
-def _check_sizes(event: Event) -> None:
-    """Refuses numbers that no engine writes, and that whoever reads the log would compute or count with."""
-    if not abs(event.time_s) <= MAX_TIME_S:
-        raise ValueError(f"time_s is {event.time_s}; at most {MAX_TIME_S:g} s are possible")
-    if isinstance(event, StepCommitted) and any(commit.num_draft_tokens > MAX_DRAFTS for commit in event.commits):
-        raise ValueError(f"more than {MAX_DRAFTS} drafts in a row")
-
-
-def _fields(value: Any) -> Any:
-    """What JSON does not know: dataclasses and structs become objects, bytes hexadecimal."""
-    if isinstance(value, bytes):
-        return value.hex()
-    kind = type(value)
-    if kind not in _NAMES:
-        if issubclass(kind, msgspec.Struct):
-            _NAMES[kind] = kind.__struct_fields__
-        elif dataclasses.is_dataclass(kind):
-            _NAMES[kind] = tuple(field.name for field in dataclasses.fields(kind))
-        else:
-            raise TypeError(f"{kind.__name__} has no place in an event")
-    return {name: getattr(value, name) for name in _NAMES[kind]}
-
-
-_ENCODER = msgspec.msgpack.Encoder()
-
-
-@cache
-def _checker(kind: type[Event]) -> msgspec.msgpack.Decoder[Event]:
-    return msgspec.msgpack.Decoder(kind)
-
-
-_Build = Callable[[Any], Any]
-
-
-@cache
-def _builder(kind: Any) -> _Build | None:
-    """Makes a value of the annotated type `kind` of what JSON made of it; None: JSON's will do."""
-    origin = get_origin(kind)
-    if origin in (Union, UnionType):
-        inner = _builder(next(part for part in get_args(kind) if part is not NoneType))
-        return inner and (lambda value: None if value is None else inner(value))
-    if origin is tuple:
-        item = _builder(get_args(kind)[0])
-        return tuple if item is None else lambda value: tuple(map(item, value))
-    if kind is bytes:
-        return bytes.fromhex
-    if not isinstance(kind, type):
-        return None
-    if issubclass(kind, Enum):
-        return kind
-    if issubclass(kind, msgspec.Struct) or dataclasses.is_dataclass(kind):
-        return _field_builder(kind)
-    return None
-
-
-def _field_builder(kind: type[Any]) -> _Build:
-    builders = {name: _builder(hint) for name, hint in get_type_hints(kind).items()}
-    converted = [(name, build) for name, build in builders.items() if build is not None]
-
-    def build_fields(value: dict[str, Any]) -> Any:
-        for name, build in converted:
-            if name in value:
-                value[name] = build(value[name])
-        return kind(**value)
-
-    return build_fields

@@ -16,7 +16,8 @@ from rank_threads import ranks_are_threads
 from two_pools import Answer, TwoPools, alone, sequence
 from twostroke.config.engine import EngineConfig
 from twostroke.engine.generation import GenerationRequest
-from twostroke.events import KVImportEnded, StepCommitted, from_json, to_json
+from twostroke.event_codec import from_json, to_json
+from twostroke.events import KVImportEnded, StepCommitted
 from twostroke.sampling_params import SamplingParams
 from twostroke.scheduler.replay import replay
 

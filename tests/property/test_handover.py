@@ -18,7 +18,7 @@ from twostroke.batch import NewRequest
 from twostroke.cluster.dispatcher import LeastBusy
 from twostroke.config.scheduler import SchedulerConfig
 from twostroke.engine.generation import GenerationRequest
-from twostroke.events import from_json, to_json
+from twostroke.event_codec import from_json, to_json
 from twostroke.pools.member import Role
 from twostroke.request import FinishReason
 from twostroke.sampling_params import SamplingParams

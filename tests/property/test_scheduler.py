@@ -18,7 +18,8 @@ from twostroke.batch import Limit, ScheduledBatch, Stroke
 from twostroke.config.cache import CacheConfig
 from twostroke.config.scheduler import SchedulerConfig
 from twostroke.cost.step_model import Curve, StepTimeModel
-from twostroke.events import EventRing, from_json, to_json
+from twostroke.event_codec import from_json, to_json
+from twostroke.events import EventRing
 from twostroke.request import Request, RequestStatus
 from twostroke.scheduler.admission import waits_for_update
 from twostroke.scheduler.replay import replay

@@ -20,9 +20,8 @@ from twostroke.config.cache import CacheConfig
 from twostroke.config.scheduler import SchedulerConfig
 from twostroke.cost.step_cost import StepCost
 from twostroke.errors import UnreadableEvent
-from twostroke.event_codec import join, pack, split, unpack
+from twostroke.event_codec import EVENT_LOG_VERSION, from_json, join, pack, plain, split, to_json, unpack
 from twostroke.events import (
-    EVENT_LOG_VERSION,
     EngineStarted,
     Event,
     EventRing,
@@ -32,9 +31,6 @@ from twostroke.events import (
     RequestFinishedByCaller,
     StepCommitted,
     StepScheduled,
-    from_json,
-    plain,
-    to_json,
 )
 from twostroke.request import Arrival, FinishReason
 

@@ -16,7 +16,7 @@ SOURCES = Path(twostroke.__file__).parent
 NOT_FOR_USERS = {
     "measure": "what went wrong on the bench is recorded as it was",
     "events.py": "the log's own names of events",
-    "packed_events.py": "likewise",
+    "event_codec.py": "likewise",
     "live/recording.py": "likewise",
     "kv_transfer": "names of the messages of a protocol",
     "config/path_codec.py": "a message that we forgot to make one",

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from explain_loads import random_load
 from pool_log import PoolLog, died_and_resumed
-from twostroke import event_codec as packed_events
+from twostroke import event_codec
 from twostroke.api.admission import QueueLimits, RequestCost, refuse_overload
 from twostroke.client.load import EngineLoad, LoadMeter
 from twostroke.event_codec import Unread, pack
@@ -66,7 +66,7 @@ def test_folding_in_any_portions_gives_the_same(name: str, data: st.DataObject) 
     max_bytes = data.draw(st.sampled_from((0, 1000, 20_000, 1 << 30)))
     kept, at_once, packed = Server(), Server(), [pack(event) for event in events]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(packed_events, "MAX_UNREAD_BYTES", max_bytes)
+        patch.setattr(event_codec, "MAX_UNREAD_BYTES", max_bytes)
         for number, event in enumerate(events):
             kept.unread.append(packed[number])
             at_once.unread.note(event)

@@ -7,7 +7,8 @@ from pathlib import Path
 
 from twostroke.engine.event_sinks import merged_events, one_history
 from twostroke.errors import ClientError, InvalidParameter, UnreadableEvent
-from twostroke.events import Event, StepCommitted, from_json
+from twostroke.event_codec import from_json
+from twostroke.events import Event, StepCommitted
 from twostroke.simulation.trace import is_trace
 from twostroke.simulation.whole import check_readable, check_times
 

@@ -11,7 +11,8 @@ from types import TracebackType
 from typing import cast
 
 from twostroke.errors import InvalidParameter, TwostrokeError, UnreadableEvent
-from twostroke.events import WHOLE_LOG, Event, from_json, to_json
+from twostroke.event_codec import WHOLE_LOG, from_json, to_json
+from twostroke.events import Event
 
 MAX_LINE_CHARS = 2**26
 """Longest line that is read. The arrival of a prompt of a million tokens takes ten million characters."""

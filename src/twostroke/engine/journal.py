@@ -14,6 +14,7 @@ from twostroke.config.speculation import SpeculativeConfig
 from twostroke.cost.step_cost import ModelShape, shares_of, step_cost
 from twostroke.engine.event_sinks import JsonlEventLog
 from twostroke.engine.generation import GenerationRequest
+from twostroke.event_codec import plain
 from twostroke.events import (
     EngineStarted,
     Event,
@@ -30,7 +31,6 @@ from twostroke.events import (
     RequestFinishedByCaller,
     StepCommitted,
     StepScheduled,
-    plain,
 )
 from twostroke.kv_cache.layout import KVLayout
 from twostroke.kv_check import Finding

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from twostroke.event_codec import PackedEvent, join, kind_of, split, unpack
-from twostroke.events import EngineStarted, Event, EventsDropped, to_json
+from twostroke.event_codec import PackedEvent, join, kind_of, split, to_json, unpack
+from twostroke.events import EngineStarted, Event, EventsDropped
 from twostroke.explain.names import place_of
 
 CHUNK_EVENTS = 32

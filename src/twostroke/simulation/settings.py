@@ -16,7 +16,8 @@ from twostroke.config.kv_format import KVFormat
 from twostroke.config.layer_spec import KVSpec
 from twostroke.config.scheduler import SchedulerConfig
 from twostroke.errors import InvalidParameter
-from twostroke.events import EngineStarted, plain
+from twostroke.event_codec import plain
+from twostroke.events import EngineStarted
 from twostroke.kv_cache.layout import KVLayout
 from twostroke.scheduler.replay import layout_of
 from twostroke.simulation.pools import SimulatedPools

@@ -24,7 +24,7 @@ from twostroke.cli.replay import replay
 from twostroke.cli.view import view
 from twostroke.config.cache import CacheConfig
 from twostroke.errors import InvalidParameter, UnreadableEvent
-from twostroke.events import EVENT_LOG_VERSION, from_json, to_json
+from twostroke.event_codec import EVENT_LOG_VERSION, from_json, to_json
 from twostroke.measure.from_log import prompt_tokens_of
 from twostroke.measure.serve.http_connection import Origin
 from twostroke.measure.workload import of_lengths

@@ -17,7 +17,8 @@ from twostroke.config.cache import CacheConfig
 from twostroke.config.scheduler import SchedulerConfig
 from twostroke.cost.step_model import Curve, StepTimeModel, scaled
 from twostroke.errors import InvalidParameter
-from twostroke.events import EngineLost, EngineStarted, Event, EventsDropped, RequestArrived, RequestRouted, plain
+from twostroke.event_codec import plain
+from twostroke.events import EngineLost, EngineStarted, Event, EventsDropped, RequestArrived, RequestRouted
 from twostroke.measure.from_log import run_of_log
 from twostroke.measure.workload import Workload, of_lengths, with_arrivals
 from twostroke.planner import doctor

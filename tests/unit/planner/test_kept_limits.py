@@ -8,7 +8,8 @@ import pytest
 
 from explain_loads import random_load
 from twostroke.config.scheduler import SchedulerConfig
-from twostroke.events import EngineStarted, plain
+from twostroke.event_codec import plain
+from twostroke.events import EngineStarted
 from twostroke.planner.constraint import Constraint, constraint_of
 from twostroke.planner.kept_limits import limit_lines
 from twostroke.planner.levers import levers_of

@@ -13,7 +13,8 @@ from tiers import examples
 from twostroke.config.cache import CacheConfig
 from twostroke.config.scheduler import SchedulerConfig
 from twostroke.cost.step_model import Curve, StepTimeModel
-from twostroke.events import EngineStarted, plain
+from twostroke.event_codec import plain
+from twostroke.events import EngineStarted
 from twostroke.planner.least_work import goodput_bound, least_seconds_per_token
 from twostroke.planner.placement import Candidate, Limits, Outcome, Ranking, Space, candidates_of, outcome_of, search
 from twostroke.request import Arrival

@@ -19,7 +19,7 @@ from twostroke.config.engine import EngineConfig
 from twostroke.cost.calibration import Calibration, Timing
 from twostroke.cost.step_model import Curve, StepTimeModel
 from twostroke.errors import DoesNotFit, InvalidParameter
-from twostroke.events import to_json
+from twostroke.event_codec import to_json
 from twostroke.measure.workload import of_lengths, with_arrivals
 from twostroke.planner import memory, search, trace_replay
 from twostroke.planner.memory import MemoryPlan, plan_memory

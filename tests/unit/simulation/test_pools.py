@@ -14,7 +14,8 @@ from twostroke.config.cache import CacheConfig
 from twostroke.config.scheduler import SchedulerConfig
 from twostroke.cost.step_model import Curve, PredictsSteps, StepTimeModel
 from twostroke.errors import InvalidParameter
-from twostroke.events import EngineStarted, plain
+from twostroke.event_codec import plain
+from twostroke.events import EngineStarted
 from twostroke.planner.replay import Predicted, predict
 from twostroke.planner.show_replay import say_speed_and_what_ifs, what_if_json
 from twostroke.request import Arrival, FinishReason

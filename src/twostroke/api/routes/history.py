@@ -15,7 +15,8 @@ from twostroke.api.prompt_texts import PromptTexts
 from twostroke.api.routes.generate import json_response
 from twostroke.api.routes.request_ids import ID, OF_SEVERAL
 from twostroke.errors import InvalidParameter, shown
-from twostroke.events import Event, to_json
+from twostroke.event_codec import to_json
+from twostroke.events import Event
 from twostroke.explain.segments import Timeline
 from twostroke.explain.text import timeline_text
 from twostroke.explain.timeline import timeline_for_tenant, timeline_of
