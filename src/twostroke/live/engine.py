@@ -23,65 +23,24 @@ from twostroke.events import (
     StepScheduled,
 )
 from twostroke.live.block_map import BlockMap, Table
-from twostroke.live.rows import WINDOW_S, LiveStep, SequenceRow, StepRow, figures_of, histograms_of, waiting_by_reason
-from twostroke.metrics.engine_metrics import EngineMetrics, Journey
-from twostroke.request import Arrival, FinishReason, RequestStatus
+from twostroke.live.rows import (
+    WINDOW_S,
+    LiveRequest,
+    LiveStep,
+    SequenceRow,
+    StepRow,
+    figures_of,
+    histograms_of,
+    waiting_by_reason,
+)
+from twostroke.metrics.engine_metrics import EngineMetrics
+from twostroke.request import FinishReason, RequestStatus
 
 NUM_STEPS = 240
 """Steps that are remembered."""
 NUM_ENDED = 60
 """Requests that have ended and are still shown."""
 _BY_ITSELF = (FinishReason.STOP, FinishReason.LENGTH)
-
-
-@dataclass(slots=True, eq=False)
-class _Request:
-    """A sequence that is here."""
-
-    request_id: str
-    arrival: Arrival | None
-    """None of one that came before the history begins."""
-    journey: Journey | None
-    table: Table
-    status: RequestStatus = RequestStatus.WAITING
-    stroke: str = ""
-    num_computed: int = 0
-    num_cached: int = 0
-    num_preemptions: int = 0
-    preempted_at: int = -1
-    """The step that was being decided then: results of earlier ones are of blocks that it has no more."""
-
-    @property
-    def is_running(self) -> bool:
-        """Whether it holds blocks."""
-        return self.status is RequestStatus.RUNNING
-
-    def row(self, finish: str = "", finish_s: float | None = None) -> SequenceRow:
-        """As it is shown."""
-        arrival, journey = self.arrival, self.journey
-        times = None if journey is None else journey.times
-        tokens_s: Sequence[float] = () if times is None else times.token_times_s
-        return SequenceRow(
-            id=self.request_id,
-            state="ended" if finish else str(self.status),
-            stroke=self.stroke,
-            tenant_is_other=False,
-            arrival_s=None if arrival is None else arrival.arrival_time_s,
-            scheduled_s=None if times is None else times.scheduled_s,
-            first_token_s=tokens_s[0] if tokens_s else None,
-            last_token_s=tokens_s[-1] if tokens_s else None,
-            finish_s=finish_s,
-            finish=finish,
-            num_prompt=0 if journey is None else journey.num_prompt_tokens,
-            num_cached=self.num_cached,
-            num_computed=self.num_computed,
-            num_output=len(tokens_s),
-            max_tokens=0 if journey is None else journey.max_tokens,
-            itl_ms=(tokens_s[-1] - tokens_s[-2]) * 1e3 if len(tokens_s) > 1 else None,
-            num_preemptions=self.num_preemptions,
-            priority=0 if arrival is None else arrival.priority,
-            background=arrival is not None and arrival.background,
-        )
 
 
 @dataclass(slots=True)
@@ -123,7 +82,7 @@ class LiveEngine:
         self._blocks: BlockMap | None = None
         self._config: dict[str, Any] = {}
         self._lost = ""
-        self._requests: dict[str, _Request] = {}
+        self._requests: dict[str, LiveRequest] = {}
         self._ended: deque[SequenceRow] = deque()
         self._steps: deque[LiveStep] = deque(maxlen=NUM_STEPS)
         self._in_flight: deque[LiveStep] = deque()
@@ -293,7 +252,7 @@ class LiveEngine:
             return
         table = self._blocks.table(event.arrival.block_hashes)
         journey = self._metrics.sequence(event.request_id)
-        self._requests[event.request_id] = _Request(event.request_id, event.arrival, journey, table)
+        self._requests[event.request_id] = LiveRequest(event.request_id, event.arrival, journey, table)
         self.tenants[event.request_id] = event.arrival.tenant
         self._touch(event.request_id)
 
@@ -335,7 +294,7 @@ class LiveEngine:
     def _grown(self, share: ScheduledRequest, num_cached: int, blocks: BlockMap) -> None:
         request = self._requests.get(share.request_id)
         if request is None:  # it came before the history begins
-            request = _Request(share.request_id, None, None, blocks.table(()), RequestStatus.RUNNING)
+            request = LiveRequest(share.request_id, None, None, blocks.table(()), RequestStatus.RUNNING)
             self._requests[share.request_id] = request
         blocks.grow(request.table, share.block_tables, share.num_computed_tokens, num_cached)
         if self.is_watched:

@@ -5,16 +5,19 @@ And the numbers of its tiles and histograms: those of /metrics, and rates of the
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
 from twostroke.batch import ScheduledBatch, Stroke
 from twostroke.cost.step_cost import StepCost
+from twostroke.live.block_map import Table
 from twostroke.metrics import families
-from twostroke.metrics.engine_metrics import EngineMetrics
+from twostroke.metrics.engine_metrics import EngineMetrics, Journey
 from twostroke.metrics.families import Family
 from twostroke.metrics.instruments import Distribution, Number
+from twostroke.request import Arrival, RequestStatus
 
 
 class SequenceRow(msgspec.Struct, frozen=True, array_like=True):
@@ -132,6 +135,56 @@ class LiveStep:
             num_waiting=batch.num_waiting,
             preempted=batch.preempted_request_ids,
             budget=batch.token_budget,
+        )
+
+
+@dataclass(slots=True, eq=False)
+class LiveRequest:
+    """A sequence that is here."""
+
+    request_id: str
+    arrival: Arrival | None
+    """None of one that came before the history begins."""
+    journey: Journey | None
+    table: Table
+    status: RequestStatus = RequestStatus.WAITING
+    stroke: str = ""
+    num_computed: int = 0
+    num_cached: int = 0
+    num_preemptions: int = 0
+    preempted_at: int = -1
+    """The step that was being decided then: results of earlier ones are of blocks that it has no more."""
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it holds blocks."""
+        return self.status is RequestStatus.RUNNING
+
+    def row(self, finish: str = "", finish_s: float | None = None) -> SequenceRow:
+        """As it is shown."""
+        arrival, journey = self.arrival, self.journey
+        times = None if journey is None else journey.times
+        tokens_s: Sequence[float] = () if times is None else times.token_times_s
+        return SequenceRow(
+            id=self.request_id,
+            state="ended" if finish else str(self.status),
+            stroke=self.stroke,
+            tenant_is_other=False,
+            arrival_s=None if arrival is None else arrival.arrival_time_s,
+            scheduled_s=None if times is None else times.scheduled_s,
+            first_token_s=tokens_s[0] if tokens_s else None,
+            last_token_s=tokens_s[-1] if tokens_s else None,
+            finish_s=finish_s,
+            finish=finish,
+            num_prompt=0 if journey is None else journey.num_prompt_tokens,
+            num_cached=self.num_cached,
+            num_computed=self.num_computed,
+            num_output=len(tokens_s),
+            max_tokens=0 if journey is None else journey.max_tokens,
+            itl_ms=(tokens_s[-1] - tokens_s[-2]) * 1e3 if len(tokens_s) > 1 else None,
+            num_preemptions=self.num_preemptions,
+            priority=0 if arrival is None else arrival.priority,
+            background=arrival is not None and arrival.background,
         )
 
 
