@@ -14,7 +14,7 @@ from oracle import naive_chat_parser as naive
 from twostroke.api.parsers.chat_parser import REASONING_FAMILIES, make_parser
 from twostroke.api.parsers.families import TOOL_CALL_FAMILIES
 from twostroke.api.parsers.output import Delta, ParsedMessage, ToolCallArguments, ToolCallBegin, join_deltas
-from twostroke.api.parsers.tool_choice import NamedTool, ToolChoice
+from twostroke.api.parsers.tool_choice import ChatTools, NamedTool, ToolChoice
 
 REASONING_PARSERS = (None, *sorted(naive.REASONING_TAGS))
 
@@ -22,7 +22,7 @@ REASONING_PARSERS = (None, *sorted(naive.REASONING_TAGS))
 def streamed(
     pieces: list[str], tool_call_parser: str | None, reasoning_parser: str | None, tool_choice: ToolChoice, prompt: str
 ) -> ParsedMessage:
-    parser = make_parser(tool_call_parser, reasoning_parser, tools=TOOLS, tool_choice=tool_choice, prompt=prompt)
+    parser = make_parser(tool_call_parser, reasoning_parser, ChatTools(TOOLS, tool_choice), prompt=prompt)
     deltas = [delta for piece in pieces for delta in parser.push(piece)] + parser.finish()
     check_order(deltas)
     return join_deltas(deltas)
@@ -84,7 +84,7 @@ def test_nothing_of_a_call_that_max_tokens_cut_is_content(output: Output) -> Non
     for end in range(len(output.text) + 1):
         text = output.text[:end]
         whole, stream = (
-            make_parser(name, output.reasoning_parser, tools=TOOLS, prompt=output.prompt) for _ in range(2)
+            make_parser(name, output.reasoning_parser, ChatTools(TOOLS), prompt=output.prompt) for _ in range(2)
         )
         found = whole.parse(text, is_cut=True)
         deltas = [delta for char in text for delta in stream.push(char)] + stream.finish(is_cut=True)
@@ -123,7 +123,7 @@ WORDS = {
 
 @given(data=st.data(), name=st.sampled_from(sorted(TOOL_CALL_FAMILIES)), reasoning=st.sampled_from(REASONING_PARSERS))
 def test_markup_and_words_in_any_order(data: st.DataObject, name: str, reasoning: str | None) -> None:
-    markup = sorted(make_parser(name, reasoning, tools=TOOLS).markup)
+    markup = sorted(make_parser(name, reasoning, ChatTools(TOOLS)).markup)
     heads = [o.text[:n] for o in OUTPUTS if o.tool_call_parser == name for n in (20, 40, 60)]
     words = st.sampled_from(WORDS[name]) | st.sampled_from(
         [*markup, *heads, '{"name": "now", "arguments": ', "now(", "now"]
@@ -146,11 +146,11 @@ def test_text_that_is_no_call_comes_out_as_it_is(data: st.DataObject | None, nam
 @given(data=st.data(), output=st.sampled_from([o for o in OUTPUTS if o.reasoning_parser]))
 def test_reasoning_tokens_are_the_same_token_by_token_and_at_once(data: st.DataObject, output: Output) -> None:
     tokens = [piece for piece in pieces_of(data, output.text) if piece]
-    streaming = make_parser(output.tool_call_parser, output.reasoning_parser, tools=TOOLS, prompt=output.prompt)
+    streaming = make_parser(output.tool_call_parser, output.reasoning_parser, ChatTools(TOOLS), prompt=output.prompt)
     for token in tokens:
         streaming.push(token, [token])
     streaming.finish()
-    whole = make_parser(output.tool_call_parser, output.reasoning_parser, tools=TOOLS, prompt=output.prompt)
+    whole = make_parser(output.tool_call_parser, output.reasoning_parser, ChatTools(TOOLS), prompt=output.prompt)
     whole.parse(output.text, tokens)
     assert whole.num_reasoning_tokens == streaming.num_reasoning_tokens
     assert (whole.num_reasoning_tokens > 0) == bool(output.reasoning or output.name == "nothing thought")

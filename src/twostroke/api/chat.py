@@ -10,17 +10,21 @@ from typing import Any
 
 import msgspec
 
-from twostroke.api.conversation import Conversation
-from twostroke.api.generation import Caller, Generation
+from twostroke.api.conversation import ChoiceText, Conversation, ConversationCall
 from twostroke.api.logprobs import as_written, chat_logprobs, prompt_logprobs, takes_long
-from twostroke.api.parsers.chat_parser import ChatParser
 from twostroke.api.parsers.json_text import is_whole_value
-from twostroke.api.parsers.output import ContentDelta, Delta, ReasoningDelta, ToolCallArguments, ToolCallBegin
+from twostroke.api.parsers.output import (
+    ContentDelta,
+    Delta,
+    ReasoningDelta,
+    ToolCallArguments,
+    ToolCallBegin,
+    join_deltas,
+)
 from twostroke.api.protocol.fields import tier_of
 from twostroke.api.sse import DONE, Later, RepeatedEvent, event
 from twostroke.outputs import CompletionOutput, RequestOutput
 from twostroke.request import FinishReason
-from twostroke.tokenizer.tokenizer import TokenTexts
 
 Object = dict[str, Any]
 
@@ -29,18 +33,14 @@ class ChatChoice:
     """Writes one choice, whole or piece by piece.
 
     Args:
-        parser: of the model's dialect; for this choice alone.
-        token_texts: what each new token adds to the text, for this choice alone.
+        text: reads the choice.
         prefix: text that stands before the content (the message that is continued, where it is to be echoed).
         shows_reasoning: whether the client wants the reasoning.
         names_tool: whether the client named the one tool to call: then a call is no reason to stop for.
     """
 
-    def __init__(
-        self, parser: ChatParser, token_texts: TokenTexts, *, prefix: str, shows_reasoning: bool, names_tool: bool
-    ) -> None:
-        self._parser = parser
-        self._token_texts = token_texts
+    def __init__(self, text: ChoiceText, *, prefix: str, shows_reasoning: bool, names_tool: bool) -> None:
+        self._text = text
         self._prefix = prefix
         self._shows_reasoning = shows_reasoning
         self._names_tool = names_tool
@@ -50,12 +50,12 @@ class ChatChoice:
     @property
     def num_reasoning_tokens(self) -> int:
         """Of what was read so far."""
-        return self._parser.num_reasoning_tokens
+        return self._text.num_reasoning_tokens
 
     def message(self, part: CompletionOutput) -> Object:
         """The whole message."""
         is_cut = part.finish_reason is not FinishReason.STOP
-        parsed = self._parser.parse(part.text, self._token_texts.of(part.token_ids), is_cut=is_cut)
+        parsed = join_deltas(self._text.read(part))
         self._has_calls = bool(parsed.tool_calls)
         # that a call is half is told by finish reason "length" and by nothing else
         calls = [call for call in parsed.tool_calls if is_cut or is_whole_value(call.arguments)]
@@ -76,10 +76,9 @@ class ChatChoice:
 
     def deltas(self, part: CompletionOutput) -> list[Object]:
         """What is new, as the deltas of chunks; empty when nothing is certain yet."""
-        found = self._parser.push(part.text, self._token_texts.of(part.token_ids))
-        if part.finish_reason is not None:
-            found += self._parser.finish(is_cut=part.finish_reason is not FinishReason.STOP)
-        deltas = [written for delta in _joined(found) if (written := self._written(delta)) is not None]
+        found: Sequence[Delta] = self._text.read(part)
+        found = found if len(found) < 2 else _joined(found)
+        deltas = [written for delta in found if (written := self._written(delta)) is not None]
         if not self._has_begun:
             self._has_begun = True
             opening: Object = {"role": "assistant", "content": self._prefix}
@@ -90,7 +89,7 @@ class ChatChoice:
 
     def finish_reason(self, part: CompletionOutput) -> str | None:
         """Why it ended, once it has."""
-        has_called = self._has_calls and not self._parser.has_half_call
+        has_called = self._has_calls and not self._text.has_half_call
         if part.finish_reason is FinishReason.STOP and has_called and not self._names_tool:
             return "tool_calls"
         return part.finish_reason
@@ -111,8 +110,6 @@ class ChatChoice:
 
 def _joined(deltas: Sequence[Delta]) -> Sequence[Delta]:
     """Neighbours of one kind as one."""
-    if len(deltas) == 1:
-        return deltas
     joined: list[Delta] = []
     for delta in deltas:
         last = joined[-1] if joined else None
@@ -131,7 +128,7 @@ def _call_id() -> str:
     return f"call_{uuid.uuid4().hex[:24]}"
 
 
-class Chat:
+class Chat(ConversationCall):
     """One call of /v1/chat/completions.
 
     Args:
@@ -142,7 +139,7 @@ class Chat:
     """
 
     def __init__(self, conversation: Conversation, *, answer_id: str, model: str, created: int) -> None:
-        self._conversation = conversation
+        super().__init__(conversation)
         self._request = conversation.request
         self._tokenizer = conversation.engine.tokenizer
         self._usage = conversation.usage
@@ -161,19 +158,6 @@ class Chat:
         self._prompt_logprobs: list[msgspec.Raw | None] | None = None
         """Scores of the prompt. A stream brings them with its first output, even if that has no text."""
         self._choices: dict[int, ChatChoice] = {}
-
-    @property
-    def generation(self) -> Generation:
-        """What was opened."""
-        return self._conversation.generation
-
-    async def open(self, caller: Caller) -> None:
-        """Checks everything and queues the conversation; raises what Completion.open raises."""
-        await self._conversation.open(caller)
-
-    def close(self) -> None:
-        """The caller has left, or has its answer."""
-        self._conversation.close()
 
     async def answer(self) -> Object:
         """The whole answer; raises what Generation.whole raises."""
@@ -267,9 +251,8 @@ class Chat:
     def _choice(self, index: int) -> ChatChoice:
         if index not in self._choices:
             self._choices[index] = ChatChoice(
-                self._conversation.parser(),
-                self._conversation.token_texts(),
-                prefix=self._echoed(),
+                self._conversation.choice_text(),
+                prefix=self._conversation.said if self._request.echo else "",  # what the answer goes on in
                 shows_reasoning=self._request.include_reasoning is not False,
                 names_tool=self._conversation.tools.names_one,
             )
@@ -281,24 +264,23 @@ class Chat:
 
     def _end(self, choice: ChatChoice, part: CompletionOutput) -> Object:
         """What a choice says beside its message."""
-        request = self._request
-        logprobs = None
-        if request.logprobs:
-            logprobs = chat_logprobs(
-                part.token_ids,
-                part.logprobs or [],
-                request.top_logprobs or 0,
-                self._tokenizer,
-                as_token_ids=bool(request.return_tokens_as_token_ids),
-            )
         end: Object = {
-            "logprobs": logprobs,
+            "logprobs": self._logprobs(part) if self._request.logprobs else None,
             "finish_reason": choice.finish_reason(part),
             "stop_reason": part.stop_reason,
         }
-        if request.return_token_ids:
+        if self._request.return_token_ids:
             end["token_ids"] = part.token_ids
         return end
+
+    def _logprobs(self, part: CompletionOutput) -> Object:
+        return chat_logprobs(
+            part.token_ids,
+            part.logprobs or [],
+            self._request.top_logprobs or 0,
+            self._tokenizer,
+            as_token_ids=bool(self._request.return_tokens_as_token_ids),
+        )
 
     def _hear_prompt(self, output: RequestOutput) -> None:
         if output.prompt_logprobs is not None and self._request.prompt_logprobs is not None:
@@ -308,10 +290,6 @@ class Chat:
         if self._request.prompt_logprobs is not None:
             answer["prompt_logprobs"] = self._prompt_logprobs
         answer["prompt_token_ids"] = output.prompt_token_ids if self._request.return_token_ids else None
-
-    def _echoed(self) -> str:
-        """The message that the answer goes on in, where it is to stand before it."""
-        return self._conversation.said if self._request.echo else ""
 
 
 def _is_content(deltas: list[Object]) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from twostroke.api.dialect import structured_outputs
-from twostroke.api.generation import Caller, Generation, UsageCount, amount_of, prepared, prompts_of, submissions_of
+from twostroke.api.generation import Caller, Generation, UsageCount, amount_of, off_the_loop, prompts_of, submissions_of
 from twostroke.api.logprobs import CompletionLogprobs, as_written, prompt_logprobs, takes_long
 from twostroke.api.protocol.fields import tier_of
 from twostroke.api.protocol.sampling import CompletionRequest
@@ -90,7 +90,7 @@ class Completion:
                 for prompt in given
             ]
 
-        prompts = await prepared(
+        prompts = await off_the_loop(
             prepare, amount_of(given, request.bad_words), compiles=params.structured_outputs is not None
         )
         submissions = submissions_of(

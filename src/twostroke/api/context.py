@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from starlette.requests import Request
@@ -91,7 +91,7 @@ class ServerContext:
             arrival_time_s=state.get("arrival_time_s", self.engine.now_s()),
             admission=self.admission,
             tenant=tenant,
-            announce=announce,
+            announce=None if tracer is None and texts is None else announce,
             patience_s=patience_s(request.headers),
         )
 
@@ -135,9 +135,14 @@ class ServerContext:
         if isinstance(request, SamplingFields):
             self.admission.check_items(request)
         unknown = self.unknown_fields(request)
-        unseen = self._check_unseen(request, chat)
-        if not unknown:
-            return unseen
+        asked = request if isinstance(request, ChatRequest) else chat
+        unseen: Mapping[str, str] = {}
+        if asked is not None and (asked.tools or any(message.get("tool_calls") for message in asked.messages)):
+            unseen = self._check_unseen(request, asked)
+        return {**self._told_unknown(unknown), **unseen} if unknown else unseen
+
+    def _told_unknown(self, unknown: Sequence[str]) -> Mapping[str, str]:
+        """Return a header that names the fields nobody knows."""
         if len(unknown) > MAX_UNKNOWN:
             message = f"more than {MAX_UNKNOWN} fields of the request are unknown, {unknown[0][:64]!r} among them."
             raise HTTPError(400, message, code="unknown_field", param=unknown[0][:64])
@@ -148,17 +153,14 @@ class ServerContext:
         for name in unknown:
             self.observation.answers.ignored(name[:64])
         log.warning("ignored unknown fields of a request: %s", names)
-        return {"x-ignored-params": names, **unseen}
+        return {"x-ignored-params": names}
 
-    def _check_unseen(self, request: WireObject, chat: ChatRequest | None) -> Mapping[str, str]:
+    def _check_unseen(self, request: WireObject, asked: ChatRequest) -> Mapping[str, str]:
         """Return a header that names what the chat template does not write of a conversation.
 
         Tools act nonetheless where a forced call or a form makes the model write them. The calls of earlier turns and
         the text beside them are never refused: what a server has answered can always be sent back to it.
         """
-        asked = request if isinstance(request, ChatRequest) else chat
-        if asked is None:
-            return {}
         is_free = asked.tool_choice in (None, "auto") and asked.structured_outputs is None
         unseen = self.engine.inputs.unwritten(asked.messages, has_tools=bool(asked.tools) and is_free)
         if TOOLS in unseen and self.config.strict:

@@ -10,10 +10,10 @@ What is wrong with a parameter is told by the name that the client knows it by.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping
 from types import MappingProxyType
 
-from twostroke.api.dialect import PROMPT_TAIL_TOKENS, ChatTools, Dialect, Form, form_of
+from twostroke.api.dialect import Dialect, Form, form_of
 from twostroke.api.generation import (
     Caller,
     Generation,
@@ -21,11 +21,11 @@ from twostroke.api.generation import (
     amount_of,
     beside_the_loop,
     off_the_loop,
-    prepared,
     submissions_of,
 )
-from twostroke.api.parsers.chat_parser import AnswerStops, ChatParser
-from twostroke.api.parsers.output import HearContent
+from twostroke.api.parsers.chat_parser import AnswerStops, ChatParser, make_parser
+from twostroke.api.parsers.output import ContentDelta, Delta, HearContent
+from twostroke.api.parsers.tool_choice import NO_TOOLS
 from twostroke.api.protocol.chat import ChatRequest
 from twostroke.api.protocol.fields import as_sent
 from twostroke.api.translate import chat_params, check_stream_options
@@ -33,9 +33,9 @@ from twostroke.client.chat_inputs import ChatInputs
 from twostroke.client.engine_client import EngineClient
 from twostroke.client.input_processor import AnswerForm, PromptInput
 from twostroke.client.output_processor import OutputKind
-from twostroke.engine.stop_checker import StopFinder, StopStrings
 from twostroke.errors import InvalidParameter
-from twostroke.outputs import RequestOutput
+from twostroke.outputs import CompletionOutput, RequestOutput
+from twostroke.request import FinishReason
 from twostroke.sampling_params import SamplingParams
 from twostroke.tokenizer.messages import text_of
 from twostroke.tokenizer.tokenizer import TokenTexts
@@ -66,6 +66,54 @@ CHAT_WORDS: Words = MappingProxyType({"logprobs": "top_logprobs"})
 """A chat's own field `logprobs` says whether there are any, and `top_logprobs` how many."""
 
 
+PROMPT_TAIL_TOKENS = 16
+"""Of the prompt's end, for the parser to see whether the template has opened the reasoning."""
+
+
+class PlainText:
+    """Reads a choice that is nothing but content: nobody parses it."""
+
+    num_reasoning_tokens: int = 0
+    has_half_call: bool = False
+
+    def read(self, part: CompletionOutput) -> list[Delta]:
+        """Return what is certain with the next output."""
+        return [ContentDelta(part.text)] if part.text else []
+
+
+class ParsedText:
+    """Reads a choice in which the model may reason or call tools.
+
+    Args:
+        parser: of the model's dialect, for this choice alone.
+        token_texts: what each new token adds to the text, for this choice alone.
+    """
+
+    def __init__(self, parser: ChatParser, token_texts: TokenTexts) -> None:
+        self._parser = parser
+        self._token_texts = token_texts
+
+    @property
+    def num_reasoning_tokens(self) -> int:
+        """Of what was read so far."""
+        return self._parser.num_reasoning_tokens
+
+    @property
+    def has_half_call(self) -> bool:
+        """Whether the text ends within a call."""
+        return self._parser.has_half_call
+
+    def read(self, part: CompletionOutput) -> list[Delta]:
+        """Return what is certain with the next output, and all that is left with the last."""
+        found = self._parser.push(part.text, self._token_texts.of(part.token_ids))
+        if part.finish_reason is not None:
+            found += self._parser.finish(is_cut=part.finish_reason is not FinishReason.STOP)
+        return found
+
+
+ChoiceText = PlainText | ParsedText
+
+
 class Conversation:
     """One chat request.
 
@@ -89,7 +137,7 @@ class Conversation:
         self.engine = engine
         self.request = request
         self.usage = UsageCount()
-        self.tools = ChatTools((), "none", parallel=True)
+        self.tools = NO_TOOLS
         self._dialect = dialect
         self._id = answer_id
         self._words = words
@@ -112,12 +160,10 @@ class Conversation:
         with in_words(self._words):
             params = await beside_the_loop(self._checked_params, self._amount())
             prompt = await self._prepared(params)
-        tail = prompt.prompt_token_ids[-PROMPT_TAIL_TOKENS:]
-        self._shown_token_ids = prompt.shown_token_ids
-        self._prompt_tail = self.engine.tokenizer.decode(tail, skip_special_tokens=False)
         if request.continue_final_message:
             self.said = text_of(request.messages[-1])
-            self._prompt_tail = prompt.prompt_text or self._prompt_tail
+        if not self._is_plain:
+            self._look_at_end(prompt)
         submissions = submissions_of(
             request, self.engine, [prompt], self._id, caller, OutputKind.DELTA if request.stream else OutputKind.FINAL
         )
@@ -147,39 +193,55 @@ class Conversation:
         self.usage.add(0, output)
         return output
 
-    def parser(self, hear_content: HearContent | None = None) -> ChatParser:
-        """Return a parser for one choice; `hear_content` is as in Output."""
-        return self._dialect.parser(
+    def choice_text(self) -> ChoiceText:
+        """Return a reader of one choice."""
+        if self._is_plain:
+            return PlainText()
+        skips = self.request.skip_special_tokens is not False
+        return ParsedText(self._parser(), TokenTexts(self.engine.tokenizer, skips, self._shown_token_ids))
+
+    @property
+    def _is_plain(self) -> bool:
+        """Whether the text of a choice is nothing but content."""
+        return self._dialect.reasoning_parser is None and self.tools.choice == "none"
+
+    def _look_at_end(self, prompt: PromptInput) -> None:
+        """Keep what parsers have to know of the prompt."""
+        self._shown_token_ids = prompt.shown_token_ids
+        tail = prompt.prompt_token_ids[-PROMPT_TAIL_TOKENS:]
+        self._prompt_tail = self.engine.tokenizer.decode(tail, skip_special_tokens=False)
+        if self.request.continue_final_message:
+            self._prompt_tail = prompt.prompt_text or self._prompt_tail
+
+    def _parser(self, hear_content: HearContent | None = None) -> ChatParser:
+        """Return a parser for one choice; where it has a form, only what the form writes as reasoning is reasoning."""
+        return make_parser(
+            self._dialect.tool_call_parser,
+            self._dialect.reasoning_parser,
             self.tools,
-            self._prompt_tail,
-            self.said,
-            is_constrained=self._is_constrained,
-            calls_come_first=self._is_constrained and self._form_is_of_answer,
+            prompt=self._prompt_tail if self._form is None else None,
+            said=self.said,
+            calls_come_first=self._form is not None and self._form_is_of_answer,
             hear_content=hear_content,
         )
-
-    def token_texts(self) -> TokenTexts:
-        """Return a reader of the text that each token adds to one choice."""
-        skips = self.request.skip_special_tokens is not False
-        return TokenTexts(self.engine.tokenizer, skips, self._shown_token_ids)
 
     def _checked_params(self) -> SamplingParams:
         request = self.request
         request.check_refused()
         check_stream_options(request)
-        self.tools = self._dialect.tools_of(request)
-        self._form = form = form_of(request.structured_outputs, request.response_format, self.tools)
-        return chat_params(request, None if form is None else form.wanted)
+        if request.tools or request.tool_choice is not None:
+            self.tools = self._dialect.tools_of(request)
+        form = request.structured_outputs
+        if form is not None or request.response_format is not None or self.tools is not NO_TOOLS:
+            self._form = form_of(form, request.response_format, self.tools)
+        return chat_params(request, None if self._form is None else self._form.wanted)
 
     async def _prepared(self, params: SamplingParams) -> PromptInput:
-        compiles = self._is_constrained
-        with contextlib.nullcontext() if self._form is None else self._form.asker.named():
-            (prompt,) = await prepared(lambda: [self._prompt(params)], self._amount(), compiles=compiles, renders=True)
-        return prompt
-
-    @property
-    def _is_constrained(self) -> bool:
-        return self._form is not None
+        form = self._form
+        with contextlib.nullcontext() if form is None else form.asker.named():
+            return await off_the_loop(
+                lambda: self._prompt(params), self._amount(), compiles=form is not None, renders=True
+            )
 
     def _amount(self) -> int:
         """How much is looked at, rendered and turned into tokens."""
@@ -187,24 +249,23 @@ class Conversation:
         given = (request.messages, request.tools, request.documents, request.chat_template_kwargs)
         return amount_of(*given, request.bad_words, request.response_format)
 
-    def _find_stops(self, stops: Sequence[str]) -> StopFinder:
-        """Return a finder of stop strings in one choice; it leaves out reasoning and calls."""
-        return AnswerStops(stops, self.parser)
-
     def _prompt(self, params: SamplingParams) -> PromptInput:
         """The conversation in tokens, checked."""
-        parser = self.parser()
         return self.engine.inputs.process_chat(
             self._chat(),
             params,
             add_special_tokens=bool(self.request.add_special_tokens),
             truncate_prompt_tokens=self.request.truncate_prompt_tokens,
             truncation_side=self.request.truncation_side,
-            answer=AnswerForm(
-                shown_tokens=parser.markup,
-                find_stops=self._find_stops if parser.tells_parts else StopStrings,
-                calls=self._dialect.free_calls(self.tools) if self._form_is_of_answer else None,
-            ),
+            answer=None if self._is_plain else self._answer_form(),
+        )
+
+    def _answer_form(self) -> AnswerForm:
+        """Return what a parser asks of the text; stop strings are not looked for in reasoning and calls."""
+        return AnswerForm(
+            shown_tokens=self._parser().markup,
+            find_stops=lambda stops: AnswerStops(stops, self._parser),
+            calls=self._dialect.free_calls(self.tools) if self._form_is_of_answer else None,
         )
 
     @property
@@ -230,3 +291,27 @@ class Conversation:
             continue_final_message=continues,
             chat_template_kwargs=template_kwargs,
         )
+
+
+class ConversationCall:
+    """One call that answers a conversation; how, its subclasses say.
+
+    Args:
+        conversation: that is answered.
+    """
+
+    def __init__(self, conversation: Conversation) -> None:
+        self._conversation = conversation
+
+    @property
+    def generation(self) -> Generation:
+        """What was opened."""
+        return self._conversation.generation
+
+    async def open(self, caller: Caller) -> None:
+        """Checks everything and queues the conversation; raises what Completion.open raises."""
+        await self._conversation.open(caller)
+
+    def close(self) -> None:
+        """The caller has left, or has its answer."""
+        self._conversation.close()

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from twostroke.api.generation import Caller, Generation, amount_of, prepared, prompts_of, submissions_of
+from twostroke.api.generation import Caller, Generation, amount_of, off_the_loop, prompts_of, submissions_of
 from twostroke.api.protocol.sampling import EmbeddingRequest
 from twostroke.client.engine_client import EngineClient
 from twostroke.client.input_processor import PromptInput
@@ -57,7 +57,7 @@ class Embeddings:
                 for prompt in given
             ]
 
-        inputs = await prepared(prepare, amount_of(given))
+        inputs = await off_the_loop(prepare, amount_of(given))
         submissions = submissions_of(request, self._engine, inputs, self._id, caller, OutputKind.FINAL)
         self._generation = Generation(self._engine, submissions, caller)
 

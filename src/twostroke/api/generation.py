@@ -38,7 +38,7 @@ class Caller:
     """Says whether there is room for the request."""
     tenant: str = ""
     """Whose key it was; empty where no keys are set."""
-    announce: Callable[[str, PromptInput], object] = lambda request_id, prompt: None
+    announce: Callable[[str, PromptInput], object] | None = None
     """Called with the name of each engine request that was queued, and its prompt; for traces and --live-text."""
     patience_s: float | None = None
     """How long after its arrival a first token is of use; None: as long as the server lets anybody wait."""
@@ -59,35 +59,22 @@ _RENDERERS = ThreadPoolExecutor(8, thread_name_prefix="twostroke-chat")
 """Those who wait for a chat template that takes long do not take threads away from others."""
 
 
-async def prepared(
-    prepare: Callable[[], list[PromptInput]], length: int, *, compiles: bool = False, renders: bool = False
-) -> list[PromptInput]:
-    """What `prepare` returns, in a thread when that may take long.
-
-    Args:
-        prepare: makes the prompts.
-        length: characters and token ids.
-        compiles: whether a grammar is compiled, too, which takes a child process and up to half a second.
-        renders: whether a chat template runs, see `off_the_loop`.
-    """
-    if compiles:
-        return await asyncio.get_running_loop().run_in_executor(_COMPILERS, prepare)
-    return await off_the_loop(prepare, length, renders=renders)
-
-
-async def off_the_loop(work: Callable[[], Result], length: int, *, renders: bool = False) -> Result:
+async def off_the_loop(
+    work: Callable[[], Result], length: int, *, renders: bool = False, compiles: bool = False
+) -> Result:
     """Return what `work` returns. Short texts are worked on at once, long ones in a thread.
 
     Args:
         work: makes it.
         length: characters and token ids; see amount_of for what is no text.
         renders: whether a chat template runs: in a process that is waited for, a hostile one for a second.
+        compiles: whether a grammar is compiled, which takes a child process and up to half a second.
     """
-    if length <= INLINE_LENGTH and not renders:
+    if length <= INLINE_LENGTH and not renders and not compiles:
         return work()
     loop = asyncio.get_running_loop()
-    if length <= HUGE_LENGTH:
-        return await loop.run_in_executor(_RENDERERS if renders else None, work)
+    if compiles or length <= HUGE_LENGTH:
+        return await loop.run_in_executor(_COMPILERS if compiles else _RENDERERS if renders else None, work)
     try:
         return await loop.run_in_executor(_PATIENT, work)
     finally:
@@ -180,8 +167,8 @@ class Generation:
         try:
             for submission in submissions:
                 self._streams.append(engine.generate(submission))
-                # no event of it can have come yet, and one that is refused has none
-                caller.announce(submission.request_id or "", submission.prompt)
+                if caller.announce is not None:  # no event of it can have come yet, and one that is refused has none
+                    caller.announce(submission.request_id or "", submission.prompt)
         except BaseException:
             self.close()
             raise
@@ -271,10 +258,25 @@ class UsageCount:
 
     def __init__(self) -> None:
         self._prompts: dict[int, tuple[int, int]] = {}
-        self._num_output_tokens = 0
+        self.num_output_tokens = 0
         self.num_reasoning_tokens = 0
         """Of the output; whoever parses it counts them."""
         self._numeric_drift: NumericDrift = {}
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Of all prompts."""
+        return sum(num_tokens for num_tokens, _ in self._prompts.values())
+
+    @property
+    def num_cached_tokens(self) -> int:
+        """Of the prompts'."""
+        return sum(num_cached for _, num_cached in self._prompts.values())
+
+    @property
+    def drift(self) -> dict[str, NumericDrift]:
+        """Return the `numeric_drift` field of `usage`; empty where the workers that made the answer do not differ."""
+        return {"numeric_drift": self._numeric_drift} if self._numeric_drift else {}
 
     def add(self, prompt: int, output: RequestOutput) -> None:
         """Takes an output of the prompt-th prompt; each token must be in one output only."""
@@ -283,18 +285,17 @@ class UsageCount:
         if output.numeric_drift:
             self._numeric_drift = merged_drift(self._numeric_drift, output.numeric_drift)
         for part in output.outputs:
-            self._num_output_tokens += len(part.token_ids)
+            self.num_output_tokens += len(part.token_ids)
 
     def as_json(self) -> dict[str, Any]:
         """Return OpenAI's object; with `numeric_drift` where workers of different numerics made the answer."""
-        num_prompt_tokens = sum(num_tokens for num_tokens, _ in self._prompts.values())
         return {
-            "prompt_tokens": num_prompt_tokens,
-            "completion_tokens": self._num_output_tokens,
-            "total_tokens": num_prompt_tokens + self._num_output_tokens,
-            "prompt_tokens_details": {"cached_tokens": sum(cached for _, cached in self._prompts.values())},
+            "prompt_tokens": self.num_prompt_tokens,
+            "completion_tokens": self.num_output_tokens,
+            "total_tokens": self.num_prompt_tokens + self.num_output_tokens,
+            "prompt_tokens_details": {"cached_tokens": self.num_cached_tokens},
             "completion_tokens_details": {"reasoning_tokens": self.num_reasoning_tokens},
-            **({"numeric_drift": self._numeric_drift} if self._numeric_drift else {}),
+            **self.drift,
         }
 
 

@@ -8,8 +8,7 @@ from typing import Any, cast
 
 from pydantic_core import from_json
 
-from twostroke.api.conversation import Conversation
-from twostroke.api.generation import Caller, Generation
+from twostroke.api.conversation import Conversation, ConversationCall
 from twostroke.api.http_errors import anthropic_error, error_body
 from twostroke.api.protocol.chat import ChatRequest, content_of
 from twostroke.api.protocol.fields import tier_of
@@ -145,7 +144,7 @@ _TIERS = {"default": "standard", "priority": "priority", "flex": "batch"}
 """What Anthropic calls the tiers, where an answer says how it was served."""
 
 
-class MessageCall:
+class MessageCall(ConversationCall):
     """One call of /v1/messages.
 
     Args:
@@ -155,23 +154,10 @@ class MessageCall:
     """
 
     def __init__(self, conversation: Conversation, *, answer_id: str, model: str) -> None:
-        self._conversation = conversation
+        super().__init__(conversation)
         self._reply = Reply(conversation, answer_id)
         self._head: Object = {"id": answer_id, "type": "message", "role": "assistant", "model": model}
         self._has_begun = False
-
-    @property
-    def generation(self) -> Generation:
-        """What was opened."""
-        return self._conversation.generation
-
-    async def open(self, caller: Caller) -> None:
-        """Checks everything and queues the conversation; raises what Completion.open raises."""
-        await self._conversation.open(caller)
-
-    def close(self) -> None:
-        """The caller has left, or has its answer."""
-        self._conversation.close()
 
     async def answer(self) -> Object:
         """The whole answer; raises what Generation.whole raises."""
@@ -213,7 +199,7 @@ class MessageCall:
 
     def _usage(self) -> Object:
         """Anthropic counts the cached part of the prompt apart from the rest."""
-        counts, conversation = self._reply.counts, self._conversation
+        counts, conversation = self._reply.usage, self._conversation
         tier = tier_of(conversation.request.service_tier, uses_priority=conversation.engine.facts.uses_priority)
         return {
             "input_tokens": counts.num_prompt_tokens - counts.num_cached_tokens,

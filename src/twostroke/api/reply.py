@@ -6,13 +6,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from twostroke.api.conversation import Conversation
-from twostroke.api.parsers.chat_parser import ChatParser
+from twostroke.api.conversation import ChoiceText, Conversation
 from twostroke.api.parsers.json_text import is_whole_value
 from twostroke.api.parsers.output import ContentDelta, Delta, ReasoningDelta, ToolCallArguments, ToolCallBegin
-from twostroke.outputs import CompletionOutput, NumericDrift, RequestOutput
+from twostroke.outputs import RequestOutput
 from twostroke.request import FinishReason
-from twostroke.tokenizer.tokenizer import TokenTexts
 
 
 class BlockKind(StrEnum):
@@ -130,25 +128,6 @@ class Blocks:
         return [*begun, Grown(self.all[-1], text)]
 
 
-@dataclass(frozen=True, slots=True)
-class TokenCounts:
-    """What the reply has cost so far."""
-
-    num_prompt_tokens: int = 0
-    num_cached_tokens: int = 0
-    """Of the prompt's."""
-    num_output_tokens: int = 0
-    num_reasoning_tokens: int = 0
-    """Of the output's."""
-    numeric_drift: NumericDrift = field(default_factory=dict[str, list[str]])
-    """Differences between the numerics of the workers that made the answer."""
-
-    @property
-    def drift(self) -> dict[str, NumericDrift]:
-        """Return the `numeric_drift` field of `usage`; empty where the workers do not differ."""
-        return {"numeric_drift": self.numeric_drift} if self.numeric_drift else {}
-
-
 class Reply:
     """Takes in a conversation's output, whole or as it comes.
 
@@ -160,17 +139,16 @@ class Reply:
     def __init__(self, conversation: Conversation, answer_id: str) -> None:
         self._conversation = conversation
         self.blocks = Blocks(answer_id, shows_reasoning=conversation.request.include_reasoning is not False)
-        self.counts = TokenCounts()
+        self.usage = conversation.usage
         self.finish_reason: FinishReason | None = None
         """None until it has ended."""
         self.stop_reason: int | str | None = None
-        self._parser: ChatParser | None = None
-        self._token_texts: TokenTexts | None = None
+        self._text: ChoiceText | None = None
 
     @property
     def has_half_call(self) -> bool:
         """Whether the model has stopped within a call."""
-        return self._parser is not None and self._parser.has_half_call
+        return self._text is not None and self._text.has_half_call
 
     @property
     def whole_blocks(self) -> list[Block]:
@@ -179,34 +157,19 @@ class Reply:
 
     async def read(self) -> None:
         """Waits for the end; raises what Generation.whole raises."""
-        output = await self._conversation.whole()
-        part = output.outputs[0]
-        parser = self._parser = self._conversation.parser()
-        texts, is_cut = self._conversation.token_texts(), part.finish_reason is not FinishReason.STOP
-        message = parser.push_whole(part.text, texts.of(part.token_ids), is_cut=is_cut)
-        self.blocks.push(message)
-        self.blocks.finish()
-        self._count(output, part)
+        self._take(await self._conversation.whole())
 
     def push(self, output: RequestOutput) -> list[BlockEvent]:
         """Takes what is new; returns what that does to the blocks."""
-        parser = self._parser = self._parser or self._conversation.parser()
-        texts = self._token_texts = self._token_texts or self._conversation.token_texts()
-        part = output.outputs[0]
-        happened = self.blocks.push(parser.push(part.text, texts.of(part.token_ids)))
-        if part.finish_reason is not None:
-            is_cut = part.finish_reason is not FinishReason.STOP
-            happened += self.blocks.push(parser.finish(is_cut=is_cut)) + self.blocks.finish()
-        self._count(output, part)
-        return happened
+        self.usage.add(0, output)
+        return self._take(output)
 
-    def _count(self, output: RequestOutput, part: CompletionOutput) -> None:
-        assert self._parser is not None, "counted before anything was read"
+    def _take(self, output: RequestOutput) -> list[BlockEvent]:
+        text = self._text = self._text or self._conversation.choice_text()
+        part = output.outputs[0]
+        happened = self.blocks.push(text.read(part))
+        if part.finish_reason is not None:
+            happened += self.blocks.finish()
         self.finish_reason, self.stop_reason = part.finish_reason, part.stop_reason
-        self.counts = TokenCounts(
-            len(output.prompt_token_ids),
-            output.num_cached_tokens,
-            self.counts.num_output_tokens + len(part.token_ids),
-            self._parser.num_reasoning_tokens,
-            output.numeric_drift,
-        )
+        self.usage.num_reasoning_tokens = text.num_reasoning_tokens
+        return happened

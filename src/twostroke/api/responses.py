@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from twostroke.api.conversation import Conversation
-from twostroke.api.generation import Caller, Generation
+from twostroke.api.conversation import Conversation, ConversationCall
 from twostroke.api.http_errors import error_body
 from twostroke.api.protocol.chat import ChatRequest, content_of
 from twostroke.api.protocol.fields import tier_of
@@ -138,7 +137,7 @@ _DELTA = {
 }
 
 
-class ResponseCall:
+class ResponseCall(ConversationCall):
     """One call of /v1/responses.
 
     Args:
@@ -153,24 +152,11 @@ class ResponseCall:
         self, request: ResponsesRequest, conversation: Conversation, *, answer_id: str, model: str, created: int
     ) -> None:
         self._request = request
-        self._conversation = conversation
+        super().__init__(conversation)
         self._reply = Reply(conversation, answer_id)
         self._head: Object = {"id": answer_id, "object": "response", "created_at": created, "model": model}
         self._num_events = 0
         self._has_begun = False
-
-    @property
-    def generation(self) -> Generation:
-        """What was opened."""
-        return self._conversation.generation
-
-    async def open(self, caller: Caller) -> None:
-        """Checks everything and queues the conversation; raises what Completion.open raises."""
-        await self._conversation.open(caller)
-
-    def close(self) -> None:
-        """The caller has left, or has its answer."""
-        self._conversation.close()
 
     async def answer(self) -> Object:
         """The whole answer; raises what Generation.whole raises."""
@@ -249,7 +235,7 @@ class ResponseCall:
         return choice if isinstance(choice, str) else "auto" if choice is None else choice.model_dump()
 
     def _usage(self) -> Object:
-        counts = self._reply.counts
+        counts = self._reply.usage
         return {
             "input_tokens": counts.num_prompt_tokens,
             "input_tokens_details": {"cached_tokens": counts.num_cached_tokens, "cache_write_tokens": 0},

@@ -84,9 +84,6 @@ class AnswerForm:
     """Tool calls that may be written in place of structured outputs."""
 
 
-_PLAIN_TEXT = AnswerForm()
-
-
 class InputProcessor:
     """Checks and encodes prompts for one model; safe to share between threads.
 
@@ -216,7 +213,7 @@ class InputProcessor:
         add_special_tokens: bool = False,
         truncate_prompt_tokens: int | None = None,
         truncation_side: TruncationSide | None = None,
-        answer: AnswerForm = _PLAIN_TEXT,
+        answer: AnswerForm | None = None,
     ) -> PromptInput:
         """Renders a conversation with the model's chat template and checks it; raises what `process` raises.
 
@@ -225,7 +222,10 @@ class InputProcessor:
         """
         params = _checked_kind(params)
         kept = self._kept(truncate_prompt_tokens, truncation_side, params)
-        prompt = self._process_text(self.render_chat(chat), params, add_special_tokens, kept, answer.calls)
+        text = self.render_chat(chat)
+        if answer is None:
+            return self._process_text(text, params, add_special_tokens, kept)
+        prompt = self._process_text(text, params, add_special_tokens, kept, answer.calls)
         ids = (self._tokenizer.token_id(token) for token in answer.shown_tokens)
         shown = self._tokenizer.special_token_ids.intersection(ids)
         return dataclasses.replace(prompt, shown_token_ids=shown, find_stops=answer.find_stops)

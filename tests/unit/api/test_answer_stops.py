@@ -10,9 +10,11 @@ from hypothesis import strategies as st
 
 from chat_outputs import TOOLS
 from twostroke.api.chat import ChatChoice
+from twostroke.api.conversation import ParsedText
 from twostroke.api.parsers.chat_parser import AnswerStops, ChatParser, make_parser
 from twostroke.api.parsers.json_text import is_whole_value
 from twostroke.api.parsers.output import HearContent
+from twostroke.api.parsers.tool_choice import ChatTools
 from twostroke.client.input_processor import PromptInput
 from twostroke.client.output_processor import OutputKind, OutputProcessor
 from twostroke.engine.token_update import SequenceNews, TokenUpdate
@@ -27,7 +29,7 @@ THOUGHT = "<think>Question: 6*7?</think>"
 
 
 def parser(hear_content: HearContent | None = None) -> ChatParser:
-    return make_parser("hermes", "qwen3", tools=TOOLS, hear_content=hear_content)
+    return make_parser("hermes", "qwen3", ChatTools(TOOLS), hear_content=hear_content)
 
 
 def find_stops(stops: Any) -> AnswerStops:
@@ -54,7 +56,10 @@ class Answer:
         processor = OutputProcessor(TOKENIZER)
         (name,) = processor.add("r", given, seeds=(0,), arrival_time_s=0.0, kind=kind)
         choice = ChatChoice(
-            parser(), TokenTexts(TOKENIZER, True, frozenset()), prefix="", shows_reasoning=True, names_tool=False
+            ParsedText(parser(), TokenTexts(TOKENIZER, True, frozenset())),
+            prefix="",
+            shows_reasoning=True,
+            names_tool=False,
         )
         message: dict[str, Any] = {"content": "", "reasoning": "", "calls": []}
         num_tokens = 0

@@ -20,7 +20,7 @@ from twostroke.api.parsers.output import (
     ToolCallBegin,
     join_deltas,
 )
-from twostroke.api.parsers.tool_choice import NamedTool, Tool
+from twostroke.api.parsers.tool_choice import ChatTools, NamedTool, Tool
 from twostroke.errors import InvalidParameter
 
 
@@ -28,13 +28,13 @@ def token_by_token(
     pieces: list[str], tool_call_parser: str | None, reasoning_parser: str | None = None
 ) -> list[list[Delta]]:
     """What each piece brings, and the end."""
-    parser = make_parser(tool_call_parser, reasoning_parser, tools=TOOLS)
+    parser = make_parser(tool_call_parser, reasoning_parser, ChatTools(TOOLS))
     return [*(parser.push(piece, [piece]) for piece in pieces), parser.finish()]
 
 
 @pytest.mark.parametrize("output", OUTPUTS, ids=str)
 def test_message(output: Output) -> None:
-    parser = make_parser(output.tool_call_parser, output.reasoning_parser, tools=TOOLS, prompt=output.prompt)
+    parser = make_parser(output.tool_call_parser, output.reasoning_parser, ChatTools(TOOLS), prompt=output.prompt)
     assert parser.parse(output.text) == output.message
 
 
@@ -150,48 +150,48 @@ def test_reasoning_tokens_count_while_it_goes_on() -> None:
 
 @pytest.mark.parametrize("output", [o for o in OUTPUTS if len(o.tool_calls) > 1], ids=str)
 def test_one_call_at_most(output: Output) -> None:
-    parser = make_parser(output.tool_call_parser, None, tools=TOOLS, parallel_tool_calls=False)
+    parser = make_parser(output.tool_call_parser, None, ChatTools(TOOLS, parallel=False))
     assert parser.parse(output.text).tool_calls == output.tool_calls[:1]
 
 
 def test_required_and_named_calls_are_bare_json() -> None:
     text = '[{"name": "get_weather", "parameters": {"city": "Paris"}}, {"name": "now", "parameters": {}}]'
-    assert make_parser("mistral", None, tools=TOOLS, tool_choice="required").parse(text).tool_calls == (PARIS, NOW)
-    parser = make_parser("mistral", None, tools=TOOLS, tool_choice=NamedTool("get_weather"))
+    assert make_parser("mistral", None, ChatTools(TOOLS, "required")).parse(text).tool_calls == (PARIS, NOW)
+    parser = make_parser("mistral", None, ChatTools(TOOLS, NamedTool("get_weather")))
     assert parser.push(' {"city": "Pa') == [ToolCallBegin(0, "get_weather"), ToolCallArguments(0, '{"city": "Pa')]
-    assert make_parser(None, None, tools=TOOLS, tool_choice=NamedTool("now")).parse("{}").tool_calls == (NOW,)
+    assert make_parser(None, None, ChatTools(TOOLS, NamedTool("now"))).parse("{}").tool_calls == (NOW,)
 
 
 def test_a_thought_may_come_before_a_required_call() -> None:
-    parser = make_parser(None, "qwen3", tools=TOOLS, tool_choice=NamedTool("now"))
+    parser = make_parser(None, "qwen3", ChatTools(TOOLS, NamedTool("now")))
     message = parser.parse("<think>\n{}\n</think>\n\n{}")
     assert (message.reasoning, message.tool_calls) == ("{}", (NOW,))
 
 
 def test_no_call_where_none_is_allowed() -> None:
     text = '<tool_call>{"name": "now"}</tool_call> '
-    assert make_parser("hermes", None, tools=TOOLS, tool_choice="none").parse(text).content == text
+    assert make_parser("hermes", None, ChatTools(TOOLS, "none")).parse(text).content == text
 
 
 def test_markup_names_the_tokens_that_must_be_seen() -> None:
-    assert make_parser("mistral", "mistral", tools=TOOLS).markup == {
+    assert make_parser("mistral", "mistral", ChatTools(TOOLS)).markup == {
         *("[TOOL_CALLS]", "[CALL_ID]", "[ARGS]", "[THINK]", "[/THINK]")
     }
-    assert {"<|action_start|>", "<|plugin|>", "<|action_end|>"} < make_parser("internlm", None, tools=TOOLS).markup
-    assert "<｜tool▁sep｜>" in make_parser("deepseek_v3", None, tools=TOOLS).markup  # noqa: RUF001
+    assert {"<|action_start|>", "<|plugin|>", "<|action_end|>"} < make_parser("internlm", None, ChatTools(TOOLS)).markup
+    assert "<｜tool▁sep｜>" in make_parser("deepseek_v3", None, ChatTools(TOOLS)).markup  # noqa: RUF001
 
 
 @pytest.mark.parametrize("parameter", ["tool_call_parser", "reasoning_parser"])
 def test_unknown_name_lists_the_known(parameter: str) -> None:
-    names = {"tool_call_parser": None, "reasoning_parser": None, parameter: "gpt"}
+    names = [None, "gpt"] if parameter == "reasoning_parser" else ["gpt", None]
     with pytest.raises(InvalidParameter, match=rf"{parameter}='gpt': must be one of deepseek_.*, qwen3"):
-        make_parser(**names)
+        make_parser(names[0], names[1])
 
 
 def test_streamed_string_values_are_valid_json_however_they_are_cut() -> None:
     text = 'a"\\\n\t\x00\u2028é😀'
     for cut in range(len(text)):
-        parser = make_parser("qwen3_coder", None, tools=TOOLS)
+        parser = make_parser("qwen3_coder", None, ChatTools(TOOLS))
         deltas = parser.push(f"<function=get_weather><parameter=city>{text[:cut]}")
         deltas += parser.push(f"{text[cut:]}</parameter></function>") + parser.finish()
         arguments = "".join(d.text for d in deltas if isinstance(d, ToolCallArguments))
@@ -226,7 +226,7 @@ def test_streamed_string_values_are_valid_json_however_they_are_cut() -> None:
 )
 def test_plain_values_become_what_the_schema_says(schema: Any, text: str, value: object) -> None:
     tool = Tool("f", {"type": "object", "properties": {"a": schema}})
-    parser = make_parser("qwen3_coder", None, tools=[tool])
+    parser = make_parser("qwen3_coder", None, ChatTools([tool]))
     (call,) = parser.parse(f"<function=f>\n<parameter=a>\n{text}\n</parameter>\n</function>").tool_calls
     assert json.loads(call.arguments) == {"a": value}
 
@@ -259,9 +259,9 @@ def test_an_object_between_the_tags_is_the_arguments_and_no_argument_is_lost(
 ) -> None:
     """What is neither an object nor parameters is content, markup and all."""
     text = around.replace("{}", f"<function=get_weather>{body}</function>")
-    whole = make_parser("qwen3_coder", None, tools=TOOLS).parse(text)
+    whole = make_parser("qwen3_coder", None, ChatTools(TOOLS)).parse(text)
     for size in (1, 2, 3, 7):
-        parser = make_parser("qwen3_coder", None, tools=TOOLS)
+        parser = make_parser("qwen3_coder", None, ChatTools(TOOLS))
         pieces = [text[i : i + size] for i in range(0, len(text), size)]
         deltas = [delta for piece in pieces for delta in parser.push(piece)] + parser.finish()
         assert join_deltas(deltas) == whole
@@ -274,12 +274,12 @@ def test_an_object_between_the_tags_is_the_arguments_and_no_argument_is_lost(
 @pytest.mark.parametrize("cut", range(len("<function=get_weather>"), len("<function=get_weather>" + OBJECT)))
 def test_an_object_that_is_cut_is_half_a_call(cut: int) -> None:
     text = f"<function=get_weather>{OBJECT}</function>"[:cut]
-    parser = make_parser("qwen3_coder", None, tools=TOOLS)
+    parser = make_parser("qwen3_coder", None, ChatTools(TOOLS))
     said = parser.parse(text, is_cut=True)
     assert said.content == ""
     assert parser.has_half_call or not said.tool_calls
 
 
 def test_python_warnings_of_odd_escapes_stay_inside() -> None:
-    call = make_parser("pythonic", None, tools=TOOLS).parse(r"[get_weather(city='\d')]").tool_calls
+    call = make_parser("pythonic", None, ChatTools(TOOLS)).parse(r"[get_weather(city='\d')]").tool_calls
     assert call == (ToolCall("get_weather", r'{"city": "\\d"}'),)

@@ -13,6 +13,7 @@ from chat_outputs import TOOLS
 from grammar_walks import allowed, backend, eos_id, num_columns, text_of, walk
 from twostroke.api.parsers.chat_parser import make_parser
 from twostroke.api.parsers.families import TOOL_CALL_FAMILIES, free_calls
+from twostroke.api.parsers.tool_choice import ChatTools
 from twostroke.grammar.backend import GrammarMatcher
 from twostroke.sampling_params import StructuredOutputs
 
@@ -44,7 +45,7 @@ def test_what_may_be_written_is_the_form_or_a_call(family: str) -> None:
     for seed in range(30):
         token_ids, has_ended = walk(matcher.copy(), COLUMNS, [EOS], random.Random(seed), max_tokens=300)
         text = text_of(TOKENIZER, token_ids)
-        parsed = make_parser(family, None, tools=TOOLS, calls_come_first=True).parse(text)
+        parsed = make_parser(family, None, ChatTools(TOOLS), calls_come_first=True).parse(text)
         found_calls += bool(parsed.tool_calls)
         if not has_ended:
             continue
@@ -81,7 +82,7 @@ def test_calls_as_models_write_them(family: str) -> None:
     matcher, text = matcher_of(family), WRITTEN[family]
     assert takes(matcher, text)
     assert takes(matcher, '{"ok": true}')
-    parsed = make_parser(family, None, tools=TOOLS, calls_come_first=True).parse(text)
+    parsed = make_parser(family, None, ChatTools(TOOLS), calls_come_first=True).parse(text)
     assert [(call.name, call.arguments) for call in parsed.tool_calls] == [("now", "{}")]
     assert parsed.content == ""
     assert not takes(matcher, text.replace("now", "later"))
@@ -102,7 +103,7 @@ def test_calls_as_models_write_them(family: str) -> None:
 )
 def test_mistrals_ways(text: str) -> None:
     assert takes(matcher_of("mistral"), text)
-    assert len(make_parser("mistral", None, tools=TOOLS).parse(text).tool_calls) == 1
+    assert len(make_parser("mistral", None, ChatTools(TOOLS)).parse(text).tool_calls) == 1
 
 
 @pytest.mark.parametrize(
@@ -114,7 +115,7 @@ def test_mistrals_ways(text: str) -> None:
 )
 def test_pythons_ways(text: str) -> None:
     assert takes(matcher_of("pythonic"), text)
-    parsed = make_parser("pythonic", None, tools=TOOLS, calls_come_first=True).parse(text)
+    parsed = make_parser("pythonic", None, ChatTools(TOOLS), calls_come_first=True).parse(text)
     assert parsed.tool_calls[0].name == "get_weather"
 
 
@@ -122,13 +123,13 @@ def test_pythons_ways(text: str) -> None:
 def test_the_beginning_of_a_call_that_was_cut_is_no_content(family: str) -> None:
     text = WRITTEN[family]
     for end in range(1, len(text)):
-        parser = make_parser(family, None, tools=TOOLS, calls_come_first=True)
+        parser = make_parser(family, None, ChatTools(TOOLS), calls_come_first=True)
         assert parser.parse(text[:end]).content == "", text[:end]
 
 
 def test_json_may_hold_what_looks_like_a_call() -> None:
     text = '{"html": "<tool_call>\\n<function=now>\\n</function>\\n</tool_call>", "b": "<function=now></function>"}'
-    parsed = make_parser("qwen3_coder", None, tools=TOOLS, calls_come_first=True).parse(text)
+    parsed = make_parser("qwen3_coder", None, ChatTools(TOOLS), calls_come_first=True).parse(text)
     assert (parsed.content, parsed.tool_calls) == (text, ())
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from chat_outputs import TOOLS
 from twostroke.api.parsers.chat_parser import make_parser
-from twostroke.api.parsers.tool_choice import NamedTool, Tool, ToolChoice, tool_choice_schema
+from twostroke.api.parsers.tool_choice import ChatTools, NamedTool, Tool, ToolChoice, tool_choice_schema
 from twostroke.errors import InvalidParameter
 
 TREE = Tool(
@@ -254,9 +254,9 @@ def test_every_name_is_called_by_both_choices(name: str) -> None:
     assert schema is not None
     assert accepts(schema, [call(name, {})])
     for text in (json.dumps([call(name, {"a": 1})]), json.dumps([call(name, {"a": 1})], ensure_ascii=False)):
-        parsed = make_parser("hermes", None, tools=tools, tool_choice="required").parse(text)
+        parsed = make_parser("hermes", None, ChatTools(tools, "required")).parse(text)
         assert [(one.name, json.loads(one.arguments)) for one in parsed.tool_calls] == [(name, {"a": 1})]
-    parsed = make_parser("hermes", None, tools=tools, tool_choice=NamedTool(name)).parse('{"a": 1}')
+    parsed = make_parser("hermes", None, ChatTools(tools, NamedTool(name))).parse('{"a": 1}')
     assert [one.name for one in parsed.tool_calls] == [name]
 
 
@@ -264,12 +264,12 @@ def test_the_grammar_of_a_call_that_was_cut_is_no_content() -> None:
     tools = [Tool("now"), Tool("f")]
     whole = json.dumps([call("now", {"a": [1, 2]}), call("f", {})], indent=1)
     for end in range(len(whole)):
-        parsed = make_parser("hermes", None, tools=tools, tool_choice="required").parse(whole[:end])
+        parsed = make_parser("hermes", None, ChatTools(tools, "required")).parse(whole[:end])
         assert parsed.content == ""
         if end > whole.index('"f"'):
             assert parsed.tool_calls[0].name == "now"
             assert json.loads(parsed.tool_calls[0].arguments) == {"a": [1, 2]}
-        named = make_parser("hermes", None, tools=tools, tool_choice=NamedTool("f")).parse('  { "a": 1}'[:end])
+        named = make_parser("hermes", None, ChatTools(tools, NamedTool("f"))).parse('  { "a": 1}'[:end])
         assert named.content == ""
 
 

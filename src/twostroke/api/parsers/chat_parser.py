@@ -26,7 +26,7 @@ from twostroke.api.parsers.families import (
 )
 from twostroke.api.parsers.output import Delta, HearContent, Output, ParsedMessage, join_deltas
 from twostroke.api.parsers.source import Reading, Source, Stops
-from twostroke.api.parsers.tool_choice import NamedTool, Tool, ToolChoice, checked_tool_choice
+from twostroke.api.parsers.tool_choice import NO_TOOLS, ChatTools, NamedTool, Tool, checked_tool_choice
 from twostroke.engine.stop_checker import StopFinder, StopMatch, StopStrings
 from twostroke.errors import InvalidParameter
 
@@ -170,11 +170,6 @@ class ChatParser:
         return self._output.has_half_call
 
     @property
-    def tells_parts(self) -> bool:
-        """Whether the text may have other parts than content."""
-        return self._tool_calls is not None or self._reasoning is not None
-
-    @property
     def place(self) -> int:
         """Characters before what is read now."""
         return self._source.num_forgotten + self._source.position
@@ -242,13 +237,11 @@ class ChatParser:
             yield from read_content(self._source, self._output, self._tool_calls, self._tools)
 
 
-def make_parser(  # noqa: PLR0913 (what there is to know of a request, by its names)
+def make_parser(
     tool_call_parser: str | None,
     reasoning_parser: str | None,
+    asked: ChatTools = NO_TOOLS,
     *,
-    tools: Sequence[Tool] = (),
-    tool_choice: ToolChoice = "auto",
-    parallel_tool_calls: bool = True,
     prompt: str | None = "",
     said: str = "",
     calls_come_first: bool = False,
@@ -259,9 +252,7 @@ def make_parser(  # noqa: PLR0913 (what there is to know of a request, by its na
     Args:
         tool_call_parser: a name of TOOL_CALL_FAMILIES; None if the model's calls are not to be looked for.
         reasoning_parser: a name of REASONING_FAMILIES; None if reasoning is not to be told from content.
-        tools: what the request offers.
-        tool_choice: a required or named call is one of `tool_choice_schema`, in no family's form.
-        parallel_tool_calls: False to deliver no more than the first call.
+        asked: what the request offers; a required or named call is one of `tool_choice_schema`, in no family's form.
         prompt: the rendered chat, or the end of it, which may have opened the reasoning; None: nothing has opened it.
         said: what the turn says already that is continued, at the end of the prompt.
         calls_come_first: the text is an answer of some form, or calls as `free_calls` describes them.
@@ -272,21 +263,21 @@ def make_parser(  # noqa: PLR0913 (what there is to know of a request, by its na
     """
     family = _looked_up("tool_call_parser", tool_call_parser, TOOL_CALL_FAMILIES)
     reasoning = _looked_up("reasoning_parser", reasoning_parser, REASONING_FAMILIES)
-    tool_choice = checked_tool_choice(tools, tool_choice)
+    tool_choice = checked_tool_choice(asked.tools, asked.choice)
     if isinstance(tool_choice, NamedTool):
         family = named_tool(tool_choice.name)
     elif tool_choice == "required":
         family = REQUIRED
-    elif tool_choice == "none" or not tools:
+    elif tool_choice == "none" or not asked.tools:
         family = None
     elif family is not None and calls_come_first:
         family = replace(family, comes_first=True)
     return ChatParser(
         family,
         reasoning,
-        tools=tools,
+        tools=asked.tools,
         starts_in_reasoning=reasoning is not None and prompt is not None and reasoning.is_open_after(prompt, said),
-        max_tool_calls=None if parallel_tool_calls else 1,
+        max_tool_calls=None if asked.parallel else 1,
         hear_content=hear_content,
     )
 

@@ -57,6 +57,30 @@ def checked_tool_choice(tools: Sequence[Tool], tool_choice: ToolChoice) -> ToolC
     return tool_choice
 
 
+@dataclass(frozen=True, slots=True)
+class ChatTools:
+    """What the model may call, and whether it has to."""
+
+    tools: Sequence[Tool] = ()
+    choice: ToolChoice = "auto"
+    parallel: bool = True
+    """False: no more than the first call is delivered."""
+
+    @property
+    def schema(self) -> JsonSchema | None:
+        """What the output has to be where a call is required."""
+        return tool_choice_schema(self.tools, self.choice, parallel_tool_calls=self.parallel)
+
+    @property
+    def names_one(self) -> bool:
+        """Whether the client named the tool to call."""
+        return isinstance(self.choice, NamedTool)
+
+
+NO_TOOLS = ChatTools(choice="none")
+"""Of a chat that offers none."""
+
+
 def tool_choice_schema(
     tools: Sequence[Tool], tool_choice: ToolChoice, *, parallel_tool_calls: bool = True
 ) -> JsonSchema | None:
