@@ -24,8 +24,8 @@ from typing import Any, Protocol
 
 from starlette.datastructures import Headers
 
+from twostroke.api.answering import Message, Receive
 from twostroke.api.http_errors import HTTPError
-from twostroke.api.sse import Message, Receive
 
 CLOSE = {"connection": "close"}
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
+from twostroke.api.answering import StreamedCall
 from twostroke.api.chat import Chat
 from twostroke.api.completions import Completion
 from twostroke.api.context import ServerContext
@@ -17,7 +18,6 @@ from twostroke.api.protocol.chat import ChatRequest
 from twostroke.api.protocol.responses import ResponsesRequest
 from twostroke.api.protocol.sampling import CompletionRequest, EmbeddingRequest, SamplingFields
 from twostroke.api.responses import RESPONSES_WORDS, ResponseCall
-from twostroke.api.sse import StreamedCall
 from twostroke.config.server import ServerConfig
 
 Body = TypeVar("Body", bound=SamplingFields)

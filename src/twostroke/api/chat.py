@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from twostroke.api.answering import DONE, Later, RepeatedEvent, event
 from twostroke.api.conversation import ChoiceText, Conversation, ConversationCall
 from twostroke.api.logprobs import as_written, chat_logprobs, prompt_logprobs, takes_long
 from twostroke.api.parsers.json_text import is_whole_value
@@ -22,7 +23,6 @@ from twostroke.api.parsers.output import (
     join_deltas,
 )
 from twostroke.api.protocol.fields import tier_of
-from twostroke.api.sse import DONE, Later, RepeatedEvent, event
 from twostroke.outputs import CompletionOutput, RequestOutput
 from twostroke.request import FinishReason
 

@@ -9,12 +9,12 @@ from typing import Any
 
 import msgspec
 
+from twostroke.api.answering import DONE, Later, RepeatedEvent, event
 from twostroke.api.dialect import structured_outputs
 from twostroke.api.generation import Caller, Generation, UsageCount, amount_of, off_the_loop, prompts_of, submissions_of
 from twostroke.api.logprobs import CompletionLogprobs, as_written, prompt_logprobs, takes_long
 from twostroke.api.protocol.fields import tier_of
 from twostroke.api.protocol.sampling import CompletionRequest
-from twostroke.api.sse import DONE, Later, RepeatedEvent, event
 from twostroke.api.translate import check_stream_options, completion_params
 from twostroke.client.engine_client import EngineClient
 from twostroke.client.input_processor import PromptInput

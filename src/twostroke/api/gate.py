@@ -31,11 +31,11 @@ import msgspec
 from starlette.datastructures import Headers, MutableHeaders
 
 from twostroke.api.admission import Admission, patience_s
+from twostroke.api.answering import SERVER_SEND, WRITE_NOW, Message, Receive, Send
 from twostroke.api.bodies import BodyReader, check_media_type, decoded
 from twostroke.api.http_errors import ErrorAnswer, HTTPError, error_body, shaped_for
 from twostroke.api.keys import Keys
 from twostroke.api.observation import AnswerCounts
-from twostroke.api.sse import SERVER_SEND, WRITE_NOW, Message, Receive, Send
 from twostroke.config.server import ServerConfig
 from twostroke.errors import InvalidParameter, TwostrokeError, shown
 

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
-from twostroke.api.sse import named_event
+from twostroke.api.answering import named_event
 from twostroke.live.state import LiveState, Mask
 
 INTERVAL_S = 0.1

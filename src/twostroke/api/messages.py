@@ -8,6 +8,7 @@ from typing import Any, cast
 
 from pydantic_core import from_json
 
+from twostroke.api.answering import named_event
 from twostroke.api.conversation import Conversation, ConversationCall
 from twostroke.api.http_errors import anthropic_error, error_body
 from twostroke.api.protocol.chat import ChatRequest, content_of
@@ -25,7 +26,6 @@ from twostroke.api.protocol.messages import (
     ToolUseBlock,
 )
 from twostroke.api.reply import Begun, Block, BlockEvent, BlockKind, Ended, Grown, Reply
-from twostroke.api.sse import named_event
 from twostroke.errors import InvalidParameter
 from twostroke.outputs import RequestOutput
 from twostroke.request import FinishReason

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from twostroke.api.answering import named_event
 from twostroke.api.conversation import Conversation, ConversationCall
 from twostroke.api.http_errors import error_body
 from twostroke.api.protocol.chat import ChatRequest, content_of
@@ -23,7 +24,6 @@ from twostroke.api.protocol.responses import (
     TextFormat,
 )
 from twostroke.api.reply import Begun, Block, BlockEvent, BlockKind, Ended, Grown, Reply
-from twostroke.api.sse import named_event
 from twostroke.outputs import RequestOutput
 from twostroke.request import FinishReason
 

@@ -22,10 +22,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Match
 
+from twostroke.api.answering import Message, Receive, Send
 from twostroke.api.http_errors import ErrorAnswer, HTTPError, validation_answer
 from twostroke.api.protocol.fields import WireObject
 from twostroke.api.protocol.shapes import CHECKED_BYTES, read_body
-from twostroke.api.sse import Message, Receive, Send
 
 Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 _READERS = ThreadPoolExecutor(2, thread_name_prefix="twostroke-large-body")

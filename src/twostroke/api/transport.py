@@ -21,9 +21,9 @@ import httptools
 import msgspec
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
+from twostroke.api.answering import WRITE_NOW, Message
 from twostroke.api.http_errors import HTTPError
 from twostroke.api.request_head import check_head, expects_continue, framing_of, no_request, origin_form, unreadable
-from twostroke.api.sse import WRITE_NOW, Message
 
 MAX_HEAD_BYTES = 64 * 1024
 MAX_TARGET_BYTES = 32 * 1024

@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from starlette.datastructures import Headers
 
+from twostroke.api.answering import Message
 from twostroke.api.bodies import CODINGS, MAX_LEAD_BYTES, MAX_PARTS, Decoder, decoded
 from twostroke.api.http_errors import HTTPError
-from twostroke.api.sse import Message
 
 LIMIT = 1 << 20
 CHUNKED = {"transfer-encoding": "chunked"}

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from factories import submitted
+from twostroke.api.answering import WRITE_NOW, EventStream, RepeatedEvent, event
 from twostroke.api.generation import Caller, Generation
-from twostroke.api.sse import WRITE_NOW, EventStream, RepeatedEvent, event
 from twostroke.client.engine_client import OutputStream
 from twostroke.client.queued_stream import QueuedStream
 from twostroke.errors import EngineError

@@ -11,9 +11,9 @@ import pytest
 
 import text_fakes
 from factories import submitted
+from twostroke.api.answering import WRITE_NOW, EventStream, Later
 from twostroke.api.generation import Caller, Generation
 from twostroke.api.logprobs import MOST_AT_ONCE, as_written, prompt_logprobs, takes_long
-from twostroke.api.sse import WRITE_NOW, EventStream, Later
 from twostroke.batch import TokenLogprobs
 from twostroke.client.engine_client import OutputStream
 from twostroke.client.prompt_scores import PromptScores

@@ -10,6 +10,7 @@ import msgspec
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from twostroke.api.answering import EventStream, close_on_disconnect, failure
 from twostroke.api.calls import Call, WholeCall, chat, completion
 from twostroke.api.context import ServerContext
 from twostroke.api.generation import Abandoned, Caller, amount_of, beside_the_loop
@@ -17,7 +18,6 @@ from twostroke.api.openapi import EVENTS
 from twostroke.api.protocol.chat import ChatRequest
 from twostroke.api.protocol.sampling import CompletionRequest
 from twostroke.api.routing import BodyRoute
-from twostroke.api.sse import EventStream, close_on_disconnect, failure
 
 CLIENT_CLOSED_REQUEST = 499
 """Nobody receives it; the access log shows it."""
