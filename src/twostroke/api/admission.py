@@ -249,6 +249,16 @@ PATIENCE_HEADER = "x-request-timeout"
 NOTHING_KNOWN = RequestCost()
 
 
+_LONG_PARAMETERS = ("logit_bias", "allowed_token_ids", "stop_token_ids", "stop", "bad_words")
+
+
+def _size(given: str | Mapping[str, float] | Sequence[str] | Sequence[int]) -> int:
+    """Return the characters of texts, or the number of other entries."""
+    if isinstance(given, str | Mapping):
+        return len(given)
+    return sum(len(item) if isinstance(item, str) else 1 for item in given)
+
+
 class Admission:
     """Puts every request's case to the deciders.
 
@@ -289,17 +299,10 @@ class Admission:
         Raises:
             InvalidParameter: they are too many, or too long.
         """
-        stops = [request.stop] if isinstance(request.stop, str) else request.stop or []
-        sizes = {
-            "logit_bias": len(request.logit_bias or ()),
-            "allowed_token_ids": len(request.allowed_token_ids or ()),
-            "stop_token_ids": len(request.stop_token_ids or ()),
-            "stop": sum(map(len, stops)),
-            "bad_words": sum(map(len, request.bad_words or ())),
-        }
+        sizes = {name: _size(given) for name in _LONG_PARAMETERS if (given := getattr(request, name))}
         if sum(sizes.values()) > self._max_parameter_items:
             name = max(sizes, key=lambda name: sizes[name])
-            told = ", ".join(f"{name} {size}" for name, size in sizes.items() if size)
+            told = ", ".join(f"{name} {size}" for name, size in sizes.items())
             limit = f"entries and characters ({told}), together at most {self._max_parameter_items}"
             remedy = "Send fewer, or start the server with --max-parameter-items."
             raise InvalidParameter(name, sizes[name], limit, remedy)
@@ -373,8 +376,10 @@ def patience_s(headers: Mapping[str, str]) -> float | None:
         InvalidParameter: the header is no number above 0.
     """
     given = headers.get(PATIENCE_HEADER)
-    if given is None:
-        return None
+    return None if given is None else _seconds(given)
+
+
+def _seconds(given: str) -> float:
     try:
         seconds = float(given)
     except ValueError:

@@ -1,4 +1,4 @@
-"""Server-sent events: an answer that is written while it is made, and given up when nobody reads it."""
+"""How a call is answered over HTTP: as JSON, or as server-sent events that are given up when nobody reads them."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from functools import partial
 from typing import Any, Protocol
 
 import msgspec
+from starlette.requests import Request
 from starlette.responses import Response
 
-from twostroke.api.generation import Abandoned, Generation
+from twostroke.api.generation import Abandoned, Caller, Generation
 from twostroke.api.http_errors import error_body
 from twostroke.log import get_logger
 from twostroke.outputs import RequestOutput
@@ -104,6 +105,26 @@ class StreamedCall(Closable, Protocol):
     def last_events(self) -> bytes:
         """What is to be sent when everything has come."""
         ...
+
+
+class WholeCall(Protocol):
+    """One request on its way through the engine."""
+
+    async def open(self, caller: Caller) -> None:
+        """Checks and queues it."""
+        ...
+
+    async def answer(self) -> dict[str, Any]:
+        """The whole answer."""
+        ...
+
+    def close(self) -> None:
+        """Nobody waits any more."""
+        ...
+
+
+class Call(WholeCall, StreamedCall, Protocol):
+    """One that may be streamed."""
 
 
 def event(body: Mapping[str, Any]) -> bytes:
@@ -300,3 +321,45 @@ def _never() -> bool:
 def _cannot_write(_: bytes) -> bool:
     """Stands in where the server has no such extension."""
     return False
+
+
+CLIENT_CLOSED_REQUEST = 499
+"""Nobody receives it; the access log shows it."""
+
+
+async def respond(
+    call: Call,
+    request: Request,
+    caller: Caller,
+    *,
+    streams: bool,
+    headers: Mapping[str, str],
+    on_error: Callable[[Exception], bytes] = failure,
+) -> Response:
+    """Runs a call and answers; a client that leaves ends it within a step.
+
+    `on_error` gives the last bytes of a stream that cannot go on.
+    """
+    with caller.admission.preparing():
+        await call.open(caller)
+    if streams:
+        return EventStream(call, on_error=on_error, headers=headers)
+    return await respond_whole(call, request, headers)
+
+
+async def respond_whole(call: WholeCall, request: Request, headers: Mapping[str, str]) -> Response:
+    """Answers a call that is open; a client that leaves ends it within a step."""
+    watch = asyncio.ensure_future(close_on_disconnect(request.receive, call))
+    try:
+        return json_response(await call.answer(), headers)
+    except Abandoned:
+        return Response(status_code=CLIENT_CLOSED_REQUEST)
+    finally:
+        watch.cancel()
+        call.close()
+
+
+def json_response(body: Any, headers: Mapping[str, str] | None = None, status: int = 200) -> Response:
+    """A JSON answer, written by the fast encoder."""
+    content = msgspec.json.encode(body)
+    return Response(content, status_code=status, media_type="application/json", headers=dict(headers or {}))

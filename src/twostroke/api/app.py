@@ -10,24 +10,22 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 
+from twostroke.api.answering import json_response
+from twostroke.api.calls import embeddings_router, generate_router, messages_router, responses_router
 from twostroke.api.context import ServerContext
 from twostroke.api.gate import App, Gate
 from twostroke.api.http_errors import ErrorAnswer, HTTPError, error_body, shaped_for, validation_answer
 from twostroke.api.observation import Observation
 from twostroke.api.openapi import published_schema
 from twostroke.api.routes.capabilities import capabilities_router
-from twostroke.api.routes.embeddings import embeddings_router
-from twostroke.api.routes.generate import generate_router, json_response
 from twostroke.api.routes.history import history_router
 from twostroke.api.routes.lab import lab_router
 from twostroke.api.routes.live import live_router
-from twostroke.api.routes.messages import messages_router
 from twostroke.api.routes.models import models_router
 from twostroke.api.routes.observe import observe_router
 from twostroke.api.routes.operations import operations_router
 from twostroke.api.routes.page import page_router
 from twostroke.api.routes.pools import pools_router
-from twostroke.api.routes.responses import responses_router
 from twostroke.api.routing import Methods, RefusedBody, allowed_methods, known_routes
 from twostroke.client.engine_client import EngineClient, ScalablePools
 from twostroke.config.server import ServerConfig

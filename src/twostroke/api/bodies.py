@@ -172,11 +172,14 @@ def check_media_type(method: str, path: str, headers: Headers) -> None:
     Raises:
         HTTPError: 415, it is of another type, or in another character set than UTF-8.
     """
-    if method != "POST" or path not in JSON_PATHS or not has_body(headers):
-        return
     given = headers.get("content-type")
     if given == "application/json":  # what nearly everybody sends
         return
+    if method == "POST" and path in JSON_PATHS and has_body(headers):
+        _check_type(given)
+
+
+def _check_type(given: str | None) -> None:
     if not given:
         raise _unsupported("the body has no content type, and has to be JSON.")
     field = email.message.Message()

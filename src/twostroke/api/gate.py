@@ -233,6 +233,7 @@ class Gate:
         self._answers = answers
         self._admission = admission
         self._keys = Keys(config.api_key)
+        self._has_keys = bool(config.api_key)
         self._admin_key = None if config.admin_api_key is None else config.admin_api_key.encode()
         if self._admin_key is not None and self._keys.tenant_of(self._admin_key) is not None:
             limit = "is a tenant's key, too, who would be the administrator"
@@ -291,10 +292,10 @@ class Gate:
                 # before its body is read: refusing costs next to nothing, which is what overload asks for
                 self._admission.check(state["tenant"], patience_s(headers))
             check_media_type(scope["method"], scope["path"], headers)
-            # not held here: whoever reads it may let go of it
-            replay = _replay(
-                await self._bodies.read(headers, decoded(receive_awaited, headers, self._max_body_bytes)), receive
-            )
+            read: Receive = receive_awaited
+            if "content-encoding" in headers:
+                read = decoded(read, headers, self._max_body_bytes)
+            replay = _replay(await self._bodies.read(headers, read), receive)  # whoever reads the body may let go of it
         except (HTTPError, TwostrokeError) as error:
             answer = shaped_for(scope["path"], error_body(error))
             if "expect" in headers and not is_awaited:
@@ -312,14 +313,16 @@ class Gate:
         path = scope["path"]
         if path in OPEN_PATHS:
             return ""
-        given = _given_key(headers)
         if path in ADMIN_PATHS:
-            self._check_admin(scope, headers, given)
+            self._check_admin(scope, headers, _given_key(headers))
             return ""
-        if not self._keys:
-            if path.endswith(ABORT_SUFFIX):
-                check_origin(headers, "ending requests")
-            return ""
+        if self._has_keys:
+            return self._tenant_of(path, _given_key(headers))
+        if path.endswith(ABORT_SUFFIX):
+            check_origin(headers, "ending requests")
+        return ""
+
+    def _tenant_of(self, path: str, given: bytes) -> str:
         tenant = self._keys.tenant_of(given)
         is_shared = path in SHARED_PATHS or path.startswith(SHARED_PREFIXES)
         if tenant is None and is_shared and self._is_admin_key(given):
@@ -335,7 +338,7 @@ class Gate:
     def _check_admin(self, scope: Message, headers: Headers, given: bytes) -> None:
         if self._admin_key is None:
             client = scope.get("client")
-            if self._keys:
+            if self._has_keys:
                 message = "administration needs a key of its own; start the server with --admin-api-key."
                 raise HTTPError(403, message, kind="permission_error", code="forbidden")
             if client is None or client[0] not in ("127.0.0.1", "::1"):

@@ -33,9 +33,6 @@ class Keys:
                 who = f"{tenants[secret]} and {tenant}"
                 raise InvalidParameter("api_key", who, "two tenants have the same secret", "Give each one of its own.")
 
-    def __bool__(self) -> bool:
-        return bool(self._keys)
-
     def tenant_of(self, given: bytes) -> str | None:
         """Whose key this is; None for one that is nobody's."""
         # every key is compared, in constant time each

@@ -10,6 +10,8 @@ has its turn between them.
 from __future__ import annotations
 
 import asyncio
+import codecs
+import json
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, get_type_hints
@@ -23,9 +25,10 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Match
 
 from twostroke.api.answering import Message, Receive, Send
-from twostroke.api.http_errors import ErrorAnswer, HTTPError, validation_answer
+from twostroke.api.http_errors import ErrorAnswer, HTTPError, nested_too_deeply, validation_answer
 from twostroke.api.protocol.fields import WireObject
-from twostroke.api.protocol.shapes import CHECKED_BYTES, read_body
+from twostroke.api.protocol.shapes import CHECKED_BYTES, check_shape
+from twostroke.plain_words import reason_of
 
 Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 _READERS = ThreadPoolExecutor(2, thread_name_prefix="twostroke-large-body")
@@ -82,6 +85,30 @@ class _BodyRequest(Request):
             return await asyncio.get_running_loop().run_in_executor(_READERS, read_object, self._kind, content)
         except HTTPError as error:
             raise RefusedBody(error.answer) from error
+
+
+def read_body(kind: type[WireObject], content: bytes | bytearray) -> Any:
+    """Return the value of a body; of a large one nothing is made before its shape is known to be right.
+
+    Raises:
+        HTTPError: as `check_shape`; or the body is nested too deeply, or no text that JSON can be read from.
+        json.JSONDecodeError: it is no JSON.
+    """
+    try:
+        if len(content) > CHECKED_BYTES:
+            check_shape(kind, content.removeprefix(codecs.BOM_UTF8))
+        return json.loads(content.decode("utf-8-sig"))  # of bytes Python reads UTF-16, too
+    except json.JSONDecodeError:
+        raise
+    except RecursionError as error:
+        raise nested_too_deeply() from error
+    except ValueError as error:  # a number of thousands of digits, or text in another encoding
+        raise no_json(reason_of(error)) from error
+
+
+def no_json(reason: str) -> HTTPError:
+    """Return the refusal of a body that is no JSON."""
+    return HTTPError(400, f"the body is no valid JSON ({reason}).", code="invalid_json")
 
 
 def read_object(kind: type[WireObject], content: bytes) -> WireObject:

@@ -21,7 +21,7 @@ from twostroke.api.generation import Caller
 from twostroke.api.http_errors import ErrorAnswer, HTTPError, error_body, validation_answer
 from twostroke.api.protocol.fields import WireObject
 from twostroke.api.protocol.sampling import SamplingFields
-from twostroke.api.protocol.shapes import no_json, read_body
+from twostroke.api.routing import no_json, read_body
 from twostroke.cluster.remote_engine import RemoteEngine
 from twostroke.config.checks import whole_number
 from twostroke.config.engine import EngineConfig

@@ -14,7 +14,7 @@ from twostroke.config.checks import switch
 from twostroke.errors import InvalidParameter, InvalidPrompt, shorten
 from twostroke.log import get_logger
 from twostroke.tokenizer.messages import JSON, checked_messages, checked_tools, plain_json
-from twostroke.tokenizer.template_probes import ContentForms, DroppedRoles, Unwritten
+from twostroke.tokenizer.template_probes import ALWAYS_WRITTEN, ContentForms, DroppedRoles, Unwritten
 from twostroke.tokenizer.template_process import TemplateSource, TemplateStopped
 
 log = get_logger(__name__)
@@ -87,7 +87,7 @@ class ChatTemplate:
         """
         switch("add_generation_prompt", add_generation_prompt)
         switch("continue_final_message", continue_final_message)
-        variables = self._variables(template_kwargs or {})
+        variables = self._variables(template_kwargs) if template_kwargs else {}
         template = self._template(tools is not None)
         chat = checked_messages(
             messages,
@@ -95,12 +95,14 @@ class ChatTemplate:
             reads_argument_text=template.facts.reads_argument_text,
             tests_missing_content=template.facts.tests_missing_content,
         )
-        chat = [template.forms.fitted(message) for message in chat]
+        if template.facts.reads_content_parts or any(isinstance(message["content"], list) for message in chat):
+            chat = [template.forms.fitted(message) for message in chat]
         if continue_final_message and add_generation_prompt:
             raise InvalidParameter(
                 "continue_final_message", True, "cannot be combined with add_generation_prompt", "Switch one off."
             )
-        self._tell_unwritten(chat, has_tools=bool(tools))
+        if tools or any("tool_calls" in message for message in chat):
+            self._tell_unwritten(chat, has_tools=bool(tools))
         final_text = _mark_final_message(chat) if continue_final_message else None
         given = {
             **self._named_tokens,
@@ -109,7 +111,8 @@ class ChatTemplate:
             "documents": None if documents is None else plain_json(list(documents), "documents"),
             "add_generation_prompt": add_generation_prompt,
         }
-        template.dropped_roles.check(chat, given)
+        if any(message["role"] not in ALWAYS_WRITTEN for message in chat):
+            template.dropped_roles.check(chat, given)
         rendered = template.render({**given, "messages": chat})
         return rendered if final_text is None else _cut_at_mark(rendered, final_text)
 

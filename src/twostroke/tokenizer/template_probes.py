@@ -97,7 +97,8 @@ class ContentForms:
         return all(mark in text for mark in _MARKS) and (may_quote or not quoted)
 
 
-_ALWAYS_WRITTEN = frozenset({"user", "assistant"})
+ALWAYS_WRITTEN = frozenset({"user", "assistant"})
+"""Roles that every template writes."""
 _MAX_KNOWN = 256
 """Conversations whose roles are remembered."""
 _MAX_REMEMBERED = 256
@@ -125,14 +126,12 @@ class DroppedRoles:
         """Indices of messages that are left out."""
 
     def check(self, messages: Sequence[JSON], variables: Mapping[str, Any]) -> None:
-        """Refuse a conversation with a message that the template leaves out.
+        """Refuse a conversation with a message that the template leaves out; one of other roles than ALWAYS_WRITTEN.
 
         Raises:
             InvalidPrompt: names the message and its role.
         """
         pattern = _pattern(messages)
-        if all(role in _ALWAYS_WRITTEN for role, _ in pattern):
-            return
         key = pattern, _switches(variables)
         dropped = self._known.get(key)
         if dropped is None:
@@ -165,7 +164,7 @@ class DroppedRoles:
         return frozenset(
             index
             for index, ((role, _), mark) in enumerate(zip(pattern, marks, strict=True))
-            if role not in _ALWAYS_WRITTEN and mark not in text
+            if role not in ALWAYS_WRITTEN and mark not in text
         )
 
 
@@ -173,7 +172,7 @@ def _pattern(messages: Sequence[JSON]) -> _Pattern:
     """Return roles and calls; of the usual conversation, a system message before turns, its beginning says enough."""
     pattern = tuple((message["role"], "tool_calls" in message) for message in messages)
     rest = pattern[1:]
-    if pattern[0] == ("system", False) and all(role in _ALWAYS_WRITTEN and not calls for role, calls in rest):
+    if pattern[0] == ("system", False) and all(role in ALWAYS_WRITTEN and not calls for role, calls in rest):
         return pattern[:2]
     return pattern
 

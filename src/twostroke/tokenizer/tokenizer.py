@@ -14,7 +14,7 @@ from twostroke.errors import CorruptCheckpoint, InvalidPrompt, ModelNotFound
 from twostroke.lfs_pointer import remedy_for
 from twostroke.log import get_logger
 from twostroke.tokenizer.settings import TokenizerSettings
-from twostroke.tokenizer.token_text import ByteLevelText, TokenText, make_token_text
+from twostroke.tokenizer.token_text import ByteLevelText, TextStream, TokenText, make_token_text
 from twostroke.tokenizer.windows import WINDOW_CHARS, WindowEncoder
 
 log = get_logger(__name__)
@@ -334,22 +334,25 @@ class IncrementalDetokenizer:
         self._token = tokenizer.token
         self._whole_texts = tokenizer.whole_texts
         self._skipped = tokenizer.special_token_ids - shown_token_ids if skip_special_tokens else frozenset[int]()
-        self._stream = tokenizer.text.start()
+        self._start = tokenizer.text.start
+        self._stream: TextStream | None = None if tokenizer.text.reads_alone else self._start()
+        """Holds back what is not certain; None where nothing ever was."""
 
     def push(self, token_ids: Sequence[int]) -> str:
         """Takes the next ids; returns the text that is certain now, which may be empty."""
         stream = self._stream
-        if len(token_ids) == 1 and stream.is_settled:
+        if len(token_ids) == 1 and (stream is None or stream.is_settled):
             text = self._whole_texts[token_ids[0]]
             if text is not None:
                 return text
         find, skipped = self._token, self._skipped
         known = [token for i in token_ids if i not in skipped and (token := find(i)) is not None]
+        stream = self._stream = stream or self._start()
         return stream.push(known)
 
     def finish(self) -> str:
         """The generation has ended: returns what was held back, an incomplete character as U+FFFD."""
-        return self._stream.finish()
+        return "" if self._stream is None else self._stream.finish()
 
 
 class TokenTexts:

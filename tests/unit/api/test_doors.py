@@ -12,8 +12,9 @@ from twostroke.api.protocol.chat import ChatRequest
 from twostroke.api.protocol.fields import WireObject, as_sent
 from twostroke.api.protocol.messages import CountTokensRequest, MessagesRequest
 from twostroke.api.protocol.responses import ResponsesRequest
-from twostroke.api.protocol.shapes import CHECKED_BYTES, read_body
+from twostroke.api.protocol.shapes import CHECKED_BYTES
 from twostroke.api.responses import chat_of_response
+from twostroke.api.routing import read_body
 from twostroke.errors import InvalidParameter
 from twostroke.tokenizer.chat_template import ChatTemplate
 

@@ -10,9 +10,7 @@ is counted before, without making anything.
 
 from __future__ import annotations
 
-import codecs
 import functools
-import json
 import operator
 import re
 from collections.abc import Iterator, Mapping
@@ -24,7 +22,6 @@ import msgspec
 
 from twostroke.api.http_errors import HTTPError, nested_too_deeply
 from twostroke.api.protocol.fields import MAX_CONTAINERS, MAX_FIELDS, MAX_OBJECTS, AtMost, OrText, WireObject
-from twostroke.plain_words import reason_of
 
 CHECKED_BYTES = 64 * 1024
 """Bodies that are larger are checked before they are parsed."""
@@ -65,30 +62,6 @@ class LooksLike:
     """What an object has to look like that is kept as it came: `Annotated[dict[str, Any], LooksLike(Shape)]`."""
 
     shape: type[msgspec.Struct]
-
-
-def read_body(kind: type[WireObject], content: bytes | bytearray) -> Any:
-    """Return the value of a body; of a large one nothing is made before its shape is known to be right.
-
-    Raises:
-        HTTPError: as `check_shape`; or the body is nested too deeply, or no text that JSON can be read from.
-        json.JSONDecodeError: it is no JSON.
-    """
-    try:
-        if len(content) > CHECKED_BYTES:
-            check_shape(kind, content.removeprefix(codecs.BOM_UTF8))
-        return json.loads(content.decode("utf-8-sig"))  # of bytes Python reads UTF-16, too
-    except json.JSONDecodeError:
-        raise
-    except RecursionError as error:
-        raise nested_too_deeply() from error
-    except ValueError as error:  # a number of thousands of digits, or text in another encoding
-        raise no_json(reason_of(error)) from error
-
-
-def no_json(reason: str) -> HTTPError:
-    """Return the refusal of a body that is no JSON."""
-    return HTTPError(400, f"the body is no valid JSON ({reason}).", code="invalid_json")
 
 
 def check_shape(kind: type[WireObject], body: bytes | bytearray) -> None:

@@ -8,13 +8,13 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
+from twostroke.api.answering import json_response
 from twostroke.api.context import ServerContext
 from twostroke.api.parsers.chat_parser import REASONING_FAMILIES
 from twostroke.api.parsers.families import TOOL_CALL_FAMILIES
 from twostroke.api.protocol.fields import Standing, standings
 from twostroke.api.protocol.sampling import StructuredOutputsField
 from twostroke.api.reference import ENDPOINTS
-from twostroke.api.routes.generate import json_response
 from twostroke.version import __version__
 
 

@@ -9,10 +9,10 @@ from typing import Annotated, Literal
 from fastapi import APIRouter, Query, Request
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
 
+from twostroke.api.answering import json_response
 from twostroke.api.http_errors import HTTPError
 from twostroke.api.openapi import Described
 from twostroke.api.prompt_texts import PromptTexts
-from twostroke.api.routes.generate import json_response
 from twostroke.api.routes.request_ids import ID, OF_SEVERAL
 from twostroke.errors import InvalidParameter, shown
 from twostroke.event_codec import to_json

@@ -8,10 +8,10 @@ import msgspec
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from twostroke.api.answering import json_response
 from twostroke.api.context import ServerContext
 from twostroke.api.http_errors import HTTPError
 from twostroke.api.openapi import Described
-from twostroke.api.routes.generate import json_response
 from twostroke.lab.lab import Lab, LabBusy
 
 MAX_BYTES = 64 * 1024

@@ -5,10 +5,10 @@ from __future__ import annotations
 from fastapi import APIRouter, Request
 from starlette.responses import Response, StreamingResponse
 
+from twostroke.api.answering import json_response
 from twostroke.api.context import ServerContext
 from twostroke.api.http_errors import HTTPError
 from twostroke.api.openapi import EVENTS, Described
-from twostroke.api.routes.generate import json_response
 from twostroke.api.routes.request_ids import ID, OF_SEVERAL
 from twostroke.errors import shown
 

@@ -11,11 +11,11 @@ from fastapi import APIRouter
 from pydantic import Field
 from starlette.responses import Response, StreamingResponse
 
+from twostroke.api.answering import json_response
 from twostroke.api.context import ServerContext
 from twostroke.api.generation import amount_of, off_the_loop
 from twostroke.api.protocol.chat import Conversation, Tool
 from twostroke.api.protocol.fields import MAX_TOOLS, AtMost, TokenId, WireObject, as_sent
-from twostroke.api.routes.generate import json_response
 from twostroke.api.routing import BodyRoute
 from twostroke.client.chat_inputs import ChatInputs
 from twostroke.errors import InvalidParameter, InvalidPrompt

@@ -8,9 +8,9 @@ import time
 from fastapi import APIRouter
 from starlette.responses import Response
 
+from twostroke.api.answering import json_response
 from twostroke.api.context import ServerContext
 from twostroke.api.openapi import Described
-from twostroke.api.routes.generate import json_response
 from twostroke.version import __version__
 
 _NOT_NOW: Described = {

@@ -10,11 +10,11 @@ from fastapi import APIRouter
 from pydantic import Field
 from starlette.responses import Response
 
+from twostroke.api.answering import json_response
 from twostroke.api.context import ServerContext
 from twostroke.api.http_errors import HTTPError
 from twostroke.api.openapi import Described
 from twostroke.api.protocol.fields import WireObject
-from twostroke.api.routes.generate import json_response
 from twostroke.api.routing import BodyRoute
 from twostroke.client.engine_client import PoolMember, ScalablePools
 from twostroke.errors import shown

@@ -8,8 +8,8 @@ from typing import Annotated
 from fastapi import APIRouter, Query
 from starlette.responses import Response
 
+from twostroke.api.answering import json_response
 from twostroke.api.http_errors import HTTPError
-from twostroke.api.routes.generate import json_response
 from twostroke.live.recording import RecordedLog
 
 
