@@ -9,7 +9,7 @@ import pytest
 
 from server_process import ServerProcess
 from twostroke.api.protocol.chat import ChatRequest
-from twostroke.api.protocol.fields import Standing, WireObject, standings
+from twostroke.api.protocol.fields import FieldStanding, WireObject, standings
 from twostroke.api.protocol.sampling import CompletionRequest
 from twostroke.api.reference import PAGE, fields_page
 
@@ -144,7 +144,7 @@ ENDPOINTS: Mapping[str, tuple[type[WireObject], Body, Mapping[str, Body]]] = {
 }
 
 
-def cases(standing: Standing) -> list[tuple[str, str]]:
+def cases(standing: FieldStanding) -> list[tuple[str, str]]:
     return [
         (path, name)
         for path, (kind, _, _) in ENDPOINTS.items()
@@ -166,7 +166,7 @@ def answer_of(server: ServerProcess, path: str, body: Body) -> Body:
     return answer
 
 
-@pytest.mark.parametrize(("path", "name"), cases(Standing.ACTS))
+@pytest.mark.parametrize(("path", "name"), cases(FieldStanding.ACTS))
 def test_it_acts(server: ServerProcess, path: str, name: str) -> None:
     _, body, own = ENDPOINTS[path]
     acting = own.get(name) or SHARED.get(name)
@@ -179,7 +179,7 @@ def test_it_acts(server: ServerProcess, path: str, name: str) -> None:
     assert answer_of(server, path, body | acting) != answer_of(server, path, body | kept)
 
 
-@pytest.mark.parametrize(("path", "name"), cases(Standing.BOOKKEEPING))
+@pytest.mark.parametrize(("path", "name"), cases(FieldStanding.BOOKKEEPING))
 def test_it_is_bookkeeping(server: ServerProcess, path: str, name: str) -> None:
     _, body, _ = ENDPOINTS[path]
     response = server.post(path, body | {name: BOOKKEEPING[name]})
@@ -187,7 +187,7 @@ def test_it_is_bookkeeping(server: ServerProcess, path: str, name: str) -> None:
     assert answer_of(server, path, body | {name: BOOKKEEPING[name]}) == answer_of(server, path, body)
 
 
-@pytest.mark.parametrize(("path", "name"), cases(Standing.REFUSED))
+@pytest.mark.parametrize(("path", "name"), cases(FieldStanding.REFUSED))
 def test_it_is_refused_by_name(server: ServerProcess, path: str, name: str) -> None:
     _, body, _ = ENDPOINTS[path]
     response = server.post(path, body | {name: REFUSED[name]})

@@ -24,7 +24,7 @@ from schemathesis.specs.openapi.checks import (
 
 from benchmarks.serving.local_server import LocalServer, Rest, at_rest
 from server_process import ServerProcess
-from twostroke.api.protocol.fields import Standing, standings
+from twostroke.api.protocol.fields import FieldStanding, standings
 from twostroke.api.reference import ENDPOINTS
 
 CHECKS = [
@@ -115,7 +115,7 @@ def make_servable(body: Any, path: str) -> None:
     if kind is None or not isinstance(body, dict):
         return
     for name, standing, _ in standings(kind):
-        if standing is Standing.REFUSED:
+        if standing is FieldStanding.REFUSED:
             body.pop(name, None)
     for name, most in MOST.items():
         if type(body.get(name)) is int:

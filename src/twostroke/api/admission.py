@@ -259,7 +259,7 @@ def _size(given: str | Mapping[str, float] | Sequence[str] | Sequence[int]) -> i
     return sum(len(item) if isinstance(item, str) else 1 for item in given)
 
 
-class Admission:
+class QueueAdmission:
     """Puts every request's case to the deciders.
 
     Args:

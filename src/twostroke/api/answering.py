@@ -12,7 +12,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from twostroke.api.generation import Abandoned, Caller, Generation
+from twostroke.api.generation import Abandoned, AnswerGeneration, Caller
 from twostroke.api.http_errors import error_body
 from twostroke.log import get_logger
 from twostroke.outputs import RequestOutput
@@ -91,7 +91,7 @@ class StreamedCall(Closable, Protocol):
     """What is answered by events."""
 
     @property
-    def generation(self) -> Generation:
+    def generation(self) -> AnswerGeneration:
         """Where its outputs come from."""
         ...
 
@@ -149,7 +149,7 @@ async def close_on_disconnect(receive: Receive, closable: Closable) -> None:
     closable.close()
 
 
-class EventStream(Response):
+class EventResponse(Response):
     """Writes events as they come, each at once where the connection takes it.
 
     Args:
@@ -343,7 +343,7 @@ async def respond(
     with caller.admission.preparing():
         await call.open(caller)
     if streams:
-        return EventStream(call, on_error=on_error, headers=headers)
+        return EventResponse(call, on_error=on_error, headers=headers)
     return await respond_whole(call, request, headers)
 
 

@@ -13,7 +13,7 @@ from starlette.responses import Response
 from twostroke.api.answering import json_response
 from twostroke.api.calls import embeddings_router, generate_router, messages_router, responses_router
 from twostroke.api.context import ServerContext
-from twostroke.api.gate import App, Gate
+from twostroke.api.gate import App, RequestGate
 from twostroke.api.http_errors import ErrorAnswer, HTTPError, error_body, shaped_for, validation_answer
 from twostroke.api.observation import Observation
 from twostroke.api.openapi import published_schema
@@ -79,7 +79,7 @@ def build_app(
     app.openapi = lambda: published_schema(app)
     answer_errors(app)
     routes: Any = Methods(app)  # an ASGI app, if not by the types of those that it stands between
-    gate: Any = Gate(routes, config, engine.now_s, context.admission, observation.answers, known_routes(known))
+    gate: Any = RequestGate(routes, config, engine.now_s, context.admission, observation.answers, known_routes(known))
     if config.cors_origins:
         return CORSMiddleware(gate, allow_origins=list(config.cors_origins), allow_methods=["*"], allow_headers=["*"])
     return gate

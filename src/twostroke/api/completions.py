@@ -11,7 +11,15 @@ import msgspec
 
 from twostroke.api.answering import DONE, Later, RepeatedEvent, event
 from twostroke.api.dialect import structured_outputs
-from twostroke.api.generation import Caller, Generation, UsageCount, amount_of, off_the_loop, prompts_of, submissions_of
+from twostroke.api.generation import (
+    AnswerGeneration,
+    Caller,
+    UsageCount,
+    amount_of,
+    off_the_loop,
+    prompts_of,
+    submissions_of,
+)
 from twostroke.api.logprobs import CompletionLogprobs, as_written, prompt_logprobs, takes_long
 from twostroke.api.protocol.fields import tier_of
 from twostroke.api.protocol.sampling import CompletionRequest
@@ -55,10 +63,10 @@ class Completion:
         self._says_usage_along = options is not None and options.says_usage_along
         self._no_usage: Object = {"usage": None} if options is not None and options.include_usage else {}
         """What every event but the last says of it."""
-        self._generation: Generation | None = None
+        self._generation: AnswerGeneration | None = None
 
     @property
-    def generation(self) -> Generation:
+    def generation(self) -> AnswerGeneration:
         """What was opened."""
         assert self._generation is not None, "open() comes first"
         return self._generation
@@ -101,7 +109,7 @@ class Completion:
             caller,
             OutputKind.DELTA if request.stream else OutputKind.FINAL,
         )
-        self._generation = Generation(self._engine, submissions, caller)
+        self._generation = AnswerGeneration(self._engine, submissions, caller)
 
     def close(self) -> None:
         """The caller has left, or has its answer."""
@@ -109,7 +117,7 @@ class Completion:
             self._generation.close()
 
     async def answer(self) -> Object:
-        """The whole answer; raises what Generation.whole raises."""
+        """The whole answer; raises what AnswerGeneration.whole raises."""
         outputs = await self.generation.whole()
         if any(map(takes_long, outputs)):
             return await asyncio.to_thread(self._whole, outputs)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from starlette.requests import Request
 
-from twostroke.api.admission import Admission, patience_s
+from twostroke.api.admission import QueueAdmission, patience_s
 from twostroke.api.dialect import Dialect
 from twostroke.api.generation import Caller
 from twostroke.api.http_errors import HTTPError
@@ -41,7 +41,7 @@ class ServerContext:
     """What clients may call the model; answers have the first."""
     started_s: int
     """When, in whole seconds since 1970."""
-    admission: Admission
+    admission: QueueAdmission
     observation: Observation
     pools: ScalablePools | None
     """None: one process does everything."""
@@ -69,7 +69,7 @@ class ServerContext:
             dialect=Dialect(config.tool_call_parser, config.reasoning_parser),
             model_names=config.served_model_name or (model,),
             started_s=int(time.time()),
-            admission=Admission(engine, config),
+            admission=QueueAdmission(engine, config),
             observation=observation or Observation(config, model, engine.now_s()),
             pools=pools,
             lab=lab,

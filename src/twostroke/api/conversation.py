@@ -15,8 +15,8 @@ from types import MappingProxyType
 
 from twostroke.api.dialect import Dialect, Form, form_of
 from twostroke.api.generation import (
+    AnswerGeneration,
     Caller,
-    Generation,
     UsageCount,
     amount_of,
     beside_the_loop,
@@ -146,10 +146,10 @@ class Conversation:
         self.said = ""
         """The text of a turn that the model continues; empty where it begins one."""
         self._shown_token_ids = frozenset[int]()
-        self._generation: Generation | None = None
+        self._generation: AnswerGeneration | None = None
 
     @property
-    def generation(self) -> Generation:
+    def generation(self) -> AnswerGeneration:
         """What was opened."""
         assert self._generation is not None, "open() comes first"
         return self._generation
@@ -167,7 +167,7 @@ class Conversation:
         submissions = submissions_of(
             request, self.engine, [prompt], self._id, caller, OutputKind.DELTA if request.stream else OutputKind.FINAL
         )
-        self._generation = Generation(self.engine, submissions, caller)
+        self._generation = AnswerGeneration(self.engine, submissions, caller)
 
     async def count_tokens(self) -> int:
         """Tokens of the prompt, with everything checked as `open` does, and nothing run."""
@@ -188,7 +188,7 @@ class Conversation:
             self._generation.close()
 
     async def whole(self) -> RequestOutput:
-        """All of the output; raises what Generation.whole raises."""
+        """All of the output; raises what AnswerGeneration.whole raises."""
         (output,) = await self.generation.whole()
         self.usage.add(0, output)
         return output
@@ -304,7 +304,7 @@ class ConversationCall:
         self._conversation = conversation
 
     @property
-    def generation(self) -> Generation:
+    def generation(self) -> AnswerGeneration:
         """What was opened."""
         return self._conversation.generation
 

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from twostroke.api.parsers.chat_parser import make_parser
 from twostroke.api.parsers.families import TOOL_CALL_FAMILIES, free_calls
 from twostroke.api.parsers.tool_choice import ChatTools, NamedTool, Tool, ToolChoice, checked_tool_choice
-from twostroke.api.protocol.chat import ChatRequest, ResponseFormat
-from twostroke.api.protocol.chat import NamedTool as WireNamedTool
+from twostroke.api.protocol.chat import ChatNamedTool, ChatRequest, ResponseFormat
 from twostroke.api.protocol.sampling import StructuredOutputsField
 from twostroke.config.server import ServerConfig
 from twostroke.errors import InvalidParameter
@@ -53,7 +52,7 @@ class Dialect:
         )
         given = request.tool_choice
         choice: ToolChoice = "auto" if tools else "none"
-        if isinstance(given, WireNamedTool):
+        if isinstance(given, ChatNamedTool):
             choice = NamedTool(given.function.name)
         elif given is not None and (tools or given != "auto"):
             choice = given

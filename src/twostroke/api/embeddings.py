@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from twostroke.api.generation import Caller, Generation, amount_of, off_the_loop, prompts_of, submissions_of
+from twostroke.api.generation import AnswerGeneration, Caller, amount_of, off_the_loop, prompts_of, submissions_of
 from twostroke.api.protocol.sampling import EmbeddingRequest
 from twostroke.client.engine_client import EngineClient
 from twostroke.client.input_processor import PromptInput
@@ -36,7 +36,7 @@ class Embeddings:
         self._request = request
         self._id = answer_id
         self._model = model
-        self._generation: Generation | None = None
+        self._generation: AnswerGeneration | None = None
 
     async def open(self, caller: Caller) -> None:
         """Checks everything and queues the inputs; raises what Completion.open raises."""
@@ -59,7 +59,7 @@ class Embeddings:
 
         inputs = await off_the_loop(prepare, amount_of(given))
         submissions = submissions_of(request, self._engine, inputs, self._id, caller, OutputKind.FINAL)
-        self._generation = Generation(self._engine, submissions, caller)
+        self._generation = AnswerGeneration(self._engine, submissions, caller)
 
     def close(self) -> None:
         """The caller has left, or has its answer."""
@@ -67,7 +67,7 @@ class Embeddings:
             self._generation.close()
 
     async def answer(self) -> Object:
-        """The whole answer; raises what Generation.whole raises."""
+        """The whole answer; raises what AnswerGeneration.whole raises."""
         assert self._generation is not None, "open() comes first"
         data: list[Object] = []
         num_tokens = 0

@@ -30,7 +30,7 @@ from typing import Any
 import msgspec
 from starlette.datastructures import Headers, MutableHeaders
 
-from twostroke.api.admission import Admission, patience_s
+from twostroke.api.admission import QueueAdmission, patience_s
 from twostroke.api.answering import SERVER_SEND, WRITE_NOW, Message, Receive, Send
 from twostroke.api.bodies import BodyReader, check_media_type, decoded
 from twostroke.api.http_errors import ErrorAnswer, HTTPError, error_body, shaped_for
@@ -207,7 +207,7 @@ GENERATING_PATHS = frozenset(
 """What they are asked for takes the engine's time."""
 
 
-class Gate:
+class RequestGate:
     """ASGI middleware.
 
     Args:
@@ -224,7 +224,7 @@ class Gate:
         app: App,
         config: ServerConfig,
         now_s: Callable[[], float],
-        admission: Admission,
+        admission: QueueAdmission,
         answers: AnswerCounts,
         known_route: Callable[[Message], str] = lambda _: "other",
     ) -> None:

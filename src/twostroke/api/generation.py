@@ -11,7 +11,7 @@ from typing import Any, Protocol, TypeVar, cast
 
 from pydantic import BaseModel
 
-from twostroke.api.admission import Admission
+from twostroke.api.admission import QueueAdmission
 from twostroke.api.protocol.fields import FLEX, Prioritised, priority_of
 from twostroke.client.engine_client import EngineClient, OutputStream
 from twostroke.client.input_processor import Prompt, PromptInput
@@ -34,7 +34,7 @@ class Caller:
 
     arrival_time_s: float
     """When the request was fully read, on the engine's clock."""
-    admission: Admission
+    admission: QueueAdmission
     """Says whether there is room for the request."""
     tenant: str = ""
     """Whose key it was; empty where no keys are set."""
@@ -138,7 +138,7 @@ def submissions_of(
     ]
 
 
-class Generation:
+class AnswerGeneration:
     """Prompts in the engine.
 
     Args:

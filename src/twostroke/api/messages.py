@@ -18,14 +18,14 @@ from twostroke.api.protocol.messages import (
     CountTokensRequest,
     Message,
     MessagesRequest,
+    MessagesToolChoice,
     RedactedThinkingBlock,
     TextBlock,
     ThinkingBlock,
-    ToolChoice,
     ToolResultBlock,
     ToolUseBlock,
 )
-from twostroke.api.reply import Begun, Block, BlockEvent, BlockKind, Ended, Grown, Reply
+from twostroke.api.reply import Block, BlockBegun, BlockEnded, BlockEvent, BlockGrown, BlockKind, Reply
 from twostroke.errors import InvalidParameter
 from twostroke.outputs import RequestOutput
 from twostroke.request import FinishReason
@@ -75,7 +75,7 @@ def chat_of_messages(request: CountTokensRequest) -> ChatRequest:
     return ChatRequest.model_validate(fields)
 
 
-def _tool_choice(choice: ToolChoice, *, has_tools: bool) -> str | Object:
+def _tool_choice(choice: MessagesToolChoice, *, has_tools: bool) -> str | Object:
     if choice.type == "any" and not has_tools:
         raise InvalidParameter("tool_choice", choice.type, "needs at least one of tools")
     if choice.type != "tool":
@@ -213,9 +213,9 @@ class MessageCall(ConversationCall):
 
 def _written(event: BlockEvent) -> Object:
     match event:
-        case Begun(block):
+        case BlockBegun(block):
             return {"type": "content_block_start", "index": block.index, "content_block": _empty(block)}
-        case Grown(block, text):
+        case BlockGrown(block, text):
             delta: Object
             match block.kind:
                 case BlockKind.REASONING:
@@ -225,7 +225,7 @@ def _written(event: BlockEvent) -> Object:
                 case BlockKind.CALL:
                     delta = {"type": "input_json_delta", "partial_json": text}
             return {"type": "content_block_delta", "index": block.index, "delta": delta}
-        case Ended(block):
+        case BlockEnded(block):
             return {"type": "content_block_stop", "index": block.index}
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from twostroke.api.protocol.chat import ChatRequest
-from twostroke.api.protocol.fields import Standing, WireObject, standings
+from twostroke.api.protocol.fields import FieldStanding, WireObject, standings
 from twostroke.api.protocol.messages import CountTokensRequest, MessagesRequest
 from twostroke.api.protocol.responses import ResponsesRequest
 from twostroke.api.protocol.sampling import CompletionRequest, EmbeddingRequest
@@ -53,7 +53,7 @@ def fields_page() -> str:
 
 
 def _table(path: str, kind: type[WireObject]) -> str:
-    rows = sorted(standings(kind), key=lambda row: (list(Standing).index(row[1]), row[0]))
+    rows = sorted(standings(kind), key=lambda row: (list(FieldStanding).index(row[1]), row[0]))
     lines = [f"| `{name}` | {standing} | {description} |" for name, standing, description in rows]
     return "\n".join([f"## {path}\n", "| field | | |", "|---|---|---|", *lines, ""])
 

@@ -46,14 +46,14 @@ class Block:
 
 
 @dataclass(frozen=True, slots=True)
-class Begun:
+class BlockBegun:
     """A block begins; it is empty."""
 
     block: Block
 
 
 @dataclass(frozen=True, slots=True)
-class Grown:
+class BlockGrown:
     """A block has more text."""
 
     block: Block
@@ -61,13 +61,13 @@ class Grown:
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class BlockEnded:
     """A block is complete, or the generation was cut off within it."""
 
     block: Block
 
 
-BlockEvent = Begun | Grown | Ended
+BlockEvent = BlockBegun | BlockGrown | BlockEnded
 
 
 class Blocks:
@@ -113,19 +113,19 @@ class Blocks:
     def finish(self) -> list[BlockEvent]:
         """Nothing more will come."""
         was_open, self._is_open = self._is_open, False
-        return [Ended(self.all[-1])] if was_open else []
+        return [BlockEnded(self.all[-1])] if was_open else []
 
     def _begin(self, kind: BlockKind, name: str = "") -> list[BlockEvent]:
         ended = self.finish()
         block = Block(len(self.all), kind, f"{self._answer_id}-{len(self.all)}", name)
         self.all.append(block)
         self._is_open = True
-        return [*ended, Begun(block)]
+        return [*ended, BlockBegun(block)]
 
     def _grow(self, kind: BlockKind, text: str) -> list[BlockEvent]:
         begun = [] if self._is_open and self.all[-1].kind is kind else self._begin(kind)
         self.all[-1].pieces.append(text)
-        return [*begun, Grown(self.all[-1], text)]
+        return [*begun, BlockGrown(self.all[-1], text)]
 
 
 class Reply:

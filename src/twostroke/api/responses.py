@@ -16,14 +16,14 @@ from twostroke.api.protocol.responses import (
     InputItem,
     InputMessage,
     InputText,
-    NamedFunction,
     OutputText,
     ReasoningItem,
-    Refusal,
+    RefusalPart,
+    ResponsesNamedFunction,
     ResponsesRequest,
     TextFormat,
 )
-from twostroke.api.reply import Begun, Block, BlockEvent, BlockKind, Ended, Grown, Reply
+from twostroke.api.reply import Block, BlockBegun, BlockEnded, BlockEvent, BlockGrown, BlockKind, Reply
 from twostroke.outputs import RequestOutput
 from twostroke.request import FinishReason
 
@@ -52,7 +52,7 @@ def chat_of_response(request: ResponsesRequest) -> ChatRequest:
         ]
     choice = request.tool_choice
     if choice is not None:
-        named = isinstance(choice, NamedFunction)
+        named = isinstance(choice, ResponsesNamedFunction)
         fields["tool_choice"] = {"type": "function", "function": {"name": choice.name}} if named else choice
     fields["parallel_tool_calls"] = request.parallel_tool_calls
     if request.reasoning is not None:
@@ -123,10 +123,10 @@ def _can_join(turn: Object, said: Object) -> bool:
     return place == len(_ORDER) - 1 or not any(name in turn for name in _ORDER[place:])
 
 
-def _content(given: str | Sequence[InputText | OutputText | Refusal]) -> str | list[dict[str, str]]:
+def _content(given: str | Sequence[InputText | OutputText | RefusalPart]) -> str | list[dict[str, str]]:
     if isinstance(given, str):
         return given
-    return content_of([part.refusal if isinstance(part, Refusal) else part.text for part in given])
+    return content_of([part.refusal if isinstance(part, RefusalPart) else part.text for part in given])
 
 
 _ITEM_PREFIX = {BlockKind.REASONING: "rs", BlockKind.TEXT: "msg", BlockKind.CALL: "fc"}
@@ -251,18 +251,18 @@ class ResponseCall(ConversationCall):
         part = {**place, "content_index": 0}
         has_parts = block.kind is not BlockKind.CALL
         match event:
-            case Begun():
+            case BlockBegun():
                 added = {"output_index": block.index, "item": _item(block, "in_progress", "", is_empty=True)}
                 written = self._event("response.output_item.added", added)
                 if has_parts:
                     written += self._event("response.content_part.added", {**part, "part": _part(block.kind, "")})
                 return written
-            case Grown(_, text):
+            case BlockGrown(_, text):
                 more: Object = {**(part if has_parts else place), "delta": text}
                 if block.kind is BlockKind.TEXT:
                     more["logprobs"] = []
                 return self._event(f"{_DELTA[block.kind]}.delta", more)
-            case Ended():
+            case BlockEnded():
                 return self._ended(block, part if has_parts else place)
 
     def _ended(self, block: Block, place: Object) -> bytes:

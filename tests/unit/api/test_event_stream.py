@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from factories import submitted
-from twostroke.api.answering import WRITE_NOW, EventStream, RepeatedEvent, event
-from twostroke.api.generation import Caller, Generation
+from twostroke.api.answering import WRITE_NOW, EventResponse, RepeatedEvent, event
+from twostroke.api.generation import AnswerGeneration, Caller
 from twostroke.client.engine_client import OutputStream
 from twostroke.client.queued_stream import QueuedStream
 from twostroke.errors import EngineError
@@ -53,7 +53,7 @@ class Call:
     def __init__(self, engine: Engine, num_prompts: int) -> None:
         caller = Caller(0.0, Admission())  # type: ignore[arg-type]
         prompts = [submitted(engine, None, f"a-{number}", arrival_time_s=0.0) for number in range(num_prompts)]  # type: ignore[arg-type]
-        self.generation = Generation(engine, prompts, caller)  # type: ignore[arg-type]
+        self.generation = AnswerGeneration(engine, prompts, caller)  # type: ignore[arg-type]
         self.breaks_at: str | None = None
 
     def events(self, number: int, output: RequestOutput) -> bytes:
@@ -125,7 +125,7 @@ class Scene:
         ways = {"call": self.connection.write_now, "may_begin": self.connection.reads.is_set}
         extensions = {WRITE_NOW: ways} if writes_at_once else {}
         scope = {"type": "http", "state": {}, "extensions": extensions}
-        response = EventStream(self.call, on_error=lambda error: f"failed: {error}".encode())
+        response = EventResponse(self.call, on_error=lambda error: f"failed: {error}".encode())
         self.task = asyncio.ensure_future(response(scope, self.connection.receive, self.connection.send))
 
     @property

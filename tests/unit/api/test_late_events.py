@@ -11,8 +11,8 @@ import pytest
 
 import text_fakes
 from factories import submitted
-from twostroke.api.answering import WRITE_NOW, EventStream, Later
-from twostroke.api.generation import Caller, Generation
+from twostroke.api.answering import WRITE_NOW, EventResponse, Later
+from twostroke.api.generation import AnswerGeneration, Caller
 from twostroke.api.logprobs import MOST_AT_ONCE, as_written, prompt_logprobs, takes_long
 from twostroke.batch import TokenLogprobs
 from twostroke.client.engine_client import OutputStream
@@ -48,7 +48,7 @@ class Call:
         self.engine = Engine()
         caller = Caller(0.0, Admission())  # type: ignore[arg-type]
         prompts = [submitted(self.engine, None, "a", arrival_time_s=0.0)]  # type: ignore[arg-type]
-        self.generation = Generation(self.engine, prompts, caller)  # type: ignore[arg-type]
+        self.generation = AnswerGeneration(self.engine, prompts, caller)  # type: ignore[arg-type]
         self.may_go_on = threading.Event()
         self.threads: dict[str, int] = {}
 
@@ -91,7 +91,7 @@ async def written(texts: list[str], call: Call, *, writes_at_once: bool) -> byte
         return await asyncio.get_running_loop().create_future()
 
     ways = {WRITE_NOW: {"call": write_now, "may_begin": lambda: True}} if writes_at_once else {}
-    stream = EventStream(call, on_error=lambda error: f"failed: {error}".encode())
+    stream = EventResponse(call, on_error=lambda error: f"failed: {error}".encode())
     task = asyncio.ensure_future(stream({"type": "http", "state": {}, "extensions": ways}, receive, send))
     for number, text in enumerate(texts, start=1):
         call.engine.stream.put(output(text, FinishReason.LENGTH if number == len(texts) else None))

@@ -18,7 +18,7 @@ from twostroke.api.parsers.sections import (
     DEEPSEEK_V31,
     KIMI_K2,
     MISTRAL_MARKUP,
-    Section,
+    CallSection,
     read_mistral_calls,
     read_section,
 )
@@ -162,7 +162,7 @@ def _python(*markers: str, end: str = "") -> ToolCallFamily:
     )
 
 
-def _section(section: Section, head: str, *more_markup: str) -> ToolCallFamily:
+def _section(section: CallSection, head: str, *more_markup: str) -> ToolCallFamily:
     def read(source: Source, output: Output, _tools: Tools, _marker: str) -> Reading[bool]:
         return read_section(source, output, section)
 

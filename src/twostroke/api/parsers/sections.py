@@ -11,7 +11,7 @@ from twostroke.api.parsers.source import Reading, Source
 
 
 @dataclass(frozen=True, slots=True)
-class Section:
+class CallSection:
     """How a family writes its calls.
 
         <begin> <call_begin> name <after_name> {...} <call_end> <call_begin> ... <call_end> <end>
@@ -33,7 +33,7 @@ class Section:
         return (self.begin, self.end, self.call_begin, self.after_name, self.call_end)
 
 
-DEEPSEEK_V3 = Section(
+DEEPSEEK_V3 = CallSection(
     begin="<｜tool▁calls▁begin｜>",  # noqa: RUF001 (they are written so)
     end="<｜tool▁calls▁end｜>",  # noqa: RUF001
     call_begin="<｜tool▁call▁begin｜>",  # noqa: RUF001
@@ -43,7 +43,7 @@ DEEPSEEK_V3 = Section(
     call_end="<｜tool▁call▁end｜>",  # noqa: RUF001
 )
 DEEPSEEK_SEPARATOR = "<｜tool▁sep｜>"  # noqa: RUF001
-DEEPSEEK_V31 = Section(
+DEEPSEEK_V31 = CallSection(
     begin=DEEPSEEK_V3.begin,
     end=DEEPSEEK_V3.end,
     call_begin=DEEPSEEK_V3.call_begin,
@@ -52,7 +52,7 @@ DEEPSEEK_V31 = Section(
     after_arguments="",
     call_end=DEEPSEEK_V3.call_end,
 )
-KIMI_K2 = Section(
+KIMI_K2 = CallSection(
     begin="<|tool_calls_section_begin|>",
     end="<|tool_calls_section_end|>",
     call_begin="<|tool_call_begin|>",
@@ -63,7 +63,7 @@ KIMI_K2 = Section(
 )
 
 
-def read_section(source: Source, output: Output, section: Section) -> Reading[bool]:
+def read_section(source: Source, output: Output, section: CallSection) -> Reading[bool]:
     """The calls of a section, behind its `begin`; False if there is none."""
     if not (yield from _read_call(source, output, section)):
         return False
@@ -75,7 +75,7 @@ def read_section(source: Source, output: Output, section: Section) -> Reading[bo
     return True
 
 
-def _read_call(source: Source, output: Output, section: Section) -> Reading[bool]:
+def _read_call(source: Source, output: Output, section: CallSection) -> Reading[bool]:
     yield from source.space()
     if not (yield from source.literal(section.call_begin)):
         return False

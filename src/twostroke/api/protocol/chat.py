@@ -165,24 +165,24 @@ class FunctionDefinition(WireObject):
     strict: bool | None = bookkeeping(STRICT)
 
 
-class Tool(WireObject):
+class ChatTool(WireObject):
     """A tool; functions are the only kind."""
 
     type: FunctionKind
     function: FunctionDefinition
 
 
-class NamedFunction(WireObject):
+class ChatNamedFunction(WireObject):
     """A function by its name."""
 
     name: str
 
 
-class NamedTool(WireObject):
+class ChatNamedTool(WireObject):
     """The one tool to call."""
 
     type: FunctionKind
-    function: NamedFunction
+    function: ChatNamedFunction
 
 
 class ChatRequest(SamplingFields):
@@ -200,10 +200,10 @@ class ChatRequest(SamplingFields):
         default=None, description="With this many of the most likely; needs logprobs."
     )
     response_format: ResponseFormat | None = Field(default=None, description="Text, any JSON, or JSON of a schema.")
-    tools: Annotated[list[Tool], AtMost(MAX_TOOLS)] | None = Field(
+    tools: Annotated[list[ChatTool], AtMost(MAX_TOOLS)] | None = Field(
         default=None, description="Functions that the model may call."
     )
-    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = Field(
+    tool_choice: Literal["none", "auto", "required"] | ChatNamedTool | None = Field(
         default=None, description="Whether the model has to call one, and which."
     )
     parallel_tool_calls: bool | None = Field(default=None, description="False: one call at most.")

@@ -40,7 +40,7 @@ from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 from twostroke.errors import InvalidParameter, shown
 
 
-class Standing(StrEnum):
+class FieldStanding(StrEnum):
     """What a field may be."""
 
     ACTS = "acts"
@@ -151,23 +151,23 @@ def as_sent(value: WireObject) -> dict[str, Any]:
 
 def bookkeeping(description: str) -> Any:
     """A field of the client's own."""
-    return Field(default=None, description=description, json_schema_extra={_STANDING: Standing.BOOKKEEPING})
+    return Field(default=None, description=description, json_schema_extra={_STANDING: FieldStanding.BOOKKEEPING})
 
 
 def refused(why: str, *neutral: Any) -> Any:
     """A field that is not supported; None and the `neutral` values ask for nothing and pass."""
-    extra: Any = {_STANDING: Standing.REFUSED, _NEUTRAL: [None, *neutral]}
+    extra: Any = {_STANDING: FieldStanding.REFUSED, _NEUTRAL: [None, *neutral]}
     return Field(default=None, description=why, json_schema_extra=extra)
 
 
-def standings(kind: type[WireObject]) -> Iterator[tuple[str, Standing, str]]:
+def standings(kind: type[WireObject]) -> Iterator[tuple[str, FieldStanding, str]]:
     """Name, standing and description of each field."""
     for name, field in kind.model_fields.items():
         yield field.alias or name, _standing(field), field.description or ""
 
 
-def _standing(field: FieldInfo) -> Standing:
-    return Standing(_extra(field).get(_STANDING, Standing.ACTS))
+def _standing(field: FieldInfo) -> FieldStanding:
+    return FieldStanding(_extra(field).get(_STANDING, FieldStanding.ACTS))
 
 
 def _extra(field: FieldInfo) -> dict[str, Any]:
@@ -176,12 +176,12 @@ def _extra(field: FieldInfo) -> dict[str, Any]:
 
 @functools.cache
 def _own_fields(kind: type[WireObject]) -> frozenset[str]:
-    return frozenset(name for name, field in kind.model_fields.items() if _standing(field) is Standing.BOOKKEEPING)
+    return frozenset(name for name, field in kind.model_fields.items() if _standing(field) is FieldStanding.BOOKKEEPING)
 
 
 @functools.cache
 def _refused_fields(kind: type[WireObject]) -> Mapping[str, FieldInfo]:
-    return {name: field for name, field in kind.model_fields.items() if _standing(field) is Standing.REFUSED}
+    return {name: field for name, field in kind.model_fields.items() if _standing(field) is FieldStanding.REFUSED}
 
 
 def _given(request: WireObject) -> Iterator[tuple[str, Any]]:

@@ -81,7 +81,7 @@ class Message(WireObject):
     )
 
 
-class Tool(WireObject):
+class MessagesTool(WireObject):
     """A function that the model may call; those that Anthropic runs are refused by the name of their type."""
 
     type: ToolKind | None = None
@@ -98,7 +98,7 @@ class Tool(WireObject):
     )
 
 
-class ToolChoice(WireObject):
+class MessagesToolChoice(WireObject):
     """Whether the model has to call a tool, and which."""
 
     type: Literal["auto", "any", "tool", "none"]
@@ -137,10 +137,12 @@ class CountTokensRequest(ConversationFields):
     system: str | Annotated[list[Annotated[TextBlock, OrText("text")]], AtMost(MAX_OBJECTS)] | None = Field(
         default=None, description="Stands before the messages."
     )
-    tools: Annotated[list[Tool], AtMost(MAX_TOOLS)] | None = Field(
+    tools: Annotated[list[MessagesTool], AtMost(MAX_TOOLS)] | None = Field(
         default=None, description="Functions that the model may call."
     )
-    tool_choice: ToolChoice | None = Field(default=None, description="Whether the model has to call one, and which.")
+    tool_choice: MessagesToolChoice | None = Field(
+        default=None, description="Whether the model has to call one, and which."
+    )
     thinking: Thinking | None = Field(default=None, description="Whether the model reasons first.")
     output_config: OutputConfig | None = Field(default=None, description="Effort, and JSON of a schema.")
     cache_control: dict[str, Any] | None = bookkeeping(_CACHE_CONTROL)

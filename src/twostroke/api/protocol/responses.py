@@ -37,7 +37,7 @@ class OutputText(WireObject):
     logprobs: Annotated[list[dict[str, Any]], AtMost(MAX_OBJECTS)] | None = bookkeeping("Of an earlier answer.")
 
 
-class Refusal(WireObject):
+class RefusalPart(WireObject):
     """An earlier answer that refused."""
 
     type: Literal["refusal"]
@@ -52,7 +52,7 @@ class InputMessage(WireObject):
     content: (
         str
         | Annotated[
-            list[Annotated[InputText | OutputText | Refusal, Field(discriminator="type"), OrText("input_text")]],
+            list[Annotated[InputText | OutputText | RefusalPart, Field(discriminator="type"), OrText("input_text")]],
             AtMost(MAX_OBJECTS),
         ]
     )
@@ -139,7 +139,7 @@ class FunctionTool(WireObject):
     allowed_callers: Texts | None = refused("the model is the only caller", ["direct"])
 
 
-class NamedFunction(WireObject):
+class ResponsesNamedFunction(WireObject):
     """The one function to call."""
 
     type: FunctionKind
@@ -173,7 +173,7 @@ class Reasoning(WireObject):
     mode: str | None = refused("there is one", "standard")
 
 
-class StreamOptions(WireObject):
+class ResponsesStreamOptions(WireObject):
     """How a stream is written."""
 
     include_obfuscation: bool | None = bookkeeping("Padding against eavesdroppers; there is none here.")
@@ -190,13 +190,13 @@ class ResponsesRequest(ConversationFields):
         default=None, description="Most tokens to generate; default: --default-max-tokens, or what the context leaves."
     )
     tools: Annotated[list[FunctionTool], AtMost(MAX_TOOLS)] | None = Field(default=None, description="Functions.")
-    tool_choice: Literal["none", "auto", "required"] | NamedFunction | None = Field(
+    tool_choice: Literal["none", "auto", "required"] | ResponsesNamedFunction | None = Field(
         default=None, description="Whether the model has to call one, and which."
     )
     parallel_tool_calls: bool | None = Field(default=None, description="False: one call at most.")
     text: TextConfig | None = Field(default=None, description="The form of the answer.")
     reasoning: Reasoning | None = Field(default=None, description="How the model reasons.")
-    stream_options: StreamOptions | None = bookkeeping("Streams are written one way.")
+    stream_options: ResponsesStreamOptions | None = bookkeeping("Streams are written one way.")
     include: Annotated[list[Literal["reasoning.encrypted_content"]], AtMost(MAX_OBJECTS)] | None = bookkeeping(
         "Reasoning is in the answer as it is; what else may be asked for is refused."
     )

@@ -12,7 +12,7 @@ from twostroke.api.answering import json_response
 from twostroke.api.context import ServerContext
 from twostroke.api.parsers.chat_parser import REASONING_FAMILIES
 from twostroke.api.parsers.families import TOOL_CALL_FAMILIES
-from twostroke.api.protocol.fields import Standing, standings
+from twostroke.api.protocol.fields import FieldStanding, standings
 from twostroke.api.protocol.sampling import StructuredOutputsField
 from twostroke.api.reference import ENDPOINTS
 from twostroke.version import __version__
@@ -78,7 +78,7 @@ def _fields(path: str) -> dict[str, Any]:
         return {}
     found = list(standings(kind))
     return {
-        "supported": sorted(name for name, standing, _ in found if standing is Standing.ACTS),
-        "bookkeeping": sorted(name for name, standing, _ in found if standing is Standing.BOOKKEEPING),
-        "refused": {name: why for name, standing, why in sorted(found) if standing is Standing.REFUSED},
+        "supported": sorted(name for name, standing, _ in found if standing is FieldStanding.ACTS),
+        "bookkeeping": sorted(name for name, standing, _ in found if standing is FieldStanding.BOOKKEEPING),
+        "refused": {name: why for name, standing, why in sorted(found) if standing is FieldStanding.REFUSED},
     }

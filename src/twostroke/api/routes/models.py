@@ -14,7 +14,7 @@ from starlette.responses import Response, StreamingResponse
 from twostroke.api.answering import json_response
 from twostroke.api.context import ServerContext
 from twostroke.api.generation import amount_of, off_the_loop
-from twostroke.api.protocol.chat import Conversation, Tool
+from twostroke.api.protocol.chat import ChatTool, Conversation
 from twostroke.api.protocol.fields import MAX_TOOLS, AtMost, TokenId, WireObject, as_sent
 from twostroke.api.routing import BodyRoute
 from twostroke.client.chat_inputs import ChatInputs
@@ -35,7 +35,7 @@ class TokenizeRequest(WireObject):
     add_generation_prompt: bool | None = Field(default=None, description="Of a conversation; default true.")
     continue_final_message: bool | None = Field(default=None, description="Of a conversation.")
     chat_template_kwargs: dict[str, Any] | None = Field(default=None, description="Of a conversation.")
-    tools: Annotated[list[Tool], AtMost(MAX_TOOLS)] | None = Field(default=None, description="Of a conversation.")
+    tools: Annotated[list[ChatTool], AtMost(MAX_TOOLS)] | None = Field(default=None, description="Of a conversation.")
     return_token_strs: bool | None = Field(default=None, description="The pieces beside the ids.")
 
 
