@@ -12,9 +12,9 @@ import pytest
 
 from server_process import ServerProcess
 from twostroke import LLM, SamplingParams
+from twostroke.api.conversation import chat_params
 from twostroke.api.protocol.responses import ResponsesRequest
 from twostroke.api.responses import chat_of_response
-from twostroke.api.translate import chat_params
 
 TEXT = "sort a list of numbers"
 USER: list[Any] = [{"role": "user", "content": TEXT}]

@@ -22,6 +22,7 @@ from twostroke.api.parsers.output import (
     ToolCallBegin,
     join_deltas,
 )
+from twostroke.api.parsers.tool_choice import NamedTool
 from twostroke.api.protocol.fields import tier_of
 from twostroke.outputs import CompletionOutput, RequestOutput
 from twostroke.request import FinishReason
@@ -254,7 +255,7 @@ class Chat(ConversationCall):
                 self._conversation.choice_text(),
                 prefix=self._conversation.said if self._request.echo else "",  # what the answer goes on in
                 shows_reasoning=self._request.include_reasoning is not False,
-                names_tool=self._conversation.tools.names_one,
+                names_tool=isinstance(self._conversation.tools.choice, NamedTool),
             )
         return self._choices[index]
 

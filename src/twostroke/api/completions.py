@@ -16,19 +16,22 @@ from twostroke.api.generation import (
     Caller,
     UsageCount,
     amount_of,
+    check_stream_options,
     off_the_loop,
     prompts_of,
+    shared_params,
     submissions_of,
 )
 from twostroke.api.logprobs import CompletionLogprobs, as_written, prompt_logprobs, takes_long
 from twostroke.api.protocol.fields import tier_of
 from twostroke.api.protocol.sampling import CompletionRequest
-from twostroke.api.translate import check_stream_options, completion_params
 from twostroke.client.engine_client import EngineClient
 from twostroke.client.input_processor import PromptInput
 from twostroke.client.output_processor import OutputKind
+from twostroke.errors import InvalidParameter
 from twostroke.outputs import CompletionOutput, LogprobsAtPosition, RequestOutput
 from twostroke.request import FinishReason
+from twostroke.sampling_params import SamplingParams, StructuredOutputs
 
 Object = dict[str, Any]
 
@@ -278,3 +281,40 @@ def _leave_out_tokens(output: RequestOutput) -> None:
 
 def _mean_logprob(part: CompletionOutput) -> float:
     return (part.cumulative_logprob or 0.0) / max(1, len(part.token_ids))
+
+
+def completion_params(request: CompletionRequest, form: StructuredOutputs | None) -> SamplingParams:
+    """The sampling of a completion whose output has to have that form.
+
+    Raises:
+        InvalidParameter: fields that contradict each other, or a value that cannot be used.
+    """
+    given = shared_params(request, form)
+    if request.max_tokens is not None:
+        given["max_tokens"] = request.max_tokens or _one_step(request)
+    if request.logprobs is not None:
+        given["logprobs"] = request.logprobs
+        if request.echo:
+            given["prompt_logprobs"] = max(request.logprobs, request.prompt_logprobs or 0)
+    if request.best_of is not None:
+        _check_best_of(request, request.best_of)
+        given["n"] = request.best_of
+        given.setdefault("logprobs", 0)  # they are ranked by it
+    return SamplingParams(**given)
+
+
+def _one_step(request: CompletionRequest) -> int:
+    """Return 1 for max_tokens 0: a step has to run for the log-probabilities of the prompt."""
+    if not request.echo:
+        raise InvalidParameter("max_tokens", 0, "must be at least 1 unless echo is set")
+    if request.min_tokens:
+        raise InvalidParameter("min_tokens", request.min_tokens, "at most max_tokens, which is 0")
+    return 1
+
+
+def _check_best_of(request: CompletionRequest, best_of: int) -> None:
+    n = request.n or 1
+    if best_of < n:
+        raise InvalidParameter("best_of", best_of, f"must be at least n, which is {n}")
+    if request.stream and best_of != n:
+        raise InvalidParameter("best_of", best_of, "cannot be chosen from before all are there; this is a stream")

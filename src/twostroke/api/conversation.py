@@ -20,7 +20,9 @@ from twostroke.api.generation import (
     UsageCount,
     amount_of,
     beside_the_loop,
+    check_stream_options,
     off_the_loop,
+    shared_params,
     submissions_of,
 )
 from twostroke.api.parsers.chat_parser import AnswerStops, ChatParser, make_parser
@@ -28,7 +30,6 @@ from twostroke.api.parsers.output import ContentDelta, Delta, HearContent
 from twostroke.api.parsers.tool_choice import NO_TOOLS
 from twostroke.api.protocol.chat import ChatRequest
 from twostroke.api.protocol.fields import as_sent
-from twostroke.api.translate import chat_params, check_stream_options
 from twostroke.client.chat_inputs import ChatInputs
 from twostroke.client.engine_client import EngineClient
 from twostroke.client.input_processor import AnswerForm, PromptInput
@@ -36,7 +37,7 @@ from twostroke.client.output_processor import OutputKind
 from twostroke.errors import InvalidParameter
 from twostroke.outputs import CompletionOutput, RequestOutput
 from twostroke.request import FinishReason
-from twostroke.sampling_params import SamplingParams
+from twostroke.sampling_params import SamplingParams, StructuredOutputs
 from twostroke.tokenizer.messages import text_of
 from twostroke.tokenizer.tokenizer import TokenTexts
 
@@ -291,6 +292,17 @@ class Conversation:
             continue_final_message=continues,
             chat_template_kwargs=template_kwargs,
         )
+
+
+def chat_params(request: ChatRequest, form: StructuredOutputs | None) -> SamplingParams:
+    """The sampling of a chat whose output has to have that form; raises what `completion_params` raises."""
+    given = shared_params(request, form)
+    given["max_tokens"] = request.max_completion_tokens or request.max_tokens
+    if request.top_logprobs is not None and not request.logprobs:
+        raise InvalidParameter("top_logprobs", request.top_logprobs, "needs logprobs", "Set logprobs to true.")
+    if request.logprobs:
+        given["logprobs"] = request.top_logprobs or 0
+    return SamplingParams(**given)
 
 
 class ConversationCall:

@@ -13,14 +13,16 @@ from pydantic import BaseModel
 
 from twostroke.api.admission import QueueAdmission
 from twostroke.api.protocol.fields import FLEX, Prioritised, priority_of
+from twostroke.api.protocol.sampling import SamplingFields
 from twostroke.client.engine_client import EngineClient, OutputStream
 from twostroke.client.input_processor import Prompt, PromptInput
 from twostroke.client.output_processor import OutputKind
 from twostroke.client.submission import Submission
 from twostroke.engine.garbage import give_back_what_is_free
-from twostroke.errors import EngineError, InvalidPrompt
+from twostroke.errors import EngineError, InvalidParameter, InvalidPrompt
 from twostroke.outputs import NumericDrift, RequestOutput, merged_drift
 from twostroke.request import FinishReason
+from twostroke.sampling_params import MAX_SEED, StructuredOutputs
 
 Result = TypeVar("Result")
 INLINE_LENGTH = 4096
@@ -88,6 +90,45 @@ async def beside_the_loop(work: Callable[[], Result], amount: int) -> Result:
 
 NumberedTaker = Callable[[int, RequestOutput], bool]
 """A Taker that is told the number of the prompt, too."""
+
+
+SAME_NAMES = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "n",
+    "stop",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "logit_bias",
+    "min_tokens",
+    "ignore_eos",
+    "stop_token_ids",
+    "bad_words",
+    "allowed_token_ids",
+    "include_stop_str_in_output",
+    "skip_special_tokens",
+    "prompt_logprobs",
+)
+"""Fields that mean what the parameter of the same name means; one that is left out, or null, has its default."""
+
+
+def shared_params(request: SamplingFields, form: StructuredOutputs | None) -> dict[str, Any]:
+    """Return the parameters that a request names as the engine does, and the form of the output."""
+    given = {name: value for name in SAME_NAMES if (value := getattr(request, name)) is not None}
+    if form is not None:
+        given["structured_outputs"] = form
+    if request.seed is not None:
+        given["seed"] = request.seed & MAX_SEED  # clients may send negative ones; each is some seed
+    return given
+
+
+def check_stream_options(request: SamplingFields) -> None:
+    """Refuses options of a stream that is none."""
+    if request.stream_options is not None and not request.stream:
+        raise InvalidParameter("stream_options", "{...}", "is for streams", "Leave it out, or set stream to true.")
 
 
 class Wanted(Prioritised, Protocol):

@@ -71,11 +71,6 @@ class ChatTools:
         """What the output has to be where a call is required."""
         return tool_choice_schema(self.tools, self.choice, parallel_tool_calls=self.parallel)
 
-    @property
-    def names_one(self) -> bool:
-        """Whether the client named the tool to call."""
-        return isinstance(self.choice, NamedTool)
-
 
 NO_TOOLS = ChatTools(choice="none")
 """Of a chat that offers none."""
