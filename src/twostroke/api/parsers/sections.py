@@ -65,17 +65,17 @@ KIMI_K2 = CallSection(
 
 def read_section(source: Source, output: Output, section: CallSection) -> Reading[bool]:
     """The calls of a section, behind its `begin`; False if there is none."""
-    if not (yield from _read_call(source, output, section)):
+    if not (yield from _read_section_call(source, output, section)):
         return False
     end_of_call = source.position
-    while (yield from _read_call(source, output, section)):
+    while (yield from _read_section_call(source, output, section)):
         end_of_call = source.position
     source.position = end_of_call
     yield from source.closing(section.end)
     return True
 
 
-def _read_call(source: Source, output: Output, section: CallSection) -> Reading[bool]:
+def _read_section_call(source: Source, output: Output, section: CallSection) -> Reading[bool]:
     yield from source.space()
     if not (yield from source.literal(section.call_begin)):
         return False

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter
-from starlette.requests import Request
+from fastapi import APIRouter, Request
 from starlette.responses import PlainTextResponse, Response
 
 from twostroke.api.context import ServerContext

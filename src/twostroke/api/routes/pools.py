@@ -42,7 +42,7 @@ def pools_router(context: ServerContext) -> APIRouter:
         Each worker has its pool, state, formats and the number of sequences that need it. `no_room` says why the last
         larger size is refused, or is null.
         """
-        return _shown(_pools(context))
+        return _described(_pools(context))
 
     @router.post("/pools", responses=_NO_POOLS)
     async def resize(body: PoolSizes) -> Response:
@@ -60,7 +60,7 @@ def pools_router(context: ServerContext) -> APIRouter:
         sizes = {role: number for role, number in wanted.items() if number is not None}
         await pools.check_room(sizes)
         pools.scale(sizes)
-        return _shown(pools)
+        return _described(pools)
 
     return router
 
@@ -71,7 +71,7 @@ def _pools(context: ServerContext) -> ScalablePools:
     return context.pools
 
 
-def _shown(pools: ScalablePools) -> Response:
+def _described(pools: ScalablePools) -> Response:
     ratio = pools.suggested_ratio()
     suggested = None if ratio is None else {**dataclasses.asdict(ratio), "prefill_per_decode": ratio.prefill_per_decode}
     members = pools.members()
