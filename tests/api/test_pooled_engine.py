@@ -18,7 +18,7 @@ from fastapi import FastAPI
 from benchmarks.drill.streams import Drill, Faults, ask, prompts, run
 from factories import submitted
 from forked_process import forked_engines
-from twostroke.api.routes.pools import pools_router
+from twostroke.api.routes.operations import pools_router
 from twostroke.client.engine_client import EngineState
 from twostroke.cluster.dispatcher import LeastBusy
 from twostroke.cluster.engine_process import EngineProcess

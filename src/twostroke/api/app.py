@@ -18,14 +18,10 @@ from twostroke.api.http_errors import ErrorAnswer, HTTPError, error_body, shaped
 from twostroke.api.observation import Observation
 from twostroke.api.openapi import published_schema
 from twostroke.api.routes.capabilities import capabilities_router
-from twostroke.api.routes.history import history_router
-from twostroke.api.routes.lab import lab_router
-from twostroke.api.routes.live import live_router
+from twostroke.api.routes.history import history_router, live_router, observe_router
 from twostroke.api.routes.models import models_router
-from twostroke.api.routes.observe import observe_router
-from twostroke.api.routes.operations import operations_router
+from twostroke.api.routes.operations import lab_router, operations_router, pools_router
 from twostroke.api.routes.page import page_router
-from twostroke.api.routes.pools import pools_router
 from twostroke.api.routing import Methods, RefusedBody, allowed_methods, known_routes
 from twostroke.client.engine_client import EngineClient, ScalablePools
 from twostroke.config.server import ServerConfig

@@ -19,7 +19,7 @@ from twostroke.api.protocol.sampling import CompletionRequest
 from twostroke.api.protocol.shapes import CHECKED_BYTES, check_shape
 from twostroke.api.reference import ENDPOINTS
 from twostroke.api.routes.models import DetokenizeRequest, TokenizeRequest
-from twostroke.api.routes.pools import PoolSizes
+from twostroke.api.routes.operations import PoolSizes
 from twostroke.errors import InvalidPrompt, UnknownParameter, shown
 from twostroke.tokenizer.messages import checked_messages
 

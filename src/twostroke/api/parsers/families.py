@@ -7,21 +7,23 @@ from dataclasses import dataclass, replace
 
 from twostroke.api.parsers import beginnings
 from twostroke.api.parsers.beginnings import text
-from twostroke.api.parsers.json_calls import is_function_name, read_arguments, read_json_calls
-from twostroke.api.parsers.output import Output
-from twostroke.api.parsers.python_calls import is_python_name, read_python_calls
-from twostroke.api.parsers.qwen3_coder import MARKERS as QWEN3_CODER_MARKERS
-from twostroke.api.parsers.qwen3_coder import read_qwen3_coder_call
-from twostroke.api.parsers.sections import (
+from twostroke.api.parsers.json_calls import (
     DEEPSEEK_SEPARATOR,
     DEEPSEEK_V3,
     DEEPSEEK_V31,
     KIMI_K2,
     MISTRAL_MARKUP,
     CallSection,
+    is_function_name,
+    read_arguments,
+    read_json_calls,
     read_mistral_calls,
     read_section,
 )
+from twostroke.api.parsers.output import Output
+from twostroke.api.parsers.python_calls import is_python_name, read_python_calls
+from twostroke.api.parsers.qwen3_coder import MARKERS as QWEN3_CODER_MARKERS
+from twostroke.api.parsers.qwen3_coder import read_qwen3_coder_call
 from twostroke.api.parsers.source import Reading, Source, Stops
 from twostroke.api.parsers.tool_choice import Tool
 from twostroke.grammar.backend import FreeCalls

@@ -7,13 +7,14 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Query, Request
+from starlette.convertors import Convertor, register_url_convertor
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
 
 from twostroke.api.answering import json_response
+from twostroke.api.context import ServerContext
 from twostroke.api.http_errors import HTTPError
-from twostroke.api.openapi import Described
+from twostroke.api.openapi import EVENTS, Described
 from twostroke.api.prompt_texts import PromptTexts
-from twostroke.api.routes.request_ids import ID, OF_SEVERAL
 from twostroke.errors import InvalidParameter, shown
 from twostroke.event_codec import to_json
 from twostroke.events import Event
@@ -21,6 +22,29 @@ from twostroke.explain.segments import Timeline
 from twostroke.explain.text import timeline_text
 from twostroke.explain.timeline import timeline_for_tenant, timeline_of
 from twostroke.explain.trace import trace_of
+from twostroke.metrics.exposition import CONTENT_TYPE
+
+ID = "request_id:request"
+"""The part of a route's path that is one: `/v1/requests/{request_id:request}/timeline`."""
+OF_SEVERAL = "Answers to several prompts are known one by one: ID-0, ID-1."
+"""Said where an id is unknown."""
+
+
+class _RequestIds(Convertor[str]):
+    regex = "(?s:.+)"
+
+    def convert(self, value: str) -> str:
+        return value
+
+    def to_string(self, value: str) -> str:
+        return value
+
+
+register_url_convertor("request", _RequestIds())
+
+
+# ------------------------------------------------------------------ What the past tells, of a server or a file: timel
+
 
 _JSON_OR_TEXT: Described = {200: {"content": {"text/plain": {"schema": {"type": "string"}}}}}
 _NO_TEXT: Described = {
@@ -98,3 +122,59 @@ def _timeline(events: Events, request_id: str, tenant: str) -> Timeline:
 
 def _lines(events: Events) -> Iterator[str]:
     return (f"{to_json(event)}\n" for event in events())
+
+
+# ------------------------------------------------------------------ The engine at work: its state, what changes of it
+
+
+_UNKNOWN: Described = {404: {"description": "Nobody of yours runs by that id.", "content": {"application/json": {}}}}
+
+
+def live_router(context: ServerContext) -> APIRouter:
+    """The routes."""
+    router = APIRouter(tags=["observe"])
+    feed = context.observation.feed
+
+    @router.get("/live/state")
+    async def state(request: Request) -> Response:
+        """Batch, blocks, queue and requests as they are now; what it means is said in docs/page.md.
+
+        There are ids and counts in it, no texts. Where keys are set, a tenant sees others without their names.
+        """
+        if "step" in request.query_params:
+            raise HTTPError(400, "step: of a recording (twostroke view); this is an engine at work.", param="step")
+        return json_response(feed.snapshot(request.state.tenant))
+
+    @router.get("/live/events", response_class=StreamingResponse, responses=EVENTS)
+    async def events(request: Request) -> Response:
+        """The same, and then what changes of it, at most ten times a second."""
+        if feed.is_full:
+            raise HTTPError(503, "too many watch already; close another page.", code="too_many_viewers")
+        headers = {"cache-control": "no-cache", "x-accel-buffering": "no"}
+        return StreamingResponse(feed.events(request.state.tenant), media_type="text/event-stream", headers=headers)
+
+    @router.post(f"/v1/requests/{{{ID}}}/abort", responses=_UNKNOWN)
+    async def abort(request: Request, request_id: str) -> Response:
+        """Ends a request, by the id of its answer; whoever reads the answer is told so."""
+        if not context.engine.abort(request_id, request.state.tenant):
+            message = f"no request {shown(request_id)} of yours runs; it may have ended. {OF_SEVERAL}"
+            raise HTTPError(404, message, code="request_not_found", param="request_id")
+        return json_response({"request_id": request_id, "aborted": True})
+
+    return router
+
+
+# ------------------------------------------------------------------ What a server's engine has counted, for Prometheu
+
+
+def observe_router(context: ServerContext) -> APIRouter:
+    """The routes."""
+    router = APIRouter(tags=["observe"])
+    observation = context.observation
+
+    @router.get("/metrics", response_class=PlainTextResponse)
+    async def metrics(request: Request) -> Response:
+        """Return the metrics for Prometheus. A tenant sees no other tenant's name; the administrator sees all."""
+        return Response(observation.exposition(request.state.tenant), media_type=CONTENT_TYPE)
+
+    return router
