@@ -55,9 +55,6 @@ def recorded_router(recording: RecordedLog) -> APIRouter:
     return router
 
 
-# ------------------------------------------------------------------ A recording in the browser: the page of a server,
-
-
 GRACE_S = 2
 
 

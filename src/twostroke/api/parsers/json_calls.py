@@ -1,4 +1,7 @@
-"""Calls as JSON: `{"name": ..., "arguments": {...}}`, alone, in a list, or one after the other."""
+"""Calls as JSON: `{"name": ..., "arguments": {...}}`, alone, in a list, or in a row; or name and arguments apart.
+
+DeepSeek, Kimi and Mistral write the name and the JSON arguments between markup of their own (`CallSection`).
+"""
 
 from __future__ import annotations
 
@@ -215,9 +218,6 @@ def _read_other_members(source: Source) -> Reading[None]:
         yield from source.space()
     if not (yield from source.literal("}")) and source.num_unread:
         source.position = start
-
-
-# ------------------------------------------------------------------ Calls as a name and JSON arguments between markup
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,8 @@
-"""What the past tells, of a server or a file: timelines, a trace, the events themselves, prompts that are kept."""
+"""What an engine does and did: state, changes, metrics, timelines, a trace, events, prompts that are kept.
+
+Also the end of a request that somebody points at. Ids of requests within paths are whatever a caller may have named
+them, slashes and line breaks too.
+"""
 
 from __future__ import annotations
 
@@ -41,9 +45,6 @@ class _RequestIds(Convertor[str]):
 
 
 register_url_convertor("request", _RequestIds())
-
-
-# ------------------------------------------------------------------ What the past tells, of a server or a file: timel
 
 
 _JSON_OR_TEXT: Described = {200: {"content": {"text/plain": {"schema": {"type": "string"}}}}}
@@ -124,9 +125,6 @@ def _lines(events: Events) -> Iterator[str]:
     return (f"{to_json(event)}\n" for event in events())
 
 
-# ------------------------------------------------------------------ The engine at work: its state, what changes of it
-
-
 _UNKNOWN: Described = {404: {"description": "Nobody of yours runs by that id.", "content": {"application/json": {}}}}
 
 
@@ -162,9 +160,6 @@ def live_router(context: ServerContext) -> APIRouter:
         return json_response({"request_id": request_id, "aborted": True})
 
     return router
-
-
-# ------------------------------------------------------------------ What a server's engine has counted, for Prometheu
 
 
 def observe_router(context: ServerContext) -> APIRouter:

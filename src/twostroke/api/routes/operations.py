@@ -1,4 +1,4 @@
-"""How the server is, and what an operator may do to it."""
+"""How the server is, and what its operator may do to it: caches, pools, and experiments (--lab)."""
 
 from __future__ import annotations
 
@@ -85,9 +85,6 @@ def _shown(name: str, value: object) -> object:
     return value if isinstance(value, str | int | float | bool | tuple) or value is None else str(value)
 
 
-# ------------------------------------------------------------------ The pools of a server that has some: who is there
-
-
 _NO_POOLS: Described = {404: {"description": "One process does everything.", "content": {"application/json": {}}}}
 
 
@@ -169,9 +166,6 @@ def _hand_over(members: Sequence[PoolMember]) -> dict[str, Any] | None:
         "converts_kv": any(name in differs for name in KV_LAYOUT),
         "may_drift": any(name not in KV_LAYOUT for name in differs),
     }
-
-
-# ------------------------------------------------------------------ The switchboard: experiments beside the server, f
 
 
 MAX_BYTES = 64 * 1024
