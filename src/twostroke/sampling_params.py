@@ -158,14 +158,18 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         """Normalises the shorthand forms (one stop string, lists) and checks every range."""
-        self._set("stop", _texts("stop", self.stop, MAX_STOP_STRINGS))
-        self._set("bad_words", _texts("bad_words", self.bad_words, MAX_BAD_WORDS))
-        self._set("stop_token_ids", _token_ids("stop_token_ids", self.stop_token_ids))
+        if self.stop != ():
+            self._set("stop", _texts("stop", self.stop, MAX_STOP_STRINGS))
+        if self.bad_words != ():
+            self._set("bad_words", _texts("bad_words", self.bad_words, MAX_BAD_WORDS))
+        if self.stop_token_ids != ():
+            self._set("stop_token_ids", _token_ids("stop_token_ids", self.stop_token_ids))
         if self.allowed_token_ids is not None:
             self._set("allowed_token_ids", _token_ids("allowed_token_ids", self.allowed_token_ids))
         if self.logit_bias is not None:
             self._set("logit_bias", _bias(self.logit_bias))
-        self._set("structured_outputs", _structured(self.structured_outputs))
+        if self.structured_outputs is not None:
+            self._set("structured_outputs", _structured(self.structured_outputs))
         self._check_choice()
         self._check_length()
         for name in ("include_stop_str_in_output", "ignore_eos", "skip_special_tokens"):
@@ -205,7 +209,9 @@ class SamplingParams:
                 remedy = f"Ask for fewer, or start the engine with --max-logprobs {value}."
                 raise InvalidParameter(name, value, f"at most max_logprobs, which is {max_logprobs}", remedy)
         ends = {*eos_token_ids, *self.stop_token_ids} if self.min_tokens else set[int]()
-        self._check_first_choice(vocab_size, ends, {ids[0] for ids in bad_words_token_ids if len(ids) == 1})
+        bad = {ids[0] for ids in bad_words_token_ids if len(ids) == 1}
+        if ends or bad:
+            self._check_first_choice(vocab_size, ends, bad)
 
     def _set(self, name: str, value: object) -> None:
         object.__setattr__(self, name, value)
@@ -300,8 +306,8 @@ def _bias(value: object) -> dict[int, float]:
     return bias
 
 
-def _structured(given: object) -> StructuredOutputs | None:
-    if given is None or isinstance(given, StructuredOutputs):
+def _structured(given: object) -> StructuredOutputs:
+    if isinstance(given, StructuredOutputs):
         return given
     if not isinstance(given, Mapping):
         limit = "must be StructuredOutputs, or an object with one of its fields"

@@ -111,6 +111,7 @@ class InputProcessor:
     ) -> None:
         self._tokenizer = tokenizer
         self._max_model_len = max_model_len
+        self._usual_chars = max(LEAST_BEGINNING, CHARS_PER_TOKEN * max_model_len)
         self._vocab_size = vocab_size
         self._max_logprobs = max_logprobs
         self._eos_token_ids = frozenset(eos_token_ids)
@@ -168,7 +169,9 @@ class InputProcessor:
             InvalidParameter: a sampling parameter that this model cannot serve, or no SamplingParams at all.
         """
         params = _checked_kind(params)
-        kept = self._kept(truncate_prompt_tokens, truncation_side, params)
+        kept = WHOLE
+        if truncate_prompt_tokens is not None:
+            kept = self._kept(truncate_prompt_tokens, truncation_side, params)
         if isinstance(prompt, str):
             return self._process_text(prompt, params, add_special_tokens, kept)
         given = cast(Any, prompt)
@@ -221,7 +224,9 @@ class InputProcessor:
         how the prompt is truncated are as for `process`. `answer` is what a parser of the output asks for.
         """
         params = _checked_kind(params)
-        kept = self._kept(truncate_prompt_tokens, truncation_side, params)
+        kept = WHOLE
+        if truncate_prompt_tokens is not None:
+            kept = self._kept(truncate_prompt_tokens, truncation_side, params)
         text = self.render_chat(chat)
         if answer is None:
             return self._process_text(text, params, add_special_tokens, kept)
@@ -272,10 +277,8 @@ class InputProcessor:
                 ) from error
         return self._tokenizer.encode_compactly(text, add_special_tokens=add_special_tokens)
 
-    def _kept(self, most: int | None, side: TruncationSide | None, params: SamplingParams) -> slice:
+    def _kept(self, most: int, side: TruncationSide | None, params: SamplingParams) -> slice:
         """Return which of its tokens a prompt keeps."""
-        if most is None:
-            return WHOLE
         if most == -1:
             most = max(1, self._max_model_len - (params.max_tokens or 1))
         whole_number("truncate_prompt_tokens", most, 1, limit="at least 1, or -1 for what fits")
@@ -289,11 +292,12 @@ class InputProcessor:
         kept: slice,
         calls: FreeCalls | None = None,
     ) -> PromptInput:
-        if isinstance(text, str) and kept == WHOLE and self._tokenizer.fewest_tokens(text) >= self._max_model_len:
-            least = self._tokenizer.fewest_tokens(text)  # a text of megabytes would take seconds to be counted exactly
-            raise self._too_long(f"at least {least} tokens, by its {len(text)} characters", least)
         if isinstance(text, str) and kept == WHOLE:
-            self._check_beginnings(text, add_special_tokens)
+            least = self._tokenizer.fewest_tokens(text)  # a text of megabytes would take seconds to be counted exactly
+            if least >= self._max_model_len:
+                raise self._too_long(f"at least {least} tokens, by its {len(text)} characters", least)
+            if len(text) > self._usual_chars:
+                self._check_beginnings(text, add_special_tokens)
         token_ids = self.encode(text, add_special_tokens=add_special_tokens)
         # Not out of range for a tokenizer that passed check_vocab, so only its length is looked at.
         return self._checked(text, tuple(token_ids[kept]), params, calls)
@@ -304,7 +308,7 @@ class InputProcessor:
         A beginning of twice the context is beyond doubt: where it is cut, its last words may have more tokens than in
         the whole text, but not so many.
         """
-        size = max(LEAST_BEGINNING, CHARS_PER_TOKEN * self._max_model_len)
+        size = self._usual_chars
         while size < len(text):
             num_tokens = len(self.encode(text[:size], add_special_tokens=add_special_tokens))
             if num_tokens > 2 * self._max_model_len:
