@@ -334,9 +334,10 @@ class IncrementalDetokenizer:
         self._token = tokenizer.token
         self._whole_texts = tokenizer.whole_texts
         self._skipped = tokenizer.special_token_ids - shown_token_ids if skip_special_tokens else frozenset[int]()
-        self._start = tokenizer.text.start
-        self._stream: TextStream | None = None if tokenizer.text.reads_alone else self._start()
-        """Holds back what is not certain; None where nothing ever was."""
+        text = tokenizer.text
+        self._start = text.start
+        self._stream: TextStream | None = None if isinstance(text, ByteLevelText) else text.start()
+        """Holds back what is not certain; None where no token needed it: tokens that are bytes may all be whole."""
 
     def push(self, token_ids: Sequence[int]) -> str:
         """Takes the next ids; returns the text that is certain now, which may be empty."""
