@@ -29,9 +29,9 @@ from twostroke.kv_cache.block_hash import extend_hashes, hash_blocks
 from twostroke.kv_cache.layout import KVLayout
 from twostroke.kv_cache.manager import KVCacheManager
 from twostroke.kv_check import NO_SUSPECTS, KVCheck, Verdict
-from twostroke.request import Arrival, FinishReason
-from twostroke.scheduler.budget import make_chunk_rule
-from twostroke.scheduler.policy import Key, make_policy
+from twostroke.request import Arrival, FinishReason, Key
+from twostroke.scheduler.baselines import variant_of
+from twostroke.scheduler.policy import make_policy
 from twostroke.scheduler.scheduler import Scheduler
 
 
@@ -248,7 +248,7 @@ class FakeEngine:
         self.step_time_s = step_time_s
         self.corruption_chance = corruption_chance
         self.check_time_s = check_time_s
-        rule = make_chunk_rule(scheduler_config, self.kv.keeps_computed_kv)
+        rule = variant_of(scheduler_config, self.kv.keeps_computed_kv).chunk_rule
         self.num_needed = self.kv.num_blocks_to_compute(max_model_len, rule.max_tokens_per_step(max_model_len))
         self.num_checks = 0
         self.started_over: list[str] = []

@@ -66,6 +66,10 @@ class Arrival:
     """Its prefix was fetched under this number, which ends when it runs or ends."""
 
 
+Key = tuple[float, int]
+"""Urgency in seconds, smaller is more urgent; then the number of the arrival, so that keys are unique."""
+
+
 @dataclass(slots=True, eq=False)
 class Request:
     """The scheduler's account of one request.
@@ -80,6 +84,8 @@ class Request:
     """
 
     arrival: Arrival
+    key: Key = (0.0, 0)
+    """Its place in both queues; see scheduler/policy.py."""
     status: RequestStatus = RequestStatus.WAITING
     finish_reason: FinishReason | None = None
     block_hashes: list[bytes] = field(default_factory=list[bytes])

@@ -21,7 +21,7 @@ from twostroke.cost.step_model import Curve, StepTimeModel
 from twostroke.event_codec import from_json, to_json
 from twostroke.events import EventRing
 from twostroke.request import Request, RequestStatus
-from twostroke.scheduler.admission import waits_for_update
+from twostroke.scheduler.phases import waits_for_update
 from twostroke.scheduler.replay import replay
 
 SEEDS = st.integers(0, 2**32 - 1)

@@ -125,7 +125,7 @@ class Engine:
 
     def end_hold(self, hold_id: int) -> None:
         """Blocks that were on loan are fetched, or nobody came for them."""
-        self._scheduler.end_hold(hold_id)
+        self._scheduler.handover.end_hold(hold_id)
         self._journal.hold_ended(hold_id, self._clock())
         self._let_imports_in()
 

@@ -105,7 +105,7 @@ class KVFetching:
             import_id = self._without_room[0]
             this = self._imports[import_id]
             num_tokens = len(this.block_hashes) * self._block_size
-            into = self._scheduler.begin_import(import_id, this.block_hashes, num_tokens)
+            into = self._scheduler.handover.begin_import(import_id, this.block_hashes, num_tokens)
             if into is None:
                 if is_idle and not any(other.give_up for other in self._imports.values()):
                     freed += self.fetched(import_id, Fetched("there is no room for it beside what the pool must keep"))
@@ -142,7 +142,7 @@ class KVFetching:
             self._without_room.remove(import_id)
         problem = result.problem or ("nobody waits for it any more" if this.is_dropped else "")
         if not problem:
-            self._scheduler.complete_import(import_id, this.block_hashes)
+            self._scheduler.handover.complete_import(import_id, this.block_hashes)
         now_s = self._clock()
         self._journal.import_ended(now_s, import_id, this.request_id, problem, result, this.begin_s)
         if problem:
@@ -181,7 +181,7 @@ class KVFetching:
         return len(self._imports)
 
     def _end_hold(self, import_id: int) -> None:
-        self._scheduler.end_hold(import_id)
+        self._scheduler.handover.end_hold(import_id)
         self._journal.hold_ended(import_id, self._clock())
 
     def close(self) -> None:

@@ -97,7 +97,7 @@ class KVLending:
         loan = self._loans.get(request_id)
         if loan is None:
             return
-        if self._scheduler.is_on_loan(loan.lease_id):
+        if self._scheduler.handover.is_on_loan(loan.lease_id):
             del self._loans[request_id]
             self._lender.complete(loan.lease_id, loan.digest)
         else:

@@ -66,7 +66,7 @@ class KVSelfCheck:
         found = check, differences
         if any(difference.layer_id == 0 for difference in differences):
             return found
-        earlier = self._scheduler.kv_checks_before(check)
+        earlier = self._scheduler.kv_checks.before(check)
         low, high = 0, len(earlier)  # those before `low` are sound; the one at `high`, or `check`, is not
         while low < high:
             middle = (low + high) // 2

@@ -65,6 +65,8 @@ class KVCacheManager:
         """False: every step begins at position 0 again."""
         self.check_rate = config.kv_check_rate
         """Share of the prefix cache's hits that are to be checked."""
+        self.has_host_tier = config.enable_prefix_caching and host_slots(config, layout) > 0
+        """Whether evicted prefixes go on in host memory."""
         self._block_size = layout.block_size
         self._tables: dict[str, BlockTable] = {}
         self._unchanged = (BlockTableUpdate(0, ()),) * len(layout.groups)

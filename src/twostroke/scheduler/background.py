@@ -20,17 +20,14 @@ from itertools import chain, islice
 from typing import Protocol
 
 from twostroke.batch import Limit, ScheduledRequest
+from twostroke.config.scheduler import SchedulerConfig
 from twostroke.cost.step_model import PredictsSteps
 from twostroke.cost.step_work import NO_WORK, Layers, StepWork
 from twostroke.request import Request
 from twostroke.scheduler.bisection import largest
-from twostroke.scheduler.policy import Key, Order, Queue
+from twostroke.scheduler.fair import make_order
+from twostroke.scheduler.policy import Queue, QueueOrder
 from twostroke.scheduler.step_budget import LEAST_CHUNK
-
-FIRST_GUESS = 512
-"""Tokens of a prompt, before any has come."""
-_LEARNED = 0.1
-"""Weight of the latest prompt in the typical one."""
 
 
 class TieredQueue:
@@ -39,8 +36,6 @@ class TieredQueue:
     def __init__(self, foreground: Queue, background: Queue) -> None:
         self._foreground = foreground
         self._background = background
-        self._keys: set[Key] = set()
-        """Of the background."""
 
     def __len__(self) -> int:
         return len(self._foreground) + len(self._background)
@@ -62,37 +57,36 @@ class TieredQueue:
         """The requests as they stand."""
         return tuple(self)
 
-    def add(self, key: Key, request: Request) -> None:
-        """Puts a request in its place."""
-        if request.arrival.background:
-            self._keys.add(key)
-            self._background.add(key, request)
-        else:
-            self._foreground.add(key, request)
+    def add(self, request: Request) -> None:
+        """Put a request in its place."""
+        (self._background if request.arrival.background else self._foreground).add(request)
 
-    def remove(self, key: Key) -> None:
-        """Takes the request with this key out."""
-        if key in self._keys:
-            self._keys.remove(key)
-            self._background.remove(key)
-        else:
-            self._foreground.remove(key)
+    def remove(self, request: Request) -> None:
+        """Take a request out."""
+        (self._background if request.arrival.background else self._foreground).remove(request)
 
     def check_invariants(self) -> None:
         """Everybody is where they belong."""
         self._foreground.check_invariants()
         self._background.check_invariants()
-        assert len(self._keys) == len(self._background), f"{len(self._keys)} keys, {len(self._background)} requests"
         assert not any(request.arrival.background for request in self._foreground), "background in the foreground"
         assert all(request.arrival.background for request in self._background), "foreground in the background"
 
 
-class Tiers:
-    """See Order: two of them, of which the second makes room for the first."""
+class Tiers(QueueOrder):
+    """Two orders, of which the second makes room for the first.
 
-    def __init__(self, foreground: Order, background: Order) -> None:
+    Args:
+        foreground: with those that have come already.
+        background: of the others.
+        room: how many tokens of background work go into a step.
+    """
+
+    def __init__(self, foreground: QueueOrder, background: QueueOrder, room: BackgroundRoom) -> None:
+        super().__init__()
         self.foreground = foreground
         self.background = background
+        self.room = room
         self.waiting = TieredQueue(foreground.waiting, background.waiting)
         self.running = TieredQueue(foreground.running, background.running)
 
@@ -120,24 +114,21 @@ class Tiers:
             return running.last
         return self._of(head).displaced_by(head, limit)
 
-    def _of(self, request: Request) -> Order:
+    def _of(self, request: Request) -> QueueOrder:
         return self.background if request.arrival.background else self.foreground
 
 
 class BackgroundRoom(Protocol):
     """Says how many tokens of background work go into a step."""
 
-    def tokens(self, foreground: Iterable[ScheduledRequest], order: Order) -> int:
+    def tokens(self, foreground: Iterable[ScheduledRequest], order: QueueOrder, typical_prompt: float) -> int:
         """Beside what the step has already.
 
         Args:
             foreground: shares that are taken.
             order: of the background.
+            typical_prompt: tokens that a foreground request has to compute when it is admitted.
         """
-        ...
-
-    def begun(self, num_tokens: int) -> None:
-        """A foreground request was admitted, with so many tokens to compute."""
         ...
 
 
@@ -147,13 +138,10 @@ class AllRoom:
     def __init__(self, max_num_batched_tokens: int) -> None:
         self._most = max_num_batched_tokens
 
-    def tokens(self, foreground: Iterable[ScheduledRequest], order: Order) -> int:
+    def tokens(self, foreground: Iterable[ScheduledRequest], order: QueueOrder, typical_prompt: float) -> int:
         """See BackgroundRoom."""
-        del foreground, order
+        del foreground, order, typical_prompt
         return self._most
-
-    def begun(self, num_tokens: int) -> None:
-        """Nothing to learn."""
 
 
 class TimedRoom:
@@ -171,13 +159,16 @@ class TimedRoom:
         self._most = max_num_batched_tokens
         self._step_times = step_times
         self._layers = layers
-        self._typical = float(FIRST_GUESS)
 
-    def tokens(self, foreground: Iterable[ScheduledRequest], order: Order) -> int:
+    def tokens(self, foreground: Iterable[ScheduledRequest], order: QueueOrder, typical_prompt: float) -> int:
         """See BackgroundRoom."""
         beside = self._layers.work_of_shares(foreground)
         is_alone = not beside.num_tokens
-        limit_s = self._prompt_s() * self._slowdown if is_alone else self._seconds(beside) * (1 + self._slowdown)
+        limit_s = (
+            self._prompt_s(typical_prompt) * self._slowdown
+            if is_alone
+            else self._seconds(beside) * (1 + self._slowdown)
+        )
         running = list(order.running)
         decodes = [r.num_computed_tokens for r in running if r.num_computed_tokens >= r.num_prefill_tokens]
 
@@ -199,13 +190,9 @@ class TimedRoom:
         )
         return num_decodes + (max(chunk, LEAST_CHUNK) if is_alone and not decodes else chunk)
 
-    def begun(self, num_tokens: int) -> None:
-        """See BackgroundRoom."""
-        self._typical += _LEARNED * (num_tokens - self._typical)
-
-    def _prompt_s(self) -> float:
+    def _prompt_s(self, num_tokens: float) -> float:
         """A typical prompt's, in steps of the budget."""
-        left, start, seconds = max(1, round(self._typical)), 0, 0.0
+        left, start, seconds = max(1, round(num_tokens)), 0, 0.0
         while left > 0:
             chunk = min(left, self._most)
             seconds += self._seconds(self._layers.work([(start, chunk, int(chunk == left))]))
@@ -225,3 +212,13 @@ def _next_prompt(running: Iterable[Request], waiting: Queue) -> tuple[int, int] 
         head = waiting.first
         return 0, head.num_tokens + head.num_pending_tokens
     return None
+
+
+def open_background(
+    foreground: QueueOrder, config: SchedulerConfig, step_times: PredictsSteps | None, layers: Layers | None
+) -> Tiers:
+    """Put a background tier behind the foreground. What room it has goes by time, where step times are known."""
+    most = config.max_num_batched_tokens
+    if step_times is None or layers is None:
+        return Tiers(foreground, make_order(config), AllRoom(most))
+    return Tiers(foreground, make_order(config), TimedRoom(config.flex_slowdown, most, step_times, layers))

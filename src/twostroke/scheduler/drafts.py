@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import replace
 from typing import Protocol
 
@@ -13,8 +13,9 @@ from twostroke.cost.account import DraftAccount
 from twostroke.cost.drafting_time import HICCUP, DraftingTimes
 from twostroke.cost.step_time import StepTimes
 from twostroke.outputs import num_accepted
-from twostroke.request import Request
+from twostroke.request import Request, RequestStatus
 from twostroke.scheduler.draft_tries import DraftTries
+from twostroke.scheduler.step_plan import SchedulerPart, StepPlan
 
 
 class DraftGate(Protocol):
@@ -292,10 +293,47 @@ class MeasuredDrafts:
         return (*wanted[:place], 1, *wanted[place + 1 :])
 
 
-def make_gate(config: SpeculativeConfig | None, max_drafts: int | None = None) -> DraftGate:
-    """The gate that the settings ask for; who drafts has at most `max_drafts` in a row to give."""
+class DraftShares(SchedulerPart):
+    """The scheduler's part that gives decodes their drafts.
+
+    Args:
+        gate: decides how many are wanted.
+    """
+
+    def __init__(self, gate: DraftGate) -> None:
+        self._gate = gate
+
+    def of(self, plan: StepPlan, decoding: Sequence[Request]) -> Iterator[int]:
+        """Yield for each request its drafts, as far as the budget has tokens for everybody else."""
+        num_spare = plan.budget.remaining - len(plan.order.running)
+        wanted = self._gate.num_drafts(decoding)
+        plan.drafts = self._gate.decision
+        for request, num_wanted in zip(decoding, wanted, strict=True):
+            num_drafts = max(0, min(num_wanted, num_spare, request.num_outputs_left - 1))
+            if request.status is RequestStatus.RUNNING:  # else it was preempted a moment ago
+                num_spare -= num_drafts
+            yield num_drafts
+
+    def learn(
+        self, step: int, requests: Sequence[ScheduledRequest], commits: Sequence[Commit], seconds: StepSeconds
+    ) -> None:
+        """Tell the gate what became of a step."""
+        self._gate.learn(requests, commits, seconds)
+
+    def ended(self, request: Request) -> None:
+        """Forget a request."""
+        self._gate.forget(request.request_id)
+
+
+def make_drafts(config: SpeculativeConfig | None, max_drafts: int | None = None) -> DraftShares | None:
+    """Return the part that the settings ask for; None where nobody drafts.
+
+    Args:
+        config: of speculation.
+        max_drafts: most tokens in a row that the drafter can guess; None: any number.
+    """
     if config is None:
-        return FixedDrafts(0)
+        return None
     if config.num_speculative_tokens == AUTO:
-        return MeasuredDrafts(min(MAX_AUTO_DRAFTS, max_drafts or MAX_AUTO_DRAFTS))
-    return FixedDrafts(config.num_speculative_tokens)
+        return DraftShares(MeasuredDrafts(min(MAX_AUTO_DRAFTS, max_drafts or MAX_AUTO_DRAFTS)))
+    return DraftShares(FixedDrafts(config.num_speculative_tokens))

@@ -29,7 +29,7 @@ from collections.abc import Callable, Iterator
 from twostroke.batch import Limit
 from twostroke.config.scheduler import SchedulerConfig
 from twostroke.request import Request
-from twostroke.scheduler.policy import Key, RequestQueue
+from twostroke.scheduler.policy import DeadlineOrder, QueueOrder, RequestQueue
 
 Rank = Callable[[str], tuple[float, ...]]
 """Of a tenant, smaller goes first. It may change with everything that happens."""
@@ -41,10 +41,10 @@ class TenantQueues:
     def __init__(self, rank: Rank) -> None:
         self._rank = rank
         self._queues: dict[str, RequestQueue] = {}
-        self._tenants: dict[Key, str] = {}
+        self._num_requests = 0
 
     def __len__(self) -> int:
-        return len(self._tenants)
+        return self._num_requests
 
     def __iter__(self) -> Iterator[Request]:
         for tenant in sorted(self._queues, key=lambda tenant: (self._rank(tenant), self._queues[tenant].first_key)):
@@ -77,16 +77,16 @@ class TenantQueues:
         """The requests as they stand, to walk through while the queue changes."""
         return tuple(self)
 
-    def add(self, key: Key, request: Request) -> None:
-        """Puts a request in its place."""
-        tenant = request.arrival.tenant
-        self._tenants[key] = tenant
-        self._queues.setdefault(tenant, RequestQueue()).add(key, request)
+    def add(self, request: Request) -> None:
+        """Put a request in its place."""
+        self._num_requests += 1
+        self._queues.setdefault(request.arrival.tenant, RequestQueue()).add(request)
 
-    def remove(self, key: Key) -> None:
-        """Takes the request with this key out."""
-        tenant = self._tenants.pop(key)
-        self._queues[tenant].remove(key)
+    def remove(self, request: Request) -> None:
+        """Take a request out."""
+        tenant = request.arrival.tenant
+        self._num_requests -= 1
+        self._queues[tenant].remove(request)
         if not self._queues[tenant]:
             del self._queues[tenant]
 
@@ -96,32 +96,32 @@ class TenantQueues:
             queue.check_invariants()
             assert queue, f"an empty queue of {tenant!r}"
             assert all(request.arrival.tenant == tenant for request in queue), f"somebody else's in {tenant!r}'s queue"
-        assert len(self) == sum(map(len, self._queues.values())), "a key without a request"
+        assert len(self) == sum(map(len, self._queues.values())), "requests were counted wrong"
 
 
-class FairOrder:
+class FairOrder(QueueOrder):
     """Both queues by what tenants have paid; within a tenant by the keys.
 
     Args:
-        config: the weights of tokens.
-        key_of: the key of a request in either queue, with a limit for the TTFT (policy.py); None: prefills of one
-            tenant that are under way keep their places.
+        config: the weights of tokens, and whether there is a limit for the TTFT (policy.py). Without one, prefills of
+            one tenant that are under way keep their places.
     """
 
-    def __init__(self, config: SchedulerConfig, key_of: Callable[[Request], Key] | None = None) -> None:
-        self._key_of = key_of
+    def __init__(self, config: SchedulerConfig) -> None:
+        super().__init__()
+        self._goes_by_keys = config.ttft_slo is not None
         self._prompt_weight = config.fair_prompt_weight
         self._output_weight = config.fair_output_weight
         self._paid: dict[str, float] = {}
         self._paid_by_last = 0.0
         """What the tenant had paid that was active last."""
-        self.running = TenantQueues(self._num_running)
-        self.waiting = TenantQueues(self._service)
+        self.running = self._running = TenantQueues(self._num_running)
+        self.waiting = self._waiting = TenantQueues(self._service)
 
     def arrived(self, request: Request) -> None:
         """Lifts a tenant that comes back."""
         tenant = request.arrival.tenant
-        active = {*self.waiting.tenants, *self.running.tenants}
+        active = {*self._waiting.tenants, *self._running.tenants}
         if tenant not in active:
             least = min((self._paid[other] for other in active), default=self._paid_by_last)
             self._paid[tenant] = max(self._paid.get(tenant, 0.0), least)
@@ -136,7 +136,7 @@ class FairOrder:
         """Whether the head of the queue may start before a prefill under way goes on."""
         ours, theirs = head.arrival.tenant, prefill.arrival.tenant
         if ours == theirs:
-            return self._key_of is not None and self._key_of(head) < self._key_of(prefill)
+            return self._goes_by_keys and head.key < prefill.key
         return self._num_running(ours) < self._num_running(theirs)
 
     def displaced_by(self, head: Request, limit: Limit) -> Request | None:
@@ -144,19 +144,19 @@ class FairOrder:
         if limit not in (Limit.SEQS, Limit.KV):
             return None
         weight = _one if limit is Limit.SEQS else _kv_tokens
-        held = {tenant: sum(map(weight, self.running.of(tenant))) for tenant in self.running.tenants}
-        tenant = max(held, key=lambda tenant: (held[tenant], self.running.of(tenant).last_key), default=None)
+        held = {tenant: sum(map(weight, self._running.of(tenant))) for tenant in self._running.tenants}
+        tenant = max(held, key=lambda tenant: (held[tenant], self._running.of(tenant).last_key), default=None)
         if tenant is None or tenant == head.arrival.tenant:
             return None
-        victim = self.running.of(tenant).last
+        victim = self._running.of(tenant).last
         left = held[tenant] - weight(victim)
         return victim if left > 0 and left >= held.get(head.arrival.tenant, 0) + weight(head) else None
 
     def _num_running(self, tenant: str) -> tuple[float, ...]:
-        return (self.running.num_of(tenant),)
+        return (self._running.num_of(tenant),)
 
     def _service(self, tenant: str) -> tuple[float, ...]:
-        return self._paid[tenant], self.running.num_of(tenant)
+        return self._paid[tenant], self._running.num_of(tenant)
 
 
 def _one(request: Request) -> int:
@@ -167,3 +167,10 @@ def _one(request: Request) -> int:
 def _kv_tokens(request: Request) -> int:
     """What it holds, or will once it has started."""
     return max(request.num_computed_tokens, request.num_tokens)
+
+
+def make_order(config: SchedulerConfig) -> QueueOrder:
+    """Return the queues that the policy asks for."""
+    if config.policy == "fair":
+        return FairOrder(config)
+    return QueueOrder() if config.ttft_slo is None else DeadlineOrder()

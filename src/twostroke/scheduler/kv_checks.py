@@ -8,10 +8,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 
-from twostroke.batch import AdmittedRequest
 from twostroke.kv_cache.manager import KVCacheManager
 from twostroke.kv_check import KVCheck
 from twostroke.request import Request
+from twostroke.scheduler.step_plan import SchedulerPart, StepPlan
 
 _GOLDEN = (math.sqrt(5.0) - 1.0) / 2.0
 
@@ -43,23 +43,31 @@ class HitSampler:
         return int(self._num_checks * _GOLDEN % 1.0 * num_blocks)
 
 
-class KVChecks:
-    """Chooses what is checked of the hits of a step, and knows who is concerned by what was found."""
+class KVChecks(SchedulerPart):
+    """Chooses what is checked of the hits of a step, and knows who is concerned by what was found.
 
-    def __init__(self, kv: KVCacheManager) -> None:
+    Args:
+        kv: the KV cache's accounts.
+        requests: those that have not ended, by id.
+    """
+
+    def __init__(self, kv: KVCacheManager, requests: Mapping[str, Request]) -> None:
         self._kv = kv
-        self._is_on = kv.check_rate > 0
+        self._requests = requests
         self._sampler = HitSampler(kv.check_rate)
 
-    def of_hits(self, admitted: Iterable[AdmittedRequest], requests: Mapping[str, Request]) -> tuple[KVCheck, ...]:
-        """The checks of those that were just admitted with a cached prefix."""
-        if not self._is_on:
-            return ()
-        checks = (self._of_hit(requests[hit.request_id], hit.num_cached_tokens) for hit in admitted)
-        return tuple(check for check in checks if check is not None)
+    def closing(self, plan: StepPlan) -> None:
+        """Check those that were just admitted with a cached prefix.
 
-    def before(self, request: Request, check: KVCheck) -> list[KVCheck]:
-        """The checks of all earlier blocks of the same prefix, in their order."""
+        Checks come before a step, in which what is loaded with it is not there yet.
+        """
+        if plan.kv_moves is None or not plan.kv_moves.loads:
+            checks = (self._of_hit(self._requests[hit.request_id], hit.num_cached_tokens) for hit in plan.admitted)
+            plan.kv_checks = tuple(check for check in checks if check is not None)
+
+    def before(self, check: KVCheck) -> list[KVCheck]:
+        """Return the checks of all earlier blocks of the prefix that `check` belongs to, in their order."""
+        request = self._requests[check.request_id]
         found = (self._kv.find_check(request.request_id, request.block_hashes, entry) for entry in range(check.entry))
         return [earlier for earlier in found if earlier is not None]
 

@@ -7,68 +7,78 @@ there were no hand-over.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from twostroke.kv_cache.holds import KVImport
 from twostroke.kv_cache.manager import KVCacheManager
 from twostroke.request import FinishReason, Request
-from twostroke.scheduler.budget import ChunkRule
+from twostroke.scheduler.step_plan import SchedulerPart
 
 _BY_ITSELF = frozenset({FinishReason.STOP, FinishReason.LENGTH})
 
 
-class KVHandover:
+class KVHandover(SchedulerPart):
     """Loans and imports of one scheduler's requests.
 
     Args:
         kv: the KV cache's accounts.
-        chunk_rule: how much of a prompt a step computes.
-        max_model_len: tokens of the longest request.
+        num_for_longest: blocks that the longest request needs.
+        prefills: returns the running requests to whom blocks are promised.
     """
 
-    def __init__(self, kv: KVCacheManager, chunk_rule: ChunkRule, max_model_len: int) -> None:
+    def __init__(self, kv: KVCacheManager, num_for_longest: int, prefills: Callable[[], Iterable[Request]]) -> None:
         self._kv = kv
-        self._num_for_longest = kv.num_blocks_to_compute(max_model_len, chunk_rule.max_tokens_per_step(max_model_len))
+        self._num_for_longest = num_for_longest
+        self._prefills = prefills
 
-    def begin_import(
-        self, import_id: int, block_hashes: Sequence[bytes], num_tokens: int, prefills: Iterable[Request]
-    ) -> KVImport | None:
+    def begin_import(self, import_id: int, block_hashes: Sequence[bytes], num_tokens: int) -> KVImport | None:
         """Takes blocks for a prefix, as far as it is not here.
 
         Args:
             import_id: a number that was never used.
             block_hashes: names of the prefix's blocks.
             num_tokens: of the prefix; whole blocks.
-            prefills: running requests to whom blocks are promised.
 
         Returns:
             Where its parts belong; None when there is no room for it now.
         """
         cached = self._kv.find_cached(block_hashes, num_tokens + 1)  # its last token, too, is one of the prefix
         needed, held = self._kv.holds.num_blocks_for_import(cached, num_tokens)
-        promised = sum(self._kv.num_blocks_outstanding(request.request_id) for request in prefills)
+        promised = sum(self._kv.num_blocks_outstanding(request.request_id) for request in self._prefills())
         if needed + promised > self._kv.num_free_blocks or not self._has_room_beside(held):
             return None
         return self._kv.holds.begin_import(import_id, cached, num_tokens)
 
-    def may_lend(self, request: Request, reason: FinishReason) -> bool:
-        """Whether a running request that ends now leaves its blocks on loan."""
-        if request.arrival.lend_as is None or reason not in _BY_ITSELF:
+    def complete_import(self, import_id: int, block_hashes: Sequence[bytes]) -> None:
+        """Let a request with this prefix find it from now on: all of it has come."""
+        self._kv.holds.complete_import(import_id, block_hashes)
+
+    def end_hold(self, hold_id: int) -> None:
+        """Make blocks ordinary ones: nobody fetches under this number any more. Unknown numbers are ignored."""
+        self._kv.holds.end(hold_id)
+
+    def is_on_loan(self, hold_id: int) -> bool:
+        """Return whether the request that was to lend its blocks has ended, and has done so."""
+        return hold_id in self._kv.holds
+
+    def lends(self, request: Request, reason: FinishReason) -> bool:
+        """Return whether a running request that ends now leaves its blocks on loan; then it has done so."""
+        request_id, number = request.request_id, request.arrival.lend_as
+        if number is None or reason not in _BY_ITSELF:
             return False
-        room = self._has_room_beside(self._kv.num_blocks_held(request.request_id))
-        return room and self._kv.can_lend(request.request_id, request.arrival.lend_block_size)
+        if not self._has_room_beside(self._kv.num_blocks_held(request_id)):
+            return False
+        if not self._kv.can_lend(request_id, request.arrival.lend_block_size):
+            return False
+        self._kv.lend(request_id, number)
+        return True
 
-    def lend(self, request: Request) -> None:
-        """It does."""
-        assert request.arrival.lend_as is not None, f"{request.request_id} lends nothing"
-        self._kv.lend(request.request_id, request.arrival.lend_as)
-
-    def runs(self, request: Request) -> None:
-        """A request was admitted: of what was fetched for it, it holds itself what it found."""
+    def admitted(self, request: Request) -> None:
+        """Of what was fetched for a request, it holds itself what it found."""
         self._end_import(request)
 
     def ended(self, request: Request) -> None:
-        """A request has ended, which may never have run."""
+        """End the import of a request that has ended, and may never have run."""
         self._end_import(request)
 
     def check_invariants(self) -> None:

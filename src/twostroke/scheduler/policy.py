@@ -26,13 +26,11 @@ from typing import Protocol
 
 from twostroke.batch import Limit
 from twostroke.config.scheduler import SchedulerConfig
-from twostroke.request import Arrival, Request
+from twostroke.request import Arrival, Key, Request
 
 GIVES_WAY = 4.0
 """Factor on its own prefill time by which a prompt gives way when it cannot keep the limit. It is done sooner while
 other requests take less than three quarters of the time."""
-Key = tuple[float, int]
-"""Urgency in seconds, smaller is more urgent; then the number of the arrival, so that keys are unique."""
 
 
 def make_policy(
@@ -95,16 +93,16 @@ class RequestQueue:
         """The requests as they stand, to walk through while the queue changes."""
         return tuple(self._requests)
 
-    def add(self, key: Key, request: Request) -> None:
-        """Puts a request in its place."""
-        at = bisect.bisect_left(self._keys, key)
-        self._keys.insert(at, key)
+    def add(self, request: Request) -> None:
+        """Put a request in its place."""
+        at = bisect.bisect_left(self._keys, request.key)
+        self._keys.insert(at, request.key)
         self._requests.insert(at, request)
 
-    def remove(self, key: Key) -> None:
-        """Takes the request with this key out."""
-        at = bisect.bisect_left(self._keys, key)
-        assert self._keys[at : at + 1] == [key], f"no request with key {key}"
+    def remove(self, request: Request) -> None:
+        """Take a request out."""
+        at = bisect.bisect_left(self._keys, request.key)
+        assert self._keys[at : at + 1] == [request.key], f"no request with key {request.key}"
         del self._keys[at]
         del self._requests[at]
 
@@ -135,12 +133,12 @@ class Queue(Protocol):
         """The requests as they stand."""
         ...
 
-    def add(self, key: Key, request: Request) -> None:
-        """Puts a request in its place."""
+    def add(self, request: Request) -> None:
+        """Put a request in its place."""
         ...
 
-    def remove(self, key: Key) -> None:
-        """Takes the request with this key out."""
+    def remove(self, request: Request) -> None:
+        """Take a request out."""
         ...
 
     def check_invariants(self) -> None:
@@ -148,73 +146,41 @@ class Queue(Protocol):
         ...
 
 
-class Order(Protocol):
-    """Both queues, and what a policy makes of who was served."""
+class QueueOrder:
+    """Both queues, and what a policy makes of who was served.
 
-    @property
-    def waiting(self) -> Queue:
+    Here the keys say it all: what was served changes nothing, and nobody who runs makes room for somebody who waits.
+    """
+
+    def __init__(self) -> None:
+        self.waiting: Queue = RequestQueue()
         """Its first is admitted next."""
-        ...
-
-    @property
-    def running(self) -> Queue:
+        self.running: Queue = RequestQueue()
         """Its last gives way when blocks run out."""
-        ...
 
     def arrived(self, request: Request) -> None:
         """A request is about to join the queue."""
-        ...
 
     def pay(self, request: Request, *, num_prompt_tokens: int = 0, num_output_tokens: int = 0) -> None:
-        """Work was done for it."""
-        ...
+        """Work was done for a request."""
 
     def goes_before(self, head: Request, prefill: Request) -> bool:
-        """Whether the head of the queue may start before a prefill under way goes on."""
-        ...
-
-    def displaced_by(self, head: Request, limit: Limit) -> Request | None:
-        """Who has to make room for the head of the queue, which this limit keeps out; None: nobody, it waits."""
-        ...
-
-
-class FixedOrder:
-    """The keys say it all: what was served changes nothing, and nobody who runs makes room for somebody who waits."""
-
-    def __init__(self) -> None:
-        self.waiting = RequestQueue()
-        self.running = RequestQueue()
-
-    def arrived(self, request: Request) -> None:
-        """Nothing to prepare."""
-
-    def pay(self, request: Request, *, num_prompt_tokens: int = 0, num_output_tokens: int = 0) -> None:
-        """Nothing to keep."""
-
-    def goes_before(self, head: Request, prefill: Request) -> bool:
-        """No."""
+        """Return whether the head of the queue may start before a prefill under way goes on."""
         del head, prefill
         return False
 
     def displaced_by(self, head: Request, limit: Limit) -> Request | None:
-        """Nobody."""
+        """Return who has to make room for the head of the queue, which this limit keeps out; None: it waits."""
         del head, limit
         return None
 
 
-class DeadlineOrder(FixedOrder):
+class DeadlineOrder(QueueOrder):
     """Order by the keys, also for prefills in progress.
 
     A chunk goes first to the head of the queue if its key is earlier. The module says what makes a key earlier.
-
-    Args:
-        key_of: function from a queued request to its key.
     """
-
-    def __init__(self, key_of: Callable[[Request], Key]) -> None:
-        super().__init__()
-        self._key_of = key_of
 
     def goes_before(self, head: Request, prefill: Request) -> bool:
         """Compare the keys."""
-        return self._key_of(head) < self._key_of(prefill)
+        return head.key < prefill.key

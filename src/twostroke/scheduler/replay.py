@@ -172,12 +172,12 @@ def _change_cache(
         case KVBlockChecked():
             _take_out_of_use(scheduler, event)
         case KVImportBegan():
-            begun = scheduler.begin_import(event.import_id, event.block_hashes, event.num_tokens)
+            begun = scheduler.handover.begin_import(event.import_id, event.block_hashes, event.num_tokens)
             assert begun is not None, f"no room for import {event.import_id}, which had some"
             assert begun.rows == event.rows, f"{begun.rows} here; recorded: {event.rows}"
             hashes[event.import_id] = event.block_hashes
         case KVImportEnded():
             if not event.problem:
-                scheduler.complete_import(event.import_id, hashes[event.import_id])
+                scheduler.handover.complete_import(event.import_id, hashes[event.import_id])
         case KVHoldEnded():
-            scheduler.end_hold(event.hold_id)
+            scheduler.handover.end_hold(event.hold_id)

@@ -1,4 +1,4 @@
-"""How many tokens the next step may have: a fixed number, or as many as keep the time between tokens below a limit.
+"""How many tokens the next step may have, where limits of time are kept: as many as keep the time between tokens low.
 
     ITL limit |- - - - - - - - - - - - - - - - - - - - - - - - - -
               |                 ▒▒▒▒▒▒▒▒ chunk: as large as fits
@@ -19,16 +19,17 @@ only makes other requests wait.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
 
-from twostroke.batch import ScheduledBatch
+from twostroke.batch import Commit, ScheduledBatch, ScheduledRequest, StepSeconds
 from twostroke.config.scheduler import SchedulerConfig
 from twostroke.cost.step_model import PredictsSteps
 from twostroke.cost.step_work import Layers, StepWork
 from twostroke.request import Request
 from twostroke.scheduler.bisection import largest
 from twostroke.scheduler.step_correction import StepCorrection
+from twostroke.scheduler.step_plan import SchedulerPart
 from twostroke.scheduler.step_spread import Lateness, StepSpread
 
 LEAST_CHUNK = 16
@@ -63,48 +64,8 @@ class _Decided(NamedTuple):
     num_decodes: int
 
 
-class StepBudget(Protocol):
-    """Says how many tokens a step may have."""
-
-    def tokens(self, now_s: float, running: Iterable[Request], head: Request | None) -> int:
-        """Of the step that is decided now.
-
-        Args:
-            now_s: the engine's clock.
-            running: everybody who holds blocks, most urgent first.
-            head: of the queue.
-        """
-        ...
-
-    def decided(self, batch: ScheduledBatch) -> None:
-        """What came of it."""
-        ...
-
-    def took(self, step: int, seconds: float) -> None:
-        """How long it took, from its decision to its result."""
-        ...
-
-
-class FixedBudget:
-    """The same for every step."""
-
-    def __init__(self, max_num_batched_tokens: int) -> None:
-        self._tokens = max_num_batched_tokens
-
-    def tokens(self, now_s: float, running: Iterable[Request], head: Request | None) -> int:
-        """See StepBudget."""
-        del now_s, running, head
-        return self._tokens
-
-    def decided(self, batch: ScheduledBatch) -> None:
-        """Nothing to learn."""
-
-    def took(self, step: int, seconds: float) -> None:
-        """Nothing to learn."""
-
-
-class SloBudget:
-    """As many as the limits leave.
+class SloBudget(SchedulerPart):
+    """As many tokens a step as the limits leave.
 
     Args:
         max_num_batched_tokens: of any step.
@@ -153,7 +114,13 @@ class SloBudget:
         return 0.0 if len(self._beside_prompts) >= _ENOUGH else max(0.0, self._alone.value or 0.0)
 
     def tokens(self, now_s: float, running: Iterable[Request], head: Request | None) -> int:
-        """See StepBudget."""
+        """Return how many tokens the step that is decided now may have.
+
+        Args:
+            now_s: the engine's clock.
+            running: everybody who holds blocks, most urgent first.
+            head: of the queue.
+        """
         decodes, prompt, num_queued = _seen(running, head)
         if prompt is None or not (decodes or self._ttft_slo_s):
             return self._most
@@ -193,12 +160,19 @@ class SloBudget:
         return is_late and self._num_spared < SPARSEST
 
     def decided(self, batch: ScheduledBatch) -> None:
-        """See StepBudget."""
+        """Remember what its time is expected to be."""
         if not batch.is_empty:
             work = self._layers.work_of(batch)
             self._in_flight[batch.step] = _Decided(work, batch.num_prefill_tokens, batch.num_decode_tokens)
 
+    def learn(
+        self, step: int, requests: Sequence[ScheduledRequest], commits: Sequence[Commit], seconds: StepSeconds
+    ) -> None:
+        """Take in how long a step took, without its drafts."""
+        self.took(step, seconds.step_s - seconds.draft_s)
+
     def took(self, step: int, seconds: float) -> None:
+        """Take in how long a step took, from its decision to its result."""
         decided = self._in_flight.pop(step, None)
         if decided is None or seconds <= 0 or not decided.work.num_logits_rows:
             return
@@ -214,8 +188,10 @@ class SloBudget:
         self._correction.learn(predicted_s, seconds)
 
 
-def make_step_budget(config: SchedulerConfig, step_times: PredictsSteps | None, layers: Layers | None) -> StepBudget:
-    """The one that the settings ask for.
+def make_slo_budget(
+    config: SchedulerConfig, step_times: PredictsSteps | None, layers: Layers | None
+) -> SloBudget | None:
+    """Return the budget by limits of time; None where the settings have no limit.
 
     Args:
         config: with or without limits.
@@ -223,7 +199,7 @@ def make_step_budget(config: SchedulerConfig, step_times: PredictsSteps | None, 
         layers: needed for limits.
     """
     if not config.has_slo:
-        return FixedBudget(config.max_num_batched_tokens)
+        return None
     assert step_times is not None, "limits need a model of step times"
     assert layers is not None, "limits need the model's layers"
     return SloBudget(

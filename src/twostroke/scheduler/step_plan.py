@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from twostroke.batch import (
@@ -14,16 +16,62 @@ from twostroke.batch import (
     Preemption,
     ScheduledBatch,
     ScheduledRequest,
+    StepSeconds,
     Stroke,
 )
+from twostroke.kv_cache.prefix_cache import CachedPrefix
 from twostroke.kv_check import KVCheck
 from twostroke.request import Request
-from twostroke.scheduler.admission import Refusal
-from twostroke.scheduler.budget import TokenBudget
-from twostroke.scheduler.policy import Order
+from twostroke.scheduler.policy import QueueOrder
 
 
-class Share(NamedTuple):
+class TokenBudget:
+    """Query tokens that a step may still take on."""
+
+    __slots__ = ("limit", "num_prefills", "remaining")
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.remaining = limit
+        """Below zero after a whole prompt that is longer than the budget."""
+        self.num_prefills = 0
+        """Requests that draw on it for the first stroke."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeadRefusal:
+    """Why the head of the queue waits."""
+
+    limit: Limit
+    reason: str
+
+
+class ChunkedPrefill:
+    """As many tokens as the budget has left: no step exceeds it, and whoever decodes is never held up longer."""
+
+    def __init__(self, max_num_batched_tokens: int) -> None:
+        self._limit = max_num_batched_tokens
+
+    def num_tokens_now(self, num_tokens_left: int, budget: TokenBudget) -> int:
+        """Return the rest of the prompt or of the budget, whichever is shorter; at 0 the request waits."""
+        return min(num_tokens_left, budget.remaining)
+
+    def max_tokens_per_step(self, num_tokens: int) -> int:
+        """Return the most tokens that one step may take of a request of `num_tokens`."""
+        return min(num_tokens, self._limit)
+
+
+@dataclass(frozen=True, slots=True)
+class Admittance:
+    """How the head of the queue starts."""
+
+    cached: CachedPrefix
+    num_promised_blocks: int
+    num_tokens: int
+    """Computed in its first step."""
+
+
+class StepShare(NamedTuple):
     """What a request was given in a step; kept until the step's outcome is known."""
 
     request: Request
@@ -41,15 +89,6 @@ class Share(NamedTuple):
         )
 
 
-class Queues(NamedTuple):
-    """Where everybody is once a step is decided."""
-
-    num_waiting: int
-    head_request_id: str | None
-    num_running: int
-    num_free_blocks: int
-
-
 class StepPlan:
     """The shares of a step, and what kept others out of it.
 
@@ -58,33 +97,35 @@ class StepPlan:
     """
 
     __slots__ = (
-        "_keeps_computed_kv",
         "admitted",
         "budget",
         "drafts",
         "is_cut",
         "is_short",
+        "kv_checks",
+        "kv_moves",
         "order",
         "preemptions",
         "refusal",
         "shares",
     )
 
-    def __init__(self, max_num_batched_tokens: int, keeps_computed_kv: bool, order: Order) -> None:
-        self._keeps_computed_kv = keeps_computed_kv
+    def __init__(self, max_num_batched_tokens: int, order: QueueOrder) -> None:
         self.order = order
-        """Whose turn it is: the foreground's, then the background's."""
+        """The tier that is being scheduled: the foreground, then the background."""
         self.budget = TokenBudget(max_num_batched_tokens)
-        self.shares: dict[str, Share] = {}
+        self.shares: dict[str, StepShare] = {}
         self.admitted: list[AdmittedRequest] = []
         self.preemptions: list[Preemption] = []
-        self.refusal: Refusal | None = None
+        self.refusal: HeadRefusal | None = None
         """Why the head of the queue was not admitted."""
         self.is_cut = False
         """Whether the budget cut a prefill short."""
         self.is_short = False
         """Whether somebody had to give way to an equal: there is not enough KV even for them."""
         self.drafts: DraftDecision | None = None
+        self.kv_checks: tuple[KVCheck, ...] = ()
+        self.kv_moves: KVMoves | None = None
 
     def take(self, request: Request, stroke: Stroke, num_tokens: int, updates: tuple[BlockTableUpdate, ...]) -> None:
         """Gives a request the next `num_tokens` of its tokens; its blocks reach that far already."""
@@ -93,11 +134,11 @@ class StepPlan:
         num_drafts = num_tokens - 1 if stroke is Stroke.DECODE else 0
         samples = end - num_drafts == request.num_tokens + request.num_pending_tokens
         scheduled = ScheduledRequest(request.request_id, stroke, start, num_tokens, num_drafts, samples, updates)
-        self.shares[request.request_id] = Share(request, scheduled, request.num_preemptions)
+        self.shares[request.request_id] = StepShare(request, scheduled, request.num_preemptions)
         self.budget.remaining -= num_tokens
         self.budget.num_prefills += stroke is Stroke.PREFILL
         request.num_pending_tokens += samples
-        request.num_computed_tokens = end if self._keeps_computed_kv else 0
+        request.num_computed_tokens = end
 
     def take_back(self, request: Request) -> None:
         """Undoes `take`, if there was one, for a request that gives its blocks away."""
@@ -112,37 +153,32 @@ class StepPlan:
             if share.scheduled.num_draft_tokens:
                 request.num_draft_tokens = 0
 
-    def preempted(self) -> Refusal | None:
+    def preempted(self) -> HeadRefusal | None:
         """Nobody is admitted in a step that had to preempt: it would only take the blocks that were just missing."""
         if not self.is_short:
             return None
-        return Refusal(Limit.KV, f"kv: no block was left, preempted {len(self.preemptions)}")
+        return HeadRefusal(Limit.KV, f"kv: no block was left, preempted {len(self.preemptions)}")
 
-    def batch(
-        self,
-        step: int,
-        finished_ids: tuple[str, ...],
-        queues: Queues,
-        kv_checks: tuple[KVCheck, ...],
-        kv_moves: KVMoves | None,
-    ) -> ScheduledBatch:
-        """The decision, as data."""
-        refusal = self.refusal or self.preempted()
-        unrefused = Limit.TOKENS if self.is_cut else Limit.NONE
-        return ScheduledBatch(
-            step=step,
-            requests=tuple([share.scheduled for share in self.shares.values()]),
-            limited_by=refusal.limit if refusal is not None else unrefused,
-            preemptions=tuple(self.preemptions),
-            finished_request_ids=finished_ids,
-            num_waiting=queues.num_waiting,
-            wait_reason=refusal.reason if refusal is not None else "",
-            head_request_id=queues.head_request_id,
-            admitted=tuple(self.admitted),
-            num_running=queues.num_running,
-            num_free_blocks=queues.num_free_blocks,
-            kv_checks=kv_checks,
-            drafts=self.drafts,
-            kv_moves=kv_moves,
-            token_budget=self.budget.limit,
-        )
+
+class SchedulerPart:
+    """What a feature adds to the scheduler's loop. A plain scheduler has none; each overrides what it needs."""
+
+    def between_steps(self) -> None:
+        """A step is about to be decided, or the last one is accounted for."""
+
+    def admitted(self, request: Request) -> None:
+        """A request left the queue and holds its cached prefix."""
+
+    def closing(self, plan: StepPlan) -> None:
+        """All shares of a step are taken; it becomes a batch now."""
+
+    def decided(self, batch: ScheduledBatch) -> None:
+        """The batch that a step became."""
+
+    def learn(
+        self, step: int, requests: Sequence[ScheduledRequest], commits: Sequence[Commit], seconds: StepSeconds
+    ) -> None:
+        """The outcome of a step, before it is accounted for."""
+
+    def ended(self, request: Request) -> None:
+        """A request has ended, which may never have run."""

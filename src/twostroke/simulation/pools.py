@@ -430,11 +430,11 @@ class PoolSimulation:
     def _settle_loan(self, hand_over: _HandOver) -> None:
         """Its request is through at the giver: the blocks are on loan, or they are not."""
         if hand_over.is_lost:
-            hand_over.giver.engine.scheduler.end_hold(hand_over.number)
-        elif not hand_over.giver.engine.scheduler.is_on_loan(hand_over.number):
+            hand_over.giver.engine.scheduler.handover.end_hold(hand_over.number)
+        elif not hand_over.giver.engine.scheduler.handover.is_on_loan(hand_over.number):
             self._take_back(hand_over)
         elif hand_over.is_over:  # the taker wants it no more
-            hand_over.giver.engine.scheduler.end_hold(hand_over.number)
+            hand_over.giver.engine.scheduler.handover.end_hold(hand_over.number)
         else:
             hand_over.is_lent = True
             if hand_over.transfer is None:
@@ -458,7 +458,7 @@ class PoolSimulation:
         """Nobody fetches it any more: the giver's blocks are ordinary ones."""
         if hand_over.is_lent:
             scheduler = hand_over.giver.engine.scheduler
-            hand_over.giver.inbox.append(partial(scheduler.end_hold, hand_over.number))
+            hand_over.giver.inbox.append(partial(scheduler.handover.end_hold, hand_over.number))
 
     def _finish_lent(self, hand_over: _HandOver) -> None:
         """Its caller has gone."""
@@ -474,7 +474,7 @@ class PoolSimulation:
         while taker.without_room:
             hand_over = taker.without_room[0]
             num_tokens = len(hand_over.hashes) * self._layout.block_size
-            into = taker.engine.scheduler.begin_import(hand_over.number, hand_over.hashes, num_tokens)
+            into = taker.engine.scheduler.handover.begin_import(hand_over.number, hand_over.hashes, num_tokens)
             if into is None:
                 if taker.engine.has_work or taker.num_under_way:
                     return
@@ -513,7 +513,7 @@ class PoolSimulation:
         if hand_over.is_over:  # dropped meanwhile
             return
         hand_over.is_here = hand_over.is_over = True
-        hand_over.taker.engine.scheduler.complete_import(hand_over.number, hand_over.hashes)
+        hand_over.taker.engine.scheduler.handover.complete_import(hand_over.number, hand_over.hashes)
         if hand_over.waits:
             self._run_on(hand_over)
 
@@ -529,7 +529,7 @@ class PoolSimulation:
             self._link.drop(hand_over.transfer)
             self._by_transfer.pop(hand_over.transfer, None)
             taker.num_under_way -= 1
-            taker.engine.scheduler.end_hold(hand_over.number)
+            taker.engine.scheduler.handover.end_hold(hand_over.number)
         if not hand_over.is_lost:
             self._give_back(hand_over)
         if hand_over.waits:
@@ -573,7 +573,7 @@ class PoolSimulation:
         if hand_over.is_here:
             hand_over.is_here = False
             hand_over.taker.num_under_way -= 1
-            hand_over.taker.engine.scheduler.end_hold(hand_over.number)
+            hand_over.taker.engine.scheduler.handover.end_hold(hand_over.number)
         else:
             self._fail(hand_over)
 

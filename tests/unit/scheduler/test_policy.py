@@ -62,12 +62,12 @@ def test_a_prompt_whose_kv_was_fetched_gives_way_to_nobody() -> None:
 @given(keys=st.lists(st.tuples(st.sampled_from([0.0, 1.0, 2.0]), st.integers(0, 99)), unique=True), data=st.data())
 def test_a_queue_is_a_sorted_list(keys: list[tuple[float, int]], data: st.DataObject) -> None:
     queue = RequestQueue()
-    requests = {key: Request(make_arrival(f"r{key}")) for key in keys}
-    for key, request in requests.items():
-        queue.add(key, request)
+    requests = {key: Request(make_arrival(f"r{key}"), key) for key in keys}
+    for request in requests.values():
+        queue.add(request)
     removed = data.draw(st.sets(st.sampled_from(keys))) if keys else set[tuple[float, int]]()
     for key in removed:
-        queue.remove(key)
+        queue.remove(requests[key])
     left = sorted(set(keys) - removed)
     queue.check_invariants()
     assert list(queue) == [requests[key] for key in left]

@@ -1,0 +1,344 @@
+"""How a step is decided: decodes, prefills, admissions, and who gives way when blocks run out.
+
+Both strokes draw on one token budget, decodes first; prompts get what is left:
+
+    budget 1,024    |dddd… 32 decodes|######## 992 prompt tokens ########|
+
+So a prompt of 8,192 tokens takes 8 steps when it runs alone and 9 beside 32 decodes (9 x 992 >= 8,192 > 8 x 992). The
+other rule, a budget for prompt tokens only, would let the length of a step depend on the number of decodes.
+
+KV memory is promised before it is used. A request is admitted when the blocks for everything it has to compute fit
+beside what the running prefills were promised and have not taken yet:
+
+    free blocks   |  promised to prefills, not taken  |  needed by the head  |  spare  |
+
+so that no prefill is admitted only to be preempted for want of its own prompt's blocks. What running requests will
+generate is not promised; when that runs out, the least urgent one is preempted.
+
+(A chunk takes all of the budget that is left, so with today's chunk rules a step that gets as far as admission has no
+unfinished prefill. The promise is what keeps a rule with smaller chunks from overcommitting.)
+
+If the head cannot start, nobody behind it does: a small request never slips past a large one for ever.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from itertools import repeat
+
+from twostroke.batch import AdmittedRequest, BlockTableUpdate, CacheEnd, Limit, Preemption, Stroke
+from twostroke.config.scheduler import SchedulerConfig
+from twostroke.errors import DoesNotFit, EngineError
+from twostroke.kv_cache.manager import KVCacheManager
+from twostroke.kv_cache.prefix_cache import CachedPrefix
+from twostroke.request import Request, RequestStatus
+from twostroke.scheduler.background import Tiers
+from twostroke.scheduler.baselines import StaticGate, variant_of
+from twostroke.scheduler.drafts import DraftShares
+from twostroke.scheduler.fair import make_order
+from twostroke.scheduler.offload import Offload
+from twostroke.scheduler.step_budget import SloBudget
+from twostroke.scheduler.step_plan import (
+    Admittance,
+    ChunkedPrefill,
+    HeadRefusal,
+    SchedulerPart,
+    StepPlan,
+    TokenBudget,
+)
+
+_Phase = Callable[[StepPlan], None]
+FIRST_GUESS = 512
+"""Tokens of a prompt, before any has come."""
+_LEARNED = 0.1
+"""Weight of the latest prompt in the typical one."""
+
+
+class StepPhases:
+    """The queues, and the phases in which a step is decided.
+
+    Args:
+        config: what a user may set.
+        kv: the KV cache's accounts.
+
+    Raises:
+        InvalidParameter: chunked prefill without a KV cache.
+    """
+
+    def __init__(self, config: SchedulerConfig, kv: KVCacheManager) -> None:
+        self._kv = kv
+        self._most_tokens = config.max_num_batched_tokens
+        self._chunk_rule, self._plan, gate = variant_of(config, kv.keeps_computed_kv)
+        # Everybody who runs can have a token in every step.
+        max_num_running = min(config.max_num_seqs, config.max_num_batched_tokens)
+        self._admission = HeadAdmission(kv, self._chunk_rule, max_num_running, gate)
+        self._foreground = self._order = make_order(config)
+        self._waiting, self._running = self._order.waiting, self._order.running
+        decodes, prefills = (self._schedule_decodes,), (self._schedule_prefills, self._admit)
+        self._rounds: tuple[tuple[_Phase, ...], ...] = (
+            (decodes + prefills,) if config.mixing == "mixed" else (prefills, decodes)
+        )
+        self._typical_prompt = float(FIRST_GUESS)
+        """Tokens that a foreground request has to compute when it is admitted: a moving average."""
+        self._parts: list[SchedulerPart] = [] if gate is None else [gate]
+        """What is switched on beyond the plain loop, in the order in which it is told."""
+        self._slo_budget: SloBudget | None = None
+        self._drafts: DraftShares | None = None
+        self._offload: Offload | None = None
+        self._tiers: Tiers | None = None
+
+    def _num_tokens(self, now_s: float) -> int:
+        """Return the token budget of the next step."""
+        if self._slo_budget is None:
+            return self._most_tokens
+        waiting = self._foreground.waiting
+        return self._slo_budget.tokens(now_s, self._foreground.running, waiting.first if len(waiting) else None)
+
+    def _schedule_background(self, plan: StepPlan, tiers: Tiers) -> None:
+        """Let background work have what room there is beside the shares that are taken."""
+        plan.order = tiers.background
+        taken = [share.scheduled for share in plan.shares.values()]
+        room = tiers.room.tokens(taken, plan.order, self._typical_prompt)
+        plan.budget.remaining = min(plan.budget.remaining, room)
+        self._schedule_tier(plan)
+
+    def _schedule_tier(self, plan: StepPlan) -> None:
+        """The first round that schedules anything makes the step."""
+        for phases in self._rounds:
+            for phase in phases:
+                phase(plan)
+            if plan.shares:
+                return
+
+    def _schedule_decodes(self, plan: StepPlan) -> None:
+        """Take a token for everybody who decodes, and drafts for those in the foreground."""
+        decoding = [
+            request
+            for request in plan.order.running.snapshot()
+            if request.num_computed_tokens >= request.num_prefill_tokens and not waits_for_update(request)
+        ]
+        drafts = self._drafts if plan.order is self._foreground else None
+        num_drafts = repeat(0) if drafts is None else drafts.of(plan, decoding)
+        for request, num in zip(decoding, num_drafts, strict=False):
+            # else it was preempted a moment ago; and in the background there may be room for some of the decodes only
+            if request.status is RequestStatus.RUNNING and plan.budget.remaining > 0:
+                self._schedule_decode(plan, request, num)
+
+    def _schedule_decode(self, plan: StepPlan, request: Request, num_drafts: int) -> None:
+        start = request.num_computed_tokens
+        updates = self._kv.try_allocate(request.request_id, start, start + 1 + num_drafts)
+        if updates is None:
+            # Nobody gives way for drafts.
+            num_drafts = 0
+            updates = self._allocate_by_preempting(plan, request, start + 1)
+            if updates is None:
+                return
+        request.num_draft_tokens = num_drafts
+        plan.take(request, Stroke.DECODE, 1 + num_drafts, updates)
+
+    def _schedule_prefills(self, plan: StepPlan) -> None:
+        """The next chunk of everybody who is admitted and not through with what was known then."""
+        waiting = plan.order.waiting
+        for request in plan.order.running.snapshot():
+            if request.num_computed_tokens >= request.num_prefill_tokens or waits_for_update(request):
+                continue
+            while plan.refusal is None and len(waiting) and plan.order.goes_before(waiting.first, request):
+                plan.refusal = self._try_admit(plan, waiting.first)
+            if request.status is not RequestStatus.RUNNING:
+                continue  # preempted a moment ago
+            num_left = request.num_tokens + request.num_pending_tokens - request.num_computed_tokens
+            num_now = self._chunk_rule.num_tokens_now(num_left, plan.budget)
+            plan.is_cut = plan.is_cut or num_now < num_left
+            if num_now == 0:
+                return
+            updates = self._allocate_by_preempting(plan, request, request.num_computed_tokens + num_now)
+            if updates is not None:
+                plan.take(request, Stroke.PREFILL, num_now, updates)
+
+    def _admit(self, plan: StepPlan) -> None:
+        """From the head of the queue on, as long as slots, budget and blocks last."""
+        while len(plan.order.waiting) and plan.refusal is None:
+            plan.refusal = self._try_admit(plan, plan.order.waiting.first)
+
+    def _try_admit(self, plan: StepPlan, request: Request) -> HeadRefusal | None:
+        refusal = plan.preempted()
+        if refusal is not None:
+            return refusal
+        while isinstance(verdict := self._consider(plan, request), HeadRefusal):
+            in_vain = plan.is_short or waits_for_update(request)
+            victim = None if in_vain else self._order.displaced_by(request, verdict.limit)
+            if victim is None:
+                return verdict
+            self._preempt(plan, victim, by=request)
+        if self._offload is not None:
+            verdict = self._offload.brought_back(plan, request, verdict)
+            if isinstance(verdict, HeadRefusal):
+                return verdict
+        cached = verdict.cached
+        self._waiting.remove(request)
+        self._running.add(request)
+        self._kv.admit(request.request_id, cached, verdict.num_promised_blocks)
+        for part in self._parts:
+            part.admitted(request)
+        if request.status is RequestStatus.WAITING:
+            request.num_cached_tokens = cached.num_tokens
+            num_to_compute = request.num_tokens - cached.num_tokens
+            self._order.pay(request, num_prompt_tokens=num_to_compute)
+            if not request.arrival.background:
+                self._typical_prompt += _LEARNED * (num_to_compute - self._typical_prompt)
+        request.move_to(RequestStatus.RUNNING)
+        request.num_computed_tokens = cached.num_tokens
+        request.num_prefill_tokens = request.num_tokens + request.num_pending_tokens
+        cache_end = cached.end if request.arrival.reads_prefix_cache else CacheEnd.NOT_READ
+        plan.admitted.append(
+            AdmittedRequest(request.request_id, request.num_prefill_tokens, cached.num_tokens, cache_end)
+        )
+        end = request.num_computed_tokens + verdict.num_tokens
+        plan.is_cut = plan.is_cut or end < request.num_prefill_tokens
+        updates = self._kv.try_allocate(request.request_id, request.num_computed_tokens, end)
+        assert updates is not None, f"{request.request_id} was admitted and has no room for its first {end} tokens"
+        plan.take(request, Stroke.PREFILL, verdict.num_tokens, updates)
+        return None
+
+    def _consider(self, plan: StepPlan, request: Request) -> Admittance | HeadRefusal:
+        return self._admission.consider(request, plan.budget, len(self._running), self._prefills())
+
+    def _prefills(self) -> list[Request]:
+        """Running requests that have not computed all that they had at admission."""
+        return [request for request in self._running if request.num_computed_tokens < request.num_prefill_tokens]
+
+    def _allocate_by_preempting(
+        self, plan: StepPlan, request: Request, end: int
+    ) -> tuple[BlockTableUpdate, ...] | None:
+        """Blocks up to token `end`, taken from the least urgent if need be; None when that is the request itself."""
+        start = request.num_computed_tokens
+        while (updates := self._kv.try_allocate(request.request_id, start, end)) is None:
+            victim = self._running.last
+            self._preempt(plan, victim, by=request)
+            if victim is request:
+                return None
+        return updates
+
+    def _preempt(self, plan: StepPlan, request: Request, *, by: Request) -> None:
+        """Gives a request's blocks back, which `by` needs; it will compute its tokens again, its output included.
+
+        Recomputing, not copying out: a prefill of known tokens is cheap beside generating them, and what is still in
+        the prefix cache by then is not computed again. A share that it was given in this very step is taken back.
+        """
+        request_id = request.request_id
+        plan.take_back(request)
+        plan.is_short = plan.is_short or request.arrival.background == by.arrival.background
+        self._leave_running(request)
+        self._waiting.add(request)
+        request.move_to(RequestStatus.PREEMPTED)
+        request.num_preemptions += 1
+        request.num_computed_tokens = 0
+        plan.preemptions.append(Preemption(request_id, by.request_id))
+
+    def _leave_running(self, request: Request) -> None:
+        self._running.remove(request)
+        self._kv.free(request.request_id)
+
+
+class HeadAdmission:
+    """Asks slots, budget and blocks, in this order.
+
+    Args:
+        kv: the KV cache's accounts.
+        chunk_rule: how much of a prompt a step computes.
+        max_num_running: slots.
+        gate: of static batching; None: somebody may always join.
+    """
+
+    def __init__(
+        self,
+        kv: KVCacheManager,
+        chunk_rule: ChunkedPrefill,
+        max_num_running: int,
+        gate: StaticGate | None,
+    ) -> None:
+        self._kv = kv
+        self._chunk_rule = chunk_rule
+        self._gate = gate
+        self._max_num_running = max_num_running
+
+    def consider(
+        self, request: Request, budget: TokenBudget, num_running: int, prefills: Iterable[Request]
+    ) -> Admittance | HeadRefusal:
+        """How the head of the queue starts now, or why it does not.
+
+        Args:
+            request: the head of the queue.
+            budget: what is left of the step's tokens.
+            num_running: requests admitted already.
+            prefills: those of them that have not computed all they had at admission.
+        """
+        refusal = self._slot_refusal(budget, num_running)
+        if refusal is not None:
+            return refusal
+        if waits_for_update(request):
+            return HeadRefusal(Limit.KV, "kv: preempted, and the result of its last step is not known yet")
+        num_tokens = request.num_tokens + request.num_pending_tokens
+        cached = self._find_cached(request)
+        num_promised = self._kv.num_blocks_to_compute(num_tokens, self._chunk_rule.max_tokens_per_step(num_tokens))
+        num_needed = self._kv.num_blocks_to_admit(cached, num_promised)
+        num_free = self._kv.num_free_blocks - sum(self._kv.num_blocks_outstanding(r.request_id) for r in prefills)
+        if num_needed > num_free:
+            return HeadRefusal(Limit.KV, f"kv: needs {num_needed} blocks, {max(0, num_free)} are free")
+        num_left = num_tokens - cached.num_tokens
+        num_now = self._chunk_rule.num_tokens_now(num_left, budget)
+        if num_now == 0:
+            return HeadRefusal(Limit.TOKENS, f"tokens: needs {num_left} at once, {budget.remaining} are left")
+        return Admittance(cached, num_promised, num_now)
+
+    def _find_cached(self, request: Request) -> CachedPrefix:
+        num_tokens = request.num_tokens + request.num_pending_tokens
+        return self._kv.find_cached(request.block_hashes if request.arrival.reads_prefix_cache else (), num_tokens)
+
+    def _slot_refusal(self, budget: TokenBudget, num_running: int) -> HeadRefusal | None:
+        if budget.remaining <= 0:
+            return HeadRefusal(Limit.TOKENS, f"tokens: the budget of {budget.limit} is used up")
+        if num_running >= self._max_num_running:
+            return HeadRefusal(Limit.SEQS, f"seqs: {num_running} of {self._max_num_running} running")
+        return None if self._gate is None else self._gate.refusal(num_running)
+
+
+def waits_for_update(request: Request) -> bool:
+    """Nothing can be scheduled for it before the result of a step in flight is known.
+
+    Either its last token is in flight, or drafts are, and nobody knows how many of them will stand.
+    """
+    if not request.num_pending_tokens:
+        return False
+    is_last = request.num_output_tokens + request.num_pending_tokens >= request.arrival.max_tokens
+    return is_last or request.num_draft_tokens > 0
+
+
+def check_that_one_fits(kv: KVCacheManager, chunk_rule: ChunkedPrefill, max_model_len: int) -> int:
+    """Return the blocks of one request of the greatest length, which must have room for all of them alone.
+
+    Raises:
+        DoesNotFit: there are too few.
+    """
+    needed = kv.num_blocks_to_compute(max_model_len, chunk_rule.max_tokens_per_step(max_model_len))
+    if needed > kv.num_blocks:
+        raise DoesNotFit(
+            f"max_model_len={max_model_len} needs {needed} KV blocks of {kv.layout.block_words}, "
+            f"{kv.num_blocks} are there. Lower max_model_len, or give the KV cache "
+            f"{needed * kv.layout.bytes_per_block:,} bytes or more."
+        )
+    return needed
+
+
+def check_that_one_still_fits(kv: KVCacheManager, needed: int, max_model_len: int) -> None:
+    """The same of the blocks that are left when some were taken out of use.
+
+    Raises:
+        EngineError: there are too few, so that a request could wait for ever.
+    """
+    if needed > kv.num_usable_blocks:
+        raise EngineError(
+            f"{kv.num_blocks - kv.num_usable_blocks} of {kv.num_blocks} KV blocks were found corrupt and are out of "
+            f"use; a request of max_model_len={max_model_len} tokens needs {needed}. This memory is failing: test it, "
+            "and start the engine again."
+        )
