@@ -1,7 +1,7 @@
 """A request as the scheduler sees it: counts and states, no token ids and no text.
 
 The engine keeps the token ids beside it (engine/generation.py), the runner keeps the ones it has to feed
-(runner/request_table.py). The scheduler decides from counts and block hashes alone, which is why an event log
+(runner/input_batch.py). The scheduler decides from counts and block hashes alone, which is why an event log
 that holds no text can replay it.
 """
 

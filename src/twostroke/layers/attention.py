@@ -25,8 +25,8 @@ class KVTensors(Protocol):
         ...
 
     @property
-    def layer_written(self) -> Callable[[int], object]:
-        """To be called behind each layer that has written the K and V of a step."""
+    def layer_written(self) -> Callable[[int], object] | None:
+        """To be called behind each layer that has written the K and V of a step; None: nobody listens."""
         ...
 
 
@@ -91,7 +91,7 @@ class Attention:
             if key_mean is not None:
                 qkv[:, num_heads : num_heads + num_kv_heads].sub_(key_mean)
         attended = operator(qkv, kv.tensors[group], attention.plans[group], index, self.scoring, turn)
-        if self._writes_kv:
+        if self._writes_kv and kv.layer_written is not None:
             kv.layer_written(self._layer_id)
         return attended
 
@@ -107,7 +107,8 @@ class Attention:
         group, index = attention.layout.layer_slots[self._kv_source]
         key_mean = self._mean_left_out(attention.layout.shapes[group])
         y = layer(x, rotation, kv.tensors[group], attention.plans[group], index, key_mean)
-        kv.layer_written(self._layer_id)
+        if kv.layer_written is not None:
+            kv.layer_written(self._layer_id)
         return y
 
     def _mean_left_out(self, shape: GroupShape) -> Tensor | None:

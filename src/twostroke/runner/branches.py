@@ -13,15 +13,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from twostroke.kv_cache.layout import KVLayout
-from twostroke.runner.input_batch import InputBatch
+from twostroke.runner.input_batch import InputBatch, RequestRow, RequestTable
 from twostroke.runner.kv_storage import KVStorage
-from twostroke.runner.request_table import RequestRow, RequestTable
 
 MAX_BRANCHES = 16
 """In one step, over all requests: what does not fit is not verified."""
@@ -61,18 +60,6 @@ class Branch:
     def num_tokens(self) -> int:
         """That are read for it."""
         return 1 + len(self.token_ids)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class FlatBatch:
-    """What goes through the model: the tokens of the requests, then those of the branches."""
-
-    input_ids: npt.NDArray[np.int64]
-    positions: npt.NDArray[np.int64]
-    query_start_loc: npt.NDArray[np.int32]
-    seq_lens: npt.NDArray[np.int32]
-    block_tables: Sequence[npt.NDArray[np.int32]]
-    """Per KV group, [sequences, max_pages]."""
 
 
 class BranchBlocks:
@@ -125,33 +112,32 @@ class BranchBlocks:
         self._kv.page(group_id, to_id).copy_(self._kv.page(group_id, from_id))
 
 
-def flat_batch(inputs: InputBatch, branches: Sequence[Branch], table: RequestTable, block_size: int) -> FlatBatch:
-    """The requests' tokens and the branches' behind them.
+def with_branches(inputs: InputBatch, branches: Sequence[Branch], table: RequestTable) -> InputBatch:
+    """Return what goes through the model: the requests' tokens, and the branches' behind them.
 
     ```
     requests   L d1 d2 d3 | L d1        branches   L e1 d2 | L d1 e2        positions as if each followed alone
     ```
     """
-    seq_lens = inputs.seq_lens
-    if branches:
-        lens = np.array([branch.begin + branch.num_tokens for branch in branches], np.int32)
-        seq_lens = np.concatenate((seq_lens, lens))
-    max_pages = -(-int(seq_lens.max()) // block_size)
-    tables = [group[inputs.row_indexes, :max_pages] for group in table.block_tables]
-    if not branches:
-        return FlatBatch(inputs.input_ids, inputs.positions, inputs.query_start_loc, seq_lens, tables)
+    lens = np.array([branch.begin + branch.num_tokens for branch in branches], np.int32)
+    seq_lens = np.concatenate((inputs.seq_lens, lens))
+    max_pages = -(-int(seq_lens.max()) // table.block_size)
     known = [int(table.token_ids[branch.row.index, branch.begin]) for branch in branches]
     ends = inputs.query_start_loc[-1] + np.cumsum([branch.num_tokens for branch in branches], dtype=np.int32)
+    tables: list[npt.NDArray[np.int32]] = []
     for place, group in enumerate(table.block_tables):
         own = group[[branch.row.index for branch in branches], :max_pages]
         for entries, branch in zip(own, branches, strict=True):
             ids = branch.page_ids[place]
             entries[branch.first_page : branch.first_page + len(ids)] = ids
-        tables[place] = np.concatenate((tables[place], own))
-    return FlatBatch(
-        np.concatenate((inputs.input_ids, *([k, *b.token_ids] for k, b in zip(known, branches, strict=True)))),
-        np.concatenate((inputs.positions, *(b.begin + np.arange(b.num_tokens) for b in branches))),
-        np.concatenate((inputs.query_start_loc, ends)).astype(np.int32),
-        seq_lens,
-        tables,
+        tables.append(np.concatenate((group[inputs.row_indexes, :max_pages], own)))
+    return replace(
+        inputs,
+        input_ids=np.concatenate(
+            (inputs.input_ids, *([k, *b.token_ids] for k, b in zip(known, branches, strict=True)))
+        ),
+        positions=np.concatenate((inputs.positions, *(b.begin + np.arange(b.num_tokens) for b in branches))),
+        query_start_loc=np.concatenate((inputs.query_start_loc, ends)).astype(np.int32),
+        seq_lens=seq_lens,
+        block_tables=tables,
     )

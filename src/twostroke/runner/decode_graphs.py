@@ -25,7 +25,7 @@ from twostroke.kernels.dispatch import AttentionOperators, FixedPlan, FixedSize,
 from twostroke.layers.attention_metadata import AttentionLayout, AttentionMetadata
 from twostroke.log import get_logger
 from twostroke.model.decoder import DecoderModel
-from twostroke.runner.branches import FlatBatch
+from twostroke.runner.input_batch import InputBatch
 from twostroke.runner.kv_storage import KVStorage
 
 log = get_logger(__name__)
@@ -194,7 +194,7 @@ class DecodeGraphs:
         self._failed = set[FixedSize]()
         """Which could not be recorded; they are launched kernel by kernel."""
 
-    def prepare(self, flat: FlatBatch, positions: Tensor) -> Callable[[Tensor], Tensor] | None:
+    def prepare(self, flat: InputBatch, positions: Tensor) -> Callable[[Tensor], Tensor] | None:
         """Puts a step where its recorded pass looks for it.
 
         The first step of a size runs without, since it may be the only one of that size.

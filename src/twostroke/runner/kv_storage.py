@@ -59,7 +59,7 @@ class KVStorage:
         self.scratch_ids = range(num_blocks, num_blocks + num_scratch_blocks)
         self.branch_ids = range(self.scratch_ids.stop, self.scratch_ids.stop + num_branch_blocks)
         num_all = self.branch_ids.stop
-        self.layer_written: Callable[[int], object] = _nobody_listens
+        self.layer_written: Callable[[int], object] | None = None
         """Called behind each layer that has written the K and V of a step, in the thread that computes."""
         if shared_descriptor is not None:
             assert device.type == "cpu", f"{device} memory cannot be mapped by other processes"
@@ -147,7 +147,7 @@ class JoinedStorages:
             of_groups: per group of the attention layout, which storage its layers are in.
         """
         self.storages = tuple(storages)
-        self.layer_written: Callable[[int], object] = _nobody_listens
+        self.layer_written: Callable[[int], object] | None = None
         self.tensors = tuple(storages[which].tensors[0] for which in of_groups)
         """See KVTensors."""
 
@@ -165,7 +165,3 @@ def _pages_of(blocks: Tensor, layout: KVLayout, group: KVGroup, ids: PageIds) ->
     sizes = (num_ids, len(group.layer_ids), 2, num_heads, head_bytes)
     strides = (ids.bytes_per_id, layout.bytes_per_layer(group), num_heads * head_bytes, head_bytes, 1)
     return blocks.as_strided(sizes, strides)
-
-
-def _nobody_listens(layer_id: int) -> None:
-    del layer_id

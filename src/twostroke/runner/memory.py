@@ -11,7 +11,7 @@ from twostroke.kernels.reference.attention_plan import MAX_GATHERED, MAX_SCORES,
 from twostroke.kv_cache.layout import KVLayout
 from twostroke.layers.rotary import Rotary
 from twostroke.runner.decode_graphs import PART_ROWS
-from twostroke.runner.request_table import RequestTable
+from twostroke.runner.input_batch import RequestTable
 from twostroke.sampling.logprobs import num_slice_rows
 
 _CGROUP_V2 = Path("/sys/fs/cgroup")

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 from twostroke.communicator.interface import Communicator
@@ -47,6 +47,7 @@ from twostroke.model.random_weights import RandomWeights
 from twostroke.model.registry import num_parameters
 from twostroke.process_memory import own_anonymous_bytes
 from twostroke.runner.decode_graphs import CudaGraphs, DecodeGraphs, Recorder, recordable
+from twostroke.runner.drafting import DraftingRunner
 from twostroke.runner.executor import Executor, InProcessExecutor
 from twostroke.runner.key_means import TEXT as KEY_MEANS_TEXT
 from twostroke.runner.key_means import center_keys
@@ -54,7 +55,8 @@ from twostroke.runner.kv_moves import KVMover
 from twostroke.runner.kv_storage import KVStorage
 from twostroke.runner.machine_limits import measure_machine_limits
 from twostroke.runner.memory_probe import MemoryProbe, probe_of
-from twostroke.runner.model_runner import ModelRunner
+from twostroke.runner.model_runner import ModelRunner, RunnerParts
+from twostroke.runner.running_ahead import RunnerAhead
 from twostroke.runner.tensor_parallel import TensorParallelExecutor, follow
 from twostroke.sampling.sampler import Sampler
 from twostroke.scheduler.scheduler import Scheduler
@@ -366,21 +368,18 @@ def _runner(
     target = Target(
         model, kv, sampler, sizing.max_model_len, step_tokens(config, loaded), config.scheduler.max_num_seqs
     )
-    runner = ModelRunner(
-        model,
-        kv,
-        sampler,
-        max_model_len=sizing.max_model_len,
-        device=loaded.device,
-        grammars=loaded.grammars,
-        proposer=None if loaded.drafter is None else loaded.drafter.build(target),
-        runs_ahead=config.schedules_ahead,
+    proposer = None if loaded.drafter is None else loaded.drafter.build(target)
+    assert not (config.schedules_ahead and proposer), "drafts are guessed from tokens that are known"
+    parts = RunnerParts(
         graphs=_graphs(config, loaded, sizing, model, kv),
         mover=KVMover(kv, num_slots) if (num_slots := host_slots(config.cache, loaded.layout)) else None,
         # torch's threads go where the one that runs the model may
         cpus=loaded.cpus if loaded.operators.pin_threads is None else loaded.cpus[:1],
     )
-    return runner, sized
+    kind = RunnerAhead if config.schedules_ahead else ModelRunner
+    if proposer is not None:
+        kind = partial(DraftingRunner, proposer)
+    return kind(model, kv, sampler, max_model_len=sizing.max_model_len, grammars=loaded.grammars, parts=parts), sized
 
 
 def _packed_cache(config: EngineConfig, loaded: Prepared) -> PackedCache | None:

@@ -22,6 +22,7 @@ from twostroke.runner.largest_steps import largest_steps
 from twostroke.runner.launched_step import LaunchedStep
 from twostroke.runner.memory_probe import MemoryProbe
 from twostroke.runner.model_runner import ModelRunner
+from twostroke.runner.running_ahead import RunnerAhead
 from twostroke.sampling.sampler import Sampler
 from twostroke.startup.card_memory import CardUse, card_memory, largest_step
 from twostroke.startup.preparation import (
@@ -100,15 +101,8 @@ def _measure(
     def run() -> None:
         kv = KVStorage(prepared.layout, 1, prepared.device)
         ahead = config.schedules_ahead
-        runner = ModelRunner(
-            model,
-            kv,
-            sampler,
-            max_model_len=size.longest,
-            device=prepared.device,
-            grammars=prepared.grammars,
-            runs_ahead=ahead,
-        )
+        kind = RunnerAhead if ahead else ModelRunner
+        runner = kind(model, kv, sampler, max_model_len=size.longest, grammars=prepared.grammars)
         launched: list[LaunchedStep] = []
         for requests, batch in largest_steps(size, prepared.layout):
             for request in requests:

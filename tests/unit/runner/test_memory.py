@@ -18,8 +18,8 @@ from twostroke.config.rope import RopeConfig
 from twostroke.layers.rotary import Rotary, inverse_frequencies
 from twostroke.model.checkpoint import read_model_config
 from twostroke.process_memory import peak_resident_bytes, reset_peak, resident_bytes
+from twostroke.runner.input_batch import RequestTable
 from twostroke.runner.memory import context_bytes, free_host_bytes, own_cgroups, step_bytes
-from twostroke.runner.request_table import RequestTable
 from twostroke.sampling_params import SamplingParams
 
 GIB = 1 << 30

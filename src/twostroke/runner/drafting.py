@@ -1,0 +1,266 @@
+"""DraftingRunner: the loop that has drafts guessed, and verifies them and their branches in the same pass."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import torch
+
+from twostroke.batch import BlockTableUpdate, RequestResult, ScheduledBatch, StepResult, TokenLogprobs
+from twostroke.grammar.backend import GrammarBackend
+from twostroke.model.decoder import DecoderModel
+from twostroke.runner.branches import Branch, BranchBlocks, with_branches
+from twostroke.runner.input_batch import InputBatch, RequestRow, build_input_batch
+from twostroke.runner.kv_storage import KVStorage
+from twostroke.runner.launched_step import Draw, LaunchedStep
+from twostroke.runner.model_runner import ModelRunner, RunnerParts
+from twostroke.sampling.sampler import SampledTokens, Sampler
+from twostroke.sampling.state import SamplingState
+from twostroke.speculation.proposer import DraftRequest, Proposer, TargetRead, TargetStep, Watcher
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Path:
+    """A way in which a sequence might go on, verified from its last known token on."""
+
+    token_ids: tuple[int, ...]
+    drawn: Sequence[int]
+    """Rows of what was drawn: behind the last known token, and behind each of these."""
+    branch: Branch | None = None
+    """None: the chain."""
+
+    def num_standing(self, token_ids: Sequence[int]) -> int:
+        """Return how many of its tokens were drawn where they stand."""
+        pairs = zip(self.token_ids, self.drawn, strict=False)
+        return sum(1 for _ in itertools.takewhile(lambda pair: token_ids[pair[1]] == pair[0], pairs))
+
+
+@dataclass(slots=True, eq=False)
+class DraftedStep(LaunchedStep):
+    """A step with drafts."""
+
+    watcher: Watcher | None = None
+    features: torch.Tensor | None = None
+    """What the watcher wants to see of the layers."""
+    draft_time_s: float = 0.0
+    paths: dict[int, list[Path]] = field(default_factory=dict[int, list[Path]])
+    """By row of the table; the chain first."""
+    taken: dict[int, Branch] = field(default_factory=dict[int, Branch])
+    """By row of the table, the branch that it went along, where it was not the chain."""
+
+
+class DraftingRunner(ModelRunner):
+    """Executes decided batches whose requests verify drafts.
+
+    Args:
+        proposer: guesses them.
+        model: maths and weights.
+        kv: the KV memory.
+        sampler: chooses tokens.
+        max_model_len: longest request, in tokens.
+        grammars: makes the matchers of structured outputs.
+        parts: what is switched on beside.
+    """
+
+    def __init__(
+        self,
+        proposer: Proposer,
+        model: DecoderModel,
+        kv: KVStorage,
+        sampler: Sampler,
+        *,
+        max_model_len: int,
+        grammars: GrammarBackend,
+        parts: RunnerParts | None = None,
+    ) -> None:
+        super().__init__(model, kv, sampler, max_model_len=max_model_len, grammars=grammars, parts=parts)
+        self._proposer = proposer
+        self._watcher = proposer if isinstance(proposer, Watcher) else None
+        self._branches = BranchBlocks(kv) if kv.branch_ids else None
+
+    @torch.inference_mode()
+    def launch(self, batch: ScheduledBatch) -> LaunchedStep:
+        """Have drafts guessed, and give the device a step that verifies them."""
+        self._begin(batch)
+        begin_s = time.perf_counter()
+        self._guess(batch)
+        draft_time_s = time.perf_counter() - begin_s
+        inputs = build_input_batch(batch, self._table)
+        branches = self._branches.place(inputs.rows, self._table, len(inputs.input_ids)) if self._branches else []
+        flat = with_branches(inputs, branches, self._table) if branches else inputs
+        input_ids, positions = self._to_device(flat.input_ids), self._to_device(flat.positions)
+        watcher = self._watcher_of(batch)
+        begin_s = time.perf_counter()
+        if watcher is None:
+            hidden = self._prepare(flat, positions)(input_ids)
+            features = hidden[:, :0]
+        else:
+            hidden, features = self._watched(watcher, flat, positions, input_ids)
+        step = DraftedStep(batch, inputs, hidden, begin_s)
+        step.watcher, step.features, step.draft_time_s = watcher, features, draft_time_s
+        if len(inputs.sampling_seqs):
+            step.draw = self._draw(step, branches)
+        return step
+
+    def close(self) -> None:
+        """Let go of the proposer, too."""
+        super().close()
+        del self._branches, self._proposer, self._watcher
+
+    def _watched(
+        self, watcher: Watcher, flat: InputBatch, positions: torch.Tensor, input_ids: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Run a pass that the watcher sees: hidden states, and the features that it wants."""
+        attention, layers = self._attention(flat), watcher.feature_layers
+        if layers:
+            return self._model.forward_with_features(input_ids, positions, attention, self._kv, layers)
+        hidden = self._model.forward(input_ids, positions, attention, self._kv)
+        return hidden, hidden[:, :0]
+
+    def _watcher_of(self, batch: ScheduledBatch) -> Watcher | None:
+        """Return who wants to see the step."""
+        if self._watcher is None or not self._watcher.watches(batch.num_prefill_tokens > 0):
+            return None
+        return self._watcher
+
+    def _remove_row(self, request_id: str) -> RequestRow | None:
+        row = super()._remove_row(request_id)
+        if row is not None:
+            self._proposer.forget(row.index, 0)
+        return row
+
+    def _update_blocks(self, row: RequestRow, updates: Sequence[BlockTableUpdate]) -> None:
+        super()._update_blocks(row, updates)
+        layout = self._kv.layout
+        first = min(
+            update.start * layout.tokens_per_block(group)
+            for group, update in zip(layout.groups, updates, strict=True)
+            if update.block_ids
+        )
+        self._proposer.forget(row.index, first)  # what it keeps in these blocks was somebody else's
+
+    def _guess(self, batch: ScheduledBatch) -> None:
+        """Puts drafts where places were made for them."""
+        rows: list[RequestRow] = []
+        requests: list[DraftRequest] = []
+        for scheduled in batch.requests:
+            row = self._table[scheduled.request_id]
+            row.drafts, row.branches = (), ()
+            if scheduled.num_draft_tokens:
+                rows.append(row)
+                requests.append(
+                    DraftRequest(
+                        row.index,
+                        self._table.known_tokens(row),
+                        scheduled.num_draft_tokens,
+                        row.sampling,
+                        [table[row.index] for table in self._table.block_tables],
+                    )
+                )
+        if requests:
+            for row, drafts in zip(rows, self._proposer.propose(requests), strict=True):
+                self._table.put_drafts(row, drafts)
+
+    def _draw(self, step: DraftedStep, branches: Sequence[Branch]) -> Draw:
+        """Draw one token for each request that reached its last known one, and one behind each of its drafts."""
+        inputs = step.inputs
+        rows = [inputs.rows[seq] for seq in inputs.sampling_seqs.tolist()]
+        of_branches = [branch.first + 1 + i for branch in branches for i in range(len(branch.token_ids))]
+        places = np.concatenate((inputs.sampled_tokens(), np.array(of_branches, np.int64)))
+        states: list[SamplingState] = []
+        for row in rows:
+            first = len(states)
+            step.paths[row.index] = [Path(row.drafts, range(first, first + 1 + len(row.drafts)))]
+            states.append(row.sampling)
+            for draft in row.drafts:
+                states.append(states[-1].ahead((draft,)))
+        for branch in branches:
+            known = step.paths[branch.row.index]
+            behind = range(len(states), len(states) + len(branch.token_ids))
+            known.append(Path(branch.token_ids, (known[0].drawn[0], *behind), branch))
+            state = branch.row.sampling
+            for draft in branch.token_ids:
+                state = state.ahead((draft,))
+                states.append(state)
+        return Draw(self._logits(step.hidden, places), states)
+
+    def _result_of(self, step: LaunchedStep) -> StepResult:
+        result = super()._result_of(step)
+        assert isinstance(step, DraftedStep), f"{step}"
+        draft_time_s = step.draft_time_s
+        if step.watcher is not None and step.features is not None:
+            begin_s = time.perf_counter()
+            reads = self._reads(step, result.requests)
+            step.watcher.observe(TargetStep(step.hidden, step.features, reads, self._table.block_tables))
+            draft_time_s += time.perf_counter() - begin_s
+        return replace(result, draft_time_s=draft_time_s)
+
+    def _reads(self, step: DraftedStep, results: Sequence[RequestResult]) -> list[TargetRead]:
+        """What was read for good: a request in error read nothing, and drafts that fell were not read."""
+        inputs, taken = step.inputs, step.taken
+        reads: list[TargetRead] = []
+        firsts, begins = inputs.query_start_loc.tolist(), inputs.positions[inputs.query_start_loc[:-1]].tolist()
+        known = self._table.num_tokens[inputs.row_indexes].tolist()
+        for seq, (row, result) in enumerate(zip(inputs.rows, results, strict=True)):
+            if result.error is None:
+                first, num_tokens = firsts[seq], firsts[seq + 1] - firsts[seq]
+                if row.index in taken:
+                    first, num_tokens = taken[row.index].first, len(result.token_ids)
+                else:
+                    num_tokens -= len(row.drafts) - max(0, len(result.token_ids) - 1)
+                reads.append(TargetRead(row.index, first, begins[seq], num_tokens, known[seq]))
+        return reads
+
+    def _token_results(self, step: LaunchedStep, draw: Draw, sampled: SampledTokens) -> dict[int, RequestResult]:
+        """Return results by place in the batch; the tokens are taken behind those that are known.
+
+        ```
+        fed       last  d1  d2  d3        the row's last known token and its drafts
+        drawn     t1    t2  t3  t4        d1 = t1, d2 = t2, d3 ≠ t3: t1, t2 and t3 are the next tokens; behind a draft
+                                          that did not stand nothing is
+        ```
+        """
+        del draw
+        results: dict[int, RequestResult] = {}
+        rows: dict[int, RequestRow] = {}
+        assert isinstance(step, DraftedStep), f"{step}"
+        inputs, token_ids = step.inputs, sampled.token_ids.tolist()
+        for seq in inputs.sampling_seqs.tolist():
+            row, request_id = inputs.rows[seq], step.batch.requests[seq].request_id
+            if not self._table.has(request_id, row):  # it has ended meanwhile
+                continue
+            paths = step.paths[row.index]
+            path = max(paths, key=lambda path: path.num_standing(token_ids)) if len(paths) > 1 else paths[0]
+            if path.drawn[0] in sampled.errors:
+                results[seq] = RequestResult(request_id, (), error=sampled.errors[path.drawn[0]])
+                continue
+            kept = self._stand(row, path, token_ids, sampled.errors)
+            if path.branch is not None and self._branches is not None:
+                self._branches.keep(path.branch, len(kept), self._table)
+                step.taken[row.index] = path.branch
+            found = [sampled.logprobs[i] for i in path.drawn[: len(kept)]]
+            logprobs = tuple(TokenLogprobs(*entry) for entry in found if entry is not None)
+            num_drafts = max(len(path.token_ids) for path in paths)  # so many could have stood
+            results[seq] = RequestResult(
+                request_id, kept, num_drafts, logprobs=logprobs, is_complete=row.sampling.is_complete
+            )
+            rows[seq] = row
+        self._table.append_tokens(list(rows.values()), [results[seq].token_ids for seq in rows])
+        return results
+
+    @staticmethod
+    def _stand(row: RequestRow, path: Path, token_ids: Sequence[int], errors: Mapping[int, str]) -> tuple[int, ...]:
+        """Of the tokens drawn along a path those that follow; the row's sampling state goes on behind them."""
+        kept: list[int] = []
+        for i, draft in zip(path.drawn, (*path.token_ids, None), strict=True):
+            if i in errors:  # found again by the next step, where it stands first
+                break
+            kept.append(token_ids[i])
+            row.sampling.append(token_ids[i])
+            if token_ids[i] != draft or row.sampling.is_complete:
+                break
+        return tuple(kept)
