@@ -11,7 +11,6 @@ from hypothesis import given
 from factories import make_layout
 from oracle import naive_blocks
 from twostroke.kv_cache.block_pool import BlockPool
-from twostroke.kv_cache.host_tier import HostTier
 from twostroke.kv_cache.layout import KVLayout
 from twostroke.kv_cache.prefix_cache import SharedPrefixCache
 
@@ -45,7 +44,7 @@ def test_the_longest_prefix_is_found(
     for (group_id, block_hash), block_id in zip(sorted(known), pool.allocate(len(known)), strict=True):
         pool.name(block_id, group_id, block_hash)
 
-    cached = SharedPrefixCache(layout, pool, HostTier(pool, 0)).longest_prefix(hashes, num_tokens)
+    cached = SharedPrefixCache(layout, pool).longest_prefix(hashes, num_tokens)
 
     assert cached.num_tokens == naive_blocks.longest_prefix(layout, hashes, num_tokens, known)
     assert cached.num_tokens < num_tokens
@@ -72,7 +71,7 @@ def test_every_pattern_of_a_few_blocks(windows: tuple[int | None, ...], block_si
         for (group_id, block_hash), block_id in zip(sorted(known), pool.allocate(len(known)), strict=True):
             pool.name(block_id, group_id, block_hash)
         num_tokens = len(hashes) * layout.block_size + 1
-        cached = SharedPrefixCache(layout, pool, HostTier(pool, 0)).longest_prefix(hashes, num_tokens)
+        cached = SharedPrefixCache(layout, pool).longest_prefix(hashes, num_tokens)
         assert cached.num_tokens == naive_blocks.longest_prefix(layout, hashes, num_tokens, known), f"{known}"
 
 

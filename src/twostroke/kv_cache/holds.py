@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 from twostroke.kv_cache.block_table import BlockTable
 from twostroke.kv_cache.layout import KVLayout
-from twostroke.kv_cache.prefix_cache import CachedPrefix, PrefixCache
+from twostroke.kv_cache.prefix_cache import CachedPrefix, SharedPrefixCache
 from twostroke.kv_cache.reservation import Reservation
 
 
@@ -55,7 +55,7 @@ class KVImport:
 
 
 def name_full_blocks(
-    layout: KVLayout, prefix_cache: PrefixCache, table: BlockTable, block_hashes: Sequence[bytes], num_tokens: int
+    layout: KVLayout, prefix_cache: SharedPrefixCache, table: BlockTable, block_hashes: Sequence[bytes], num_tokens: int
 ) -> None:
     """Make the full blocks of the first `num_tokens` tokens findable, as far as they are not.
 
@@ -77,7 +77,7 @@ def name_full_blocks(
 class KVHolds:
     """Loans and imports, by their numbers, which are never used again."""
 
-    def __init__(self, layout: KVLayout, reservation: Reservation, prefix_cache: PrefixCache) -> None:
+    def __init__(self, layout: KVLayout, reservation: Reservation, prefix_cache: SharedPrefixCache | None) -> None:
         self._layout = layout
         self._reservation = reservation
         self._prefix_cache = prefix_cache
@@ -122,6 +122,7 @@ class KVHolds:
     def complete_import(self, hold_id: int, block_hashes: Sequence[bytes]) -> None:
         """All blocks are filled: they can be found by these names, one per page."""
         table = self._tables[hold_id]
+        assert self._prefix_cache is not None, "without a prefix cache nothing is fetched into it"
         name_full_blocks(self._layout, self._prefix_cache, table, block_hashes, table.num_tokens)
 
     def lend(self, hold_id: int, table: BlockTable) -> None:

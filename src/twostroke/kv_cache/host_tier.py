@@ -16,12 +16,14 @@ before the next step. Between two steps that run, slots that are read are not gi
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 
 from twostroke.batch import KVLoad, KVMoves, KVStore
 from twostroke.config.cache import CacheConfig
 from twostroke.kv_cache.block_pool import BlockKey, BlockPool
 from twostroke.kv_cache.layout import KVLayout
+from twostroke.kv_cache.prefix_cache import IN_HOST, CachedPrefix, SharedPrefixCache
 
 
 def host_slots(config: CacheConfig, layout: KVLayout) -> int:
@@ -40,13 +42,12 @@ class HostTier:
 
     Args:
         pool: whose evictions go here, and where blocks for what comes back are taken.
-        num_slots: blocks that host memory holds; 0: there is no such tier.
+        num_slots: blocks that host memory holds.
     """
 
     def __init__(self, pool: BlockPool, num_slots: int) -> None:
         self._pool = pool
-        if num_slots:
-            pool.on_evict = self.evicted
+        pool.on_evict = self.evicted
         self.num_slots = num_slots
         self.num_stored = 0
         """Blocks that went to host memory, so far."""
@@ -168,3 +169,73 @@ class HostTier:
         slots = [*self._slots.values(), *self._free, *self._forgotten]
         assert sorted(slots) == list(range(self.num_slots)), f"{len(slots)} slots of {self.num_slots}"
         assert self._guarded <= self._slots.keys(), f"read and gone: {self._guarded - self._slots.keys()}"
+
+
+class TwoTierPrefixCache(SharedPrefixCache):
+    """The prefix cache with names in host memory behind those of the pool.
+
+    Args:
+        layout: of the pool's blocks.
+        pool: of blocks.
+        host: what its evictions go to.
+    """
+
+    def __init__(self, layout: KVLayout, pool: BlockPool, host: HostTier) -> None:
+        super().__init__(layout, pool)
+        self._host = host
+
+    def take_in_prefetched(self) -> None:
+        """Let what was to be fetched beside passes decided so far be found: later passes begin when it is there."""
+        self._host.arrive()
+
+    def load(self, cached: CachedPrefix, block_hashes: Sequence[bytes]) -> None:
+        """Get blocks for what of a prefix is in host memory, filled before the pass of the next step that runs.
+
+        Args:
+            cached: it has just been found, and there are as many free blocks; it is found whole then.
+            block_hashes: of the prefix.
+        """
+        with self._kept(cached):
+            self._host.load(self._names(cached.offloaded, block_hashes))
+
+    def prefetch(self, cached: CachedPrefix, block_hashes: Sequence[bytes], max_tokens: int) -> int:
+        """Load the first blocks beside the pass of the step that is being decided; return how many.
+
+        Args:
+            cached: the prefix that was found.
+            block_hashes: of the prefix.
+            max_tokens: at most max_tokens // block_size blocks, but at least one.
+        """
+        max_blocks = max(1, max_tokens // self._layout.block_size)
+        names = self._names(cached.offloaded[:max_blocks], block_hashes)
+        with self._kept(cached):
+            self._host.prefetch(names)
+        return len(names)
+
+    def take_moves(self, *, runs: bool) -> KVMoves | None:
+        """Return the copies to and from host memory of a step that was just decided, and runs or not."""
+        return self._host.take(runs=runs)
+
+    @property
+    def held_block_ids(self) -> Sequence[int]:
+        """Blocks that are being filled, and nobody's yet."""
+        return self._host.held_block_ids
+
+    def check_invariants(self) -> None:
+        """What is here and in host memory tells one story."""
+        self._host.check_invariants()
+
+    def forget(self) -> int:
+        """Take all names away, those in host memory, too."""
+        return self._host.forget() + super().forget()
+
+    def _find(self, group_id: int, block_hash: bytes) -> int | None:
+        block_id = super()._find(group_id, block_hash)
+        return IN_HOST if block_id is None and (group_id, block_hash) in self._host else block_id
+
+    @contextmanager
+    def _kept(self, cached: CachedPrefix) -> Generator[None]:
+        """What of the prefix is in the pool stays there, and was used just now."""
+        self._pool.share(cached.block_ids)
+        yield
+        self._pool.free(reversed(cached.block_ids))

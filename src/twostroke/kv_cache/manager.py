@@ -6,15 +6,16 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from twostroke.batch import BlockTableUpdate, KVMoves
+from twostroke.batch import BlockTableUpdate, CacheEnd
 from twostroke.config.cache import CacheConfig
 from twostroke.kv_cache.block_pool import BlockPool
 from twostroke.kv_cache.block_table import BlockTable
+from twostroke.kv_cache.contiguous import ContiguousReservation
 from twostroke.kv_cache.holds import KVHolds, name_full_blocks
-from twostroke.kv_cache.host_tier import HostTier, host_slots
+from twostroke.kv_cache.host_tier import HostTier, TwoTierPrefixCache, host_slots
 from twostroke.kv_cache.layout import KVLayout
-from twostroke.kv_cache.prefix_cache import CachedPrefix, NoPrefixCache, PrefixCache, SharedPrefixCache
-from twostroke.kv_cache.reservation import ContiguousReservation, PagedReservation, Reservation
+from twostroke.kv_cache.prefix_cache import CachedPrefix, SharedPrefixCache
+from twostroke.kv_cache.reservation import PagedReservation, Reservation
 from twostroke.kv_check import KVCheck
 
 
@@ -53,7 +54,6 @@ class KVCacheManager:
     roll_back(request, n)               when drafts were rejected
     free(request), or lend(request, number) and holds.end(number) when others have fetched its blocks
     find_check(...), quarantine(...)    the self-check of cached blocks
-    take_in_prefetched(); load(...), prefetch(...); take_moves(...)     what of a prefix is in host memory, see HostTier
     ```
     """
 
@@ -65,14 +65,25 @@ class KVCacheManager:
         """False: every step begins at position 0 again."""
         self.check_rate = config.kv_check_rate
         """Share of the prefix cache's hits that are to be checked."""
-        self.has_host_tier = config.enable_prefix_caching and host_slots(config, layout) > 0
-        """Whether evicted prefixes go on in host memory."""
         self._block_size = layout.block_size
         self._tables: dict[str, BlockTable] = {}
         self._unchanged = (BlockTableUpdate(0, ()),) * len(layout.groups)
         self._reservation, self._prefix_cache = _parts(layout, num_blocks, config, max_model_len)
-        self.holds = KVHolds(layout, self._reservation, self._prefix_cache)
+        num_groups = len(layout.groups)
+        self._nothing = CachedPrefix(0, ((),) * num_groups, (0,) * num_groups, CacheEnd.DISABLED)
+        self._holds: KVHolds | None = None
+
+    @property
+    def holds(self) -> KVHolds:
         """Blocks that no request of this pool runs in: those on loan, and those that are being filled from outside."""
+        if self._holds is None:
+            self._holds = KVHolds(self.layout, self._reservation, self._prefix_cache)
+        return self._holds
+
+    @property
+    def host_prefixes(self) -> TwoTierPrefixCache | None:
+        """The prefix cache, if evicted prefixes go on in host memory."""
+        return self._prefix_cache if isinstance(self._prefix_cache, TwoTierPrefixCache) else None
 
     @property
     def num_free_blocks(self) -> int:
@@ -89,30 +100,9 @@ class KVCacheManager:
 
         The last token is never taken from the cache: it has to be computed to be sampled from.
         """
+        if self._prefix_cache is None:
+            return self._nothing
         return self._prefix_cache.longest_prefix(block_hashes, num_tokens)
-
-    def take_in_prefetched(self) -> None:
-        """What was to be fetched beside passes decided so far can be found: later passes begin when it is there."""
-        self._prefix_cache.take_in_prefetched()
-
-    def load(self, cached: CachedPrefix, block_hashes: Sequence[bytes]) -> None:
-        """Gets blocks for what of a prefix is in host memory, filled before the pass of the next step that runs: the
-        prefix is found whole then. There are as many free blocks."""
-        self._prefix_cache.load(cached, block_hashes)
-
-    def prefetch(self, cached: CachedPrefix, block_hashes: Sequence[bytes], max_tokens: int) -> int:
-        """Load the first blocks while the step that is being decided runs; return how many.
-
-        Args:
-            cached: the prefix that was found.
-            block_hashes: of the request.
-            max_tokens: at most max_tokens // block_size blocks, but at least one.
-        """
-        return self._prefix_cache.prefetch(cached, block_hashes, max(1, max_tokens // self._block_size))
-
-    def take_moves(self, *, runs: bool) -> KVMoves | None:
-        """The copies to and from host memory of a step that was just decided, and runs or not."""
-        return self._prefix_cache.take_moves(runs=runs)
 
     def num_blocks_to_compute(self, num_tokens: int, max_tokens_per_step: int) -> int:
         """Most blocks that computing `num_tokens` tokens holds at once."""
@@ -159,7 +149,7 @@ class KVCacheManager:
     def name_blocks(self, request_id: str, block_hashes: Sequence[bytes], num_tokens: int) -> None:
         """Lets others find the full blocks of the first `num_tokens` tokens, which are computed and final."""
         table = self._tables[request_id]
-        if num_tokens - table.num_named < self._block_size:
+        if self._prefix_cache is None or num_tokens - table.num_named < self._block_size:
             return
         end = min(num_tokens // self._block_size, len(block_hashes)) * self._block_size
         name_full_blocks(self.layout, self._prefix_cache, table, block_hashes, end)
@@ -174,14 +164,16 @@ class KVCacheManager:
     @property
     def num_evicted_blocks(self) -> int:
         """Cached blocks that had to go for others, so far."""
-        return self._prefix_cache.num_evicted
+        return self._reservation.num_evicted
 
     def reset_prefix_cache(self) -> int:
         """No prefix computed so far is found any more; who runs keeps its blocks. Returns how many were forgotten."""
-        return self._prefix_cache.forget()
+        return 0 if self._prefix_cache is None else self._prefix_cache.forget()
 
     def find_check(self, request_id: str, block_hashes: Sequence[bytes], entry: int) -> KVCheck | None:
         """How to compute page `entry` of a prefix again; None when its blocks, or one that its tokens see, are gone."""
+        if self._prefix_cache is None:
+            return None
         block_ids = self._prefix_cache.find_page(block_hashes, entry)
         context = self._prefix_cache.find_context(block_hashes, entry)
         if context is None or all(block_id is None for block_id in block_ids):
@@ -221,6 +213,7 @@ class KVCacheManager:
 
     def quarantine(self, block_ids: Sequence[int]) -> None:
         """Takes blocks that nobody holds out of use; no prefix computed so far is found any more."""
+        assert self._prefix_cache is not None, f"{block_ids}: there is no prefix cache to be checked"
         self._prefix_cache.quarantine(block_ids)
 
     def can_lend(self, request_id: str, their_prefix_tokens: int = 0) -> bool:
@@ -276,11 +269,15 @@ class KVCacheManager:
             num_quarantined=num_quarantined,
         )
 
+    def _all_tables(self) -> list[BlockTable]:
+        """Those of requests, and of holds."""
+        return [*self._tables.values(), *([] if self._holds is None else self._holds.tables)]
+
     def _idle_bytes(self) -> int:
         """Bytes of used blocks that hold nothing."""
         layout, idle = self.layout, 0
         # shared blocks, and those that are being filled, are full: slots are idle at the requests' ends alone
-        tables = [*self._tables.values(), *self.holds.tables]
+        tables = self._all_tables()
         for group_id, group in enumerate(layout.groups):
             size = layout.tokens_per_block(group)
             num_slots = sum(len(table.rows[group_id]) * size - table.num_tokens for table in tables)
@@ -296,12 +293,13 @@ class KVCacheManager:
         usage = self.usage()
         num_known = usage.num_free + usage.num_used + usage.num_cached + usage.num_quarantined
         assert num_known == self.num_blocks, f"{usage}"
-        tables = [*self._tables.values(), *self.holds.tables]
-        for block_id in self._prefix_cache.held_block_ids:
-            tables.append(BlockTable([[block_id]], [0], [self._block_size]))
-            tables[-1].num_tokens = self._block_size
+        tables = self._all_tables()
+        if self.host_prefixes is not None:
+            for block_id in self.host_prefixes.held_block_ids:
+                tables.append(BlockTable([[block_id]], [0], [self._block_size]))
+                tables[-1].num_tokens = self._block_size
+            self.host_prefixes.check_invariants()
         self._reservation.check_invariants(tables)
-        self._prefix_cache.check_invariants()
         for request_id, table in self._tables.items():
             assert table.num_tokens <= table.num_slots, f"{request_id}: {table.num_tokens} > {table.num_slots}"
             assert table.num_named <= table.num_tokens, f"{request_id}: named more than computed"
@@ -309,12 +307,14 @@ class KVCacheManager:
 
 def _parts(
     layout: KVLayout, num_blocks: int, config: CacheConfig, max_model_len: int
-) -> tuple[Reservation, PrefixCache]:
-    """Chooses how blocks are given out and whether prefixes are shared."""
+) -> tuple[Reservation, SharedPrefixCache | None]:
+    """Choose how blocks are given out and whether prefixes are shared; the baselines are chosen here."""
     if config.kv_reservation == "contiguous":
-        return ContiguousReservation(layout, num_blocks, max_model_len), NoPrefixCache(layout)
+        return ContiguousReservation(layout, num_blocks, max_model_len), None
     pool = BlockPool(num_blocks)
     if not config.enable_prefix_caching:
-        return PagedReservation(layout, pool), NoPrefixCache(layout)
-    host = HostTier(pool, host_slots(config, layout))
-    return PagedReservation(layout, pool), SharedPrefixCache(layout, pool, host)
+        return PagedReservation(layout, pool), None
+    num_slots = host_slots(config, layout)
+    if num_slots:
+        return PagedReservation(layout, pool), TwoTierPrefixCache(layout, pool, HostTier(pool, num_slots))
+    return PagedReservation(layout, pool), SharedPrefixCache(layout, pool)

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
-from twostroke.batch import CacheEnd, KVMoves
+from twostroke.batch import CacheEnd
 from twostroke.kv_cache.block_pool import BlockKey, BlockPool
 from twostroke.kv_cache.block_table import NO_BLOCK
-from twostroke.kv_cache.host_tier import HostTier
 from twostroke.kv_cache.layout import KVLayout
 
 IN_HOST = -1
@@ -49,72 +46,8 @@ class CachedPrefix:
         return [(group_id, entry) for _, group_id, entry in sorted(found)]
 
 
-class PrefixCache(Protocol):
-    """Finds prefixes, and is told of blocks that may begin one."""
-
-    def longest_prefix(self, block_hashes: Sequence[bytes], num_tokens: int) -> CachedPrefix:
-        """The longest usable prefix of a request that has `num_tokens` tokens; a question, changes nothing."""
-        ...
-
-    def insert(self, block_id: int, group_id: int, block_hash: bytes) -> None:
-        """Makes a block findable whose tokens are all computed and final."""
-        ...
-
-    @property
-    def num_evicted(self) -> int:
-        """Blocks that could be found and had to go, so far."""
-        ...
-
-    def take_in_prefetched(self) -> None:
-        """What was to be fetched beside passes decided so far can be found: later passes begin when it is there."""
-        ...
-
-    def load(self, cached: CachedPrefix, block_hashes: Sequence[bytes]) -> None:
-        """What of a prefix is in host memory gets blocks, filled before the pass of the next step that runs.
-
-        Args:
-            cached: it has just been found, and there are as many free blocks.
-            block_hashes: of the prefix.
-        """
-        ...
-
-    def prefetch(self, cached: CachedPrefix, block_hashes: Sequence[bytes], max_blocks: int) -> int:
-        """The same beside the pass of the step that is being decided, of the first `max_blocks`; returns how many."""
-        ...
-
-    def take_moves(self, *, runs: bool) -> KVMoves | None:
-        """The copies to and from host memory of a step that was just decided, and runs or not."""
-        ...
-
-    @property
-    def held_block_ids(self) -> Sequence[int]:
-        """Blocks that are being filled, and nobody's yet."""
-        ...
-
-    def check_invariants(self) -> None:
-        """What is here and in host memory tells one story."""
-        ...
-
-    def forget(self) -> int:
-        """Nothing known so far is found any more; returns how many blocks that were."""
-        ...
-
-    def find_context(self, block_hashes: Sequence[bytes], page: int) -> tuple[tuple[int, ...], ...] | None:
-        """Per KV group the blocks of pages 0 to `page` - 1, as far as the tokens of page `page` see them; NO_BLOCK for
-        the others. None when one that they see is not there (any more)."""
-        ...
-
-    def find_page(self, block_hashes: Sequence[bytes], page: int) -> tuple[int | None, ...]:
-        """Per KV group the block that holds a page."""
-        ...
-
-    def quarantine(self, block_ids: Sequence[int]) -> None:
-        """Takes blocks that nobody refers to out of use, and forgets all names."""
-        ...
-
-
 class SharedPrefixCache:
-    """Names in the block pool are the cache, and behind it those in host memory; this is the search over all KV groups.
+    """Names in the block pool are the cache; this is the search over all KV groups.
 
     A hit of L tokens is usable when a block of each group ends there, and each group still has what the query right
     behind it, at position L, sees: a full group all blocks, a group with a window only the last few.
@@ -130,10 +63,9 @@ class SharedPrefixCache:
     whether this L is usable.
     """
 
-    def __init__(self, layout: KVLayout, pool: BlockPool, host: HostTier) -> None:
+    def __init__(self, layout: KVLayout, pool: BlockPool) -> None:
         self._layout = layout
         self._pool = pool
-        self._host = host
         self._has_full_group = any(group.window is None for group in layout.groups)
         self._pages = tuple(group.pages_per_block for group in layout.groups)
         self._prefix_pages = layout.prefix_tokens // layout.block_size
@@ -165,54 +97,13 @@ class SharedPrefixCache:
         """Names the block."""
         self._pool.name(block_id, group_id, block_hash)
 
-    @property
-    def num_evicted(self) -> int:
-        """The pool's."""
-        return self._pool.num_evicted
-
-    def take_in_prefetched(self) -> None:
-        """See PrefixCache."""
-        self._host.arrive()
-
-    def load(self, cached: CachedPrefix, block_hashes: Sequence[bytes]) -> None:
-        """See PrefixCache."""
-        with self._kept(cached):
-            self._host.load(self._names(cached.offloaded, block_hashes))
-
-    def prefetch(self, cached: CachedPrefix, block_hashes: Sequence[bytes], max_blocks: int) -> int:
-        """See PrefixCache."""
-        names = self._names(cached.offloaded[:max_blocks], block_hashes)
-        with self._kept(cached):
-            self._host.prefetch(names)
-        return len(names)
-
     def _names(self, entries: Sequence[tuple[int, int]], block_hashes: Sequence[bytes]) -> list[BlockKey]:
         """Of (KV group, entry): a block is named by its last page."""
         return [(group_id, block_hashes[(entry + 1) * self._pages[group_id] - 1]) for group_id, entry in entries]
 
-    @contextmanager
-    def _kept(self, cached: CachedPrefix) -> Generator[None]:
-        """What of the prefix is in the pool stays there, and was used just now."""
-        self._pool.share(cached.block_ids)
-        yield
-        self._pool.free(reversed(cached.block_ids))
-
-    def take_moves(self, *, runs: bool) -> KVMoves | None:
-        """See PrefixCache."""
-        return self._host.take(runs=runs)
-
-    @property
-    def held_block_ids(self) -> Sequence[int]:
-        """See PrefixCache."""
-        return self._host.held_block_ids
-
-    def check_invariants(self) -> None:
-        """See PrefixCache."""
-        self._host.check_invariants()
-
     def forget(self) -> int:
-        """Takes all names away, those in host memory, too."""
-        return self._host.forget() + self._pool.forget_names()
+        """Take all names away; return how many there were."""
+        return self._pool.forget_names()
 
     def find_context(self, block_hashes: Sequence[bytes], page: int) -> tuple[tuple[int, ...], ...] | None:
         """Looks each of them up: a window's blocks may have been given back and still be there."""
@@ -245,6 +136,9 @@ class SharedPrefixCache:
         for block_id in block_ids:
             self._pool.quarantine(block_id)
 
+    def _find(self, group_id: int, block_hash: bytes) -> int | None:
+        return self._pool.find(group_id, block_hash)
+
     def _extend(self, found: list[list[int]], runs: list[int], block_hashes: Sequence[bytes], num_pages: int) -> bool:
         """Looks at the blocks of every group up to page `num_pages`; whether a hit may end there."""
         usable = True
@@ -252,9 +146,7 @@ class SharedPrefixCache:
             row = found[group_id]
             for entry in range(len(row), num_pages // per_block):
                 block_hash = block_hashes[(entry + 1) * per_block - 1]
-                block_id = self._pool.find(group_id, block_hash)
-                if block_id is None and (group_id, block_hash) in self._host:
-                    block_id = IN_HOST
+                block_id = self._find(group_id, block_hash)
                 row.append(NO_BLOCK if block_id is None else block_id)
                 runs[group_id] = 0 if block_id is None else runs[group_id] + 1
             length = len(row)
@@ -276,7 +168,7 @@ class SharedPrefixCache:
             for group_id, per_block in enumerate(self._pages)
             for page in range(num_pages + per_block, num_pages + self._prefix_pages + 1, per_block)
         ]
-        missing = [key for key in keys if self._pool.find(*key) is None and key not in self._host]
+        missing = [key for key in keys if self._find(*key) is None]
         assert missing, "the prefix could have been longer"
         evicted = any(self._pool.was_evicted(*key) for key in missing)
         return CacheEnd.EVICTED if evicted else CacheEnd.UNKNOWN
@@ -293,65 +185,3 @@ class SharedPrefixCache:
             for row, first, length in zip(found, first_held, lengths, strict=True)
         )
         return CachedPrefix(num_tokens, rows, first_held, end)
-
-
-class NoPrefixCache:
-    """enable_prefix_caching=False: nothing is found, nothing is kept."""
-
-    def __init__(self, layout: KVLayout) -> None:
-        num_groups = len(layout.groups)
-        self._nothing = CachedPrefix(0, ((),) * num_groups, (0,) * num_groups, CacheEnd.DISABLED)
-
-    def longest_prefix(self, block_hashes: Sequence[bytes], num_tokens: int) -> CachedPrefix:
-        """Nothing."""
-        del block_hashes, num_tokens
-        return self._nothing
-
-    def insert(self, block_id: int, group_id: int, block_hash: bytes) -> None:
-        """Forgets it."""
-
-    @property
-    def num_evicted(self) -> int:
-        """None."""
-        return 0
-
-    def take_in_prefetched(self) -> None:
-        """Nothing comes."""
-
-    def load(self, cached: CachedPrefix, block_hashes: Sequence[bytes]) -> None:
-        """Never asked: nothing is found in host memory."""
-        raise AssertionError(f"{cached.offloaded} of {len(block_hashes)} blocks are to be loaded")
-
-    def prefetch(self, cached: CachedPrefix, block_hashes: Sequence[bytes], max_blocks: int) -> int:
-        """Never asked."""
-        raise AssertionError(f"{cached.offloaded} of {len(block_hashes)} blocks, {max_blocks} at most, are fetched")
-
-    def take_moves(self, *, runs: bool) -> KVMoves | None:
-        """None."""
-        del runs
-
-    @property
-    def held_block_ids(self) -> Sequence[int]:
-        """None."""
-        return ()
-
-    def check_invariants(self) -> None:
-        """There is nothing."""
-
-    def forget(self) -> int:
-        """There is nothing."""
-        return 0
-
-    def find_context(self, block_hashes: Sequence[bytes], page: int) -> tuple[tuple[int, ...], ...] | None:
-        """There is nothing."""
-        del block_hashes, page
-        return None
-
-    def find_page(self, block_hashes: Sequence[bytes], page: int) -> tuple[int | None, ...]:
-        """There is nothing."""
-        del block_hashes, page
-        return (None,) * len(self._nothing.rows)
-
-    def quarantine(self, block_ids: Sequence[int]) -> None:
-        """Nobody hits anything here, so nothing is ever checked."""
-        raise AssertionError(f"{block_ids}: there is no prefix cache to be checked")

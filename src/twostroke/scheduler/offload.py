@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from twostroke.batch import Limit
-from twostroke.kv_cache.manager import KVCacheManager
+from twostroke.kv_cache.host_tier import TwoTierPrefixCache
 from twostroke.request import Request
 from twostroke.scheduler.step_plan import Admittance, HeadRefusal, SchedulerPart, StepPlan
 
@@ -14,19 +14,19 @@ class Offload(SchedulerPart):
     """Brings prefixes back from host memory.
 
     Args:
-        kv: the KV cache's accounts.
+        prefixes: the prefix cache, in both places.
     """
 
-    def __init__(self, kv: KVCacheManager) -> None:
-        self._kv = kv
+    def __init__(self, prefixes: TwoTierPrefixCache) -> None:
+        self._prefixes = prefixes
 
     def between_steps(self) -> None:
         """Let what was to be fetched beside passes decided so far be found: later passes begin when it is there."""
-        self._kv.take_in_prefetched()
+        self._prefixes.take_in_prefetched()
 
     def closing(self, plan: StepPlan) -> None:
         """Hand out the copies of a step."""
-        plan.kv_moves = self._kv.take_moves(runs=bool(plan.shares))
+        plan.kv_moves = self._prefixes.take_moves(runs=bool(plan.shares))
 
     def brought_back(self, plan: StepPlan, request: Request, verdict: Admittance) -> Admittance | HeadRefusal:
         """What of its prefix is in host memory comes back: beside the passes of others, so that no token waits for a
@@ -34,10 +34,10 @@ class Offload(SchedulerPart):
         if not verdict.cached.offloaded:
             return verdict
         if plan.shares:
-            num_blocks = self._kv.prefetch(verdict.cached, request.block_hashes, plan.budget.limit)
+            num_blocks = self._prefixes.prefetch(verdict.cached, request.block_hashes, plan.budget.limit)
             where = f"{num_blocks} of {len(verdict.cached.offloaded)} blocks in host memory"
             return HeadRefusal(Limit.TOKENS, f"tokens: {where} of its prefix are fetched beside this step")
-        self._kv.load(verdict.cached, request.block_hashes)
-        cached = self._kv.find_cached(request.block_hashes, request.num_tokens + request.num_pending_tokens)
+        self._prefixes.load(verdict.cached, request.block_hashes)
+        cached = self._prefixes.longest_prefix(request.block_hashes, request.num_tokens + request.num_pending_tokens)
         assert (cached.num_tokens, cached.offloaded) == (verdict.cached.num_tokens, []), f"{cached}, {verdict}"
         return replace(verdict, cached=cached)

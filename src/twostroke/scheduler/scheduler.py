@@ -87,7 +87,7 @@ class Scheduler(StepPhases):
 
         self._slo_budget = self._with(make_slo_budget(config, step_times, layers))
         self._drafts = self._with(make_drafts(speculation, max_drafts))
-        self._offload = self._with(Offload(kv) if kv.has_host_tier else None)
+        self._offload = self._with(None if kv.host_prefixes is None else Offload(kv.host_prefixes))
         self._kv_checks = self._with(KVChecks(kv, self._requests) if kv.check_rate > 0 else None)
         self._handover: KVHandover | None = None
 
