@@ -19,11 +19,11 @@ from twostroke.cluster.dispatcher import Dispatched, Dispatcher, Placer, ReadyWo
 from twostroke.cluster.messages import Add, Command, DropKV, EndHold, FetchKV, Finish, KVFetched
 from twostroke.config.cache import CacheConfig
 from twostroke.config.scheduler import SchedulerConfig
-from twostroke.engine.engine import Engine
 from twostroke.engine.handover_port import LenderFacts
 from twostroke.engine.journal import Journal, engine_started
 from twostroke.engine.kv_fetching import KVFetching
 from twostroke.engine.kv_lending import KVLending
+from twostroke.engine.pool_engine import KVEnds, PoolEngine
 from twostroke.engine.token_update import TokenUpdate
 from twostroke.events import EventRing
 from twostroke.kv_cache.holds import KVImport
@@ -235,14 +235,13 @@ class FakeWorker:
             is_done=lambda import_id, fetched: self.commands.append(KVFetched(import_id, fetched)),
         )
         self.fetching = fetching
-        self.engine = Engine(
+        self.engine = PoolEngine(
             self.scheduler,
             self.device,
+            KVEnds(lending, fetching),
             block_size=self.layout.block_size,
             hashes_blocks=True,
             journal=journal,
-            lending=lending,
-            fetching=fetching,
             clock=lambda: pools.now_s,
         )
 

@@ -14,6 +14,7 @@ from twostroke.batch import NewRequest, TokenLogprobs
 from twostroke.config.engine import EngineConfig
 from twostroke.engine.generation import GenerationRequest
 from twostroke.engine.handover_port import HandoverPort
+from twostroke.engine.pool_engine import PoolEngine
 from twostroke.engine.token_update import TokenUpdate
 from twostroke.events import Event
 from twostroke.kv_transfer.transport import Fetched, KVSource
@@ -67,6 +68,7 @@ class Worker:
 
         ends = HandoverEnds(port, self.epoch, is_fetched, is_over)
         self.built: BuiltEngine = build_engine(config, listeners=(self.events,), handover=ends)  # pyright: ignore
+        assert isinstance(self.built.engine, PoolEngine)
         self.engine = self.built.engine
 
     def hear(self, *, wait: bool = False) -> None:

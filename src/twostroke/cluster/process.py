@@ -47,6 +47,7 @@ from twostroke.engine.engine import Engine
 from twostroke.engine.garbage import keep_what_is_there
 from twostroke.engine.handover_port import HandoverPort
 from twostroke.engine.heartbeat import Heartbeat
+from twostroke.engine.pool_engine import PoolEngine
 from twostroke.errors import TwostrokeError
 from twostroke.event_codec import PackedEvent, pack
 from twostroke.events import Event, StepScheduled
@@ -326,6 +327,16 @@ def _obey(command: Command, channel: Channel, engine: Engine) -> bool:
             engine.finish(request_id, reason, num_output_tokens)
         case ResetPrefixCache():
             channel.send(CacheWasReset(engine.reset_prefix_cache()))
+        case FetchKV() | DropKV() | KVFetched() | EndHold():
+            assert isinstance(engine, PoolEngine), f"{command} to an engine of no pool"
+            _hand_over(command, engine)
+        case _:
+            return False
+    return True
+
+
+def _hand_over(command: FetchKV | DropKV | KVFetched | EndHold, engine: PoolEngine) -> None:
+    match command:
         case FetchKV(import_id, request_id, token_ids, cache_salt, source):
             engine.fetch_kv(import_id, request_id, token_ids, cache_salt, source)
         case DropKV(import_id):
@@ -334,9 +345,6 @@ def _obey(command: Command, channel: Channel, engine: Engine) -> bool:
             engine.kv_fetched(import_id, fetched)
         case EndHold(hold_id):
             engine.end_hold(hold_id)
-        case _:
-            return False
-    return True
 
 
 def end_with_parent(at_death: signal.Signals) -> None:

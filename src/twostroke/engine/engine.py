@@ -9,14 +9,11 @@ from twostroke.batch import Commit, RequestResult, ScheduledBatch, StepResult, S
 from twostroke.engine.clock import Clock, monotonic_clock
 from twostroke.engine.generation import Generation, GenerationRequest
 from twostroke.engine.journal import Journal
-from twostroke.engine.kv_fetching import KVFetching
-from twostroke.engine.kv_lending import KVLending
 from twostroke.engine.kv_self_check import KVSelfCheck
 from twostroke.engine.token_update import SequenceNews, TokenUpdate
 from twostroke.events import Event
 from twostroke.kv_cache.manager import KVUsage
 from twostroke.kv_check import KVCheck
-from twostroke.kv_transfer.transport import Fetched, KVSource
 from twostroke.request import FinishReason
 from twostroke.runner.executor import Executor
 from twostroke.scheduler.scheduler import Scheduler
@@ -31,13 +28,11 @@ class Engine:
         block_size: tokens per KV block, for hashing.
         hashes_blocks: whether anybody will look blocks up by their hash.
         journal: where every input and outcome is recorded.
-        kv_tolerance: how far a cached block may be from what its tokens give (kv_check.tolerance).
-        lending: where others fetch the KV of what is computed here.
-        fetching: where KV is fetched that others have computed.
+        self_check: computes cached blocks again where the scheduler asks for it; None: it never does.
         clock: seconds; a test or a simulation brings its own.
     """
 
-    def __init__(  # noqa: PLR0913 (its parts, by their names)
+    def __init__(
         self,
         scheduler: Scheduler,
         executor: Executor,
@@ -45,9 +40,7 @@ class Engine:
         block_size: int,
         hashes_blocks: bool,
         journal: Journal,
-        kv_tolerance: float = 0.0,
-        lending: KVLending | None = None,
-        fetching: KVFetching | None = None,
+        self_check: KVSelfCheck | None = None,
         clock: Clock = monotonic_clock,
     ) -> None:
         self._scheduler = scheduler
@@ -55,10 +48,8 @@ class Engine:
         self._block_size = block_size
         self._hashes_blocks = hashes_blocks
         self._journal = journal
-        self._lending = lending
-        self._fetching = fetching
+        self._self_check = self_check
         self._clock = clock
-        self._self_check = KVSelfCheck(scheduler, executor, block_size=block_size, tolerance=kv_tolerance)
         self._live: dict[str, Generation] = {}
         self._in_flight: deque[tuple[ScheduledBatch, tuple[Generation, ...]]] = deque()
         """Batches whose results are to come, each with the sequences it runs, in the batch's order."""
@@ -91,43 +82,15 @@ class Engine:
     def add_request(self, request: GenerationRequest) -> None:
         """Queues a sequence; its id must not be in use."""
         assert request.request_id not in self._live, f"request id {request.request_id!r} is in use"
-        if self._fetching is not None and self._fetching.holds_back(request):
-            self._let_imports_in()
-            return
+        self._add(request)
+
+    def _add(self, request: GenerationRequest) -> Generation:
         generation = Generation(request, self._block_size, self._hashes_blocks)
         arrival = generation.arrival
         self._live[request.request_id] = generation
         self._scheduler.add_request(arrival)
         self._journal.arrived(request, arrival, self._clock())
-        if self._lending is not None:
-            self._lending.arrived(generation)
-
-    def fetch_kv(
-        self, import_id: int, request_id: str, token_ids: Sequence[int], cache_salt: str | None, source: KVSource
-    ) -> None:
-        """Fetches the KV of a prompt from the process that computes it; its request comes with this number."""
-        assert self._fetching is not None, "an engine that fetches nothing"
-        self._fetching.begin(import_id, request_id, token_ids, cache_salt, source)
-        self._let_imports_in()
-
-    def kv_fetched(self, import_id: int, fetched: Fetched) -> None:
-        """It has come, or will not: a request that waited for it runs."""
-        assert self._fetching is not None, "an engine that fetches nothing"
-        for request in self._fetching.fetched(import_id, fetched):
-            self.add_request(request)
-        self._let_imports_in()
-
-    def drop_kv(self, import_id: int) -> None:
-        """No request will come with this number."""
-        assert self._fetching is not None, "an engine that fetches nothing"
-        self._fetching.drop(import_id)
-        self._let_imports_in()
-
-    def end_hold(self, hold_id: int) -> None:
-        """Blocks that were on loan are fetched, or nobody came for them."""
-        self._scheduler.handover.end_hold(hold_id)
-        self._journal.hold_ended(hold_id, self._clock())
-        self._let_imports_in()
+        return generation
 
     def finish(self, request_id: str, reason: FinishReason, num_output_tokens: int | None = None) -> bool:
         """Ends a sequence from outside (abort, stop string); its blocks are free at once.
@@ -141,14 +104,10 @@ class Engine:
             False when it had ended before, or never was.
         """
         if self._live.pop(request_id, None) is None:
-            is_known = self._fetching is not None and self._fetching.abort(request_id)
-            self._let_imports_in()
-            return is_known
+            return False
         self._scheduler.finish(request_id, reason)
-        if self._lending is not None:
-            self._lending.ended(request_id)
+        self._ended(request_id)
         self._journal.finished_by_caller(request_id, reason, num_output_tokens, self._clock())
-        self._let_imports_in()
         return True
 
     def reset_prefix_cache(self) -> bool:
@@ -158,26 +117,16 @@ class Engine:
 
     def step(self) -> list[TokenUpdate]:
         """Decide, compute, account."""
-        self._let_imports_in()
         updates = self._submit_ahead()
         if self._in_flight:
             batch, generations = self._in_flight.popleft()
             updates += self._account(batch, generations, self._executor.collect())
-            if not self._live:  # there may be no other step
-                self._let_imports_in()
         return updates
 
     def close(self) -> None:
         """Gives back the executor's memory and closes the journal."""
-        for part in (self._lending, self._fetching, self._executor, self._journal):
-            if part is not None:
-                part.close()
-
-    def _let_imports_in(self) -> None:
-        """Prefixes that wait for room take it, if there is some now."""
-        if self._fetching is not None:
-            for request in self._fetching.try_again(is_idle=not self._live):
-                self.add_request(request)
+        self._executor.close()
+        self._journal.close()
 
     def _submit_ahead(self) -> list[TokenUpdate]:
         """Decides batches until the executor has as many as it can take, or nothing is left to decide.
@@ -199,14 +148,22 @@ class Engine:
             generations = tuple(self._live[scheduled.request_id] for scheduled in batch.requests)
             for generation in generations:
                 self._announce(generation, now_s)
-            if self._lending is not None:
-                self._lending.decided(batch)
+            self._decided(batch)
             for check in batch.kv_checks:
                 updates += self._check_kv(check)
             self._timer.decided(batch.step, now_s)
             self._in_flight.append((batch, generations))  # first: whatever interrupts the submission left a result
             self._executor.submit(batch)
         return updates
+
+    def _decided(self, batch: ScheduledBatch) -> None:
+        """A step is about to be computed; a hand-over wants to know."""
+
+    def _computed(self, commits: Sequence[Commit]) -> None:
+        """A step is over and accounted for."""
+
+    def _ended(self, request_id: str) -> None:
+        """A sequence was ended from outside."""
 
     def _check_kv(self, check: KVCheck) -> list[TokenUpdate]:
         """Has a cached block computed again before the step that would read it; the ends that come of it.
@@ -216,6 +173,7 @@ class Engine:
         generation = self._live.get(check.request_id)
         if generation is None or generation.scheduled_time_s is None:  # a suspect of the check before this one
             return []
+        assert self._self_check is not None, f"{check} of a scheduler that checks nothing"
         begin_s = self._clock()
         finding = self._self_check.run(check, generation)
         if finding is None:
@@ -257,11 +215,7 @@ class Engine:
             if made.token_ids or made.prompt_logprobs or commit.finish_reason is not None:
                 updates.append(self._update_of(generation, made, commit, stop_token_id, now_s))
         self._scheduler.update(batch.step, commits, self._timer.ended(batch.step, now_s, result.draft_time_s))
-        if self._lending is not None:
-            self._lending.computed()
-            for commit in commits:
-                if commit.finish_reason is not None:
-                    self._lending.ended(commit.request_id)
+        self._computed(commits)
         self._journal.committed(result, commits, now_s, self._clock())
         return updates
 

@@ -51,6 +51,8 @@ RING_CAPACITY = 4096
 class Journal:
     """Writes events; the last ones are also kept in memory.
 
+    What steps cost is worked out, and the machine's limits are held against it, only where a file or a listener gets it.
+
     Args:
         started: the first event, without which no replay is possible.
         shape: of the model, for the cost of each step.
@@ -78,6 +80,7 @@ class Journal:
         self._files = ExitStack()
         self.recent = EventRing(RING_CAPACITY)
         self._sinks: list[EventLog] = [self.recent, *listeners]
+        self._costs_steps = started.machine is not None and (file is not None or len(listeners) > 0)
         if file is not None:
             self._sinks.append(self._files.enter_context(file))
         self._emit(started)
@@ -104,7 +107,9 @@ class Journal:
 
     def scheduled(self, batch: ScheduledBatch, now_s: float) -> None:
         """A step was decided; its record holds what it costs and what it waits for."""
-        cost = None if self._machine is None else step_cost(self._shape, shares_of(batch), self._machine)
+        cost = None
+        if self._costs_steps and self._machine is not None:
+            cost = step_cost(self._shape, shares_of(batch), self._machine)
         decided = StepScheduled(now_s, self._process, batch, cost)
         if cost is not None and not batch.is_empty:  # an empty one is never committed
             self._undone[batch.step] = decided
@@ -112,7 +117,8 @@ class Journal:
 
     def committed(self, result: StepResult, commits: Sequence[Commit], result_s: float, now_s: float) -> None:
         """A step's result, there at `result_s`, was taken in."""
-        self._hold_against_limits(result.step, result_s)
+        if self._costs_steps:
+            self._hold_against_limits(result.step, result_s)
         times = result.operator_time_s, now_s, result.draft_time_s
         self._emit(StepCommitted(result_s, self._process, result.step, tuple(commits), *times))
         if self._memory_bytes is not None and now_s - self._sampled_s >= MEMORY_EVERY_S:

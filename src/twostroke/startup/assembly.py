@@ -26,6 +26,8 @@ from twostroke.engine.event_sinks import JsonlEventLog
 from twostroke.engine.facts import NOTE, EngineFacts
 from twostroke.engine.handover_port import LenderFacts
 from twostroke.engine.journal import Journal, engine_started
+from twostroke.engine.kv_self_check import KVSelfCheck
+from twostroke.engine.pool_engine import PoolEngine
 from twostroke.errors import DoesNotFit, InvalidParameter, RankLost, SetupError
 from twostroke.events import EventLog
 from twostroke.grammar.backend import GrammarBackend
@@ -222,24 +224,27 @@ def _build_engine(  # noqa: PLR0913 (everything that was found out before)
     )
     process = "" if handover is None else handover.port.name
     journal = _journal(config, loaded, layout, sizing, costs(), event_log, listeners, process)
-    lending = fetching = where = geometry = None
+    executor = executor if around_executor is None else around_executor(executor)
+    size, hashes_blocks = layout.block_size, config.cache.enable_prefix_caching
     if handover is not None:
         geometry = _geometry(config, loaded, runner)
-        lending, fetching, where = open_ends(handover, geometry, scheduler, journal, runner, shared)
+        ends, where = open_ends(handover, geometry, scheduler, journal, runner, shared)
+        pooled = PoolEngine(scheduler, executor, ends, block_size=size, hashes_blocks=hashes_blocks, journal=journal)
+        return pooled, where, geometry, sized
+    self_check = None
+    if config.cache.kv_check_rate:
+        dtype = str(loaded.attention_dtype).removeprefix("torch.")
+        most = tolerance(layout.kv_format, dtype, loaded.config.num_layers)
+        self_check = KVSelfCheck(scheduler, executor, block_size=size, tolerance=most)
     engine = Engine(
         scheduler,
-        executor if around_executor is None else around_executor(executor),
-        block_size=layout.block_size,
-        hashes_blocks=config.cache.enable_prefix_caching,
+        executor,
+        block_size=size,
+        hashes_blocks=hashes_blocks,
         journal=journal,
-        kv_tolerance=tolerance(
-            layout.kv_format, str(loaded.attention_dtype).removeprefix("torch."), loaded.config.num_layers
-        ),
-        lending=lending,
-        fetching=fetching,
-        clock=monotonic_clock,
+        self_check=self_check,
     )
-    return engine, where, geometry, sized
+    return engine, None, None, sized
 
 
 def _kv_size(

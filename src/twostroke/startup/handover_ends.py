@@ -11,6 +11,7 @@ from twostroke.engine.handover_port import HandoverPort, LenderFacts
 from twostroke.engine.journal import Journal
 from twostroke.engine.kv_fetching import KVFetching
 from twostroke.engine.kv_lending import KVLending
+from twostroke.engine.pool_engine import KVEnds
 from twostroke.errors import SetupError
 from twostroke.kernels.reference.kv_codec import recode
 from twostroke.kv_transfer.borrower import KVBorrower
@@ -32,9 +33,9 @@ class HandoverEnds:
     epoch: int
     """A number that no other process has."""
     is_fetched: Callable[[int, Fetched], object]
-    """Called in another thread when an import has come, or will not; then Engine.kv_fetched is to be called."""
+    """Called in another thread when an import has come, or will not; then PoolEngine.kv_fetched is to be called."""
     is_over: Callable[[int], object]
-    """The same of blocks on loan, and Engine.end_hold."""
+    """The same of blocks on loan, and PoolEngine.end_hold."""
 
 
 def shared_memory_for(port: HandoverPort, num_ranks: int, num_bytes: int) -> SharedMemory | None:
@@ -71,7 +72,7 @@ def open_ends(
     journal: Journal,
     runner: ModelRunner,
     shared: SharedMemory | None,
-) -> tuple[KVLending | None, KVFetching | None, LenderFacts | None]:
+) -> tuple[KVEnds, LenderFacts | None]:
     """The two ends of hand-overs, as far as an engine has them, and where it lends.
 
     Args:
@@ -119,4 +120,4 @@ def open_ends(
         fetching = KVFetching(
             scheduler, borrower, journal, layout=kv.layout, clock=monotonic_clock, is_done=ends.is_fetched
         )
-    return lending, fetching, where
+    return KVEnds(lending, fetching), where

@@ -23,6 +23,7 @@ from twostroke.config.scheduler import SchedulerConfig
 from twostroke.cost.price import check_price_per_hour, cost_per_million_tokens
 from twostroke.cost.step_cost import MachineLimits
 from twostroke.errors import InvalidParameter
+from twostroke.events import EventRing
 from twostroke.hardware import Hardware
 from twostroke.kernels.dispatch import operators_for
 from twostroke.measure.figure import MEASURED, PREDICTED, finish, save_figure
@@ -350,7 +351,8 @@ def measure_sweep(
         limit = f"the longest request would be {longest} tokens; the model's context is {max_context}"
         raise InvalidParameter("prompt_lengths and contexts", f"{prompts[-1]}, {contexts[-1]}", limit, "Shorten them.")
     cache = _with_room(cache, longest, batches[-1] * (options.batch_context + in_batch[batches[-1]]), batches[-1])
-    engine = model_engine(replace(load, max_model_len=longest), scheduler, cache)
+    costed = EventRing(1)  # where nobody listens, the journal works out no costs
+    engine = model_engine(replace(load, max_model_len=longest), scheduler, cache, [costed])
     try:
         return _measure(options, engine, in_batch, budget, progress=progress)
     finally:
