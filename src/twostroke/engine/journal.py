@@ -51,7 +51,7 @@ RING_CAPACITY = 4096
 class Journal:
     """Writes events; the last ones are also kept in memory.
 
-    What steps cost is worked out, and the machine's limits are held against it, only where a file or a listener gets it.
+    Where a file or a listener gets them, it works out what steps cost, and holds the machine to its limits.
 
     Args:
         started: the first event, without which no replay is possible.
