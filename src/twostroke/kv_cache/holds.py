@@ -54,26 +54,6 @@ class KVImport:
         return KVImport(self.num_tokens, self.num_cached_tokens, rows, first_missing)
 
 
-def name_full_blocks(
-    layout: KVLayout, prefix_cache: SharedPrefixCache, table: BlockTable, block_hashes: Sequence[bytes], num_tokens: int
-) -> None:
-    """Make the full blocks of the first `num_tokens` tokens findable, as far as they are not.
-
-    Args:
-        layout: of the pool.
-        prefix_cache: that is told.
-        table: of a request, or of a hold.
-        block_hashes: names, one per page: a block's is that of its last page.
-        num_tokens: computed and final; whole pages.
-    """
-    for group_id, (group, size) in enumerate(zip(layout.groups, table.block_tokens, strict=True)):
-        row = table.rows[group_id]
-        for entry in range(max(table.first_held[group_id], table.num_named // size), num_tokens // size):
-            name = block_hashes[(entry + 1) * group.pages_per_block - 1]
-            prefix_cache.insert(row[entry], group_id, name)
-    table.num_named = max(table.num_named, num_tokens)
-
-
 class KVHolds:
     """Loans and imports, by their numbers, which are never used again."""
 
@@ -123,7 +103,7 @@ class KVHolds:
         """All blocks are filled: they can be found by these names, one per page."""
         table = self._tables[hold_id]
         assert self._prefix_cache is not None, "without a prefix cache nothing is fetched into it"
-        name_full_blocks(self._layout, self._prefix_cache, table, block_hashes, table.num_tokens)
+        self._prefix_cache.name_full_blocks(table, block_hashes, table.num_tokens)
 
     def lend(self, hold_id: int, table: BlockTable) -> None:
         """Keeps the full blocks of a request that ends; what is not full is given back."""

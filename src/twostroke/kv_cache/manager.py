@@ -11,7 +11,7 @@ from twostroke.config.cache import CacheConfig
 from twostroke.kv_cache.block_pool import BlockPool
 from twostroke.kv_cache.block_table import BlockTable
 from twostroke.kv_cache.contiguous import ContiguousReservation
-from twostroke.kv_cache.holds import KVHolds, name_full_blocks
+from twostroke.kv_cache.holds import KVHolds
 from twostroke.kv_cache.host_tier import HostTier, TwoTierPrefixCache, host_slots
 from twostroke.kv_cache.layout import KVLayout
 from twostroke.kv_cache.prefix_cache import CachedPrefix, SharedPrefixCache
@@ -152,7 +152,7 @@ class KVCacheManager:
         if self._prefix_cache is None or num_tokens - table.num_named < self._block_size:
             return
         end = min(num_tokens // self._block_size, len(block_hashes)) * self._block_size
-        name_full_blocks(self.layout, self._prefix_cache, table, block_hashes, end)
+        self._prefix_cache.name_full_blocks(table, block_hashes, end)
 
     def roll_back(self, request_id: str, num_tokens: int) -> None:
         """Forgets what was computed beyond `num_tokens`; whole blocks right of it are free again."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from twostroke.batch import CacheEnd
 from twostroke.kv_cache.block_pool import BlockKey, BlockPool
-from twostroke.kv_cache.block_table import NO_BLOCK
+from twostroke.kv_cache.block_table import NO_BLOCK, BlockTable
 from twostroke.kv_cache.layout import KVLayout
 
 IN_HOST = -1
@@ -93,9 +93,19 @@ class SharedPrefixCache:
         end = CacheEnd.COMPLETE if best == most else self._why_missing(block_hashes, best)
         return self._cut(found, best, end)
 
-    def insert(self, block_id: int, group_id: int, block_hash: bytes) -> None:
-        """Names the block."""
-        self._pool.name(block_id, group_id, block_hash)
+    def name_full_blocks(self, table: BlockTable, block_hashes: Sequence[bytes], num_tokens: int) -> None:
+        """Make the full blocks of the first `num_tokens` tokens findable, as far as they are not.
+
+        Args:
+            table: of a request, or of a hold.
+            block_hashes: names, one per page: a block's is that of its last page.
+            num_tokens: computed and final; whole pages.
+        """
+        for group_id, (per_block, size) in enumerate(zip(self._pages, table.block_tokens, strict=True)):
+            row = table.rows[group_id]
+            for entry in range(max(table.first_held[group_id], table.num_named // size), num_tokens // size):
+                self._pool.name(row[entry], group_id, block_hashes[(entry + 1) * per_block - 1])
+        table.num_named = max(table.num_named, num_tokens)
 
     def _names(self, entries: Sequence[tuple[int, int]], block_hashes: Sequence[bytes]) -> list[BlockKey]:
         """Of (KV group, entry): a block is named by its last page."""
