@@ -26,7 +26,8 @@ import uvloop  # noqa: F401 (what a server imports when it starts)
 from twostroke.cli import bench, calibrate, chat, commands, doctor, explain, generate, plan, replay, usage  # noqa: F401
 from twostroke.cli.main import has_early_engine
 from twostroke.cli.main import main as run_command
-from twostroke.cluster import early_child, fork_server, process
+from twostroke.cluster import child as early_child
+from twostroke.cluster import fork_server, process
 from twostroke.parent_death import signal_at_parents_death
 from twostroke.runner.machine_limits import measure_machine_limits
 

@@ -22,8 +22,9 @@ from typing import IO, Any, Literal
 
 import pytest
 
-from twostroke.cluster import early_child, engine_process, forking
-from twostroke.cluster.early_child import EarlyChild
+from twostroke.cluster import child as early_child
+from twostroke.cluster import engine_process, forking
+from twostroke.cluster.child import EarlyChild
 
 Program = Literal["twostroke", "engine", "fork server"]
 

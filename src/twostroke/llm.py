@@ -10,9 +10,8 @@ from tqdm.auto import tqdm
 
 from twostroke.client.chat_inputs import ChatInputs, TemplateOptions
 from twostroke.client.input_processor import Prompt
-from twostroke.client.interrupts import interrupts_held
 from twostroke.client.output_processor import OutputKind
-from twostroke.client.text_engine import TextEngine, build_text_engine
+from twostroke.client.text_engine import TextEngine, build_text_engine, interrupts_held
 from twostroke.config.engine import EngineConfig
 from twostroke.errors import InvalidParameter
 from twostroke.outputs import RequestOutput

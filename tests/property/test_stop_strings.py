@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 import text_fakes
 from tiers import examples
-from twostroke.client.completion_stream import CompletionStream
 from twostroke.client.input_processor import PromptInput
+from twostroke.client.output_processor import CompletionStream
 from twostroke.engine.stop_checker import StopStrings
 from twostroke.engine.token_update import SequenceNews, TokenUpdate
 from twostroke.outputs import RequestTimes

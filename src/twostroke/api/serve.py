@@ -29,7 +29,7 @@ from twostroke.api.dialect import check_parsers
 from twostroke.api.keys import with_keys_of_files
 from twostroke.api.observation import Observation
 from twostroke.api.transport import guarded_protocol
-from twostroke.cluster.early_child import drop_early
+from twostroke.cluster.child import drop_early
 from twostroke.cluster.pooled_engine import PooledEngine
 from twostroke.cluster.remote_engine import RemoteEngine
 from twostroke.config.engine import EngineConfig

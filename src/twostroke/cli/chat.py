@@ -160,7 +160,7 @@ class _Talk:
 
     def _run(self, request_id: str) -> RequestOutput | None:
         """Run the request to its end; None if somebody at a terminal stops it with Ctrl-C, and wants to go on."""
-        from twostroke.client.interrupts import interrupts_held
+        from twostroke.client.text_engine import interrupts_held
 
         try:
             with interrupts_held() as let_interrupts_through:

@@ -65,7 +65,7 @@ def _start_engine_early(arguments: Sequence[str]) -> None:
     """Have the engine process of a server import what it needs beside us; it ends with us if nobody wants it."""
     if has_early_engine(arguments):
         from twostroke.child_command import child_command
-        from twostroke.cluster.early_child import drop_early, start_early
+        from twostroke.cluster.child import drop_early, start_early
         from twostroke.engine.garbage import look_for_none_while_loading
 
         look_for_none_while_loading()

@@ -10,8 +10,7 @@ from collections.abc import Sequence
 from typing import overload
 
 from twostroke.batch import TokenLogprobs
-from twostroke.client.completion_stream import decode_logprobs
-from twostroke.outputs import LogprobsAtPosition
+from twostroke.outputs import Logprob, LogprobsAtPosition
 from twostroke.tokenizer.tokenizer import Tokenizer
 
 
@@ -64,3 +63,23 @@ class PromptScores(Sequence[LogprobsAtPosition | None]):
             return None
         self.num_decoded += 1
         return decode_logprobs(entry, self._tokenizer)
+
+
+def decode_logprobs(entry: TokenLogprobs, tokenizer: Tokenizer) -> LogprobsAtPosition:
+    """Log-probabilities by token id, the chosen token first, each with its rank and its own text.
+
+    The chosen token may stand again among the most likely ones or be left out there; it is listed once.
+    """
+    chosen, *likely = entry.token_ids
+    ranks = dict(zip(likely, _ranks(entry), strict=True)) | {chosen: entry.rank}
+    return {
+        token_id: Logprob(logprob, ranks[token_id], tokenizer.decoded_token(token_id))
+        for token_id, logprob in dict(zip(entry.token_ids, entry.logprobs, strict=True)).items()
+    }
+
+
+def _ranks(entry: TokenLogprobs) -> list[int]:
+    """Ranks of the most likely tokens; a place is left free for the chosen one when it is left out of them."""
+    chosen, *likely = entry.token_ids
+    left_out = chosen not in likely
+    return [place + (left_out and place >= entry.rank) for place in range(1, len(likely) + 1)]

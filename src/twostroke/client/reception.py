@@ -7,11 +7,10 @@ import contextlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from twostroke.client.engine_client import OutputStream
+from twostroke.client.engine_client import OutputStream, QueuedStream
 from twostroke.client.front_desk import FrontDesk, SequenceRunner
 from twostroke.client.input_processor import InputProcessor
 from twostroke.client.output_processor import OutputProcessor
-from twostroke.client.queued_stream import QueuedStream
 from twostroke.client.submission import Submission
 from twostroke.engine.clock import monotonic_clock
 from twostroke.engine.facts import EngineFacts

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import signal
+import threading
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from types import FrameType
 
 from twostroke.client.chat_inputs import ChatInputs
 from twostroke.client.front_desk import FrontDesk
@@ -139,7 +143,7 @@ class TextEngine:
         """One step of the engine; the outputs of requests that it, or an abort before it, has changed.
 
         An exception out of it is never a request's fault, and the end of this engine (`is_whole`). Callers in the main
-        thread hold Ctrl-C back while it runs (client/interrupts.py).
+        thread hold Ctrl-C back while it runs (client/text_engine.py).
         """
         self.check_open()
         self._is_whole = False
@@ -183,3 +187,36 @@ def build_text_engine(
         serves_background=built.facts.serves_background,
         startup_lines=built.facts.startup_lines,
     )
+
+
+# ------------------------------------------------------------------ Ctrl-C between two steps
+
+
+@contextmanager
+def interrupts_held() -> Generator[Callable[[], None]]:
+    """Holds SIGINT back; what it yields is to be called between steps and lets the signal through if it came.
+
+    The handler that was there before then runs, which raises KeyboardInterrupt unless a program has its own. A second
+    Ctrl-C does not wait: somebody who insists gets out, and an engine that it catches in the middle of a step says so
+    from then on. Only the main thread gets signals, so elsewhere nothing is held.
+    """
+    before = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(before):
+        yield lambda: None
+        return
+    held: list[tuple[int, FrameType | None]] = []
+
+    def hold(signum: int, frame: FrameType | None) -> None:
+        held.append((signum, frame))
+        signal.signal(signal.SIGINT, before)
+
+    def let_through() -> None:
+        if held:
+            before(*held.pop())
+
+    signal.signal(signal.SIGINT, hold)
+    try:
+        yield let_through
+    finally:
+        signal.signal(signal.SIGINT, before)
+        let_through()

@@ -12,8 +12,7 @@ from typing import Any
 import zmq
 
 from twostroke.child_command import child_command
-from twostroke.cluster.child import Child, LocalChild
-from twostroke.cluster.early_child import take_early
+from twostroke.cluster.child import Child, LocalChild, take_early
 from twostroke.cluster.forking import ForkServer
 from twostroke.cluster.messages import COMMANDS, REPORTS, Alive, Command, Refused, Report, StartEngine, Stop
 from twostroke.cluster.wires import FolderWires, Wires

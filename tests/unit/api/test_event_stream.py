@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from factories import submitted
 from twostroke.api.answering import WRITE_NOW, EventResponse, RepeatedEvent, event
 from twostroke.api.generation import AnswerGeneration, Caller
-from twostroke.client.engine_client import OutputStream
-from twostroke.client.queued_stream import QueuedStream
+from twostroke.client.engine_client import OutputStream, QueuedStream
 from twostroke.errors import EngineError
 from twostroke.outputs import CompletionOutput, RequestOutput
 from twostroke.request import FinishReason

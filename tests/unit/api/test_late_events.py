@@ -15,9 +15,8 @@ from twostroke.api.answering import WRITE_NOW, EventResponse, Later
 from twostroke.api.generation import AnswerGeneration, Caller
 from twostroke.api.logprobs import MOST_AT_ONCE, as_written, prompt_logprobs, takes_long
 from twostroke.batch import TokenLogprobs
-from twostroke.client.engine_client import OutputStream
+from twostroke.client.engine_client import OutputStream, QueuedStream
 from twostroke.client.prompt_scores import PromptScores
-from twostroke.client.queued_stream import QueuedStream
 from twostroke.outputs import CompletionOutput, LogprobsAtPosition, RequestOutput
 from twostroke.request import FinishReason
 

@@ -20,7 +20,7 @@ from traces import conversations, write_trace
 from twostroke.cli.flags import LoadBesideModel, check_model_names
 from twostroke.cli.generate import generate
 from twostroke.cli.main import app
-from twostroke.client.completion_stream import CompletionStream
+from twostroke.client.output_processor import CompletionStream
 from twostroke.config.cache import CacheConfig
 from twostroke.engine.event_sinks import JsonlEventLog
 from twostroke.errors import InvalidParameter

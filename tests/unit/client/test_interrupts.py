@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from twostroke import LLM, SamplingParams
-from twostroke.client.interrupts import interrupts_held
+from twostroke.client.text_engine import interrupts_held
 from twostroke.engine.event_sinks import read_events
 from twostroke.errors import EngineError
 from twostroke.scheduler.replay import replay

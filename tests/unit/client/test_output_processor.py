@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 import text_fakes
 from tiers import examples
 from twostroke.batch import TokenLogprobs
-from twostroke.client.completion_stream import decode_logprobs
 from twostroke.client.input_processor import InputProcessor
 from twostroke.client.output_processor import (
     EndedSequence,
     OutputKind,
     OutputProcessor,
+    decode_logprobs,
 )
 from twostroke.client.prompt_scores import PromptScores
 from twostroke.engine.token_update import SequenceNews, TokenUpdate

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from twostroke.cluster import early_child
-from twostroke.cluster.early_child import drop_early, start_early, take_early
+from twostroke.cluster import child as early_child
+from twostroke.cluster.child import drop_early, start_early, take_early
 
 SLEEPS = (sys.executable, "-c", "import sys; sys.stdin.read()")
 ENDS = (sys.executable, "-c", "raise SystemExit(3)")
