@@ -26,7 +26,7 @@ from rich.console import Console
 from twostroke.batch import NewRequest
 from twostroke.cluster.dispatcher import Dispatcher, LeastBusy, ReadyWorker
 from twostroke.cluster.engine_process import EngineProcess
-from twostroke.cluster.messages import Alive
+from twostroke.cluster.messages import Alive, StartEngine
 from twostroke.config.checks import whole_number
 from twostroke.config.engine import EngineConfig
 from twostroke.config.routing import RoutingConfig
@@ -48,13 +48,13 @@ _HEART = """
 import sys, time
 from pathlib import Path
 import zmq
-from twostroke.cluster.messages import REPORTS, Alive
+from twostroke.cluster.messages import Alive, encode_message
 from twostroke.cluster.wires import engine_ends
 context = zmq.Context()
 commands, reports = engine_ends(context, Path(sys.argv[1]))
 commands.recv()
 for _ in range(%d):
-    reports.send(REPORTS.encode(Alive()))
+    reports.send(encode_message(Alive()))
     time.sleep(%g)
 reports.close()
 commands.close()
@@ -90,7 +90,7 @@ def gateway_prices() -> GatewayPrices:
 async def _heartbeat_us() -> float:
     """A real child and the real sockets, and the loop that wakes up for each."""
     heart = _HEART % (NUM_HEARTBEATS, HEARTBEATS_APART_S)
-    process = await EngineProcess.spawn(EngineConfig(), (sys.executable, "-c", heart), last_words_s=0.0)
+    process = await EngineProcess.spawn(StartEngine(EngineConfig()), (sys.executable, "-c", heart), last_words_s=0.0)
     try:
         assert isinstance(await process.receive(), Alive)
         began_s, num_heard = time.process_time(), 0

@@ -137,6 +137,7 @@ def _run_server() -> None:
     theirs.close()
 
     def popen(command: tuple[str, ...], **_: object) -> _EarlyEngine:
+        early_child.subprocess = subprocess  # one was forked; others start as they do
         return _EarlyEngine(pid, ours, command[-1])
 
     early_child.subprocess = cast(Any, SimpleNamespace(Popen=popen, PIPE=subprocess.PIPE))
@@ -144,7 +145,7 @@ def _run_server() -> None:
 
 
 class _EarlyEngine:
-    """The forked process of an engine, as EarlyChild uses `subprocess.Popen`.
+    """The forked process of an engine, as LocalChild uses `subprocess.Popen`.
 
     Args:
         pid: of a child that waits for its folder and its streams.

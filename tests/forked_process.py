@@ -24,7 +24,6 @@ import pytest
 
 from twostroke.cluster import child as early_child
 from twostroke.cluster import engine_process, forking
-from twostroke.cluster.child import EarlyChild
 
 Program = Literal["twostroke", "engine", "fork server"]
 
@@ -131,15 +130,10 @@ def forked_engines() -> Iterator[None]:
     """Have the engines of this process, and their pools, fork what they would start in a Python of its own."""
     start = asyncio.create_subprocess_exec
 
-    def popen(command: tuple[str, ...], **_: object) -> ForkedProcess:
+    def popen(command: tuple[str, ...], **more: Any) -> Any:
+        if command[:-1] != engine_process.COMMAND:
+            return subprocess.Popen(command, **more)
         return ForkedProcess(command[-1:], program="engine", stdin=subprocess.PIPE, stdout=2)
-
-    def take(command: Sequence[str]) -> EarlyChild | None:
-        if tuple(command) != engine_process.COMMAND:
-            return None
-        child = EarlyChild(command)
-        child.adopt()
-        return child
 
     async def start_or_fork(*command: str, **more: Any) -> Any:
         if command[:-1] != forking.SERVER:
@@ -148,7 +142,6 @@ def forked_engines() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(early_child, "subprocess", SimpleNamespace(Popen=popen, PIPE=subprocess.PIPE))
-        patch.setattr(engine_process, "take_early", take)
         patch.setattr(asyncio, "create_subprocess_exec", start_or_fork)
         yield
 

@@ -20,7 +20,7 @@ from forked_process import forked_engines
 from twostroke import LLM, SamplingParams
 from twostroke.client.engine_client import EngineState, OutputStream
 from twostroke.client.output_processor import OutputKind
-from twostroke.cluster import engine_process, remote_engine
+from twostroke.cluster import engine_process, pool_worker
 from twostroke.cluster.remote_engine import RemoteEngine
 from twostroke.config.engine import EngineConfig
 from twostroke.errors import EngineError, EngineUnavailable, SetupError
@@ -349,7 +349,7 @@ def test_one_that_lives_is_never_taken_for_one_that_stands_still() -> None:
 
 
 def test_one_that_is_stopped_while_it_loads_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote_engine, "LOADING_SILENCE_S", 0.5)
+    monkeypatch.setattr(pool_worker, "LOADING_SILENCE_S", 0.5)
 
     async def main() -> None:
         engine = RemoteEngine(CONFIG, command=(sys.executable, "-c", "import time; time.sleep(1e6)"))
@@ -425,7 +425,8 @@ def test_what_cannot_be_loaded_is_refused() -> None:
 def test_a_start_that_nobody_waits_for_any_more_ends_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Loading, a process hears nothing; it has nothing to lose either."""
     deaf = (sys.executable, "-c", "import time; time.sleep(1e6)")
-    monkeypatch.setattr(engine_process, "STOP_PATIENCE_S", 1e6)
+    for module in (engine_process, pool_worker):
+        monkeypatch.setattr(module, "STOP_PATIENCE_S", 1e6)
 
     async def main() -> None:
         engine = RemoteEngine(CONFIG, command=deaf)

@@ -61,71 +61,25 @@ def kill_child(pid: int) -> None:
 
 
 class LocalChild:
-    """A child of this process. Its standard input is a pipe that is held here: when this process ends, it ends too."""
+    """A child of this process; see Child. Its standard input is a pipe that is held here, so it ends when this does.
 
-    def __init__(self, process: asyncio.subprocess.Process, folder: Path) -> None:
-        self._process = process
-        self._folder = folder
+    Args:
+        command: starts it, with the folder behind it.
+        folder: of what it needs, which is removed at its end; None: a new one, for this user only.
+        descriptors: that it inherits.
+    """
 
-    @classmethod
-    async def start(cls, command: Sequence[str], folder: Path, descriptors: Sequence[int] = ()) -> LocalChild:
-        """Starts one.
-
-        Args:
-            command: starts it, with the folder behind it.
-            folder: of what it needs; it is removed at its end.
-            descriptors: that it inherits.
-        """
-        try:
-            process = await asyncio.create_subprocess_exec(
-                *command,
-                str(folder),
-                stdin=asyncio.subprocess.PIPE,
-                stdout=sys.stderr,
-                start_new_session=True,  # a Ctrl-C is for the HTTP process, which lets running requests end
-                pass_fds=descriptors,
-            )
-        except BaseException:
-            shutil.rmtree(folder, ignore_errors=True)
-            raise
-        return cls(process, folder)
-
-    @property
-    def pid(self) -> int:
-        """See Child."""
-        return self._process.pid
-
-    async def ending(self) -> str:
-        """See Child."""
-        return ending_words(await self._process.wait())
-
-    def kill(self) -> None:
-        """See Child."""
-        if self._process.returncode is None:
-            kill_group(self._process.pid)
-            self._process.kill()
-
-    def forget(self) -> None:
-        """See Child."""
-        shutil.rmtree(self._folder, ignore_errors=True)
-
-
-# ------------------------------------------------------------------ a process that starts early
-
-
-class EarlyChild:
-    """See Child; its standard input is a pipe that is held here, so it ends when this process does."""
-
-    def __init__(self, command: Sequence[str]) -> None:
+    def __init__(self, command: Sequence[str], folder: Path | None = None, descriptors: Sequence[int] = ()) -> None:
         self.command = tuple(command)
-        self.folder = Path(tempfile.mkdtemp(prefix="twostroke-"))  # for this user only
-        """Holds its sockets."""
+        self.folder = folder or Path(tempfile.mkdtemp(prefix="twostroke-"))
+        """Holds what it needs: its sockets."""
         try:
             self._process = subprocess.Popen(
                 (*command, str(self.folder)),
                 stdin=subprocess.PIPE,
                 stdout=sys.stderr,
-                start_new_session=True,  # as LocalChild's
+                start_new_session=True,  # a Ctrl-C is for the HTTP process, which lets running requests end
+                pass_fds=descriptors,
             )
         except BaseException:
             shutil.rmtree(self.folder, ignore_errors=True)
@@ -137,8 +91,8 @@ class EarlyChild:
         """See Child."""
         return self._process.pid
 
-    def adopt(self) -> None:
-        """Watch it from the running event loop."""
+    def adopt(self) -> LocalChild:
+        """Watch it from the running event loop, and return it."""
         loop = asyncio.get_running_loop()
         self._ending = ending = loop.create_future()
 
@@ -152,6 +106,7 @@ class EarlyChild:
                 loop.call_soon_threadsafe(tell, how)
 
         threading.Thread(target=wait, daemon=True, name="twostroke-child").start()
+        return self
 
     async def ending(self) -> str:
         """See Child."""
@@ -171,26 +126,30 @@ class EarlyChild:
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
-waiting: list[EarlyChild] = []
-"""At most one."""
+# ------------------------------------------------------------------ a process that starts early
+
+waiting: list[LocalChild] = []
+"""The engine process that was started early, if any: at most one."""
 
 
 def start_early(command: Sequence[str]) -> None:
-    """Start a process; where the system allows none, whoever needs it will say so."""
+    """Start an engine process before it is known what it will run: its imports take longer than anything else.
+
+    It imports what it needs beside the command's own imports, and then waits for its first command like any other.
+    Where the system allows none, whoever needs it will say so.
+    """
     if waiting:
         return
     with contextlib.suppress(OSError):
-        waiting.append(EarlyChild(command))
+        waiting.append(LocalChild(command))
         atexit.register(drop_early)
 
 
-def take_early(command: Sequence[str]) -> EarlyChild | None:
+def take_early(command: Sequence[str]) -> LocalChild | None:
     """Return the process that was started by this command, watched from the running event loop; None: there is none."""
     if not waiting or waiting[0].command != tuple(command):
         return None
-    child = waiting.pop()
-    child.adopt()
-    return child
+    return waiting.pop().adopt()
 
 
 def drop_early() -> None:

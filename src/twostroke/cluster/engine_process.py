@@ -13,13 +13,18 @@ import zmq
 
 from twostroke.child_command import child_command
 from twostroke.cluster.child import Child, LocalChild, take_early
-from twostroke.cluster.forking import ForkServer
-from twostroke.cluster.messages import COMMANDS, REPORTS, Alive, Command, Refused, Report, StartEngine, Stop
+from twostroke.cluster.forking import ForkedChild, ForkServer
+from twostroke.cluster.messages import (
+    Alive,
+    Command,
+    Refused,
+    Report,
+    StartEngine,
+    Stop,
+    decode_report,
+    encode_message,
+)
 from twostroke.cluster.wires import FolderWires, Wires
-from twostroke.config.engine import EngineConfig
-from twostroke.cost.step_cost import MachineLimits
-from twostroke.engine.handover_port import HandoverPort
-from twostroke.engine.heartbeat import Heartbeat
 
 COMMAND = child_command("twostroke.cluster.process")
 STOP_PATIENCE_S = 10.0
@@ -67,34 +72,30 @@ class EngineProcess:
     @classmethod
     async def spawn(
         cls,
-        config: EngineConfig,
+        start: StartEngine,
         command: Sequence[str] = COMMAND,
-        handover: HandoverPort | None = None,
-        last_words_s: float = LAST_WORDS_S,
+        *,
         forks: ForkServer | None = None,
-        machine: MachineLimits | None = None,
-        heartbeat: Heartbeat | None = None,
+        last_words_s: float = LAST_WORDS_S,
     ) -> EngineProcess:
-        """Starts a child of this process that loads what the config says; its reports tell how that goes.
+        """Start a child of this process and send it its first message; its reports tell how that goes.
 
         Args:
-            config: of the engine.
+            start: what it loads.
             command: starts it.
-            handover: where its KV goes and comes from, in a pool.
-            last_words_s: see EngineProcess.
             forks: it is forked from this one's process instead.
-            machine: what this machine can do, if that was measured.
-            heartbeat: how it shows that it lives, where `handover` does not say.
+            last_words_s: see EngineProcess.
 
         Raises:
             SetupError: it could not be forked.
         """
-        early = take_early(command) if forks is None else None
-        # for this user only
-        folder = Path(tempfile.mkdtemp(prefix="twostroke-")) if early is None else early.folder
-        child = early or await (LocalChild.start(command, folder) if forks is None else forks.fork(folder))
-        process = cls(child, FolderWires(folder), last_words_s)
-        process.send(StartEngine(config, handover, machine=machine, heartbeat=heartbeat))
+        child: LocalChild | ForkedChild
+        if forks is None:
+            child = take_early(command) or LocalChild(command).adopt()
+        else:
+            child = await forks.fork(Path(tempfile.mkdtemp(prefix="twostroke-")))  # for this user only
+        process = cls(child, FolderWires(child.folder), last_words_s)
+        process.send(start)
         return process
 
     @property
@@ -105,14 +106,14 @@ class EngineProcess:
     def send(self, command: Command) -> None:
         """Queues a command; one that nobody is left to read is lost."""
         with contextlib.suppress(zmq.Again):
-            self._commands.send(COMMANDS.encode(command), zmq.NOBLOCK)
+            self._commands.send(encode_message(command), zmq.NOBLOCK)
 
     async def receive(self) -> Report | None:
         """The next report; None when the child has exited and everything it said was read."""
         had_exited = False
         while True:
             try:
-                return REPORTS.decode(self._reports.recv(zmq.NOBLOCK))
+                return decode_report(self._reports.recv(zmq.NOBLOCK))
             except zmq.Again:
                 if had_exited:
                     return None
@@ -141,6 +142,10 @@ class EngineProcess:
     def _wake(self, *_: object) -> None:
         if self._something is not None and not self._something.done():
             self._something.set_result(None)
+        elif not self._reports.closed:
+            # Nobody waits: without a look the descriptor stays readable, and the loop would come here again and again.
+            # Whoever waits next tries the socket first.
+            self._reports.getsockopt(zmq.EVENTS)
 
     def _look(self, monitor: Any) -> None:
         """A connection of these is never made again: who is not heard through it is not heard at all."""

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from twostroke.cluster.engine_process import COMMAND, EngineProcess
 from twostroke.cluster.forking import ForkServer, can_fork
-from twostroke.cluster.messages import EngineReady
+from twostroke.cluster.messages import EngineReady, StartEngine
 from twostroke.config.engine import EngineConfig
 from twostroke.config.pools import PoolConfig
 from twostroke.cost.step_cost import MachineLimits
@@ -81,9 +81,8 @@ class LocalLauncher:
     async def launch(self, name: str, role: Role, config: EngineConfig, port: HandoverPort) -> EngineProcess:
         """See Launcher."""
         del name, role
-        return await EngineProcess.spawn(
-            config, self._command, port, last_words_s=0.0, forks=self._forks, machine=self._machine
-        )
+        start = StartEngine(config, port, machine=self._machine)
+        return await EngineProcess.spawn(start, self._command, forks=self._forks, last_words_s=0.0)
 
     def is_loaded(self, ready: EngineReady) -> None:
         """See Launcher: what is measured while others serve is not what the machine can do."""

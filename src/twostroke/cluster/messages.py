@@ -16,7 +16,6 @@ Token ids only; text and templates stay in the HTTP process.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Generic, TypeVar
 
 import msgspec
 
@@ -156,24 +155,9 @@ class CacheWasReset(_Message):
 Report = EngineReady | Refused | Failed | Alive | Progress | CacheWasReset
 
 
-_Out = TypeVar("_Out")
-
-
-class Encoding(Generic[_Out]):
-    """Bytes of messages one way, messages of bytes the other."""
-
-    def __init__(self, incoming: Any) -> None:
-        self._encoder = msgspec.msgpack.Encoder(enc_hook=plain_path)
-        self._decoder: msgspec.msgpack.Decoder[_Out] = msgspec.msgpack.Decoder(incoming, dec_hook=read_path)
-
-    def encode(self, message: Command | Report) -> bytes:
-        """For the other process."""
-        return self._encoder.encode(message)
-
-    def decode(self, frame: bytes) -> _Out:
-        """From the other process."""
-        return self._decoder.decode(frame)
-
-
-COMMANDS: Encoding[Command] = Encoding(Command)
-REPORTS: Encoding[Report] = Encoding(Report)
+encode_message = msgspec.msgpack.Encoder(enc_hook=plain_path).encode
+"""Return the bytes of a command or a report."""
+decode_command = msgspec.msgpack.Decoder[Command](Command, dec_hook=read_path).decode
+"""Return the command of some bytes."""
+decode_report = msgspec.msgpack.Decoder[Report](Report, dec_hook=read_path).decode
+"""Return the report of some bytes."""

@@ -1,22 +1,18 @@
-"""One process of a pool: started, heard, and started again when it has died."""
+"""One process that runs an engine: started, heard, and started again when it has died."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Protocol
 
 from twostroke.client.engine_client import EngineState
 from twostroke.client.load import LoadMeter
-from twostroke.cluster.dispatcher import ReadyWorker
 from twostroke.cluster.engine_process import LOADING_SILENCE_S, STOP_PATIENCE_S, EngineProcess
-from twostroke.cluster.launcher import Launcher
-from twostroke.cluster.messages import Add, Alive, Command, EngineReady, Failed, Progress, Refused, Report, Stop
-from twostroke.config.engine import EngineConfig
+from twostroke.cluster.messages import Add, Alive, Command, EngineReady, Failed, Finish, Progress, Refused, Report, Stop
 from twostroke.engine.clock import monotonic_clock
 from twostroke.engine.facts import EngineFacts
-from twostroke.engine.handover_port import HandoverPort
 from twostroke.errors import SetupError
 from twostroke.kv_transfer.geometry import KVGeometry
 from twostroke.log import get_logger
@@ -25,34 +21,28 @@ from twostroke.pools.member import Role
 
 log = get_logger(__name__)
 
+HEARTBEATS_IN_TIME = 4
+"""A process says so often that it lives before it is taken for dead."""
 MAX_FAST_DEATHS = 3
 """Deaths in a row that come soon: then it is no accident, and nobody counts on it until it is back."""
-SOON_S = 5.0
-"""A process that is dead so short a time after it was ready, and has made no token, died soon."""
 LATE_AFTER_S = 1.0
 """Seconds without a step, while there is work, after which others are preferred: it may hang. Longer than most
 steps."""
-RESTART_DELAYS_S = (0.0, 0.5, 2.0, 5.0, 10.0)
-"""Before a start, by the fast deaths before it; the last one from then on."""
 
 
-class Pool(Protocol):
-    """What a worker tells of itself."""
+class WorkerListener(Protocol):
+    """Hears what a worker tells of itself."""
 
-    def objection(self, worker: PoolWorker, geometry: KVGeometry) -> str:
-        """Why a process cannot be one of the pools; empty: it can."""
+    def objection(self, worker: PoolWorker, ready: EngineReady) -> str:
+        """Return why a process cannot serve; empty: it can."""
         ...
 
-    async def worker_ready(self, worker: PoolWorker, facts: EngineFacts) -> None:
+    async def worker_ready(self, worker: PoolWorker, ready: EngineReady) -> None:
         """Its model is loaded."""
         ...
 
     def worker_reports(self, worker: PoolWorker, report: Report) -> None:
         """Something came from it."""
-        ...
-
-    def worker_retired(self, worker: PoolWorker) -> None:
-        """It is to take no more requests, and leaves when it has done what it has."""
         ...
 
     def worker_gone(self, worker: PoolWorker, cause: str) -> None:
@@ -61,36 +51,37 @@ class Pool(Protocol):
 
 
 class PoolWorker:
-    """A place in a pool, and the process that fills it now.
+    """A place in a pool, and the process that fills it now. An engine of one process is a pool of one.
 
     Args:
         role: what it is for.
         place: which of its pool.
-        config: makes the settings of its engine, for each process by its name.
-        port: makes, for each process anew, where it lends and whether it fetches.
-        pool: hears of it.
-        launcher: starts a process.
+        launch: starts a process of this name.
+        listener: hears of it.
         num_starts: processes that were started in this place before.
     """
+
+    restart_delays_s: tuple[float, ...] = (0.0, 0.5, 2.0, 5.0, 10.0)
+    """Before a start, by the fast deaths before it; the last one from then on."""
+    soon_s = 5.0
+    """A process that is dead so short a time after it was ready, and has made no token, died soon."""
+    gives_up = False
+    """Whether it is started again only so often, and not from time to time, where it dies fast."""
 
     def __init__(
         self,
         role: Role,
         place: int,
-        config: Callable[[str], EngineConfig],
-        port: Callable[[str], HandoverPort],
-        pool: Pool,
-        launcher: Launcher,
+        launch: Callable[[str], Awaitable[EngineProcess]],
+        listener: WorkerListener,
         *,
         num_starts: int = 0,
     ) -> None:
         self.role = role
         self.place = place
         """Which of its pool's."""
-        self._config = config
-        self._port = port
-        self._pool = pool
-        self._launcher = launcher
+        self._launch = launch
+        self._listener = listener
         self._num_starts = self._num_earlier = num_starts
         self._num_fast_deaths = 0
         self._spawned: EngineProcess | None = None
@@ -120,6 +111,11 @@ class PoolWorker:
     def worker_id(self) -> str:
         """Of the process that runs now, and its name in events; none has the same."""
         return f"{self.role}-{self.place}.{self._num_starts}"
+
+    @property
+    def words(self) -> str:
+        """Name of the process in messages."""
+        return self.worker_id
 
     @property
     def pid(self) -> int | None:
@@ -159,10 +155,26 @@ class PoolWorker:
 
     def send(self, command: Command) -> None:
         """Queues a command; one for a process that is gone is lost, as what it was about is done elsewhere."""
-        if isinstance(command, Add) and self.meter.num_sequences <= 1:  # the meter has counted this one
-            self._progress_s = monotonic_clock()
+        match command:
+            case Add(request):
+                new = request.new_request
+                self.meter.sent(
+                    new.request_id,
+                    request.tenant,
+                    num_tokens=len(new.prompt_token_ids) + len(new.output_token_ids),
+                    max_tokens=request.max_tokens,
+                    background=request.background,
+                )
+            case Finish(request_id):
+                self.meter.ended(request_id)
+            case _:
+                pass
         if self._process is not None:
             self._process.send(command)
+
+    def begins(self) -> None:
+        """Work comes after a pause, which was no silence."""
+        self._progress_s = monotonic_clock()
 
     def silent_s(self, now_s: float) -> float:
         """Return the seconds without a step report while there is work; 0 while a step may still take that long."""
@@ -194,30 +206,34 @@ class PoolWorker:
 
     async def _live(self) -> None:
         """One process after the other."""
-        while not await self._is_over_after(RESTART_DELAYS_S[min(self._num_fast_deaths, len(RESTART_DELAYS_S) - 1)]):
+        while not await self._is_over_after(self._pause_s):
             self._num_starts += 1
             self._ready_s = float("inf")
             cause = await self._run()
             if self._is_closing.is_set():
                 return
-            if monotonic_clock() - self._ready_s > SOON_S:
+            if monotonic_clock() - self._ready_s > self.soon_s:
                 self._num_fast_deaths = 0
             self._num_fast_deaths += 1
-            log.error("%s %s", self.worker_id, cause)
-            if self._is_retired or not self._was_ready:
-                self.state, self.cause = EngineState.FAILED, f"{self.worker_id} {cause}"
-            elif self._num_fast_deaths < MAX_FAST_DEATHS:
-                self.state = EngineState.STARTING
-                self.cause = f"{self.worker_id} {cause}; it is being started again"
-            else:
-                self.state = EngineState.FAILED
-                self.cause = (
-                    f"{self.worker_id} {cause}, {self._num_fast_deaths} times in a row; it is started again from"
-                    " time to time"
-                )
-            self._pool.worker_gone(self, f"{self.worker_id} {cause}")
-            if self._is_retired or not self._was_ready:
+            log.error("%s", cause)
+            is_last = self._is_retired or not self._was_ready
+            self.state, self.cause = EngineState.FAILED, cause
+            if not is_last and self._num_fast_deaths < MAX_FAST_DEATHS + self.gives_up:
+                self.state, self.cause = EngineState.STARTING, f"{cause}; it is being started again"
+            elif not is_last and self.gives_up:
+                is_last = True
+                self.cause = f"{cause}; it was started again {MAX_FAST_DEATHS} times in a row, and is given up"
+            elif not is_last:
+                often = f"{self._num_fast_deaths} times in a row; it is started again from time to time"
+                self.cause = f"{cause}, {often}"
+            self._listener.worker_gone(self, cause)
+            if is_last:
                 return
+
+    @property
+    def _pause_s(self) -> float:
+        """Seconds before the next start."""
+        return self.restart_delays_s[min(self._num_fast_deaths, len(self.restart_delays_s) - 1)]
 
     async def _is_over_after(self, pause_s: float) -> bool:
         with contextlib.suppress(TimeoutError):
@@ -228,49 +244,34 @@ class PoolWorker:
         """A mistake of ours must not look like a worker that runs: nobody would read its reports any more."""
         error = None if life.cancelled() else life.exception()
         if error is not None:
-            log.error("%s: its reports are not read any more", self.worker_id, exc_info=error)
+            log.error("%s: its reports are not read any more", self.words, exc_info=error)
             self.state, self.cause = EngineState.FAILED, f"its reports could not be read any more ({reason_of(error)})"
             if not self.has_started.done():
                 self.has_started.set_exception(SetupError(self.cause))
-            self._pool.worker_gone(self, f"{self.worker_id}: {self.cause}")
+            self._listener.worker_gone(self, f"{self.words}: {self.cause}")
 
     async def _run(self) -> str:
-        """One process from its start to its end, which is returned in words."""
-        config, port = self._config(self.worker_id), self._port(self.worker_id)
+        """Run one process from its start to its end; return how it ended, in words."""
         try:
-            process = self._spawned = await self._launch(config, port)
+            process = self._spawned = await self._launched()
         except SetupError as error:
             return self._has_no_start(str(error))
         if process is None:
-            return "was not needed any more"
+            return f"{self.words} was not needed any more"
         if self.state is EngineState.STARTING and not self._was_ready:
             self.cause = "the model is being loaded"
         try:
-            report = await process.first_report(LOADING_SILENCE_S)
-            if not isinstance(report, EngineReady):
-                return await self._not_loaded(process, report)
-            assert report.geometry is not None, "a process of a pool says what it computes"
-            objection = self._pool.objection(self, report.geometry)
-            if objection:
+            ready = await process.first_report(LOADING_SILENCE_S)
+            objection = await self._objection(process, ready)
+            if objection or not isinstance(ready, EngineReady):
                 return self._has_no_start(objection)
-            self._launcher.is_loaded(report)
-            self.facts, self.geometry = report.facts, report.geometry
-            self.meter = LoadMeter(report.facts.max_num_seqs, is_fair=report.facts.is_fair)
+            self.facts, self.geometry = ready.facts, ready.geometry
+            self.meter = LoadMeter(ready.facts.max_num_seqs, is_fair=ready.facts.is_fair)
             self._process = process
             self._heard_s = self._ready_s = monotonic_clock()
-            self.member = ReadyWorker(
-                self.worker_id,
-                self.role,
-                report.lender,
-                report.facts.block_size,
-                report.facts.max_num_seqs,
-                report.geometry.numerics,
-                report.facts.prefix_tokens,
-                report.geometry.num_ranks,
-            )
-            if not self._is_closing.is_set():
+            await self._listener.worker_ready(self, ready)
+            if not (self._is_closing.is_set() or self._is_retired):
                 self.state, self.cause = EngineState.RUNNING, ""
-            await self._pool.worker_ready(self, report.facts)
             if not self._was_ready:
                 self._was_ready = True
                 if not self.has_started.done():  # whoever waited may have left
@@ -282,9 +283,19 @@ class PoolWorker:
             self._process = self._spawned = self.facts = self.geometry = None
             await process.stop()
 
-    async def _launch(self, config: EngineConfig, port: HandoverPort) -> EngineProcess | None:
-        """A process, which may wait long for its place; None: it was closed meanwhile."""
-        launching = asyncio.create_task(self._launcher.launch(self.worker_id, self.role, config, port))
+    async def _objection(self, process: EngineProcess, report: Report | None) -> str:
+        """Return why a process does not serve after its first report; empty: it does."""
+        match report:
+            case EngineReady():
+                return self._listener.objection(self, report)
+            case Refused(reason):
+                return reason
+            case _:
+                return f"{self.words} {await process.ending()} before its model was loaded."
+
+    async def _launched(self) -> EngineProcess | None:
+        """Return a process, which may wait long for its place; None: it was closed meanwhile."""
+        launching = asyncio.ensure_future(self._launch(self.worker_id))
         closing = asyncio.create_task(self._is_closing.wait())
         await asyncio.wait((launching, closing), return_when=asyncio.FIRST_COMPLETED)
         closing.cancel()
@@ -298,17 +309,13 @@ class PoolWorker:
             process.kill()
         return process
 
-    async def _not_loaded(self, process: EngineProcess, report: Report | None) -> str:
-        if isinstance(report, Refused):
-            cause = report.reason
-        else:
-            cause = f"{await process.ending()} before its model was loaded."
-        return self._has_no_start(cause)
-
     def _has_no_start(self, cause: str) -> str:
-        if not self._was_ready and not self.has_started.done():  # with these settings it never will be
+        """Return why no process is there; whoever waits for the first one is told."""
+        if self._was_ready:
+            return f"{self.words} could not be started again: {cause}"
+        if not self.has_started.done():  # with these settings it never will be
             self.has_started.set_exception(SetupError(cause))
-        return cause
+        return f"{self.words}: {cause}"
 
     async def _hear(self, process: EngineProcess) -> str:
         """Reads reports until there are no more."""
@@ -322,8 +329,8 @@ class PoolWorker:
                     self._progress_s = self._heard_s
                     if report.updates:
                         self._num_fast_deaths = 0
-                self._pool.worker_reports(self, report)
+                self._listener.worker_reports(self, report)
                 await asyncio.sleep(0)  # where reports come faster than they are taken in, the others run all the same
         if self.is_ready:
             self.state = EngineState.STARTING
-        return f"{await process.ending()}{reason}" + (f": {self.cause}" if self.cause else "")
+        return f"{self.words} {await process.ending()}{reason}" + (f": {self.cause}" if self.cause else "")

@@ -21,8 +21,6 @@ from typing import Any
 import zmq
 
 from twostroke.cluster.messages import (
-    COMMANDS,
-    REPORTS,
     Add,
     Alive,
     CacheWasReset,
@@ -40,6 +38,8 @@ from twostroke.cluster.messages import (
     ResetPrefixCache,
     StartEngine,
     Stop,
+    decode_command,
+    encode_message,
 )
 from twostroke.cluster.wires import engine_ends, unbounded
 from twostroke.engine.clock import monotonic_clock
@@ -127,7 +127,7 @@ class Channel:
             if self._own is None:
                 self._own = unbounded(self._context.socket(zmq.PUSH))
                 self._own.connect(_OWN)
-            self._own.send(COMMANDS.encode(command))
+            self._own.send(encode_message(command))
 
     def tell_alive(self, is_over: threading.Event, every_s: float, step_patience_s: float) -> None:
         """Says that this process runs where it has said nothing else for a while, in a thread that does nothing else.
@@ -149,7 +149,7 @@ class Channel:
         """The next command; None when there is none and nobody waits."""
         self._came_round_s = math.inf if wait else monotonic_clock()
         try:
-            return COMMANDS.decode(self._commands.recv(0 if wait else zmq.NOBLOCK))
+            return decode_command(self._commands.recv(0 if wait else zmq.NOBLOCK))
         except zmq.Again:
             return None
         finally:
@@ -160,9 +160,8 @@ class Channel:
         if self.is_left:
             return
         self._has_reported = True
-        frame = REPORTS.encode(report)
         with self._sends:
-            self._reports.send(frame)
+            self._reports.send(encode_message(report))
 
     def close(self) -> None:
         """Sends what is queued, for a second at most."""

@@ -95,7 +95,7 @@ class _Seat:
         folder = Path(tempfile.mkdtemp(prefix="twostroke-"))  # for this user only
         descriptors = listeners[0].fileno(), listeners[1].fileno()
         NetworkEnd(descriptors, engine_key, secret_key, gateway_key).write(folder)
-        self._child = await LocalChild.start(COMMAND, folder, descriptors)
+        self._child = LocalChild(COMMAND, folder, descriptors).adopt()
         ports = listeners[0].getsockname()[1], listeners[1].getsockname()[1]
         for listener in listeners:
             listener.close()  # they are the child's now: when it has ended, nobody can connect

@@ -10,13 +10,15 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Protocol
 
 import msgspec
 
 from twostroke.client.engine_client import EngineState
+from twostroke.cluster.engine_process import EngineProcess
 from twostroke.cluster.gateway_log import log_of
 from twostroke.cluster.launcher import Launcher
-from twostroke.cluster.pool_worker import Pool, PoolWorker
+from twostroke.cluster.pool_worker import HEARTBEATS_IN_TIME, PoolWorker, WorkerListener
 from twostroke.config.checks import whole_number
 from twostroke.config.engine import EngineConfig
 from twostroke.config.pool_settings import decode_engine, prefill_engine
@@ -30,10 +32,16 @@ from twostroke.pools.member import Role
 
 log = get_logger(__name__)
 
-HEARTBEATS_IN_TIME = 4
-"""A process says so often that it lives before it is taken for dead."""
 LOOKS_EVERY_S = 0.05
 """How often somebody looks whether a worker that leaves has anything left to do."""
+
+
+class PoolListener(WorkerListener, Protocol):
+    """Hears of all workers of the pools."""
+
+    def worker_retired(self, worker: PoolWorker) -> None:
+        """It is to take no more requests, and leaves when it has done what it has."""
+        ...
 
 
 class WorkerPool:
@@ -52,7 +60,7 @@ class WorkerPool:
         self,
         config: EngineConfig,
         pools: PoolConfig,
-        hears: Pool,
+        hears: PoolListener,
         launcher: Launcher,
         *,
         num_live: Callable[[str], int],
@@ -125,16 +133,6 @@ class WorkerPool:
             self._leaving.add(leaving)
             leaving.add_done_callback(self._leaving.discard)
 
-    def end_silent(self, timeout_s: float) -> None:
-        """Kills processes that have said nothing for so long."""
-        for worker in self._workers:
-            worker.end_if_silent(timeout_s)
-
-    def heard(self) -> None:
-        """Nobody has listened: their silence begins to count now."""
-        for worker in self._workers:
-            worker.heard()
-
     async def close(self) -> None:
         """Ends all processes."""
         for leaving in self._leaving:
@@ -170,18 +168,11 @@ class WorkerPool:
     def _worker(self, role: Role, place: int) -> PoolWorker:
         config = (decode_engine if role is Role.DECODE else prefill_engine)(self._config, self._pools)
 
-        def config_of(name: str) -> EngineConfig:
-            return replace(config, load=replace(config.load, event_log=log_of(config.load.event_log, name)))
+        async def launch(name: str) -> EngineProcess:
+            load = replace(config.load, event_log=log_of(config.load.event_log, name))
+            return await self._launcher.launch(name, role, replace(config, load=load), self._port(role, name))
 
-        return PoolWorker(
-            role,
-            place,
-            config_of,
-            lambda name: self._port(role, name),
-            self._hears,
-            self._launcher,
-            num_starts=self._starts[role, place],
-        )
+        return PoolWorker(role, place, launch, self._hears, num_starts=self._starts[role, place])
 
     def _port(self, role: Role, name: str) -> HandoverPort:
         """Each process has its own address, so nobody who comes back is taken for who was there before."""

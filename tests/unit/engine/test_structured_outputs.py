@@ -15,7 +15,7 @@ import gguf_files
 from twostroke import LLM, AsyncEngine, RequestOutput, SamplingParams, StructuredOutputs
 from twostroke.batch import NewRequest
 from twostroke.client.output_processor import OutputKind
-from twostroke.cluster.messages import COMMANDS, Add
+from twostroke.cluster.messages import Add, decode_command, encode_message
 from twostroke.engine.generation import GenerationRequest
 from twostroke.errors import InvalidParameter, UnknownParameter
 from twostroke.grammar import guidance
@@ -245,7 +245,7 @@ def test_what_was_compiled_travels_to_another_process(engines: dict[str, LLM]) -
     assert prompt.grammar is not None
     assert '"maxLength": 8' in prompt.grammar
     request = GenerationRequest(NewRequest("a", (1,), prompt.params, seed=0, grammar=prompt.grammar), 0.0, 9)
-    again = COMMANDS.decode(COMMANDS.encode(Add(request)))
+    again = decode_command(encode_message(Add(request)))
     assert isinstance(again, Add)
     assert again.request == request
 
