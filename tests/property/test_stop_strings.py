@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 import text_fakes
 from tiers import examples
 from twostroke.client.input_processor import PromptInput
-from twostroke.client.output_processor import CompletionStream
+from twostroke.client.output_processor import StoppingStream
 from twostroke.engine.stop_checker import StopStrings
 from twostroke.engine.token_update import SequenceNews, TokenUpdate
 from twostroke.outputs import RequestTimes
@@ -125,7 +125,7 @@ def test_streams_equal_the_oracle(data: st.DataObject, kind: str, include: bool,
         stop=[*stops, "never there"], include_stop_str_in_output=include, min_tokens=min_tokens, max_tokens=None
     )
     expected = oracle(tokenizer, ids, params)
-    stream = CompletionStream(tokenizer, PromptInput("", (0,), params), index=0, seed=0, times=RequestTimes(0.0))
+    stream = StoppingStream(tokenizer, PromptInput("", (0,), params), index=0, seed=0, times=RequestTimes(0.0))
     sizes = itertools.cycle(data.draw(st.lists(st.integers(1, 4), min_size=1, max_size=4)))
     deltas: list[str] = []
     chunks = list(text_fakes.chunked(ids, sizes))

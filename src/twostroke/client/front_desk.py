@@ -109,10 +109,7 @@ class FrontDesk:
             raise InvalidParameter("service_tier", "flex", limit, "Leave it out.")
         kind = _checked_kind(submission.kind)
         if submission.cache_salt is not None:
-            _check_name("cache_salt", submission.cache_salt)
-            if not submission.cache_salt:
-                remedy = "Leave it out to share with everybody who has none."
-                raise InvalidParameter("cache_salt", submission.cache_salt, "must not be empty", remedy)
+            _check_salt(submission.cache_salt)
         if request_id is None:
             request_id = next(name for name in self._names if not self.is_live(name))
         else:
@@ -201,6 +198,13 @@ def _checked_kind(kind: Any) -> OutputKind:
         return OutputKind(kind)
     except ValueError:
         raise InvalidParameter("kind", kind, f"must be one of {', '.join(map(repr, map(str, OutputKind)))}") from None
+
+
+def _check_salt(salt: Any) -> None:
+    _check_name("cache_salt", salt)
+    if not salt:
+        remedy = "Leave it out to share with everybody who has none."
+        raise InvalidParameter("cache_salt", salt, "must not be empty", remedy)
 
 
 def _check_name(parameter: str, value: Any) -> None:

@@ -12,9 +12,10 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
 
+from twostroke.batch import TokenLogprobs
 from twostroke.client.input_processor import PromptInput
 from twostroke.client.prompt_scores import PromptScores, decode_logprobs
-from twostroke.engine.stop_checker import HiddenTokens, StopMatch, StopStrings
+from twostroke.engine.stop_checker import HiddenTokens, StopMatch
 from twostroke.engine.token_update import SequenceNews, TokenUpdate
 from twostroke.outputs import (
     CompletionOutput,
@@ -32,7 +33,7 @@ class CompletionStream:
     """The output of one sequence, built up token by token.
 
     `token_ids` are all tokens generated, the one that ended it included. The text leaves out the end-of-text or stop
-    token, and the stop string unless the request wants it.
+    token.
 
     Args:
         tokenizer: of the model.
@@ -42,27 +43,16 @@ class CompletionStream:
         times: where to note when each token was there, and the end.
     """
 
-    def __init__(
-        self,
-        tokenizer: Tokenizer,
-        prompt: PromptInput,
-        index: int,
-        seed: int,
-        times: RequestTimes,
-    ) -> None:
+    def __init__(self, tokenizer: Tokenizer, prompt: PromptInput, index: int, seed: int, times: RequestTimes) -> None:
         self._tokenizer = tokenizer
         self._params = params = prompt.params
-        self._wants_logprobs = params.logprobs is not None
-        self._has_stops = bool(params.stop)
         self._eos_token_ids = prompt.eos_token_ids
         self._index = index
         self._seed = seed
         self._detokenizer = IncrementalDetokenizer(tokenizer, params.skip_special_tokens, prompt.shown_token_ids)
-        self._hidden = HiddenTokens(_left_out(tokenizer, prompt) if params.stop else {}, params.stop)
-        self._stops = (prompt.find_stops if params.stop else StopStrings)(self._hidden.stops)
         self._text: list[str] = []
         self._token_ids: list[int] = []
-        self._logprobs: list[LogprobsAtPosition] = []
+        self._logprobs: list[LogprobsAtPosition] | None = None if params.logprobs is None else []
         self._cumulative_logprob = 0.0
         self._num_tokens_sent = 0
         self.has_news = False
@@ -84,46 +74,25 @@ class CompletionStream:
         Finish reason STOP means that the last token is an end-of-text or stop token, or completes structured outputs.
         """
         assert self.finish_reason is None, f"tokens for a sequence that ended with {self.finish_reason}"
-        token_ids = text_ids = update.token_ids
-        news = update.news
-        if news is not None and self._ends_text(token_ids, news.finish_reason, news.stop_reason):
-            text_ids = token_ids[:-1]
-        if self._has_stops:
-            token_ids = token_ids[: self._push_until_stop(text_ids, len(token_ids))]
-        else:  # no token has to be looked at alone
-            text = self._detokenizer.push(text_ids)
-            if text:
-                self._text.append(text)
+        token_ids, news = update.token_ids, update.news
+        ends_text = news is not None and self._ends_text(token_ids, news.finish_reason, news.stop_reason)
+        token_ids = self._read(token_ids, token_ids[:-1] if ends_text else token_ids)
         if token_ids:
             self.has_news = True
             self._token_ids.extend(token_ids)
             self.times.token_times_s.extend([update.time_s] * len(token_ids))
             self.drafts.passed(len(token_ids), update.num_draft_tokens)
-        for entry in update.logprobs[: len(token_ids)]:
-            self._logprobs.append(decode_logprobs(entry, self._tokenizer))
-            self._cumulative_logprob += entry.logprobs[0]
+        if self._logprobs is not None:
+            self._push_logprobs(self._logprobs, update.logprobs[: len(token_ids)])
         if self.finish_reason is not None:
             self.times.finish_s = update.time_s
         elif news is not None and news.finish_reason is not None:
             self.finish(news.finish_reason, update.time_s, news.stop_reason)
 
-    def _push_until_stop(self, text_ids: Sequence[int], num_tokens: int) -> int:
-        """Adds the text of token after token; returns how many count, those of `num_tokens` behind a stop do not."""
-        for position, token_id in enumerate(text_ids, start=1):
-            may_stop = len(self._token_ids) + position > self._params.min_tokens
-            text = self._hidden.marks.get(token_id) or self._detokenizer.push((token_id,))
-            if self._add_text(text, may_stop):
-                return position
-        return num_tokens
-
     def finish(self, reason: FinishReason, time_s: float, stop_reason: int | None = None) -> None:
         """Nothing more will come: what was held back of the text is released."""
         assert self.finish_reason is None, f"ended twice: {self.finish_reason}, then {reason}"
-        # the text that was held back is that of the last token but the one that ended it
-        num_text_tokens = self.num_tokens - self._ends_text(self._token_ids, reason, stop_reason)
-        may_stop = reason in (FinishReason.LENGTH, FinishReason.STOP) and num_text_tokens > self._params.min_tokens
-        is_cut = reason is not FinishReason.STOP
-        if not (self._add_text(self._detokenizer.finish(), may_stop) or self._end_text(may_stop, is_cut=is_cut)):
+        if not self._close(reason, stop_reason):
             self.finish_reason, self.stop_reason = reason, stop_reason
         self.times.finish_s = time_s
         self.has_news = True
@@ -147,8 +116,8 @@ class CompletionStream:
             index=self._index,
             text=text,
             token_ids=tuple(self._token_ids[first_token:]),
-            logprobs=self._logprobs[first_token:] if self._wants_logprobs else None,
-            cumulative_logprob=self._cumulative_logprob if self._wants_logprobs else None,
+            logprobs=None if self._logprobs is None else self._logprobs[first_token:],
+            cumulative_logprob=None if self._logprobs is None else self._cumulative_logprob,
             finish_reason=self.finish_reason,
             stop_reason=self.stop_reason,
             seed=self._seed,
@@ -160,30 +129,64 @@ class CompletionStream:
             return False
         return stop_reason is not None or token_ids[-1] in self._eos_token_ids
 
-    def _add_text(self, text: str, may_stop: bool) -> bool:
-        """Appends text as far as it is certain; True when a stop string ended it."""
-        if not self._has_stops:
-            self._release(text)
-            return False
-        return self._take(*self._stops.push(text, may_stop))
+    def _read(self, token_ids: Sequence[int], text_ids: Sequence[int]) -> Sequence[int]:
+        """Add the text of a step's tokens; return the tokens that count.
 
-    def _end_text(self, may_stop: bool, *, is_cut: bool) -> bool:
-        """Appends what was held back; True when a stop string ended it."""
-        return self._has_stops and self._take(*self._stops.finish(may_stop, is_cut=is_cut))
+        Args:
+            token_ids: all of the step.
+            text_ids: those of them that are text.
+        """
+        self._text.append(self._detokenizer.push(text_ids))
+        return token_ids
+
+    def _close(self, reason: FinishReason, stop_reason: int | None) -> bool:
+        """Release what was held back of the text; return whether a stop string ended it."""
+        del reason, stop_reason
+        self._text.append(self._detokenizer.finish())
+        return False
+
+    def _push_logprobs(self, logprobs: list[LogprobsAtPosition], entries: Sequence[TokenLogprobs]) -> None:
+        for entry in entries:
+            logprobs.append(decode_logprobs(entry, self._tokenizer))
+            self._cumulative_logprob += entry.logprobs[0]
+
+
+class StoppingStream(CompletionStream):
+    """The output of a sequence that stop strings may end. The text leaves them out unless the request wants them."""
+
+    def __init__(self, tokenizer: Tokenizer, prompt: PromptInput, index: int, seed: int, times: RequestTimes) -> None:
+        super().__init__(tokenizer, prompt, index, seed, times)
+        self._hidden = HiddenTokens(_left_out(tokenizer, prompt), prompt.params.stop)
+        self._stops = prompt.find_stops(self._hidden.stops)
+
+    def _read(self, token_ids: Sequence[int], text_ids: Sequence[int]) -> Sequence[int]:
+        """Add the text of token after token, until a stop string ends it."""
+        for position, token_id in enumerate(text_ids, start=1):
+            may_stop = self.num_tokens + position > self._params.min_tokens
+            text = self._hidden.marks.get(token_id) or self._detokenizer.push((token_id,))
+            if self._take(*self._stops.push(text, may_stop)):
+                return token_ids[:position]
+        return token_ids
+
+    def _close(self, reason: FinishReason, stop_reason: int | None) -> bool:
+        # the text that was held back is that of the last token but the one that ended it
+        num_text_tokens = self.num_tokens - self._ends_text(self._token_ids, reason, stop_reason)
+        may_stop = reason in (FinishReason.LENGTH, FinishReason.STOP) and num_text_tokens > self._params.min_tokens
+        is_cut = reason is not FinishReason.STOP
+        return self._take(*self._stops.push(self._detokenizer.finish(), may_stop)) or self._take(
+            *self._stops.finish(may_stop, is_cut=is_cut)
+        )
 
     def _take(self, text: str, match: StopMatch | None) -> bool:
+        """Add text that is certain; return whether a stop string ended it."""
         if match is None:
-            self._release(self._hidden.shown(text))
+            self._text.append(self._hidden.shown(text))
             return False
         stop = self._hidden.asked(match.stop)
         kept = stop if self._params.include_stop_str_in_output else ""
-        self._release(self._hidden.shown(text[: match.start]) + kept)
+        self._text.append(self._hidden.shown(text[: match.start]) + kept)
         self.finish_reason, self.stop_reason = FinishReason.STOP, stop
         return True
-
-    def _release(self, text: str) -> None:
-        if text:
-            self._text.append(text)
 
 
 def _left_out(tokenizer: Tokenizer, prompt: PromptInput) -> dict[int, str]:
@@ -360,8 +363,9 @@ class _Answer:
     def __post_init__(self) -> None:
         params = self.prompt.params
         self._sends_deltas = self.kind is OutputKind.DELTA
+        make = StoppingStream if params.stop else CompletionStream
         self.streams = [
-            CompletionStream(self.tokenizer, self.prompt, i, seed, RequestTimes(self.arrival_time_s))
+            make(self.tokenizer, self.prompt, i, seed, RequestTimes(self.arrival_time_s))
             for i, seed in enumerate(self.seeds)
         ]
         self.num_running = len(self.streams)

@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from twostroke.client.engine_client import OutputStream, QueuedStream
+from twostroke.client.engine_client import OutputStream
 from twostroke.client.front_desk import FrontDesk, SequenceRunner
 from twostroke.client.input_processor import InputProcessor
 from twostroke.client.output_processor import OutputProcessor
@@ -31,7 +31,7 @@ class Reception:
 
     def __init__(self, chat_template: str | None) -> None:
         self._chat_template = chat_template
-        self._streams: dict[str, QueuedStream] = {}
+        self._streams: dict[str, OutputStream] = {}
         self._tenants: dict[str, str] = {}
         """Whose each of them is."""
         self._drifts: dict[str, NumericDrift] = {}
@@ -113,14 +113,14 @@ class Reception:
             raise
         self._tenants[request_id] = submission.tenant
 
-        def abandon(stream: QueuedStream) -> None:
+        def abandon(stream: OutputStream) -> None:
             if self._streams.get(request_id) is stream:
                 del self._streams[request_id]
                 self._forget(request_id)
                 desk.abort(request_id)
                 desk.take_ended()
 
-        stream = self._streams[request_id] = QueuedStream(abandon)
+        stream = self._streams[request_id] = OutputStream(abandon)
         if submission.start_by_s is not None:
             sequence_ids = desk.live_sequence_ids(request_id)
             stream.start_by(submission.start_by_s - monotonic_clock(), lambda: all(map(is_waiting, sequence_ids)))
@@ -184,7 +184,7 @@ class Reception:
         self._drifts.pop(request_id, None)
 
 
-def _fail(stream: QueuedStream, cause: str) -> None:
+def _fail(stream: OutputStream, cause: str) -> None:
     if stream.has_begun:
         stream.fail(EngineError(f"the request was lost: {cause}."))
     else:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from factories import submitted
 from twostroke.api.answering import WRITE_NOW, EventResponse, RepeatedEvent, event
 from twostroke.api.generation import AnswerGeneration, Caller
-from twostroke.client.engine_client import OutputStream, QueuedStream
+from twostroke.client.engine_client import OutputStream
 from twostroke.errors import EngineError
 from twostroke.outputs import CompletionOutput, RequestOutput
 from twostroke.request import FinishReason
@@ -23,15 +23,15 @@ class Engine:
     """Opens streams that the test fills."""
 
     def __init__(self) -> None:
-        self.streams: list[QueuedStream] = []
+        self.streams: list[OutputStream] = []
         self.num_abandoned = 0
 
     def generate(self, _: Any, **more: Any) -> OutputStream:
-        stream = QueuedStream(self.abandon)
+        stream = OutputStream(self.abandon)
         self.streams.append(stream)
         return stream
 
-    def abandon(self, _: QueuedStream) -> None:
+    def abandon(self, _: OutputStream) -> None:
         self.num_abandoned += 1
 
 

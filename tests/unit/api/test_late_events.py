@@ -15,7 +15,7 @@ from twostroke.api.answering import WRITE_NOW, EventResponse, Later
 from twostroke.api.generation import AnswerGeneration, Caller
 from twostroke.api.logprobs import MOST_AT_ONCE, as_written, prompt_logprobs, takes_long
 from twostroke.batch import TokenLogprobs
-from twostroke.client.engine_client import OutputStream, QueuedStream
+from twostroke.client.engine_client import OutputStream
 from twostroke.client.prompt_scores import PromptScores
 from twostroke.outputs import CompletionOutput, LogprobsAtPosition, RequestOutput
 from twostroke.request import FinishReason
@@ -27,7 +27,7 @@ class Engine:
     """Has one stream, which the test fills."""
 
     def generate(self, _: Any, **more: Any) -> OutputStream:
-        self.stream = QueuedStream(lambda _: None)
+        self.stream = OutputStream(lambda _: None)
         return self.stream
 
 
