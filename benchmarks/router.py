@@ -24,9 +24,10 @@ import msgspec
 from rich.console import Console
 
 from twostroke.batch import NewRequest
-from twostroke.cluster.dispatcher import Dispatcher, LeastBusy, ReadyWorker
+from twostroke.cluster.dispatcher import Dispatcher
 from twostroke.cluster.engine_process import EngineProcess
 from twostroke.cluster.messages import Alive, StartEngine
+from twostroke.cluster.routed_placer import LeastBusy, ReadyWorker
 from twostroke.config.checks import whole_number
 from twostroke.config.engine import EngineConfig
 from twostroke.config.routing import RoutingConfig

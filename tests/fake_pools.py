@@ -15,8 +15,9 @@ from dataclasses import dataclass, field
 from factories import uniform_shape
 from fakes import FakeExecutor, FakeGeneration
 from twostroke.batch import NewRequest, RequestResult, ScheduledBatch, StepResult
-from twostroke.cluster.dispatcher import Dispatched, Dispatcher, Placer, ReadyWorker
+from twostroke.cluster.dispatcher import Dispatched, Dispatcher
 from twostroke.cluster.messages import Add, Command, DropKV, EndHold, FetchKV, Finish, KVFetched
+from twostroke.cluster.routed_placer import Placer, ReadyWorker
 from twostroke.config.cache import CacheConfig
 from twostroke.config.scheduler import SchedulerConfig
 from twostroke.engine.handover_port import LenderFacts

@@ -23,7 +23,7 @@ from twostroke.kv_transfer.borrower import KVBorrower
 from twostroke.kv_transfer.connection import Connection
 from twostroke.kv_transfer.geometry import KVGeometry, layout_facts
 from twostroke.kv_transfer.intake import BlockReading
-from twostroke.kv_transfer.lender import KVLender
+from twostroke.kv_transfer.lender import KVLender, PoolToLend
 from twostroke.kv_transfer.memory import KVMemory, SharedMemory
 from twostroke.kv_transfer.nixl_reads import NixlAgent
 from twostroke.kv_transfer.transport import Fetched, KVSource
@@ -117,8 +117,7 @@ def pools(
     over: queue.SimpleQueue[int] = queue.SimpleQueue()
     memory = KVMemory(layout, data)
     lender = KVLender(
-        memory,
-        NixlAgent(memory) if transport == "nixl" else shared,
+        PoolToLend(memory, NixlAgent(memory) if transport == "nixl" else shared),
         geometry,
         epoch=EPOCH,
         clock=clock,

@@ -22,8 +22,8 @@ from typing import Any
 
 from benchmarks.drill.streams import ask, prompts
 from ray_cluster import kill_all
-from twostroke.cluster.dispatcher import LeastBusy
 from twostroke.cluster.pooled_engine import PooledEngine
+from twostroke.cluster.routed_placer import LeastBusy
 from twostroke.config.engine import EngineConfig
 from twostroke.config.pools import PoolConfig
 from twostroke.event_codec import PackedEvent, unpack

@@ -16,9 +16,9 @@ from benchmarks.pools.clients import outputs_of
 from twostroke.client.engine_client import EngineState
 from twostroke.client.output_processor import OutputKind
 from twostroke.client.submission import Submission
-from twostroke.cluster.dispatcher import LeastBusy
 from twostroke.cluster.gateway_log import log_of
 from twostroke.cluster.pooled_engine import PooledEngine
+from twostroke.cluster.routed_placer import LeastBusy
 from twostroke.config.engine import EngineConfig
 from twostroke.config.pools import PoolConfig
 from twostroke.engine.event_sinks import read_events

@@ -28,7 +28,7 @@ from twostroke.kv_transfer.address import Address
 from twostroke.kv_transfer.borrower import KVBorrower
 from twostroke.kv_transfer.geometry import KVGeometry, layout_facts
 from twostroke.kv_transfer.intake import BlockReading
-from twostroke.kv_transfer.lender import KVLender
+from twostroke.kv_transfer.lender import KVLender, PoolToLend
 from twostroke.kv_transfer.memory import KVMemory, SharedMemory
 from twostroke.kv_transfer.nixl_reads import NixlAgent
 from twostroke.kv_transfer.transport import Fetched, KVSource
@@ -80,8 +80,7 @@ class _Lender:
         epoch = secrets.randbits(63)
         memory = KVMemory(LAYOUT, pool)
         self._lender = KVLender(
-            memory,
-            NixlAgent(memory) if address.by_nixl else shared,
+            PoolToLend(memory, NixlAgent(memory) if address.by_nixl else shared),
             _GEOMETRY,
             epoch=epoch,
             clock=time.monotonic,

@@ -9,11 +9,11 @@ from collections.abc import AsyncGenerator
 from twostroke.client.engine_client import OutputStream
 from twostroke.client.output_processor import OutputKind
 from twostroke.client.submission import Submission
-from twostroke.cluster.dispatcher import Placer
 from twostroke.cluster.engine_process import COMMAND
 from twostroke.cluster.launcher import LocalLauncher
 from twostroke.cluster.pooled_engine import PooledEngine
 from twostroke.cluster.remote_engine import RemoteEngine
+from twostroke.cluster.routed_placer import Placer
 from twostroke.config.engine import EngineConfig
 from twostroke.config.pools import PoolConfig
 from twostroke.measure.workload import Workload, WorkloadRequest

@@ -20,7 +20,7 @@ import time
 
 from benchmarks.pools.clients import Engine, answer_all, started
 from benchmarks.reproduce.claim import Claim, ReproduceOptions, Reproduction
-from twostroke.cluster.dispatcher import LeastBusy
+from twostroke.cluster.routed_placer import LeastBusy
 from twostroke.config.engine import EngineConfig
 from twostroke.config.pools import PoolConfig
 from twostroke.measure.figure import MEASURED, PREDICTED, bar_chart

@@ -23,7 +23,7 @@ from typing import Any
 from benchmarks.handover.link import slow_loopback, why_no_link
 from benchmarks.pools.clients import Engine, answer_all, started
 from benchmarks.reproduce.claim import Claim, ReproduceOptions, Reproduction
-from twostroke.cluster.dispatcher import LeastBusy
+from twostroke.cluster.routed_placer import LeastBusy
 from twostroke.config.engine import EngineConfig
 from twostroke.config.pools import PoolConfig
 from twostroke.measure.figure import MEASURED, PREDICTED

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from factories import submitted
 from twostroke.client.engine_client import OutputStream
-from twostroke.cluster.dispatcher import LeastBusy
 from twostroke.cluster.pooled_engine import PooledEngine
+from twostroke.cluster.routed_placer import LeastBusy
 from twostroke.config.cache import CacheConfig
 from twostroke.config.engine import EngineConfig
 from twostroke.config.load import LoadConfig

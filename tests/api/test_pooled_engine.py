@@ -20,11 +20,11 @@ from factories import submitted
 from forked_process import forked_engines
 from twostroke.api.routes.operations import pools_router
 from twostroke.client.engine_client import EngineState
-from twostroke.cluster.dispatcher import LeastBusy
 from twostroke.cluster.engine_process import EngineProcess
 from twostroke.cluster.launcher import LocalLauncher
 from twostroke.cluster.pooled_engine import PooledEngine
 from twostroke.cluster.ray_room import Wish, shortage
+from twostroke.cluster.routed_placer import LeastBusy
 from twostroke.config.engine import EngineConfig
 from twostroke.config.pools import PoolConfig
 from twostroke.engine.handover_port import HandoverPort

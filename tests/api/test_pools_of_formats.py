@@ -14,8 +14,8 @@ import pytest
 
 from factories import submitted
 from twostroke.client.engine_client import PoolMember
-from twostroke.cluster.dispatcher import LeastBusy, Place, ReadyWorker
 from twostroke.cluster.pooled_engine import PooledEngine
+from twostroke.cluster.routed_placer import LeastBusy, Place, ReadyWorker
 from twostroke.config.engine import EngineConfig
 from twostroke.config.pools import PoolConfig
 from twostroke.engine.generation import GenerationRequest

@@ -12,8 +12,8 @@ import pytest
 
 from benchmarks.drill.streams import ask, prompts
 from twostroke.batch import NewRequest, ScheduledBatch, StepResult
-from twostroke.cluster.dispatcher import LeastBusy
 from twostroke.cluster.pooled_engine import PooledEngine
+from twostroke.cluster.routed_placer import LeastBusy
 from twostroke.cluster.thread_launcher import MOST_LEFT, ThreadLauncher
 from twostroke.config.engine import EngineConfig
 from twostroke.config.pools import PoolConfig

@@ -15,7 +15,7 @@ from factories import make_layout
 from fake_pools import FakePools, FakeWorker
 from fakes import FakeGeneration
 from twostroke.batch import NewRequest
-from twostroke.cluster.dispatcher import LeastBusy
+from twostroke.cluster.routed_placer import LeastBusy
 from twostroke.config.scheduler import SchedulerConfig
 from twostroke.engine.generation import GenerationRequest
 from twostroke.event_codec import from_json, to_json

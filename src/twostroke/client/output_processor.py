@@ -43,6 +43,8 @@ class CompletionStream:
         times: where to note when each token was there, and the end.
     """
 
+    _looks_for_stops = False
+
     def __init__(self, tokenizer: Tokenizer, prompt: PromptInput, index: int, seed: int, times: RequestTimes) -> None:
         self._tokenizer = tokenizer
         self._params = params = prompt.params
@@ -76,7 +78,11 @@ class CompletionStream:
         assert self.finish_reason is None, f"tokens for a sequence that ended with {self.finish_reason}"
         token_ids, news = update.token_ids, update.news
         ends_text = news is not None and self._ends_text(token_ids, news.finish_reason, news.stop_reason)
-        token_ids = self._read(token_ids, token_ids[:-1] if ends_text else token_ids)
+        text_ids = token_ids[:-1] if ends_text else token_ids
+        if self._looks_for_stops:
+            token_ids = token_ids[: self._read_until_stop(text_ids, len(token_ids))]
+        else:
+            self._text.append(self._detokenizer.push(text_ids))
         if token_ids:
             self.has_news = True
             self._token_ids.extend(token_ids)
@@ -129,15 +135,9 @@ class CompletionStream:
             return False
         return stop_reason is not None or token_ids[-1] in self._eos_token_ids
 
-    def _read(self, token_ids: Sequence[int], text_ids: Sequence[int]) -> Sequence[int]:
-        """Add the text of a step's tokens; return the tokens that count.
-
-        Args:
-            token_ids: all of the step.
-            text_ids: those of them that are text.
-        """
-        self._text.append(self._detokenizer.push(text_ids))
-        return token_ids
+    def _read_until_stop(self, text_ids: Sequence[int], num_tokens: int) -> int:
+        """Add the text of some tokens up to a stop string; return how many of the step's `num_tokens` count."""
+        raise NotImplementedError
 
     def _close(self, reason: FinishReason, stop_reason: int | None) -> bool:
         """Release what was held back of the text; return whether a stop string ended it."""
@@ -154,19 +154,20 @@ class CompletionStream:
 class StoppingStream(CompletionStream):
     """The output of a sequence that stop strings may end. The text leaves them out unless the request wants them."""
 
+    _looks_for_stops = True
+
     def __init__(self, tokenizer: Tokenizer, prompt: PromptInput, index: int, seed: int, times: RequestTimes) -> None:
         super().__init__(tokenizer, prompt, index, seed, times)
         self._hidden = HiddenTokens(_left_out(tokenizer, prompt), prompt.params.stop)
         self._stops = prompt.find_stops(self._hidden.stops)
 
-    def _read(self, token_ids: Sequence[int], text_ids: Sequence[int]) -> Sequence[int]:
-        """Add the text of token after token, until a stop string ends it."""
+    def _read_until_stop(self, text_ids: Sequence[int], num_tokens: int) -> int:
         for position, token_id in enumerate(text_ids, start=1):
             may_stop = self.num_tokens + position > self._params.min_tokens
             text = self._hidden.marks.get(token_id) or self._detokenizer.push((token_id,))
             if self._take(*self._stops.push(text, may_stop)):
-                return token_ids[:position]
-        return token_ids
+                return position
+        return num_tokens
 
     def _close(self, reason: FinishReason, stop_reason: int | None) -> bool:
         # the text that was held back is that of the last token but the one that ended it

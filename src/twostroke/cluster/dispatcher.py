@@ -19,17 +19,15 @@ and is dropped, whoever sent it.
 from __future__ import annotations
 
 import itertools
-import math
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from typing import Protocol
 
 import msgspec
 
 from twostroke.cluster.messages import Add, Command, DropKV, FetchKV, Finish
+from twostroke.cluster.routed_placer import Place, Placer, ReadyWorker
 from twostroke.engine.generation import GenerationRequest
-from twostroke.engine.handover_port import LenderFacts
 from twostroke.engine.token_update import SequenceNews, TokenUpdate
 from twostroke.kv_cache.block_hash import salt_of_drift
 from twostroke.kv_transfer.transport import KVSource
@@ -39,62 +37,6 @@ from twostroke.request import FinishReason
 
 MAX_ATTEMPTS = 4
 """Of a sequence that makes no progress: then it is the request that ends workers, not the other way round."""
-
-
-@dataclass(frozen=True, slots=True)
-class ReadyWorker:
-    """A worker that takes requests."""
-
-    worker_id: str
-    role: Role
-    lender: LenderFacts | None
-    """Where its KV is fetched, if it is a prefill worker."""
-    block_size: int
-    max_num_seqs: int
-    numerics: Mapping[str, str] = field(default_factory=dict[str, str])
-    """By what it computes; where that differs, so may the last bits."""
-    prefix_tokens: int = 0
-    """Prefixes of a multiple of so many tokens can be handed over, see KVLayout; 0: of block_size."""
-    num_ranks: int = 1
-    """Ranks that share the model's layers."""
-
-    @property
-    def whole_tokens(self) -> int:
-        """Where blocks of all KV groups end."""
-        return self.prefix_tokens or self.block_size
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where an attempt runs."""
-
-    decode: str
-    prefill: str | None = None
-    """The worker that computes the prompt; None: the decode worker computes it. A prefill worker may decode while no
-    decode worker is ready."""
-    reason: str = ""
-    """In words."""
-
-
-class Placer(Protocol):
-    """Chooses workers; pure as well."""
-
-    def place(
-        self,
-        request: GenerationRequest,
-        token_ids: Sequence[int],
-        members: Sequence[ReadyWorker],
-        num_live: dict[str, int],
-    ) -> Place | None:
-        """Where it runs; None while nobody can take it.
-
-        Args:
-            request: as it came.
-            token_ids: all that are known, to be computed before the next one can be drawn.
-            members: that take requests.
-            num_live: sequences on each of them, by id.
-        """
-        ...
 
 
 class WorkerOrder(msgspec.Struct, frozen=True):
@@ -457,29 +399,3 @@ class Dispatcher:
     def _forget(self, sequence: _Sequence) -> None:
         self._by_name_there.pop(sequence.name_there, None)
         del self._sequences[sequence.name]
-
-
-class LeastBusy:
-    """The simplest placer: workers with the fewest sequences, and a hand-over for every prompt of a block or more."""
-
-    def place(
-        self,
-        request: GenerationRequest,
-        token_ids: Sequence[int],
-        members: Sequence[ReadyWorker],
-        num_live: dict[str, int],
-    ) -> Place | None:
-        """See Placer."""
-        order = sorted(members, key=lambda member: (num_live[member.worker_id], member.worker_id))
-        decode = next((member for member in order if member.role is Role.DECODE), None)
-        prefill = next((member for member in order if member.role is Role.PREFILL), None)
-        if decode is None:
-            return None if prefill is None else Place(prefill.worker_id, reason="no decode worker is ready")
-        new = request.new_request
-        if prefill is None:
-            return Place(decode.worker_id, reason="no prefill worker is ready")
-        if len(token_ids) < math.lcm(decode.whole_tokens, prefill.whole_tokens):
-            return Place(decode.worker_id, reason="not one full block")
-        if new.params.prompt_logprobs is not None or new.wants_hidden_state:
-            return Place(decode.worker_id, reason="the whole prompt is what it is about")
-        return Place(decode.worker_id, prefill.worker_id, "a prefill worker is ready")

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from twostroke.client.engine_client import EngineState, PoolMember
 from twostroke.client.load import EngineLoad, combined
-from twostroke.cluster.dispatcher import Dispatched, Dispatcher, Placer, ReadyWorker
+from twostroke.cluster.dispatcher import Dispatched, Dispatcher
 from twostroke.cluster.gateway_log import GatewayLog
 from twostroke.cluster.launcher import Launcher, launcher_for
 from twostroke.cluster.messages import Add, Command, EngineReady, Progress
@@ -18,7 +18,7 @@ from twostroke.cluster.pool_checks import check_engines
 from twostroke.cluster.pool_scaling import ObservedLoad, PoolScaling, WorkerFigures, limits_of
 from twostroke.cluster.pool_worker import PoolWorker
 from twostroke.cluster.remote_engine import ClientOptions, ProcessClient
-from twostroke.cluster.routed_placer import RoutedPlacer
+from twostroke.cluster.routed_placer import Placer, ReadyWorker, RoutedPlacer
 from twostroke.cluster.worker_pool import WorkerPool
 from twostroke.config.engine import EngineConfig
 from twostroke.config.pools import MAX_WORKERS, PoolConfig

@@ -19,18 +19,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import importlib.metadata
 import logging
-import re
 import socket
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 import zmq
@@ -39,7 +36,16 @@ from twostroke.child_command import child_command
 from twostroke.cluster.child import LocalChild, ending_words
 from twostroke.cluster.engine_process import COMMAND, EngineProcess
 from twostroke.cluster.messages import EngineReady, StartEngine
-from twostroke.cluster.ray_room import Shortage, Wish, figures, shortage
+from twostroke.cluster.ray_room import (
+    Shortage,
+    Wish,
+    check_reach,
+    check_version,
+    figures,
+    in_time,
+    installed_version,
+    shortage,
+)
 from twostroke.cluster.wires import NetworkEnd, NetworkWires
 from twostroke.config.engine import EngineConfig
 from twostroke.config.pool_settings import decode_engine, prefill_engine
@@ -53,18 +59,13 @@ from twostroke.version import __version__
 
 log = get_logger(__name__)
 
-RAY_VERSIONS = ((2, 50), (3, 0))
-"""From the first on, before the second."""
 _REMEDY = "Ask for fewer, lower --threads, or add a node."
-REMEDY = "Run: pip install 'twostroke[ray]'"
-REACH_TIMEOUT_S = 5.0
 CONNECT_TIMEOUT_S = 45.0
 """Ray itself gives up a moment earlier."""
 PLACE_TIMEOUT_S = 60.0
 """A process for which there is no place so long has none now."""
 KILL_TIMEOUT_S = 0.3
 """So long a node may take to say how a process ended that was killed there; it counts as dead then."""
-_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,16 +151,16 @@ class RayLauncher:
     ) -> None:
         self._nodes = nodes or _nodes
         assert pools.cluster is not None, "no cluster"
-        check_version(_installed())
+        check_version(installed_version())
         self._address: str = pools.cluster
         self._pools = pools
         loads = {Role.DECODE: decode_engine(config, pools).load, Role.PREFILL: prefill_engine(config, pools).load}
         self._num_cpus = {role: load.threads or 1 for role, load in loads.items()}
         self._num_ranks = {role: load.tensor_parallel_size for role, load in loads.items()}
         self._most_cpus = 0.0
+        """CPUs of the largest node."""
         self._placed: set[str] = set()
         """Places that have had a process."""
-        """Of any node."""
 
     async def open(self) -> None:
         """Connects, and looks whether there is room.
@@ -168,8 +169,8 @@ class RayLauncher:
             SetupError: there is no cluster at the address, or it has no room.
         """
         if self._address != "auto":
-            await asyncio.to_thread(_reach, self._address)
-        await _in_time(lambda: _connect(self._address), CONNECT_TIMEOUT_S, f"--cluster {self._address}")
+            await asyncio.to_thread(check_reach, self._address)
+        await in_time(lambda: _connect(self._address), CONNECT_TIMEOUT_S, f"--cluster {self._address}")
         try:
             nodes = await asyncio.to_thread(self._nodes)
             self._most_cpus = max((node.get("CPU", 0.0) for node in nodes), default=0.0)
@@ -378,49 +379,12 @@ class _SeatedChild:
         task.add_done_callback(self._tasks.discard)
 
 
-def check_version(installed: str | None) -> None:
-    """Refuses a Ray that this was not made for.
-
-    >>> check_version("2.60.0")
-
-    Raises:
-        SetupError: it is another, or None.
-    """
-    low, high = (".".join(map(str, version)) for version in RAY_VERSIONS)
-    if installed is None:
-        raise SetupError(f"--cluster needs Ray (from {low} on, before {high}), which is not installed. {REMEDY}")
-    numbers = re.match(r"(\d+)\.(\d+)", installed)
-    version = tuple(map(int, numbers.groups())) if numbers else (0, 0)
-    if not RAY_VERSIONS[0] <= version < RAY_VERSIONS[1]:
-        raise SetupError(f"--cluster needs Ray from {low} on, before {high}; {installed} is installed. {REMEDY}")
-
-
-def _installed() -> str | None:
-    try:
-        return importlib.metadata.version("ray")
-    except importlib.metadata.PackageNotFoundError:
-        return None
-
-
 def _check_same_version(seated: _Seated) -> None:
     if seated.version != __version__:
         raise SetupError(
             f"the node {seated.host} has twostroke {seated.version}, and this one {__version__}. "
             "Install the same on every node."
         )
-
-
-def _reach(address: str) -> None:
-    """Whether anybody listens there; Ray would ask for most of a minute."""
-    host, _, port = address.rpartition(":")
-    if host in ("localhost", "127.0.0.1"):
-        return  # Ray puts this node's own address in its place
-    try:
-        socket.create_connection((host, int(port)), REACH_TIMEOUT_S).close()
-    except (OSError, OverflowError) as error:
-        raise SetupError(
-            f"--cluster {address}: nobody answers there ({error}). Start it with: ray start --head --port={port}"
-        ) from None
 
 
 def _connect(address: str) -> None:
@@ -431,33 +395,6 @@ def _connect(address: str) -> None:
         ray.init(address=address, configure_logging=False, log_to_driver=False)
     except Exception as error:
         raise SetupError(f"--cluster {address}: Ray does not connect ({_first_lines(error)}).") from error
-
-
-async def _in_time(call: Callable[[], _T], timeout_s: float, what: str) -> _T:
-    """The result of a call that may hang, and is then left behind: in a thread that nobody waits for at the end."""
-    loop = asyncio.get_running_loop()
-    result: asyncio.Future[_T] = loop.create_future()
-
-    def tell(value: _T | None, error: Exception | None) -> None:
-        if not result.done():
-            if error is None:
-                result.set_result(value)  # pyright: ignore[reportArgumentType]
-            else:
-                result.set_exception(error)
-
-    def run() -> None:
-        try:
-            value, error = call(), None
-        except Exception as caught:
-            value, error = None, caught
-        with contextlib.suppress(RuntimeError):  # nobody waits any more
-            loop.call_soon_threadsafe(tell, value, error)
-
-    threading.Thread(target=run, daemon=True, name="twostroke-ray").start()
-    try:
-        return await asyncio.wait_for(result, timeout_s)
-    except TimeoutError:
-        raise SetupError(f"{what}: Ray has not answered within {timeout_s:g} s. Is a cluster there?") from None
 
 
 async def _result(reference: Any) -> Any:

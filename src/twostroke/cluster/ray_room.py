@@ -1,12 +1,25 @@
-"""Resources that pool processes need from the nodes of a Ray cluster, and whether the nodes have them. Imports no
-Ray."""
+"""What is checked of a Ray cluster without Ray: its version, its address, and the resources of its nodes."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import asyncio
+import contextlib
+import importlib.metadata
+import re
+import socket
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
+from twostroke.errors import SetupError
 from twostroke.pools.member import Role
+
+RAY_VERSIONS = ((2, 50), (3, 0))
+"""From the first on, before the second."""
+REMEDY = "Run: pip install 'twostroke[ray]'"
+REACH_TIMEOUT_S = 5.0
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,3 +100,67 @@ def figures(node: Mapping[str, float], *, with_roles: bool) -> str:
     """Return a node's amounts of the needed resources, in words."""
     names = ("CPU", *(role.value for role in (Role.PREFILL, Role.DECODE) if with_roles))
     return ", ".join(f"{node.get(name, 0):g} {name}" for name in names)
+
+
+def check_version(installed: str | None) -> None:
+    """Refuses a Ray that this was not made for.
+
+    >>> check_version("2.60.0")
+
+    Raises:
+        SetupError: it is another, or None.
+    """
+    low, high = (".".join(map(str, version)) for version in RAY_VERSIONS)
+    if installed is None:
+        raise SetupError(f"--cluster needs Ray (from {low} on, before {high}), which is not installed. {REMEDY}")
+    numbers = re.match(r"(\d+)\.(\d+)", installed)
+    version = tuple(map(int, numbers.groups())) if numbers else (0, 0)
+    if not RAY_VERSIONS[0] <= version < RAY_VERSIONS[1]:
+        raise SetupError(f"--cluster needs Ray from {low} on, before {high}; {installed} is installed. {REMEDY}")
+
+
+def installed_version() -> str | None:
+    try:
+        return importlib.metadata.version("ray")
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def check_reach(address: str) -> None:
+    """Whether anybody listens there; Ray would ask for most of a minute."""
+    host, _, port = address.rpartition(":")
+    if host in ("localhost", "127.0.0.1"):
+        return  # Ray puts this node's own address in its place
+    try:
+        socket.create_connection((host, int(port)), REACH_TIMEOUT_S).close()
+    except (OSError, OverflowError) as error:
+        raise SetupError(
+            f"--cluster {address}: nobody answers there ({error}). Start it with: ray start --head --port={port}"
+        ) from None
+
+
+async def in_time(call: Callable[[], _T], timeout_s: float, what: str) -> _T:
+    """The result of a call that may hang, and is then left behind: in a thread that nobody waits for at the end."""
+    loop = asyncio.get_running_loop()
+    result: asyncio.Future[_T] = loop.create_future()
+
+    def tell(value: _T | None, error: Exception | None) -> None:
+        if not result.done():
+            if error is None:
+                result.set_result(value)  # pyright: ignore[reportArgumentType]
+            else:
+                result.set_exception(error)
+
+    def run() -> None:
+        try:
+            value, error = call(), None
+        except Exception as caught:
+            value, error = None, caught
+        with contextlib.suppress(RuntimeError):  # nobody waits any more
+            loop.call_soon_threadsafe(tell, value, error)
+
+    threading.Thread(target=run, daemon=True, name="twostroke-ray").start()
+    try:
+        return await asyncio.wait_for(result, timeout_s)
+    except TimeoutError:
+        raise SetupError(f"{what}: Ray has not answered within {timeout_s:g} s. Is a cluster there?") from None

@@ -7,7 +7,7 @@ import os
 import socket
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from twostroke.config.load import MAX_RANKS
 from twostroke.errors import EngineError
@@ -71,27 +71,13 @@ class KVBorrower:
         patience_s: float = PATIENCE_S,
         nixl: NixlAgent | None = None,
     ) -> None:
-        self._memory = memory
-        self._geometry = geometry
-        self._reading = reading
-        self._clock = clock
-        self._allows_drift = allows_drift
-        self._patience_s = patience_s
-        self._memories = _Memories(nixl)
+        self._side = _Side(memory, geometry, reading, _Memories(nixl), clock, allows_drift, patience_s)
 
     def fetch(
         self, source: KVSource, into: KVImport, digest: bytes, is_done: Callable[[Fetched], object]
     ) -> Callable[[], None]:
         """See FetchingSide; `is_done` is called in the thread that fetches."""
-        task = _Fetching(
-            self._memory,
-            self._geometry,
-            self._reading,
-            self._memories,
-            self._clock,
-            self._allows_drift,
-            self._patience_s,
-        )
+        task = _Fetching(self._side)
 
         def run() -> None:
             is_done(task.run(source, into, digest))
@@ -101,7 +87,7 @@ class KVBorrower:
 
     def close(self) -> None:
         """Forgets what others have shared."""
-        self._memories.close()
+        self._side.memories.close()
 
 
 class _Memories:
@@ -142,26 +128,24 @@ class _Memories:
             self.nixl.close()
 
 
+@dataclass(frozen=True, slots=True)
+class _Side:
+    """What every fetch of a borrower needs."""
+
+    memory: KVMemory
+    geometry: KVGeometry
+    reading: BlockReading
+    memories: _Memories
+    clock: Callable[[], float]
+    allows_drift: bool
+    patience_s: float
+
+
 class _Fetching:
     """One prefix on its way."""
 
-    def __init__(
-        self,
-        memory: KVMemory,
-        geometry: KVGeometry,
-        reading: BlockReading,
-        memories: _Memories,
-        clock: Callable[[], float],
-        allows_drift: bool,
-        patience_s: float,
-    ) -> None:
-        self._memory = memory
-        self._geometry = geometry
-        self._reading = reading
-        self._memories = memories
-        self._clock = clock
-        self._allows_drift = allows_drift
-        self._patience_s = patience_s
+    def __init__(self, side: _Side) -> None:
+        self._side = side
         self._lock = threading.Lock()
         self._connection: Connection | None = None
         self._is_given_up = False
@@ -181,8 +165,8 @@ class _Fetching:
         """Until the end, whatever that is."""
         drift = ""
         try:
-            with connect(source.address, self._patience_s) as connection:
-                connection.settimeout(self._patience_s)
+            with connect(source.address, self._side.patience_s) as connection:
+                connection.settimeout(self._side.patience_s)
                 with self._lock:
                     self._connection = connection
                     if self._is_given_up:
@@ -190,7 +174,7 @@ class _Fetching:
                 drift = self._fetch(connection, source, into, digest)
             problem = ""
         except TimeoutError:
-            problem = f"{source.address} has said nothing for {self._patience_s:g} s"
+            problem = f"{source.address} has said nothing for {self._side.patience_s:g} s"
         except (OSError, EngineError) as error:
             problem = "it was given up" if self._is_given_up else f"{source.address}: {error}"
         except Exception as error:  # somebody waits for this prefix, and would wait for ever
@@ -199,17 +183,17 @@ class _Fetching:
         finally:
             with self._lock:
                 self._connection = None
-        return Fetched(problem, self._num_bytes, self._first_byte_s, drift, self._busy_s, self._clock())
+        return Fetched(problem, self._num_bytes, self._first_byte_s, drift, self._busy_s, self._side.clock())
 
     def _fetch(self, connection: Connection, source: KVSource, into: KVImport, digest: bytes) -> str:
         """All of it; returns how the lender's numerics differ."""
-        their_size = source.block_size or self._memory.layout.block_size
+        their_size = source.block_size or self._side.memory.layout.block_size
         question = self._question(source, into, their_size)
         num_blocks = question.num_blocks
         connection.sendall(framed(question))
         terms, lent = self._receive_terms(connection, source, their_size)
         with self._bringing(connection, terms, lent) as bringing:
-            way_in = intake(self._memory, lent, into, question.first_entries, self._reading, bringing)
+            way_in = intake(self._side.memory, lent, into, question.first_entries, self._side.reading, bringing)
             num_entries, theirs_digest = self._take_all(connection, way_in, num_blocks)
         if num_entries != num_blocks or theirs_digest != digest:
             raise TransferBroken(
@@ -219,7 +203,7 @@ class _Fetching:
         connection.sendall(framed(Copied()))
         match receive(connection, FROM_LENDER):
             case Valid():
-                return self._geometry.drift(terms.geometry)
+                return self._side.geometry.drift(terms.geometry)
             case FetchRefused(reason):
                 raise TransferBroken(reason)
             case other:
@@ -227,16 +211,16 @@ class _Fetching:
 
     def _take_all(self, connection: Connection, way_in: Intake, num_blocks: int) -> tuple[int, bytes]:
         """What the lender has, until there is no more: how many entries that was, and of which prefix."""
-        due = _Due(num_blocks, self._memory.num_layers)
+        due = _Due(num_blocks, self._side.memory.num_layers)
         while True:
             match receive(connection, FROM_LENDER):
                 case EntriesReady() as ready:
                     if not self._first_byte_s:
-                        self._first_byte_s = self._clock()
+                        self._first_byte_s = self._side.clock()
                     due.pass_by(ready)
-                    begin_s = self._clock()
+                    begin_s = self._side.clock()
                     self._num_bytes += way_in.take(ready)
-                    self._busy_s += self._clock() - begin_s
+                    self._busy_s += self._side.clock() - begin_s
                 case Waiting():
                     pass
                 case All(digest):
@@ -248,11 +232,11 @@ class _Fetching:
 
     def _bringing(self, connection: Connection, terms: Terms, lent: LentBlocks) -> Bringing:
         """How bytes come that are not copied out of shared memory."""
-        if self._memories.nixl is None or terms.remote is None:
+        if self._side.memories.nixl is None or terms.remote is None:
             return Sent(connection)
         if len(terms.remote.addresses) != lent.num_ranks:
             raise TransferBroken(f"memory of {len(terms.remote.addresses)} ranks; it has {lent.num_ranks}.")
-        return self._memories.nixl.reading(terms.remote, lent.layout, terms.num_bytes_shared)
+        return self._side.memories.nixl.reading(terms.remote, lent.layout, terms.num_bytes_shared)
 
     def _question(self, source: KVSource, into: KVImport, their_size: int) -> Fetch:
         if into.num_tokens % their_size:
@@ -261,11 +245,11 @@ class _Fetching:
             PROTOCOL,
             source.epoch,
             source.lease_id,
-            tuple(first * self._memory.layout.block_size // their_size for first in into.first_missing),
+            tuple(first * self._side.memory.layout.block_size // their_size for first in into.first_missing),
             into.num_tokens // their_size,
-            source.address.shares_memory and (self._memories.nixl is not None or not source.address.by_nixl),
-            self._geometry,
-            self._allows_drift,
+            source.address.shares_memory and (self._side.memories.nixl is not None or not source.address.by_nixl),
+            self._side.geometry,
+            self._side.allows_drift,
         )
 
     def _receive_terms(self, connection: Connection, source: KVSource, their_size: int) -> tuple[Terms, LentBlocks]:
@@ -288,19 +272,19 @@ class _Fetching:
                 raise TransferBroken(f"memory of {len(descriptors)} ranks; it has {num_ranks}.")
             unused.pop_all()  # from here on the mapping's
             try:
-                mapping = self._memories.mapped(source.epoch, descriptors, terms.num_bytes_shared)
+                mapping = self._side.memories.mapped(source.epoch, descriptors, terms.num_bytes_shared)
                 return terms, LentBlocks(layout, num_ranks, mapping.memory(layout), orders)
             except ValueError as error:
                 raise TransferBroken(f"its memory of {terms.num_bytes_shared:,} bytes is none: {error}") from None
 
     def _lent_layout(self, terms: Terms) -> tuple[KVLayout, tuple[HeadOrder, ...]]:
         """Of the lender's blocks; and where a token is in them, per KV group, if their format or order differs."""
-        layout = self._memory.layout.dealt_among(terms.geometry.num_ranks, self._memory.num_ranks)
+        layout = self._side.memory.layout.dealt_among(terms.geometry.num_ranks, self._side.memory.num_ranks)
         layout = _with_blocks_of(terms.geometry, layout)
-        if not self._geometry.has_other_blocks(terms.geometry):
+        if not self._side.geometry.has_other_blocks(terms.geometry):
             return layout, ()
         layout = replace(layout, kv_format=terms.geometry.kv_format)
-        if not terms.orders or self._reading.recode is None:
+        if not terms.orders or self._side.reading.recode is None:
             raise TransferBroken("its blocks have another format, and nobody here can convert it.")
         if len(terms.orders) != len(layout.groups):
             raise TransferBroken(f"orders of {len(terms.orders)} KV groups; {len(layout.groups)} groups are here.")
@@ -315,13 +299,16 @@ class _Fetching:
             raise TransferBroken(terms.reason)
         if not isinstance(terms, Terms):
             raise TransferBroken(f"expected its terms, not {type(terms).__name__}.")
-        refusal = self._geometry.refusal(terms.geometry, allows_drift=self._allows_drift)
+        refusal = self._side.geometry.refusal(terms.geometry, allows_drift=self._side.allows_drift)
         if refusal:
             raise TransferBroken(refusal)
         if terms.geometry.block_size != block_size:
             said = f"its blocks have {terms.geometry.block_size} tokens"
             raise TransferBroken(f"{said}; blocks of {block_size} were asked for.")
-        num_ranks, of_model = terms.geometry.num_ranks, self._memory.layout.dealt_among(1, self._memory.num_ranks)
+        num_ranks, of_model = (
+            terms.geometry.num_ranks,
+            self._side.memory.layout.dealt_among(1, self._side.memory.num_ranks),
+        )
         if not num_ranks or not all(group.spec.can_deal(num_ranks) for group in of_model.groups):
             heads = " or ".join(dict.fromkeys(str(group.spec.num_kv_heads) for group in of_model.groups))
             raise TransferBroken(f"{heads} KV heads cannot be dealt among its {num_ranks} ranks.")

@@ -7,6 +7,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass
 
 from twostroke.errors import EngineError
 from twostroke.kernels.head_order import HeadOrder
@@ -45,39 +46,46 @@ _REST_BYTES = 4096
 REAPS_EVERY_S = 0.5
 
 
+@dataclass(frozen=True, slots=True)
+class PoolToLend:
+    """KV memory of an engine, and how borrowers read it."""
+
+    memory: KVMemory
+    shared: SharedMemory | NixlAgent | None = None
+    """How other processes read the same memory: by mapping it, or by NIXL's agent, which has it registered; None: they
+    do not."""
+    orders: tuple[HeadOrder, ...] = ()
+    """Per KV group, places of tokens in a head of its pages, for borrowers of another format."""
+
+
 class KVLender:
     """Lends what the engine's thread announces to those who ask; `close` it.
 
     The engine's thread calls `grant`, `begin_part`, `layer_ready`, `complete` and `kill`; none of them waits.
 
     Args:
-        memory: of the pool.
-        shared: how other processes read the same memory: by mapping it, or by NIXL's
-            agent, which has it registered; None: they do not.
+        pool: what is lent.
         geometry: of this side.
         epoch: of this process.
         clock: in seconds.
         is_over: told of each lease that nobody will read any more, in a thread of the lender's.
         patience_s: how long a borrower may say nothing, or take nothing.
-        orders: per KV group, places of tokens in a head of its pages, for borrowers of another format.
     """
 
-    def __init__(  # noqa: PLR0913 (as of KVBorrower, and what the other side has to know of its blocks)
+    def __init__(
         self,
-        memory: KVMemory,
-        shared: SharedMemory | NixlAgent | None,
+        pool: PoolToLend,
         geometry: KVGeometry,
         *,
         epoch: int,
         clock: Callable[[], float],
         is_over: Callable[[int], object],
         patience_s: float = PATIENCE_S,
-        orders: tuple[HeadOrder, ...] = (),
     ) -> None:
-        self._memory = memory
-        self._orders = orders
-        self._nixl = shared if isinstance(shared, NixlAgent) else None
-        self._shared = shared if isinstance(shared, SharedMemory) else None
+        self._memory = pool.memory
+        self._orders = pool.orders
+        self._nixl = pool.shared if isinstance(pool.shared, NixlAgent) else None
+        self._shared = pool.shared if isinstance(pool.shared, SharedMemory) else None
         self._is_read_here = False
         """By borrowers in this process."""
         self._geometry = geometry
@@ -85,7 +93,7 @@ class KVLender:
         self._clock = clock
         self._is_over = is_over
         self._patience_s = patience_s
-        self._book = LeaseBook(memory.num_layers)
+        self._book = LeaseBook(pool.memory.num_layers)
         self._lock = threading.Lock()
         self._granted = threading.Condition(self._lock)
         """Leases have come, or none will any more."""

@@ -17,7 +17,7 @@ from twostroke.kernels.reference.kv_codec import recode
 from twostroke.kv_transfer.borrower import KVBorrower
 from twostroke.kv_transfer.geometry import KVGeometry
 from twostroke.kv_transfer.intake import BlockReading
-from twostroke.kv_transfer.lender import KVLender
+from twostroke.kv_transfer.lender import KVLender, PoolToLend
 from twostroke.kv_transfer.memory import KVMemory, SharedMemory
 from twostroke.kv_transfer.nixl_reads import NixlAgent
 from twostroke.kv_transfer.transport import Fetched
@@ -93,14 +93,14 @@ def open_ends(
     block_size, port = kv.layout.block_size, ends.port
     lending = fetching = where = None
     if port.lends_at is not None:
+        lent = NixlAgent(memory) if port.lends_at.by_nixl else shared if port.lends_at.is_local else None
+        orders = tuple(runner.head_order(group.spec, block_size) for group in kv.layout.groups)
         lender = KVLender(
-            memory,
-            NixlAgent(memory) if port.lends_at.by_nixl else shared if port.lends_at.is_local else None,
+            PoolToLend(memory, lent, orders),
             geometry,
             epoch=ends.epoch,
             clock=monotonic_clock,
             is_over=ends.is_over,
-            orders=tuple(runner.head_order(group.spec, block_size) for group in kv.layout.groups),
         )
         lending = KVLending(scheduler, lender, kv.layout, split_layers=memory.num_layers if memory.num_ranks > 1 else 0)
         kv.layer_written = lending.layer_written

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from twostroke.batch import NewRequest, TokenLogprobs
-from twostroke.cluster.dispatcher import MAX_ATTEMPTS, Dispatched, Dispatcher, LeastBusy, Place, ReadyWorker
+from twostroke.cluster.dispatcher import MAX_ATTEMPTS, Dispatched, Dispatcher
 from twostroke.cluster.messages import Add, DropKV, FetchKV, Finish
+from twostroke.cluster.routed_placer import LeastBusy, Place, ReadyWorker
 from twostroke.engine.generation import GenerationRequest
 from twostroke.engine.handover_port import LenderFacts
 from twostroke.engine.token_update import SequenceNews, TokenUpdate

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from twostroke.cluster.launcher import LocalLauncher, launcher_for
-from twostroke.cluster.ray_launcher import RayLauncher, check_version
+from twostroke.cluster.ray_launcher import RayLauncher
+from twostroke.cluster.ray_room import check_version
 from twostroke.config.engine import EngineConfig
 from twostroke.config.pools import PoolConfig
 from twostroke.engine.handover_port import HandoverPort

@@ -10,8 +10,7 @@ import pytest
 from factories import make_facts
 from twostroke.batch import NewRequest
 from twostroke.client.load import EngineLoad
-from twostroke.cluster.dispatcher import Place, ReadyWorker
-from twostroke.cluster.routed_placer import RoutedPlacer
+from twostroke.cluster.routed_placer import Place, ReadyWorker, RoutedPlacer
 from twostroke.config.routing import RoutingConfig
 from twostroke.engine.generation import GenerationRequest
 from twostroke.events import RequestRouted
@@ -20,7 +19,7 @@ from twostroke.pools.member import Role
 from twostroke.sampling_params import SamplingParams
 
 DECODE_LOAD = EngineLoad(64, num_running=60, step_s=0.02)
-"""Load with many streams, which a prefill beside them would make late."""
+"""EngineLoad with many streams, which a prefill beside them would make late."""
 
 
 def place(num_tokens: int, decode_load: EngineLoad = DECODE_LOAD, *, params: dict[str, Any] | None = None) -> Place:

@@ -12,7 +12,8 @@ from explain_loads import random_load
 from metrics_page import check_documented, documented
 from pool_log import PoolLog, died_and_resumed
 from twostroke.api.observation import Observation
-from twostroke.cluster.dispatcher import Dispatcher, LeastBusy
+from twostroke.cluster.dispatcher import Dispatcher
+from twostroke.cluster.routed_placer import LeastBusy
 from twostroke.config.server import ServerConfig
 from twostroke.event_codec import pack
 from twostroke.events import Event
