@@ -284,7 +284,7 @@ class QueueAdmission:
             HTTPError: 429, the tenant has used its tokens up.
             Overloaded: the queue is full, or it would wait too long.
         """
-        if self._has_room(patience_s):
+        if not self._num_preparing and self._has_room(patience_s):
             return
         load = self._load(tenant, self._num_preparing)
         if self._quotas is not None:
@@ -356,7 +356,7 @@ class QueueAdmission:
 
         Estimates would matter to a caller's patience or a quota only; asking for them folds the engine's events.
         """
-        return self._engine.is_idle and not self._num_preparing and patience_s is None and self._quotas is None
+        return self._engine.is_idle and patience_s is None and self._quotas is None
 
     def _load(self, tenant: str, num_preparing: int) -> EngineLoad:
         load = self._engine.load(tenant)
