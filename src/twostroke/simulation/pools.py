@@ -4,17 +4,16 @@
                              │                 decode engine: an import of these blocks     ◄──┘ are computed
                              └─ alone ───────► decode engine: prompt and all
 
-What decides is what serves (pools/router.py, scheduler/, kv_cache/holds.py); what is between is what a gateway and the
-ends of a hand-over do (cluster/dispatcher.py, engine/kv_lending.py, engine/kv_fetching.py), without tokens and threads:
-the same messages in the same order, each heard between two steps. Messages take no time, and the layers of a step equal
-parts of it. Every process is a machine of its own: nobody's steps take longer because another computes.
+What decides is what serves (pools/router.py, scheduler/). What is between is what a gateway does
+(cluster/dispatcher.py), and what the ends of a hand-over do (hand_over.py): the same messages in the same order, each
+heard between two steps. Every process is a machine of its own: nobody's steps take longer because another computes.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import count
 
@@ -25,16 +24,14 @@ from twostroke.cost.step_model import PredictsSteps
 from twostroke.errors import InvalidParameter
 from twostroke.events import EngineStarted
 from twostroke.kv_cache.layout import KVLayout
-from twostroke.kv_transfer.leases import LEASE_S
 from twostroke.outputs import RequestTimes
 from twostroke.pools.member import Member, Role
 from twostroke.pools.route import RouteRequest
 from twostroke.pools.router import REPORTS_EVERY_S, Router
-from twostroke.request import Arrival
 from twostroke.scheduler.replay import layers_of, layout_of, scheduler_of
 from twostroke.served_run import Run, ServedRequest
 from twostroke.simulation.engine import Live, SimulatedEngine, SimulatedStep
-from twostroke.simulation.link import Link, Transfer
+from twostroke.simulation.hand_over import HandOver, HandOverEnds, Worker, names_of
 from twostroke.simulation.requests import SimulatedRequest
 
 
@@ -81,60 +78,6 @@ class HandOvers:
     """Of KV, of prefixes that came."""
 
 
-@dataclass(slots=True, eq=False)
-class _Worker:
-    """A process: its engine, and what it has been told since its last step began."""
-
-    name: str
-    role: Role
-    engine: SimulatedEngine
-    step: SimulatedStep | None = None
-    inbox: deque[Callable[[], object]] = field(default_factory=deque[Callable[[], object]])
-    without_room: deque[_HandOver] = field(default_factory=deque["_HandOver"])
-    """Imports that wait for blocks."""
-    num_under_way: int = 0
-    """Imports that have blocks, and whose request does not run."""
-    lends: dict[str, _HandOver] = field(default_factory=dict[str, "_HandOver"])
-    num_free_blocks: int = 0
-    step_s: float = 0.0
-    reported_s: float = float("-inf")
-
-
-@dataclass(slots=True, eq=False)
-class _HandOver:
-    """A prompt's way from one process to another."""
-
-    number: int
-    live: Live
-    giver: _Worker
-    taker: _Worker
-    hashes: tuple[bytes, ...]
-    """Of the whole blocks of the prompt."""
-    parts: list[tuple[int, float, float]] = field(default_factory=list[tuple[int, float, float]])
-    """As the giver computes it: up to which block, from when until when."""
-    transfer: Transfer | None = None
-    """None while the taker has no blocks for it."""
-    first_missing: tuple[int, ...] = ()
-    """Per KV group, the first block that the taker does not have."""
-    is_lent: bool = False
-    """All is computed and on loan."""
-    is_lost: bool = False
-    """The giver has taken it back."""
-    is_here: bool = False
-    """The taker has all of it, and keeps it for its request."""
-    is_over: bool = False
-    """The taker has all of it, or will not."""
-    is_gone: bool = False
-    """Its caller is: no token of it goes on."""
-    waits: bool = False
-    """Its request is at the taker, and waits for it."""
-
-    @property
-    def num_blocks_begun(self) -> int:
-        """Blocks that are computed, or being computed."""
-        return self.parts[-1][0] if self.parts else 0
-
-
 class PoolSimulation:
     """Several engines like one that was recorded, in simulated time.
 
@@ -165,7 +108,7 @@ class PoolSimulation:
         self._prefill_tokens_per_s = self._rate_of_prefill(started, step_times)
         self._router = Router(RoutingConfig(tpot_target_s=pools.tpot_target_s))
         self._now_s = 0.0
-        self._workers: dict[str, _Worker] = {}
+        self._workers: dict[str, Worker] = {}
         for role, size in ((Role.PREFILL, pools.prefill), (Role.DECODE, pools.decode)):
             for i in range(size):
                 engine = SimulatedEngine(
@@ -175,28 +118,25 @@ class PoolSimulation:
                     block_size=self._layout.block_size,
                     names_blocks=started.cache["enable_prefix_caching"],
                 )
-                worker = _Worker(f"{role.value}-{i}", role, engine, num_free_blocks=started.num_blocks)
+                worker = Worker(f"{role.value}-{i}", role, engine, num_free_blocks=started.num_blocks)
                 self._workers[worker.name] = worker
                 self._report(worker)
-        self._link = Link(pools.link_bytes_per_s or 1.0)
+        self._ends = HandOverEnds(self._layout, self._layers, pools.link_bytes_per_s or 1.0, self._router.link_measured)
         if pools.link_bytes_per_s is not None:  # as it would be known after the first hand-over
             for giver in self._of(Role.PREFILL):
                 for taker in self._of(Role.DECODE):
                     self._router.link_measured(giver.name, taker.name, pools.link_bytes_per_s)
         self._numbers = count()
-        self._places: dict[str, _Worker | _HandOver] = {}
+        self._places: dict[str, Worker | HandOver] = {}
         """Of who has not ended: who does it all, or its hand-over."""
-        self._by_transfer: dict[Transfer, _HandOver] = {}
         self._given_up: deque[tuple[float, str]] = deque()
         """Who ends without a token, and when."""
-        self._leases: deque[tuple[float, _HandOver]] = deque()
-        """Until when somebody has to come for what is on loan."""
-        self._num_handed_over = self._num_fetched = self._num_bytes = 0
+        self._num_handed_over = 0
 
     @property
     def hand_overs(self) -> HandOvers:
         """So far."""
-        return HandOvers(self._num_handed_over, self._num_fetched, self._num_bytes)
+        return HandOvers(self._num_handed_over, self._ends.num_fetched, self._ends.num_bytes)
 
     def run(self, requests: Sequence[SimulatedRequest]) -> Run:
         """All of them, from the first arrival to the last end.
@@ -214,15 +154,15 @@ class PoolSimulation:
         )
         self._given_up.extend(gone)
         while (next_s := self._next_s(waiting)) is not None:
-            self._now_s = next_s
-            self._take_bytes_in()
+            self._now_s = self._ends.now_s = next_s
+            self._ends.take_bytes_in()
             for worker in self._workers.values():
                 if worker.step is not None and worker.step.end_s <= next_s:
                     self._take_step_in(worker, worker.step)
             while waiting and waiting[0].arrival.arrival_time_s <= next_s:
                 self._arrive(Live(waiting.popleft(), next(by_arrival)))
             self._end_given_up()
-            self._end_leases()
+            self._ends.end_leases()
             self._come_round()
             if not waiting and not self._places and not any(w.step or w.inbox for w in self._workers.values()):
                 break
@@ -245,12 +185,11 @@ class PoolSimulation:
         """When anything happens next."""
         times = [worker.step.end_s for worker in self._workers.values() if worker.step is not None]
         times += [waiting[0].arrival.arrival_time_s] if waiting else []
-        times += [queue[0][0] for queue in (self._given_up, self._leases) if queue]
-        moving_s = self._link.next_s
-        times += [] if moving_s is None else [moving_s]
+        times += [self._given_up[0][0]] if self._given_up else []
+        times += self._ends.next_s()
         return max(self._now_s, min(times)) if times else None
 
-    def _of(self, role: Role) -> list[_Worker]:
+    def _of(self, role: Role) -> list[Worker]:
         return [worker for worker in self._workers.values() if worker.role is role]
 
     # ------------------------------------------------------------------ the gateway
@@ -281,17 +220,17 @@ class PoolSimulation:
             giver.inbox.append(partial(giver.engine.arrive, live, arrival))
             return
         num_pages = arrival.num_prompt_tokens // self._layout.prefix_tokens * self._layout.prefix_tokens // block_size
-        hand_over = _HandOver(next(self._numbers), live, giver, taker, tuple(asked.block_hashes[:num_pages]))
+        hand_over = HandOver(next(self._numbers), live, giver, taker, tuple(asked.block_hashes[:num_pages]))
         self._num_handed_over += 1
         self._places[arrival.request_id] = hand_over
-        giver.inbox.append(partial(self._lend, hand_over))
+        giver.inbox.append(partial(self._ends.lend, hand_over))
         taker.inbox.append(partial(taker.without_room.append, hand_over))
 
     def _names(self, live: Live, num_tokens: int) -> tuple[bytes, ...]:
         """Of its full blocks, where anybody asks for names."""
         if not live.given.arrival.block_hashes and not self._of(Role.PREFILL):
             return ()
-        return tuple(live.given.hash_of_block(i) for i in range(num_tokens // self._layout.block_size))
+        return names_of(live, num_tokens // self._layout.block_size)
 
     def _end_given_up(self) -> None:
         while self._given_up and self._given_up[0][0] <= self._now_s:
@@ -299,19 +238,19 @@ class PoolSimulation:
             place = self._places.pop(request_id, None)
             if place is None:
                 continue
-            if isinstance(place, _Worker):
-                place.inbox.append(partial(_finish, place, request_id))
+            if isinstance(place, Worker):
+                place.inbox.append(partial(place.engine.finish, request_id))
             else:
                 place.is_gone = True
-                place.giver.inbox.append(partial(self._finish_lent, place))
-                place.taker.inbox.append(partial(self._finish_taken, place))
+                place.giver.inbox.append(partial(self._ends.finish_lent, place))
+                place.taker.inbox.append(partial(self._ends.finish_taken, place))
             self._say_that_one_ended()
 
     def _say_that_one_ended(self) -> None:
         if self._ended is not None:
             self._ended()
 
-    def _report(self, worker: _Worker) -> None:
+    def _report(self, worker: Worker) -> None:
         """What a worker says of itself, as one that has run for a while: its rate of prefill is known."""
         if self._now_s - worker.reported_s < REPORTS_EVERY_S:
             return
@@ -351,14 +290,14 @@ class PoolSimulation:
             for worker in self._workers.values():
                 if worker.step is None and self._go_round(worker):
                     is_busy = True
-            is_busy = self._take_bytes_in() or is_busy
+            is_busy = self._ends.take_bytes_in() or is_busy
 
-    def _go_round(self, worker: _Worker) -> bool:
+    def _go_round(self, worker: Worker) -> bool:
         """Whether it had anything to do."""
         has_heard = bool(worker.inbox)
         while worker.inbox:
             worker.inbox.popleft()()
-        self._let_imports_in(worker)
+        self._ends.let_imports_in(worker)
         if worker.engine.has_work:
             worker.step = worker.engine.decide(self._now_s)
         if worker.step is None:
@@ -368,223 +307,21 @@ class PoolSimulation:
         if not batch.num_prefill_tokens:
             worker.step_s = worker.step.end_s - worker.step.begin_s
         if worker.lends:
-            self._begin_parts(worker, worker.step)
+            self._ends.begin_parts(worker, worker.step)
         return True
 
-    def _take_step_in(self, worker: _Worker, step: SimulatedStep) -> None:
+    def _take_step_in(self, worker: Worker, step: SimulatedStep) -> None:
         worker.step = None
         for live in worker.engine.take_in(step):
             request_id = live.given.arrival.request_id
             hand_over = worker.lends.pop(request_id, None)
             if hand_over is not None:
-                self._settle_loan(hand_over)
+                self._ends.settle_loan(hand_over)
                 if not hand_over.is_gone:
-                    self._go_on(hand_over)
+                    self._ends.go_on(hand_over)
             if live.has_ended and self._places.pop(request_id, None) is not None:
                 self._say_that_one_ended()
         self._report(worker)
-
-    # ------------------------------------------------------------------ the end that lends
-
-    def _lend(self, hand_over: _HandOver) -> None:
-        """One token here; who decodes makes the others."""
-        live, giver = hand_over.live, hand_over.giver
-        arrival = replace(live.given.arrival, max_tokens=1, lend_as=hand_over.number, block_hashes=hand_over.hashes)
-        giver.lends[arrival.request_id] = hand_over
-        giver.engine.arrive(live, arrival)
-
-    def _begin_parts(self, giver: _Worker, step: SimulatedStep) -> None:
-        """What of the prompts is cached, and what the step fills, layer by layer."""
-        block_size = self._layout.block_size
-        for request_id in step.batch.preempted_request_ids:
-            if request_id in giver.lends:
-                self._take_back(giver.lends[request_id])
-        cached = {admitted.request_id: admitted.num_cached_tokens for admitted in step.batch.admitted}
-        for share in step.batch.requests:
-            hand_over = giver.lends.get(share.request_id)
-            if hand_over is None or hand_over.is_lost:
-                continue
-            self._begin_part(hand_over, cached.get(share.request_id, 0) // block_size, step.begin_s, step.begin_s)
-            end = (share.num_computed_tokens + share.num_scheduled_tokens) // block_size
-            self._begin_part(hand_over, end, step.begin_s, step.end_s)
-
-    def _begin_part(self, hand_over: _HandOver, end: int, begin_s: float, end_s: float) -> None:
-        first, end = hand_over.num_blocks_begun, min(end, len(hand_over.hashes))
-        if end > first:
-            hand_over.parts.append((end, begin_s, end_s))
-            if hand_over.transfer is not None:
-                hand_over.transfer.add(self._pieces(hand_over, first, hand_over.parts[-1]))
-
-    def _pieces(self, hand_over: _HandOver, first: int, part: tuple[int, float, float]) -> Iterator[tuple[float, int]]:
-        """Of the pages from `first` on, what the taker lacks, by layers: when they are there, and their bytes."""
-        end, begin_s, end_s = part
-        of_layers = {
-            layer_id: (missing * group.pages_per_block, self._layout.bytes_per_layer(group))
-            for group, missing in zip(self._layout.groups, hand_over.first_missing, strict=True)
-            for layer_id in group.layer_ids
-        }
-        for layer_id, (first_page, layer_bytes) in sorted(of_layers.items()):
-            ready_s = begin_s + (layer_id + 1) / self._layers.num_layers * (end_s - begin_s)
-            yield ready_s, max(0, end - max(first, first_page)) * layer_bytes
-
-    def _settle_loan(self, hand_over: _HandOver) -> None:
-        """Its request is through at the giver: the blocks are on loan, or they are not."""
-        if hand_over.is_lost:
-            hand_over.giver.engine.scheduler.handover.end_hold(hand_over.number)
-        elif not hand_over.giver.engine.scheduler.handover.is_on_loan(hand_over.number):
-            self._take_back(hand_over)
-        elif hand_over.is_over:  # the taker wants it no more
-            hand_over.giver.engine.scheduler.handover.end_hold(hand_over.number)
-        else:
-            hand_over.is_lent = True
-            if hand_over.transfer is None:
-                self._leases.append((self._now_s + LEASE_S, hand_over))
-            else:
-                hand_over.transfer.is_whole = True
-
-    def _take_back(self, hand_over: _HandOver) -> None:
-        """What was read of it is worth nothing."""
-        hand_over.is_lost = True
-        hand_over.taker.inbox.append(partial(self._fail, hand_over))
-
-    def _end_leases(self) -> None:
-        while self._leases and self._leases[0][0] <= self._now_s:
-            _, hand_over = self._leases.popleft()
-            if hand_over.transfer is None and not hand_over.is_over:
-                self._take_back(hand_over)
-                self._give_back(hand_over)
-
-    def _give_back(self, hand_over: _HandOver) -> None:
-        """Nobody fetches it any more: the giver's blocks are ordinary ones."""
-        if hand_over.is_lent:
-            scheduler = hand_over.giver.engine.scheduler
-            hand_over.giver.inbox.append(partial(scheduler.handover.end_hold, hand_over.number))
-
-    def _finish_lent(self, hand_over: _HandOver) -> None:
-        """Its caller has gone."""
-        request_id = hand_over.live.given.arrival.request_id
-        if hand_over.giver.lends.pop(request_id, None) is not None:
-            hand_over.giver.engine.finish(request_id)
-            self._take_back(hand_over)
-
-    # ------------------------------------------------------------------ the end that fetches
-
-    def _let_imports_in(self, taker: _Worker) -> None:
-        """Prefixes take their blocks, in their order, as far as there is room."""
-        while taker.without_room:
-            hand_over = taker.without_room[0]
-            num_tokens = len(hand_over.hashes) * self._layout.block_size
-            into = taker.engine.scheduler.handover.begin_import(hand_over.number, hand_over.hashes, num_tokens)
-            if into is None:
-                if taker.engine.has_work or taker.num_under_way:
-                    return
-                self._fail(hand_over)  # there is no room for it beside what the pool must keep
-                continue
-            taker.without_room.popleft()
-            taker.num_under_way += 1
-            self._begin_transfer(hand_over, into.first_missing)
-
-    def _begin_transfer(self, hand_over: _HandOver, first_missing: tuple[int, ...]) -> None:
-        hand_over.first_missing = first_missing
-        transfer = hand_over.transfer = Transfer(hand_over.giver.name, hand_over.taker.name)
-        first = 0
-        for part in hand_over.parts:
-            transfer.add(self._pieces(hand_over, first, part))
-            first = part[0]
-        transfer.is_whole = hand_over.is_lent
-        self._by_transfer[transfer] = hand_over
-        self._link.begin(transfer, self._now_s)
-
-    def _take_bytes_in(self) -> bool:
-        """Whether any prefix has come."""
-        done = self._link.advance(self._now_s)
-        for transfer in done:
-            hand_over = self._by_transfer.pop(transfer)
-            self._num_fetched += 1
-            self._num_bytes += transfer.num_bytes
-            if transfer.num_bytes and transfer.busy_s > 0:
-                rate = transfer.num_bytes / transfer.busy_s
-                self._router.link_measured(transfer.giver, transfer.taker, rate)
-            self._give_back(hand_over)
-            hand_over.taker.inbox.append(partial(self._fetched, hand_over))
-        return bool(done)
-
-    def _fetched(self, hand_over: _HandOver) -> None:
-        if hand_over.is_over:  # dropped meanwhile
-            return
-        hand_over.is_here = hand_over.is_over = True
-        hand_over.taker.engine.scheduler.handover.complete_import(hand_over.number, hand_over.hashes)
-        if hand_over.waits:
-            self._run_on(hand_over)
-
-    def _fail(self, hand_over: _HandOver) -> None:
-        """It will not come: its request computes its prompt as if nobody had tried."""
-        if hand_over.is_over:
-            return
-        hand_over.is_over = True
-        taker = hand_over.taker
-        if hand_over.transfer is None:
-            taker.without_room.remove(hand_over)
-        else:
-            self._link.drop(hand_over.transfer)
-            self._by_transfer.pop(hand_over.transfer, None)
-            taker.num_under_way -= 1
-            taker.engine.scheduler.handover.end_hold(hand_over.number)
-        if not hand_over.is_lost:
-            self._give_back(hand_over)
-        if hand_over.waits:
-            self._run_on(hand_over)
-
-    def _go_on(self, hand_over: _HandOver) -> None:
-        """The first token is there: where to with the request."""
-        does_it = self._drop if hand_over.live.has_ended else self._take_request
-        hand_over.taker.inbox.append(partial(does_it, hand_over))
-
-    def _take_request(self, hand_over: _HandOver) -> None:
-        if hand_over.is_over:
-            self._run_on(hand_over)
-        else:
-            hand_over.waits = True
-
-    def _run_on(self, hand_over: _HandOver) -> None:
-        """As a request whose first token was generated elsewhere."""
-        hand_over.waits = False
-        live, taker = hand_over.live, hand_over.taker
-        if hand_over.is_here:  # from now on the scheduler sees to it
-            hand_over.is_here = False
-            taker.num_under_way -= 1
-        taker.engine.arrive(live, self._arrival_there(hand_over))
-
-    def _arrival_there(self, hand_over: _HandOver) -> Arrival:
-        live = hand_over.live
-        given = live.given.arrival
-        num_tokens = given.num_prompt_tokens + live.num_outputs
-        return replace(
-            given,
-            num_prompt_tokens=num_tokens,
-            max_tokens=given.max_tokens - live.num_outputs,
-            block_hashes=self._names(live, num_tokens),
-            import_id=hand_over.number,
-        )
-
-    def _drop(self, hand_over: _HandOver) -> None:
-        """No request will come for it."""
-        hand_over.waits = False
-        if hand_over.is_here:
-            hand_over.is_here = False
-            hand_over.taker.num_under_way -= 1
-            hand_over.taker.engine.scheduler.handover.end_hold(hand_over.number)
-        else:
-            self._fail(hand_over)
-
-    def _finish_taken(self, hand_over: _HandOver) -> None:
-        """Its caller has gone."""
-        if not _finish(hand_over.taker, hand_over.live.given.arrival.request_id):
-            self._drop(hand_over)
-
-
-def _finish(worker: _Worker, request_id: str) -> bool:
-    return worker.engine.finish(request_id)
 
 
 def _check_hands_over(started: EngineStarted) -> None:
