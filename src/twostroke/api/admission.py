@@ -286,7 +286,9 @@ class QueueAdmission:
         """
         if not self._num_preparing and self._has_room(patience_s):
             return
-        load = self._load(tenant, self._num_preparing)
+        load = self._engine.load(tenant)
+        if self._num_preparing:
+            load = self._with_preparing(load)
         if self._quotas is not None:
             wait_s = self._quotas.wait_s(tenant, load.num_own_generated, self._engine.now_s())
             if wait_s > 0:
@@ -335,7 +337,7 @@ class QueueAdmission:
             limits = dataclasses.replace(self._limits, max_queue_wait_s=math.inf)
             refuse_overload(self._engine.load(tenant, background=True), limits, cost, patience_s)
         else:
-            refuse_overload(self._load(tenant, 0), self._limits, cost, patience_s)
+            refuse_overload(self._engine.load(tenant), self._limits, cost, patience_s)
         if self._quotas is not None:
             self._quotas.pay(tenant, cost.num_prompt_tokens, self._engine.now_s())
 
@@ -358,10 +360,8 @@ class QueueAdmission:
         """
         return self._engine.is_idle and patience_s is None and self._quotas is None
 
-    def _load(self, tenant: str, num_preparing: int) -> EngineLoad:
-        load = self._engine.load(tenant)
-        if not num_preparing:
-            return load
+    def _with_preparing(self, load: EngineLoad) -> EngineLoad:
+        num_preparing = self._num_preparing
         return dataclasses.replace(
             load,
             num_waiting=load.num_waiting + num_preparing,

@@ -144,7 +144,9 @@ class Chat(ConversationCall):
         self._request = conversation.request
         self._tokenizer = conversation.engine.tokenizer
         self._usage = conversation.usage
-        tier = tier_of(self._request.service_tier, uses_priority=conversation.engine.facts.uses_priority)
+        tier: Object = {}
+        if self._request.service_tier is not None:
+            tier = tier_of(self._request.service_tier, uses_priority=conversation.engine.facts.uses_priority)
         self._head: Object = {"id": answer_id, "created": created, "model": model, **tier}
         self._chunk_head: Object = {**self._head, "object": "chat.completion.chunk"}
         options = self._request.stream_options

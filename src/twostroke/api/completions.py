@@ -14,6 +14,7 @@ from twostroke.api.dialect import structured_outputs
 from twostroke.api.generation import (
     AnswerGeneration,
     Caller,
+    Opened,
     UsageCount,
     amount_of,
     check_stream_options,
@@ -36,7 +37,7 @@ from twostroke.sampling_params import SamplingParams, StructuredOutputs
 Object = dict[str, Any]
 
 
-class Completion:
+class Completion(Opened):
     """One call of /v1/completions.
 
     Args:
@@ -66,13 +67,6 @@ class Completion:
         self._says_usage_along = options is not None and options.says_usage_along
         self._no_usage: Object = {"usage": None} if options is not None and options.include_usage else {}
         """What every event but the last says of it."""
-        self._generation: AnswerGeneration | None = None
-
-    @property
-    def generation(self) -> AnswerGeneration:
-        """What was opened."""
-        assert self._generation is not None, "open() comes first"
-        return self._generation
 
     async def open(self, caller: Caller) -> None:
         """Checks everything and queues the prompts.
@@ -113,11 +107,6 @@ class Completion:
             OutputKind.DELTA if request.stream else OutputKind.FINAL,
         )
         self._generation = AnswerGeneration(self._engine, submissions, caller)
-
-    def close(self) -> None:
-        """The caller has left, or has its answer."""
-        if self._generation is not None:
-            self._generation.close()
 
     async def answer(self) -> Object:
         """The whole answer; raises what AnswerGeneration.whole raises."""

@@ -17,6 +17,7 @@ from twostroke.api.dialect import Dialect, Form, form_of
 from twostroke.api.generation import (
     AnswerGeneration,
     Caller,
+    Opened,
     UsageCount,
     amount_of,
     beside_the_loop,
@@ -115,7 +116,7 @@ class ParsedText:
 ChoiceText = PlainText | ParsedText
 
 
-class Conversation:
+class Conversation(Opened):
     """One chat request.
 
     Args:
@@ -147,13 +148,6 @@ class Conversation:
         self.said = ""
         """The text of a turn that the model continues; empty where it begins one."""
         self._shown_token_ids = frozenset[int]()
-        self._generation: AnswerGeneration | None = None
-
-    @property
-    def generation(self) -> AnswerGeneration:
-        """What was opened."""
-        assert self._generation is not None, "open() comes first"
-        return self._generation
 
     async def open(self, caller: Caller) -> None:
         """Checks everything and queues the conversation; raises what Completion.open raises."""
@@ -182,11 +176,6 @@ class Conversation:
             return len(inputs.encode(text, add_special_tokens=frames))
 
         return await off_the_loop(count, self._amount(), renders=True)
-
-    def close(self) -> None:
-        """The caller has left, or has its answer."""
-        if self._generation is not None:
-            self._generation.close()
 
     async def whole(self) -> RequestOutput:
         """All of the output; raises what AnswerGeneration.whole raises."""

@@ -11,7 +11,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from twostroke.api.generation import AnswerGeneration, Caller, amount_of, off_the_loop, prompts_of, submissions_of
+from twostroke.api.generation import (
+    AnswerGeneration,
+    Caller,
+    Opened,
+    amount_of,
+    off_the_loop,
+    prompts_of,
+    submissions_of,
+)
 from twostroke.api.protocol.sampling import EmbeddingRequest
 from twostroke.client.engine_client import EngineClient
 from twostroke.client.input_processor import PromptInput
@@ -21,7 +29,7 @@ from twostroke.errors import InvalidParameter
 Object = dict[str, Any]
 
 
-class Embeddings:
+class Embeddings(Opened):
     """One call of /v1/embeddings.
 
     Args:
@@ -36,7 +44,6 @@ class Embeddings:
         self._request = request
         self._id = answer_id
         self._model = model
-        self._generation: AnswerGeneration | None = None
 
     async def open(self, caller: Caller) -> None:
         """Checks everything and queues the inputs; raises what Completion.open raises."""
@@ -61,17 +68,11 @@ class Embeddings:
         submissions = submissions_of(request, self._engine, inputs, self._id, caller, OutputKind.FINAL)
         self._generation = AnswerGeneration(self._engine, submissions, caller)
 
-    def close(self) -> None:
-        """The caller has left, or has its answer."""
-        if self._generation is not None:
-            self._generation.close()
-
     async def answer(self) -> Object:
         """The whole answer; raises what AnswerGeneration.whole raises."""
-        assert self._generation is not None, "open() comes first"
         data: list[Object] = []
         num_tokens = 0
-        for index, output in enumerate(await self._generation.whole()):
+        for index, output in enumerate(await self.generation.whole()):
             assert output.hidden_state is not None, f"{output.request_id} ended without a hidden state"
             num_tokens += len(output.prompt_token_ids)
             state = np.frombuffer(output.hidden_state, np.float32)

@@ -276,6 +276,23 @@ class AnswerGeneration:
         self._wake()
 
 
+class Opened:
+    """What is answered by an AnswerGeneration, once that was opened."""
+
+    _generation: AnswerGeneration | None = None
+
+    @property
+    def generation(self) -> AnswerGeneration:
+        """What was opened."""
+        assert self._generation is not None, "open() comes first"
+        return self._generation
+
+    def close(self) -> None:
+        """The caller has left, or has its answer."""
+        if self._generation is not None:
+            self._generation.close()
+
+
 class Abandoned(Exception):
     """The caller has left; there is nobody to answer."""
 

@@ -227,6 +227,8 @@ def _given(message: Mapping[Any, Any], where: str) -> JSON:
             continue
         if key in _LISTS and isinstance(value, (list, tuple)):
             given[str(key)] = list(cast(Sequence[Any], value))
+        elif type(key) is str and type(value) is str:
+            given[key] = value
         else:
             given |= plain_json({key: value}, where)
     return given
