@@ -212,11 +212,7 @@ class ChatParser:
 
     def parse(self, text: str, token_texts: Iterable[str] = (), *, is_cut: bool = False) -> ParsedMessage:
         """A whole generation as a message; the arguments are those of `push` and `finish`."""
-        return join_deltas(self.push_whole(text, token_texts, is_cut=is_cut))
-
-    def push_whole(self, text: str, token_texts: Iterable[str] = (), *, is_cut: bool = False) -> list[Delta]:
-        """A whole generation at once, for a parser that has read nothing; arguments of `push` and `finish`."""
-        return self.push(text, token_texts) + self.finish(is_cut=is_cut)
+        return join_deltas(self.push(text, token_texts) + self.finish(is_cut=is_cut))
 
     @property
     def _is_reasoning_uncounted(self) -> bool:
