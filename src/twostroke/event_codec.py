@@ -129,6 +129,7 @@ _KINDS: dict[str, type[Event]] = {kind.__name__: kind for kind in get_args(Event
 def plain(settings: Any) -> dict[str, Any]:
     """The fields of a dataclass the way they come back from JSON: lists for tuples.
 
+    >>> from twostroke.request import Arrival
     >>> plain(Arrival("a", 0.5, 3, 4))["num_prompt_tokens"]
     3
     """
