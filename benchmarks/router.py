@@ -34,7 +34,7 @@ from twostroke.config.routing import RoutingConfig
 from twostroke.cost.fleet import FleetLimits, FrontCosts, WorkerSpeed, fleet_limits
 from twostroke.engine.generation import GenerationRequest
 from twostroke.engine.token_update import TokenUpdate
-from twostroke.kv_cache.block_hash import hash_blocks
+from twostroke.kv_cache.prefix_cache import hash_blocks
 from twostroke.measure.report import DEFAULT_FOLDER, check_folder, median, percentiles, record, settings
 from twostroke.pools.directory import PrefixDirectory
 from twostroke.pools.member import Member, Role

@@ -17,7 +17,7 @@ from twostroke.config.layer_spec import KVSpec
 from twostroke.config.load import Kernels
 from twostroke.kernels.dispatch import AttentionOperator, AttentionOperators, HeadTurn, Scoring, operators_for
 from twostroke.kernels.tree_mask import TreeMasks
-from twostroke.layers.attention_metadata import AttentionLayout, AttentionMetadata
+from twostroke.layers.attention import AttentionLayout, AttentionMetadata
 
 CPU = torch.device("cpu")
 LAYER = 1  # of two in a block, so that a wrong offset shows

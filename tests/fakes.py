@@ -12,8 +12,8 @@ from twostroke.batch import Commit, KVLoad, KVMoves, ScheduledBatch, ScheduledRe
 from twostroke.config.cache import CacheConfig
 from twostroke.config.scheduler import SchedulerConfig
 from twostroke.config.speculation import SpeculativeConfig
+from twostroke.cost.step_cost import Layers
 from twostroke.cost.step_model import StepTimeModel
-from twostroke.cost.step_work import Layers
 from twostroke.event_codec import plain
 from twostroke.events import (
     EngineStarted,
@@ -25,9 +25,9 @@ from twostroke.events import (
     StepCommitted,
     StepScheduled,
 )
-from twostroke.kv_cache.block_hash import extend_hashes, hash_blocks
 from twostroke.kv_cache.layout import KVLayout
 from twostroke.kv_cache.manager import KVCacheManager
+from twostroke.kv_cache.prefix_cache import extend_hashes, hash_blocks
 from twostroke.kv_check import NO_SUSPECTS, KVCheck, Verdict
 from twostroke.request import Arrival, FinishReason, Key
 from twostroke.scheduler.baselines import variant_of

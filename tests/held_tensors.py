@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from twostroke.layers.rotary import Rotary
+from twostroke.layers.elementwise import Rotary
 from twostroke.runner.kv_storage import JoinedStorages, KVStorage
 
 

@@ -11,9 +11,8 @@ from factories import uniform_layout, uniform_shape
 from twostroke.batch import ScheduledBatch, StepResult
 from twostroke.config.cache import CacheConfig
 from twostroke.config.scheduler import SchedulerConfig
-from twostroke.cost.step_cost import MachineLimits
+from twostroke.cost.step_cost import Layers, MachineLimits
 from twostroke.cost.step_model import Curve, StepTimeModel
-from twostroke.cost.step_work import Layers
 from twostroke.engine.engine import Engine
 from twostroke.engine.journal import Journal, engine_started
 from twostroke.events import Event

@@ -36,9 +36,9 @@ from benchmarks.counting_engine import counting_engine
 from benchmarks.reproduce.claim import Claim, ReproduceOptions, Reproduction
 from twostroke.config.cache import CacheConfig
 from twostroke.config.scheduler import SchedulerConfig
+from twostroke.cost.step_cost import Layers
 from twostroke.cost.step_fit import fit_step_model
 from twostroke.cost.step_model import StepTimeModel
-from twostroke.cost.step_work import Layers
 from twostroke.measure.figure import MEASURED, PREDICTED, finish
 from twostroke.measure.model_engine import model_engine
 from twostroke.measure.report import median, percentiles

@@ -50,7 +50,7 @@ class Arrival:
     priority: int = 0
     """Lower is served earlier."""
     block_hashes: tuple[bytes, ...] = ()
-    """Chained hashes of the prompt's full blocks, salt included; see kv_cache/block_hash.py."""
+    """Chained hashes of the prompt's full blocks, salt included; see kv_cache/prefix_cache.py."""
     reads_prefix_cache: bool = True
     """False when every prompt token has to be computed anyway (prompt logprobs)."""
     tenant: str = ""

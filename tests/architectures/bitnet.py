@@ -10,7 +10,7 @@ from torch import Tensor
 from twostroke.config.architectures import ArchitectureTraits
 from twostroke.config.layer_spec import LayerSpec
 from twostroke.config.model import ModelConfig
-from twostroke.layers.norm import RMSNorm
+from twostroke.layers.elementwise import RMSNorm
 from twostroke.model.decoder import Parameter, Placement
 from twostroke.model.llama import Llama, LlamaLayer
 from twostroke.model.registry import Architecture, register

@@ -22,7 +22,7 @@ from twostroke import LLM, SamplingParams
 from twostroke.config.engine import EngineConfig
 from twostroke.events import KVImportEnded
 from twostroke.kernels.dispatch import LayerParts
-from twostroke.kernels.native import layer as native_layer
+from twostroke.kernels.native import attention as native_layer
 from twostroke.model.registry import ARCHITECTURES
 
 FORMATS: dict[str, dict[str, Any]] = {

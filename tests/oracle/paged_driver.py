@@ -11,7 +11,7 @@ import torch
 
 from twostroke.config.kv_format import KVFormat
 from twostroke.kv_cache.layout import KVLayout
-from twostroke.layers.attention_metadata import AttentionMetadata
+from twostroke.layers.attention import AttentionMetadata
 from twostroke.model.decoder import DecoderModel
 from twostroke.runner.kv_storage import KVStorage
 

@@ -15,9 +15,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from factories import unlike_layout
 from oracle import naive_blocks
 from twostroke.config.cache import CacheConfig
-from twostroke.kv_cache.block_hash import hash_blocks
 from twostroke.kv_cache.layout import KVLayout
 from twostroke.kv_cache.manager import KVCacheManager
+from twostroke.kv_cache.prefix_cache import hash_blocks
 
 MOST_TOKENS = 120
 PATTERNS = st.one_of(

@@ -32,9 +32,9 @@ from twostroke.config.load import LoadConfig
 from twostroke.config.scheduler import SchedulerConfig
 from twostroke.config.speculation import MAX_DRAFTS, Method, SpeculativeConfig
 from twostroke.cost.calibration import Calibration, DrafterFigures, Timing, check_writable, seconds_at
+from twostroke.cost.step_cost import Layers
 from twostroke.cost.step_fit import fit_step_model
 from twostroke.cost.step_model import StepTimeModel
-from twostroke.cost.step_work import Layers
 from twostroke.errors import ClientError, InvalidParameter, SetupError
 from twostroke.hardware import Hardware
 from twostroke.measure.report import model_name, settings

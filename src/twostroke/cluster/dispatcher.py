@@ -29,7 +29,7 @@ from twostroke.cluster.messages import Add, Command, DropKV, FetchKV, Finish
 from twostroke.cluster.routed_placer import Place, Placer, ReadyWorker
 from twostroke.engine.generation import GenerationRequest
 from twostroke.engine.token_update import SequenceNews, TokenUpdate
-from twostroke.kv_cache.block_hash import salt_of_drift
+from twostroke.kv_cache.prefix_cache import salt_of_drift
 from twostroke.kv_transfer.transport import KVSource
 from twostroke.outputs import NumericDrift, drift_words, merged_drift
 from twostroke.pools.member import Role

@@ -14,7 +14,7 @@ from twostroke.engine.facts import EngineFacts
 from twostroke.engine.generation import GenerationRequest
 from twostroke.engine.handover_port import LenderFacts
 from twostroke.events import Event, KVImportEnded, PrefixCacheReset, RequestRouted, StepScheduled
-from twostroke.kv_cache.block_hash import hash_blocks
+from twostroke.kv_cache.prefix_cache import hash_blocks
 from twostroke.pools.member import Member, Role, Transport
 from twostroke.pools.route import RouteRequest
 from twostroke.pools.router import REPORTS_EVERY_S, Router

@@ -24,7 +24,7 @@ DEFAULT_ROPE_THETA = 10_000.0
 
 @dataclass(frozen=True, slots=True)
 class RopeConfig:
-    """Rotary position embedding and how it is stretched; layers/rotary.py computes the frequencies.
+    """Rotary position embedding and how it is stretched; layers/elementwise.py computes the frequencies.
 
     Fields that a rope type does not use are None.
     """

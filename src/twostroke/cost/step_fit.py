@@ -29,8 +29,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from twostroke.cost.step_cost import StepWork
 from twostroke.cost.step_model import Curve, FitQuality, StepTimeModel, knots
-from twostroke.cost.step_work import StepWork
 from twostroke.errors import InvalidParameter
 
 QUANTILE = 0.4

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from twostroke.cost.step_work import StepWork
+from twostroke.cost.step_cost import StepWork
 from twostroke.errors import InvalidParameter
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from twostroke.batch import Commit, NewRequest, RequestResult
 from twostroke.engine.stop_checker import TokenStop, find_token_stop
-from twostroke.kv_cache.block_hash import hash_blocks
+from twostroke.kv_cache.prefix_cache import hash_blocks
 from twostroke.request import Arrival, FinishReason
 
 

@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from twostroke.engine.clock import Clock
 from twostroke.engine.generation import GenerationRequest
 from twostroke.engine.journal import Journal
-from twostroke.kv_cache.block_hash import hash_blocks
 from twostroke.kv_cache.layout import KVLayout
+from twostroke.kv_cache.prefix_cache import hash_blocks
 from twostroke.kv_transfer.transport import Fetched, FetchingSide, KVSource
 from twostroke.scheduler.scheduler import Scheduler
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import bisect
 import itertools
 
-from twostroke.kv_cache.block_table import BlockTable
+from twostroke.kv_cache.block_pool import BlockTable
 from twostroke.kv_cache.layout import KVLayout
 from twostroke.kv_cache.prefix_cache import CachedPrefix
 

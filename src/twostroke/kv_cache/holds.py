@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from twostroke.kv_cache.block_table import BlockTable
+from twostroke.kv_cache.block_pool import BlockTable
 from twostroke.kv_cache.layout import KVLayout
 from twostroke.kv_cache.prefix_cache import CachedPrefix, SharedPrefixCache
 from twostroke.kv_cache.reservation import Reservation

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 
 from twostroke.batch import BlockTableUpdate, CacheEnd
 from twostroke.config.cache import CacheConfig
-from twostroke.kv_cache.block_pool import BlockPool
-from twostroke.kv_cache.block_table import BlockTable
+from twostroke.kv_cache.block_pool import BlockPool, BlockTable
 from twostroke.kv_cache.contiguous import ContiguousReservation
 from twostroke.kv_cache.holds import KVHolds
 from twostroke.kv_cache.host_tier import HostTier, TwoTierPrefixCache, host_slots

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from twostroke.kv_cache.block_pool import BlockPool
-from twostroke.kv_cache.block_table import NO_BLOCK, BlockTable
+from twostroke.kv_cache.block_pool import NO_BLOCK, BlockPool, BlockTable
 from twostroke.kv_cache.layout import KVLayout
 from twostroke.kv_cache.prefix_cache import IN_HOST, CachedPrefix
 

@@ -20,10 +20,9 @@ from tqdm.auto import tqdm
 from twostroke.config.cache import CacheConfig
 from twostroke.config.load import LoadConfig
 from twostroke.config.scheduler import SchedulerConfig
-from twostroke.cost.step_cost import MachineLimits
+from twostroke.cost.step_cost import Layers, MachineLimits
 from twostroke.cost.step_fit import TimedStep
 from twostroke.cost.step_model import UNKNOWN_TIMES, knots
-from twostroke.cost.step_work import Layers
 from twostroke.kv_cache.layout import KVLayout
 from twostroke.measure.model_engine import model_engine
 from twostroke.measure.workload import Workload, of_lengths, with_arrivals

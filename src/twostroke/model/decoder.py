@@ -13,8 +13,7 @@ from torch import Tensor
 
 from twostroke.config.model import ModelConfig
 from twostroke.kernels.dispatch import AttentionOperators, Operators
-from twostroke.layers.attention import KVTensors
-from twostroke.layers.attention_metadata import AttentionMetadata
+from twostroke.layers.attention import AttentionMetadata, KVTensors
 from twostroke.layers.row_split import RowSplit
 
 

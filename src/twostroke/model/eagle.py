@@ -9,10 +9,8 @@ from torch import Tensor
 from twostroke.config.model import ModelConfig
 from twostroke.errors import CorruptCheckpoint
 from twostroke.kernels.dispatch import AttentionOperators, PackedSizes
-from twostroke.layers.attention import KVTensors
-from twostroke.layers.attention_metadata import AttentionMetadata
-from twostroke.layers.norm import RMSNorm
-from twostroke.layers.rotary import Rotary
+from twostroke.layers.attention import AttentionMetadata, KVTensors
+from twostroke.layers.elementwise import RMSNorm, Rotary
 from twostroke.model.decoder import DecoderModel, Placement
 from twostroke.model.draft_folder import DraftFolder
 from twostroke.model.llama import LlamaLayer

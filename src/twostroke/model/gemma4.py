@@ -14,10 +14,8 @@ from twostroke.config.layer_spec import LayerSpec
 from twostroke.config.model import ModelConfig
 from twostroke.kernels.activation import activated
 from twostroke.kernels.dispatch import Operators
-from twostroke.layers.attention import KVTensors
-from twostroke.layers.attention_metadata import AttentionMetadata
-from twostroke.layers.norm import RMSNorm
-from twostroke.layers.rotary import Rotation
+from twostroke.layers.attention import AttentionMetadata, KVTensors
+from twostroke.layers.elementwise import RMSNorm, Rotation
 from twostroke.model.decoder import Parameter, Placement
 from twostroke.model.llama import Llama, LlamaLayer, norm_weight, rows_reader
 

@@ -19,10 +19,8 @@ from twostroke.kernels.dispatch import LayerParts, Linear, Operators, WholeLayer
 from twostroke.kernels.quantized_weight import QuantizedWeight
 from twostroke.kernels.soft_cap import soft_cap
 from twostroke.kernels.streamed_weight import Matrix, StreamedWeight
-from twostroke.layers.attention import Attention, KVTensors
-from twostroke.layers.attention_metadata import AttentionMetadata
-from twostroke.layers.norm import LayerNorm, Norm, RMSNorm
-from twostroke.layers.rotary import Rotary, Rotation
+from twostroke.layers.attention import Attention, AttentionMetadata, KVTensors
+from twostroke.layers.elementwise import LayerNorm, Norm, RMSNorm, Rotary, Rotation
 from twostroke.model.decoder import DecoderModel, Parameter, Placement
 
 _NORMS: Mapping[NormPlace, tuple[str, ...]] = {

@@ -16,9 +16,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from twostroke.cost.price import cost_per_million_tokens
-from twostroke.cost.step_cost import MachineLimits, ModelShape, Share, step_cost
+from twostroke.cost.step_cost import Layers, MachineLimits, ModelShape, Share, step_cost
 from twostroke.cost.step_model import PredictsSteps
-from twostroke.cost.step_work import Layers
 
 Shares = tuple[Share, ...]
 

@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
+from twostroke.cost.step_cost import Layers
 from twostroke.cost.step_model import Curve, StepTimeModel
-from twostroke.cost.step_work import Layers
 from twostroke.events import EngineStarted
 from twostroke.planner.placement import Limits, num_that_must_keep
 from twostroke.scheduler.replay import layers_of

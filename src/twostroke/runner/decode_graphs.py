@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from twostroke.kernels.dispatch import AttentionOperators, FixedPlan, FixedSize, RecordableAttention
-from twostroke.layers.attention_metadata import AttentionLayout, AttentionMetadata
+from twostroke.layers.attention import AttentionLayout, AttentionMetadata
 from twostroke.log import get_logger
 from twostroke.model.decoder import DecoderModel
 from twostroke.runner.input_batch import InputBatch

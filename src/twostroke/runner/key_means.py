@@ -20,8 +20,8 @@ from twostroke.config.kv_format import KVFormat, is_quantized, resolve_kv_format
 from twostroke.config.model import ModelConfig
 from twostroke.config.rope import RopeConfig
 from twostroke.kv_cache.layout import KVLayout
-from twostroke.layers.attention_metadata import AttentionMetadata
-from twostroke.layers.rotary import LEAST_POSITIONS, Rotary, Rotation
+from twostroke.layers.attention import AttentionMetadata
+from twostroke.layers.elementwise import LEAST_POSITIONS, Rotary, Rotation
 from twostroke.layers.row_split import RowSplit
 from twostroke.model.decoder import DecoderModel
 from twostroke.runner.kv_storage import KVStorage

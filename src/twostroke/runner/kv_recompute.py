@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from twostroke.kv_check import KVCheck, KVDifference
-from twostroke.layers.attention_metadata import AttentionMetadata
+from twostroke.layers.attention import AttentionMetadata
 from twostroke.model.decoder import DecoderModel
 from twostroke.runner.kv_storage import KVStorage
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from twostroke.kernels.large_pages import large_pages
 from twostroke.kv_cache.layout import KVGroup, KVLayout, PageIds
-from twostroke.layers.attention_metadata import AttentionLayout
+from twostroke.layers.attention import AttentionLayout
 
 _MOST_IDS = 1 << 31
 """Kernels take ids as int32."""

@@ -9,7 +9,7 @@ from pathlib import Path, PurePosixPath
 from twostroke.config.model import ModelConfig
 from twostroke.kernels.reference.attention_plan import MAX_GATHERED, MAX_SCORES, PARTITION
 from twostroke.kv_cache.layout import KVLayout
-from twostroke.layers.rotary import Rotary
+from twostroke.layers.elementwise import Rotary
 from twostroke.runner.decode_graphs import PART_ROWS
 from twostroke.runner.input_batch import RequestTable
 from twostroke.sampling.logprobs import num_slice_rows

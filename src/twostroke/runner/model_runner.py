@@ -23,7 +23,7 @@ from twostroke.grammar.backend import GrammarBackend
 from twostroke.kernels.head_order import HeadOrder
 from twostroke.kernels.sending import send
 from twostroke.kv_check import KVCheck, KVDifference
-from twostroke.layers.attention_metadata import AttentionMetadata
+from twostroke.layers.attention import AttentionMetadata
 from twostroke.model.decoder import DecoderModel
 from twostroke.runner.decode_graphs import DecodeGraphs
 from twostroke.runner.input_batch import InputBatch, RequestRow, RequestTable, build_input_batch

@@ -21,13 +21,11 @@ from typing import Protocol
 
 from twostroke.batch import Limit, ScheduledRequest
 from twostroke.config.scheduler import SchedulerConfig
+from twostroke.cost.step_cost import NO_WORK, Layers, StepWork
 from twostroke.cost.step_model import PredictsSteps
-from twostroke.cost.step_work import NO_WORK, Layers, StepWork
 from twostroke.request import Request
-from twostroke.scheduler.bisection import largest
-from twostroke.scheduler.fair import make_order
-from twostroke.scheduler.policy import Queue, QueueOrder
-from twostroke.scheduler.step_budget import LEAST_CHUNK
+from twostroke.scheduler.policy import Queue, QueueOrder, make_order
+from twostroke.scheduler.step_budget import LEAST_CHUNK, largest
 
 
 class TieredQueue:

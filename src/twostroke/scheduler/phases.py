@@ -35,8 +35,8 @@ from twostroke.request import Request, RequestStatus
 from twostroke.scheduler.background import Tiers
 from twostroke.scheduler.baselines import StaticGate, variant_of
 from twostroke.scheduler.drafts import DraftShares
-from twostroke.scheduler.fair import make_order
 from twostroke.scheduler.offload import Offload
+from twostroke.scheduler.policy import make_order
 from twostroke.scheduler.step_budget import SloBudget
 from twostroke.scheduler.step_plan import (
     Admittance,

@@ -11,7 +11,7 @@ from twostroke.config.cache import CacheConfig
 from twostroke.config.layer_spec import KVSpec
 from twostroke.config.scheduler import SchedulerConfig
 from twostroke.config.speculation import SpeculativeConfig
-from twostroke.cost.step_work import Layers
+from twostroke.cost.step_cost import Layers
 from twostroke.events import (
     EngineLost,
     EngineStarted,

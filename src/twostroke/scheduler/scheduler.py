@@ -27,8 +27,8 @@ from typing import TypeVar
 from twostroke.batch import UNTIMED, Commit, Limit, ScheduledBatch, StepSeconds
 from twostroke.config.scheduler import SchedulerConfig
 from twostroke.config.speculation import SpeculativeConfig
+from twostroke.cost.step_cost import Layers
 from twostroke.cost.step_model import PredictsSteps
-from twostroke.cost.step_work import Layers
 from twostroke.kv_cache.manager import KVCacheManager, KVUsage
 from twostroke.kv_check import Suspects
 from twostroke.request import Arrival, FinishReason, Request, RequestStatus

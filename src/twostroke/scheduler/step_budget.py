@@ -18,19 +18,104 @@ only makes other requests wait.
 
 from __future__ import annotations
 
+import bisect
 import math
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from twostroke.batch import Commit, ScheduledBatch, ScheduledRequest, StepSeconds
 from twostroke.config.scheduler import SchedulerConfig
+from twostroke.cost.step_cost import Layers, StepWork
 from twostroke.cost.step_model import PredictsSteps
-from twostroke.cost.step_work import Layers, StepWork
 from twostroke.request import Request
-from twostroke.scheduler.bisection import largest
 from twostroke.scheduler.step_correction import StepCorrection
 from twostroke.scheduler.step_plan import SchedulerPart
-from twostroke.scheduler.step_spread import Lateness, StepSpread
+
+_KEPT = 400
+"""Number of latest ratios that count; enough that no single step decides the 99th percentile."""
+
+
+class StepSpread:
+    """Quantile of the latest ratios; it starts without any.
+
+    >>> spread = StepSpread(0.99)
+    >>> spread.value is None
+    True
+    >>> for ratio in (1.0, 1.3, 0.9): spread.learn(ratio)
+    >>> spread.value
+    1.3
+    """
+
+    __slots__ = ("_latest", "_share", "_sorted")
+
+    def __init__(self, quantile: float) -> None:
+        self._share = 1 - quantile
+        self._latest: deque[float] = deque()
+        self._sorted: list[float] = []
+
+    def __len__(self) -> int:
+        """Return the number of ratios."""
+        return len(self._sorted)
+
+    @property
+    def value(self) -> float | None:
+        """The quantile; None before the first step."""
+        num = len(self._sorted)
+        return self._sorted[num - max(1, int(self._share * (num + 1) + 1e-9))] if num else None
+
+    def learn(self, ratio: float) -> None:
+        """Add a step; forget the oldest beyond the window."""
+        self._latest.append(ratio)
+        bisect.insort(self._sorted, ratio)
+        if len(self._latest) > _KEPT:
+            del self._sorted[bisect.bisect_left(self._sorted, self._latest.popleft())]
+
+
+class Lateness:
+    """The share of late steps among the latest."""
+
+    __slots__ = ("_latest", "_num_late")
+
+    def __init__(self) -> None:
+        self._latest: deque[bool] = deque(maxlen=_KEPT)
+        self._num_late = 0
+
+    @property
+    def share(self) -> float:
+        """Late steps over the size of the window; missing steps count as in time."""
+        return self._num_late / _KEPT
+
+    def learn(self, is_late: bool) -> None:
+        """Add a step; forget the oldest beyond the window."""
+        if len(self._latest) == _KEPT:
+            self._num_late -= self._latest[0]
+        self._latest.append(is_late)
+        self._num_late += is_late
+
+
+# ------------------------------------------------------------------ The largest count that fits
+
+
+def largest(fits: Callable[[int], bool], most: int) -> int:
+    """By bisection.
+
+    Args:
+        fits: whether a count does; if one does, so do all below it.
+        most: count that is asked about.
+
+    Returns:
+        From 0, which always fits, to `most`.
+    """
+    low, high = 0, most + 1
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
+
+
+# ------------------------------------------------------------------ How many tokens the next step may have, where lim
+
 
 LEAST_CHUNK = 16
 """Tokens of a prompt that go into a step whatever the limit says: it must get through some day."""

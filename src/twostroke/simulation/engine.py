@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from twostroke.batch import Commit, ScheduledBatch, ScheduledRequest, StepSeconds
+from twostroke.cost.step_cost import Layers
 from twostroke.cost.step_model import PredictsSteps
-from twostroke.cost.step_work import Layers
 from twostroke.errors import InvalidParameter
 from twostroke.request import Arrival, FinishReason, Request, RequestStatus
 from twostroke.scheduler.scheduler import Scheduler

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from twostroke.cost.step_cost import Layers
 from twostroke.cost.step_fit import TimedStep
-from twostroke.cost.step_work import Layers
 from twostroke.events import EngineStarted, Event, StepCommitted, StepScheduled
 from twostroke.scheduler.replay import layers_of
 

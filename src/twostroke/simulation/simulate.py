@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 
+from twostroke.cost.step_cost import Layers
 from twostroke.cost.step_model import PredictsSteps
-from twostroke.cost.step_work import Layers
 from twostroke.events import EngineStarted
 from twostroke.outputs import RequestTimes
 from twostroke.scheduler.replay import layers_of, scheduler_of

@@ -11,8 +11,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from twostroke.layers.attention import KVTensors
-from twostroke.layers.attention_metadata import AttentionLayout, AttentionMetadata
+from twostroke.layers.attention import AttentionLayout, AttentionMetadata, KVTensors
 from twostroke.model.eagle import EagleHead
 from twostroke.sampling.sampler import Sampler
 from twostroke.speculation.draws import DraftDraws

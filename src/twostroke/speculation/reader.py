@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from twostroke.kv_cache.layout import PageIds
-from twostroke.layers.attention import KVTensors
-from twostroke.layers.attention_metadata import AttentionLayout, AttentionMetadata
+from twostroke.layers.attention import AttentionLayout, AttentionMetadata, KVTensors
 from twostroke.model.decoder import DecoderModel
 from twostroke.speculation.proposer import DraftRequest
 

@@ -17,9 +17,8 @@ from twostroke.config.engine import EngineConfig
 from twostroke.config.kv_format import is_quantized
 from twostroke.config.load import DEFAULT_GROUP_SIZE
 from twostroke.config.model import ModelConfig
-from twostroke.cost.step_cost import MachineLimits, ModelShape
+from twostroke.cost.step_cost import Layers, MachineLimits, ModelShape
 from twostroke.cost.step_model import StepTimeModel
-from twostroke.cost.step_work import Layers
 from twostroke.engine.clock import monotonic_clock
 from twostroke.engine.engine import Engine
 from twostroke.engine.event_sinks import JsonlEventLog

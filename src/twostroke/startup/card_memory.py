@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from twostroke.config.engine import EngineConfig
 from twostroke.config.speculation import MAX_AUTO_DRAFTS, SpeculativeConfig
 from twostroke.kv_cache.device_memory import DeviceMemory, reserve_bytes
-from twostroke.layers.rotary import Rotary
+from twostroke.layers.elementwise import Rotary
 from twostroke.runner.decode_graphs import largest_pass
 from twostroke.runner.largest_steps import LargestStep
 from twostroke.runner.memory import card_step_bytes, recorded_bytes, step_bytes

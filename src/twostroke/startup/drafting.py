@@ -16,7 +16,7 @@ from twostroke.config.speculation import AUTO, SpeculativeConfig
 from twostroke.errors import InvalidParameter, SetupError
 from twostroke.kernels.dispatch import GroupShape, Operators
 from twostroke.kv_cache.layout import KVGroup, KVLayout
-from twostroke.layers.attention_metadata import AttentionLayout
+from twostroke.layers.attention import AttentionLayout
 from twostroke.layers.row_split import RowSplit
 from twostroke.model.checkpoint import companion, find_model_folder
 from twostroke.model.decoder import DecoderModel, Placement

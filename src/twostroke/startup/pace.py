@@ -10,9 +10,8 @@ from pathlib import Path
 from twostroke.config.engine import EngineConfig
 from twostroke.config.scheduler import SchedulerConfig
 from twostroke.cost.roofline import roofline
-from twostroke.cost.step_cost import MachineLimits, ModelShape
+from twostroke.cost.step_cost import Layers, MachineLimits, ModelShape
 from twostroke.cost.step_model import StepTimeModel
-from twostroke.cost.step_work import Layers
 from twostroke.engine.facts import NOTE
 from twostroke.scheduler.step_budget import LEAST_CHUNK
 from twostroke.startup.calibrated import broken_calibrations, find_calibration

@@ -11,7 +11,7 @@ from torch import Tensor
 from twostroke.config.kv_format import resolve_kv_format
 from twostroke.kernels.dispatch import operators_for
 from twostroke.kv_cache.layout import KVLayout
-from twostroke.layers.attention_metadata import AttentionMetadata
+from twostroke.layers.attention import AttentionMetadata
 from twostroke.model.decoder import DecoderModel
 from twostroke.model.loader import load_model
 from twostroke.model.model_files import ModelFiles

@@ -16,7 +16,7 @@ from benchmarks.compare.gguf_file import _rope_factors, write_gguf  # type: igno
 from model_folders import write_random_model
 from twostroke.config.rope import RopeConfig
 from twostroke.errors import SetupError, UnsupportedModel
-from twostroke.layers.rotary import inverse_frequencies
+from twostroke.layers.elementwise import inverse_frequencies
 from twostroke.model.checkpoint import Checkpoint
 
 

@@ -13,7 +13,7 @@ from twostroke.config.architectures import ARCHITECTURE_TRAITS
 from twostroke.config.model import ModelConfig
 from twostroke.config.rope import RopeConfig
 from twostroke.errors import CorruptCheckpoint, SetupError, UnsupportedModel, shown
-from twostroke.layers.rotary import inverse_frequencies
+from twostroke.layers.elementwise import inverse_frequencies
 from twostroke.model.registry import num_parameters
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"

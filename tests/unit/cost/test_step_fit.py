@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from twostroke.cost.step_cost import Layers, StepWork
 from twostroke.cost.step_fit import TimedStep, fit_mean_step_model, fit_step_model, quality_of
 from twostroke.cost.step_model import Curve, StepTimeModel, scaled
-from twostroke.cost.step_work import Layers, StepWork
 from twostroke.errors import InvalidParameter
 
 TRUTH = StepTimeModel(

@@ -3,7 +3,7 @@ from __future__ import annotations
 import hypothesis.strategies as st
 from hypothesis import given
 
-from twostroke.kv_cache.block_hash import HASH_BYTES, extend_hashes, hash_blocks
+from twostroke.kv_cache.prefix_cache import HASH_BYTES, extend_hashes, hash_blocks
 
 TOKENS = st.lists(st.integers(0, 2**32 - 1), max_size=40)
 

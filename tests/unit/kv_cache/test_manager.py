@@ -6,9 +6,8 @@ from factories import make_kv
 from twostroke.batch import BlockTableUpdate
 from twostroke.config.cache import CacheConfig
 from twostroke.errors import InvalidParameter
-from twostroke.kv_cache.block_hash import hash_blocks
 from twostroke.kv_cache.manager import KVCacheManager
-from twostroke.kv_cache.prefix_cache import CachedPrefix
+from twostroke.kv_cache.prefix_cache import CachedPrefix, hash_blocks
 
 
 def admit(kv: KVCacheManager, request_id: str, hashes: tuple[bytes, ...] = (), num_tokens: int = 1) -> CachedPrefix:

@@ -23,7 +23,7 @@ from oracle import naive_model
 from oracle.paged_driver import PagedDriver
 from twostroke.errors import CorruptCheckpoint, UnsupportedModel
 from twostroke.kernels.dispatch import operators_for
-from twostroke.layers.rotary import inverse_frequencies
+from twostroke.layers.elementwise import inverse_frequencies
 from twostroke.model.gguf.weights import GGUFWeights
 from twostroke.model.loader import load_model
 from twostroke.model.model_files import find_model

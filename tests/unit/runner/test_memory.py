@@ -15,7 +15,7 @@ import torch
 from factories import uniform_layout
 from model_folders import write_random_model
 from twostroke.config.rope import RopeConfig
-from twostroke.layers.rotary import Rotary, inverse_frequencies
+from twostroke.layers.elementwise import Rotary, inverse_frequencies
 from twostroke.model.checkpoint import read_model_config
 from twostroke.process_memory import peak_resident_bytes, reset_peak, resident_bytes
 from twostroke.runner.input_batch import RequestTable

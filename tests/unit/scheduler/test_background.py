@@ -10,8 +10,8 @@ from factories import make_arrival, make_kv
 from tiers import examples
 from twostroke.batch import Commit
 from twostroke.config.scheduler import SchedulerConfig
+from twostroke.cost.step_cost import Layers
 from twostroke.cost.step_model import Curve, StepTimeModel
-from twostroke.cost.step_work import Layers
 from twostroke.errors import InvalidParameter
 from twostroke.measure.report import percentiles
 from twostroke.request import RequestStatus

@@ -5,8 +5,8 @@ from __future__ import annotations
 from factories import make_arrival, make_kv
 from twostroke.config.engine import EngineConfig
 from twostroke.config.presets import Preset
+from twostroke.cost.step_cost import Layers
 from twostroke.cost.step_model import Curve, StepTimeModel
-from twostroke.cost.step_work import Layers
 from twostroke.measure.report import percentiles
 from twostroke.scheduler.scheduler import Scheduler
 from twostroke.served_run import Run

@@ -7,7 +7,7 @@ import pytest
 from factories import make_arrival, make_kv, make_scheduler, one_token_each, scheduled_tokens
 from twostroke.batch import CacheEnd, Commit, Limit, Preemption, ScheduledBatch, Stroke
 from twostroke.errors import DoesNotFit, InvalidParameter
-from twostroke.kv_cache.block_hash import hash_blocks
+from twostroke.kv_cache.prefix_cache import hash_blocks
 from twostroke.request import FinishReason, Request, RequestStatus
 from twostroke.scheduler.scheduler import Scheduler
 from twostroke.scheduler.step_plan import HeadRefusal, TokenBudget

@@ -12,14 +12,13 @@ from hypothesis import strategies as st
 from factories import make_arrival, make_kv
 from tiers import examples
 from twostroke.config.scheduler import SchedulerConfig
+from twostroke.cost.step_cost import Layers, StepWork
 from twostroke.cost.step_model import Curve, StepTimeModel, scaled
-from twostroke.cost.step_work import Layers, StepWork
 from twostroke.errors import InvalidParameter
 from twostroke.request import Request
 from twostroke.scheduler.scheduler import Scheduler
-from twostroke.scheduler.step_budget import LEAST_CHUNK, SPARSEST, SloBudget
+from twostroke.scheduler.step_budget import LEAST_CHUNK, SPARSEST, Lateness, SloBudget, StepSpread
 from twostroke.scheduler.step_correction import StepCorrection
-from twostroke.scheduler.step_spread import Lateness, StepSpread
 from twostroke.served_run import Run
 from twostroke.simulation.requests import SimulatedRequest
 from twostroke.simulation.simulate import Simulation

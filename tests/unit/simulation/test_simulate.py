@@ -17,8 +17,8 @@ from factories import make_arrival, make_scheduler
 from tiers import examples
 from twostroke.config.cache import CacheConfig
 from twostroke.config.scheduler import SchedulerConfig
+from twostroke.cost.step_cost import Layers
 from twostroke.cost.step_model import Curve, StepTimeModel
-from twostroke.cost.step_work import Layers
 from twostroke.engine.event_sinks import read_events
 from twostroke.errors import InvalidParameter
 from twostroke.events import Event, StepScheduled

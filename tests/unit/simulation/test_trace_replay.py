@@ -16,8 +16,8 @@ from traces import conversations, long_documents
 from twostroke.batch import UNTIMED, BlockTableUpdate, Commit, ScheduledBatch, StepSeconds
 from twostroke.config.cache import CacheConfig
 from twostroke.config.scheduler import SchedulerConfig
+from twostroke.cost.step_cost import Layers
 from twostroke.cost.step_model import Curve, StepTimeModel
-from twostroke.cost.step_work import Layers
 from twostroke.kv_cache.manager import KVCacheManager
 from twostroke.scheduler.scheduler import Scheduler
 from twostroke.served_run import Run

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
 from twostroke.kernels.native.extension import TYPE_CODES, Kernels
+from twostroke.kernels.quantized_weight import DIVISORS, QuantizedWeight, per_channel
 
 
 class Elementwise:
@@ -57,3 +60,60 @@ class Elementwise:
             signed_sin.data_ptr(),
             TYPE_CODES[x.dtype],
         )
+
+
+# ------------------------------------------------------------------ Draws from large vocabularies (csrc/kernels/sampl
+
+
+def argmax(kernels: Kernels, logits: Tensor) -> Tensor:
+    """Find the largest logit of each row; see Argmax."""
+    return _winners(kernels.argmax, logits)
+
+
+def gumbel_argmax(kernels: Kernels, logits: Tensor, *columns: Tensor) -> Tensor:
+    """Draw from whole rows; see GumbelArgmax, whose temperatures and keys are the columns."""
+    return _winners(kernels.gumbel_argmax, logits, *columns)
+
+
+def filtered_argmax(kernels: Kernels, logits: Tensor, *columns: Tensor) -> Tensor:
+    """Draw from what filters leave of rows; see FilteredArgmax, whose arguments behind the logits are the columns."""
+    return _winners(kernels.filtered_argmax, logits, *columns)
+
+
+def _winners(draw: Callable[..., None], logits: Tensor, *columns: Tensor) -> Tensor:
+    """Return what a kernel draws: logits float32 [R, V] and columns of R numbers -> int64 [R]."""
+    assert logits.dtype is torch.float32, logits.dtype
+    assert logits.stride(1) == 1, logits.stride()
+    winners = torch.empty(len(logits), dtype=torch.int64)
+    kept = [column.contiguous() for column in columns]  # until the kernel has read them
+    draw(logits.data_ptr(), logits.stride(0), *logits.shape, *(one.data_ptr() for one in kept), winners.data_ptr())
+    return winners
+
+
+# ------------------------------------------------------------------ Quantizing weights (csrc/kernels/quantize.hpp): t
+
+
+class Quantizer:
+    """Weights [N, K] of float32 or bfloat16 to codes and scales."""
+
+    def __init__(self, kernels: Kernels) -> None:
+        """Takes the level's kernels."""
+        self._kernels = kernels
+
+    def per_channel(self, weight: Tensor) -> QuantizedWeight:
+        """See quantized_weight.quantize_per_channel."""
+        return per_channel(*self._quantize(weight, 0, 1), weight.dtype)
+
+    def in_groups(self, weight: Tensor, group_size: int = 32) -> QuantizedWeight:
+        """See quantized_weight.quantize_in_groups."""
+        codes, scales = self._quantize(weight, group_size, -(-weight.shape[1] // group_size))
+        return QuantizedWeight(codes, scales, None, 4, group_size, weight.dtype)
+
+    def _quantize(self, weight: Tensor, group_size: int, groups: int) -> tuple[Tensor, Tensor]:
+        weight = weight.contiguous()
+        n, k = weight.shape
+        codes, scales = torch.empty(n, k, dtype=torch.uint8), torch.empty(n, groups, dtype=torch.float16)
+        self._kernels.quantize_weight(
+            weight.data_ptr(), codes.data_ptr(), scales.data_ptr(), n, k, group_size, DIVISORS, TYPE_CODES[weight.dtype]
+        )
+        return codes, scales

@@ -20,7 +20,7 @@ from twostroke.config.model import ModelConfig
 from twostroke.kernels import reference
 from twostroke.kernels.dispatch import GroupShape, Operators, Scoring, Weight
 from twostroke.kernels.quantized_weight import QuantizedWeight, quantize_in_groups, quantize_per_channel
-from twostroke.layers.rotary import Rotary
+from twostroke.layers.elementwise import Rotary
 from twostroke.sampling.noise import NoiseStream
 from twostroke.sampling.sampler import Sampler
 from twostroke.sampling.state import SamplingState

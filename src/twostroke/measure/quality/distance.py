@@ -31,7 +31,7 @@ from twostroke.config.kv_format import is_quantized
 from twostroke.config.load import DEFAULT_GROUP_SIZE
 from twostroke.errors import InvalidParameter
 from twostroke.kernels.quantized_weight import QuantizedWeight
-from twostroke.layers.attention_metadata import AttentionMetadata
+from twostroke.layers.attention import AttentionMetadata
 from twostroke.layers.row_split import RowSplit
 from twostroke.model.gguf.weights import GGUFWeights
 from twostroke.model.loader import load_model
