@@ -13,6 +13,16 @@ Operations / bytes is the step's intensity. Above the machine's own ratio the st
 below by its memory. Prefill is usually the first, decode the second: the two strokes.
 
 Lower bounds: activations, norms, softmax and the embedding rows are left out (below 1 % for models of 1B and more).
+
+What a step has to do, in the few counts that its time depends on: no bytes and no rates, so it is the same on every
+machine.
+
+    tokens        query tokens: each goes through every layer                     (weights are read once for all)
+    logits rows   of them, those that go through the LM head and are sampled
+    pairs         query-key pairs of prefill chunks, summed over the layers       (compute: q k, p v)
+    seen          K/V tokens read for decodes, summed over the layers             (memory: one query, all of its keys)
+
+A window cuts both sums, layer by layer.
 """
 
 from __future__ import annotations
@@ -130,9 +140,6 @@ def num_pairs(start: int, count: int, window: int | None) -> int:
         return window * (window + 1) // 2 + (position - window) * window
 
     return up_to(start + count) - up_to(start)
-
-
-# ------------------------------------------------------------------ What a step asks of the machine: operations and b
 
 
 _ROUNDING = 1 + 1e-9

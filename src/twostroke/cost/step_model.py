@@ -1,4 +1,4 @@
-"""How long a step takes, from its counts (step_work.py): what calibration fits and everything that predicts goes by.
+"""How long a step takes, from its counts (step_cost.py): what calibration fits and everything that predicts goes by.
 
     t = layers(tokens) + head(rows of logits) + pairs x pair_s + seen x seen_s
 

@@ -13,6 +13,8 @@ A block is in one of three states, or has been taken out of use, and at any time
 
 Used blocks have references, one per block table they stand in. Cached blocks have none and keep their content until
 somebody needs the memory: free ones are taken first, then the cached one that was given back longest ago.
+
+The blocks of one request, one row per KV group.
 """
 
 from __future__ import annotations
@@ -185,7 +187,7 @@ class BlockPool:
         assert not nameless & set(named), f"free or quarantined with a name: {sorted(nameless & set(named))}"
 
 
-# ------------------------------------------------------------------ The blocks of one request, one row per KV group
+# ------------------------------------------------------------------ tables of requests
 
 
 NO_BLOCK = 0

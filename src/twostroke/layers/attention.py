@@ -1,4 +1,7 @@
-"""Attention of one layer: hands the layer's share of the KV storage and of the step's plan to the operator."""
+"""Attention of one layer: hands the layer's share of the KV storage and of the step's plan to the operator.
+
+AttentionMetadata: where every query of a step stands and which blocks it reads; built once, read by all layers.
+"""
 
 from __future__ import annotations
 
@@ -109,9 +112,6 @@ class AttentionMetadata:
             for operator, shape, table in zip(of_groups, layout.shapes, block_tables, strict=True)
         )
         return cls(layout, int(query_start_loc[-1]), of_groups, plans)
-
-
-# ------------------------------------------------------------------ Attention of one layer: hands the layer's share o
 
 
 class KVTensors(Protocol):

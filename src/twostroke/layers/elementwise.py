@@ -1,4 +1,9 @@
-"""Norms over the last dimension."""
+"""What layers do to each token by itself: norms, and rotary position embedding.
+
+Norms over the last dimension.
+
+Rotary position embedding and its ways of stretching a context, as transformers 5.23 computes them.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +65,7 @@ class LayerNorm:
         return (normed if self._bias is None else normed.add_(self._bias)).to(x.dtype)
 
 
-# ------------------------------------------------------------------ Rotary position embedding and its ways of stretch
+# ------------------------------------------------------------------ rotary position embedding
 
 
 Rotation = tuple[Tensor, Tensor]

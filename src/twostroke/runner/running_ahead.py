@@ -1,4 +1,7 @@
-"""RunnerAhead: the loop that launches a step before the tokens of the one before it are known here."""
+"""RunnerAhead: the loop that launches a step before the tokens of the one before it are known here.
+
+A small tensor's way to the host, begun at once and waited for later.
+"""
 
 from __future__ import annotations
 
@@ -38,9 +41,6 @@ class HostCopy:
         if self._event is not None:
             self._event.synchronize()
         return self._host
-
-
-# ------------------------------------------------------------------ RunnerAhead: the loop that launches a step before
 
 
 @dataclass(slots=True, eq=False)

@@ -1,4 +1,7 @@
-"""How many drafts each request's next step is to verify."""
+"""How many drafts each request's next step is to verify.
+
+When a draft is tried where drafts do not pay, and for whom: the text may have become one that is easy to guess.
+"""
 
 from __future__ import annotations
 
@@ -90,9 +93,6 @@ class DraftTries:
     def begin_anew(self) -> None:
         """Drafts pay."""
         self._pause = self._FIRST_PAUSE
-
-
-# ------------------------------------------------------------------ How many drafts each request's next step is to ve
 
 
 class DraftGate(Protocol):

@@ -4,7 +4,7 @@
 
     fcfs       key = (arrival_time_s, number)
     priority   key = (priority x ageing_s + arrival_time_s, number)
-    fair       key = (arrival_time_s, number) among a tenant's own; among tenants see fair.py
+    fair       key = (arrival_time_s, number) among a tenant's own; among tenants see below
 
 With a limit for the TTFT (ttft_slo) a prompt that takes longer than that by itself cannot keep it, however soon it
 starts. It gives way to those that still can: its key is later by GIVES_WAY x own prefill - limit. So it is overtaken
@@ -16,6 +16,29 @@ Why nobody starves under `priority`: let a have priority p and arrive at t, and 
 goes before a only if  q x ageing_s + t_b < p x ageing_s + t,  that is  t_b < t + d x ageing_s.  Whoever arrives more
 than d x ageing_s seconds after a never overtakes it, and only finitely many arrive before that. Since the key does
 not move with the clock, waiting is "ageing" without any work per step: all keys would age at the same rate.
+
+Fairness among tenants: who has been served least goes first.
+
+Virtual token counters (Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024). A tenant pays for what is
+computed for it: `fair_prompt_weight` a prompt token when its request is admitted (cached ones are free), and
+`fair_output_weight` an output token when it is committed. Of the tenants with somebody waiting the one that has paid
+least is served next. A tenant that comes back from idling is lifted to the least of those who are active: idling earns
+nothing. For two tenants that never run out of requests, what they have paid differs by at most
+2 x max(prompt weight x longest prompt, output weight x tokens that run at once): the paper's bound, which
+tests/property/test_fairness.py holds this one to.
+
+That alone lets a flood fill all slots before a newcomer arrives. So, beyond the paper:
+
+    a slot or KV    the head of the queue may displace the youngest request of the tenant that holds most, as long as
+                    that tenant still holds no less than the head's afterwards. Then it cannot be displaced back: both
+                    have moved towards the same share, and they do so at most once a step.
+    token budget    prefills go by how many requests their tenant has running, fewest first; a head whose tenant has
+                    fewer running than that of a prefill under way goes before its next chunk; of one tenant's own,
+                    the earlier key goes first where there is a limit for the TTFT (policy.py)
+    KV shortage     the youngest request of the tenant with most running gives way
+
+Nobody starves: a tenant's own requests keep their order, everybody who is served before its first one pays for it, and
+whoever is displaced is the youngest of several.
 """
 
 from __future__ import annotations
@@ -186,7 +209,7 @@ class DeadlineOrder(QueueOrder):
         return head.key < prefill.key
 
 
-# ------------------------------------------------------------------ Fairness among tenants: who has been served least
+# ------------------------------------------------------------------ fairness among tenants
 
 
 Rank = Callable[[str], tuple[float, ...]]

@@ -14,6 +14,17 @@ of measured / corrected.
 A step without decodes delays no running stream, so it may have the largest size; with a limit for TTFT it takes at most
 half of that limit. With a limit for TTFT alone the chunk is the smallest that is computed in time, because a larger one
 only makes other requests wait.
+
+The excess of steps over their prediction: an upper quantile of measured / predicted over the latest steps.
+
+    ratios of the last steps   |   . .:. :..  .       :    |
+                                                  ▲ value: passed by 1 in 100
+
+The value is the k-th largest of n ratios, k = 1 % of n + 1 rounded down, at least 1. If the next ratio is like those
+before it, it is larger with probability k / (n + 1): at most 1 % from the 99th step on. Before that the largest counts.
+A value that follows the quantile a little at a time needs more late steps to get there than a short run may have.
+
+The largest count that fits.
 """
 
 from __future__ import annotations
@@ -94,7 +105,7 @@ class Lateness:
         self._num_late += is_late
 
 
-# ------------------------------------------------------------------ The largest count that fits
+# ------------------------------------------------------------------ the largest count that fits
 
 
 def largest(fits: Callable[[int], bool], most: int) -> int:
@@ -112,9 +123,6 @@ def largest(fits: Callable[[int], bool], most: int) -> int:
         middle = (low + high) // 2
         low, high = (middle, high) if fits(middle) else (low, middle)
     return low
-
-
-# ------------------------------------------------------------------ How many tokens the next step may have, where lim
 
 
 LEAST_CHUNK = 16

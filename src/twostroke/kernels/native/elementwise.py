@@ -1,4 +1,9 @@
-"""Norm and rotation (csrc/kernels/elementwise.hpp)."""
+"""Norm and rotation (csrc/kernels/elementwise.hpp).
+
+Draws from large vocabularies (csrc/kernels/sampling.hpp, csrc/kernels/filtered_sampling.hpp).
+
+Quantizing weights (csrc/kernels/quantize.hpp): the bits of kernels/quantized_weight.py, a hundred times as fast.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +67,7 @@ class Elementwise:
         )
 
 
-# ------------------------------------------------------------------ Draws from large vocabularies (csrc/kernels/sampl
+# ------------------------------------------------------------------ draws
 
 
 def argmax(kernels: Kernels, logits: Tensor) -> Tensor:
@@ -90,7 +95,7 @@ def _winners(draw: Callable[..., None], logits: Tensor, *columns: Tensor) -> Ten
     return winners
 
 
-# ------------------------------------------------------------------ Quantizing weights (csrc/kernels/quantize.hpp): t
+# ------------------------------------------------------------------ quantizing weights
 
 
 class Quantizer:
