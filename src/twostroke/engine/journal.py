@@ -10,7 +10,6 @@ from math import inf, isfinite
 from twostroke.batch import Commit, ScheduledBatch, StepResult
 from twostroke.config.cache import CacheConfig
 from twostroke.config.scheduler import SchedulerConfig
-from twostroke.config.speculation import SpeculativeConfig
 from twostroke.cost.step_cost import ModelShape, shares_of, step_cost
 from twostroke.engine.event_sinks import JsonlEventLog
 from twostroke.engine.generation import GenerationRequest
@@ -209,7 +208,7 @@ class Journal:
                 self._sinks.remove(sink)
 
 
-def engine_started(  # noqa: PLR0913 (what a replay is built from, each by its name)
+def engine_started(
     scheduler: SchedulerConfig,
     cache: CacheConfig,
     layout: KVLayout,
@@ -218,18 +217,15 @@ def engine_started(  # noqa: PLR0913 (what a replay is built from, each by its n
     max_model_len: int,
     model: str,
     now_s: float,
-    speculation: SpeculativeConfig | None = None,
-    process: str = "",
 ) -> EngineStarted:
-    """The event that says what a replay has to be built from; it knows no machine yet."""
+    """Return the event that says what a replay has to be built from; it knows no machine, drafter or pool yet."""
     return EngineStarted(
         time_s=now_s,
-        process=process or f"engine-{os.getpid()}",
+        process=f"engine-{os.getpid()}",
         scheduler=plain(scheduler),
         cache=plain(cache),
         layout=plain(layout),
         num_blocks=num_blocks,
         max_model_len=max_model_len,
         model=model,
-        speculation=None if speculation is None else plain(speculation),
     )

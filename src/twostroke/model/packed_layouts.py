@@ -29,7 +29,7 @@ _FLOATS = ("F16", "BF16", "F32")
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class PackedPart:
     """One of the tensors that make up a weight."""
 
     shape: tuple[int, ...]
@@ -69,7 +69,7 @@ class PackedLayout(ABC):
         """N and K, from the shape of the main tensor."""
 
     @abstractmethod
-    def parts(self, n: int, k: int) -> dict[str, Part]:
+    def parts(self, n: int, k: int) -> dict[str, PackedPart]:
         """Every tensor of a weight [n, k] by the last part of its name."""
 
     @abstractmethod
@@ -131,13 +131,13 @@ class AwqGemm(PackedLayout):
         """See PackedLayout."""
         return main[1] * self.per_word, main[0]
 
-    def parts(self, n: int, k: int) -> dict[str, Part]:
+    def parts(self, n: int, k: int) -> dict[str, PackedPart]:
         """See PackedLayout."""
         words, groups = n // self.per_word, self.num_groups(k)
         return {
-            "qweight": Part((k, words)),
-            "qzeros": Part((groups, words)),
-            "scales": Part((groups, n), _FLOATS),
+            "qweight": PackedPart((k, words)),
+            "qzeros": PackedPart((groups, words)),
+            "scales": PackedPart((groups, n), _FLOATS),
         }
 
     def unpack(self, module: str, parts: Mapping[str, Tensor]) -> Unpacked:
@@ -160,14 +160,14 @@ class Gptq(PackedLayout):
         """See PackedLayout."""
         return main[1], main[0] * self.per_word
 
-    def parts(self, n: int, k: int) -> dict[str, Part]:
+    def parts(self, n: int, k: int) -> dict[str, PackedPart]:
         """See PackedLayout."""
         groups = self.num_groups(k)
         return {
-            "qweight": Part((k // self.per_word, n)),
-            "qzeros": Part((groups, -(-n // self.per_word))),
-            "scales": Part((groups, n), _FLOATS),
-            "g_idx": Part((k,), is_optional=not self.config.needs_order),
+            "qweight": PackedPart((k // self.per_word, n)),
+            "qzeros": PackedPart((groups, -(-n // self.per_word))),
+            "scales": PackedPart((groups, n), _FLOATS),
+            "g_idx": PackedPart((k,), is_optional=not self.config.needs_order),
         }
 
     def unpack(self, module: str, parts: Mapping[str, Tensor]) -> Unpacked:
@@ -211,18 +211,18 @@ class PackQuantized(PackedLayout):
         """See PackedLayout."""
         return main[0], main[1] * self.per_word
 
-    def parts(self, n: int, k: int) -> dict[str, Part]:
+    def parts(self, n: int, k: int) -> dict[str, PackedPart]:
         """See PackedLayout."""
         groups, words = self.num_groups(k), -(-n // self.per_word)
         found = {
-            "weight_packed": Part((n, k // self.per_word)),
+            "weight_packed": PackedPart((n, k // self.per_word)),
             "weight_scale": _scale(self.config, n, groups),
-            "weight_shape": Part((2,), ("I64", "I32")),
+            "weight_shape": PackedPart((2,), ("I64", "I32")),
         }
         if not self.config.symmetric:
-            found["weight_zero_point"] = Part((words, groups))
+            found["weight_zero_point"] = PackedPart((words, groups))
         if self.config.needs_order:
-            found["weight_g_idx"] = Part((k,), ("I32", "I64"))
+            found["weight_g_idx"] = PackedPart((k,), ("I32", "I64"))
         return found
 
     def unpack(self, module: str, parts: Mapping[str, Tensor]) -> Unpacked:
@@ -246,15 +246,15 @@ class IntQuantized(PackedLayout):
         """See PackedLayout."""
         return main
 
-    def parts(self, n: int, k: int) -> dict[str, Part]:
+    def parts(self, n: int, k: int) -> dict[str, PackedPart]:
         """See PackedLayout."""
         groups = self.num_groups(k)
         scale = _scale(self.config, n, groups)
-        found = {"weight": Part((n, k), ("I8",)), "weight_scale": scale}
+        found = {"weight": PackedPart((n, k), ("I8",)), "weight_scale": scale}
         if not self.config.symmetric:
-            found["weight_zero_point"] = Part(scale.shape, ("I8",))
+            found["weight_zero_point"] = PackedPart(scale.shape, ("I8",))
         if self.config.needs_order:
-            found["weight_g_idx"] = Part((k,), ("I32", "I64"))
+            found["weight_g_idx"] = PackedPart((k,), ("I32", "I64"))
         return found
 
     def unpack(self, module: str, parts: Mapping[str, Tensor]) -> Unpacked:
@@ -273,8 +273,8 @@ class IntQuantized(PackedLayout):
         return (signed + middle if self.config.bits < 8 else signed.view(torch.uint8) ^ 128).to(torch.uint8)
 
 
-def _scale(config: QuantizationConfig, n: int, groups: int) -> Part:
-    return Part((1,) if config.scale_per_tensor else (n, groups), _FLOATS)
+def _scale(config: QuantizationConfig, n: int, groups: int) -> PackedPart:
+    return PackedPart((1,) if config.scale_per_tensor else (n, groups), _FLOATS)
 
 
 LAYOUTS: dict[PackedLayoutName, Callable[[QuantizationConfig], PackedLayout]] = {

@@ -285,9 +285,8 @@ class _Runs:
             max_model_len=memory.max_model_len,
             model=memory.model,
             now_s=0.0,
-            process="simulated",
         )
-        return RecordedRun(started, self.workload.requests, unfinished=0)
+        return RecordedRun(replace(started, process="simulated"), self.workload.requests, unfinished=0)
 
 
 def _kinds(

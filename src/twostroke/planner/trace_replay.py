@@ -8,7 +8,7 @@ KV blocks    as many as the engine would have: what the planner says of the memo
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -117,9 +117,8 @@ def replay_trace(
         max_model_len=longest,
         model=memory.model,
         now_s=0.0,
-        process="simulated",
     )
-    recording = RecordedRun(started, requests, unfinished=0)
+    recording = RecordedRun(replace(started, process="simulated"), requests, unfinished=0)
     predicted = _with_progress(recording, machine.step_times, WhatIf())
     for what_if in what_ifs:
         check_rate_factor(what_if, requests, predicted.run.duration_s)

@@ -23,7 +23,7 @@ _TICKS_OF_CPU = slice(1, 9)
 _IDLE = (3, 4)
 
 
-class Reading(NamedTuple):
+class ContentionReading(NamedTuple):
     """Clock values at one moment, in seconds."""
 
     wall_s: float
@@ -58,14 +58,14 @@ class Meter:
     def __init__(
         self,
         num_threads: int,
-        read: Callable[[], Reading] | None = None,
+        read: Callable[[], ContentionReading] | None = None,
         num_processors: int | None = None,
         num_usable: int | None = None,
     ) -> None:
         self._read = read or _read
         self._num_processors = num_processors or os.cpu_count() or 1
         self._num_threads = min(num_threads, num_usable or _num_usable())
-        self._before = Reading(0.0, 0.0, None)
+        self._before = ContentionReading(0.0, 0.0, None)
 
     def begin(self) -> None:
         self._before = self._read()
@@ -123,8 +123,8 @@ def _lock(fcntl: Any, descriptor: int, patience_s: float) -> None:
             time.sleep(_LOOK_EVERY_S)
 
 
-def _read() -> Reading:
-    return Reading(time.perf_counter(), time.process_time(), _busy_s())
+def _read() -> ContentionReading:
+    return ContentionReading(time.perf_counter(), time.process_time(), _busy_s())
 
 
 def _busy_s(stat: Path = Path("/proc/stat")) -> float | None:

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from twostroke.grammar.backend import GrammarMatcher, TokenBits
 
 
-class Constraint:
+class TokenConstraint:
     """A matcher, and the mask of the next token, which is made once per token.
 
     Args:
@@ -55,9 +55,9 @@ class Constraint:
         self._matcher.accept(token_id)
         self._bits = None
 
-    def copy(self) -> Constraint:
+    def copy(self) -> TokenConstraint:
         """An independent one."""
-        new = object.__new__(Constraint)
+        new = object.__new__(TokenConstraint)
         new._matcher, new._end_bits, new._ignores_eos = self._matcher.copy(), self._end_bits, self._ignores_eos
         new._bits, new._goes_on = self._bits, self._goes_on  # never written to once they are made
         return new

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from twostroke.grammar.backend import GrammarMatcher
-from twostroke.sampling.constraint import Constraint
+from twostroke.sampling.constraint import TokenConstraint
 from twostroke.sampling.noise import NoiseStream
 from twostroke.sampling_params import SamplingParams
 
@@ -162,11 +162,11 @@ class SamplingState:
             # An id beyond the vocabulary would reach into another request's row.
             assert max((*prompt, *output_token_ids), default=0) < rules.vocab_size, "token id outside the vocabulary"
             self.counts = TokenCounts(prompt, output_token_ids)
-        self.constraint: Constraint | None = None
+        self.constraint: TokenConstraint | None = None
         """Only for structured outputs."""
         if matcher is not None:
             ignores_eos = rules.params.ignore_eos
-            self.constraint = Constraint(matcher, rules.vocab_size, rules.eos_ids, ignores_eos=ignores_eos)
+            self.constraint = TokenConstraint(matcher, rules.vocab_size, rules.eos_ids, ignores_eos=ignores_eos)
             for token_id in output_token_ids:
                 self.constraint.append(token_id)
 

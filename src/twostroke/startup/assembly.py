@@ -28,7 +28,7 @@ from twostroke.engine.journal import Journal, engine_started
 from twostroke.engine.kv_self_check import KVSelfCheck
 from twostroke.engine.pool_engine import PoolEngine
 from twostroke.errors import DoesNotFit, InvalidParameter, RankLost, SetupError
-from twostroke.events import EventLog
+from twostroke.events import EventLog, plain
 from twostroke.grammar.backend import GrammarBackend
 from twostroke.kernels.large_pages import return_unused
 from twostroke.kernels.reference.row_tiles import proofs
@@ -472,11 +472,12 @@ def _journal(  # noqa: PLR0913 (everything that was found out before)
         max_model_len=sizing.max_model_len,
         model=f"{loaded.path.name} ({what})",
         now_s=monotonic_clock(),
-        speculation=config.speculative_config,
-        process=process,
     )
+    speculation = config.speculative_config
     started = replace(
         started,
+        process=process or started.process,
+        speculation=None if speculation is None else plain(speculation),
         machine=machine,
         max_drafts=loaded.drafter_facts.max_drafts,
         step_times=pace.step_times,

@@ -9,17 +9,17 @@ from pathlib import Path
 import pytest
 
 from twostroke.cost.step_cost import MachineLimits
-from twostroke.runner.contention import Meter, Reading, one_at_a_time
+from twostroke.runner.contention import ContentionReading, Meter, one_at_a_time
 from twostroke.runner.machine_limits import best_of_series
 
 
-def meter_of(*readings: Reading, num_threads: int = 2) -> Meter:
+def meter_of(*readings: ContentionReading, num_threads: int = 2) -> Meter:
     given = iter(readings)
     return Meter(num_threads, lambda: next(given), num_processors=2, num_usable=2)
 
 
-def after(own_s: float, busy_s: float | None, wall_s: float = 1.0) -> Reading:
-    return Reading(100 + wall_s, 50 + own_s, None if busy_s is None else 500 + busy_s)
+def after(own_s: float, busy_s: float | None, wall_s: float = 1.0) -> ContentionReading:
+    return ContentionReading(100 + wall_s, 50 + own_s, None if busy_s is None else 500 + busy_s)
 
 
 @pytest.mark.parametrize(
@@ -34,14 +34,14 @@ def after(own_s: float, busy_s: float | None, wall_s: float = 1.0) -> Reading:
         (after(0.0, 0.0, wall_s=0.0), False),
     ],
 )
-def test_others_show_in_processor_times(end: Reading, is_contended: bool) -> None:
-    meter = meter_of(Reading(100.0, 50.0, 500.0), end)
+def test_others_show_in_processor_times(end: ContentionReading, is_contended: bool) -> None:
+    meter = meter_of(ContentionReading(100.0, 50.0, 500.0), end)
     meter.begin()
     assert meter.is_contended() is is_contended
 
 
 def test_more_threads_than_processors_are_no_contention() -> None:
-    meter = meter_of(Reading(100.0, 50.0, 500.0), after(2.0, 2.0), num_threads=64)
+    meter = meter_of(ContentionReading(100.0, 50.0, 500.0), after(2.0, 2.0), num_threads=64)
     meter.begin()
     assert not meter.is_contended()
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from twostroke.config.kv_format import KVFormat, hadamard_block, is_quantized, levels_of, slot_bytes
 from twostroke.kernels.cuda import attention_programs as programs
 from twostroke.kernels.cuda import kv_programs
-from twostroke.kernels.cuda.attention_plan import Cut, FixedStepPlan, HostPlan, StepPlan, plan_step, sent
+from twostroke.kernels.cuda.attention_plan import CudaStepPlan, Cut, FixedStepPlan, HostPlan, plan_step, sent
 from twostroke.kernels.cuda.card import processors_of, shared_memory_of
 from twostroke.kernels.cuda.jit import in_a_chain, power_of_two
 from twostroke.kernels.dispatch import AttentionOperator, FixedSize, GroupShape, HeadTurn, Scoring
@@ -83,7 +83,7 @@ class TritonAttention:
         seq_lens: npt.NDArray[np.int32],
         block_table: npt.NDArray[np.int32],
         tree_masks: TreeMasks | None = None,
-    ) -> StepPlan:
+    ) -> CudaStepPlan:
         """See attention_plan."""
         batch = PlannedBatch.of(shape.window, query_start_loc, seq_lens, block_table, tree_masks)
         return sent(plan_step(shape, batch, self._cut, self._num_processors), self._device)
@@ -109,7 +109,7 @@ class TritonAttention:
         self,
         qkv: Tensor,
         storage: Tensor,
-        plan: StepPlan,
+        plan: CudaStepPlan,
         layer_in_block: int,
         scoring: Scoring,
         turn: HeadTurn | None = None,
@@ -207,7 +207,7 @@ class _Memory:
         )
         """Of blocks, the layer's place in one, and of heads, in elements."""
 
-    def write(self, qkv: Tensor, plan: StepPlan, turn: HeadTurn | None) -> None:
+    def write(self, qkv: Tensor, plan: CudaStepPlan, turn: HeadTurn | None) -> None:
         """Turns q and k, if that is to be done, and stores K and V."""
         shape = self._shape
         first_head = 0 if turn is not None else shape.num_heads

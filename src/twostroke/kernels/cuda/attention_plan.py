@@ -45,7 +45,7 @@ class Cut:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class StepPlan:
+class CudaStepPlan:
     """One step of one KV group. All tensors are int32, on the device."""
 
     shape: GroupShape
@@ -108,13 +108,13 @@ def plan_step(shape: GroupShape, batch: PlannedBatch, cut: Cut, num_processors: 
     return HostPlan(shape, items, splits, num_part_rows, tokens, slots, batch.table, words, bool(batch.trees))
 
 
-def sent(host: HostPlan, device: torch.device) -> StepPlan:
+def sent(host: HostPlan, device: torch.device) -> CudaStepPlan:
     """On the device."""
     arrays = [host.items, host.splits, host.tokens, host.slots, host.table, host.trees]
     tensors = _send([array.astype(np.int32) for array in arrays], device)
     items, splits, tokens, slots, table, trees = tensors
     num_tokens = host.tokens.shape[1]
-    return StepPlan(
+    return CudaStepPlan(
         host.shape, num_tokens, items, splits, host.num_part_rows, tokens, slots, table, trees, host.has_trees
     )
 
@@ -140,7 +140,7 @@ class FixedStepPlan:
         items, splits, tokens, slots = [part.view(array.shape) for part, array in parts]
         table = torch.zeros(size.num_seqs, size.max_blocks, dtype=torch.int32, device=device)
         trees = torch.zeros(1, dtype=torch.int32, device=device)
-        self.plan = StepPlan(
+        self.plan = CudaStepPlan(
             shape, size.num_tokens, items, splits, size.num_part_rows, tokens, slots, table, trees, has_trees=False
         )
         """See FixedPlan."""
@@ -243,7 +243,7 @@ def _tree_words(batch: PlannedBatch) -> tuple[Ints, Ints]:
 
 
 def _tokens(shape: GroupShape, batch: PlannedBatch, tree_rows: Ints) -> tuple[Ints, Ints]:
-    """[5, num_tokens] and [2, num_tokens]; see StepPlan."""
+    """[5, num_tokens] and [2, num_tokens]; see CudaStepPlan."""
     query_lens = np.diff(batch.starts)
     seq = np.repeat(np.arange(len(query_lens)), query_lens)
     own_first = (batch.lens - query_lens)[seq]

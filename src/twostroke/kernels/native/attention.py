@@ -32,7 +32,7 @@ Ints = npt.NDArray[np.int32]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class StepPlan:
+class NativeStepPlan:
     """One step of one KV group: what all of its layers have in common is worked out and bound once."""
 
     shape: GroupShape
@@ -99,7 +99,7 @@ class NativeAttention:
         seq_lens: Ints,
         block_table: Ints,
         tree_masks: TreeMasks | None = None,
-    ) -> StepPlan:
+    ) -> NativeStepPlan:
         """Keeps the batch."""
         starts, lens, table = (
             np.ascontiguousarray(array, np.int32) for array in (query_start_loc, seq_lens, block_table)
@@ -125,13 +125,13 @@ class NativeAttention:
             self._type,
             KV_FORMAT_CODES[shape.kv_format],
         )
-        return StepPlan(shape, shape.num_heads * shape.head_dim, tree != 0, arrays, step)
+        return NativeStepPlan(shape, shape.num_heads * shape.head_dim, tree != 0, arrays, step)
 
     def __call__(
         self,
         qkv: Tensor,
         storage: Tensor,
-        plan: StepPlan,
+        plan: NativeStepPlan,
         layer_in_block: int,
         scoring: Scoring,
         turn: HeadTurn | None = None,
@@ -223,7 +223,7 @@ class NativeLayer:
         x: Tensor,
         rotation: tuple[Tensor, Tensor] | None,
         storage: Tensor,
-        plan: StepPlan,
+        plan: NativeStepPlan,
         layer_in_block: int,
         key_mean: Tensor | None = None,
     ) -> Tensor:
