@@ -28,7 +28,8 @@ from twostroke.engine.journal import Journal, engine_started
 from twostroke.engine.kv_self_check import KVSelfCheck
 from twostroke.engine.pool_engine import PoolEngine
 from twostroke.errors import DoesNotFit, InvalidParameter, RankLost, SetupError
-from twostroke.events import EventLog, plain
+from twostroke.event_codec import plain
+from twostroke.events import EventLog
 from twostroke.grammar.backend import GrammarBackend
 from twostroke.kernels.large_pages import return_unused
 from twostroke.kernels.reference.row_tiles import proofs
