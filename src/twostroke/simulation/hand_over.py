@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from twostroke.cost.step_work import Layers
+from twostroke.cost.step_cost import Layers
 from twostroke.kv_cache.layout import KVLayout
 from twostroke.kv_transfer.leases import LEASE_S
 from twostroke.pools.member import Role
