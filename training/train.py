@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import ctypes
-import json
 import math
 import multiprocessing
 import os
@@ -25,12 +24,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
-from torch import Tensor, nn
-from tqdm import tqdm
+from torch import Tensor
 
 from training.corpus import SourceFile, dump_manifest, load_corpus, manifest
 from training.export import export_model
 from training.model import LlamaModel, ModelConfig
+from training.optimiser import MuonAdam
+from training.report import Report
 from training.tokenizer import END_OF_TEXT, save_tokenizer, train_tokenizer, training_texts
 
 Tokens = NDArray[np.uint16]
@@ -73,84 +73,6 @@ class TrainConfig:
     def sequence_length(self, done: float) -> int:
         """The length of the phase that ``done`` falls in."""
         return next((length for end, length in self.phases if done < end), self.phases[-1][1])
-
-
-def orthogonalise(matrices: Tensor) -> Tensor:
-    """Five quintic Newton-Schulz steps: [n, rows, cols] with rows <= cols, to singular values near one."""
-    x = matrices / (matrices.norm(dim=(-2, -1), keepdim=True) + 1e-7)
-    for _ in range(5):
-        gram = x @ x.mT
-        x = 3.4445 * x + (-4.7750 * gram + 2.0315 * (gram @ gram)) @ x
-    return x
-
-
-class MuonAdam(torch.optim.Optimizer):
-    """Muon for the matrices of the layers, AdamW for the embedding, the output head and the norms.
-
-    Muon's orthogonalised momentum uses each training token about twice as well as AdamW on a model of this kind, and
-    costs a few per cent of a step.  Its update is scaled by 0.2 * sqrt(larger side) to AdamW's usual size.
-    """
-
-    def __init__(self, model: nn.Module, config: TrainConfig) -> None:
-        tables = ("embed_tokens.weight", "lm_head.weight")
-        matrices = [p for n, p in model.named_parameters() if p.ndim == 2 and not n.endswith(tables)]
-        embedding = [p for n, p in model.named_parameters() if p.ndim == 2 and n.endswith(tables)]
-        vectors = [p for p in model.parameters() if p.ndim < 2]
-        groups = [
-            {"params": matrices, "muon": True, "peak": config.muon_lr, "decay": config.weight_decay},
-            {"params": embedding, "muon": False, "peak": config.adam_lr, "decay": 0.0},
-            {"params": vectors, "muon": False, "peak": config.adam_lr, "decay": 0.0},
-        ]
-        super().__init__(groups, {"lr": 0.0})
-        self.low_precision = config.precision == "bfloat16"
-
-    def set_rate(self, factor: float) -> None:
-        """Sets each group to ``factor`` of its peak rate."""
-        for group in self.param_groups:
-            group["lr"] = group["peak"] * factor
-
-    @torch.no_grad()
-    def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """One update of every parameter from its gradient."""
-        for group in self.param_groups:
-            if group["muon"]:
-                self._step_muon(group["params"], group["lr"], group["decay"])
-            else:
-                self._step_adam(group["params"], group["lr"])
-
-    @torch.no_grad()
-    def _step_muon(self, parameters: Iterable[Tensor], rate: float, decay: float) -> None:
-        by_shape: dict[tuple[int, ...], list[tuple[Tensor, Tensor]]] = {}
-        for parameter in parameters:
-            state = self.state[parameter]
-            if not state:
-                state["momentum"] = torch.zeros_like(parameter)
-            assert parameter.grad is not None
-            momentum = state["momentum"]
-            momentum.lerp_(parameter.grad, 0.05)
-            ahead = parameter.grad.lerp(momentum, 0.95)  # Nesterov
-            wide = ahead if ahead.shape[0] <= ahead.shape[1] else ahead.mT
-            by_shape.setdefault(tuple(wide.shape), []).append((parameter, wide))
-        for shape, pairs in by_shape.items():
-            stacked = torch.stack([wide for _, wide in pairs])
-            updates = orthogonalise(stacked.bfloat16() if self.low_precision else stacked).float()
-            for (parameter, _), update in zip(pairs, updates, strict=True):
-                turned = update if tuple(parameter.shape) == shape else update.mT
-                parameter.mul_(1.0 - rate * decay)
-                parameter.add_(turned, alpha=-rate * 0.2 * max(shape) ** 0.5)
-
-    def _step_adam(self, parameters: Iterable[Tensor], rate: float) -> None:
-        for parameter in parameters:
-            state = self.state[parameter]
-            if not state:
-                state.update(step=0, mean=torch.zeros_like(parameter), square=torch.zeros_like(parameter))
-            assert parameter.grad is not None
-            state["step"] += 1
-            state["mean"].lerp_(parameter.grad, 0.1)
-            state["square"].lerp_(parameter.grad.square(), 0.05)
-            mean = state["mean"] / (1.0 - 0.9 ** state["step"])
-            root = (state["square"] / (1.0 - 0.95 ** state["step"])).sqrt_().add_(1e-8)
-            parameter.addcdiv_(mean, root, value=-rate)
 
 
 class Sampler:
@@ -408,27 +330,6 @@ def keep_freed_memory() -> None:
 
 
 @torch.no_grad()
-def quick_loss(model: LlamaModel, documents: list[Tokens], dtype: torch.dtype, device: str) -> dict[int, float]:
-    """A small, fixed sample of held-out windows (the first 1,024 tokens of each document), in nats a token."""
-    sums: dict[int, float] = {}
-    total = 0
-    for document in documents:
-        ids = torch.from_numpy(document[:1025].astype(np.int64))[None].to(device)
-        exits = dict.fromkeys(model.config.exit_layers, 0.0)
-        _, plain = model.loss(ids[:, :-1], ids[:, 1:], dtype, exits)
-        for number, value in plain.items():
-            sums[number] = sums.get(number, 0.0) + value.item() * (ids.shape[1] - 1)
-        total += ids.shape[1] - 1
-    return {number: value / total for number, value in sums.items()}
-
-
-def save_checkpoint(run: Run, folder: Path) -> None:
-    """Writes next to the old checkpoint and renames, so that a kill never leaves half a file."""
-    temporary = folder / "checkpoint.tmp"
-    torch.save(run.checkpoint(), temporary)
-    os.replace(temporary, folder / "checkpoint.pt")
-
-
 def prepare(folder: Path, resume: bool) -> tuple[Tokenizer, list[SourceFile]]:
     """The corpus and the tokenizer of a run; a resumed run keeps its tokenizer and checks its corpus."""
     files, left_out = load_corpus()
@@ -463,44 +364,6 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--precision", choices=("bfloat16", "float32"), default=defaults.precision)
     parser.add_argument("--save-every", type=float, default=240.0, help="seconds between checkpoints")
     return parser.parse_args(arguments)
-
-
-class Report:
-    """The progress bar, and a line of figures with a checkpoint every ``save_every`` seconds."""
-
-    def __init__(self, run: Run, folder: Path, held_out: list[Tokens], bytes_per_token: float, every: float) -> None:
-        self.run, self.folder, self.held_out, self.every = run, folder, held_out, every
-        self.bits_per_nat = 1.0 / (math.log(2) * bytes_per_token)
-        self.saved = time.monotonic()
-        self.smooth: dict[int, float] = {}
-        done = int(1000 * run.done)
-        self.bar = tqdm(total=1000, initial=done, mininterval=5.0, bar_format="{l_bar}{bar:20}| {postfix}")
-
-    def step(self, losses: dict[int, float]) -> None:
-        """Takes note of one step's losses."""
-        self.smooth = {k: 0.95 * self.smooth.get(k, v) + 0.05 * v for k, v in losses.items()}
-        run, progress = self.run, self.run.progress
-        left = progress.seconds * (1.0 / max(run.done, 1e-6) - 1.0)
-        self.bar.set_postfix_str(
-            f"step {progress.step} loss {self.smooth[max(self.smooth)]:.3f} {progress.tokens / 1e6:.2f}M tok "
-            f"{progress.tokens / progress.seconds:,.0f} tok/s T {run.sampler.length} ETA {left / 60:.1f} min",
-            refresh=False,
-        )
-        self.bar.update(int(1000 * run.done) - self.bar.n)
-        if time.monotonic() - self.saved > self.every or run.done >= 1.0:
-            self.save()
-
-    def save(self) -> None:
-        """Measures the held-out sample, prints a line and writes a checkpoint."""
-        run, progress = self.run, self.run.progress
-        held = quick_loss(run.model, self.held_out, run.dtype, run.device)
-        row = {"step": progress.step, "tokens": progress.tokens, "seconds": round(progress.seconds, 1)}
-        row |= {f"train_{k}": round(v, 4) for k, v in self.smooth.items()}
-        row |= {f"heldout_bpb_{k}": round(v * self.bits_per_nat, 4) for k, v in held.items()}
-        progress.history.append(row)
-        print("\n" + json.dumps(row), flush=True)
-        save_checkpoint(run, self.folder)
-        self.saved = time.monotonic()
 
 
 def main(arguments: list[str] | None = None) -> None:

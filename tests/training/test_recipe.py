@@ -21,8 +21,9 @@ from training.evaluate import cut_body, find_sites, left_function
 from training.export import EXPORTED, export_model, load_exported
 from training.model import KVCache, LlamaModel, ModelConfig
 from training.ngram import KneserNey, pack
+from training.optimiser import orthogonalise
 from training.tokenizer import SPECIAL_TOKENS, save_tokenizer, train_tokenizer
-from training.train import Run, TrainConfig, Workers, config_from_dict, config_to_dict, orthogonalise
+from training.train import Run, TrainConfig, Workers, config_from_dict, config_to_dict
 
 TRAINING = Path(__file__).resolve().parents[2] / "training"
 NANO = ModelConfig(

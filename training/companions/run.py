@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from training.companions.target import Seen, Target
-from training.train import MuonAdam, Progress, Sampler, Tokens, TrainConfig, config_to_dict
+from training.optimiser import MuonAdam
+from training.train import Progress, Sampler, Tokens, TrainConfig, config_to_dict
 
 
 class Companion(Protocol):
