@@ -32,13 +32,12 @@ ROWS = (1, 3, 8, 32, 33, 64, 200, 512)
 """One decode; a few; a ladder height; just beyond one; batches; a chunk of a prompt that fits no height; a budget."""
 CONTEXTS = ((1, 1, 512), (8, 1, 512), (32, 1, 512), (1, 512, 512))
 """(requests, queries of each, context of each)"""
-BLOCK_SIZE = 16
 CPU = torch.device("cpu")
 
 Operator = Callable[[], Tensor]
 
 
-def reproduce(options: ReproduceOptions) -> Reproduction:
+def reproduce_invariance(options: ReproduceOptions) -> Reproduction:
     """Both in turn, A B A B, medians of ratios."""
     torch.set_num_threads(options.threads or torch.get_num_threads())
     config = find_model(options.model).config()
@@ -61,7 +60,7 @@ def reproduce(options: ReproduceOptions) -> Reproduction:
         workload={"rows": ROWS, "attention (requests, queries, context)": CONTEXTS, "block_size": BLOCK_SIZE},
         details={
             "linear": {str(rows): case for rows, case in linear.items()},
-            "attention": {_name(shape): case for shape, case in attention.items()},
+            "attention": {_attention_name(shape): case for shape, case in attention.items()},
         },
         repeats=repeats,
         draw=bar_chart(
@@ -137,6 +136,6 @@ def _side_by_side(ours: Operator, plain: Operator, repeats: int) -> dict[str, fl
     return {"ms": 1000 * median(ours_s), "plain_ms": 1000 * median(plain_s), "ratio": median(ratios)}
 
 
-def _name(shape: tuple[int, int, int]) -> str:
+def _attention_name(shape: tuple[int, int, int]) -> str:
     num_seqs, num_queries, context = shape
     return f"{num_seqs} x {num_queries} queries over {context}"

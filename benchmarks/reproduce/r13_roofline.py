@@ -23,7 +23,7 @@ _LARGEST_CACHE = 1 << 29
 """Bytes; a model that caches hold may well be faster than memory."""
 
 
-def reproduce(options: ReproduceOptions) -> Reproduction:
+def reproduce_roofline(options: ReproduceOptions) -> Reproduction:
     """Sweeps over contexts."""
     config = find_model(options.model).config()
     threads = options.threads or Hardware.of_this_machine().cores

@@ -35,7 +35,7 @@ SHARE = 0.6
 """Of what the engine does when it is never without work."""
 
 
-def reproduce(options: ReproduceOptions) -> Reproduction:
+def reproduce_ablation(options: ReproduceOptions) -> Reproduction:
     """Measures the four, round by round."""
     count, rounds = (60, 3) if options.full else (8, 1)
     capacity = _capacity(options)

@@ -31,7 +31,7 @@ from twostroke.measure.report import median, percentiles
 from twostroke.measure.workload import Lengths, Workload, of_lengths
 from twostroke.outputs import RequestTimes
 
-PROMPT, OUTPUT, SLOTS = 768, 64, 16
+PROMPT, OUTPUT = 768, 64
 LINKS_MBIT = (30, 100, 1000)
 SHARES = (0.5, 0.85)
 """Offered loads, of what one process does when it is never without work."""
@@ -50,13 +50,13 @@ class SetUp:
     link_mbit: int | None = None
 
 
-def reproduce(options: ReproduceOptions) -> Reproduction:
+def reproduce_disaggregation(options: ReproduceOptions) -> Reproduction:
     """Measures one request alone and the capacity of one process, then goodput of every set-up."""
     threads = options.threads or len(os.sched_getaffinity(0))
     for_s, rounds = (8.0, 3) if options.full else (2.0, 1)
     no_link = why_no_link()
     links = () if no_link else LINKS_MBIT if options.full else LINKS_MBIT[:1]
-    found = asyncio.run(_measure(options, threads, for_s, links, rounds))
+    found = asyncio.run(_measure_goodput(options, threads, for_s, links, rounds))
     goodputs: dict[str, dict[str, float]] = found["goodput"]
     bytes_each = PROMPT * found["kv_bytes_per_token"]
     one = {slo: goodputs[slo]["one process"] for slo in TPOT_TIMES}
@@ -88,11 +88,11 @@ def reproduce(options: ReproduceOptions) -> Reproduction:
     )
 
 
-async def _measure(
+async def _measure_goodput(
     options: ReproduceOptions, threads: int, for_s: float, links: Sequence[int], rounds: int
 ) -> dict[str, Any]:
     """All set-ups in turn, as often as there are rounds, each with loads of its own; medians count."""
-    config = {share: _config(options, max(1, threads // share)) for share in (1, 2)}
+    config = {share: _disaggregated_config(options, max(1, threads // share)) for share in (1, 2)}
     vocab_size = options.vocab_size()
     async with started(config[1]) as one:
         kv_bytes_per_token = one.facts.kv_bytes_per_token
@@ -158,7 +158,7 @@ async def _measure(
     }
 
 
-def _config(options: ReproduceOptions, threads: int) -> EngineConfig:
+def _disaggregated_config(options: ReproduceOptions, threads: int) -> EngineConfig:
     return EngineConfig.from_keywords(
         model=options.model,
         threads=threads,

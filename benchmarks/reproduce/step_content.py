@@ -30,7 +30,7 @@ GOAL_SPREAD = 0.05
 Prompts = Sequence[tuple[int, ...]]
 
 
-def reproduce(options: ReproduceOptions) -> Reproduction:
+def reproduce_content(options: ReproduceOptions) -> Reproduction:
     """Run all contents in turn, A B C D A B C D, at each batch size."""
     rounds, steps = (9, 48) if options.full else (2, 6)
     given = {content: _prompts(content, options) for content in CONTENTS}
@@ -51,7 +51,7 @@ def reproduce(options: ReproduceOptions) -> Reproduction:
         config={"model": options.model_name, "max_num_seqs": max(BATCHES)},
         workload={"context": CONTEXT, "batches": BATCHES, "contents": CONTENTS, "steps": steps, "seed": options.seed},
         details={"step_ms": {str(n): _in_ms(of_batch) for n, of_batch in measured.items()}},
-        draw=lambda figure: _draw(figure, measured),
+        draw=lambda figure: _draw_content(figure, measured),
         figure_size=(9.0, 4.0),
         warmup=1,
         repeats=rounds,
@@ -108,7 +108,7 @@ def _in_ms(of_batch: Mapping[str, Sequence[float]]) -> dict[str, list[float]]:
     return {content: [round(1e3 * value, 4) for value in seconds] for content, seconds in of_batch.items()}
 
 
-def _draw(figure: Any, measured: Mapping[int, Mapping[str, Sequence[float]]]) -> None:
+def _draw_content(figure: Any, measured: Mapping[int, Mapping[str, Sequence[float]]]) -> None:
     for axes, (batch, of_batch) in zip(figure.subplots(1, len(measured)), measured.items(), strict=True):
         for place, seconds in enumerate(of_batch.values()):
             axes.plot([place] * len(seconds), [1e3 * value for value in seconds], "o", color=MEASURED, alpha=0.4)
