@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.serving.local_server import LocalServer
-from twostroke.measure.serve.http_connection import Origin
+from twostroke.measure.serve.load import Origin
 from twostroke.process_memory import peak_resident_bytes, reset_peak, resident_bytes
 
 _EVERY_S = 0.002

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.reproduce.claim import Claim, ReproduceOptions, Reproduction
+from benchmarks.serving.clients import PATIENCE_S, Ending, Visit, Way, drawn_visit, visit
 from benchmarks.serving.local_server import (
     MB,
     LocalServer,
@@ -28,9 +29,8 @@ from benchmarks.serving.local_server import (
     local_server,
     metrics_of,
 )
-from benchmarks.serving.vanishing_client import PATIENCE_S, Ending, Visit, Way, drawn_visit, visit
 from twostroke.engine.clock import monotonic_clock
-from twostroke.measure.serve.http_connection import Origin
+from twostroke.measure.serve.load import Origin
 from twostroke.process_memory import resident_bytes
 
 GOAL_GROWTH_MB_PER_MINUTE = 1.0

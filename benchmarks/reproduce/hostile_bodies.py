@@ -31,7 +31,7 @@ from benchmarks.hostile.probe import Effect, Probe, as_json
 from benchmarks.reproduce.claim import Claim, ReproduceOptions, Reproduction
 from benchmarks.serving.local_server import LocalServer, local_server
 from twostroke.errors import SetupError
-from twostroke.measure.serve.http_connection import Origin
+from twostroke.measure.serve.load import Origin
 from twostroke.process_memory import peak_resident_bytes, reset_peak, resident_bytes
 
 GOAL_HELD_MS = 100.0

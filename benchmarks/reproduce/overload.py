@@ -24,7 +24,7 @@ from twostroke.errors import SetupError
 from twostroke.measure.figure import MEASURED, PREDICTED, bar_chart
 from twostroke.measure.report import percentiles
 from twostroke.measure.serve.figures import Slo, failures, figures_of
-from twostroke.measure.serve.http_connection import Origin
+from twostroke.measure.serve.load import Origin
 from twostroke.measure.serve.openai_wire import Exchange
 from twostroke.measure.serve.target import ServerTarget, TargetLoad, run_loads
 from twostroke.measure.workload import Lengths, Workload

@@ -10,22 +10,40 @@ split       half of the threads each, every prompt handed over. With half of the
                 split           max(P' + d', p' + D')        both at once, the slower one counts; D begins behind the
                                                              first prompt, and has the last answer left when P ends
                 one process     measured                     its steps do both: it takes less than P and D one by one
+
+R7: goodput with and without disaggregation, on equal hardware, over the speed of the link between the two pools.
+
+One process with all threads against a prefill and a decode process with half of them each. Goodput is the rate of
+requests that keep both limits of an SLO; each set-up is offered the same Poisson loads, and its best counts.
+
+    one process     prefills are chunks in the steps of those that decode: their tokens come late by a chunk
+    two pools       nobody's token waits for a prompt, but each stroke has half of the processor, and KV has to travel
+
+What the link can carry, at most:    link bytes/s / (prompt tokens x KV bytes of a token)    requests a second.
+The crossover is where that equals what one process does: below, disaggregation cannot win, whatever else it saves.
+The link is the loopback of a network namespace, slowed down (needs root and iproute2), or shared memory.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import time
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+from typing import Any
 
+from benchmarks.handover.link import slow_loopback, why_no_link
 from benchmarks.pools.clients import Engine, answer_all, started
 from benchmarks.reproduce.claim import Claim, ReproduceOptions, Reproduction
 from twostroke.cluster.routed_placer import LeastBusy
 from twostroke.config.engine import EngineConfig
 from twostroke.config.pools import PoolConfig
 from twostroke.measure.figure import MEASURED, PREDICTED, bar_chart
-from twostroke.measure.report import median
-from twostroke.measure.workload import Workload, of_lengths
+from twostroke.measure.report import median, percentiles
+from twostroke.measure.workload import Lengths, Workload, of_lengths
+from twostroke.outputs import RequestTimes
 
 GOAL_START, GOAL_IDLE = 1.5, 0.95
 SLOTS = 16
@@ -131,3 +149,178 @@ async def _took_s(engine: Engine, workload: Workload) -> float:
     began_s = time.perf_counter()
     await answer_all(engine, workload)
     return time.perf_counter() - began_s
+
+
+PROMPT, OUTPUT = 768, 64
+LINKS_MBIT = (30, 100, 1000)
+SHARES = (0.5, 0.85)
+"""Offered loads, of what one process does when it is never without work."""
+TTFT_TIMES, TPOT_TIMES = 6.0, {"loose": 8.0, "tight": 2.0}
+"""The SLO: times the TTFT, and the time of a token, of a request that is alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class SetUp:
+    """Something that serves the load."""
+
+    name: str
+    pools: PoolConfig | None = None
+    hands_over: bool = False
+    """Every prompt; False: the router decides."""
+    link_mbit: int | None = None
+
+
+def reproduce_disaggregation(options: ReproduceOptions) -> Reproduction:
+    """Measures one request alone and the capacity of one process, then goodput of every set-up."""
+    threads = options.threads or len(os.sched_getaffinity(0))
+    for_s, rounds = (8.0, 3) if options.full else (2.0, 1)
+    no_link = why_no_link()
+    links = () if no_link else LINKS_MBIT if options.full else LINKS_MBIT[:1]
+    found = asyncio.run(_measure_goodput(options, threads, for_s, links, rounds))
+    goodputs: dict[str, dict[str, float]] = found["goodput"]
+    bytes_each = PROMPT * found["kv_bytes_per_token"]
+    one = {slo: goodputs[slo]["one process"] for slo in TPOT_TIMES}
+    best = {slo: max(rate for name, rate in goodputs[slo].items() if name != "one process") for slo in TPOT_TIMES}
+    claims = [
+        Claim.reported(f"goodput, {slo} TPOT: the best of two pools / one process", best[slo] / one[slo])
+        for slo in TPOT_TIMES
+        if one[slo]
+    ]
+    crossover = one["loose"] * bytes_each * 8 / 1e6
+    claims.append(Claim.reported("link below which two pools cannot win, Mbit/s, loose TPOT", crossover))
+    for mbit in links:
+        carries = mbit * 1e6 / 8 / bytes_each
+        most = min(carries, found["split_most"])
+        claims.append(
+            Claim.at_most(
+                f"requests/s over {mbit} Mbit/s, each handed over", 1.1 * most, found["done"][f"{mbit} Mbit/s"], most
+            ).judged(options.full)
+        )
+    return Reproduction(
+        claims=tuple(claims),
+        config={"model": options.model_name, "threads": threads, "slots": SLOTS},
+        workload={"prompt": PROMPT, "output": OUTPUT, "shares": SHARES, "seconds": for_s},
+        details={**found, "crossover_mbit": crossover},
+        remarks=(f"no slow links: {no_link}",) if no_link else (),
+        draw=lambda figure: _draw(figure, goodputs),
+        figure_size=(9.0, 3.6),
+        repeats=rounds,
+    )
+
+
+async def _measure_goodput(
+    options: ReproduceOptions, threads: int, for_s: float, links: Sequence[int], rounds: int
+) -> dict[str, Any]:
+    """All set-ups in turn, as often as there are rounds, each with loads of its own; medians count."""
+    config = {share: _disaggregated_config(options, max(1, threads // share)) for share in (1, 2)}
+    vocab_size = options.vocab_size()
+    async with started(config[1]) as one:
+        kv_bytes_per_token = one.facts.kv_bytes_per_token
+        await answer_all(one, of_lengths([(PROMPT, OUTPUT)], vocab_size=vocab_size, seed=1))
+        alone = [
+            (await answer_all(one, of_lengths([(PROMPT, OUTPUT)], vocab_size=vocab_size, seed=2 + i)))[0]
+            for i in range(5)
+        ]
+        capacity = await _rate(one, of_lengths([(PROMPT, OUTPUT)] * 3 * SLOTS, vocab_size=vocab_size, seed=9))
+    async with started(config[2]) as half:
+        prefill = await _rate(half, of_lengths([(PROMPT, 1)] * SLOTS, vocab_size=vocab_size, seed=10))
+        decode = await _rate(half, of_lengths([(16, OUTPUT)] * 3 * SLOTS, vocab_size=vocab_size, seed=11))
+    ttft_s = TTFT_TIMES * median([times.ttft_s for times in alone])
+    token_s = median([times.tpot_s or 0.0 for times in alone])
+    pools = {transport: PoolConfig(prefill=1, decode=1, kv_transport=transport) for transport in ("shm", "tcp")}
+    set_ups = [
+        SetUp("one process"),
+        *(SetUp(f"{mbit} Mbit/s", pools["tcp"], hands_over=True, link_mbit=mbit) for mbit in links),
+        SetUp("shared memory", pools["shm"], hands_over=True),
+        *(SetUp(f"{mbit} Mbit/s, routed", pools["tcp"], link_mbit=mbit) for mbit in links[:1]),
+        SetUp("shared memory, routed", pools["shm"]),
+    ]
+    good: dict[str, dict[str, list[list[float]]]] = {slo: {} for slo in TPOT_TIMES}
+    done: dict[str, list[float]] = {}
+    latencies: dict[str, list[Any]] = {}
+    limits_s = {slo: times * token_s for slo, times in TPOT_TIMES.items()}
+    for round_ in range(rounds):
+        for set_up in set_ups:
+            with _network(set_up) as prefix:
+                async with started(
+                    config[1 if set_up.pools is None else 2],
+                    set_up.pools,
+                    placer=LeastBusy() if set_up.hands_over else None,
+                    prefix=prefix,
+                ) as engine:
+                    seed, of_last = 100 * round_, 0.0
+                    await answer_all(engine, _load(options, 4.0, 0.25 * capacity, seed=seed + 7))
+                    for i, share in enumerate(SHARES):  # new prompts for each: nothing of them is cached
+                        answers = await answer_all(
+                            engine, _load(options, for_s, share * capacity, seed=seed + 1000 * (i + 1))
+                        )
+                        took_s = max(for_s, *(times.arrival_s + times.e2e_s for times in answers))
+                        for slo, limit_s in limits_s.items():
+                            kept = [t for t in answers if t.ttft_s <= ttft_s and (t.tpot_s or 0.0) <= limit_s]
+                            by_share = good[slo].setdefault(set_up.name, [[] for _ in SHARES])
+                            by_share[i].append(len(kept) / took_s)
+                        latencies.setdefault(f"{set_up.name} at {share:g}", []).append(_latencies(answers))
+                        of_last = len(answers) / took_s
+                    done.setdefault(set_up.name, []).append(of_last)
+    goodput = {
+        slo: {name: max(map(median, by_share)) for name, by_share in of_set_ups.items()}
+        for slo, of_set_ups in good.items()
+    }
+    return {
+        "goodput": goodput,
+        "goodput_by_share_and_round": good,
+        "done": {name: median(rates) for name, rates in done.items()},
+        "latencies": latencies,
+        "slo": {"ttft_s": ttft_s, **{f"tpot_{slo}_s": limit for slo, limit in limits_s.items()}},
+        "capacity": capacity,
+        "split_most": min(prefill, decode),
+        "kv_bytes_per_token": kv_bytes_per_token,
+    }
+
+
+def _disaggregated_config(options: ReproduceOptions, threads: int) -> EngineConfig:
+    return EngineConfig.from_keywords(
+        model=options.model,
+        threads=threads,
+        max_model_len=PROMPT + OUTPUT + 16,
+        max_num_seqs=SLOTS,
+        num_kv_blocks=4 * SLOTS * ((PROMPT + OUTPUT) // 16 + 2),
+    )
+
+
+def _load(options: ReproduceOptions, for_s: float, rate: float, seed: int) -> Workload:
+    count = max(2, round(for_s * rate))
+    return options.drawn(count, Lengths.fixed(PROMPT), Lengths.fixed(OUTPUT), rate=rate, seed=seed)
+
+
+async def _rate(engine: Engine, workload: Workload) -> float:
+    """Requests a second when it is never without work."""
+    answers = await answer_all(engine, workload)
+    return len(answers) / max(times.arrival_s + times.e2e_s for times in answers)
+
+
+def _latencies(answers: Sequence[RequestTimes]) -> dict[str, Any]:
+    return {
+        "ttft_s": percentiles([times.ttft_s for times in answers]),
+        "tpot_s": percentiles([times.tpot_s for times in answers if times.tpot_s is not None]),
+    }
+
+
+@contextlib.contextmanager
+def _network(set_up: SetUp) -> Generator[tuple[str, ...]]:
+    """What comes in front of the command of a process that is to have that link."""
+    if set_up.link_mbit is None:
+        yield ()
+        return
+    with slow_loopback(set_up.link_mbit / 1000) as prefix:
+        yield prefix
+
+
+def _draw(figure: Any, goodputs: dict[str, dict[str, float]]) -> None:
+    for axes, (slo, rates) in zip(figure.subplots(1, len(goodputs), sharey=True), goodputs.items(), strict=True):
+        names = list(rates)
+        colours = [PREDICTED if name == "one process" else MEASURED for name in names]
+        axes.barh(names, [rates[name] for name in names], color=colours)
+        axes.axvline(rates["one process"], color="black", linewidth=0.8)
+        axes.invert_yaxis()
+        axes.set_xlabel(f"requests/s that keep the SLO, {slo} TPOT")

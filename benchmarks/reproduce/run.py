@@ -44,19 +44,23 @@ RESULTS: Mapping[str, Study] = {
     "r3": Study("skewed", "R3: share of allocated KV slots that hold nothing", function="reproduce_waste"),
     "r4": Study("skewed", "R4: requests running at once in equal KV memory", function="reproduce_concurrency"),
     "r5": Study("chunks", "R5: p99 ITL against TTFT, by the budget of a step", _TIMES),
-    "r6": Study("chunks", "R6: chunks and mixed batches, each alone and both", _TIMES, function="reproduce_ablation"),
-    "r7": Study("pools", "R7: goodput with and without disaggregation", _PROCESSES, function="reproduce_disaggregation"),
+    "r6": Study("chunks", "R6: chunks and mixed batches, each alone and both", _TIMES, "reproduce_ablation"),
+    "r7": Study(
+        "pools", "R7: goodput with and without disaggregation", _PROCESSES, function="reproduce_disaggregation"
+    ),
     "r10": Study("r10_prefix_cache", "R10: prefix-cache hits on request traces"),
     "r11": Study(
         "r11_cache_overhead",
         "R11: the cost of prefix caching without hits",
         "R11 compares times of a model: nothing was run",
     ),
-    "r13": Study("step_times", "R13: decode beside its roofline", "left out: it needs a model", function="reproduce_roofline"),
-    "step-content": Study("step_times", "Time of a decode step over the content of its tokens", _STEPS, function="reproduce_content"),
-    "paging-price": Study(
-        "prices", "The price of paging: steps over scattered blocks beside KV in one piece", _STEPS
+    "r13": Study(
+        "step_times", "R13: decode beside its roofline", "left out: it needs a model", function="reproduce_roofline"
     ),
+    "step-content": Study(
+        "step_times", "Time of a decode step over the content of its tokens", _STEPS, function="reproduce_content"
+    ),
+    "paging-price": Study("prices", "The price of paging: steps over scattered blocks beside KV in one piece", _STEPS),
     "r14": Study("r14_no_cache", "R14: what the KV cache saves"),
     "engine-time": Study("step_times", "The engine's own time per step"),
     "vs-transformers": Study(
@@ -65,7 +69,10 @@ RESULTS: Mapping[str, Study] = {
         "this compares two engines on a model: nothing was run",
     ),
     "invariance-price": Study(
-        "prices", "The price of batch invariance", "left out: it needs a model's shapes", function="reproduce_invariance"
+        "prices",
+        "The price of batch invariance",
+        "left out: it needs a model's shapes",
+        function="reproduce_invariance",
     ),
     "card": Study("card", "A card beside what it can do at best", "left out: it needs a model's shape"),
     "server-throughput": Study("server_throughput", "The server beside the offline API, 64 streams", _SERVER),

@@ -33,7 +33,7 @@ from benchmarks.processor_shares import (
     worst_of_parts,
 )
 from benchmarks.reproduce.claim import Claim, ReproduceOptions, Reproduction
-from benchmarks.serving.known_orders import MOST_TOKENS, Answers, Heard, KnownOrder, deck_of
+from benchmarks.serving.clients import MOST_TOKENS, Answers, Ending, Heard, KnownOrder, Way, deck_of, drawn_visit, visit
 from benchmarks.serving.local_server import (
     MB,
     LocalServer,
@@ -43,12 +43,11 @@ from benchmarks.serving.local_server import (
     local_server,
     metrics_of,
 )
-from benchmarks.serving.vanishing_client import Ending, Way, drawn_visit, visit
 from twostroke.engine.clock import monotonic_clock
 from twostroke.hardware import Hardware
 from twostroke.measure.figure import MEASURED, PREDICTED, finish
 from twostroke.measure.report import percentiles
-from twostroke.measure.serve.http_connection import HttpClient, HttpFailure, Origin
+from twostroke.measure.serve.load import HttpClient, HttpFailure, Origin
 from twostroke.process_memory import anonymous_bytes
 
 GOAL_GROWTH_MB_PER_MINUTE = 0.1

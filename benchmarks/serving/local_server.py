@@ -28,8 +28,7 @@ from twostroke.engine.clock import monotonic_clock
 from twostroke.errors import SetupError
 from twostroke.event_codec import from_json
 from twostroke.events import EngineStarted, Event, StepScheduled
-from twostroke.measure.serve.http_connection import Origin
-from twostroke.measure.serve.load import LoadRun
+from twostroke.measure.serve.load import LoadRun, Origin
 from twostroke.measure.serve.target import MetricsReading, ServerTarget, TargetLoad, run_loads
 from twostroke.measure.workload import Workload
 

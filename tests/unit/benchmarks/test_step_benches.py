@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from benchmarks.reproduce import occupancy, paging_price, step_content
+from benchmarks.reproduce import occupancy
+from benchmarks.reproduce import prices as paging_price
+from benchmarks.reproduce import step_times as step_content
 from benchmarks.reproduce.claim import Claim, ReproduceOptions, Reproduction
-from benchmarks.reproduce.paging_price import PagedCase, TableWatch
+from benchmarks.reproduce.prices import PagedCase, TableWatch
 from benchmarks.reproduce.run import reproduce
 from twostroke.batch import BlockTableUpdate, Limit, ScheduledBatch, ScheduledRequest, Stroke
 from twostroke.measure.workload import Lengths

@@ -26,7 +26,7 @@ from twostroke.config.cache import CacheConfig
 from twostroke.errors import InvalidParameter, UnreadableEvent
 from twostroke.event_codec import EVENT_LOG_VERSION, from_json, to_json
 from twostroke.measure.from_log import prompt_tokens_of
-from twostroke.measure.serve.http_connection import Origin
+from twostroke.measure.serve.load import Origin
 from twostroke.measure.workload import of_lengths
 from twostroke.planner.options import PlanOptions
 

@@ -1,4 +1,10 @@
-"""Sends requests when they are due (open loop), or a new one whenever one has ended (closed loop), and notes each."""
+"""Sends requests when they are due (open loop), or a new one whenever one has ended (closed loop), and notes each.
+
+HTTP/1.1 as a load generator wants it: bytes out, and each read of the socket handed on with the time it came.
+
+Client and server share the machine's cores in most benchmarks, so what the client spends on a chunk is taken from what
+it measures. The framing is llhttp's (httptools); nothing else stands between the event loop and the reader.
+"""
 
 from __future__ import annotations
 
@@ -6,17 +12,229 @@ import asyncio
 import gc
 import os
 import resource
+import ssl
 import time
-from collections.abc import Coroutine, Generator, Sequence
+from collections.abc import Coroutine, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar, cast
+from urllib.parse import urlsplit
 
+import httptools
 import uvloop
 from tqdm.auto import tqdm
 
-from twostroke.measure.serve.http_connection import HttpClient, HttpFailure
+from twostroke.engine.clock import Clock, monotonic_clock
+from twostroke.errors import InvalidParameter
 from twostroke.measure.serve.openai_wire import Exchange, StreamedAnswer
+
+
+class HttpFailure(Exception):
+    """No whole answer came: no connection, one that ended early, or what is no HTTP."""
+
+
+class _Stale(HttpFailure):
+    """A connection that had been kept was closed by the server before it answered: no fault of the request."""
+
+
+class AnswerReader(Protocol):
+    """Takes an answer as it comes. Times are the clock's, one for everything that one read of the socket brought."""
+
+    def on_head(self, status: int, headers: Mapping[bytes, bytes], time_s: float) -> None:
+        """The status line and the headers, their names in lower case."""
+        ...
+
+    def on_body(self, part: bytes, time_s: float) -> None:
+        """A part of the body, cut wherever the transport cut it."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a server is.
+
+    >>> Origin.parse("http://127.0.0.1:8000/v1")
+    Origin(host='127.0.0.1', port=8000, tls=False, prefix='')
+    """
+
+    host: str
+    port: int
+    tls: bool
+    prefix: str
+    """Path before /v1, for servers behind a gateway."""
+
+    @classmethod
+    def parse(cls, url: str) -> Origin:
+        """Reads a base URL, with or without its /v1.
+
+        Raises:
+            InvalidParameter: no http or https URL of a server.
+        """
+        remedy = "Give http://HOST:PORT of the server; the key is --api-key."
+        try:
+            parts = urlsplit(url)
+            host, port = parts.hostname, parts.port
+            host = None if host is None else host.encode("idna").decode()
+        except ValueError as error:
+            raise InvalidParameter("url", url, f"is no URL ({error})", remedy) from error
+        if parts.scheme not in ("http", "https") or not host or parts.query or parts.fragment or parts.username:
+            shown = url.replace(parts.netloc, host or "") if parts.username else url
+            raise InvalidParameter("url", shown, "must be an http or https URL of a server, no more", remedy)
+        if not (parts.path.isascii() and parts.path.isprintable()) or " " in url:
+            raise InvalidParameter("url", url, "must be printable ASCII without spaces: it goes into a header", remedy)
+        tls = parts.scheme == "https"
+        return cls(host, port or (443 if tls else 80), tls, parts.path.rstrip("/").removesuffix("/v1"))
+
+    def request(self, method: str, path: str, headers: Mapping[str, str], body: bytes | None = None) -> bytes:
+        """A whole request, as it goes over the wire."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        lines = [f"{method} {self.prefix}{path} HTTP/1.1", f"host: {host}:{self.port}", "user-agent: twostroke-bench"]
+        lines += [f"{name}: {value}" for name, value in headers.items()]
+        if body is not None:
+            lines += ["content-type: application/json", f"content-length: {len(body)}"]
+        return "\r\n".join([*lines, "", ""]).encode("latin-1") + (body or b"")
+
+
+class HttpClient:
+    """Connections to one server; one is used for one answer at a time and kept for the next."""
+
+    def __init__(self, origin: Origin, clock: Clock = monotonic_clock) -> None:
+        self.origin = origin
+        self._clock = clock
+        self._tls = ssl.create_default_context() if origin.tls else None
+        self._idle: list[_Connection] = []
+
+    async def send(self, request: bytes, reader: AnswerReader) -> None:
+        """Sends a request and returns when its answer is whole.
+
+        Raises:
+            HttpFailure: it never was.
+        """
+        while self._idle:
+            connection = self._idle.pop()
+            if connection.is_open:
+                try:
+                    return await self._send_on(connection, request, reader)
+                except _Stale:
+                    continue
+        await self._send_on(await self._connect(), request, reader)
+
+    async def _connect(self) -> _Connection:
+        loop = asyncio.get_running_loop()
+        try:
+            _, connection = await loop.create_connection(
+                lambda: _Connection(self._clock), self.origin.host, self.origin.port, ssl=self._tls
+            )
+        except OSError as error:
+            raise HttpFailure(f"no connection ({error.strerror or error})") from error
+        return connection
+
+    async def _send_on(self, connection: _Connection, request: bytes, reader: AnswerReader) -> None:
+        if await connection.send(request, reader):
+            self._idle.append(connection)
+        else:
+            connection.close()
+
+    async def close(self) -> None:
+        """Ends every connection that is kept."""
+        for connection in self._idle:
+            connection.close()
+        self._idle.clear()
+        await asyncio.sleep(0)  # transports close in the loop's next round
+
+
+class _Connection(asyncio.Protocol):
+    """One connection. The methods with `on_` are called by the parser."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._transport: asyncio.Transport | None = None
+        self._parser = httptools.HttpResponseParser(self)
+        self._reader: AnswerReader | None = None
+        self._done: asyncio.Future[bool] | None = None
+        self._headers: dict[bytes, bytes] = {}
+        self._has_head = False
+        self._num_answers = 0
+        self._now_s = 0.0
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the server has not closed it, as far as we know."""
+        return self._transport is not None and not self._transport.is_closing()
+
+    async def send(self, request: bytes, reader: AnswerReader) -> bool:
+        """Sends and awaits the whole answer; returns whether the connection may be used again."""
+        assert self._transport is not None, "not connected"
+        assert self._done is None, "one request at a time"
+        self._reader, self._has_head = reader, False
+        self._done = asyncio.get_running_loop().create_future()
+        self._transport.write(request)
+        try:
+            return await self._done
+        except BaseException:  # cancelled: the rest of the answer is nobody's
+            self._transport.abort()
+            raise
+        finally:
+            self._reader, self._done = None, None
+
+    def close(self) -> None:
+        """Ends it."""
+        if self._transport is not None:
+            self._transport.close()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+
+    def data_received(self, data: bytes) -> None:
+        self._now_s = self._clock()
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserError as error:
+            self._fail(HttpFailure(f"the answer is no HTTP ({error})"))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._done is None or self._done.done():
+            return
+        if self._has_head and exc is None and not self._headers.keys() & {b"content-length", b"transfer-encoding"}:
+            self._done.set_result(False)  # a body without a length goes to the end of the connection
+        elif self._has_head:
+            self._fail(HttpFailure("the connection ended in the middle of the answer"))
+        elif self._num_answers:
+            self._fail(_Stale("the connection was closed before the answer"))
+        else:
+            self._fail(HttpFailure("the connection was closed without an answer"))
+
+    def on_message_begin(self) -> None:
+        """An answer begins."""
+        self._headers = {}
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """One header."""
+        self._headers[name.lower()] = value
+
+    def on_headers_complete(self) -> None:
+        """The head is whole; a provisional one (1xx) is passed over."""
+        status = self._parser.get_status_code()
+        if status >= 200 and self._reader is not None:
+            self._has_head = True
+            self._reader.on_head(status, self._headers, self._now_s)
+
+    def on_body(self, part: bytes) -> None:
+        """A part of the body."""
+        if self._reader is not None:
+            self._reader.on_body(part, self._now_s)
+
+    def on_message_complete(self) -> None:
+        """The answer is whole."""
+        if self._has_head and self._done is not None and not self._done.done():
+            self._num_answers += 1
+            self._done.set_result(self._parser.should_keep_alive())
+
+    def _fail(self, failure: HttpFailure) -> None:
+        if self._done is not None and not self._done.done():
+            self._done.set_exception(failure)
+        self.close()
+
 
 Result = TypeVar("Result")
 

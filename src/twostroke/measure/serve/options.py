@@ -13,7 +13,7 @@ from twostroke.cost.price import check_price_per_hour
 from twostroke.errors import InvalidParameter
 from twostroke.measure.report import DEFAULT_FOLDER
 from twostroke.measure.serve.figures import Slo
-from twostroke.measure.serve.http_connection import Origin
+from twostroke.measure.serve.load import Origin
 from twostroke.measure.serve.openai_wire import EndpointName, TokenCounts
 from twostroke.measure.workload import RESERVED_TOKEN_IDS
 from twostroke.measure.workload_options import WorkloadOptions, check_name

@@ -19,8 +19,7 @@ from twostroke.measure.figure import MEASURED, PREDICTED, finish, save_figure
 from twostroke.measure.offline import cost_line
 from twostroke.measure.report import BenchResult, check_folder, model_name, record, settings
 from twostroke.measure.serve.figures import figures_of
-from twostroke.measure.serve.http_connection import HttpClient, Origin
-from twostroke.measure.serve.load import LoadRun, run_load, run_loop
+from twostroke.measure.serve.load import HttpClient, LoadRun, Origin, run_load, run_loop
 from twostroke.measure.serve.options import ServeOptions
 from twostroke.measure.serve.target import Questions, ServerTarget, candidate_texts, one_token_words
 from twostroke.measure.workload import RESERVED_TOKEN_IDS, SyntheticSpec, Workload, synthetic

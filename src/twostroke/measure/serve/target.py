@@ -20,8 +20,7 @@ import msgspec
 from prometheus_client.parser import text_string_to_metric_families
 
 from twostroke.errors import InvalidParameter, SetupError
-from twostroke.measure.serve.http_connection import HttpClient, HttpFailure, Origin
-from twostroke.measure.serve.load import LoadRun, PlannedRequest, run_load, run_loop
+from twostroke.measure.serve.load import HttpClient, HttpFailure, LoadRun, Origin, PlannedRequest, run_load, run_loop
 from twostroke.measure.serve.openai_wire import PATHS, EndpointName, TokenCounts, body
 from twostroke.measure.workload import Workload, WorkloadRequest
 

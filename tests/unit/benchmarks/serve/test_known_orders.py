@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.serving.known_orders import MOST_TOKENS, Answers, Heard, OrderKind, deck_of
+from benchmarks.serving.clients import MOST_TOKENS, Answers, Heard, OrderKind, deck_of
 
 DECK = deck_of(64, seed=3)
 

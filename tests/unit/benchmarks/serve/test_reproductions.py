@@ -10,13 +10,12 @@ from rich.console import Console
 from benchmarks.reproduce import overload, server_throughput
 from benchmarks.reproduce.claim import ReproduceOptions
 from benchmarks.reproduce.run import reproduce
-from benchmarks.serving.known_orders import OrderKind
+from benchmarks.serving.clients import Ending, OrderKind, Way
 from benchmarks.serving.local_server import growth_mb_per_minute, local_server
-from benchmarks.serving.vanishing_client import Ending, Way
 from openai_server import WordServer, serving
 from twostroke.errors import SetupError
 from twostroke.measure.serve.figures import Slo
-from twostroke.measure.serve.http_connection import Origin
+from twostroke.measure.serve.load import Origin
 from twostroke.measure.serve.openai_wire import Exchange
 from twostroke.measure.serve.target import ServerTarget, TargetLoad, run_loads
 

@@ -7,9 +7,9 @@ from random import Random
 
 import pytest
 
-from benchmarks.serving.vanishing_client import Ending, Visit, Way, drawn_visit, visit
+from benchmarks.serving.clients import Ending, Visit, Way, drawn_visit, visit
 from openai_server import scripted
-from twostroke.measure.serve.http_connection import Origin
+from twostroke.measure.serve.load import Origin
 
 STREAM = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\n"
 JSON = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n\r\n"

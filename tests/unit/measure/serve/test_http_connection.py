@@ -11,7 +11,7 @@ import pytest
 
 from openai_server import scripted
 from twostroke.errors import InvalidParameter
-from twostroke.measure.serve.http_connection import HttpClient, HttpFailure, Origin
+from twostroke.measure.serve.load import HttpClient, HttpFailure, Origin
 
 CHUNKED = (
     b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nTransfer-Encoding: chunked\r\n\r\n"

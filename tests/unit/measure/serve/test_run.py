@@ -13,8 +13,7 @@ from rich.console import Console
 
 from openai_server import WordServer, scripted, serving
 from twostroke.errors import InvalidParameter, SetupError, TwostrokeError
-from twostroke.measure.serve.http_connection import HttpClient, Origin
-from twostroke.measure.serve.load import LoadRun, PlannedRequest, giving_way, run_load, run_loop
+from twostroke.measure.serve.load import HttpClient, LoadRun, Origin, PlannedRequest, giving_way, run_load, run_loop
 from twostroke.measure.serve.options import ServeOptions
 from twostroke.measure.serve.run import print_serve, run_serve
 from twostroke.measure.serve.target import CANDIDATES, MIN_WORDS, candidate_texts, one_token_words

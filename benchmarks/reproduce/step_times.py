@@ -1,0 +1,251 @@
+"""The engine's own time per step: everything but the model's operators, by number of requests in the batch.
+
+Time of a decode step at a fixed batch and context, over prompts of different content.
+
+A step reads the same weights and the same amount of KV whatever the tokens mean. So a hard question costs no more per
+token than an easy one; it only takes more tokens. One engine runs each content in turn, repeatedly. The spread between
+contents is compared with the spread between runs of one content.
+
+R13: the roofline of decode. A step that makes one token of one request reads every weight and its KV once.
+
+Predicted is what must be read over the bandwidth measured in the same run. Measured is TPOT at several contexts. The
+claim is that the measured limits hold. Where a step is faster than they allow, the limits are raised to fit it; the
+claim's figure is the factor (1: they hold). The share of the floor that is reached is reported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from random import Random
+from typing import Any
+
+import torch
+
+from benchmarks.counting_engine import counting_engine
+from benchmarks.reproduce.claim import Claim, ReproduceOptions, Reproduction
+from twostroke.config.cache import CacheConfig
+from twostroke.config.load import LoadConfig
+from twostroke.config.scheduler import SchedulerConfig
+from twostroke.hardware import Hardware
+from twostroke.kernels.dispatch import operators_for
+from twostroke.measure.figure import MEASURED, PREDICTED, bar_chart, finish
+from twostroke.measure.limits import measure_limits
+from twostroke.measure.model_engine import ModelEngine, model_engine
+from twostroke.measure.report import median, percentiles
+from twostroke.measure.spec.measure import prompts
+from twostroke.measure.sweep.run import SweepOptions, measure_sweep
+from twostroke.measure.workload import RESERVED_TOKEN_IDS, Workload, WorkloadRequest
+from twostroke.model.model_files import find_model
+from twostroke.served_run import Run
+
+SIZES = (1, 8, 32, 64)
+GOALS_MS = {1: 0.3, 64: 1.0}
+PROMPT = 16
+
+
+def reproduce(options: ReproduceOptions) -> Reproduction:
+    """Decode-only steps at several batch sizes, on the model and without one."""
+    output = 128 if options.full else 24
+    workloads = {n: options.of_lengths([(PROMPT, output)] * n, seed=n) for n in SIZES}
+    # without a model, all of a step is deciding and accounting: the part that the runner's preparation adds to
+    deciding = {n: _own_ms(_count(n, workload, PROMPT + output), n) for n, workload in workloads.items()}
+    own = deciding
+    cache = CacheConfig(enable_prefix_caching=False)
+    if options.with_model:
+        engine = model_engine(options.load(PROMPT + output), SchedulerConfig(max_num_seqs=max(SIZES)), cache)
+        engine.run(workloads[max(SIZES)].cut_outputs(8), progress="engine time, warm-up")
+        own = {n: _own_ms(engine.run(workload, progress="engine time"), n) for n, workload in workloads.items()}
+        engine.close()
+    what = "engine's own time a step" if options.with_model else "deciding and accounting a step"
+    claims: list[Claim] = []
+    for n in SIZES:
+        title = f"{what}, {n} requests, median ms"
+        goal = GOALS_MS.get(n)
+        if goal is None:
+            claims.append(Claim.reported(title, own[n]["p50"]))
+        else:
+            claims.append(Claim.at_most(title, goal, own[n]["p50"]).judged(options.full))
+    return Reproduction(
+        claims=tuple(claims),
+        config={"model": options.model_name if options.with_model else None},
+        workload={"prompt_tokens": PROMPT, "output_tokens": output, "num_requests": SIZES},
+        details={
+            "own_ms": {str(n): of for n, of in own.items()},
+            "deciding_ms": {str(n): of for n, of in deciding.items()},
+        },
+        draw=lambda figure: _draw(figure, own, deciding),
+    )
+
+
+def _count(num_seqs: int, workload: Workload, max_model_len: int) -> Run:
+    return counting_engine(SchedulerConfig(max_num_seqs=num_seqs), CacheConfig(), max_model_len=max_model_len).run(
+        workload
+    )
+
+
+def _own_ms(run: Run, num_seqs: int) -> dict[str, float]:
+    return percentiles([1000 * step.own_s for step in run.decode_steps(num_seqs)])
+
+
+def _draw(figure: Any, own: dict[int, dict[str, float]], deciding: dict[int, dict[str, float]]) -> None:
+    axes = figure.add_subplot()
+    axes.plot(
+        SIZES, [deciding[n]["p50"] for n in SIZES], "o-", color=PREDICTED, label="deciding and accounting, median"
+    )
+    axes.plot(SIZES, [own[n]["p50"] for n in SIZES], "o-", color=MEASURED, label="all but the operators, median")
+    axes.plot(SIZES, [own[n]["p99"] for n in SIZES], ":", color=MEASURED, label="all but the operators, p99")
+    axes.plot(list(GOALS_MS), list(GOALS_MS.values()), "k_", markersize=16, label="goal")
+    finish(axes, xlabel="requests in the batch", ylabel="milliseconds a step", ylim=(0, None))
+
+
+BATCHES = (1, 8)
+CONTEXT = 512
+CONTENTS = ("one token, repeated", "two tokens, alternating", "code", "random tokens")
+GOAL_SPREAD = 0.05
+"""Largest difference between the fastest and the slowest content, as a share of the step time."""
+Prompts = Sequence[tuple[int, ...]]
+
+
+def reproduce_content(options: ReproduceOptions) -> Reproduction:
+    """Run all contents in turn, A B C D A B C D, at each batch size."""
+    rounds, steps = (9, 48) if options.full else (2, 6)
+    given = {content: _prompts(content, options) for content in CONTENTS}
+    cache = CacheConfig(enable_prefix_caching=False)
+    scheduler = SchedulerConfig(max_num_seqs=max(BATCHES), max_num_batched_tokens=max(BATCHES) * CONTEXT)
+    measured: dict[int, dict[str, list[float]]] = {}
+    with closing(model_engine(options.load(CONTEXT + steps + 2), scheduler, cache)) as engine:
+        for batch in BATCHES:
+            of_batch: dict[str, list[float]] = {content: [] for content in CONTENTS}
+            for number in range(rounds + 1):
+                for content, seconds in of_batch.items():
+                    found = _step_s(engine, given[content][:batch], steps, f"{content}, batch {batch}")
+                    if number:  # the first round warms up
+                        seconds.append(found)
+            measured[batch] = of_batch
+    return Reproduction(
+        claims=tuple(claims_of(measured, full=options.full)),
+        config={"model": options.model_name, "max_num_seqs": max(BATCHES)},
+        workload={"context": CONTEXT, "batches": BATCHES, "contents": CONTENTS, "steps": steps, "seed": options.seed},
+        details={"step_ms": {str(n): _in_ms(of_batch) for n, of_batch in measured.items()}},
+        draw=lambda figure: _draw_content(figure, measured),
+        figure_size=(9.0, 4.0),
+        warmup=1,
+        repeats=rounds,
+    )
+
+
+def claims_of(measured: Mapping[int, Mapping[str, Sequence[float]]], *, full: bool) -> Iterator[Claim]:
+    """Compare the contents of each batch size.
+
+    Args:
+        measured: median step of each round, in seconds, by batch size and content.
+        full: False reports and does not judge.
+    """
+    for batch, of_batch in measured.items():
+        middle = {content: median(seconds) for content, seconds in of_batch.items()}
+        for content, seconds in middle.items():
+            yield Claim.reported(f"step ms, batch {batch}, {content}", 1e3 * seconds)
+        yield Claim.at_most(
+            f"batch {batch}: between the contents, share", GOAL_SPREAD, spread(list(middle.values())), 0.0
+        ).judged(full)
+        within = median([spread(seconds) for seconds in of_batch.values()])
+        yield Claim.reported(f"batch {batch}: between the rounds of one content, share", within)
+
+
+def spread(values: Sequence[float]) -> float:
+    """Return the distance of the largest from the smallest, as a share of the median.
+
+    >>> spread([9.0, 10.0, 12.0])
+    0.3
+    """
+    return (max(values) - min(values)) / median(values)
+
+
+def _prompts(content: str, options: ReproduceOptions) -> Prompts:
+    files = find_model(options.model)
+    vocab_size, count = files.config().vocab_size, max(BATCHES)
+    dice = Random(options.seed)
+    tokens = [dice.randrange(RESERVED_TOKEN_IDS, vocab_size) for _ in range(2)]
+    if content == "one token, repeated":
+        return [(tokens[0],) * CONTEXT] * count
+    if content == "two tokens, alternating":
+        return [tuple(tokens) * (CONTEXT // 2)] * count
+    task = "code" if content == "code" else "random"
+    return prompts(task, count, CONTEXT, files.tokenizer(), vocab_size, options.seed)
+
+
+def _step_s(engine: ModelEngine, given: Prompts, steps: int, progress: str) -> float:
+    requests = tuple(WorkloadRequest(prompt, steps + 1) for prompt in given)
+    run = engine.run(Workload(requests), progress=progress)
+    return median([step.wall_s for step in run.decode_steps(len(given))])
+
+
+def _in_ms(of_batch: Mapping[str, Sequence[float]]) -> dict[str, list[float]]:
+    return {content: [round(1e3 * value, 4) for value in seconds] for content, seconds in of_batch.items()}
+
+
+def _draw_content(figure: Any, measured: Mapping[int, Mapping[str, Sequence[float]]]) -> None:
+    for axes, (batch, of_batch) in zip(figure.subplots(1, len(measured)), measured.items(), strict=True):
+        for place, seconds in enumerate(of_batch.values()):
+            axes.plot([place] * len(seconds), [1e3 * value for value in seconds], "o", color=MEASURED, alpha=0.4)
+            axes.plot([place], [1e3 * median(seconds)], "k_", markersize=24)
+        axes.set_xticks(range(len(of_batch)), [content.replace(", ", ",\n") for content in of_batch], fontsize=7)
+        ylabel = f"ms a step, {batch} request{'s' if batch > 1 else ''} of {CONTEXT} tokens"
+        finish(axes, legend=False, ylabel=ylabel, ylim=(0, None))
+
+
+_LARGEST_CACHE = 1 << 29
+"""Bytes; a model that caches hold may well be faster than memory."""
+
+
+def reproduce_roofline(options: ReproduceOptions) -> Reproduction:
+    """Sweeps over contexts."""
+    config = find_model(options.model).config()
+    threads = options.threads or Hardware.of_this_machine().cores
+    lengths = "64,256,512" if options.full else "16,32,64"
+    sweep_options = SweepOptions(
+        prompt_lengths=lengths, contexts=lengths, batch_sizes="1", batch_context=16, steps=24 if options.full else 6
+    )
+    operators = operators_for(torch.device("cpu"), getattr(torch, config.dtype))
+    before = measure_limits(operators, threads)
+    load = LoadConfig(model=options.model, threads=threads)
+    sweep = measure_sweep(sweep_options, load, CacheConfig(enable_prefix_caching=False), config.max_context)
+    limits = before.best_of(measure_limits(operators, threads))
+    measured = limits.of(config.dtype)
+    machine = sweep.raised(measured)
+    floors = {point.context: point.floor_s(machine) for point in sweep.by_context}
+    in_memory = all(point.cost.weight_bytes > _LARGEST_CACHE for point in sweep.by_context)
+    # a small model's weights stay in the caches, so memory bandwidth is no bound
+    is_judged = options.full and in_memory and not limits.is_estimate
+    raised = machine.bytes_per_s / measured.bytes_per_s
+    claims = [Claim.at_most("bandwidth that steps show, over the measured", 1.0, raised, 1.0).judged(is_judged)]
+    for point in sweep.by_context:
+        what = f"TPOT at context {point.context}, ms"
+        floor_ms = 1e3 * floors[point.context]
+        claims.append(Claim.reported(what, 1e3 * point.tpot_s, floor_ms))
+        claims.append(
+            Claim.reported(f"share of the floor at context {point.context}", floors[point.context] / point.tpot_s)
+        )
+    return Reproduction(
+        claims=tuple(claims),
+        config={"model": options.model_name, "dtype": config.dtype, "threads": threads},
+        workload={"contexts": lengths, "batch": 1},
+        details={"limits": limits.as_json()},
+        remarks=_remarks(in_memory=in_memory, is_estimate=limits.is_estimate),
+        draw=bar_chart(
+            [str(context) for context in floors],
+            {
+                "floor": ([1e3 * floor_s for floor_s in floors.values()], PREDICTED),
+                "measured": ([1e3 * point.tpot_s for point in sweep.by_context], MEASURED),
+            },
+            "TPOT, ms",
+            "context",
+        ),
+    )
+
+
+def _remarks(*, in_memory: bool, is_estimate: bool) -> tuple[str, ...]:
+    remarks = () if in_memory else ("caches may hold this model: the floor of memory is reported, not claimed",)
+    busy = "others were at work while the machine was measured: its limits are an estimate, reported, not claimed"
+    return (*remarks, busy) if is_estimate else remarks
