@@ -115,7 +115,7 @@ class _End:
     def receive(self) -> Any:
         try:
             return pickle.load(cast(IO[bytes], self._process.stdout))
-        except EOFError:
+        except (EOFError, pickle.UnpicklingError):
             raise SetupError("a process of the bench has ended; what it said is above.") from None
 
     def end(self) -> None:
