@@ -234,7 +234,7 @@ def reproduce_invariance(options: ReproduceOptions) -> Reproduction:
         for rows, case in linear.items()
     ]
     claims += [
-        Claim.reported(f"attention, {_name(shape)}: time / torch's own over contiguous K, V", case["ratio"])
+        Claim.reported(f"attention, {_attention_name(shape)}: time / torch's own over contiguous K, V", case["ratio"])
         for shape, case in attention.items()
     ]
     return Reproduction(
