@@ -34,7 +34,7 @@ class EventReader:
     Only `data` fields are looked at, and lines end in LF or CR LF: a CR alone, which the standard allows as well, is
     sent by no server of this API and would make every chunk that ends in CR wait for the next.
 
-    >>> stream = EventStream()
+    >>> stream = EventReader()
     >>> [list(stream.feed(part)) for part in (b'data: {"a"', b': 1}\\n\\nda', b'ta:[DONE]\\r\\n\\r\\n')]
     [[], [b'{"a": 1}'], [b'[DONE]']]
     """
