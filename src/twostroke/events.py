@@ -14,7 +14,6 @@ the time on that process's monotonic clock, in seconds.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -324,18 +323,8 @@ class EventLog(Protocol):
         ...
 
 
-class EventRing:
+class EventRing(deque[Event]):
     """Keeps the last `capacity` events in memory."""
 
     def __init__(self, capacity: int) -> None:
-        self._events: deque[Event] = deque(maxlen=capacity)
-
-    def append(self, event: Event) -> None:
-        """Keeps one event, and drops the oldest when there are too many."""
-        self._events.append(event)
-
-    def __len__(self) -> int:
-        return len(self._events)
-
-    def __iter__(self) -> Iterator[Event]:
-        return iter(self._events)
+        super().__init__(maxlen=capacity)
