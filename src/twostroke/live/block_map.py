@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from enum import IntEnum
 from itertools import groupby
-from typing import Any
 
 from twostroke.batch import BlockTableUpdate, KVLoad, KVMoves
 from twostroke.events import EngineStarted
+from twostroke.scheduler.replay import layout_of
 
 
 class BlockState(IntEnum):
@@ -52,14 +51,11 @@ class BlockMap:
     """
 
     def __init__(self, started: EngineStarted) -> None:
-        groups: list[dict[str, Any]] = started.layout["groups"]
+        layout = self._layout = layout_of(started.layout)
         self.num_blocks = started.num_blocks
-        self.page_size: int = started.layout["block_size"]
-        self._pages: tuple[int, ...] = tuple(group["pages_per_block"] for group in groups)
-        self.block_tokens: tuple[int, ...] = tuple(pages * self.page_size for pages in self._pages)
+        self.page_size = layout.block_size
+        self.block_tokens = tuple(map(layout.tokens_per_block, layout.groups))
         """Per KV group, tokens of a block."""
-        self._prefix_tokens = math.lcm(*self.block_tokens)
-        self.windows: tuple[int | None, ...] = tuple(group["spec"]["window"] for group in groups)
         self._gives_back = started.cache["kv_reservation"] != "contiguous"
         self._has_names: bool = started.cache["enable_prefix_caching"]
         self._refs = [0] * self.num_blocks
@@ -79,7 +75,7 @@ class BlockMap:
 
     def table(self, hashes: Sequence[bytes]) -> Table:
         """A new one, without blocks."""
-        return Table(len(self.windows), list(hashes))
+        return Table(len(self.block_tokens), list(hashes))
 
     def state(self, block_id: int) -> BlockState:
         """What is in it."""
@@ -155,25 +151,25 @@ class BlockMap:
         if not self._gives_back:
             return
         for group_id, row in enumerate(table.rows):
-            num_kept = -(-num_tokens // self.block_tokens[group_id])
+            num_kept = self._layout.num_blocks_of_prefix(self._layout.groups[group_id], num_tokens)
             self._drop(reversed(row[max(num_kept, table.first_held[group_id]) :]))
             del row[num_kept:]
 
     def close(self, table: Table) -> None:
         """All of its blocks are given back."""
         self._drop(table.held())
-        table.rows = [[] for _ in self.windows]
-        table.first_held = [0] * len(self.windows)
+        table.rows = [[] for _ in self.block_tokens]
+        table.first_held = [0] * len(self.block_tokens)
         table.num_named = 0
 
     def lend(self, table: Table, num_tokens: int) -> Table:
         """Its full blocks are on loan; the rest is given back. Returns the loan's table."""
-        self.roll_back(table, num_tokens // self._prefix_tokens * self._prefix_tokens)
+        self.roll_back(table, num_tokens // self._layout.prefix_tokens * self._layout.prefix_tokens)
         loan = self.table(table.hashes)
         loan.rows, loan.first_held = [list(row) for row in table.rows], list(table.first_held)
         self._hold(loan)
-        table.rows = [[] for _ in self.windows]
-        table.first_held = [0] * len(self.windows)
+        table.rows = [[] for _ in self.block_tokens]
+        table.first_held = [0] * len(self.block_tokens)
         return loan
 
     def open_import(self, hashes: Sequence[bytes], rows: Sequence[Sequence[int]], num_tokens: int) -> Table:
@@ -240,12 +236,11 @@ class BlockMap:
     # ------------------------------------------------------------------ one block
 
     def _first_seen(self, group_id: int, start: int) -> int:
-        window = self.windows[group_id]
-        return 0 if window is None else max(0, start - window + 1) // self.block_tokens[group_id]
+        return self._layout.first_needed_block(self._layout.groups[group_id], start)
 
     def _name_of(self, table: Table, group_id: int, entry: int) -> bytes:
         """Return the name of a block: that of its last page."""
-        return table.hashes[(entry + 1) * self._pages[group_id] - 1]
+        return table.hashes[(entry + 1) * self._layout.groups[group_id].pages_per_block - 1]
 
     def _take(self, block_id: int, *, is_shared: bool) -> None:
         if not is_shared:
