@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -122,24 +123,27 @@ class AnswerCounts(Collector):
 
     def __init__(self, model_name: str) -> None:
         self._model_name = model_name
-        self._answers = Number(families.HTTP_RESPONSES)
-        self._ignored = Number(families.IGNORED_PARAMS)
-        self._ignored_names: set[str] = set()
+        self._answers: Counter[tuple[str, ...]] = Counter()
+        self._ignored: Counter[tuple[str, ...]] = Counter()
+        """Each by its labels."""
 
     def answered(self, route: str, status: int) -> None:
         """An answer has begun."""
-        self._answers.add(1, route, str(status))
+        self._answers[route, str(status)] += 1
 
     def ignored(self, field: str) -> None:
         """A field was not known; the first hundred names are told apart."""
-        if len(self._ignored_names) < MAX_FIELD_NAMES and field != families.OTHERS:
-            self._ignored_names.add(field)
-        self._ignored.add(1, field if field in self._ignored_names else families.OTHERS)
+        num_names = len(self._ignored.keys() - {(families.OTHERS,)})
+        is_known = (field,) in self._ignored or num_names < MAX_FIELD_NAMES
+        self._ignored[(field if is_known else families.OTHERS,)] += 1
 
     def collect(self) -> Iterator[Metric]:
         """For Prometheus."""
-        for number in (self._answers, self._ignored):
-            yield exposed(number, f"{PREFIX}:{number.family.name}", {"model_name": self._model_name})
+        for family, counts in ((families.HTTP_RESPONSES, self._answers), (families.IGNORED_PARAMS, self._ignored)):
+            number = Number(family)
+            for labels, count in counts.items():
+                number.set(float(count), *labels)
+            yield exposed(number, f"{PREFIX}:{family.name}", {"model_name": self._model_name})
 
 
 def _check_folder(folder: Path) -> None:
