@@ -148,6 +148,8 @@ class FrontDesk:
     def abort(self, request_id: str) -> bool:
         """Ends a request now; its last output, finish_reason "abort", waits in `take_ended`.
 
+        The engine frees the blocks of its sequences as soon as it has the command (Engine.finish, Scheduler.finish).
+
         Returns:
             False when it had ended before, or never was.
         """

@@ -312,7 +312,10 @@ class PooledEngine(ProcessClient):
         self._dispatcher.retire(worker.worker_id)
 
     def worker_gone(self, worker: PoolWorker, cause: str) -> None:
-        """See WorkerListener."""
+        """Take a dead worker out, and run its sequences elsewhere from what was delivered (Dispatcher.worker_gone).
+
+        The worker starts its next process by itself.
+        """
         was_there = self._by_id.pop(worker.worker_id, None) is not None
         self._observed.left(worker.role, worker.meter.load(""))
         if was_there or not worker.is_retired:
