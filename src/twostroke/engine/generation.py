@@ -2,12 +2,51 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from twostroke.batch import Commit, NewRequest, RequestResult
-from twostroke.engine.stop_checker import TokenStop, find_token_stop
 from twostroke.kv_cache.prefix_cache import hash_blocks
 from twostroke.request import Arrival, FinishReason
+from twostroke.sampling_params import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class TokenStop:
+    """A generation ends after some of the new tokens."""
+
+    num_tokens: int
+    """New tokens that still belong to it, the one that ended it included."""
+    finish_reason: FinishReason
+    stop_reason: int | None = None
+    """The stop token id; None at an end-of-text token and at the limit."""
+
+
+def find_token_stop(
+    new_token_ids: Sequence[int],
+    num_output_tokens: int,
+    params: SamplingParams,
+    eos_token_ids: Collection[int],
+) -> TokenStop | None:
+    """The first of the new tokens after which a generation ends, if any; the first min_tokens end nothing.
+
+    Args:
+        new_token_ids: what a step made.
+        num_output_tokens: tokens generated before.
+        params: of the request; max_tokens already cut to what the context leaves.
+        eos_token_ids: the model's own end-of-text tokens.
+    """
+    eos = () if params.ignore_eos else eos_token_ids
+    for num_tokens, token_id in enumerate(new_token_ids, start=1):
+        total = num_output_tokens + num_tokens
+        if total > params.min_tokens:
+            if token_id in eos:
+                return TokenStop(num_tokens, FinishReason.STOP)
+            if token_id in params.stop_token_ids:
+                return TokenStop(num_tokens, FinishReason.STOP, token_id)
+        if params.max_tokens is not None and total >= params.max_tokens:
+            return TokenStop(num_tokens, FinishReason.LENGTH)
+    return None
 
 
 @dataclass(frozen=True, slots=True)

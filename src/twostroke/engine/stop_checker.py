@@ -1,54 +1,10 @@
-"""When a generation has to stop: at a token, at its length, at a text.
-
-Tokens are checked by the engine (`find_token_stop`, no text needed), texts where text is made (`StopFinder`).
-"""
+"""When a generation has to stop at a text. Tokens and lengths are checked by the engine (engine/generation.py)."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
-
-from twostroke.request import FinishReason
-from twostroke.sampling_params import SamplingParams
-
-
-@dataclass(frozen=True, slots=True)
-class TokenStop:
-    """A generation ends after some of the new tokens."""
-
-    num_tokens: int
-    """New tokens that still belong to it, the one that ended it included."""
-    finish_reason: FinishReason
-    stop_reason: int | None = None
-    """The stop token id; None at an end-of-text token and at the limit."""
-
-
-def find_token_stop(
-    new_token_ids: Sequence[int],
-    num_output_tokens: int,
-    params: SamplingParams,
-    eos_token_ids: Collection[int],
-) -> TokenStop | None:
-    """The first of the new tokens after which a generation ends, if any; the first min_tokens end nothing.
-
-    Args:
-        new_token_ids: what a step made.
-        num_output_tokens: tokens generated before.
-        params: of the request; max_tokens already cut to what the context leaves.
-        eos_token_ids: the model's own end-of-text tokens.
-    """
-    eos = () if params.ignore_eos else eos_token_ids
-    for num_tokens, token_id in enumerate(new_token_ids, start=1):
-        total = num_output_tokens + num_tokens
-        if total > params.min_tokens:
-            if token_id in eos:
-                return TokenStop(num_tokens, FinishReason.STOP)
-            if token_id in params.stop_token_ids:
-                return TokenStop(num_tokens, FinishReason.STOP, token_id)
-        if params.max_tokens is not None and total >= params.max_tokens:
-            return TokenStop(num_tokens, FinishReason.LENGTH)
-    return None
 
 
 class _StopString:

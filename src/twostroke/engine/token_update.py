@@ -36,7 +36,7 @@ class TokenUpdate(msgspec.Struct, frozen=True, array_like=True, gc=False):
     time_s: float
     """Time of the step's result, in seconds of the engine's clock."""
     token_ids: tuple[int, ...] = ()
-    """Cut behind an end-of-text or stop token and at the limit, see `stop_checker.find_token_stop`."""
+    """Cut behind an end-of-text or stop token and at the limit, see `generation.find_token_stop`."""
     logprobs: tuple[TokenLogprobs, ...] = ()
     news: SequenceNews | None = None
     num_draft_tokens: int = 0

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from twostroke.engine.stop_checker import TokenStop, find_token_stop
+from twostroke.engine.generation import TokenStop, find_token_stop
 from twostroke.request import FinishReason
 from twostroke.sampling_params import SamplingParams
 
