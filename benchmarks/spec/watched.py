@@ -32,7 +32,7 @@ from twostroke.sampling.noise import NoiseStream
 from twostroke.sampling.sampler import Sampler
 from twostroke.sampling.state import SamplingState
 from twostroke.speculation.proposer import DraftRequest, Drafts, Proposer, TargetRead, TargetStep, Watcher
-from twostroke.startup.drafting import Drafter, DrafterFacts, Target
+from twostroke.startup.drafter import Drafter, DrafterFacts, LoadedTarget
 
 Probabilities = npt.NDArray[np.float64]
 
@@ -111,7 +111,7 @@ class WatchedDrafter:
     def words(self) -> str:
         return self.drafter.words
 
-    def build(self, target: Target) -> Proposer:
+    def build(self, target: LoadedTarget) -> Proposer:
         sampler = _WatchedSampler(target.sampler)
         proposer = self.drafter.build(replace(target, sampler=sampler))
         return _WatchedProposer(proposer, sampler, target.model, self.overlaps)

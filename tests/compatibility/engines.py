@@ -36,7 +36,7 @@ from twostroke.kv_cache.sizing import blocks_of_request
 from twostroke.request import FinishReason
 from twostroke.sampling_params import SamplingParams
 from twostroke.startup.assembly import BuiltEngine, build_engine
-from twostroke.startup.preparation import max_tokens_per_step, prepare
+from twostroke.startup.preparation import prepare
 
 MAX_MODEL_LEN, BLOCK_SIZE = 64, 4
 USUAL: dict[str, Any] = {
@@ -200,7 +200,7 @@ def _fewest_blocks(settings: dict[str, Any]) -> int:
     """That the engine starts with."""
     config = EngineConfig.from_keywords(**settings)
     prepared = prepare(config)
-    layout, most = prepared.layout, max_tokens_per_step(config, prepared.config)
+    layout, most = prepared.layout, prepared.max_tokens_per_step
     num_blocks = blocks_of_request(layout, config.cache, config.load.max_model_len or 0, most)
     return num_blocks + (len(layout.groups) if config.cache.kv_check_rate else 0)
 

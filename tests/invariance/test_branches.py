@@ -14,7 +14,8 @@ from twostroke import LLM, RequestOutput, SamplingParams
 from twostroke.runner.branches import MAX_BRANCHES, Branch, BranchBlocks, blocks_of_branch
 from twostroke.speculation.proposer import DraftRequest, Drafts
 from twostroke.startup import preparation
-from twostroke.startup.drafting import DrafterFacts, GivenDrafter, Surroundings
+from twostroke.startup.drafter import DrafterFacts, GivenDrafter
+from twostroke.startup.prepared import Prepared
 
 DEPTH = 4
 NUM_PLACES = 14
@@ -93,9 +94,9 @@ def test_a_branch_changes_no_bit(
         kept.append(branch)
         keep(self, branch, num_tokens, table)
 
-    def find_drafter(given: Any, surroundings: Surroundings) -> GivenDrafter:
+    def find_drafter(given: Any, prepared: Prepared) -> GivenDrafter:
         del given
-        layout = surroundings.layout
+        layout = prepared.layout
         num_blocks = MAX_BRANCHES * blocks_of_branch(DEPTH, layout)
         return GivenDrafter(Knowing(texts), "one that knows", DrafterFacts(num_branch_blocks=num_blocks))
 

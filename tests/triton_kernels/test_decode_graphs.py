@@ -15,7 +15,7 @@ from twostroke import LLM, SamplingParams
 from twostroke.kernels.cuda import attention as cuda_attention
 from twostroke.kernels.cuda.attention_plan import Cut
 from twostroke.runner import decode_graphs
-from twostroke.startup import assembly
+from twostroke.startup import loading
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::RuntimeWarning"),  # numpy's, of the interpreter
@@ -28,7 +28,7 @@ PARAMS = [SamplingParams(temperature=i % 2, seed=i, max_tokens=4, ignore_eos=Tru
 @pytest.fixture
 def recorder(monkeypatch: pytest.MonkeyPatch) -> StrictRecorder:
     strict = StrictRecorder()
-    monkeypatch.setattr(assembly, "_recorder", lambda device: strict)
+    monkeypatch.setattr(loading, "_recorder", lambda device: strict)
     monkeypatch.setattr(decode_graphs, "PART_ROWS", 8)
     monkeypatch.setattr(cuda_attention, "CUT", Cut(tile_rows=16, chunk=8, segment=16))
     return strict
@@ -59,7 +59,7 @@ def test_tokens_are_those_without(
     monkeypatch.setattr(cuda_attention, "processors_of", lambda device: 1000 if is_split else 1)
     model = random_models[name]
     with monkeypatch.context() as without:
-        without.setattr(assembly, "_recorder", lambda device: None)
+        without.setattr(loading, "_recorder", lambda device: None)
         expected = tokens(model, **settings)
     assert tokens(model, **settings) == expected
     assert sum(recording.num_replays for recording in recorder.recordings) >= 2
@@ -72,7 +72,7 @@ def test_steps_with_prompts_are_recorded_as_well(
     monkeypatch.setattr(decode_graphs, "_MIXED_EVERY", 8)
     model, settings = random_models["mistral"], {"max_num_batched_tokens": 10, "max_num_seqs": 3}
     with monkeypatch.context() as without:
-        without.setattr(assembly, "_recorder", lambda device: None)
+        without.setattr(loading, "_recorder", lambda device: None)
         expected = tokens(model, **settings)
     sizes: list[tuple[int, int]] = []
     record = decode_graphs.DecodeGraphs._record
@@ -113,10 +113,10 @@ def test_steps_go_on_where_nothing_can_be_recorded(
             tries.append(work)
             raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr(assembly, "_recorder", lambda device: None)
+    monkeypatch.setattr(loading, "_recorder", lambda device: None)
     with LLM(str(random_models["qwen3"]), kernels="triton", threads=1, num_kv_blocks=24, max_model_len=40) as llm:
         expected = llm.generate([{"prompt_token_ids": PROMPTS[0]}], PARAMS[0])[0].outputs[0].token_ids
-    monkeypatch.setattr(assembly, "_recorder", lambda device: Full())
+    monkeypatch.setattr(loading, "_recorder", lambda device: Full())
     with LLM(str(random_models["qwen3"]), kernels="triton", threads=1, num_kv_blocks=24, max_model_len=40) as llm:
         assert llm.generate([{"prompt_token_ids": PROMPTS[0]}], PARAMS[0])[0].outputs[0].token_ids == expected
     assert len(tries) == 1
@@ -134,7 +134,7 @@ def test_an_empty_plan_writes_nothing(random_models: dict[str, Path], monkeypatc
             return recording
 
     strict = Watching()
-    monkeypatch.setattr(assembly, "_recorder", lambda device: strict)
+    monkeypatch.setattr(loading, "_recorder", lambda device: strict)
     with LLM(str(random_models["qwen3"]), kernels="triton", threads=1, num_kv_blocks=24, max_model_len=40) as llm:
 
         def runner() -> Any:

@@ -42,7 +42,7 @@ from twostroke.measure.spec.measure import DecodeStep, PromptIds, SpecEngine, Sp
 from twostroke.measure.steps import measure_steps
 from twostroke.model.model_files import find_model, find_model_of
 from twostroke.startup.calibrated import place_to_write
-from twostroke.startup.drafting import Drafter, GivenDrafter
+from twostroke.startup.drafter import Drafter, GivenDrafter
 
 
 def calibrate(

@@ -5,26 +5,21 @@ from __future__ import annotations
 import io
 import json
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import Parameter
 
 from twostroke.cli.chat_commands import HELP, Command, changed, command_of
 from twostroke.cli.flags import (
-    CacheFlags,
     ChatSampling,
     ChatSamplingFlags,
+    EngineBesideModelFlags,
     JsonFlag,
-    LoadBesideModel,
-    LoadBesideModelFlags,
     ModelFlag,
     QuietFlag,
-    SchedulerFlags,
-    SpeculationFlag,
     with_model,
 )
 from twostroke.cli.generate import print_json, run_and_print, summary
-from twostroke.config.cache import CacheConfig
-from twostroke.config.engine import EngineConfig
-from twostroke.config.scheduler import SchedulerConfig
 from twostroke.errors import ClientError, EngineError, TwostrokeError
 
 if TYPE_CHECKING:
@@ -32,16 +27,13 @@ if TYPE_CHECKING:
     from twostroke.outputs import RequestOutput
 
 
-def chat(  # noqa: PLR0913 (each is a flag or a group of flags)
+def chat(
     model: str | None = None,
     /,
     *,
     system: str | None = None,
     model_flag: ModelFlag = None,
-    load: LoadBesideModelFlags = LoadBesideModel(),
-    cache: CacheFlags = CacheConfig(),
-    scheduler: SchedulerFlags = SchedulerConfig(),
-    speculative_config: SpeculationFlag = None,
+    engine_flags: Annotated[EngineBesideModelFlags, Parameter(name="*")] = EngineBesideModelFlags(),
     sampling: ChatSamplingFlags = ChatSampling(),
     json_output: JsonFlag = False,
     quiet: QuietFlag = False,
@@ -65,13 +57,11 @@ def chat(  # noqa: PLR0913 (each is a flag or a group of flags)
     quiet
         No start-up lines, no figures.
     """
-    chosen = with_model(load, by_place=model, by_flag=model_flag)
+    load = with_model(engine_flags.load, by_place=model, by_flag=model_flag)
     from twostroke.client.text_engine import build_text_engine  # loads torch
     from twostroke.engine.facts import lines_to_print
 
-    engine = build_text_engine(
-        EngineConfig(load=chosen, cache=cache, scheduler=scheduler, speculative_config=speculative_config)
-    )
+    engine = build_text_engine(engine_flags.config(load))
     if not quiet:
         for line in lines_to_print(engine.startup_lines):
             sys.stderr.write(line + "\n")

@@ -13,6 +13,7 @@ from cyclopts import Parameter, Token
 
 from twostroke.cli.preset import preset_help
 from twostroke.config.cache import CacheConfig
+from twostroke.config.engine import EngineConfig
 from twostroke.config.load import ActivationQuantization, Device, DType, Kernels, LoadConfig, LoadFormat, Quantization
 from twostroke.config.presets import Preset
 from twostroke.config.scheduler import Batching, Mixing, Policy, SchedulerConfig
@@ -200,6 +201,36 @@ PresetFlag = Annotated[Preset | None, Parameter(group="Scheduler", help=preset_h
 FairSchedulerFlags = Annotated[FairScheduler, Parameter(name="*", group="Scheduler")]
 LoadToPlanFlags = Annotated[LoadToPlan, Parameter(name="*", group="Model")]
 LoadBesideModelFlags = Annotated[LoadBesideModel, Parameter(name="*", group="Model")]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineFlags:
+    """The settings of an engine without drafts."""
+
+    load: LoadFlags = LoadByFlags()
+    cache: CacheFlags = CacheConfig()
+    scheduler: SchedulerFlags = SchedulerConfig()
+
+    def config(self, load: LoadConfig) -> EngineConfig:
+        """Return the settings, with the model put in."""
+        return EngineConfig(load=load, cache=self.cache, scheduler=self.scheduler)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DraftingEngineFlags(EngineFlags):
+    """The settings of an engine, for commands that name the model by --model alone."""
+
+    speculative_config: SpeculationFlag = None
+
+    def config(self, load: LoadConfig) -> EngineConfig:
+        return replace(EngineFlags.config(self, load), speculative_config=self.speculative_config)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineBesideModelFlags(DraftingEngineFlags):
+    """The settings of an engine, for commands that also take the model by its place."""
+
+    load: LoadBesideModelFlags = LoadBesideModel()
 
 
 def with_model(load: LoadConfig, *, by_place: str | None, by_flag: str | None) -> LoadConfig:

@@ -6,27 +6,21 @@ import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
+from cyclopts import Parameter
 
 from twostroke.cli.flags import (
-    CacheFlags,
     CompletionSampling,
     CompletionSamplingFlags,
+    EngineBesideModelFlags,
     JsonFlag,
-    LoadBesideModel,
-    LoadBesideModelFlags,
     ModelFlag,
     QuietFlag,
-    SchedulerFlags,
-    SpeculationFlag,
     with_model,
 )
 from twostroke.cli.prompt_words import model_and_prompt
-from twostroke.config.cache import CacheConfig
-from twostroke.config.engine import EngineConfig
-from twostroke.config.scheduler import SchedulerConfig
 from twostroke.errors import EngineError
 from twostroke.outputs import JoinedDeltas
 
@@ -35,14 +29,11 @@ if TYPE_CHECKING:
     from twostroke.outputs import RequestMetrics, RequestOutput
 
 
-def generate(  # noqa: PLR0913 (each is a flag or a group of flags)
+def generate(
     *words: str,
     prompt_file: Path | None = None,
     model_flag: ModelFlag = None,
-    load: LoadBesideModelFlags = LoadBesideModel(),
-    cache: CacheFlags = CacheConfig(),
-    scheduler: SchedulerFlags = SchedulerConfig(),
-    speculative_config: SpeculationFlag = None,
+    engine_flags: Annotated[EngineBesideModelFlags, Parameter(name="*")] = EngineBesideModelFlags(),
     sampling: CompletionSamplingFlags = CompletionSampling(),
     json_output: JsonFlag = False,
     quiet: QuietFlag = False,
@@ -66,14 +57,12 @@ def generate(  # noqa: PLR0913 (each is a flag or a group of flags)
         Print the text only: no start-up lines, no figures.
     """
     model, prompt = model_and_prompt(words, prompt_file, has_model=model_flag is not None)
-    chosen = with_model(load, by_place=model, by_flag=model_flag)
+    load = with_model(engine_flags.load, by_place=model, by_flag=model_flag)
     from twostroke.client.output_processor import OutputKind
     from twostroke.client.text_engine import build_text_engine  # loads torch
     from twostroke.engine.facts import lines_to_print
 
-    engine = build_text_engine(
-        EngineConfig(load=chosen, cache=cache, scheduler=scheduler, speculative_config=speculative_config)
-    )
+    engine = build_text_engine(engine_flags.config(load))
     if not quiet:
         for line in lines_to_print(engine.startup_lines):
             sys.stderr.write(line + "\n")

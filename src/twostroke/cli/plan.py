@@ -3,42 +3,42 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Annotated
 
 from cyclopts import Parameter
 
 from twostroke.cli.event_logs import read_run
 from twostroke.cli.flags import (
-    CacheFlags,
+    DraftingEngineFlags,
     GivenDevice,
     JsonFlag,
     LoadToPlan,
     LoadToPlanFlags,
     ModelFlag,
-    SchedulerFlags,
-    SpeculationFlag,
     with_model,
 )
-from twostroke.config.cache import CacheConfig
 from twostroke.config.engine import EngineConfig
-from twostroke.config.scheduler import SchedulerConfig
 from twostroke.engine.event_sinks import one_history
 from twostroke.errors import InvalidParameter
 from twostroke.planner.options import PlanOptions
 from twostroke.planner.search_options import SearchOptions
 
 
-def plan(  # noqa: PLR0913 (what an engine is given, and what is asked)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineToPlanFlags(DraftingEngineFlags):
+    """The settings of an engine whose device need not be on this machine."""
+
+    load: LoadToPlanFlags = LoadToPlan()
+
+
+def plan(
     model: str | None = None,
     /,
     *,
     model_flag: ModelFlag = None,
     options: Annotated[PlanOptions, Parameter(name="*", group="Plan")] = PlanOptions(),
-    load: LoadToPlanFlags = LoadToPlan(),
-    cache: CacheFlags = CacheConfig(),
-    scheduler: SchedulerFlags = SchedulerConfig(),
-    speculative_config: SpeculationFlag = None,
+    engine: Annotated[EngineToPlanFlags, Parameter(name="*")] = EngineToPlanFlags(),
     search: Annotated[SearchOptions, Parameter(name="*", group="Search")] = SearchOptions(),
     json_output: JsonFlag = False,
 ) -> None:
@@ -57,18 +57,13 @@ def plan(  # noqa: PLR0913 (what an engine is given, and what is asked)
     from twostroke.planner.after_run import compare, run_seen
     from twostroke.planner.plan import make_plan  # loads torch
 
-    loaded = with_model(load, by_place=model, by_flag=model_flag)
+    loaded = with_model(engine.load, by_place=model, by_flag=model_flag)
     if options.device_name is not None and isinstance(loaded.device, GivenDevice) and loaded.device != "cuda":
         limit = f"contradicts --device-name {options.device_name}, which is a GPU"
         raise InvalidParameter("--device", str(loaded.device), limit, "Give one of the two.")
     if options.device_name is not None:  # a GPU, whether there is one here or not
         loaded = replace(loaded, device="cuda")
-    config = EngineConfig(
-        load=loaded,
-        cache=cache,
-        scheduler=scheduler,
-        speculative_config=speculative_config,
-    )
+    config = engine.config(loaded)
     if search.search:
         _search(config, options, search, as_json=json_output)
         return

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -12,17 +13,14 @@ from cyclopts import Parameter
 
 from twostroke.cli.event_logs import read_logs
 from twostroke.cli.flags import (
-    CacheFlags,
+    EngineFlags,
     JsonFlag,
     LoadBesideModel,
     LoadBesideModelFlags,
     ModelFlag,
-    SchedulerFlags,
     with_model,
 )
-from twostroke.config.cache import CacheConfig
 from twostroke.config.engine import EngineConfig
-from twostroke.config.scheduler import SchedulerConfig
 from twostroke.engine.event_sinks import is_event_log, one_history
 from twostroke.errors import InvalidParameter
 from twostroke.measure.figure import check_png
@@ -33,16 +31,21 @@ from twostroke.simulation.trace import is_trace
 SetFlag = Annotated[tuple[str, ...], Parameter(name="--set", negative="")]
 
 
-def replay(  # noqa: PLR0913 (what an engine is given, and what is asked)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineOfTraceFlags(EngineFlags):
+    """The settings of an engine for a trace; which drafts stand cannot be simulated."""
+
+    load: LoadBesideModelFlags = LoadBesideModel()
+
+
+def replay(
     path: Path,
     /,
     *,
     set_: SetFlag = (),
     model: ModelFlag = None,
     options: Annotated[TraceOptions, Parameter(name="*", group="Trace")] = TraceOptions(),
-    load: LoadBesideModelFlags = LoadBesideModel(),
-    cache: CacheFlags = CacheConfig(),
-    scheduler: SchedulerFlags = SchedulerConfig(),
+    engine: Annotated[EngineOfTraceFlags, Parameter(name="*")] = EngineOfTraceFlags(),
     png: Path | None = None,
     json_output: JsonFlag = False,
 ) -> None:
@@ -72,20 +75,17 @@ def replay(  # noqa: PLR0913 (what an engine is given, and what is asked)
     """
     check_png(png)
     what_ifs = (WhatIf.read(set_),) if set_ else ()
-    asks_for_a_trace = (model, options, load, cache, scheduler) != (None, *_NOTHING_GIVEN)
+    asks_for_a_trace = (model, options, engine) != (None, TraceOptions(), EngineOfTraceFlags())
     if asks_for_a_trace and is_event_log(path):
         limit = "must be a Mooncake trace beside --model, settings of an engine or of a machine; it is an event log"
         raise InvalidParameter("path", str(path), limit, "Leave these out, and give settings by --set KEY=VALUE.")
     if asks_for_a_trace or is_trace(path):
         if png is not None:
             raise InvalidParameter("png", str(png), "draws the replay of an event log", "Leave it out for a trace.")
-        config = EngineConfig(load=with_model(load, by_place=None, by_flag=model), cache=cache, scheduler=scheduler)
+        config = engine.config(with_model(engine.load, by_place=None, by_flag=model))
         _replay_trace(path, config, options, what_ifs, json_output)
     else:
         _replay_log(path, what_ifs, png, json_output)
-
-
-_NOTHING_GIVEN = (TraceOptions(), LoadBesideModel(), CacheConfig(), SchedulerConfig())
 
 
 def _replay_log(path: Path, what_ifs: Sequence[WhatIf], png: Path | None, as_json: bool) -> None:

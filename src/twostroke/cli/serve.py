@@ -12,23 +12,18 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from twostroke.cli.flags import (
-    CacheFlags,
+    EngineBesideModelFlags,
     FairScheduler,
     FairSchedulerFlags,
-    LoadBesideModel,
-    LoadBesideModelFlags,
     ModelFlag,
     ModelNames,
     PresetFlag,
     QuietFlag,
-    SpeculationFlag,
     check_model_names,
     json_object,
     with_model,
 )
 from twostroke.cli.interrupts import imports_are_done
-from twostroke.config.cache import CacheConfig
-from twostroke.config.engine import EngineConfig
 from twostroke.config.pools import KVTransport, PoolConfig, PoolWorkers
 from twostroke.config.server import MetricsNames, ServerConfig
 
@@ -52,6 +47,13 @@ class ServerByFlags(ServerConfig):
     next flag are names, so MODEL comes first."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedEngineFlags(EngineBesideModelFlags):
+    """The settings of the engine; tenants take turns."""
+
+    scheduler: FairSchedulerFlags = FairScheduler()
+
+
 PoolFlags = Annotated[PoolsByFlags, Parameter(name="*", group="Pools")]
 ServerFlags = Annotated[ServerByFlags, Parameter(name="*", group="Server")]
 
@@ -59,17 +61,14 @@ __all__ = ["KVTransport", "MetricsNames", "Path", "PoolWorkers"]
 # cyclopts evaluates the annotations of ServerConfig and PoolConfig in this module
 
 
-def serve(  # noqa: PLR0913 (each is a flag or a group of flags)
+def serve(
     model: str | None = None,
     /,
     *,
     model_flag: ModelFlag = None,
     server: ServerFlags = ServerByFlags(),
-    load: LoadBesideModelFlags = LoadBesideModel(),
-    cache: CacheFlags = CacheConfig(),
-    scheduler: FairSchedulerFlags = FairScheduler(),
+    engine: Annotated[ServedEngineFlags, Parameter(name="*")] = ServedEngineFlags(),
     preset: PresetFlag = None,
-    speculative_config: SpeculationFlag = None,
     pools: PoolFlags = PoolsByFlags(),
     quiet: QuietFlag = False,
 ) -> None:
@@ -91,11 +90,6 @@ def serve(  # noqa: PLR0913 (each is a flag or a group of flags)
     if model is None and model_flag is None:
         check_model_names(server.served_model_name)
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="%(levelname)s %(message)s")
-    config = EngineConfig(
-        load=with_model(load, by_place=model, by_flag=model_flag),
-        cache=cache,
-        scheduler=scheduler,
-        speculative_config=speculative_config,
-    )
+    config = engine.config(with_model(engine.load, by_place=model, by_flag=model_flag))
     imports_are_done()
     uvloop.run(run(config, server, pools, quiet=quiet))

@@ -15,14 +15,16 @@ from twostroke.planner.devices import Device, find_device
 from twostroke.planner.options import PlanOptions
 from twostroke.planner.words import significant
 from twostroke.runner.machine_limits import measure_machine_limits
-from twostroke.startup.preparation import Prepared, free_bytes_of, int8_operators, moved_to, prepare
+from twostroke.startup.memory import free_bytes_of
+from twostroke.startup.preparation import moved_to, prepare
+from twostroke.startup.prepared import Prepared
 
 MOST_APART, MOST_APART_BUSY = 3.0, 20.0
 """Largest factor between two measurements of one machine: when idle, and when others were at work during either."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Machine:
+class PlannedMachine:
     """The machine that runs the model: the devices of all ranks together."""
 
     name: str
@@ -46,7 +48,7 @@ class SeenRun:
     """Work of each step, and its seconds."""
 
 
-def raised(machine: Machine, run: SeenRun) -> tuple[Machine, str]:
+def raised(machine: PlannedMachine, run: SeenRun) -> tuple[PlannedMachine, str]:
     """Return the machine at rates that allow every step of a run on it, and in words what was raised, if anything."""
     before = machine.limits
     after = before if other_machine(before, run.limits) else raised_by_steps(before, run.steps)
@@ -75,8 +77,8 @@ def other_machine(planned: MachineLimits, of_log: MachineLimits | None) -> str:
     return f"the log is of another machine ({rates})"
 
 
-def prepared_for(config: EngineConfig, device_name: str | None) -> tuple[EngineConfig, Prepared]:
-    """Return the settings and the model, prepared for a device.
+def prepared_for(config: EngineConfig, device_name: str | None) -> Prepared:
+    """Return the model, prepared for a device.
 
     Args:
         config: settings of the engine.
@@ -86,28 +88,28 @@ def prepared_for(config: EngineConfig, device_name: str | None) -> tuple[EngineC
         SetupError: there is no such model, or the settings do not fit the device.
     """
     if device_name is None:
-        return config, prepare(config)
+        return prepare(config)
     _, device = find_device(device_name)
     config = replace(config, load=replace(config.load, device="cuda"))
-    return config, prepare(config, planned=_operators(device, config.load))
+    return prepare(config, planned=_operators(device, config.load))
 
 
-def moved_to_device(config: EngineConfig, prepared: Prepared, device_name: str) -> tuple[EngineConfig, Prepared]:
+def moved_to_device(prepared: Prepared, device_name: str) -> Prepared:
     """Return a prepared model as it would be on a published GPU, with that GPU's kernels."""
     _, device = find_device(device_name)
-    load = replace(config.load, device="cuda", kernels="auto", activation_quantization=None)
-    config = replace(config, load=load)
-    return config, moved_to(config, prepared, _operators(device, load))
+    load = replace(prepared.settings.load, device="cuda", kernels="auto", activation_quantization=None)
+    settings = replace(prepared.settings, load=load)
+    return moved_to(replace(prepared, settings=settings), _operators(device, load))
 
 
-def machine_for(config: EngineConfig, options: PlanOptions, prepared: Prepared) -> Machine:
+def machine_for(prepared: Prepared, options: PlanOptions) -> PlannedMachine:
     """Return the machine that the options ask for; measure it if it is this one."""
     if options.device_name is not None:
-        return published_machine(options.device_name, config.load, prepared, options)
+        return published_machine(options.device_name, prepared, options)
     memory, others = memory_here(prepared, options.memory)
-    return Machine(
+    return PlannedMachine(
         name="this machine",
-        limits=_measured(config, prepared),
+        limits=_measured(prepared),
         memory_bytes=memory,
         others_bytes=others,
         price_per_hour=options.price_per_hour,
@@ -115,19 +117,19 @@ def machine_for(config: EngineConfig, options: PlanOptions, prepared: Prepared) 
     )
 
 
-def published_machine(name: str, load: LoadConfig, prepared: Prepared, options: PlanOptions) -> Machine:
+def published_machine(name: str, prepared: Prepared, options: PlanOptions) -> PlannedMachine:
     """Return one device for each rank; their rates add up, and communication between ranks takes no time."""
     name, device = find_device(name)
-    num_ranks = load.tensor_parallel_size
+    num_ranks = prepared.num_ranks
     price = options.price_per_hour
     if price is None and device.price_per_hour is not None:
         price = device.price_per_hour * num_ranks
     each = device.memory_bytes if options.memory is None else options.memory
-    limits = device.limits(name, str(prepared.dtype).removeprefix("torch."))
-    return Machine(
+    limits = device.limits(name, prepared.dtype_name)
+    return PlannedMachine(
         name=name,
         limits=MachineLimits(limits.flops_per_s * num_ranks, limits.bytes_per_s * num_ranks),
-        memory_bytes=each * load.num_local_ranks,
+        memory_bytes=each * prepared.settings.load.num_local_ranks,
         price_per_hour=price,
         is_published=True,
     )
@@ -156,15 +158,14 @@ def memory_here(prepared: Prepared, asked: int | None) -> tuple[int, int]:
     return total * prepared.num_ranks, total - free
 
 
-def _measured(config: EngineConfig, prepared: Prepared) -> MachineLimits:
+def _measured(prepared: Prepared) -> MachineLimits:
     """Measure this machine.
 
     A floor takes the better rate: on a processor without bfloat16 instructions torch is slow, but our kernels compute
     in float32.
     """
-    num_threads = prepared.num_threads * config.load.num_local_ranks
-    int8 = int8_operators(config, prepared)
-    found = measure_machine_limits(prepared.attention_dtype, prepared.device, num_threads, int8)
+    num_threads = prepared.num_threads * prepared.settings.load.num_local_ranks
+    found = measure_machine_limits(prepared.attention_dtype, prepared.device, num_threads, prepared.int8_operators)
     if prepared.attention_dtype != torch.float32:
         found = found.best_of(measure_machine_limits(torch.float32, prepared.device, num_threads))
     return found

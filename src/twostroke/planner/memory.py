@@ -1,4 +1,4 @@
-"""The memory plan of a model that is not loaded: the account of the engine (startup/preparation.py), asked first."""
+"""The memory plan of a model that is not loaded: the account of the engine (startup/memory.py), asked first."""
 
 from __future__ import annotations
 
@@ -17,13 +17,8 @@ from twostroke.kv_cache.sizing import blocks_of_request
 from twostroke.model.loader import check_quantization, check_weights
 from twostroke.model.registry import num_parameters
 from twostroke.startup.card_memory import account_for_card
-from twostroke.startup.preparation import (
-    MemoryAccount,
-    Prepared,
-    account_for_memory,
-    loaded_weight_bytes,
-    max_tokens_per_step,
-)
+from twostroke.startup.memory import MemoryAccount, account_for_memory
+from twostroke.startup.prepared import Prepared
 from twostroke.startup.split_checks import check_can_split
 
 SMALLER: tuple[QuantizationOnLoad, ...] = ("int8", "int4")
@@ -106,28 +101,28 @@ class MemoryPlan:
         return num_requests <= self.concurrent_requests(num_tokens)
 
 
-def plan_memory(config: EngineConfig, prepared: Prepared, memory_bytes: int, *, others_bytes: int = 0) -> MemoryPlan:
-    """What the engine would do with its memory.
+def plan_memory(prepared: Prepared, memory_bytes: int, *, others_bytes: int = 0) -> MemoryPlan:
+    """Return what the engine would do with its memory.
 
     Args:
-        config: everything a user may set.
-        prepared: what it comes to.
+        prepared: the model and its settings.
         memory_bytes: free bytes of the machine; or all bytes of all ranks' cards.
         others_bytes: bytes of each card that other processes use.
 
     Raises:
         DoesNotFit: the weights do not, with what is missing and what would fit; or a size that was asked for.
     """
+    config = prepared.settings
     own_bytes = memory_bytes // config.load.num_local_ranks
     is_card = config.load.device == "cuda"
-    _check_weights_fit(config, prepared, own_bytes, others_bytes)
-    account = _account(config, prepared, own_bytes, others_bytes)
+    _check_weights_fit(prepared, own_bytes, others_bytes)
+    account = _account(prepared, own_bytes, others_bytes)
     model, layout, sizing = prepared.config, prepared.layout, account.sizing
     return MemoryPlan(
         model=prepared.path.name,
         architecture=model.architecture,
         num_parameters=num_parameters(model),
-        dtype=str(prepared.dtype).removeprefix("torch."),
+        dtype=prepared.dtype_name,
         quantization=config.load.quantization or prepared.weights.quantization,
         num_ranks=prepared.num_ranks,
         memory_bytes=own_bytes,
@@ -150,15 +145,16 @@ def plan_memory(config: EngineConfig, prepared: Prepared, memory_bytes: int, *, 
         kv_limit=sizing.limit,
         layout=layout,
         cache=config.cache,
-        max_tokens_per_step=max_tokens_per_step(config, model),
+        max_tokens_per_step=prepared.max_tokens_per_step,
     )
 
 
-def _account(config: EngineConfig, prepared: Prepared, own_bytes: int, others_bytes: int) -> MemoryAccount:
+def _account(prepared: Prepared, own_bytes: int, others_bytes: int) -> MemoryAccount:
     """Return the engine's account for a rank that has so many bytes; raise DoesNotFit as the engine does."""
-    if config.load.device == "cuda":
-        return account_for_card(config, prepared, total_bytes=own_bytes, others_bytes=others_bytes)
-    return account_for_memory(config, prepared, free_bytes=own_bytes * config.load.num_local_ranks)
+    load = prepared.settings.load
+    if load.device == "cuda":
+        return account_for_card(prepared, total_bytes=own_bytes, others_bytes=others_bytes)
+    return account_for_memory(prepared, free_bytes=own_bytes * load.num_local_ranks)
 
 
 def has_size(cache: CacheConfig) -> bool:
@@ -178,77 +174,81 @@ def kinds_of(layout: KVLayout) -> tuple[KVKind, ...]:
     return tuple(KVKind(spec.window, num, num * spec.bytes_per_token(layout.kv_format)) for spec, num in counts.items())
 
 
-def with_kv_format(config: EngineConfig, prepared: Prepared, kv_cache_dtype: str) -> tuple[EngineConfig, Prepared]:
-    """The same model with K and V stored in another format; drafts aside, nothing is read again."""
-    cache = replace(config.cache, kv_cache_dtype=kv_cache_dtype)
-    kv_format = resolve_kv_format(cache.kv_cache_dtype, str(prepared.dtype).removeprefix("torch."))
+def with_kv_format(prepared: Prepared, kv_cache_dtype: str) -> Prepared:
+    """Return the same model with K and V stored in another format; drafts aside, nothing is read again."""
+    settings = prepared.settings
+    cache = replace(settings.cache, kv_cache_dtype=kv_cache_dtype)
+    kv_format = resolve_kv_format(cache.kv_cache_dtype, prepared.dtype_name)
     layout = replace(prepared.layout, kv_format=kv_format)
-    return replace(config, cache=cache), replace(prepared, kv_format=kv_format, layout=layout)
+    return replace(prepared, settings=replace(settings, cache=cache), kv_format=kv_format, layout=layout)
 
 
-def with_quantization(config: EngineConfig, prepared: Prepared, quantization: QuantizationOnLoad) -> EngineConfig:
-    """The same model quantized while it is loaded.
+def with_quantization(prepared: Prepared, quantization: QuantizationOnLoad) -> Prepared:
+    """Return the same model quantized while it is loaded.
 
     Raises:
         InvalidParameter: its matrices do not divide into groups.
         SetupError: it is quantized already.
     """
     check_quantization(prepared.weights, quantization)
-    group_size = config.load.group_size or DEFAULT_GROUP_SIZE
+    settings = prepared.settings
+    group_size = settings.load.group_size or DEFAULT_GROUP_SIZE
     check_weights(prepared.weights, prepared.config, quantization, group_size)
-    return replace(config, load=replace(config.load, quantization=quantization, group_size=None))
+    load = replace(settings.load, quantization=quantization, group_size=None)
+    return replace(prepared, settings=replace(settings, load=load))
 
 
-def weights_fit(config: EngineConfig, prepared: Prepared, memory_bytes: int, *, others_bytes: int = 0) -> bool:
+def weights_fit(prepared: Prepared, memory_bytes: int, *, others_bytes: int = 0) -> bool:
     """Return whether there is room for the weights; the arguments are those of `plan_memory`.
 
     What would fit instead is not looked for, which takes long.
     """
-    own_bytes = memory_bytes // config.load.num_local_ranks
-    return _weight_bytes(config, prepared) <= _room_for_weights(config, own_bytes, others_bytes)
+    own_bytes = memory_bytes // prepared.settings.load.num_local_ranks
+    return _weight_bytes(prepared) <= _room_for_weights(prepared.settings, own_bytes, others_bytes)
 
 
-def _check_weights_fit(config: EngineConfig, prepared: Prepared, own_bytes: int, others_bytes: int) -> None:
-    needed, room, words = _weight_bytes(config, prepared), _room_for_weights(config, own_bytes, others_bytes), ""
+def _check_weights_fit(prepared: Prepared, own_bytes: int, others_bytes: int) -> None:
+    config = prepared.settings
+    needed, room, words = _weight_bytes(prepared), _room_for_weights(config, own_bytes, others_bytes), ""
     if needed <= room:
         return
     if config.load.device == "cuda":
         words = f"{config.cache.utilization:g} x {own_bytes:,}"
         words += f" - {others_bytes:,} that others hold = " if others_bytes else " = "
     missing = f"the weights of {prepared.path.name} take {needed:,} bytes of {words}{room:,}: {needed - room:,} more"
-    what_would = what_would_fit(config, prepared, own_bytes, others_bytes)
+    what_would = what_would_fit(prepared, own_bytes, others_bytes)
     raise DoesNotFit(f"{missing} than there are. {what_would}")
 
 
-def _weight_bytes(config: EngineConfig, prepared: Prepared) -> int:
+def _weight_bytes(prepared: Prepared) -> int:
     """Return the bytes of a rank's weights, those of its drafter included."""
-    return loaded_weight_bytes(config, prepared, prepared.num_ranks) + prepared.drafter_facts.num_weight_bytes
+    return prepared.rank_weight_bytes + prepared.drafter_facts.num_weight_bytes
 
 
 def _room_for_weights(config: EngineConfig, own_bytes: int, others_bytes: int) -> int:
     return int(config.cache.utilization * own_bytes) - others_bytes if config.load.device == "cuda" else own_bytes
 
 
-def what_would_fit(config: EngineConfig, prepared: Prepared, own_bytes: int, others_bytes: int) -> str:
+def what_would_fit(prepared: Prepared, own_bytes: int, others_bytes: int) -> str:
     """Return settings with which the whole engine fits, not its weights alone."""
 
-    def fits(changed: EngineConfig, moved: Prepared) -> bool:
+    def fits(changed: Prepared) -> bool:
         try:
-            _account(changed, moved, own_bytes, others_bytes)
+            _account(changed, own_bytes, others_bytes)
         except (DoesNotFit, InvalidParameter):
             return False
         return True
 
-    words = [f"--tensor-parallel-size {size}" for size in _sizes_that_fit(config, prepared, fits)]
+    words = [f"--tensor-parallel-size {size}" for size in _sizes_that_fit(prepared, fits)]
     sizes: dict[str, int] = {}
-    is_quantized = config.load.quantization is not None or prepared.weights.quantization is not None
+    is_quantized = prepared.settings.load.quantization is not None or prepared.weights.quantization is not None
     for quantization in () if is_quantized else SMALLER:
         try:
-            smaller = with_quantization(config, prepared, quantization)
+            smaller = with_quantization(prepared, quantization)
         except InvalidParameter:
             continue
-        sizes[quantization] = loaded_weight_bytes(smaller, prepared, prepared.num_ranks)
-        if fits(smaller, prepared):
+        sizes[quantization] = smaller.rank_weight_bytes
+        if fits(smaller):
             words.append(f"--quantization {quantization} ({sizes[quantization]:,} bytes)")
     if words:
         return f"What would fit: {' or '.join(words)}."
@@ -259,10 +259,9 @@ def what_would_fit(config: EngineConfig, prepared: Prepared, own_bytes: int, oth
     return f"Quantized weights would not fit either ({found}{beside}); take more memory, or a smaller model."
 
 
-def _sizes_that_fit(
-    config: EngineConfig, prepared: Prepared, fits: Callable[[EngineConfig, Prepared], bool]
-) -> list[int]:
-    """The least number of cards, each with a share of the model, on which it fits; none where no number does."""
+def _sizes_that_fit(prepared: Prepared, fits: Callable[[Prepared], bool]) -> list[int]:
+    """Return the least number of cards, each with a share of the model, on which it fits; none where no number does."""
+    config = prepared.settings
     if config.load.device != "cuda":
         return []
     now = config.load.tensor_parallel_size
@@ -275,6 +274,6 @@ def _sizes_that_fit(
             continue
         specs = [spec.of_rank(size) for spec in prepared.config.kv_specs]
         layout = KVLayout.of(specs, block_size=config.cache.block_size, kv_format=prepared.layout.kv_format)
-        if fits(split, replace(prepared, layout=layout, num_ranks=size)):
+        if fits(replace(prepared, settings=split, layout=layout)):
             return [size]
     return []

@@ -15,7 +15,7 @@ from twostroke.cost.step_model import PredictsSteps, StepTimeModel
 from twostroke.errors import InvalidParameter, TwostrokeError
 from twostroke.planner.floors import FrontierPoint, Predictor, TTFTPoint, VerifyPoint
 from twostroke.planner.machine import (
-    Machine,
+    PlannedMachine,
     SeenRun,
     machine_for,
     moved_to_device,
@@ -28,7 +28,7 @@ from twostroke.planner.options import PlanOptions
 from twostroke.planner.prompt_cost import PromptCost, cost_of_prompt
 from twostroke.planner.what_if import Change, Outcome, TwoPools
 from twostroke.startup.calibrated import find_calibration
-from twostroke.startup.preparation import Prepared, model_shape
+from twostroke.startup.prepared import Prepared
 
 USUAL_CONTEXT = 1024
 MOST_VERIFIED = 8
@@ -52,7 +52,7 @@ class Asked:
 class Plan:
     """Everything that is said of a model on a machine."""
 
-    machine: Machine
+    machine: PlannedMachine
     memory: MemoryPlan
     context: int
     """Tokens that each decoding request has."""
@@ -105,8 +105,9 @@ def make_plan(
         SetupError: no such model, or one that does not fit, with what would.
         InvalidParameter: numbers that contradict the model.
     """
-    config, prepared = prepared_for(config, options.device_name)
-    machine, raised_words = machine_for(config, options, prepared), ""
+    prepared = prepared_for(config, options.device_name)
+    config = prepared.settings
+    machine, raised_words = machine_for(prepared, options), ""
     if run is not None:
         machine, raised_words = raised(machine, run)
     calibration, predicted_by = None, "step times as given"
@@ -115,9 +116,9 @@ def make_plan(
     elif steps is None:
         calibration, predicted_by = find_calibration(prepared.path, config.load, config.cache)
         steps = None if calibration is None else calibration.step_times
-    memory = plan_memory(config, prepared, machine.memory_bytes, others_bytes=machine.others_bytes)
+    memory = plan_memory(prepared, machine.memory_bytes, others_bytes=machine.others_bytes)
     context = _context(options, memory)
-    case = _Case(config, prepared, machine, context, steps)
+    case = _Case(prepared, machine, context, steps)
     predictor = case.predictor
     base, frontier = case.outcome(memory)
     ttft = tuple(
@@ -159,9 +160,8 @@ def make_plan(
 class _Case:
     """A model, a machine and a load."""
 
-    config: EngineConfig
     prepared: Prepared
-    machine: Machine
+    machine: PlannedMachine
     context: int
     steps: PredictsSteps | None = None
     num_drafts: int = 0
@@ -169,7 +169,7 @@ class _Case:
 
     @property
     def predictor(self) -> Predictor:
-        return Predictor(model_shape(self.config, self.prepared), self.machine.limits, self.steps, self.num_drafts)
+        return Predictor(self.prepared.shape, self.machine.limits, self.steps, self.num_drafts)
 
     def outcome(self, memory: MemoryPlan) -> tuple[Outcome, tuple[FrontierPoint, ...]]:
         """What a memory plan comes to under the load, and the frontier up to it."""
@@ -190,15 +190,13 @@ class _Case:
 
     def quantized(self, quantization: QuantizationOnLoad) -> _Case:
         """With other weights."""
-        config = with_quantization(self.config, self.prepared, quantization)
-        return replace(self, config=config, steps=None)
+        return replace(self, prepared=with_quantization(self.prepared, quantization), steps=None)
 
     def with_kv(self, kv_cache_dtype: str) -> _Case:
         """With K and V in another format."""
-        if self.config.speculative_config is not None:
+        if self.prepared.settings.speculative_config is not None:
             raise InvalidParameter("kv_cache_dtype", kv_cache_dtype, "is planned without speculation", "Leave it out.")
-        config, prepared = with_kv_format(self.config, self.prepared, kv_cache_dtype)
-        return replace(self, config=config, prepared=prepared, steps=None)
+        return replace(self, prepared=with_kv_format(self.prepared, kv_cache_dtype), steps=None)
 
     def drafting(self) -> _Case:
         """With guesses that are all right and cost nothing."""
@@ -206,9 +204,9 @@ class _Case:
 
     def elsewhere(self, name: str) -> _Case:
         """On another device."""
-        config, prepared = moved_to_device(self.config, self.prepared, name)
-        machine = published_machine(name, config.load, prepared, PlanOptions())
-        return replace(self, config=config, prepared=prepared, machine=machine, steps=None)
+        prepared = moved_to_device(self.prepared, name)
+        machine = published_machine(name, prepared, PlanOptions())
+        return replace(self, prepared=prepared, machine=machine, steps=None)
 
 
 def _batch(options: PlanOptions, num_requests: int, context: int, scheduler: SchedulerConfig) -> int:
@@ -235,24 +233,22 @@ def _asked(case: _Case, options: PlanOptions, memory: MemoryPlan) -> Asked | Non
         return None
     most_of_all: int | None = None
     if memory.utilization is not None:
-        cache = replace(case.config.cache, gpu_memory_utilization=1.0)
-        whole = plan_memory(
-            replace(case.config, cache=cache),
-            case.prepared,
-            case.machine.memory_bytes,
-            others_bytes=case.machine.others_bytes,
-        )
+        settings = case.prepared.settings
+        whole_card = replace(settings, cache=replace(settings.cache, gpu_memory_utilization=1.0))
+        machine, asked = case.machine, replace(case.prepared, settings=whole_card)
+        whole = plan_memory(asked, machine.memory_bytes, others_bytes=machine.others_bytes)
         most_of_all = whole.concurrent_requests(memory.max_model_len)
     return Asked(options.requests, memory.max_concurrent_requests, most_of_all)
 
 
 def _changes(case: _Case, options: PlanOptions) -> tuple[Change, ...]:
+    settings = case.prepared.settings
     makers: dict[str, Callable[[], _Case]] = {}
-    if case.config.load.quantization is None and case.prepared.weights.quantization is None:
+    if settings.load.quantization is None and case.prepared.weights.quantization is None:
         makers |= {f"weights in {name}": partial(case.quantized, name) for name in SMALLER}
     formats = [name for name in ("int8", "int4") if name != case.prepared.kv_format]
     makers |= {f"KV in {name}": partial(case.with_kv, name) for name in formats}
-    if case.config.speculative_config is None:
+    if settings.speculative_config is None:
         makers[f"{DRAFTS} drafts, all right"] = case.drafting
     makers |= {f"on {name}": partial(case.elsewhere, name) for name in options.others if name != case.machine.name}
     return tuple(_change(name, make) for name, make in makers.items())
@@ -262,7 +258,7 @@ def _change(name: str, make: Callable[[], _Case]) -> Change:
     try:
         case = make()
         machine = case.machine
-        memory = plan_memory(case.config, case.prepared, machine.memory_bytes, others_bytes=machine.others_bytes)
+        memory = plan_memory(case.prepared, machine.memory_bytes, others_bytes=machine.others_bytes)
         return Change(name, case.outcome(memory)[0], is_published=machine.is_published)
     except TwostrokeError as error:
         return Change(name, None, str(error))

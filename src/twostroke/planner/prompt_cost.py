@@ -9,11 +9,11 @@ from twostroke.client.chat_inputs import ChatInputs
 from twostroke.client.input_processor import InputProcessor
 from twostroke.errors import InvalidParameter
 from twostroke.planner.floors import Predictor
-from twostroke.planner.machine import Machine
+from twostroke.planner.machine import PlannedMachine
 from twostroke.planner.memory import MemoryPlan
 from twostroke.planner.options import PlanOptions
 from twostroke.sampling_params import SamplingParams
-from twostroke.startup.preparation import Prepared
+from twostroke.startup.prepared import Prepared
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +51,7 @@ class PromptCost:
 
 
 def cost_of_prompt(
-    options: PlanOptions, prepared: Prepared, memory: MemoryPlan, predictor: Predictor, machine: Machine
+    options: PlanOptions, prepared: Prepared, memory: MemoryPlan, predictor: Predictor, machine: PlannedMachine
 ) -> PromptCost:
     """Count a prompt as the engine would, and return its cost.
 

@@ -4,7 +4,7 @@ them (placement.py) by simulated runs (simulation/)."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from functools import partial
 
@@ -12,48 +12,29 @@ from tqdm.auto import tqdm
 
 from twostroke.batch import Limit
 from twostroke.config.engine import EngineConfig
-from twostroke.config.load import LoadConfig
 from twostroke.config.scheduler import SchedulerConfig
-from twostroke.cost.calibration import Calibration
-from twostroke.cost.roofline import roofline
-from twostroke.cost.step_model import StepTimeModel
-from twostroke.engine.journal import engine_started
 from twostroke.errors import DoesNotFit, InvalidParameter, TwostrokeError
-from twostroke.measure.report import model_name
 from twostroke.plain_words import counted
-from twostroke.planner.devices import devices, find_device
+from twostroke.planner.devices import find_device
 from twostroke.planner.least_work import goodput_bound
-from twostroke.planner.machine import memory_here, prepared_for, published_machine
+from twostroke.planner.machine import memory_here, published_machine
 from twostroke.planner.memory import MemoryPlan, plan_memory, weights_fit
 from twostroke.planner.options import PlanOptions
 from twostroke.planner.placement import Candidate, Limits, Outcome, Ranking, Space, candidates_of, outcome_of, search
 from twostroke.planner.replay import predict
 from twostroke.planner.search_options import SearchOptions
 from twostroke.planner.search_workload import SearchWorkload, read_workload
+from twostroke.planner.worker_kinds import KindKey, WorkerKind, kinds_of_workers, simulated_start
 from twostroke.simulation.requests import RecordedRun
 from twostroke.simulation.settings import WhatIf
-from twostroke.startup.calibrated import find_calibration, why_not
-from twostroke.startup.preparation import Prepared, model_shape, prepare, usable_processors
+from twostroke.startup.preparation import usable_processors
+from twostroke.startup.prepared import Prepared
 
 DEFAULT_LINK_BYTES_PER_S = 1.25e9
 """Assumed bandwidth of a link that was not measured: 10 Gbit/s."""
-DEFAULT_RANKS = (1, 2, 4)
 DEFAULT_GPUS = 8
 _OF_A_SEARCH = {"memory", "device_name", "price_per_hour", "link_bytes_per_s"}
 """Options of `plan` that a search takes, too."""
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerKind:
-    """Workers with one number of threads and ranks."""
-
-    threads: int | None
-    """Threads of each rank; None on a GPU."""
-    ranks: int
-    config: EngineConfig
-    prepared: Prepared
-    step_times: StepTimeModel
-    predicted_by: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +73,7 @@ def search_placement(config: EngineConfig, plan: PlanOptions, options: SearchOpt
     """
     _check(config, plan)
     notes: list[str] = []
-    kinds = _kinds(config, plan, options, notes)
+    kinds = kinds_of_workers(config, plan, options, notes)
     most_devices = options.max_devices or (DEFAULT_GPUS if plan.device_name else usable_processors())
     candidates = candidates_of(
         workers=tuple(kinds),
@@ -164,7 +145,7 @@ class _Runs:
 
     def __init__(
         self,
-        kinds: dict[tuple[int | None, int], WorkerKind],
+        kinds: dict[KindKey, WorkerKind],
         plan: PlanOptions,
         limits: Limits,
         link_bytes_per_s: float,
@@ -176,7 +157,7 @@ class _Runs:
         self._memory: dict[Candidate, MemoryPlan | None] = {}
         self._planned: dict[tuple[int | None, int, int, int, int], MemoryPlan | None] = {}
         """By kind, budget and bytes: workers of a split are like one alone where each has a device of its own."""
-        self._here: dict[tuple[int | None, int], tuple[int, int]] = {}
+        self._here: dict[KindKey, tuple[int, int]] = {}
         """Bytes of this machine for each kind of worker, read once: what is free changes by itself."""
         self.why_not: TwostrokeError | None = None
         """Why the first candidate that does not fit does not."""
@@ -236,10 +217,10 @@ class _Runs:
     def _kind_of(self, candidate: Candidate) -> WorkerKind:
         return self._kinds[candidate.threads, candidate.ranks]
 
-    def _config_of(self, candidate: Candidate) -> EngineConfig:
-        config = self._kind_of(candidate).config
-        scheduler = replace(config.scheduler, max_num_batched_tokens=candidate.max_num_batched_tokens)
-        return replace(config, scheduler=scheduler)
+    def _prepared_for(self, candidate: Candidate) -> Prepared:
+        prepared = self._kind_of(candidate).prepared
+        scheduler = replace(prepared.settings.scheduler, max_num_batched_tokens=candidate.max_num_batched_tokens)
+        return replace(prepared, settings=replace(prepared.settings, scheduler=scheduler))
 
     def _memory_of(self, candidate: Candidate) -> MemoryPlan | None:
         if candidate not in self._memory:
@@ -252,12 +233,12 @@ class _Runs:
 
     def _plan_memory(self, candidate: Candidate, num_bytes: int, others: int) -> MemoryPlan | None:
         """Return the plan of one worker; note why the first that does not fit does not: saying it takes a second."""
-        kind, config = self._kind_of(candidate), self._config_of(candidate)
+        prepared = self._prepared_for(candidate)
         is_told = self.why_not is not None
-        if is_told and not weights_fit(config, kind.prepared, num_bytes, others_bytes=others):
+        if is_told and not weights_fit(prepared, num_bytes, others_bytes=others):
             return None
         try:
-            return plan_memory(config, kind.prepared, num_bytes, others_bytes=others)
+            return plan_memory(prepared, num_bytes, others_bytes=others)
         except TwostrokeError as error:
             self.why_not = self.why_not or error
             return None
@@ -267,7 +248,7 @@ class _Runs:
         kind = self._kind_of(candidate)
         if self._plan.device_name is not None:
             asked = PlanOptions(device_name=self._plan.device_name, memory=self._plan.memory)
-            return published_machine(self._plan.device_name, kind.config.load, kind.prepared, asked).memory_bytes, 0
+            return published_machine(self._plan.device_name, kind.prepared, asked).memory_bytes, 0
         key = candidate.threads, candidate.ranks
         if key not in self._here:
             self._here[key] = memory_here(kind.prepared, self._plan.memory)
@@ -276,115 +257,8 @@ class _Runs:
 
     def _recording(self, candidate: Candidate) -> RecordedRun:
         """Return the workload, and the start-up event of each worker of the candidate."""
-        config, kind, memory = self._config_of(candidate), self._kind_of(candidate), self.memory_of(candidate)
-        started = engine_started(
-            config.scheduler,
-            config.cache,
-            kind.prepared.layout,
-            num_blocks=memory.num_blocks,
-            max_model_len=memory.max_model_len,
-            model=memory.model,
-            now_s=0.0,
-        )
-        return RecordedRun(replace(started, process="simulated"), self.workload.requests, unfinished=0)
-
-
-def _kinds(
-    config: EngineConfig, plan: PlanOptions, options: SearchOptions, notes: list[str]
-) -> dict[tuple[int | None, int], WorkerKind]:
-    """Return the kinds of workers with known step times."""
-    of_machine = _published(config, plan, options, notes) if plan.device_name else _calibrated(config, options, notes)
-    found: dict[tuple[int | None, int], WorkerKind] = {}
-    for kind in of_machine:
-        key = kind.threads, kind.ranks
-        if key in found:
-            notes.append(f"left out ({kind.predicted_by}): workers of as many threads and ranks are there already")
-        found.setdefault(key, kind)
-    if not found:
-        why = "; ".join(note.rstrip(".") for note in notes) or "there is no number of ranks to try"
-        remedy = "Give a number that divides the model's heads and is calibrated, or leave it out."
-        if plan.device_name:
-            remedy = "Give a number that divides the model's heads, or leave it out."
-        raise InvalidParameter("ranks", options.ranks, f"leaves no kind of worker: {why}", remedy)
-    return found
-
-
-def _published(
-    config: EngineConfig, plan: PlanOptions, options: SearchOptions, notes: list[str]
-) -> Iterator[WorkerKind]:
-    assert plan.device_name is not None, "asked of a machine whose figures are published"
-    if options.calibrations:
-        limit = "is of this machine, and a device is named"
-        raise InvalidParameter("calibrations", options.calibrations, limit, "Leave out one of the two.")
-    words = "published figures: steps take the least they can; what ranks send each other takes no time"
-    for ranks in options.rank_counts or DEFAULT_RANKS:
-        of_ranks = replace(config, load=replace(config.load, tensor_parallel_size=ranks))
-        try:
-            of_ranks, prepared = prepared_for(of_ranks, plan.device_name)
-            machine = published_machine(plan.device_name, of_ranks.load, prepared, PlanOptions())
-        except InvalidParameter as error:
-            if ranks == 1:
-                raise
-            notes.append(f"{ranks} ranks are left out: {error}")
-            continue
-        most = max(options.token_budgets)
-        times = roofline(model_shape(of_ranks, prepared), machine.limits, most_tokens=most)
-        yield WorkerKind(None, ranks, of_ranks, prepared, times, words)
-
-
-def _calibrated(config: EngineConfig, options: SearchOptions, notes: list[str]) -> Iterator[WorkerKind]:
-    """Yield the kind that is calibrated here, and those of the given calibration files."""
-    prepared = prepare(config)
-    calibration, words = find_calibration(prepared.path, config.load, config.cache)
-    is_calibrated = calibration is not None and calibration.step_times is not None
-    if not is_calibrated and not options.calibration_files:
-        limit = f"has no step times on this machine ({words})"
-        remedy = f"Calibrate it, or take the floors of a published device: --device-name {', '.join(devices())}."
-        raise InvalidParameter("model", config.load.model, limit, remedy)
-    if (
-        calibration is not None
-        and calibration.step_times is not None
-        and _is_wanted(config.load, words, options, notes)
-    ):
-        yield WorkerKind(
-            prepared.num_threads,
-            config.load.tensor_parallel_size,
-            config,
-            prepared,
-            calibration.step_times,
-            words,
-        )
-    for path in options.calibration_files:
-        of_file = Calibration.read(path)
-        if of_file.step_times is None:
-            raise InvalidParameter("calibrations", str(path), "has no step times", "Make it again without --drafts.")
-        load = replace(
-            config.load,
-            threads=of_file.load.get("threads"),
-            tensor_parallel_size=of_file.load.get("tensor_parallel_size", 1),
-        )
-        if not _is_wanted(load, f"calibrated: {path.name}", options, notes):
-            continue
-        if of_file.model != model_name(config.load.model):
-            limit = f"is of {of_file.model}, not of {model_name(config.load.model)}"
-            raise InvalidParameter("calibrations", str(path), limit, "Give files of the model that is searched.")
-        reason = why_not(of_file, load, config.cache)
-        if reason:
-            remedy = "Calibrate on this machine with the settings that are searched, and with --output."
-            raise InvalidParameter("calibrations", str(path), reason, remedy)
-        other = replace(config, load=load)
-        ready = prepare(other)
-        words = f"calibrated: {path.name}"
-        yield WorkerKind(ready.num_threads, load.tensor_parallel_size, other, ready, of_file.step_times, words)
-
-
-def _is_wanted(load: LoadConfig, words: str, options: SearchOptions, notes: list[str]) -> bool:
-    """Return whether workers of so many ranks are asked for; note why not."""
-    size = load.tensor_parallel_size
-    if options.rank_counts is None or size in options.rank_counts:
-        return True
-    notes.append(f"left out ({words}): its workers have {counted(size, 'rank')}, which --ranks does not name")
-    return False
+        started = simulated_start(self._prepared_for(candidate), self.memory_of(candidate))
+        return RecordedRun(started, self.workload.requests, unfinished=0)
 
 
 def _check(config: EngineConfig, plan: PlanOptions) -> None:
@@ -436,7 +310,7 @@ def _price(plan: PlanOptions) -> float | None:
     return device.price_per_hour if plan.price_per_hour is None else plan.price_per_hour
 
 
-def _no_split(kinds: dict[tuple[int | None, int], WorkerKind], most: int, model: str, *, is_gpu: bool) -> str:
+def _no_split(kinds: dict[KindKey, WorkerKind], most: int, model: str, *, is_gpu: bool) -> str:
     least = 2 * min(_devices_of(kind) for kind in kinds)
     if is_gpu:
         return f"no split is searched: it takes {least} GPUs and more, and {most} may be taken (--max-devices)"
@@ -447,6 +321,6 @@ def _no_split(kinds: dict[tuple[int | None, int], WorkerKind], most: int, model:
     )
 
 
-def _devices_of(kind: tuple[int | None, int]) -> int:
+def _devices_of(kind: KindKey) -> int:
     threads, ranks = kind
     return ranks * (threads or 1)

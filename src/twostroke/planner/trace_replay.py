@@ -8,7 +8,7 @@ KV blocks    as many as the engine would have: what the planner says of the memo
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -17,21 +17,19 @@ from tqdm.auto import tqdm
 from twostroke.config.engine import EngineConfig
 from twostroke.cost.roofline import roofline
 from twostroke.cost.step_model import StepTimeModel
-from twostroke.engine.journal import engine_started
 from twostroke.errors import InvalidParameter
 from twostroke.plain_words import counted
 from twostroke.planner.back_test import LEAST_REQUESTS, WITH_FEWER
-from twostroke.planner.devices import devices
 from twostroke.planner.machine import memory_here, prepared_for, published_machine
 from twostroke.planner.memory import MemoryPlan, plan_memory
 from twostroke.planner.options import PlanOptions
 from twostroke.planner.replay import Predicted, predict
 from twostroke.planner.trace_options import TraceOptions
+from twostroke.planner.worker_kinds import calibrated_steps, not_calibrated, simulated_start
 from twostroke.simulation.requests import RecordedRun
 from twostroke.simulation.settings import WhatIf, check_rate_factor
 from twostroke.simulation.trace import num_tokens_of, read_trace, requests_of_trace
-from twostroke.startup.calibrated import find_calibration
-from twostroke.startup.preparation import Prepared, model_shape
+from twostroke.startup.prepared import Prepared
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,9 +89,9 @@ def replay_trace(
     divisor = options.trace_divisor
     # whether sizes divide, before a model is looked at
     requests_of_trace((), block_size=config.cache.block_size, divisor=divisor)
-    config, prepared = prepared_for(config, options.device_name)
-    machine = _machine(config, prepared, options)
-    memory = plan_memory(config, prepared, machine.memory_bytes, others_bytes=machine.others_bytes)
+    prepared = prepared_for(config, options.device_name)
+    machine = _machine(prepared, options)
+    memory = plan_memory(prepared, machine.memory_bytes, others_bytes=machine.others_bytes)
     longest = memory.max_model_len
     block_size = prepared.layout.block_size
     requests, num_left_out = requests_of_trace(entries, block_size=block_size, divisor=divisor, longest=longest)
@@ -107,18 +105,10 @@ def replay_trace(
         limit = f"has {held} of at most {longest} tokens, the longest that fits; {WITH_FEWER}"
         remedy = f"Name a trace of {LEAST_REQUESTS} requests or more that fit, or leave --set out."
         raise InvalidParameter("trace", str(path), limit, remedy)
-    max_context = config.load.max_model_len or prepared.config.max_context
+    max_context = prepared.longest_request
     num_beyond_context = sum(sum(num_tokens_of(entry, divisor)) > max_context for entry in entries)
-    started = engine_started(
-        config.scheduler,
-        config.cache,
-        prepared.layout,
-        num_blocks=memory.num_blocks,
-        max_model_len=longest,
-        model=memory.model,
-        now_s=0.0,
-    )
-    recording = RecordedRun(replace(started, process="simulated"), requests, unfinished=0)
+    started = simulated_start(prepared, memory)
+    recording = RecordedRun(started, requests, unfinished=0)
     predicted = _with_progress(recording, machine.step_times, WhatIf())
     for what_if in what_ifs:
         check_rate_factor(what_if, requests, predicted.run.duration_s)
@@ -144,23 +134,21 @@ def _with_progress(recording: RecordedRun, step_times: StepTimeModel, what_if: W
         return predict(recording, step_times, what_if, partial(bar.update, 1))
 
 
-def _machine(config: EngineConfig, prepared: Prepared, options: TraceOptions) -> _Machine:
+def _machine(prepared: Prepared, options: TraceOptions) -> _Machine:
     if options.device_name is None:
-        calibration, words = find_calibration(prepared.path, config.load, config.cache)
-        if calibration is None or calibration.step_times is None:
-            limit = f"has no step times on this machine ({words})"
-            remedy = f"Calibrate it, or take the floors of a published device: --device-name {', '.join(devices())}."
-            raise InvalidParameter("model", config.load.model, limit, remedy)
+        step_times, words = calibrated_steps(prepared)
+        if step_times is None:
+            raise not_calibrated(prepared, words)
         memory, others = memory_here(prepared, options.memory)
-        return _Machine("this machine", memory, others, calibration.step_times, words, are_floors=False)
+        return _Machine("this machine", memory, others, step_times, words, are_floors=False)
     asked = PlanOptions(device_name=options.device_name, memory=options.memory)
-    machine = published_machine(options.device_name, config.load, prepared, asked)
-    shape, most_tokens = model_shape(config, prepared), config.scheduler.max_num_batched_tokens
+    machine = published_machine(options.device_name, prepared, asked)
+    most_tokens = prepared.settings.scheduler.max_num_batched_tokens
     return _Machine(
         machine.name,
         machine.memory_bytes,
         machine.others_bytes,
-        roofline(shape, machine.limits, most_tokens=most_tokens),
+        roofline(prepared.shape, machine.limits, most_tokens=most_tokens),
         "published figures, so steps take the least they can: bytes at its bandwidth, operations at its rate",
         are_floors=True,
     )

@@ -4,22 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from twostroke.config.engine import EngineConfig
 from twostroke.config.speculation import MAX_AUTO_DRAFTS, SpeculativeConfig
 from twostroke.kv_cache.device_memory import DeviceMemory, reserve_bytes
 from twostroke.layers.elementwise import Rotary
 from twostroke.runner.decode_graphs import largest_pass
 from twostroke.runner.largest_steps import LargestStep
 from twostroke.runner.memory import card_step_bytes, recorded_bytes, step_bytes
-from twostroke.startup.drafting import DrafterFacts
-from twostroke.startup.preparation import (
-    MemoryAccount,
-    Prepared,
-    loaded_weight_bytes,
-    longest_request,
-    size_for,
-    step_tokens,
-)
+from twostroke.startup.drafter import DrafterFacts
+from twostroke.startup.memory import MemoryAccount, size_for
+from twostroke.startup.prepared import Prepared
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,54 +28,51 @@ class CardUse:
     """Peak memory of the largest step beyond `held_bytes`."""
 
 
-def card_memory(config: EngineConfig, prepared: Prepared, use: CardUse) -> DeviceMemory:
+def card_memory(prepared: Prepared, use: CardUse) -> DeviceMemory:
     """Return the account that decides how many KV blocks a card holds.
 
     Args:
-        config: all settings of the engine.
-        prepared: the model.
+        prepared: the model and its settings.
         use: the card's memory, measured by the engine or predicted by a plan.
     """
     return DeviceMemory(
         total_bytes=use.total_bytes,
-        utilization=config.cache.utilization,
+        utilization=prepared.settings.cache.utilization,
         others_bytes=use.others_bytes,
         weight_bytes=use.held_bytes,
-        draft_bytes=_draft_bytes(config, prepared),
+        # drafters are built after the KV cache
+        draft_bytes=prepared.drafter_facts.num_weight_bytes + prepared.drafter_step_bytes,
         step_bytes=use.step_bytes,
-        recorded_bytes=_recorded_bytes(config, prepared),
+        recorded_bytes=_recorded_bytes(prepared),
         reserve_bytes=reserve_bytes(use.step_bytes),
     )
 
 
-def account_for_card(
-    config: EngineConfig, prepared: Prepared, *, total_bytes: int, others_bytes: int = 0
-) -> MemoryAccount:
+def account_for_card(prepared: Prepared, *, total_bytes: int, others_bytes: int = 0) -> MemoryAccount:
     """Return the account of a card with nothing loaded, with a predicted step.
 
     Args:
-        config: all settings of the engine.
-        prepared: the model, with the operators of a GPU.
+        prepared: the model and its settings, with the operators of a GPU.
         total_bytes: memory of one card.
         others_bytes: memory that other processes use.
 
     Raises:
         DoesNotFit: no room for KV is left, or an explicit size is too large, with the arithmetic.
     """
-    num_weight_bytes = loaded_weight_bytes(config, prepared, config.load.tensor_parallel_size)
-    longest, itemsize = longest_request(config, prepared), prepared.dtype.itemsize
+    num_weight_bytes, itemsize = prepared.rank_weight_bytes, prepared.dtype.itemsize
+    longest = prepared.longest_request
     tables = sum(Rotary.bytes_for(head_dim, longest, itemsize) for _, head_dim in prepared.config.ropes)
     predict = step_bytes if prepared.operators.name == "reference" else card_step_bytes
     step = predict(
         prepared.config,
-        max_tokens=step_tokens(config, prepared),
-        max_num_seqs=largest_step(config, prepared).max_rows,
-        bytes_per_element=prepared.dtype.itemsize,
+        max_tokens=prepared.step_tokens,
+        max_num_seqs=largest_step(prepared).max_rows,
+        bytes_per_element=itemsize,
     )
     use = CardUse(
         total_bytes=total_bytes, others_bytes=others_bytes, held_bytes=num_weight_bytes + tables, step_bytes=step
     )
-    memory, drafts = card_memory(config, prepared, use), prepared.drafter_facts
+    memory, drafts = card_memory(prepared, use), prepared.drafter_facts
     return MemoryAccount(
         weight_bytes=num_weight_bytes,
         draft_weight_bytes=drafts.num_weight_bytes,
@@ -92,17 +82,19 @@ def account_for_card(
         memory=memory,
         kv_bytes_per_token=prepared.layout.bytes_per_token,
         kv_bytes_per_block=prepared.layout.bytes_per_block + drafts.kv_bytes_per_block,
-        sizing=size_for(config, prepared, memory),
+        sizing=size_for(prepared, memory),
     )
 
 
-def largest_step(config: EngineConfig, prepared: Prepared) -> LargestStep:
+def largest_step(prepared: Prepared) -> LargestStep:
     """Return the size of the largest step that the settings allow."""
+    settings = prepared.settings
+    num_tokens = 1 + most_drafts(settings.speculative_config, prepared.drafter_facts)
     return LargestStep(
-        max_tokens=step_tokens(config, prepared),
-        max_rows=config.scheduler.max_num_seqs * (1 + most_drafts(config.speculative_config, prepared.drafter_facts)),
-        longest=longest_request(config, prepared),
-        max_logprobs=config.load.max_logprobs,
+        max_tokens=prepared.step_tokens,
+        max_rows=settings.scheduler.max_num_seqs * num_tokens,
+        longest=prepared.longest_request,
+        max_logprobs=settings.load.max_logprobs,
     )
 
 
@@ -120,16 +112,9 @@ def most_drafts(config: SpeculativeConfig | None, facts: DrafterFacts) -> int:
     return min(most, facts.max_drafts)
 
 
-def _draft_bytes(config: EngineConfig, prepared: Prepared) -> int:
-    """Return the bytes of drafters, which are built after the KV cache."""
-    drafts = prepared.drafter_facts
-    kept = drafts.bytes_per_token * step_tokens(config, prepared)
-    kept += drafts.bytes_per_request * config.scheduler.max_num_seqs
-    return drafts.num_weight_bytes + kept + drafts.num_branch_blocks * prepared.layout.bytes_per_block
-
-
-def _recorded_bytes(config: EngineConfig, prepared: Prepared) -> int:
-    if config.load.device != "cuda" or config.load.enforce_eager:
+def _recorded_bytes(prepared: Prepared) -> int:
+    load = prepared.settings.load
+    if load.device != "cuda" or load.enforce_eager:
         return 0
-    most = largest_pass(config.scheduler.max_num_seqs, step_tokens(config, prepared))
+    most = largest_pass(prepared.settings.scheduler.max_num_seqs, prepared.step_tokens)
     return recorded_bytes(prepared.config, max_tokens=most, bytes_per_element=prepared.dtype.itemsize)

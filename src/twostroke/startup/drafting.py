@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Protocol
 
 import torch
 
-from twostroke.config.kv_format import KVFormat, is_quantized
+from twostroke.config.kv_format import is_quantized
 from twostroke.config.layer_spec import KVSpec
 from twostroke.config.model import ModelConfig
 from twostroke.config.speculation import AUTO, SpeculativeConfig
 from twostroke.errors import InvalidParameter, SetupError
-from twostroke.kernels.dispatch import GroupShape, Operators
+from twostroke.kernels.dispatch import GroupShape
 from twostroke.kv_cache.layout import KVGroup, KVLayout
 from twostroke.layers.attention import AttentionLayout
 from twostroke.layers.row_split import RowSplit
 from twostroke.model.checkpoint import companion, find_model_folder
-from twostroke.model.decoder import DecoderModel, Placement
+from twostroke.model.decoder import Placement
 from twostroke.model.draft_folder import DraftFolder
 from twostroke.model.eagle import EagleHead, check_eagle, eagle_bytes, eagle_config, feature_layers
 from twostroke.model.loader import check_weights, load_model
@@ -31,7 +28,6 @@ from twostroke.model.weight_source import WeightSource
 from twostroke.runner.branches import MAX_BRANCHES, blocks_of_branch
 from twostroke.runner.key_means import center_keys, key_means_bytes
 from twostroke.runner.kv_storage import JoinedStorages, KVStorage
-from twostroke.sampling.sampler import Sampler
 from twostroke.speculation.chain import ChainProposer, ReadByDraftModel, ReadByTarget
 from twostroke.speculation.eagle import EagleProposer, HeadMemory
 from twostroke.speculation.history import FeatureHistory
@@ -39,95 +35,14 @@ from twostroke.speculation.medusa import MedusaProposer
 from twostroke.speculation.ngram import NgramProposer
 from twostroke.speculation.proposer import Proposer
 from twostroke.speculation.reader import Reader, TargetTable
-from twostroke.tokenizer.tokenizer import Tokenizer
+from twostroke.startup.drafter import Drafter, DrafterFacts, LoadedTarget
+from twostroke.startup.prepared import Prepared
+
+_TAKES_NOTHING = DrafterFacts()
 
 
-@dataclass(frozen=True, slots=True)
-class Surroundings:
-    """What the target is loaded with, and its drafter too."""
-
-    path: Path
-    config: ModelConfig
-    tokenizer: Tokenizer
-    dtype: torch.dtype
-    device: torch.device
-    operators: Operators
-    kv_format: KVFormat
-    layout: KVLayout
-    longest_request: int
-    """Tokens of the target's, as asked for: what its dynamic rope scaling is fixed for."""
-
-    def placement(self, target: Target) -> Placement:
-        """Of what drafts: beside the target."""
-        return Placement(self.operators, self.dtype, self.device, target.max_model_len)
-
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """The target in memory."""
-
-    model: DecoderModel
-    kv: KVStorage
-    sampler: Sampler
-    max_model_len: int
-    max_tokens: int
-    """Of a step, known tokens that drafting layers may read at once."""
-    max_num_seqs: int
-    """Of a step."""
-
-
-@dataclass(frozen=True, slots=True)
-class DrafterFacts:
-    """What the engine has to know of who drafts; as it stands here, of somebody who takes nothing, or of nobody."""
-
-    max_drafts: int | None = None
-    """Most tokens in a row that it can guess; None: any number."""
-    num_weight_bytes: int = 0
-    """Of its own."""
-    kv_bytes_per_block: int = 0
-    """What it keeps beside each KV block of the target."""
-    num_branch_blocks: int = 0
-    """KV blocks of the target's that its branches are verified in."""
-    bytes_per_token: int = 0
-    """What it remembers at most of each token of the largest step."""
-    bytes_per_request: int = 0
-    """And of each request of it."""
-
-
-class Drafter(Protocol):
-    """Something that will draft, with what it takes."""
-
-    @property
-    def facts(self) -> DrafterFacts:
-        """What it takes, and can do."""
-        ...
-
-    @property
-    def words(self) -> str:
-        """What it is, for the lines at the start."""
-        ...
-
-    def build(self, target: Target) -> Proposer:
-        """Reads its weights and makes it work."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class GivenDrafter:
-    """A proposer that is there already: a benchmark's, or a test's."""
-
-    proposer: Proposer
-    words: str
-    facts: DrafterFacts = DrafterFacts()
-
-    def build(self, target: Target) -> Proposer:
-        """See Drafter."""
-        del target
-        return self.proposer
-
-
-def find_drafter(config: SpeculativeConfig, surroundings: Surroundings) -> Drafter:
-    """What the settings ask for, with everything checked that can be before a weight is read.
+def find_drafter(config: SpeculativeConfig, prepared: Prepared) -> Drafter:
+    """Return the drafter that the settings ask for, with everything checked that can be before a weight is read.
 
     Raises:
         InvalidParameter: a setting that does not go with the target.
@@ -137,28 +52,26 @@ def find_drafter(config: SpeculativeConfig, surroundings: Surroundings) -> Draft
         case "ngram":
             return _Ngram(config)
         case "early_exit":
-            return _EarlyExit.of(config, surroundings)
+            return _EarlyExit.of(config, prepared)
         case "draft_model":
-            return _DraftModel.of(config, surroundings)
+            return _DraftModel.of(config, prepared)
         case "medusa":
-            return _Medusa.of(config, surroundings)
+            return _Medusa.of(config, prepared)
         case "eagle":
-            return _Eagle.of(config, surroundings)
+            return _Eagle.of(config, prepared)
 
 
 @dataclass(frozen=True, slots=True)
 class _Ngram:
     config: SpeculativeConfig
-    facts: DrafterFacts = DrafterFacts()
+    facts: DrafterFacts = _TAKES_NOTHING
 
     @property
     def words(self) -> str:
-        """See Drafter."""
         fewest, most = self.config.lookup_lengths
         return f"prompt lookup, endings of {fewest} to {most} tokens"
 
-    def build(self, target: Target) -> Proposer:
-        """See Drafter."""
+    def build(self, target: LoadedTarget) -> Proposer:
         del target
         fewest, most = self.config.lookup_lengths
         return NgramProposer(most=most, fewest=fewest)
@@ -167,35 +80,31 @@ class _Ngram:
 @dataclass(frozen=True, slots=True)
 class _EarlyExit:
     num_layers: int
-    surroundings: Surroundings
-    facts: DrafterFacts = DrafterFacts()
+    prepared: Prepared
+    facts: DrafterFacts = _TAKES_NOTHING
 
     @classmethod
-    def of(cls, config: SpeculativeConfig, surroundings: Surroundings) -> _EarlyExit:
+    def of(cls, config: SpeculativeConfig, prepared: Prepared) -> _EarlyExit:
         """Checks the layer."""
-        name, num_layers = "speculative_config.exit_layer", surroundings.config.num_layers
-        trained = surroundings.config.early_exit_layers
+        name, num_layers = "speculative_config.exit_layer", prepared.config.num_layers
+        trained = prepared.config.early_exit_layers
         exit_layer = config.exit_layer or (trained[0] if trained else None)
         if exit_layer is None:
             remedy = f"Give one, 1 to {num_layers - 1}; `twostroke calibrate` finds the best."
-            raise InvalidParameter(name, None, f"{surroundings.path.name} was not trained to exit early", remedy)
+            raise InvalidParameter(name, None, f"{prepared.path.name} was not trained to exit early", remedy)
         if exit_layer >= num_layers:
-            limit = f"must be below the {num_layers} layers of {surroundings.path.name}"
+            limit = f"must be below the {num_layers} layers of {prepared.path.name}"
             raise InvalidParameter(name, exit_layer, limit)
-        return cls(exit_layer, surroundings)
+        return cls(exit_layer, prepared)
 
     @property
     def words(self) -> str:
-        """See Drafter."""
-        return (
-            f"the first {self.num_layers} of {self.surroundings.config.num_layers} layers, with weights and KV shared"
-        )
+        return f"the first {self.num_layers} of {self.prepared.config.num_layers} layers, with weights and KV shared"
 
-    def build(self, target: Target) -> Proposer:
-        """See Drafter."""
+    def build(self, target: LoadedTarget) -> Proposer:
         layout = target.kv.attention_layout(target.model.num_heads)
         tables = [TargetTable(group_id) for group_id in range(len(layout.shapes))]
-        reader = Reader(target.model, self.num_layers, target.kv, layout, tables, self.surroundings.device)
+        reader = Reader(target.model, self.num_layers, target.kv, layout, tables, self.prepared.device)
         return ChainProposer(reader, ReadByTarget(), target.sampler, max_tokens=target.max_tokens)
 
 
@@ -206,43 +115,39 @@ class _DraftModel:
     files: ModelFiles
     config: ModelConfig
     weights: WeightSource
-    surroundings: Surroundings
+    prepared: Prepared
 
     @classmethod
-    def of(cls, config: SpeculativeConfig, surroundings: Surroundings) -> _DraftModel:
+    def of(cls, config: SpeculativeConfig, prepared: Prepared) -> _DraftModel:
         """Finds it, and checks that it speaks the target's tokens."""
-        files = find_model(_model_of(config, surroundings, "draft"))
-        draft = files.config().fixed_for(surroundings.longest_request)
-        _check_vocabulary(files, draft, surroundings, has_tokenizer=config.model is not None)
+        files = find_model(_model_of(config, prepared, "draft"))
+        draft = files.config().fixed_for(prepared.longest_request)
+        _check_vocabulary(files, draft, prepared, has_tokenizer=config.model is not None)
         weights = files.weights(draft, None)
         check_weights(weights, draft, None)
-        return cls(files, draft, weights, surroundings)
+        return cls(files, draft, weights, prepared)
 
     @property
     def facts(self) -> DrafterFacts:
-        """See Drafter."""
-        around = self.surroundings
+        around = self.prepared
         weights = weight_bytes(self.weights, self.config, around.dtype, around.operators)
         weights += key_means_bytes(self.config, around.kv_format, around.dtype.itemsize)
-        return DrafterFacts(num_weight_bytes=weights, kv_bytes_per_block=_bytes_beside(self._layouts))
+        return DrafterFacts(num_weight_bytes=weights, kv_bytes_per_block=self._kv.bytes_per_block)
 
     @property
     def words(self) -> str:
-        """See Drafter."""
         parameters = num_parameters(self.config) / 1e6
-        per_token = sum(layout.bytes_per_token for layout in self._layouts)
         return (
             f"draft model {self.files.path.name}, {parameters:,.1f} M parameters, {self.facts.num_weight_bytes:,} "
-            f"bytes of weights, {per_token:,} bytes of KV per token"
+            f"bytes of weights, {self._kv.words}"
         )
 
     @property
-    def _layouts(self) -> tuple[KVLayout, ...]:
-        return _kv_beside(self.config, self.surroundings)
+    def _kv(self) -> _KVBeside:
+        return _KVBeside(self.config, self.prepared.layout)
 
-    def build(self, target: Target) -> Proposer:
-        """See Drafter."""
-        around = self.surroundings
+    def build(self, target: LoadedTarget) -> Proposer:
+        around = self.prepared
         model = load_model(
             self.weights,
             self.config,
@@ -253,8 +158,9 @@ class _DraftModel:
         )
         if is_quantized(around.kv_format):
             center_keys(model, around.tokenizer.encode, around.dtype, around.device, RowSplit())
-        kv, attention = _storage_beside(self.config, self._layouts, around, target.kv.num_blocks)
-        tables = [_table_beside(around.layout)] * len(attention.shapes)
+        beside = self._kv
+        kv, attention = beside.storage(target.kv.num_blocks, around.device)
+        tables = [beside.table] * len(attention.shapes)
         reader = Reader(model, self.config.num_layers, kv, attention, tables, around.device)
         return ChainProposer(reader, ReadByDraftModel(), target.sampler, max_tokens=target.max_tokens)
 
@@ -266,20 +172,19 @@ class _Medusa:
     folder: DraftFolder
     num_places: int
     """For drafts, of each request and step; more than there are heads make branches."""
-    surroundings: Surroundings
+    prepared: Prepared
 
     @classmethod
-    def of(cls, config: SpeculativeConfig, surroundings: Surroundings) -> _Medusa:
+    def of(cls, config: SpeculativeConfig, prepared: Prepared) -> _Medusa:
         """Finds them, and checks that they go with the target."""
-        folder = DraftFolder(find_model_folder(_model_of(config, surroundings, "medusa")))
-        check_medusa(folder, surroundings.config, surroundings.path.name)
+        folder = DraftFolder(find_model_folder(_model_of(config, prepared, "medusa")))
+        check_medusa(folder, prepared.config, prepared.path.name)
         num_places = config.num_speculative_tokens
-        return cls(folder, 0 if num_places == AUTO else num_places, surroundings)
+        return cls(folder, 0 if num_places == AUTO else num_places, prepared)
 
     @property
     def facts(self) -> DrafterFacts:
-        """See Drafter."""
-        around, num_heads = self.surroundings, medusa_shape(self.folder).num_heads
+        around, num_heads = self.prepared, medusa_shape(self.folder).num_heads
         num_branch_blocks = 0
         if self.num_places > num_heads + 1:  # one more is no place for a branch
             num_branch_blocks = MAX_BRANCHES * blocks_of_branch(num_heads, around.layout)
@@ -293,15 +198,13 @@ class _Medusa:
 
     @property
     def words(self) -> str:
-        """See Drafter."""
         facts = self.facts
         branches = f", {facts.num_branch_blocks:,} KV blocks for branches" if facts.num_branch_blocks else ""
         weights = f"{facts.num_weight_bytes:,} bytes of weights"
         return f"{facts.max_drafts} Medusa heads of {self.folder.path.name}, {weights}{branches}"
 
-    def build(self, target: Target) -> Proposer:
-        """See Drafter."""
-        heads = MedusaHeads(self.folder, target.model, self.surroundings.placement(target))
+    def build(self, target: LoadedTarget) -> Proposer:
+        heads = MedusaHeads(self.folder, target.model, _placement(self.prepared, target))
         return MedusaProposer(heads, target.sampler)
 
 
@@ -315,127 +218,132 @@ class _Eagle:
 
     folder: DraftFolder
     config: ModelConfig
-    surroundings: Surroundings
+    prepared: Prepared
 
     @classmethod
-    def of(cls, config: SpeculativeConfig, surroundings: Surroundings) -> _Eagle:
+    def of(cls, config: SpeculativeConfig, prepared: Prepared) -> _Eagle:
         """Finds it, and checks that it goes with the target."""
-        folder = DraftFolder(find_model_folder(_model_of(config, surroundings, "eagle")))
-        check_eagle(folder, surroundings.config, surroundings.path.name)
-        layers = feature_layers(surroundings.config.num_layers)
+        folder = DraftFolder(find_model_folder(_model_of(config, prepared, "eagle")))
+        check_eagle(folder, prepared.config, prepared.path.name)
+        layers = feature_layers(prepared.config.num_layers)
         if not 0 < layers[0] < layers[1] < layers[2]:
-            num_layers = surroundings.config.num_layers
-            limit = f"reads a low, a middle and a high layer of 7 or more; {surroundings.path.name} has {num_layers}"
+            num_layers = prepared.config.num_layers
+            limit = f"reads a low, a middle and a high layer of 7 or more; {prepared.path.name} has {num_layers}"
             remedy = "Take another method, such as ngram."
             raise InvalidParameter("speculative_config.method", "eagle", limit, remedy)
-        return cls(folder, eagle_config(folder), surroundings)
+        return cls(folder, eagle_config(folder), prepared)
 
     @property
     def facts(self) -> DrafterFacts:
-        """See Drafter."""
-        around = self.surroundings
+        around = self.prepared
         size = len(self._feature_layers) * around.config.hidden_size * around.dtype.itemsize
         return DrafterFacts(
             num_weight_bytes=eagle_bytes(self.folder, around.dtype, around.operators.packed_sizes),
-            kv_bytes_per_block=_bytes_beside(self._layouts),
+            kv_bytes_per_block=self._kv.bytes_per_block,
             bytes_per_token=2 * size,  # of a step's features, and of those that are kept
             bytes_per_request=_KEPT_TOKENS * size,
         )
 
     @property
     def words(self) -> str:
-        """See Drafter."""
-        return (
-            f"EAGLE head {self.folder.path.name}, {self.facts.num_weight_bytes:,} bytes of weights, "
-            f"{sum(layout.bytes_per_token for layout in self._layouts):,} bytes of KV per token"
-        )
+        return f"EAGLE head {self.folder.path.name}, {self.facts.num_weight_bytes:,} bytes of weights, {self._kv.words}"
 
     @property
-    def _layouts(self) -> tuple[KVLayout, ...]:
-        return _kv_beside(self.config, self.surroundings)
+    def _kv(self) -> _KVBeside:
+        return _KVBeside(self.config, self.prepared.layout)
 
     @property
     def _feature_layers(self) -> tuple[int, ...]:
-        return feature_layers(self.surroundings.config.num_layers)
+        return feature_layers(self.prepared.config.num_layers)
 
-    def build(self, target: Target) -> Proposer:
-        """See Drafter."""
-        around = self.surroundings
-        head = EagleHead(self.folder, target.model, around.placement(target))
-        kv, attention = _storage_beside(self.config, self._layouts, around, target.kv.num_blocks)
-        num_pages = target.kv.num_blocks * self._layouts[0].groups[0].pages_per_block
+    def build(self, target: LoadedTarget) -> Proposer:
+        around = self.prepared
+        head = EagleHead(self.folder, target.model, _placement(around, target))
+        beside = self._kv
+        kv, attention = beside.storage(target.kv.num_blocks, around.device)
         history = FeatureHistory(self._feature_layers, target.max_tokens + _KEPT_TOKENS * target.max_num_seqs)
-        memory = HeadMemory(kv, num_pages, attention, _table_beside(around.layout))
+        memory = HeadMemory(kv, beside.num_pages(target.kv.num_blocks), attention, beside.table)
         return EagleProposer(head, memory, history, target.sampler, around.device)
 
 
-def _model_of(config: SpeculativeConfig, surroundings: Surroundings, kind: str) -> str:
+def _model_of(config: SpeculativeConfig, prepared: Prepared, kind: str) -> str:
     """The model that the settings name, or what comes with the target.
 
     Raises:
         InvalidParameter: there is neither.
     """
-    path = config.model or companion(surroundings.path, kind)
+    path = config.model or companion(prepared.path, kind)
     if path is None:
-        limit = f"nothing of that method comes with {surroundings.path.name}"
+        limit = f"nothing of that method comes with {prepared.path.name}"
         raise InvalidParameter("speculative_config.model", None, limit, "Give a folder, or a hub id.")
     return str(path)
 
 
-def _group_beside(target: KVLayout) -> int:
-    """Return the group of the target by whose block table a drafter goes: that which reaches back most."""
-    windows = [group.window for group in target.groups]
-    return min(range(len(windows)), key=lambda group: (windows[group] is not None, -(windows[group] or 0)))
+def _placement(prepared: Prepared, target: LoadedTarget) -> Placement:
+    """Return the placement of a drafter: same operators, type and device as the target."""
+    return Placement(prepared.operators, prepared.dtype, prepared.device, target.max_model_len)
 
 
-def _table_beside(target: KVLayout) -> TargetTable:
-    group_id = _group_beside(target)
-    return TargetTable(group_id, target.page_ids(target.groups[group_id]))
+class _KVBeside:
+    """KV of a drafter, whose block i goes with the target's block i: it follows one block table of the target."""
+
+    def __init__(self, drafter: ModelConfig, target: KVLayout) -> None:
+        self._drafter = drafter
+        windows = [group.window for group in target.groups]
+        # the table of the group that reaches back most
+        group_id = min(range(len(windows)), key=lambda group: (windows[group] is not None, -(windows[group] or 0)))
+        group = target.groups[group_id]
+        self.table = TargetTable(group_id, target.page_ids(group))
+        self._held = group.window  # what it has given back, nobody sees any more
+        layers: dict[KVSpec, list[int]] = {}
+        for layer_id, spec in enumerate(drafter.kv_specs):
+            layers.setdefault(replace(spec, window=None), []).append(layer_id)
+        # for each shape of K and V one group of all its layers; what each of them sees is the attention layout's affair
+        groups = (KVGroup(tuple(layer_ids), spec, group.pages_per_block) for spec, layer_ids in layers.items())
+        self._layouts = [KVLayout((group,), target.block_size, target.kv_format) for group in groups]
+
+    @property
+    def bytes_per_block(self) -> int:
+        """Return the bytes that the drafter keeps for each KV block of the target."""
+        return sum(layout.bytes_per_block for layout in self._layouts)
+
+    @property
+    def words(self) -> str:
+        """Return the size of a token, for the lines at the start."""
+        return f"{sum(layout.bytes_per_token for layout in self._layouts):,} bytes of KV per token"
+
+    def num_pages(self, num_blocks: int) -> int:
+        """Return the pages of each of its storages."""
+        return num_blocks * self._layouts[0].groups[0].pages_per_block
+
+    def storage(self, num_blocks: int, device: torch.device) -> tuple[JoinedStorages, AttentionLayout]:
+        """Make the storage, and say where the drafter's layers find their K and V there.
+
+        Layers of the same shape and window are a group.
+        """
+        places = {
+            layer_id: (which, index)
+            for which, layout in enumerate(self._layouts)
+            for index, layer_id in enumerate(layout.groups[0].layer_ids)
+        }
+        specs = self._drafter.kv_specs
+        seen = [min((w for w in (spec.window, self._held) if w is not None), default=None) for spec in specs]
+        kinds = list(dict.fromkeys((places[layer_id][0], window) for layer_id, window in enumerate(seen)))
+        shapes: list[GroupShape] = []
+        for which, window in kinds:
+            layout, (group,) = self._layouts[which], self._layouts[which].groups
+            spec, page_bytes = replace(group.spec, window=window), layout.bytes_per_page(group)
+            num_heads = self._drafter.layers[0].num_heads
+            shapes.append(GroupShape(num_heads, spec, layout.block_size, page_bytes, layout.kv_format))
+        slots = (
+            (kinds.index((places[layer_id][0], window)), places[layer_id][1]) for layer_id, window in enumerate(seen)
+        )
+        storages = [KVStorage(layout, num_blocks, device) for layout in self._layouts]
+        kv = JoinedStorages(storages, [which for which, _ in kinds])
+        return kv, AttentionLayout(tuple(slots), tuple(shapes))
 
 
-def _kv_beside(drafter: ModelConfig, target: Surroundings) -> tuple[KVLayout, ...]:
-    """For each shape of K and V of what drafts, one group that holds all layers of it; what each of them sees is the
-    attention layout's business."""
-    num_pages = target.layout.groups[_group_beside(target.layout)].pages_per_block
-    layers: dict[KVSpec, list[int]] = {}
-    for layer_id, spec in enumerate(drafter.kv_specs):
-        layers.setdefault(replace(spec, window=None), []).append(layer_id)
-    groups = (KVGroup(tuple(layer_ids), spec, num_pages) for spec, layer_ids in layers.items())
-    return tuple(KVLayout((group,), target.layout.block_size, target.kv_format) for group in groups)
-
-
-def _bytes_beside(layouts: Sequence[KVLayout]) -> int:
-    """Return the bytes of KV that a drafter keeps for each KV block of the target."""
-    return sum(layout.bytes_per_block for layout in layouts)
-
-
-def _storage_beside(
-    drafter: ModelConfig, layouts: Sequence[KVLayout], target: Surroundings, num_blocks: int
-) -> tuple[JoinedStorages, AttentionLayout]:
-    """Make the storage of what drafts, and say where its layers find their K and V there.
-
-    Layers of the same shape and window are a group; all go by one block table of the target.
-    """
-    held = target.layout.groups[_group_beside(target.layout)].window  # what it has given back, nobody sees any more
-    places = {
-        layer_id: (which, index)
-        for which, layout in enumerate(layouts)
-        for index, layer_id in enumerate(layout.groups[0].layer_ids)
-    }
-    seen = [min((w for w in (spec.window, held) if w is not None), default=None) for spec in drafter.kv_specs]
-    kinds = list(dict.fromkeys((places[layer_id][0], window) for layer_id, window in enumerate(seen)))
-    shapes: list[GroupShape] = []
-    for which, window in kinds:
-        layout, (group,) = layouts[which], layouts[which].groups
-        spec, page_bytes = replace(group.spec, window=window), layout.bytes_per_page(group)
-        shapes.append(GroupShape(drafter.layers[0].num_heads, spec, layout.block_size, page_bytes, layout.kv_format))
-    slots = ((kinds.index((places[layer_id][0], window)), places[layer_id][1]) for layer_id, window in enumerate(seen))
-    storages = [KVStorage(layout, num_blocks, target.device) for layout in layouts]
-    kv = JoinedStorages(storages, [which for which, _ in kinds])
-    return kv, AttentionLayout(tuple(slots), tuple(shapes))
-
-
-def _check_vocabulary(files: ModelFiles, draft: ModelConfig, target: Surroundings, *, has_tokenizer: bool) -> None:
+def _check_vocabulary(files: ModelFiles, draft: ModelConfig, target: Prepared, *, has_tokenizer: bool) -> None:
     """A draft is a token id: both models must mean the same by it.
 
     Raises:

@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from twostroke.config.engine import EngineConfig
 from twostroke.config.load import DEFAULT_GROUP_SIZE, QuantizationOnLoad
 from twostroke.errors import DoesNotFit, InvalidParameter
 from twostroke.kv_cache.device_memory import DeviceMemory
@@ -25,13 +24,8 @@ from twostroke.runner.model_runner import ModelRunner
 from twostroke.runner.running_ahead import RunnerAhead
 from twostroke.sampling.sampler import Sampler
 from twostroke.startup.card_memory import CardUse, card_memory, largest_step
-from twostroke.startup.preparation import (
-    Prepared,
-    loaded_weight_bytes,
-    longest_request,
-    max_tokens_per_step,
-    size_for,
-)
+from twostroke.startup.memory import size_for
+from twostroke.startup.prepared import Prepared
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,42 +38,38 @@ class Sized:
 
 
 def measure_and_size(
-    config: EngineConfig,
-    prepared: Prepared,
-    model: DecoderModel,
-    sampler: Sampler,
-    probe: MemoryProbe,
-    split: RowSplit,
+    prepared: Prepared, model: DecoderModel, sampler: Sampler, probe: MemoryProbe, split: RowSplit
 ) -> Sized:
-    """Runs the largest steps and decides how many KV blocks there are; all ranks do, and decide the same.
+    """Run the largest steps and decide how many KV blocks there are; all ranks do, and decide the same.
 
     Raises:
         DoesNotFit: too little is left, with the numbers and the settings that would do.
     """
 
-    def measure(config: EngineConfig) -> DeviceMemory:
-        return _poorest(_measure(config, prepared, model, sampler, probe), split, prepared.device)
+    def measure(changed: Prepared) -> DeviceMemory:
+        return _poorest(_measure(changed, model, sampler, probe), split, prepared.device)
 
     try:
-        memory = measure(config)
+        memory = measure(prepared)
     except torch.OutOfMemoryError as error:
         # the frames that it came through hold the tensors of the step: smaller ones would be measured beside them
         traceback.clear_frames(error.__traceback__)
         # of several ranks, the others are in the middle of the step that this one had to leave
-        fits = () if split.size > 1 else smaller_steps(config, prepared, measure)
-        size = largest_step(config, prepared)
+        fits = () if split.size > 1 else smaller_steps(prepared, measure)
+        size = largest_step(prepared)
         raise DoesNotFit(
             f"a step of {size.max_tokens:,} tokens, of which {min(size.max_rows, size.max_tokens):,} sample, does not "
             f"fit beside the weights of {prepared.path.name}: {str(error).splitlines()[0]}. {_advice(fits)}"
         ) from error
-    is_given = config.cache.kv_cache_memory is not None or config.cache.num_kv_blocks is not None
-    needed = needed_bytes(config, prepared)
+    cache = prepared.settings.cache
+    is_given = cache.kv_cache_memory is not None or cache.num_kv_blocks is not None
+    needed = needed_bytes(prepared)
     if not is_given and memory.default_bytes < needed:  # how a given size fits is said when it is cut up
         raise DoesNotFit(
-            f"{memory.account}, and a request of {config.load.max_model_len or 2} tokens takes {needed:,}. "
-            f"{_advice(settings_that_fit(config, prepared, memory, measure))}"
+            f"{memory.account}, and a request of {prepared.settings.load.max_model_len or 2} tokens takes {needed:,}. "
+            f"{_advice(settings_that_fit(prepared, memory, measure))}"
         )
-    return Sized(size_for(config, prepared, memory), memory)
+    return Sized(size_for(prepared, memory), memory)
 
 
 def _advice(fits: Sequence[str]) -> str:
@@ -88,19 +78,17 @@ def _advice(fits: Sequence[str]) -> str:
     return f"What would fit: {'; or '.join(fits)}."
 
 
-def _measure(
-    config: EngineConfig, prepared: Prepared, model: DecoderModel, sampler: Sampler, probe: MemoryProbe
-) -> DeviceMemory:
-    """Of this rank's card.
+def _measure(prepared: Prepared, model: DecoderModel, sampler: Sampler, probe: MemoryProbe) -> DeviceMemory:
+    """Return the account of this rank's card.
 
     Raises:
         torch.OutOfMemoryError: not even the largest steps fit beside the weights.
     """
-    size = largest_step(config, prepared)
+    size = largest_step(prepared)
 
     def run() -> None:
         kv = KVStorage(prepared.layout, 1, prepared.device)
-        ahead = config.schedules_ahead
+        ahead = prepared.settings.schedules_ahead
         kind = RunnerAhead if ahead else ModelRunner
         runner = kind(model, kv, sampler, max_model_len=size.longest, grammars=prepared.grammars)
         launched: list[LaunchedStep] = []
@@ -120,7 +108,7 @@ def _measure(
         held_bytes=reading.held_bytes,
         step_bytes=reading.peak_bytes,  # includes the block of KV that the steps used; it is too small to matter
     )
-    return card_memory(config, prepared, use)
+    return card_memory(prepared, use)
 
 
 def _poorest(own: DeviceMemory, split: RowSplit, device: torch.device) -> DeviceMemory:
@@ -151,82 +139,63 @@ def _poorest(own: DeviceMemory, split: RowSplit, device: torch.device) -> Device
     return min(found, key=lambda memory: memory.default_bytes)
 
 
-def needed_bytes(config: EngineConfig, prepared: Prepared) -> int:
-    """KV of the longest request that was asked for, or else of the shortest there is: one token in, one out."""
-    drafts = prepared.drafter_facts
-    num_tokens = config.load.max_model_len or 2
-    num_blocks = blocks_of_request(
-        prepared.layout, config.cache, num_tokens, max_tokens_per_step(config, prepared.config)
-    )
-    num_scratch = len(prepared.layout.groups) if config.cache.kv_check_rate else 0
-    per_block = prepared.layout.bytes_per_block + drafts.kv_bytes_per_block
-    return (num_blocks + num_scratch) * per_block + num_scratch * prepared.layout.bytes_per_block
+def needed_bytes(prepared: Prepared) -> int:
+    """Return the KV bytes of the longest request asked for, or else of the shortest: one token in, one out."""
+    cache, layout = prepared.settings.cache, prepared.layout
+    num_tokens = prepared.settings.load.max_model_len or 2
+    num_blocks = blocks_of_request(layout, cache, num_tokens, prepared.max_tokens_per_step)
+    num_scratch = len(layout.groups) if cache.kv_check_rate else 0
+    per_block = layout.bytes_per_block + prepared.drafter_facts.kv_bytes_per_block
+    return (num_blocks + num_scratch) * per_block + num_scratch * layout.bytes_per_block
 
 
 def settings_that_fit(
-    config: EngineConfig, prepared: Prepared, memory: DeviceMemory, measure: Callable[[EngineConfig], DeviceMemory]
+    prepared: Prepared, memory: DeviceMemory, measure: Callable[[Prepared], DeviceMemory]
 ) -> list[str]:
-    """Changes of one setting, each of which leaves room for a request, as flags.
+    """Return changes of one setting, each of which leaves room for a request, as flags.
 
     Args:
-        config: what was asked for.
-        prepared: what it comes to.
+        prepared: the model and the settings that were asked for.
         memory: as it was measured for that.
         measure: the same with other sizes of steps.
     """
-    needed, words = needed_bytes(config, prepared), list[str]()
+    needed, words = needed_bytes(prepared), list[str]()
     utilization = memory.utilization_for(needed)
     if utilization is not None:
         words.append(f"--gpu-memory-utilization {utilization:g}")
-    words += smaller_steps(config, prepared, measure)
-    num_weight_bytes = loaded_weight_bytes(config, prepared, prepared.num_ranks)
-    for quantization in _smaller_forms(config, prepared):
-        smaller = replace(config, load=replace(config.load, quantization=quantization))
-        spared = num_weight_bytes - loaded_weight_bytes(smaller, prepared, prepared.num_ranks)
+    words += smaller_steps(prepared, measure)
+    settings = prepared.settings
+    for quantization in _smaller_forms(prepared):
+        smaller = replace(settings, load=replace(settings.load, quantization=quantization))
+        spared = prepared.rank_weight_bytes - replace(prepared, settings=smaller).rank_weight_bytes
         if replace(memory, weight_bytes=max(0, memory.weight_bytes - spared)).default_bytes >= needed:
             words.append(f"--quantization {quantization}")
             break  # the least change of them
     return words
 
 
-def smaller_steps(
-    config: EngineConfig, prepared: Prepared, measure: Callable[[EngineConfig], DeviceMemory]
-) -> list[str]:
-    """Of the settings that steps become smaller with: the first of its halves, quarters, ... that leaves room for a
-    request, found by trying, as the weights are there. As flags."""
+def smaller_steps(prepared: Prepared, measure: Callable[[Prepared], DeviceMemory]) -> list[str]:
+    """Return, as flags, settings that make steps smaller: of each the first of its halves, quarters, ... that leaves
+    room for a request, found by trying, as the weights are there."""
+    settings = prepared.settings
 
-    def fits(changed: EngineConfig) -> bool:
+    def fits(part: str, name: str, value: int) -> bool:
+        changed = replace(settings, **{part: replace(getattr(settings, part), **{name: value})})
+        of_changed = replace(prepared, settings=changed)
         try:
-            return measure(changed).default_bytes >= needed_bytes(changed, prepared)
+            return measure(of_changed).default_bytes >= needed_bytes(of_changed)
         except torch.OutOfMemoryError:
             return False
 
-    scheduler, load = config.scheduler, config.load
-    changes: tuple[tuple[str, int, int, Callable[[int], EngineConfig]], ...] = (
-        (
-            "--max-num-batched-tokens",
-            scheduler.max_num_batched_tokens,
-            1,
-            lambda value: replace(config, scheduler=replace(scheduler, max_num_batched_tokens=value)),
-        ),
-        (
-            "--max-num-seqs",
-            scheduler.max_num_seqs,
-            1,
-            lambda value: replace(config, scheduler=replace(scheduler, max_num_seqs=value)),
-        ),
-        (
-            "--max-model-len",
-            longest_request(config, prepared),
-            2,
-            lambda value: replace(config, load=replace(load, max_model_len=value)),
-        ),
-    )
     words: list[str] = []
-    for flag, now, least, change in changes:
-        value = next((value for value in _halves(now, least) if fits(change(value))), None)
+    for part, name, now, least in (
+        ("scheduler", "max_num_batched_tokens", settings.scheduler.max_num_batched_tokens, 1),
+        ("scheduler", "max_num_seqs", settings.scheduler.max_num_seqs, 1),
+        ("load", "max_model_len", prepared.longest_request, 2),
+    ):
+        value = next((value for value in _halves(now, least) if fits(part, name, value)), None)
         if value is not None:
-            words.append(f"{flag} {value}")
+            words.append(f"--{name.replace('_', '-')} {value}")
     return words
 
 
@@ -240,9 +209,9 @@ def _halves(value: int, least: int) -> Iterator[int]:
         yield value
 
 
-def _smaller_forms(config: EngineConfig, prepared: Prepared) -> Iterator[QuantizationOnLoad]:
-    """Forms that this model's weights can be loaded in, the larger first."""
-    is_quantized = config.load.quantization is not None or prepared.weights.quantization is not None
+def _smaller_forms(prepared: Prepared) -> Iterator[QuantizationOnLoad]:
+    """Yield the forms that this model's weights can be loaded in, the larger first."""
+    is_quantized = prepared.settings.load.quantization is not None or prepared.weights.quantization is not None
     if is_quantized or not prepared.operators.keeps_quantized:
         return
     names: tuple[QuantizationOnLoad, ...] = ("int8", "int4")

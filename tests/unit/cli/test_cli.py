@@ -17,7 +17,7 @@ from cyclopts import App
 from command_line import twostroke
 from timed_engine import history
 from traces import conversations, write_trace
-from twostroke.cli.flags import LoadBesideModel, check_model_names
+from twostroke.cli.flags import EngineBesideModelFlags, LoadBesideModel, check_model_names
 from twostroke.cli.generate import generate
 from twostroke.cli.main import app
 from twostroke.client.output_processor import CompletionStream
@@ -254,7 +254,8 @@ def test_a_stream_copies_no_more_than_it_prints(
 
     monkeypatch.setattr(CompletionStream, "so_far", copy)
     load = LoadBesideModel(threads=1)
-    generate("import os\n", load=load, cache=CacheConfig(kv_cache_memory=1 << 24), quiet=True)
+    engine = EngineBesideModelFlags(load=load, cache=CacheConfig(kv_cache_memory=1 << 24))
+    generate("import os\n", engine_flags=engine, quiet=True)
     assert len(capsys.readouterr().out) > len("import os\n")
 
 

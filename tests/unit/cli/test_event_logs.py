@@ -20,7 +20,7 @@ from twostroke.cli import bench, explain
 from twostroke.cli.doctor import doctor
 from twostroke.cli.explain import explain as explain_request
 from twostroke.cli.plan import plan
-from twostroke.cli.replay import replay
+from twostroke.cli.replay import EngineOfTraceFlags, replay
 from twostroke.cli.view import view
 from twostroke.config.cache import CacheConfig
 from twostroke.errors import InvalidParameter, UnreadableEvent
@@ -147,7 +147,7 @@ def test_an_event_log_is_no_trace(version: int, lines: list[str], tmp_path: Path
     with pytest.raises(InvalidParameter, match=r"it is an event log.*--set KEY=VALUE"):
         replay(path, model="embedded")
     with pytest.raises(InvalidParameter, match="it is an event log"):
-        replay(path, cache=CacheConfig(num_kv_blocks=9))
+        replay(path, engine=EngineOfTraceFlags(cache=CacheConfig(num_kv_blocks=9)))
 
 
 def without(lines: list[str], kind: str) -> list[str]:

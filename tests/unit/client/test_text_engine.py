@@ -40,7 +40,7 @@ from twostroke.kv_check import KVCheck, KVDifference
 from twostroke.outputs import JoinedDeltas
 from twostroke.runner.executor import Executor
 from twostroke.scheduler.replay import replay
-from twostroke.startup import assembly, preparation
+from twostroke.startup import loading, memory
 from twostroke.startup.identity import numerics_facts
 
 PROMPT = {"prompt_token_ids": list(range(10, 60))}
@@ -299,7 +299,7 @@ def test_a_bad_event_log_is_refused_before_a_weight_is_read(
     def load_nothing(*_: Any, **__: Any) -> None:
         raise AssertionError("the weights were read")
 
-    monkeypatch.setattr(assembly, "load_model", load_nothing)
+    monkeypatch.setattr(loading, "load_model", load_nothing)
     with pytest.raises(InvalidParameter, match="event_log="):
         text_engine(folder, event_log=tmp_path)
     log = tmp_path / "events.jsonl"
@@ -318,7 +318,7 @@ def test_the_tables_of_the_context_are_kept_free(
         lengths.append(max_model_len)
         return 1 << 60
 
-    monkeypatch.setattr(preparation, "context_bytes", more_than_there_is)
+    monkeypatch.setattr(memory, "context_bytes", more_than_there_is)
     with pytest.raises(DoesNotFit, match=r"1,152,921,504,606,846,976 for the tables .* lower --max-model-len"):
         text_engine(folder, **given)
     assert lengths == [counted]
@@ -567,7 +567,7 @@ def test_quantizing_activations_is_refused_where_it_changes_nothing(
 
 
 def test_memory_is_not_given_to_kv_to_the_last_byte(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("twostroke.startup.preparation.free_host_bytes", lambda: 1 << 28)
+    monkeypatch.setattr("twostroke.startup.memory.free_host_bytes", lambda: 1 << 28)
     with pytest.raises(DoesNotFit, match="activations of the largest step"):
         text_engine(folder, kv_cache_memory=(1 << 28) - (1 << 21))
 

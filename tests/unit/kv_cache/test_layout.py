@@ -95,7 +95,7 @@ def test_a_plan_is_what_is_allocated(size: str, options: dict[str, Any], tmp_pat
     given = {"model": str(tmp_path), "load_format": "dummy", "num_kv_blocks": 3000, "max_model_len": 512}
     config = EngineConfig.from_keywords(**given, **options)
     prepared = prepare(config)
-    plan = plan_memory(config, prepared, 1 << 40)
+    plan = plan_memory(prepared, 1 << 40)
     storage = KVStorage(prepared.layout, plan.num_blocks, torch.device("meta"), plan.num_scratch_blocks)
     assert plan.kv_bytes == storage.nbytes == (3000 + plan.num_scratch_blocks) * prepared.layout.bytes_per_block
 

@@ -14,7 +14,7 @@ import twostroke
 from gguf_files import fixture
 from twostroke import LLM, SamplingParams
 from twostroke.errors import CorruptCheckpoint
-from twostroke.startup import assembly
+from twostroke.startup import loading
 from twostroke.weight_file import WeightFile
 
 EMBEDDED = Path(twostroke.__file__).parent / "embedded"
@@ -85,13 +85,13 @@ def test_a_change_while_it_loads_is_an_error(
     change: Callable[[Path], None],
 ) -> None:
     model, file = make(tmp_path)
-    load_model = assembly.load_model
+    load_model = loading.load_model
 
     def changed(*args: Any, **given: Any) -> Any:
         change(file)
         return load_model(*args, **given)
 
-    monkeypatch.setattr(assembly, "load_model", changed)
+    monkeypatch.setattr(loading, "load_model", changed)
     with pytest.raises(CorruptCheckpoint, match="while it was read"):
         LLM(model, kv_cache_memory="16MiB", threads=1)
 

@@ -30,7 +30,7 @@ def test_more_threads_than_the_machine_can_run(random_models: dict[str, Path], m
 
 
 def test_weights_that_do_not_fit(random_models: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("twostroke.startup.preparation.free_host_bytes", lambda: 1000)
+    monkeypatch.setattr("twostroke.startup.memory.free_host_bytes", lambda: 1000)
     with pytest.raises(
         DoesNotFit, match=r"the weights of \S+ take [\d,]+ bytes; 1,000 are free on cpu.* smaller model"
     ):
@@ -43,12 +43,12 @@ def test_a_quantization_that_would_fit_is_named(
 ) -> None:
     sizes: dict[str | None, int] = {}
     for quantization in (None, "int8", "int4"):
-        monkeypatch.setattr("twostroke.startup.preparation.free_host_bytes", lambda: 1000)
+        monkeypatch.setattr("twostroke.startup.memory.free_host_bytes", lambda: 1000)
         with pytest.raises(DoesNotFit) as caught:
             LLM(str(random_models["llama"]), quantization=quantization)
         sizes[quantization] = int(re.findall(r"take ([\d,]+) bytes", str(caught.value))[0].replace(",", ""))
     for quantization in ("int8", "int4"):
-        monkeypatch.setattr("twostroke.startup.preparation.free_host_bytes", lambda free=sizes[quantization] + 1: free)
+        monkeypatch.setattr("twostroke.startup.memory.free_host_bytes", lambda free=sizes[quantization] + 1: free)
         said = f"With --quantization {quantization} they take {sizes[quantization]:,}; or free"
         with pytest.raises(DoesNotFit, match=re.escape(said)):
             LLM(str(random_models["llama"]))

@@ -24,7 +24,8 @@ from twostroke.planner.options import PlanOptions
 from twostroke.planner.plan import Plan, make_plan
 from twostroke.planner.report import as_json
 from twostroke.planner.show import print_plan
-from twostroke.startup.preparation import Prepared, prepare
+from twostroke.startup.preparation import prepare
+from twostroke.startup.prepared import Prepared
 
 GB = 10**9
 CARD_BYTES = {
@@ -145,23 +146,23 @@ def test_what_is_said_to_fit_does_and_all_that_does_is_said(published: Path, dev
     config = EngineConfig.from_keywords(**given)
     prepared = prepare(config)
     if device == "cuda":
-        config = replace(config, load=replace(config.load, device="cuda"))
-    weight_bytes = plan_memory(config, prepared, 4 * GB).weight_bytes
+        prepared = replace(prepared, settings=replace(config, load=replace(config.load, device="cuda")))
+    weight_bytes = plan_memory(prepared, 4 * GB).weight_bytes
     counts: Counter[bool] = Counter()
     for memory in range(weight_bytes // 4, weight_bytes, weight_bytes // 40):
-        said = refusal(config, prepared, memory)
+        said = refusal(prepared, memory)
         for quantization in SMALLER:
-            fits = not refusal(with_quantization(config, prepared, quantization), prepared, memory)
+            fits = not refusal(with_quantization(prepared, quantization), memory)
             assert (f"--quantization {quantization} (" in said) is fits, (memory, said)
             counts[fits] += 1
     assert counts[True] >= 5
     assert counts[False] >= 5
 
 
-def refusal(config: EngineConfig, prepared: Prepared, memory_bytes: int) -> str:
+def refusal(prepared: Prepared, memory_bytes: int) -> str:
     """Why it does not fit; empty where it does."""
     try:
-        plan_memory(config, prepared, memory_bytes)
+        plan_memory(prepared, memory_bytes)
     except DoesNotFit as error:
         return str(error)
     return ""

@@ -37,7 +37,7 @@ KERNELS = ["reference", "auto"]
 
 
 def plan_of(config: EngineConfig, memory_bytes: int = MEMORY) -> MemoryPlan:
-    return plan_memory(config, prepare(config), memory_bytes)
+    return plan_memory(prepare(config), memory_bytes)
 
 
 def bytes_of(model: Any) -> int:
@@ -136,10 +136,10 @@ def test_other_formats_are_planned_as_if_they_had_been_asked_for(random_models: 
     prepared = prepare(config)
     for kv_cache_dtype in ("int8", "int4"):
         asked = plan_of(EngineConfig.from_keywords(model=model, kv_cache_dtype=kv_cache_dtype))
-        assert plan_memory(*with_kv_format(config, prepared, kv_cache_dtype), MEMORY) == asked
+        assert plan_memory(with_kv_format(prepared, kv_cache_dtype), MEMORY) == asked
     for quantization in ("int8", "int4"):
         asked = plan_of(EngineConfig.from_keywords(model=model, quantization=quantization))
-        assert plan_memory(with_quantization(config, prepared, quantization), prepared, MEMORY) == asked
+        assert plan_memory(with_quantization(prepared, quantization), MEMORY) == asked
 
 
 def test_drafts_are_counted() -> None:
@@ -179,19 +179,19 @@ def test_ranks_that_have_the_same_kv_head_count_it_each(
 def test_weights_that_do_not_fit_are_refused_with_their_bytes(random_models: dict[str, Path]) -> None:
     config = EngineConfig.from_keywords(model=str(random_models["llama"]))
     prepared = prepare(config)
-    whole = plan_memory(config, prepared, MEMORY).weight_bytes
+    whole = plan_memory(prepared, MEMORY).weight_bytes
     words = (
         r": 1,000 more than there are. .*would not fit either \(int8 takes 300,032, .*beside the largest step and one"
     )
     with pytest.raises(DoesNotFit, match=words):
-        plan_memory(config, prepared, whole - 1000)
+        plan_memory(prepared, whole - 1000)
 
 
 def test_a_card_that_is_too_small_shows_its_share_in_the_sum() -> None:
     config = EngineConfig.from_keywords(model="embedded")
-    on_card, prepared = replace(config, load=replace(config.load, device="cuda")), prepare(config)
+    on_card = replace(prepare(config), settings=replace(config, load=replace(config.load, device="cuda")))
     with pytest.raises(DoesNotFit, match=r"^0\.9 x 100,000,000 bytes - 1.*= 0 for KV; one KV block takes"):
-        plan_memory(on_card, prepared, 100_000_000)
+        plan_memory(on_card, 100_000_000)
 
 
 LAYOUTS = st.builds(
@@ -341,4 +341,4 @@ def test_exact_for_the_rank_that_has_most(
         )
         for rank in range(num_ranks)
     ]
-    assert max(sizes) == plan_memory(config, prepared, MEMORY).weight_bytes
+    assert max(sizes) == plan_memory(prepared, MEMORY).weight_bytes

@@ -21,7 +21,7 @@ from twostroke.cost.step_model import Curve, StepTimeModel
 from twostroke.errors import DoesNotFit, InvalidParameter
 from twostroke.event_codec import to_json
 from twostroke.measure.workload import of_lengths, with_arrivals
-from twostroke.planner import memory, search, trace_replay
+from twostroke.planner import memory, search, trace_replay, worker_kinds
 from twostroke.planner.memory import MemoryPlan, plan_memory
 from twostroke.planner.options import PlanOptions
 from twostroke.planner.search import Searched, search_placement
@@ -30,7 +30,7 @@ from twostroke.planner.show_search import conclusions, print_search, searched_js
 from twostroke.planner.trace_options import TraceOptions
 from twostroke.planner.words import significant
 from twostroke.simulation.settings import WhatIf
-from twostroke.startup.preparation import Prepared
+from twostroke.startup.prepared import Prepared
 
 SLOW = StepTimeModel(
     layers=Curve((1, 16, 512), (0.020, 0.022, 0.420)), head=Curve((1, 64), (0.002, 0.006)), pair_s=5e-8, seen_s=1e-7
@@ -66,7 +66,7 @@ def searched(plan: PlanOptions | None = None, load: dict[str, Any] | None = None
 @pytest.fixture
 def calibrated(monkeypatch: pytest.MonkeyPatch) -> None:
     """Set up a machine of four cores with a calibration of one thread."""
-    monkeypatch.setattr(search, "find_calibration", lambda *_: (calibration(1), "calibrated: a.json"))
+    monkeypatch.setattr(worker_kinds, "find_calibration", lambda *_: (calibration(1), "calibrated: a.json"))
     monkeypatch.setattr(search, "usable_processors", lambda: 4)
 
 
@@ -134,7 +134,7 @@ def test_calibrations_of_other_threads_are_workers_of_their_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(search, "usable_processors", lambda: 2)
-    monkeypatch.setattr(search, "find_calibration", lambda *_: (calibration(2), "calibrated: a.json"))
+    monkeypatch.setattr(worker_kinds, "find_calibration", lambda *_: (calibration(2), "calibrated: a.json"))
     alone = searched(load={"threads": 2}, **LONG_PROMPTS, ttft_target_s=30.0, tpot_target_s=1.0)
     assert not any(one.is_split for one in alone.space.candidates)
     assert "twostroke calibrate embedded --threads 1" in alone.notes[0]
@@ -154,7 +154,7 @@ def test_a_calibration_of_a_folder_is_named_as_calibrate_names_it(
 ) -> None:
     folder = random_models["llama"]
     monkeypatch.setattr(search, "usable_processors", lambda: 2)
-    monkeypatch.setattr(search, "find_calibration", lambda *_: (calibration(2), "calibrated: a.json"))
+    monkeypatch.setattr(worker_kinds, "find_calibration", lambda *_: (calibration(2), "calibrated: a.json"))
     calibration(1, folder.name).write(tmp_path / "one.json")
     given: dict[str, Any] = {"request_rate": 1.5, "input_len": "40", "output_len": "8", "ttft_target_s": 30.0}
     given |= {"tpot_target_s": 1.0, "calibrations": str(tmp_path / "one.json")}
@@ -258,9 +258,9 @@ def test_what_others_hold_of_a_card_is_told_to_the_account(
     accounts: list[tuple[int, int]] = []
     used = {"search": search, "trace_replay": trace_replay}[module]
 
-    def seen(config: EngineConfig, prepared: Prepared, memory_bytes: int, *, others_bytes: int = 0) -> MemoryPlan:
+    def seen(prepared: Prepared, memory_bytes: int, *, others_bytes: int = 0) -> MemoryPlan:
         accounts.append((memory_bytes, others_bytes))
-        return plan_memory(config, prepared, memory_bytes, others_bytes=others_bytes)
+        return plan_memory(prepared, memory_bytes, others_bytes=others_bytes)
 
     monkeypatch.setattr(used, "memory_here", lambda *_: (1 << 28, 1 << 20))
     monkeypatch.setattr(used, "plan_memory", seen)
@@ -268,7 +268,7 @@ def test_what_others_hold_of_a_card_is_told_to_the_account(
         searched(PlanOptions(), **LONG_PROMPTS, ttft_target_s=30.0, tpot_target_s=1.0)
         assert set(accounts) == {(1 << 28, 1 << 20), (1 << 27, 1 << 19)}, "two workers share the card"
     else:
-        monkeypatch.setattr(trace_replay, "find_calibration", lambda *_: (calibration(1), "calibrated: a.json"))
+        monkeypatch.setattr(worker_kinds, "find_calibration", lambda *_: (calibration(1), "calibrated: a.json"))
         config = EngineConfig.from_keywords(model="embedded", threads=1, block_size=8)
         path = write_trace(tmp_path / "chats.jsonl", conversations(10))
         trace_replay.replay_trace(path, config, TraceOptions(trace_divisor=64))

@@ -15,7 +15,7 @@ from twostroke.config.engine import EngineConfig
 from twostroke.cost.calibration import Calibration, Timing
 from twostroke.cost.step_model import Curve, StepTimeModel
 from twostroke.errors import InvalidParameter
-from twostroke.planner import trace_replay
+from twostroke.planner import trace_replay, worker_kinds
 from twostroke.planner.show_trace import print_replayed_trace, replayed_trace_json
 from twostroke.planner.trace_options import TraceOptions
 from twostroke.planner.trace_replay import TraceReplayed, replay_trace
@@ -91,7 +91,7 @@ def test_fewer_blocks_find_less(trace: Path) -> None:
 def test_this_machine_needs_a_calibration(trace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = EngineConfig.from_keywords(model="embedded", threads=1, block_size=8)
     options = TraceOptions(trace_divisor=64, memory=1 << 28)
-    monkeypatch.setattr(trace_replay, "find_calibration", lambda *_: (None, "not calibrated"))
+    monkeypatch.setattr(worker_kinds, "find_calibration", lambda *_: (None, "not calibrated"))
     with pytest.raises(InvalidParameter, match=r"has no step times on this machine .* --device-name T4, A10"):
         replay_trace(trace, config, options)
     calibration = Calibration(
@@ -103,7 +103,7 @@ def test_this_machine_needs_a_calibration(trace: Path, monkeypatch: pytest.Monke
         step_s=(Timing(1, 1.0), Timing(2, 1.0)),
         step_times=SECOND,
     )
-    monkeypatch.setattr(trace_replay, "find_calibration", lambda *_: (calibration, "calibrated: a.json"))
+    monkeypatch.setattr(worker_kinds, "find_calibration", lambda *_: (calibration, "calibrated: a.json"))
     found = replay_trace(trace, config, options)
     assert found.predicted.run.duration_s >= len(found.predicted.run.steps)
     assert "on this machine: calibrated: a.json" in text_of(found)

@@ -9,7 +9,7 @@ from twostroke.config.engine import EngineConfig
 from twostroke.kernels import native, reference
 from twostroke.kernels.dispatch import operators_for
 from twostroke.runner import machine_limits
-from twostroke.startup.preparation import int8_operators, prepare
+from twostroke.startup.preparation import prepare
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 RATES = {torch.bfloat16: 6e8, torch.float16: 9e11, torch.float32: 8e10}
@@ -79,7 +79,7 @@ def test_who_multiplies_eight_bits(given: dict[str, str], is_int8: bool) -> None
     if not native.is_built():
         pytest.skip("torch's operators multiply floats")
     config = EngineConfig.from_keywords(model="embedded", threads=1, **given)
-    assert (int8_operators(config, prepare(config)) is not None) is is_int8
+    assert (prepare(config).int8_operators is not None) is is_int8
 
 
 def test_the_backends_own_product_is_timed() -> None:

@@ -98,6 +98,6 @@ def test_its_kv_is_planned_to_the_byte(heads: str, rate: float, tmp_path: Path, 
             kv = runner._proposer._reader._kv
             assert isinstance(kv, JoinedStorages)
             assert kv.nbytes == 20 * prepared.drafter_facts.kv_bytes_per_block
-            assert kv.nbytes + runner._kv.nbytes == plan_memory(config, prepared, 1 << 28).kv_bytes
+            assert kv.nbytes + runner._kv.nbytes == plan_memory(prepared, 1 << 28).kv_bytes
         finally:
             built.engine.close()

@@ -15,7 +15,8 @@ from twostroke import LLM, SamplingParams
 from twostroke.config.engine import EngineConfig
 from twostroke.kernels import native
 from twostroke.planner.machine import moved_to_device, prepared_for
-from twostroke.startup.preparation import Prepared, prepare
+from twostroke.startup.preparation import prepare
+from twostroke.startup.prepared import Prepared
 
 pytestmark = pytest.mark.skipif(not native.is_built(), reason="no native kernels")
 
@@ -63,8 +64,8 @@ def test_what_is_asked_for_counts(folder: Path, given: dict[str, Any], expected:
 def test_a_gpu_has_it_in_float16(folder: Path) -> None:
     config = config_of(folder)
     of_card = (torch.float16, "f16", "f16")
-    assert facts(prepared_for(config, "T4")[1]) == of_card
-    assert facts(moved_to_device(config, prepare(config), "T4")[1]) == of_card
+    assert facts(prepared_for(config, "T4")) == of_card
+    assert facts(moved_to_device(prepare(config), "T4")) == of_card
 
 
 def test_its_tokens_are_those_of_bfloat16(folder: Path) -> None:

@@ -23,7 +23,7 @@ from twostroke.runner.memory_probe import CountingProbe, MemoryReading
 from twostroke.startup import assembly
 from twostroke.startup.assembly import build_engine
 from twostroke.startup.measured_memory import settings_that_fit
-from twostroke.startup.preparation import loaded_weight_bytes, longest_request, prepare, step_tokens
+from twostroke.startup.preparation import prepare
 
 MIB = 1 << 20
 SETTINGS: dict[str, Any] = {
@@ -191,9 +191,9 @@ def test_what_no_setting_mends_is_not_promised() -> None:
     config = EngineConfig.from_keywords(**SETTINGS)
     prepared = prepare(config)
     nothing = account_for(weight_bytes=1000 * MIB)
-    assert settings_that_fit(config, prepared, nothing, lambda _: nothing) == []
+    assert settings_that_fit(prepared, nothing, lambda _: nothing) == []
     only_the_share = account_for(weight_bytes=90 * MIB)
-    found = settings_that_fit(config, prepared, only_the_share, lambda _: only_the_share)
+    found = settings_that_fit(prepared, only_the_share, lambda _: only_the_share)
     assert found == ["--gpu-memory-utilization 0.93"]
 
 
@@ -202,9 +202,9 @@ def test_quantized_weights_are_offered_where_they_are_enough() -> None:
     prepared = prepare(config)
     if not prepared.operators.keeps_quantized:
         pytest.skip("the native kernels were not built")
-    num_bytes = loaded_weight_bytes(config, prepared)
+    num_bytes = prepared.weight_bytes()
     full = account_for(total_bytes=num_bytes * 10 // 9, weight_bytes=num_bytes, reserve_bytes=0)
-    assert settings_that_fit(config, prepared, full, lambda _: full)[-1] == "--quantization int8"
+    assert settings_that_fit(prepared, full, lambda _: full)[-1] == "--quantization int8"
 
 
 def test_ranks_take_as_many_blocks_as_the_poorest_has_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -227,8 +227,8 @@ def test_ranks_take_as_many_blocks_as_the_poorest_has_room_for(monkeypatch: pyte
 def test_largest_steps_have_every_token_and_every_row(random_models: dict[str, Path]) -> None:
     config = EngineConfig.from_keywords(model=str(random_models["llama"]), threads=1, max_num_batched_tokens=100)
     prepared = prepare(config)
-    longest = longest_request(config, prepared)
-    size = LargestStep(max_tokens=step_tokens(config, prepared), max_rows=7, longest=longest, max_logprobs=5)
+    longest = prepared.longest_request
+    size = LargestStep(max_tokens=prepared.step_tokens, max_rows=7, longest=longest, max_logprobs=5)
     steps = list(largest_steps(size, prepared.layout))
     assert [batch.num_tokens for _, batch in steps] == [100, 100, 100]
     assert [len(requests) for requests, _ in steps] == [7, 7, 1]

@@ -39,7 +39,8 @@ from twostroke.model.weight_source import ALL_ROWS, StoredWeight, WeightSource
 from twostroke.runner.key_means import center_keys
 from twostroke.runner.kv_storage import KVStorage
 from twostroke.sampling.logprobs import num_slice_rows
-from twostroke.startup.preparation import Prepared, prepare
+from twostroke.startup.preparation import prepare
+from twostroke.startup.prepared import Prepared
 
 _GIB = 2**30
 

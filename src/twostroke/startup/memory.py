@@ -1,0 +1,176 @@
+"""Where an engine's memory goes: weights, the largest step and tables, and what they leave for KV."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+
+from twostroke.config.load import QuantizationOnLoad
+from twostroke.errors import DoesNotFit
+from twostroke.kv_cache.sizing import FreeMemory, KVRoom, KVSizing, size_kv_cache
+from twostroke.runner.memory import context_bytes, free_host_bytes, step_bytes
+from twostroke.startup.prepared import Prepared
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryAccount:
+    """Where an engine's memory goes, in bytes, and what the KV blocks hold. Of several ranks, each rank's."""
+
+    weight_bytes: int
+    """Of several ranks, of the one that has most."""
+    draft_weight_bytes: int
+    """Of a draft model's, or of heads that draft."""
+    step_bytes: int
+    """Peak memory of the largest step."""
+    context_bytes: int
+    """Memory of tables that grow with the longest request."""
+    reserve_bytes: int
+    """Memory kept free beside them, and for recorded passes; on a GPU only."""
+    memory: KVRoom
+    """What is free once all weights are there, and what of it must stay free beside the KV cache."""
+    kv_bytes_per_token: int
+    kv_bytes_per_block: int
+    """What drafts keep beside it included."""
+    sizing: KVSizing
+    """Blocks, scratch blocks, the longest request, and how many of these fit."""
+
+
+def account_for_memory(prepared: Prepared, *, free_bytes: int | None = None, share: float = 1.0) -> MemoryAccount:
+    """Return what the weights take, and how the rest is cut up.
+
+    Args:
+        prepared: the model and its settings.
+        free_bytes: of the device; None: as much as is free now.
+        share: of them that is this engine's.
+
+    Raises:
+        DoesNotFit: the weights are larger than that, or an explicit size is, with the arithmetic.
+    """
+    memory = free_memory(prepared, free_bytes=free_bytes, share=share)
+    drafts = prepared.drafter_facts
+    return MemoryAccount(
+        weight_bytes=prepared.rank_weight_bytes,
+        draft_weight_bytes=drafts.num_weight_bytes,
+        step_bytes=memory.step_bytes,
+        context_bytes=memory.context_bytes,
+        reserve_bytes=0,
+        memory=memory,
+        kv_bytes_per_token=prepared.layout.bytes_per_token,
+        kv_bytes_per_block=prepared.layout.bytes_per_block + drafts.kv_bytes_per_block,
+        sizing=size_for(prepared, memory),
+    )
+
+
+def size_for(prepared: Prepared, memory: KVRoom) -> KVSizing:
+    """Cut up the room for KV.
+
+    Raises:
+        DoesNotFit: an explicit size is larger than the room, with the arithmetic.
+    """
+    settings = prepared.settings
+    return size_kv_cache(
+        prepared.layout,
+        settings.cache,
+        max_model_len=settings.load.max_model_len,
+        model_context=prepared.config.max_context,
+        max_tokens_per_step=prepared.max_tokens_per_step,
+        max_num_seqs=settings.scheduler.max_num_seqs,
+        memory=memory,
+        bytes_beside_block=prepared.drafter_facts.kv_bytes_per_block,
+    )
+
+
+def free_memory(prepared: Prepared, *, free_bytes: int | None = None, share: float = 1.0) -> FreeMemory:
+    """Return what there is for KV; the arguments are those of `account_for_memory`.
+
+    Raises:
+        DoesNotFit: it does not hold the weights.
+    """
+    settings = prepared.settings
+    tables = context_bytes(
+        prepared.config,
+        prepared.layout,
+        max_model_len=prepared.longest_request,
+        max_num_seqs=settings.scheduler.max_num_seqs,
+        bytes_per_element=prepared.dtype.itemsize,
+    )
+    if free_bytes is None:
+        free_bytes = free_bytes_of(prepared.device)
+    free = int(share * free_bytes) // settings.load.num_local_ranks
+    if prepared.device.type == "cpu":  # both are cut from the same memory
+        free -= _checked_offloading(prepared, free)
+    return FreeMemory(
+        free_bytes=free - _checked_weight_bytes(prepared, free),
+        step_bytes=_step_bytes(prepared),
+        context_bytes=tables,
+    )
+
+
+def check_weights_fit(prepared: Prepared) -> None:
+    """Refuse weights that a card cannot hold, before one is read; how much else fits is measured when they are there.
+
+    Raises:
+        DoesNotFit: they are larger than what is free there.
+    """
+    _checked_weight_bytes(prepared, free_bytes_of(prepared.device))
+    _checked_offloading(prepared, free_host_bytes() // prepared.settings.load.num_local_ranks)
+
+
+def free_bytes_of(device: torch.device) -> int:
+    """Return what can be taken of a device's memory now."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    return free_host_bytes()
+
+
+def _checked_offloading(prepared: Prepared, free: int) -> int:
+    """Return the bytes of host memory for what the pool evicts.
+
+    Raises:
+        DoesNotFit: more than is free there, or less than a block.
+    """
+    asked, per_block = prepared.settings.cache.kv_offloading_size or 0, prepared.layout.bytes_per_block
+    if asked > free:
+        raise DoesNotFit(f"kv_offloading_size={asked:,} bytes; {free:,} are free in host memory. Lower it.")
+    if 0 < asked < per_block:
+        raise DoesNotFit(f"kv_offloading_size={asked:,} bytes; one KV block takes {per_block:,}. Give more.")
+    return asked
+
+
+def _checked_weight_bytes(prepared: Prepared, free: int) -> int:
+    """Return the bytes of the weights, those of drafts included.
+
+    Raises:
+        DoesNotFit: they are more than is free.
+    """
+    num_bytes = prepared.rank_weight_bytes + prepared.drafter_facts.num_weight_bytes
+    if num_bytes > free:
+        raise DoesNotFit(
+            f"the weights of {prepared.path.name} take {num_bytes:,} bytes; {free:,} are free on "
+            f"{prepared.device.type}. {_what_would_fit(prepared, free)}"
+        )
+    return num_bytes
+
+
+def _what_would_fit(prepared: Prepared, free: int) -> str:
+    """Return the least quantization that makes the weights small enough, where one does."""
+    settings = prepared.settings
+    floats = settings.load.quantization is None and prepared.weights.quantization is None
+    choices: list[QuantizationOnLoad] = ["int8", "int4"] if floats and prepared.operators.keeps_quantized else []
+    for quantization in choices:
+        load = replace(settings.load, quantization=quantization)
+        num_bytes = replace(prepared, settings=replace(settings, load=load)).rank_weight_bytes
+        if num_bytes < free:
+            return f"With --quantization {quantization} they take {num_bytes:,}; or free some memory."
+    return "Free some memory, or take a smaller model."
+
+
+def _step_bytes(prepared: Prepared) -> int:
+    """Return what the largest step takes, and what drafts keep of steps."""
+    return prepared.drafter_step_bytes + step_bytes(
+        prepared.config,
+        max_tokens=prepared.step_tokens,
+        max_num_seqs=prepared.settings.scheduler.max_num_seqs,
+        bytes_per_element=prepared.dtype.itemsize,
+    )

@@ -1,0 +1,136 @@
+"""The first stage of a start: settings resolved against a model's files, of which no weight was read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from twostroke.config.engine import EngineConfig
+from twostroke.config.kv_format import KVFormat
+from twostroke.config.load import DEFAULT_GROUP_SIZE
+from twostroke.config.model import ModelConfig
+from twostroke.cost.step_cost import ModelShape
+from twostroke.grammar.backend import GrammarBackend
+from twostroke.kernels.dispatch import Operators
+from twostroke.kv_cache.layout import KVLayout
+from twostroke.model.registry import num_parameters
+from twostroke.model.weight_size import weight_bytes
+from twostroke.model.weight_source import WeightSource
+from twostroke.runner.key_means import key_means_bytes
+from twostroke.startup.drafter import Drafter, DrafterFacts
+from twostroke.tokenizer.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """A model that can be loaded, the settings to load it with, and what follows from both."""
+
+    settings: EngineConfig
+    path: Path
+    config: ModelConfig
+    weights: WeightSource
+    dtype: torch.dtype
+    kv_format: KVFormat
+    device: torch.device
+    operators: Operators
+    num_threads: int
+    cpus: tuple[int, ...]
+    """CPUs that the threads are pinned to; none: they are not pinned."""
+    tokenizer: Tokenizer
+    tokenizer_path: Path
+    eos_token_ids: frozenset[int]
+    grammars: GrammarBackend
+    layout: KVLayout
+    drafter: Drafter | None = None
+
+    @property
+    def num_ranks(self) -> int:
+        """Return the number of ranks that compute the model together."""
+        return self.settings.load.tensor_parallel_size
+
+    @property
+    def dtype_name(self) -> str:
+        """Return the name of the type of activations, as settings have it."""
+        return str(self.dtype).removeprefix("torch.")
+
+    @property
+    def attention_dtype(self) -> torch.dtype:
+        """Return the type that attention multiplies in."""
+        return self.operators.attention_dtype(self.dtype, self.kv_format)
+
+    @property
+    def drafter_facts(self) -> DrafterFacts:
+        """Return the facts of the drafter, or those of none."""
+        return DrafterFacts() if self.drafter is None else self.drafter.facts
+
+    @property
+    def longest_request(self) -> int:
+        """Return the tokens of the longest request as asked for; whether KV memory holds it comes out later."""
+        return self.settings.load.max_model_len or self.config.max_context
+
+    @property
+    def max_tokens_per_step(self) -> int:
+        """Return the most tokens that one step can add to one request."""
+        scheduler = self.settings.scheduler
+        return scheduler.max_num_batched_tokens if scheduler.enable_chunked_prefill else self.config.max_context
+
+    @property
+    def step_tokens(self) -> int:
+        """Return the tokens of the largest step; no step has more than all its requests together."""
+        scheduler, longest = self.settings.scheduler, self.longest_request
+        most = scheduler.max_num_batched_tokens
+        if not scheduler.enable_chunked_prefill:
+            most = max(most, longest + scheduler.max_num_seqs)
+        if self.settings.cache.kv_check_rate:  # a pass over one block is a step, too
+            most = max(most, self.settings.cache.block_size)
+        return min(most, longest * scheduler.max_num_seqs)
+
+    @property
+    def drafter_step_bytes(self) -> int:
+        """Return what drafts take in the largest step: what they keep of it, and the blocks of branches."""
+        drafts = self.drafter_facts
+        kept = drafts.bytes_per_token * self.step_tokens
+        kept += drafts.bytes_per_request * self.settings.scheduler.max_num_seqs
+        return kept + drafts.num_branch_blocks * self.layout.bytes_per_block
+
+    @property
+    def shape(self) -> ModelShape:
+        """Return the numbers that operations and bytes are counted from, for all ranks together."""
+        return ModelShape(
+            hidden_size=self.config.hidden_size,
+            vocab_size=self.config.vocab_size,
+            layers=self.config.layers,
+            bytes_per_weight=self.weight_bytes() / num_parameters(self.config),
+            kv_format=self.layout.kv_format,
+        )
+
+    @property
+    def int8_operators(self) -> Operators | None:
+        """Return the operators that multiply this model's weights in 8 bits; None where products are of floats."""
+        load = self.settings.load
+        is_quantized = load.quantization is not None or self.weights.quantization is not None
+        multiplies_codes = self.device.type == "cpu" and self.operators.keeps_quantized
+        if not is_quantized or not multiplies_codes or load.activation_quantization == "none":
+            return None
+        return self.operators
+
+    @property
+    def rank_weight_bytes(self) -> int:
+        """Return the bytes of the weights of the rank that has most, drafts left out."""
+        return self.weight_bytes(self.num_ranks)
+
+    def weight_bytes(self, num_ranks: int = 1) -> int:
+        """Return the bytes of the weights, of the rank that has most. With quantized KV, means of keys count."""
+        load = self.settings.load
+        means = key_means_bytes(self.config, self.kv_format, self.dtype.itemsize)
+        return means + weight_bytes(
+            self.weights,
+            self.config,
+            self.dtype,
+            self.operators,
+            load.quantization,
+            load.group_size or DEFAULT_GROUP_SIZE,
+            num_ranks,
+        )
