@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from twostroke.config.architectures import ArchitectureTraits
+from twostroke.config.architecture_traits import ArchitectureTraits
 from twostroke.config.layer_spec import LayerSpec
 from twostroke.config.model import ModelConfig
 from twostroke.layers.elementwise import RMSNorm

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
-from twostroke.config.architectures import ARCHITECTURE_TRAITS, ArchitectureTraits, RopeRule
+from twostroke.config.architecture_traits import ArchitectureTraits
+from twostroke.config.architectures import ARCHITECTURE_TRAITS
 from twostroke.config.fields import count, is_number, list_of, mapping, switch, with_defaults
 from twostroke.config.fp8 import Fp8Config, is_fp8
+from twostroke.config.layer_kinds import is_original_given, layer_windows, layers_with_rope, ropes_of
 from twostroke.config.layer_spec import KVSpec, LayerSpec, NormKind, NormPlace, PlainActivation
 from twostroke.config.nearest import nearest_known, writes_no_text
 from twostroke.config.per_layer import layer_overrides
 from twostroke.config.quantization import QuantizationConfig
-from twostroke.config.rope import DEFAULT_ROPE_THETA, RopeConfig
+from twostroke.config.rope import RopeConfig
 from twostroke.config.text_config import TEXT_MODELS, text_config, unread_text_config
 from twostroke.errors import CorruptCheckpoint, UnsupportedModel, name_shown, shorten, shown
 
@@ -135,7 +136,7 @@ class ModelConfig:
         hidden_size = count(given, "hidden_size")
         head_dim = count(given, "head_dim", hidden_size // num_heads)
         max_positions = count(given, "max_position_embeddings")
-        full_rope, window_rope = _ropes(given, traits, head_dim)
+        full_rope, window_rope = ropes_of(given, traits, head_dim)
         _check_heads(given, hidden_size, num_heads, num_kv_heads, head_dim)
         has_attention_bias = traits.reads_attention_bias and switch(given, "attention_bias")
         is_parallel = traits.is_parallel if traits.parallel_key is None else switch(given, traits.parallel_key)
@@ -159,8 +160,8 @@ class ModelConfig:
             residual_scale=_number(given, "residual_multiplier") if traits.reads_multipliers else 1.0,
             adds_to_normed=traits.adds_to_normed_key is not None and switch(given, traits.adds_to_normed_key),
         )
-        windows = _layer_windows(given, traits, num_layers)
-        has_rope = _layers_with_rope(given, traits, windows)
+        windows = layer_windows(given, traits, num_layers)
+        has_rope = layers_with_rope(given, traits, windows)
         layers = tuple(
             replace(
                 layer,
@@ -178,7 +179,7 @@ class ModelConfig:
             max_position_embeddings=max_positions,
             max_context=max_positions
             if traits.rope_of_windows == "local_windows"
-            else full_rope.context(max_positions, is_original_given=_is_original_given(given, traits)),
+            else full_rope.context(max_positions, is_original_given=is_original_given(given, traits)),
             norm_eps=_epsilon(given, traits.epsilon_key),
             norm=traits.norm,
             tie_word_embeddings=switch(given, "tie_word_embeddings"),
@@ -331,135 +332,6 @@ def _soft_cap(given: Mapping[str, Any], name: str) -> float | None:
             f"config.json: {name} must be null or a number from {_CAPS[0]:g} to {_CAPS[1]:g}, found {shown(cap)}."
         )
     return None if cap is None else float(cap)
-
-
-def _is_original_given(given: Mapping[str, Any], traits: ArchitectureTraits) -> bool:
-    by_type = _full_layers_rope(given, traits)
-    rope = by_type or mapping(given, "rope_scaling") or mapping(given, "rope_parameters")
-    name = "original_max_position_embeddings"
-    return bool(given.get(name) or rope.get(name))
-
-
-def _full_layers_rope(given: Mapping[str, Any], traits: ArchitectureTraits) -> Mapping[str, Any] | None:
-    """Return the rope parameters of full layers; None where those of all layers are told at once."""
-    by_type = mapping(given, "rope_parameters")
-    if not any(isinstance(value, Mapping) for value in by_type.values()):
-        return None
-    stretched = mapping(given, "rope_scaling") if traits.rope_of_windows in _STRETCHES_FULL else {}
-    return {**mapping(by_type, "full_attention"), **stretched}
-
-
-_STRETCHES_FULL: tuple[RopeRule, ...] = ("plain_windows", "local_windows")
-"""Where `rope_scaling` is of the full layers alone."""
-
-
-def _ropes(given: Mapping[str, Any], traits: ArchitectureTraits, head_dim: int) -> tuple[RopeConfig, RopeConfig]:
-    """Those of full layers, and of layers with a window."""
-    rule = traits.rope_of_windows
-    read = partial(
-        RopeConfig.from_hf,
-        head_dim=head_dim if traits.rotates_parts else None,
-        is_interleaved=traits.interleaves_rotation,
-        scales_queries=traits.scales_queries,
-        longrope_names=traits.longrope_names,
-    )
-    of_windows: dict[str, Any] = {}
-    if rule == "local_windows":
-        of_windows["rope_theta"] = given.get("rope_local_base_freq", DEFAULT_ROPE_THETA)
-    by_type, of_full = mapping(given, "rope_parameters"), _full_layers_rope(given, traits)
-    if of_full is not None:
-        unknown = shorten(sorted(by_type.keys() - {"full_attention", "sliding_attention"}), _MOST_NAMED)
-        if unknown:
-            raise UnsupportedModel(
-                f"rope parameters of {unknown} are not implemented; known: full_attention, sliding_attention."
-            )
-        rest = {name: value for name, value in given.items() if name != "rope_scaling"}
-        full = read({**rest, "rope_parameters": of_full})
-        window = read({**rest, **of_windows, "rope_parameters": mapping(by_type, "sliding_attention")})
-        return full, window
-    full = read(given)
-    if rule not in _STRETCHES_FULL:
-        return full, full
-    plain = {"rope_scaling": None, "rope_parameters": {"rope_theta": of_windows.get("rope_theta", full.theta)}}
-    return full, read({**given, **plain})
-
-
-def _layer_windows(given: Mapping[str, Any], traits: ArchitectureTraits, num_layers: int) -> tuple[int | None, ...]:
-    rule = traits.windows
-    if rule == "none":
-        return (None,) * num_layers
-    window = given.get("sliding_window", 4096)
-    if rule in ("by_layer", "unrotated") and not switch(given, "use_sliding_window"):
-        window = None
-    if window is not None:
-        window = count({"sliding_window": window}, "sliding_window")
-    if rule == "all_layers":
-        return (window,) * num_layers
-    if given.get("layer_types") is None:
-        return _default_windows(given, traits, num_layers, window)
-    kinds = [str(kind) for kind in list_of(given, "layer_types")]
-    if len(kinds) != num_layers:
-        raise CorruptCheckpoint(f"config.json: layer_types has {len(kinds)} entries for {num_layers} layers.")
-    unknown = sorted(set(kinds) - {"full_attention", "sliding_attention"})
-    if unknown:
-        raise UnsupportedModel(
-            f"layer types {shown(unknown)} are not implemented; known: full_attention, sliding_attention."
-        )
-    if window is None and "sliding_attention" in kinds:
-        raise CorruptCheckpoint("config.json: layer_types has sliding_attention, but no sliding_window is in use.")
-    return tuple(window if kind == "sliding_attention" else None for kind in kinds)
-
-
-def _default_windows(
-    given: Mapping[str, Any], traits: ArchitectureTraits, num_layers: int, window: int | None
-) -> tuple[int | None, ...]:
-    """Return the window of each layer of a config without `layer_types`."""
-    if traits.windows == "by_type":
-        # EXAONE 4 without a window has full layers alone; of the others transformers cannot run such a config
-        if window is None and traits.window_every is not None and traits.rope_of_windows != "only_windows":
-            raise CorruptCheckpoint(
-                "config.json: sliding_window is null, and layers of this architecture have one. Give the window, or "
-                "layer_types that are all full_attention."
-            )
-        every = (traits.reads_window_pattern and given.get("sliding_window_pattern")) or traits.window_every
-        if isinstance(every, str):  # "LLLG": as many layers as it has letters
-            every = len(every)
-        every = count({"sliding_window_pattern": every}, "sliding_window_pattern", num_layers + 1)
-        return tuple(window if (layer_id + 1) % every else None for layer_id in range(num_layers))
-    if traits.windows == "unrotated":
-        return tuple(None if is_rotated else window for is_rotated in _rotated_layers(given, num_layers))
-    first_windowed = given.get("max_window_layers", 28)
-    if isinstance(first_windowed, bool) or not isinstance(first_windowed, int) or first_windowed < 0:
-        raise CorruptCheckpoint(
-            f"config.json: max_window_layers must be an integer of at least 0, found {shown(first_windowed)}."
-        )
-    return tuple(window if layer_id >= first_windowed else None for layer_id in range(num_layers))
-
-
-def _layers_with_rope(
-    given: Mapping[str, Any], traits: ArchitectureTraits, windows: Sequence[int | None]
-) -> tuple[bool, ...]:
-    num_layers = len(windows)
-    if traits.has_alibi or traits.position_offset is not None:
-        return (False,) * num_layers
-    if traits.rope_of_windows == "windows_alone":
-        return tuple(window is not None for window in windows)
-    if traits.rope_of_windows == "only_windows" and given.get("sliding_window", 4096) is not None:
-        return tuple(window is not None for window in windows)
-    return _rotated_layers(given, num_layers) if traits.reads_no_rope_layers else (True,) * num_layers
-
-
-def _rotated_layers(given: Mapping[str, Any], num_layers: int) -> tuple[bool, ...]:
-    """Return of each layer whether `no_rope_layers` has it rotated."""
-    if given.get("no_rope_layers") is None:
-        interval = count(given, "no_rope_layer_interval", 4)
-        return tuple((layer_id + 1) % interval != 0 for layer_id in range(num_layers))
-    flags = list_of(given, "no_rope_layers")
-    if len(flags) < num_layers or any(flag not in (0, 1) for flag in flags):
-        raise CorruptCheckpoint(
-            f"config.json: no_rope_layers must have a 0 or a 1 for each of {num_layers} layers, found {shown(flags)}."
-        )
-    return tuple(bool(flag) for flag in flags[:num_layers])
 
 
 def _dtype(given: Mapping[str, Any]) -> str:

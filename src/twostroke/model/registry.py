@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from twostroke.config.architectures import ARCHITECTURE_TRAITS, ArchitectureTraits
+from twostroke.config.architecture_traits import ArchitectureTraits
+from twostroke.config.architectures import ARCHITECTURE_TRAITS
 from twostroke.config.model import ModelConfig
 from twostroke.errors import UnsupportedModel
 from twostroke.model.weight_map import (

@@ -59,6 +59,8 @@ def read(path: Path, table: str | None = None) -> Table:
             continue
         if name == table and isinstance(value, ast.Dict):
             for key, entry in zip(value.keys, value.values, strict=True):
+                if key is None:  # the entries of another file
+                    continue
                 assert isinstance(key, ast.Constant)
                 found.lines[str(key.value)] = num_lines(entry)
                 found.uses[str(key.value)] = names_in(entry)
@@ -100,9 +102,11 @@ def costs() -> Mapping[str, tuple[int, int, int, int, int, int]]:
     What several families are made from counts for the first of them; Llama's names, and the maths of all, for none.
     """
     traits = read(SOURCE / "config" / "architectures.py", "ARCHITECTURE_TRAITS")
-    of_gemma4 = read(SOURCE / "config" / "gemma4.py")
-    traits.named |= of_gemma4.named
-    traits.uses |= of_gemma4.uses
+    of_gpt = read(SOURCE / "config" / "gpt_architectures.py", "GPT_TRAITS")
+    traits.lines |= of_gpt.lines
+    for beside in (of_gpt, *(read(SOURCE / "config" / name) for name in ("architecture_traits.py", "gemma4.py"))):
+        traits.named |= beside.named
+        traits.uses |= beside.uses
     registry = read(SOURCE / "model" / "registry.py", "ARCHITECTURES")
     tables = read(SOURCE / "model" / "weight_map.py")
     seen_traits, seen_tables = {"ArchitectureTraits"}, {"LLAMA"}

@@ -1,0 +1,144 @@
+"""Which layers of a config.json have a window, and how each is rotated; no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from twostroke.config.architecture_traits import ArchitectureTraits, RopeRule
+from twostroke.config.fields import count, list_of, mapping, switch
+from twostroke.config.rope import DEFAULT_ROPE_THETA, RopeConfig
+from twostroke.errors import CorruptCheckpoint, UnsupportedModel, shorten, shown
+
+_MOST_NAMED = 4
+"""Unknown names of a config that a message has."""
+
+
+def is_original_given(given: Mapping[str, Any], traits: ArchitectureTraits) -> bool:
+    by_type = _full_layers_rope(given, traits)
+    rope = by_type or mapping(given, "rope_scaling") or mapping(given, "rope_parameters")
+    name = "original_max_position_embeddings"
+    return bool(given.get(name) or rope.get(name))
+
+
+def _full_layers_rope(given: Mapping[str, Any], traits: ArchitectureTraits) -> Mapping[str, Any] | None:
+    """Return the rope parameters of full layers; None where those of all layers are told at once."""
+    by_type = mapping(given, "rope_parameters")
+    if not any(isinstance(value, Mapping) for value in by_type.values()):
+        return None
+    stretched = mapping(given, "rope_scaling") if traits.rope_of_windows in _STRETCHES_FULL else {}
+    return {**mapping(by_type, "full_attention"), **stretched}
+
+
+_STRETCHES_FULL: tuple[RopeRule, ...] = ("plain_windows", "local_windows")
+"""Where `rope_scaling` is of the full layers alone."""
+
+
+def ropes_of(given: Mapping[str, Any], traits: ArchitectureTraits, head_dim: int) -> tuple[RopeConfig, RopeConfig]:
+    """Those of full layers, and of layers with a window."""
+    rule = traits.rope_of_windows
+    read = partial(
+        RopeConfig.from_hf,
+        head_dim=head_dim if traits.rotates_parts else None,
+        is_interleaved=traits.interleaves_rotation,
+        scales_queries=traits.scales_queries,
+        longrope_names=traits.longrope_names,
+    )
+    of_windows: dict[str, Any] = {}
+    if rule == "local_windows":
+        of_windows["rope_theta"] = given.get("rope_local_base_freq", DEFAULT_ROPE_THETA)
+    by_type, of_full = mapping(given, "rope_parameters"), _full_layers_rope(given, traits)
+    if of_full is not None:
+        unknown = shorten(sorted(by_type.keys() - {"full_attention", "sliding_attention"}), _MOST_NAMED)
+        if unknown:
+            raise UnsupportedModel(
+                f"rope parameters of {unknown} are not implemented; known: full_attention, sliding_attention."
+            )
+        rest = {name: value for name, value in given.items() if name != "rope_scaling"}
+        full = read({**rest, "rope_parameters": of_full})
+        window = read({**rest, **of_windows, "rope_parameters": mapping(by_type, "sliding_attention")})
+        return full, window
+    full = read(given)
+    if rule not in _STRETCHES_FULL:
+        return full, full
+    plain = {"rope_scaling": None, "rope_parameters": {"rope_theta": of_windows.get("rope_theta", full.theta)}}
+    return full, read({**given, **plain})
+
+
+def layer_windows(given: Mapping[str, Any], traits: ArchitectureTraits, num_layers: int) -> tuple[int | None, ...]:
+    rule = traits.windows
+    if rule == "none":
+        return (None,) * num_layers
+    window = given.get("sliding_window", 4096)
+    if rule in ("by_layer", "unrotated") and not switch(given, "use_sliding_window"):
+        window = None
+    if window is not None:
+        window = count({"sliding_window": window}, "sliding_window")
+    if rule == "all_layers":
+        return (window,) * num_layers
+    if given.get("layer_types") is None:
+        return _default_windows(given, traits, num_layers, window)
+    kinds = [str(kind) for kind in list_of(given, "layer_types")]
+    if len(kinds) != num_layers:
+        raise CorruptCheckpoint(f"config.json: layer_types has {len(kinds)} entries for {num_layers} layers.")
+    unknown = sorted(set(kinds) - {"full_attention", "sliding_attention"})
+    if unknown:
+        raise UnsupportedModel(
+            f"layer types {shown(unknown)} are not implemented; known: full_attention, sliding_attention."
+        )
+    if window is None and "sliding_attention" in kinds:
+        raise CorruptCheckpoint("config.json: layer_types has sliding_attention, but no sliding_window is in use.")
+    return tuple(window if kind == "sliding_attention" else None for kind in kinds)
+
+
+def _default_windows(
+    given: Mapping[str, Any], traits: ArchitectureTraits, num_layers: int, window: int | None
+) -> tuple[int | None, ...]:
+    """Return the window of each layer of a config without `layer_types`."""
+    if traits.windows == "by_type":
+        # EXAONE 4 without a window has full layers alone; of the others transformers cannot run such a config
+        if window is None and traits.window_every is not None and traits.rope_of_windows != "only_windows":
+            raise CorruptCheckpoint(
+                "config.json: sliding_window is null, and layers of this architecture have one. Give the window, or "
+                "layer_types that are all full_attention."
+            )
+        every = (traits.reads_window_pattern and given.get("sliding_window_pattern")) or traits.window_every
+        if isinstance(every, str):  # "LLLG": as many layers as it has letters
+            every = len(every)
+        every = count({"sliding_window_pattern": every}, "sliding_window_pattern", num_layers + 1)
+        return tuple(window if (layer_id + 1) % every else None for layer_id in range(num_layers))
+    if traits.windows == "unrotated":
+        return tuple(None if is_rotated else window for is_rotated in _rotated_layers(given, num_layers))
+    first_windowed = given.get("max_window_layers", 28)
+    if isinstance(first_windowed, bool) or not isinstance(first_windowed, int) or first_windowed < 0:
+        raise CorruptCheckpoint(
+            f"config.json: max_window_layers must be an integer of at least 0, found {shown(first_windowed)}."
+        )
+    return tuple(window if layer_id >= first_windowed else None for layer_id in range(num_layers))
+
+
+def layers_with_rope(
+    given: Mapping[str, Any], traits: ArchitectureTraits, windows: Sequence[int | None]
+) -> tuple[bool, ...]:
+    num_layers = len(windows)
+    if traits.has_alibi or traits.position_offset is not None:
+        return (False,) * num_layers
+    if traits.rope_of_windows == "windows_alone":
+        return tuple(window is not None for window in windows)
+    if traits.rope_of_windows == "only_windows" and given.get("sliding_window", 4096) is not None:
+        return tuple(window is not None for window in windows)
+    return _rotated_layers(given, num_layers) if traits.reads_no_rope_layers else (True,) * num_layers
+
+
+def _rotated_layers(given: Mapping[str, Any], num_layers: int) -> tuple[bool, ...]:
+    """Return of each layer whether `no_rope_layers` has it rotated."""
+    if given.get("no_rope_layers") is None:
+        interval = count(given, "no_rope_layer_interval", 4)
+        return tuple((layer_id + 1) % interval != 0 for layer_id in range(num_layers))
+    flags = list_of(given, "no_rope_layers")
+    if len(flags) < num_layers or any(flag not in (0, 1) for flag in flags):
+        raise CorruptCheckpoint(
+            f"config.json: no_rope_layers must have a 0 or a 1 for each of {num_layers} layers, found {shown(flags)}."
+        )
+    return tuple(bool(flag) for flag in flags[:num_layers])
