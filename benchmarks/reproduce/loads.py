@@ -28,7 +28,7 @@ from twostroke.measure.figure import MEASURED, PREDICTED, Draw, bar_chart
 from twostroke.measure.from_log import run_of_log
 from twostroke.measure.report import median
 from twostroke.measure.workload import Workload, of_lengths, with_arrivals
-from twostroke.planner.constraint import Constraint
+from twostroke.planner.constraint import Binding
 from twostroke.planner.doctor import Diagnosis, diagnose
 from twostroke.planner.replay import figures
 from twostroke.planner.show_doctor import diagnosis_json
@@ -43,7 +43,7 @@ class DoctorLoad:
 
     lever: str | None
     """Name of the first lever to offer; None: there is nothing to do."""
-    constraint: Constraint | None = None
+    constraint: Binding | None = None
     """None: the verdict is the lever alone."""
     context: int
     """Tokens of the longest request that the engine accepts."""
@@ -79,7 +79,7 @@ class DoctorLoad:
 
 LOADS: dict[str, DoctorLoad] = {
     "too little KV": DoctorLoad(
-        constraint=Constraint.KV,
+        constraint=Binding.KV,
         lever="half as much KV memory again",
         context=256,
         lengths=((32, 96),) * 14,
@@ -87,7 +87,7 @@ LOADS: dict[str, DoctorLoad] = {
         cache=CacheConfig(num_kv_blocks=18),
     ),
     "too few slots": DoctorLoad(
-        constraint=Constraint.SLOTS,
+        constraint=Binding.SLOTS,
         lever="twice the slots",
         context=512,
         lengths=((16, 40),) * 24,
@@ -95,17 +95,17 @@ LOADS: dict[str, DoctorLoad] = {
         scheduler=SchedulerConfig(max_num_seqs=2),
     ),
     "mixed long prompts": DoctorLoad(
-        constraint=Constraint.PROMPTS,
+        constraint=Binding.PROMPTS,
         lever="a limit for the time between tokens",
         context=1024,
         lengths=((24, 240),) * 8 + ((700, 4),) * 5,
         arrivals_s=(0.0,) * 8 + tuple(1.0 + 1.5 * i for i in range(5)),
     ),
     "compute-bound short outputs": DoctorLoad(
-        constraint=Constraint.COMPUTE, lever=None, context=512, lengths=((300, 3),) * 24
+        constraint=Binding.COMPUTE, lever=None, context=512, lengths=((300, 3),) * 24
     ),
     "idle": DoctorLoad(  # two requests at a time: while one decodes, the prompt of the other is computed
-        constraint=Constraint.NONE,
+        constraint=Binding.NONE,
         lever=None,
         context=512,
         lengths=((48, 6),) * 12,

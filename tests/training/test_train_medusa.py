@@ -17,7 +17,7 @@ from twostroke.model.model_files import find_model
 from twostroke.train.backbone import Backbone
 from twostroke.train.distillation import medusa_losses
 from twostroke.train.medusa import MedusaTraining, train_medusa
-from twostroke.train.medusa_heads import MedusaHeads
+from twostroke.train.medusa_heads import TrainableHeads
 from twostroke.train.medusa_options import MedusaOptions
 from twostroke.train.windows import Windows, read_tokens
 
@@ -117,7 +117,7 @@ def test_a_head_is_compared_with_the_backbone_at_its_own_place() -> None:
     """Head i reads position p and its teacher is at p + 1 + i: the loss is that of these two and no others."""
     generator = torch.Generator().manual_seed(0)
     states, output, teacher = (torch.randn(*shape, generator=generator) for shape in ((10, 8), (5, 8), (10, 5)))
-    heads = MedusaHeads(2, 8)
+    heads = TrainableHeads(2, 8)
     for i, loss in enumerate(medusa_losses(heads, output, states, teacher)):
         logits, target = states[:8] @ output.mT, teacher[1 + i : 9 + i]  # fresh heads give back what they read
         torch.testing.assert_close(loss, torch.nn.functional.cross_entropy(logits, target.softmax(-1)))

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from training.companions.target import Seen, Target
 from twostroke.train.distillation import medusa_losses
-from twostroke.train.medusa_heads import WEIGHTS_NAME, MedusaConfig, MedusaHeads, save_heads
+from twostroke.train.medusa_heads import WEIGHTS_NAME, MedusaConfig, TrainableHeads, save_heads
 
 
 class Medusa(nn.Module):
@@ -24,7 +24,7 @@ class Medusa(nn.Module):
     def __init__(self, target: Target) -> None:
         super().__init__()
         self.vocab_size, self.hidden_size = target.head.shape
-        self.heads = MedusaHeads(len(self.weights), self.hidden_size, self.num_layers)
+        self.heads = TrainableHeads(len(self.weights), self.hidden_size, self.num_layers)
         self.register_buffer("output", target.head.clone(), persistent=False)
 
     @classmethod

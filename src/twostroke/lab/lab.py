@@ -12,7 +12,7 @@ from twostroke.lab.figures import Measured, apart, measured
 from twostroke.lab.settings import SWITCHES, Side
 from twostroke.lab.stories import BY_NAME, STORIES, Story
 from twostroke.lab.tokens import Tokens
-from twostroke.lab.trial import Run, Trial
+from twostroke.lab.trial import Trial, TrialRun
 from twostroke.lab.workload import LabWorkload
 from twostroke.log import get_logger
 
@@ -129,11 +129,11 @@ class Lab:
         if task.cancelled():
             self._status |= {"state": "stopped", "doing": ""}
 
-    async def _measure(self, experiment: _Experiment) -> dict[str, list[Run]]:
+    async def _measure(self, experiment: _Experiment) -> dict[str, list[TrialRun]]:
         """Both sides in turns, never at once: they would take the processor from each other."""
         requests = experiment.workload.requests()
         trials = {"a": Trial(experiment.a), "b": Trial(experiment.b)}
-        runs: dict[str, list[Run]] = {"a": [], "b": []}
+        runs: dict[str, list[TrialRun]] = {"a": [], "b": []}
         try:
             self._status["doing"] = "Both engines are being started"
             async with asyncio.TaskGroup() as starting:
@@ -171,7 +171,7 @@ def _object(name: str, given: Any) -> Mapping[str, Any]:
     return given
 
 
-def _shown(runs: Sequence[Run]) -> dict[str, Any]:
+def _shown(runs: Sequence[TrialRun]) -> dict[str, Any]:
     """All figures, and the lanes of the run that took the median time."""
     figures = {name: None if spread is None else spread.to_dict() for name, spread in _together(runs).items()}
     middle = sorted(runs, key=lambda run: run.figures.duration_s)[(len(runs) - 1) // 2]
@@ -186,12 +186,12 @@ def _shown(runs: Sequence[Run]) -> dict[str, Any]:
     return {"figures": figures, "lanes": lanes, "num_runs": len(runs), "num_requests": len(middle.token_ids)}
 
 
-def _together(runs: Sequence[Run]) -> Measured:
+def _together(runs: Sequence[TrialRun]) -> Measured:
     """Their figures together."""
     return measured([run.figures for run in runs])
 
 
-def _verdict(experiment: _Experiment, a: Sequence[Run], b: Sequence[Run]) -> dict[str, Any]:
+def _verdict(experiment: _Experiment, a: Sequence[TrialRun], b: Sequence[TrialRun]) -> dict[str, Any]:
     """Whether the tokens are equal, which figures are apart, and what is to be said of it."""
     tokens = Tokens.of([run.token_ids for run in a], [run.token_ids for run in b])
     formats = [side.engine.cache.kv_cache_dtype for side in (experiment.a, experiment.b)]

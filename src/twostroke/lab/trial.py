@@ -31,7 +31,7 @@ WARM_UP_TOKENS = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class TrialRun:
     """What came of one."""
 
     figures: Figures
@@ -99,7 +99,7 @@ class Trial:
         """Ends it, whether it had begun or not."""
         await self._engine.close()
 
-    async def run(self, requests: Sequence[AskedFor], tell: Tell) -> Run:
+    async def run(self, requests: Sequence[AskedFor], tell: Tell) -> TrialRun:
         """Asks everything once, with an empty prefix cache.
 
         Raises:
@@ -118,7 +118,7 @@ class Trial:
             kv_capacity_tokens=facts.num_blocks * facts.block_size,
         )
         token_ids = tuple(tuple(output.outputs[0].token_ids) for output in outputs)
-        return Run(figures, token_ids, self._notes.recorder, begin_s)
+        return TrialRun(figures, token_ids, self._notes.recorder, begin_s)
 
 
 async def _ask_all(

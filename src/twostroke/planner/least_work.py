@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from twostroke.cost.step_cost import Layers
 from twostroke.cost.step_model import Curve, StepTimeModel
 from twostroke.events import EngineStarted
-from twostroke.planner.placement import Limits, num_that_must_keep
+from twostroke.planner.placement import LatencyLimits, num_that_must_keep
 from twostroke.scheduler.replay import layers_of
 from twostroke.simulation.requests import SimulatedRequest
 
@@ -23,7 +23,7 @@ def goodput_bound(
     requests: Sequence[SimulatedRequest],
     started: EngineStarted,
     step_times: StepTimeModel,
-    limits: Limits,
+    limits: LatencyLimits,
     *,
     num_workers: int,
 ) -> float:

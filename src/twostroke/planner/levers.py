@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from twostroke.events import EngineStarted
-from twostroke.planner.constraint import Constraint, own_limit_s
+from twostroke.planner.constraint import Binding, own_limit_s
 from twostroke.planner.signals import Signals
 from twostroke.simulation.settings import WhatIf
 
@@ -62,19 +62,19 @@ class Lever:
         return self.after / self.before if self.metric.endswith("_tok_s") else self.before / self.after
 
 
-def levers_of(constraint: Constraint, found: Signals, link_bytes_per_s: float | None) -> tuple[Lever, ...]:
+def levers_of(constraint: Binding, found: Signals, link_bytes_per_s: float | None) -> tuple[Lever, ...]:
     """Return every lever that may loosen a constraint and is not yet in effect."""
     started = found.started
     if started is None:
         return ()
     match constraint:
-        case Constraint.KV:
+        case Binding.KV:
             return (*_baseline_levers(started), *_kv_levers(started))
-        case Constraint.SLOTS:
+        case Binding.SLOTS:
             return (*_baseline_levers(started), _more_slots(started))
-        case Constraint.PROMPTS:
+        case Binding.PROMPTS:
             return (*_chunk_levers(found, started), *_pool_levers(found, started, link_bytes_per_s))
-        case Constraint.BANDWIDTH:
+        case Binding.BANDWIDTH:
             return (*_draft_levers(found, started), *_weight_levers(found, started))
         case _:
             return ()

@@ -1,7 +1,7 @@
 """Placement search (DistServe, OSDI 2024): the workers, ranks and token budget that carry the most requests within two
 limits, per device. Pure: no clock, no tensor, no I/O.
 
-    candidates ──► each rate, slowest first ──► simulate ──► Outcome ──► goodput per device ──► Ranking
+    candidates ──► each rate, slowest first ──► simulate ──► PlacementOutcome ──► goodput per device ──► Ranking
                      until a limit is missed
 
 goodput    requests a second that keep both limits, at the fastest rate up to which the limits are kept
@@ -61,7 +61,7 @@ class Candidate:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class LatencyLimits:
     """The limits of a request, and the share of requests that must keep them."""
 
     ttft_target_s: float
@@ -85,7 +85,7 @@ class RequestTimesOf(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class PlacementOutcome:
     """A candidate's run at one rate."""
 
     rate_factor: float
@@ -121,7 +121,7 @@ class Outcome:
         """Output tokens per second of all requests."""
         return self.num_output_tokens / self.duration_s
 
-    def keeps(self, limits: Limits) -> bool:
+    def keeps(self, limits: LatencyLimits) -> bool:
         """Whether enough requests keep both limits."""
         return self.num_within >= num_that_must_keep(self.num_requests, limits)
 
@@ -134,7 +134,7 @@ class Outcome:
 class Simulate(Protocol):
     """Function that runs the workload with one candidate at one rate."""
 
-    def __call__(self, candidate: Candidate, rate_factor: float) -> Outcome:
+    def __call__(self, candidate: Candidate, rate_factor: float) -> PlacementOutcome:
         """Return the outcome; the same arguments give the same outcome."""
         ...
 
@@ -164,9 +164,9 @@ class Found:
     """The results of a candidate."""
 
     candidate: Candidate
-    best: Outcome | None
+    best: PlacementOutcome | None
     """Outcome at the fastest rate up to which the limits are kept; None: they are missed at the slowest rate."""
-    missed: Outcome | None
+    missed: PlacementOutcome | None
     """Outcome at the first rate that misses the limits; None: they are kept at every rate."""
 
     @property
@@ -194,7 +194,7 @@ class Ranking:
     """Number of candidates that the bound ruled out."""
 
 
-def num_that_must_keep(num_requests: int, limits: Limits) -> int:
+def num_that_must_keep(num_requests: int, limits: LatencyLimits) -> int:
     """Return how many requests the attainment requires; exact for shares of few digits.
 
     >>> num_that_must_keep(100, Limits(ttft_target_s=1, tpot_target_s=1, attainment=0.99))
@@ -204,7 +204,7 @@ def num_that_must_keep(num_requests: int, limits: Limits) -> int:
 
 
 def search(
-    space: Space, limits: Limits, simulate: Simulate, *, bound: Bound | None = None, num_places: int = 5
+    space: Space, limits: LatencyLimits, simulate: Simulate, *, bound: Bound | None = None, num_places: int = 5
 ) -> Ranking:
     """Rank the candidates by goodput per device; equal candidates keep the order of the space.
 
@@ -240,9 +240,11 @@ def search(
     return Ranking(tuple(places), unsplit, nearest, num_simulations, num_skipped)
 
 
-def _climb(candidate: Candidate, rates: Sequence[float], limits: Limits, simulate: Simulate) -> tuple[Found, int]:
+def _climb(
+    candidate: Candidate, rates: Sequence[float], limits: LatencyLimits, simulate: Simulate
+) -> tuple[Found, int]:
     """Return the results of a candidate, and the number of simulations."""
-    best: Outcome | None = None
+    best: PlacementOutcome | None = None
     for num_run, rate in enumerate(rates, 1):
         outcome = simulate(candidate, rate)
         if not outcome.keeps(limits):
@@ -252,7 +254,7 @@ def _climb(candidate: Candidate, rates: Sequence[float], limits: Limits, simulat
     return Found(candidate, best, None), len(rates)
 
 
-def _nearness(outcome: Outcome | None, limits: Limits) -> tuple[int, float]:
+def _nearness(outcome: PlacementOutcome | None, limits: LatencyLimits) -> tuple[int, float]:
     """Return a sort key: how many requests keep both limits, then how closely the worse of the two limits is missed."""
     assert outcome is not None, "a candidate without a place has missed a limit"
     over = max(outcome.ttft_p99_s / limits.ttft_target_s, outcome.tpot_p99_s / limits.tpot_target_s)
@@ -261,14 +263,14 @@ def _nearness(outcome: Outcome | None, limits: Limits) -> tuple[int, float]:
 
 def outcome_of(
     times: Sequence[RequestTimesOf],
-    limits: Limits,
+    limits: LatencyLimits,
     *,
     rate_factor: float,
     num_requests: int,
     duration_s: float,
     num_output_tokens: int,
     scheduler_limit: str = "none",
-) -> Outcome:
+) -> PlacementOutcome:
     """Count the requests that keep the limits.
 
     Args:
@@ -285,7 +287,7 @@ def outcome_of(
     within = [
         (one.ttft_s <= limits.ttft_target_s, one.tpot_s is None or one.tpot_s <= limits.tpot_target_s) for one in times
     ]
-    return Outcome(
+    return PlacementOutcome(
         rate_factor=rate_factor,
         num_requests=num_requests,
         num_within_ttft=sum(in_ttft for in_ttft, _ in within),

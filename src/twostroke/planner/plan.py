@@ -26,7 +26,7 @@ from twostroke.planner.machine import (
 from twostroke.planner.memory import SMALLER, MemoryPlan, plan_memory, with_kv_format, with_quantization
 from twostroke.planner.options import PlanOptions
 from twostroke.planner.prompt_cost import PromptCost, cost_of_prompt
-from twostroke.planner.what_if import Change, Outcome, TwoPools
+from twostroke.planner.what_if import Change, PlanFigures, TwoPools
 from twostroke.startup.calibrated import find_calibration
 from twostroke.startup.prepared import Prepared
 
@@ -62,7 +62,7 @@ class Plan:
     too_long_prompts: tuple[int, ...]
     """Prompt lengths that were asked for, and that no request may have."""
     frontier: tuple[FrontierPoint, ...]
-    base: Outcome
+    base: PlanFigures
     changes: tuple[Change, ...]
     two_pools: TwoPools | None
     """None where no prompt of the lengths that are asked for fits."""
@@ -171,13 +171,13 @@ class _Case:
     def predictor(self) -> Predictor:
         return Predictor(self.prepared.shape, self.machine.limits, self.steps, self.num_drafts)
 
-    def outcome(self, memory: MemoryPlan) -> tuple[Outcome, tuple[FrontierPoint, ...]]:
+    def outcome(self, memory: MemoryPlan) -> tuple[PlanFigures, tuple[FrontierPoint, ...]]:
         """What a memory plan comes to under the load, and the frontier up to it."""
         num_requests = memory.concurrent_requests(self.context + 1)
         most = min(memory.max_num_seqs, num_requests)
         predictor = self.predictor
         frontier = predictor.frontier(most, self.context, self.machine.price_per_hour)
-        outcome = Outcome(
+        outcome = PlanFigures(
             weight_bytes=memory.weight_bytes,
             kv_bytes_per_token=memory.kv_bytes_per_token,
             num_blocks=memory.num_blocks,

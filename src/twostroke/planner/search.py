@@ -20,7 +20,16 @@ from twostroke.planner.least_work import goodput_bound
 from twostroke.planner.machine import memory_here, published_machine
 from twostroke.planner.memory import MemoryPlan, plan_memory, weights_fit
 from twostroke.planner.options import PlanOptions
-from twostroke.planner.placement import Candidate, Limits, Outcome, Ranking, Space, candidates_of, outcome_of, search
+from twostroke.planner.placement import (
+    Candidate,
+    LatencyLimits,
+    PlacementOutcome,
+    Ranking,
+    Space,
+    candidates_of,
+    outcome_of,
+    search,
+)
 from twostroke.planner.replay import predict
 from twostroke.planner.search_options import SearchOptions
 from twostroke.planner.search_workload import SearchWorkload, read_workload
@@ -47,7 +56,7 @@ class Searched:
     are_floors: bool
     """Whether step times are floors; real steps take longer."""
     workload: SearchWorkload
-    limits: Limits
+    limits: LatencyLimits
     link_bytes_per_s: float
     link_is_assumed: bool
     space: Space
@@ -147,7 +156,7 @@ class _Runs:
         self,
         kinds: dict[KindKey, WorkerKind],
         plan: PlanOptions,
-        limits: Limits,
+        limits: LatencyLimits,
         link_bytes_per_s: float,
     ) -> None:
         self._kinds = kinds
@@ -176,7 +185,7 @@ class _Runs:
         assert memory is not None, f"{candidate} does not fit"
         return memory
 
-    def simulate(self, candidate: Candidate, rate_factor: float) -> Outcome:
+    def simulate(self, candidate: Candidate, rate_factor: float) -> PlacementOutcome:
         """Return the outcome of the workload with a candidate."""
         settings: dict[str, object] = {"request_rate_factor": rate_factor}
         if candidate.is_split:
@@ -281,7 +290,7 @@ def _check(config: EngineConfig, plan: PlanOptions) -> None:
             raise InvalidParameter(option.name, str(given), "has no part in a search", remedy)
 
 
-def _unreachable(ranking: Ranking, limits: Limits, num_candidates: int) -> InvalidParameter:
+def _unreachable(ranking: Ranking, limits: LatencyLimits, num_candidates: int) -> InvalidParameter:
     """Return the error: the missed limit, by how much it is missed, and the nearest candidate."""
     found = ranking.nearest
     assert found is not None, "somebody is the nearest"

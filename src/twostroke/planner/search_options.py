@@ -12,7 +12,7 @@ from twostroke.config.scheduler import MAX_PER_STEP
 from twostroke.errors import InvalidParameter, shown
 from twostroke.measure.workload import Lengths
 from twostroke.planner.back_test import LEAST_REQUESTS
-from twostroke.planner.placement import Limits
+from twostroke.planner.placement import LatencyLimits
 from twostroke.simulation.settings import MOST_FACTOR
 
 MAX_RATE_FACTORS = 32
@@ -85,9 +85,11 @@ class SearchOptions:
         self._check_workload()
 
     @property
-    def limits(self) -> Limits:
+    def limits(self) -> LatencyLimits:
         """The limits to keep."""
-        return Limits(ttft_target_s=self.ttft_target_s, tpot_target_s=self.tpot_target_s, attainment=self.attainment)
+        return LatencyLimits(
+            ttft_target_s=self.ttft_target_s, tpot_target_s=self.tpot_target_s, attainment=self.attainment
+        )
 
     @property
     def token_budgets(self) -> tuple[int, ...]:

@@ -9,7 +9,7 @@ from twostroke.config.kv_format import kv_format_warning
 from twostroke.planner.memory import KVKind, MemoryPlan
 from twostroke.planner.plan import MOST_VERIFIED, Asked, Plan
 from twostroke.planner.prompt_cost import PromptCost
-from twostroke.planner.what_if import Change, Outcome
+from twostroke.planner.what_if import Change, PlanFigures
 from twostroke.planner.words import binary, milliseconds, significant
 from twostroke.tables import print_table
 
@@ -237,7 +237,7 @@ def _changes(plan: Plan) -> Table:
     return table
 
 
-def _figures(outcome: Outcome, change: Change | None, base: Outcome) -> list[str]:
+def _figures(outcome: PlanFigures, change: Change | None, base: PlanFigures) -> list[str]:
     cells = [significant(outcome.weight_bytes / 1e9), f"{outcome.num_blocks:,}", f"{outcome.num_requests:,}"]
     for name, text in (
         ("tpot_floor_s", milliseconds(outcome.tpot_floor_s)),

@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Console
 
 from twostroke.plain_words import counted
-from twostroke.planner.constraint import Constraint
+from twostroke.planner.constraint import Binding
 from twostroke.planner.doctor import REFUSED, Diagnosis
 from twostroke.planner.kept_limits import limit_lines
 from twostroke.planner.levers import Lever
@@ -16,7 +16,7 @@ from twostroke.planner.signals import plain_signals
 
 _DEARER = 1.05
 """Times a figure as it was: less is not worth a line."""
-_NEEDS_NOTHING = (Constraint.NONE, Constraint.COMPUTE)
+_NEEDS_NOTHING = (Binding.NONE, Binding.COMPUTE)
 """Constraints that no setting loosens. Elsewhere, a lever was tried, or one does not know of any that helps."""
 
 

@@ -11,12 +11,12 @@ from rich.table import Table
 
 from twostroke.cost.price import cost_per_million_tokens
 from twostroke.plain_words import counted
-from twostroke.planner.placement import Found, Limits, Outcome
+from twostroke.planner.placement import Found, LatencyLimits, PlacementOutcome
 from twostroke.planner.search import Searched
 from twostroke.planner.words import milliseconds, significant
 from twostroke.tables import print_table
 
-_Cell = Callable[[Found, Outcome], str]
+_Cell = Callable[[Found, PlacementOutcome], str]
 _SCHEDULER_LIMITS = {"tokens": "the token budget", "seqs": "slots (max_num_seqs)", "kv": "KV blocks"}
 
 
@@ -72,7 +72,7 @@ def conclusions(found: Searched) -> list[str]:
     return lines
 
 
-def binds(found: Found, limits: Limits) -> str:
+def binds(found: Found, limits: LatencyLimits) -> str:
     """Return the limit that keeps a candidate from more goodput."""
     if found.missed is None:
         return "it keeps the limits at every rate that was tried (add faster --rate-factors)"

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class PlanFigures:
     """What a plan comes to, in the few figures that changes are compared by."""
 
     weight_bytes: int
@@ -32,16 +32,16 @@ class Change:
     """One change, and what becomes of it."""
 
     name: str
-    outcome: Outcome | None
+    outcome: PlanFigures | None
     """None: it cannot be had."""
     why_not: str = ""
     is_published: bool = False
     """Whether its times come from a data sheet: they are floors, however this machine was measured."""
 
-    def factor(self, base: Outcome, figure: str) -> float | None:
-        """A figure of `Outcome` after the change, over that before; None where it cannot be said.
+    def factor(self, base: PlanFigures, figure: str) -> float | None:
+        """A figure of `PlanFigures` after the change, over that before; None where it cannot be said.
 
-        >>> plan = Outcome(weight_bytes=8, kv_bytes_per_token=4, num_blocks=2, max_model_len=9, num_requests=1,
+        >>> plan = PlanFigures(weight_bytes=8, kv_bytes_per_token=4, num_blocks=2, max_model_len=9, num_requests=1,
         ...                tpot_floor_s=0.1, most_tokens_per_s=10.0)
         >>> Change("nothing", plan).factor(plan, "num_blocks")
         1.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from twostroke.train.medusa_heads import MedusaHeads
+from twostroke.train.medusa_heads import TrainableHeads
 
 
 def soft_cross_entropy(logits: Tensor, teacher: Tensor) -> Tensor:
@@ -12,7 +12,7 @@ def soft_cross_entropy(logits: Tensor, teacher: Tensor) -> Tensor:
     return -(teacher.float().softmax(-1) * logits.float().log_softmax(-1)).sum(-1).mean()
 
 
-def medusa_losses(heads: MedusaHeads, output: Tensor, states: Tensor, teacher: Tensor) -> list[Tensor]:
+def medusa_losses(heads: TrainableHeads, output: Tensor, states: Tensor, teacher: Tensor) -> list[Tensor]:
     """Head i at position p against the backbone at p + 1 + i: both are about the token at p + 2 + i.
 
     Args:

@@ -17,7 +17,7 @@ from twostroke.model.model_files import find_model
 from twostroke.plain_words import reason_of
 from twostroke.train.backbone import Backbone
 from twostroke.train.distillation import medusa_losses
-from twostroke.train.medusa_heads import MedusaConfig, MedusaHeads, save_heads
+from twostroke.train.medusa_heads import MedusaConfig, TrainableHeads, save_heads
 from twostroke.train.medusa_options import DEFAULT_MINUTES, MedusaOptions
 from twostroke.train.windows import Windows, read_tokens
 
@@ -40,7 +40,7 @@ class MedusaTraining:
 
     def __init__(self, backbone: Backbone, windows: Windows, options: MedusaOptions) -> None:
         self._backbone, self.windows, self._options = backbone, windows, options
-        self.heads = MedusaHeads(options.num_heads, backbone.hidden_size, options.num_layers)
+        self.heads = TrainableHeads(options.num_heads, backbone.hidden_size, options.num_layers)
         self._optimizer = torch.optim.AdamW(self.heads.parameters(), lr=options.learning_rate, weight_decay=0.0)
         weights = torch.tensor([_DECAY_OF_WEIGHT**i for i in range(options.num_heads)])
         self._weights = weights / weights.sum()

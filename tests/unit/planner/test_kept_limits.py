@@ -10,7 +10,7 @@ from explain_loads import random_load
 from twostroke.config.scheduler import SchedulerConfig
 from twostroke.event_codec import plain
 from twostroke.events import EngineStarted
-from twostroke.planner.constraint import Constraint, constraint_of
+from twostroke.planner.constraint import Binding, constraint_of
 from twostroke.planner.kept_limits import limit_lines
 from twostroke.planner.levers import levers_of
 from twostroke.planner.signals import Signals
@@ -55,7 +55,7 @@ def test_a_limit_that_was_missed_or_cannot_be_kept(
 def test_no_tighter_limit_is_offered_where_none_can_be_kept() -> None:
     cannot, can = (history(alone_ms=ms, itl_ms=60, ttft_ms=100, itl_slo="20ms") for ms in (23.1, 15.0))
     cannot.decode_step["p50"] = can.decode_step["p50"] = 0.005
-    offered = [[lever.name for lever in levers_of(Constraint.PROMPTS, found, None)] for found in (cannot, can)]
+    offered = [[lever.name for lever in levers_of(Binding.PROMPTS, found, None)] for found in (cannot, can)]
     assert "a tighter limit between tokens" not in offered[0]
     assert "a tighter limit between tokens" in offered[1]
     assert "cannot be kept" in limit_lines(cannot)[0]
@@ -65,7 +65,7 @@ def test_no_tighter_limit_is_offered_where_none_can_be_kept() -> None:
 def test_a_server_that_misses_its_limit_is_not_bound_by_nothing(itl_ms: float, is_idle: bool) -> None:
     found = history(alone_ms=5, itl_ms=itl_ms, ttft_ms=100, itl_slo="20ms")
     found.num_served, found.end_s, found.busy_s, found.memory_s = 50, 10.0, 3.0, 2.0
-    assert (constraint_of(found)[0] is Constraint.NONE) is is_idle
+    assert (constraint_of(found)[0] is Binding.NONE) is is_idle
     assert bool(limit_lines(found)) is not is_idle
 
 

@@ -16,12 +16,21 @@ from twostroke.cost.step_model import Curve, StepTimeModel
 from twostroke.event_codec import plain
 from twostroke.events import EngineStarted
 from twostroke.planner.least_work import goodput_bound, least_seconds_per_token
-from twostroke.planner.placement import Candidate, Limits, Outcome, Ranking, Space, candidates_of, outcome_of, search
+from twostroke.planner.placement import (
+    Candidate,
+    LatencyLimits,
+    PlacementOutcome,
+    Ranking,
+    Space,
+    candidates_of,
+    outcome_of,
+    search,
+)
 from twostroke.request import Arrival
 from twostroke.simulation.requests import SimulatedRequest
 from twostroke.simulation.simulate import simulate as run_simulated
 
-LIMITS = Limits(ttft_target_s=1.0, tpot_target_s=0.1, attainment=0.75)
+LIMITS = LatencyLimits(ttft_target_s=1.0, tpot_target_s=0.1, attainment=0.75)
 RATES = (0.5, 1.0, 2.0)
 
 
@@ -41,7 +50,7 @@ class Times:
     tpot_s: float | None
 
 
-Table = dict[tuple[Candidate, float], Outcome]
+Table = dict[tuple[Candidate, float], PlacementOutcome]
 
 
 @st.composite
@@ -57,7 +66,7 @@ def spaces(draw: st.DrawFn) -> tuple[Space, dict[tuple[Candidate, float], list[T
     return Space(candidates, RATES), runs
 
 
-def table_of(runs: dict[tuple[Candidate, float], list[Times]], limits: Limits) -> Table:
+def table_of(runs: dict[tuple[Candidate, float], list[Times]], limits: LatencyLimits) -> Table:
     """Return runs of four requests; the faster they arrive, the sooner the run ends."""
     return {
         (candidate, rate): outcome_of(
@@ -67,7 +76,9 @@ def table_of(runs: dict[tuple[Candidate, float], list[Times]], limits: Limits) -
     }
 
 
-def found(space: Space, table: Table, limits: Limits, *, num_places: int = 2, slack: float | None = None) -> Ranking:
+def found(
+    space: Space, table: Table, limits: LatencyLimits, *, num_places: int = 2, slack: float | None = None
+) -> Ranking:
     """Return the search's result, with a bound `slack` above the best outcome of a candidate; None: without a bound."""
 
     def bound(candidate: Candidate) -> float:
@@ -82,7 +93,7 @@ def found(space: Space, table: Table, limits: Limits, *, num_places: int = 2, sl
     )
 
 
-def exhaustive(space: Space, table: Table, limits: Limits) -> list[tuple[Candidate, float]]:
+def exhaustive(space: Space, table: Table, limits: LatencyLimits) -> list[tuple[Candidate, float]]:
     """Return every candidate with its goodput per device, best first, by the definition."""
     kept: list[tuple[Candidate, float]] = []
     for candidate in space.candidates:
@@ -119,7 +130,7 @@ def test_looser_limits_never_lower_the_best_goodput(
     case: tuple[Space, dict[tuple[Candidate, float], list[Times]]], ttft: float, tpot: float, share: float
 ) -> None:
     space, runs = case
-    looser = Limits(ttft_target_s=1.0 * ttft, tpot_target_s=0.1 * tpot, attainment=0.75 * share)
+    looser = LatencyLimits(ttft_target_s=1.0 * ttft, tpot_target_s=0.1 * tpot, attainment=0.75 * share)
     tight, loose = (found(space, table_of(runs, limits), limits) for limits in (LIMITS, looser))
     if tight.places:
         assert loose.places[0].goodput_per_device >= tight.places[0].goodput_per_device
