@@ -21,7 +21,6 @@ class SetGuesses:
         self.numbers, self._num_steps = numbers, 0
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Drafts]:
-        """See Proposer."""
         number = self.numbers[self._num_steps % len(self.numbers)]
         self._num_steps += 1
         return [Drafts((0,) * min(number, request.num_drafts)) for request in requests]

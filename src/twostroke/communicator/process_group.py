@@ -49,12 +49,10 @@ class ProcessGroupCommunicator:
 
     @property
     def rank(self) -> int:
-        """See Communicator."""
         return self._beside.rank
 
     @property
     def size(self) -> int:
-        """See Communicator."""
         return self._beside.size
 
     def all_gather(self, local: Tensor, out: Tensor, widths: Sequence[int], num_rows: int = 1) -> None:
@@ -83,15 +81,12 @@ class ProcessGroupCommunicator:
             part.copy_(of_rank[:, : part.shape[1]])
 
     def broadcast(self, message: bytes | None) -> bytes:
-        """See Communicator."""
         return self._beside.broadcast(message)
 
     def barrier(self) -> None:
-        """See Communicator."""
         self._beside.barrier()
 
     def verify(self) -> None:
-        """See Communicator."""
         if self._lost is not None:
             raise self._lost
 

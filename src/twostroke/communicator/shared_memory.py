@@ -43,16 +43,13 @@ class SharedMemoryCommunicator:
 
     @property
     def rank(self) -> int:
-        """See Communicator."""
         return self._sockets.rank
 
     @property
     def size(self) -> int:
-        """See Communicator."""
         return self._sockets.size
 
     def all_gather(self, local: Tensor, out: Tensor, widths: Sequence[int], num_rows: int = 1) -> None:
-        """See Communicator."""
         self._gather.start(local.data_ptr(), out.data_ptr(), widths, num_rows)
         num_waits, awaited = 0, 0
         try:
@@ -72,11 +69,9 @@ class SharedMemoryCommunicator:
                 raise
 
     def broadcast(self, message: bytes | None) -> bytes:
-        """See Communicator."""
         return self._sockets.broadcast(message)
 
     def barrier(self) -> None:
-        """See Communicator."""
         self._sockets.barrier()
 
     def verify(self) -> None:
@@ -84,15 +79,12 @@ class SharedMemoryCommunicator:
 
     @property
     def own_host(self) -> str:
-        """See SocketCommunicator."""
         return self._sockets.own_host
 
     def check_others(self, wait_ms: int) -> None:
-        """See SocketCommunicator."""
         self._sockets.check_others(wait_ms)
 
     def close(self) -> None:
-        """See Communicator."""
         self._sockets.close()
 
 

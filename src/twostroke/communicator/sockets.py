@@ -50,12 +50,10 @@ class SocketCommunicator:
 
     @property
     def rank(self) -> int:
-        """See Communicator."""
         return self._rank
 
     @property
     def size(self) -> int:
-        """See Communicator."""
         return self._size
 
     @property
@@ -65,7 +63,6 @@ class SocketCommunicator:
         return "127.0.0.1" if isinstance(name, str) else name[0]
 
     def all_gather(self, local: Tensor, out: Tensor, widths: Sequence[int], num_rows: int = 1) -> None:
-        """See Communicator."""
         self._gather(local.data_ptr(), out.data_ptr(), widths, num_rows)
 
     def _gather(self, local: int, out: int, widths: Sequence[int], num_rows: int) -> None:
@@ -87,7 +84,6 @@ class SocketCommunicator:
             begin += width
 
     def broadcast(self, message: bytes | None) -> bytes:
-        """See Communicator."""
         self._operation += 1
         if self._rank == 0:
             assert message is not None, "rank 0 says what is sent"
@@ -99,14 +95,12 @@ class SocketCommunicator:
         return bytes(incoming.body)
 
     def barrier(self) -> None:
-        """See Communicator."""
         self._gather(0, 0, [0] * self._size, 1)
 
     def verify(self) -> None:
         """See Communicator. What `all_gather` returns from is done."""
 
     def close(self) -> None:
-        """See Communicator."""
         for peer in self._peers.values():
             peer.close()
 

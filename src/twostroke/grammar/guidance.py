@@ -55,7 +55,6 @@ class Guidance:
             self._ready_vocabulary()
 
     def compile(self, wanted: StructuredOutputs, calls: FreeCalls | None = None) -> str:
-        """See GrammarBackend."""
         if not self._tokens.reads_alone:
             limit = "this model's tokenizer has a decoder in which a token's text depends on the tokens around it"
             raise InvalidParameter("structured_outputs", wanted, limit, "Leave it out, and check the text afterwards.")
@@ -162,7 +161,6 @@ class GuidanceMatcher:
         self._is_at_beginning = is_at_beginning
 
     def fill_mask(self, bits: TokenBits) -> None:
-        """See GrammarMatcher."""
         vocabulary = self._vocabulary
         assert bits.shape == (vocabulary.num_words,), f"{bits.shape}, {vocabulary.num_words} words"
         whole = np.zeros((1, vocabulary.num_list_words), np.int32)
@@ -171,23 +169,19 @@ class GuidanceMatcher:
         bits[:] = 0 if self._matcher.is_error() else whole[0, start : start + vocabulary.num_words]
 
     def accept(self, token_id: int) -> None:
-        """See GrammarMatcher."""
         self._matcher.consume_token(token_id + (self._vocabulary.first_id if self._is_at_beginning else 0))
         self._is_at_beginning = False
 
     def copy(self) -> GuidanceMatcher:
-        """See GrammarMatcher."""
         copied = self._matcher.deep_copy()
         return GuidanceMatcher(copied, self._vocabulary, self._forget, is_at_beginning=self._is_at_beginning)
 
     @property
     def is_accepting(self) -> bool:
-        """See GrammarMatcher."""
         return not self._matcher.is_error() and self._matcher.is_accepting()
 
     @property
     def failure(self) -> str:
-        """See GrammarMatcher."""
         if not self._matcher.is_error():
             return ""
         self._forget()

@@ -22,7 +22,6 @@ class ApertusLayer(LlamaLayer):
     """Llama's attention, then x + down(xielu(up(norm(x)))) (Huang and Schlag 2024, arXiv:2411.13010)."""
 
     def pack_mlp(self, spec: LayerSpec, weights: Mapping[str, Any], placement: Placement) -> Callable[[Tensor], Tensor]:
-        """See LlamaLayer."""
         up = placement.operators.pack_linear(weights["up.weight"], None)
         positive, negative = (F.softplus(weights[name].float()) for name in _ALPHAS)
         negative = negative + _LINEAR

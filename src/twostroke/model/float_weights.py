@@ -32,11 +32,9 @@ class FloatWeights:
 
     @property
     def path(self) -> Path:
-        """See WeightSource."""
         return self._checkpoint.path
 
     def read(self, name: str, dtype: torch.dtype, rows: slice = ALL_ROWS) -> Tensor:
-        """See WeightSource."""
         del dtype
         return self._checkpoint.read(name, rows)
 

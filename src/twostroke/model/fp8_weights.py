@@ -61,11 +61,9 @@ class Fp8Weights:
 
     @property
     def path(self) -> Path:
-        """See WeightSource."""
         return self._checkpoint.path
 
     def read(self, name: str, dtype: torch.dtype, rows: slice = ALL_ROWS) -> Tensor:
-        """See WeightSource."""
         del dtype
         found = self._checkpoint.read(name, rows)
         if name not in self._scale_of:

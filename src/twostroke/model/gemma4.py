@@ -26,7 +26,6 @@ class Gemma4Layer(LlamaLayer):
     """Llama's layer times a number of its own; after the MLP, x + norm(up(gelu(gate(x)) * what the token brings))."""
 
     def __init__(self, config: ModelConfig, weights: Mapping[str, Any], layer_id: int, placement: Placement) -> None:
-        """See LlamaLayer."""
         spec, name = config.layers[layer_id], _projection(config.layers[layer_id])
         own = {f"qkv.{kind}": weights[f"{name}.{kind}"] for kind in ("weight", "bias") if f"{name}.{kind}" in weights}
         super().__init__(config, {**weights, **own}, layer_id, placement)
@@ -74,7 +73,6 @@ class Gemma4Layer(LlamaLayer):
         kv: KVTensors,
         query_scales: Tensor | None = None,
     ) -> Tensor:
-        """See LlamaLayer."""
         del query_scales  # no Gemma has them
         heads = self._qkv(x).view(x.shape[0], -1, self._head_dim)
         if self._makes_kv:
@@ -109,7 +107,6 @@ class Gemma4(Llama):
 
     @classmethod
     def parameters(cls, config: ModelConfig) -> dict[str, Parameter]:
-        """See DecoderModel."""
         size = config.layers[0].token_input_size
         together, found = config.num_layers * size, super().parameters(config)
         if size:
@@ -120,7 +117,6 @@ class Gemma4(Llama):
 
     @classmethod
     def layer_parameters(cls, config: ModelConfig, layer_id: int) -> dict[str, Parameter]:
-        """See Llama."""
         spec, hidden = config.layers[layer_id], config.hidden_size
         found = super().layer_parameters(config, layer_id)
         rows = {"q": (spec.q_size,), "qk": (spec.q_size, spec.kv_size)}.get(_projection(spec))
@@ -137,7 +133,6 @@ class Gemma4(Llama):
         return found
 
     def __init__(self, config: ModelConfig, weights: Mapping[str, Any], placement: Placement) -> None:
-        """See Llama."""
         super().__init__(config, weights, placement)
         self._size = config.layers[0].token_input_size
         if self._size:
@@ -150,7 +145,6 @@ class Gemma4(Llama):
 
     @torch.inference_mode()
     def embed(self, input_ids: Tensor, positions: Tensor | None = None) -> Tensor:
-        """See DecoderModel."""
         rows = super().embed(input_ids, positions)
         if not self._size:
             return rows
@@ -161,5 +155,4 @@ class Gemma4(Llama):
 
     @torch.inference_mode()
     def final_norm(self, hidden: Tensor) -> Tensor:
-        """See DecoderModel."""
         return super().final_norm(hidden[:, : self.config.hidden_size])

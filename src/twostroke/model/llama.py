@@ -224,7 +224,6 @@ class Llama(DecoderModel):
 
     @classmethod
     def parameters(cls, config: ModelConfig) -> dict[str, Parameter]:
-        """See DecoderModel."""
         found = {
             "embedding.weight": Parameter((config.vocab_size,), config.hidden_size, is_split=True),
             **_norm_parameters(config, "norm", config.hidden_size),
@@ -317,7 +316,6 @@ class Llama(DecoderModel):
 
     @torch.inference_mode()
     def embed(self, input_ids: Tensor, positions: Tensor | None = None) -> Tensor:
-        """See DecoderModel."""
         if self._rows_of is None:
             rows = self._lm_head.rows(input_ids)
         else:
@@ -339,7 +337,6 @@ class Llama(DecoderModel):
         kv: KVTensors,
         features: Mapping[int, Tensor] | None = None,
     ) -> Tensor:
-        """See DecoderModel."""
         rotations = [(rotary(positions), rotary.query_scales(positions)) for rotary in self._rotaries]
         for layer_id in layers:
             if features is not None and layer_id in features:
@@ -350,7 +347,6 @@ class Llama(DecoderModel):
         return hidden
 
     def center_keys(self, means: Mapping[int, Tensor]) -> None:
-        """See DecoderModel."""
         self.key_means = means
         for layer_id, mean in means.items():
             own = self._split.own(len(mean))
@@ -358,12 +354,10 @@ class Llama(DecoderModel):
 
     @torch.inference_mode()
     def final_norm(self, hidden: Tensor) -> Tensor:
-        """See DecoderModel."""
         return self._norm(hidden)
 
     @torch.inference_mode()
     def compute_logits(self, hidden: Tensor) -> Tensor:
-        """See DecoderModel."""
         logits, divisor, cap = self._lm_head.in_float32(hidden), self.config.logits_divisor, self.config.logits_cap
         if divisor != 1.0:
             logits = logits / divisor

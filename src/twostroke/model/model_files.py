@@ -130,27 +130,21 @@ class ModelFolder:
         self.path = path
 
     def config(self) -> ModelConfig:
-        """See ModelFiles."""
         return read_model_config(self.path)
 
     def tokenizer(self) -> Tokenizer:
-        """See ModelFiles."""
         return Tokenizer.from_folder(self.path)
 
     def eos_token_ids(self, tokenizer: Tokenizer, vocab_size: int) -> frozenset[int]:
-        """See ModelFiles."""
         return read_eos_token_ids(self.path, tokenizer.eos_token_id, vocab_size)
 
     def sampling_defaults(self) -> dict[str, Any]:
-        """See ModelFiles."""
         return read_sampling_defaults(self.path)
 
     def weights(self, config: ModelConfig, quantization: Quantization | None) -> WeightSource:
-        """See ModelFiles."""
         return open_weights(self.path, config, quantization)
 
     def random_weights(self, config: ModelConfig, device: torch.device) -> WeightSource:
-        """See ModelFiles."""
         if isinstance(config.quantization, QuantizationConfig):
             raise InvalidParameter(
                 "load_format",
@@ -170,30 +164,24 @@ class GGUFModel:
         self._file = GGUFFile(path)
 
     def config(self) -> ModelConfig:
-        """See ModelFiles."""
         return read_gguf_config(self._file)
 
     def tokenizer(self) -> Tokenizer:
-        """See ModelFiles."""
         return tokenizer_from_gguf(self._file.metadata)
 
     def eos_token_ids(self, tokenizer: Tokenizer, vocab_size: int) -> frozenset[int]:
-        """See ModelFiles."""
         of_tokenizer = () if tokenizer.eos_token_id is None else (tokenizer.eos_token_id,)
         return read_gguf_eos_token_ids(self._file.metadata, vocab_size).union(of_tokenizer)
 
     def sampling_defaults(self) -> dict[str, Any]:
-        """See ModelFiles."""
         return read_gguf_sampling_defaults(self._file.metadata)
 
     def weights(self, config: ModelConfig, quantization: Quantization | None) -> WeightSource:
-        """See ModelFiles."""
         source = GGUFWeights(self._file, config)
         check_quantization(source, quantization)
         return source
 
     def random_weights(self, config: ModelConfig, device: torch.device) -> WeightSource:
-        """See ModelFiles."""
         del config, device
         limit = f"{self.path} is a GGUF file, whose weights are there and of formats that are not made at random"
         remedy = "Give a folder with config.json, or leave it out."

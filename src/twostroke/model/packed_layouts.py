@@ -128,11 +128,9 @@ class AwqGemm(PackedLayout):
     main = "qweight"
 
     def weight_shape(self, main: tuple[int, int]) -> tuple[int, int]:
-        """See PackedLayout."""
         return main[1] * self.per_word, main[0]
 
     def parts(self, n: int, k: int) -> dict[str, PackedPart]:
-        """See PackedLayout."""
         words, groups = n // self.per_word, self.num_groups(k)
         return {
             "qweight": PackedPart((k, words)),
@@ -141,7 +139,6 @@ class AwqGemm(PackedLayout):
         }
 
     def unpack(self, module: str, parts: Mapping[str, Tensor]) -> Unpacked:
-        """See PackedLayout."""
         del module
         return Unpacked(self._outputs(parts["qweight"]), parts["scales"].T, self._outputs(parts["qzeros"]))
 
@@ -157,11 +154,9 @@ class Gptq(PackedLayout):
     main = "qweight"
 
     def weight_shape(self, main: tuple[int, int]) -> tuple[int, int]:
-        """See PackedLayout."""
         return main[1], main[0] * self.per_word
 
     def parts(self, n: int, k: int) -> dict[str, PackedPart]:
-        """See PackedLayout."""
         groups = self.num_groups(k)
         return {
             "qweight": PackedPart((k // self.per_word, n)),
@@ -171,14 +166,12 @@ class Gptq(PackedLayout):
         }
 
     def unpack(self, module: str, parts: Mapping[str, Tensor]) -> Unpacked:
-        """See PackedLayout."""
         bits = self.config.bits
         codes = _fields(parts["qweight"].T, bits)
         zeros = self._zeros(module, _fields(parts["qzeros"], bits)[:, : len(codes)].T)
         return Unpacked(codes, parts["scales"].T, zeros, self.group_of(parts))
 
     def group_of(self, parts: Mapping[str, Tensor]) -> Tensor | None:
-        """See PackedLayout."""
         return parts.get("g_idx")
 
     def _zeros(self, module: str, stored: Tensor) -> Tensor | None:
@@ -208,11 +201,9 @@ class PackQuantized(PackedLayout):
     by_rows = ("weight_packed", "weight_scale", "weight_zero_point")
 
     def weight_shape(self, main: tuple[int, int]) -> tuple[int, int]:
-        """See PackedLayout."""
         return main[0], main[1] * self.per_word
 
     def parts(self, n: int, k: int) -> dict[str, PackedPart]:
-        """See PackedLayout."""
         groups, words = self.num_groups(k), -(-n // self.per_word)
         found = {
             "weight_packed": PackedPart((n, k // self.per_word)),
@@ -226,7 +217,6 @@ class PackQuantized(PackedLayout):
         return found
 
     def unpack(self, module: str, parts: Mapping[str, Tensor]) -> Unpacked:
-        """See PackedLayout."""
         codes = _fields(parts["weight_packed"], self.config.bits)
         zeros = parts.get("weight_zero_point")
         if zeros is not None:
@@ -243,11 +233,9 @@ class IntQuantized(PackedLayout):
     main_types = ("I8",)
 
     def weight_shape(self, main: tuple[int, int]) -> tuple[int, int]:
-        """See PackedLayout."""
         return main
 
     def parts(self, n: int, k: int) -> dict[str, PackedPart]:
-        """See PackedLayout."""
         groups = self.num_groups(k)
         scale = _scale(self.config, n, groups)
         found = {"weight": PackedPart((n, k), ("I8",)), "weight_scale": scale}
@@ -258,7 +246,6 @@ class IntQuantized(PackedLayout):
         return found
 
     def unpack(self, module: str, parts: Mapping[str, Tensor]) -> Unpacked:
-        """See PackedLayout."""
         codes = self._unsigned(module, parts["weight"])
         rows = (len(codes), self.num_groups(codes.shape[1]))
         zeros = parts.get("weight_zero_point")

@@ -49,16 +49,13 @@ class QuantizedCheckpoint:
 
     @property
     def path(self) -> Path:
-        """See WeightSource."""
         return self._checkpoint.path
 
     @property
     def quantization(self) -> str:
-        """See WeightSource."""
         return self._config.method
 
     def read(self, name: str, dtype: torch.dtype, rows: slice = ALL_ROWS) -> Tensor | QuantizedWeight:
-        """See WeightSource."""
         module = name.removesuffix(".weight")
         if module not in self._parts_of:
             return self._checkpoint.read(name, rows)

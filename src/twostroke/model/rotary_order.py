@@ -88,7 +88,6 @@ class _Ordered(WrappedSource):
         self._rows, self._columns = rows, columns
 
     def read(self, name: str, dtype: torch.dtype, rows: slice = ALL_ROWS) -> Tensor | QuantizedWeight:
-        """See WeightSource."""
         if name in self._columns:
             norm = self._source.read(name, dtype, rows)
             assert isinstance(norm, Tensor), name

@@ -43,7 +43,6 @@ class StackedNorms(WrappedSource):
         super().__init__(source, found)
 
     def read(self, name: str, dtype: torch.dtype, rows: slice = ALL_ROWS) -> Tensor | QuantizedWeight:
-        """See WeightSource."""
         if name not in self._heads:
             return super().read(name, dtype, rows)
         found: list[Tensor] = []

@@ -18,7 +18,6 @@ class TiedHead(WrappedSource):
         super().__init__(source, {embedding if name == head else name: one for name, one in source.weights.items()})
 
     def read(self, name: str, dtype: torch.dtype, rows: slice = ALL_ROWS) -> Tensor | QuantizedWeight:
-        """See WeightSource."""
         return super().read(self._head if name == self._embedding else name, dtype, rows)
 
 

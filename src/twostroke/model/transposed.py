@@ -24,7 +24,6 @@ class Transposed(WrappedSource):
         super().__init__(source, weights)
 
     def read(self, name: str, dtype: torch.dtype, rows: slice = ALL_ROWS) -> Tensor:
-        """See WeightSource."""
         is_matrix = _is_matrix(name, self.weights[name])
         found = self._source.read(name, dtype, ALL_ROWS if is_matrix else rows)
         assert isinstance(found, Tensor), name

@@ -89,14 +89,11 @@ class WrappedSource:
 
     @property
     def path(self) -> Path:
-        """See WeightSource."""
         return self._source.path
 
     @property
     def quantization(self) -> str | None:
-        """See WeightSource."""
         return self._source.quantization
 
     def read(self, name: str, dtype: torch.dtype, rows: slice = ALL_ROWS) -> Tensor | QuantizedWeight:
-        """See WeightSource."""
         return self._source.read(name, dtype, rows)

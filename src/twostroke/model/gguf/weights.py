@@ -85,11 +85,9 @@ class GGUFWeights:
 
     @property
     def path(self) -> Path:
-        """See WeightSource."""
         return self._file.path
 
     def read(self, name: str, dtype: torch.dtype, rows: slice = ALL_ROWS) -> Tensor | QuantizedWeight:
-        """See WeightSource."""
         if self._has_whole_norm(name):
             return self.read_numbers(name, rows)
         tensor = self._stored[name]
@@ -116,7 +114,6 @@ class GGUFWeights:
         return numbers if factor is None else numbers * factor
 
     def stored_rows(self, name: str) -> StoredRows | None:
-        """See StoresRows."""
         tensor = self._stored[name]
         if tensor.file is None or not tensor.type.is_quantized or len(tensor.shape) != 2:
             return None
