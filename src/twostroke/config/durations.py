@@ -8,7 +8,7 @@ from twostroke.config.checks import number
 from twostroke.errors import InvalidParameter
 
 _UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
-_WRITTEN = re.compile(r"\s*([0-9]*\.?[0-9]+(?:e-?[0-9]+)?)\s*([a-z]*)\s*", re.IGNORECASE)
+_WRITTEN_TIME = re.compile(r"\s*([0-9]*\.?[0-9]+(?:e-?[0-9]+)?)\s*([a-z]*)\s*", re.IGNORECASE)
 
 
 def seconds(name: str, given: object, *, most_s: float = 3600.0) -> float:
@@ -22,7 +22,7 @@ def seconds(name: str, given: object, *, most_s: float = 3600.0) -> float:
     """
     value: object = given
     if isinstance(given, str):
-        found = _WRITTEN.fullmatch(given)
+        found = _WRITTEN_TIME.fullmatch(given)
         if found is None or found[2].lower() not in _UNITS:
             raise InvalidParameter(name, given, f"must be a time with its unit ({', '.join(_UNITS)})", "Such as 50ms.")
         value = float(found[1]) * _UNITS[found[2].lower()]
