@@ -30,7 +30,7 @@ from twostroke.cluster.messages import Alive, StartEngine
 from twostroke.cluster.routed_placer import LeastBusy, ReadyWorker
 from twostroke.config.checks import whole_number
 from twostroke.config.engine import EngineConfig
-from twostroke.config.routing import RoutingConfig
+from twostroke.config.pools import RoutingConfig
 from twostroke.cost.fleet import FleetLimits, FrontCosts, WorkerSpeed, fleet_limits
 from twostroke.engine.generation import GenerationRequest
 from twostroke.engine.token_update import TokenUpdate

@@ -11,7 +11,7 @@ from gguf import GGMLQuantizationType, GGUFReader, GGUFValueType, GGUFWriter, de
 from numpy.typing import NDArray
 
 from oracle.gguf_blocks import TYPES_BY_NAME, random_blocks
-from twostroke.gguf.tensor_types import TYPES
+from twostroke.gguf.container import TYPES
 
 FIXTURES = Path(__file__).parent / "fixtures" / "gguf"
 NAMES = sorted(path.stem for path in FIXTURES.glob("*.gguf"))

@@ -7,7 +7,7 @@ from typing import Any
 
 import hypothesis.strategies as st
 
-from twostroke.config.routing import RoutingConfig
+from twostroke.config.pools import RoutingConfig
 from twostroke.pools.member import Member, Role, Transport
 from twostroke.pools.route import RouteRequest
 from twostroke.pools.router import Router

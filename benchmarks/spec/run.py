@@ -49,7 +49,7 @@ from twostroke.measure.spec.measure import (
 )
 from twostroke.measure.workload_options import check_name
 from twostroke.model.model_files import find_model_of
-from twostroke.startup.drafter import Drafter, GivenDrafter
+from twostroke.startup.prepared import Drafter, GivenDrafter
 from twostroke.tables import plain_table, print_table
 
 SYNTHETIC = "synthetic"

@@ -32,7 +32,7 @@ from twostroke.sampling.noise import NoiseStream
 from twostroke.sampling.sampler import Sampler
 from twostroke.sampling.state import SamplingState
 from twostroke.speculation.proposer import DraftRequest, Drafts, Proposer, TargetRead, TargetStep, Watcher
-from twostroke.startup.drafter import Drafter, DrafterFacts, LoadedTarget
+from twostroke.startup.prepared import Drafter, DrafterFacts, LoadedTarget
 
 Probabilities = npt.NDArray[np.float64]
 

@@ -14,8 +14,7 @@ from twostroke import LLM, RequestOutput, SamplingParams
 from twostroke.runner.branches import MAX_BRANCHES, Branch, BranchBlocks, blocks_of_branch
 from twostroke.speculation.proposer import DraftRequest, Drafts
 from twostroke.startup import preparation
-from twostroke.startup.drafter import DrafterFacts, GivenDrafter
-from twostroke.startup.prepared import Prepared
+from twostroke.startup.prepared import DrafterFacts, GivenDrafter, Prepared
 
 DEPTH = 4
 NUM_PLACES = 14

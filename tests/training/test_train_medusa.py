@@ -15,9 +15,8 @@ from model_folders import write_random_model
 from twostroke.errors import InvalidParameter, ModelNotFound
 from twostroke.model.model_files import find_model
 from twostroke.train.backbone import Backbone
-from twostroke.train.distillation import medusa_losses
 from twostroke.train.medusa import MedusaTraining, train_medusa
-from twostroke.train.medusa_heads import TrainableHeads
+from twostroke.train.medusa_heads import TrainableHeads, medusa_losses
 from twostroke.train.medusa_options import MedusaOptions
 from twostroke.train.windows import Windows, read_tokens
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from training.companions.target import Seen, Target
 from training.export import hf_config
 from training.model import LlamaModel, ModelConfig
-from twostroke.train.distillation import soft_cross_entropy
+from twostroke.train.medusa_heads import soft_cross_entropy
 
 DRAFT = ModelConfig(
     hidden_size=128,

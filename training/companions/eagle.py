@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from training.companions.target import Seen, Target
 from training.model import MLP, CastLinear, ModelConfig, RMSNorm, rope_tables, rotate
-from twostroke.train.distillation import soft_cross_entropy
+from twostroke.train.medusa_heads import soft_cross_entropy
 
 KeyValue = tuple[Tensor, Tensor]
 

@@ -9,8 +9,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from training.companions.target import Seen, Target
-from twostroke.train.distillation import medusa_losses
-from twostroke.train.medusa_heads import WEIGHTS_NAME, MedusaConfig, TrainableHeads, save_heads
+from twostroke.train.medusa_heads import WEIGHTS_NAME, MedusaConfig, TrainableHeads, medusa_losses, save_heads
 
 
 class Medusa(nn.Module):

@@ -16,16 +16,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from random import Random
 from typing import get_args
 
 import numpy as np
 from tqdm.auto import tqdm
 
-from twostroke.calibrate.guesses import SetGuesses
 from twostroke.calibrate.options import CalibrateOptions
-from twostroke.calibrate.texts import pieces
 from twostroke.config.cache import CacheConfig
 from twostroke.config.checks import whole_numbers
 from twostroke.config.load import LoadConfig
@@ -38,11 +37,67 @@ from twostroke.cost.step_model import StepTimeModel
 from twostroke.errors import ClientError, InvalidParameter, SetupError
 from twostroke.hardware import Hardware
 from twostroke.measure.report import model_name, settings
-from twostroke.measure.spec.measure import DecodeStep, PromptIds, SpecEngine, SpecRun
+from twostroke.measure.spec.measure import DecodeStep, PromptIds, SpecEngine, SpecRun, prompts
 from twostroke.measure.steps import measure_steps
 from twostroke.model.model_files import find_model, find_model_of
+from twostroke.speculation.proposer import DraftRequest, Drafts
 from twostroke.startup.calibrated import place_to_write
-from twostroke.startup.drafter import Drafter, GivenDrafter
+from twostroke.startup.prepared import Drafter, GivenDrafter
+from twostroke.tokenizer.tokenizer import Tokenizer
+
+
+@dataclass(slots=True)
+class SetGuesses:
+    """As many drafts as it is told, for one request; the target looks at each of them whatever it is."""
+
+    numbers: Sequence[int] = (0,)
+    """For one step after the other, and again from the first."""
+    _num_steps: int = field(default=0)
+
+    def repeat(self, numbers: Sequence[int]) -> None:
+        """From now on these."""
+        self.numbers, self._num_steps = numbers, 0
+
+    def propose(self, requests: Sequence[DraftRequest]) -> list[Drafts]:
+        number = self.numbers[self._num_steps % len(self.numbers)]
+        self._num_steps += 1
+        return [Drafts((0,) * min(number, request.num_drafts)) for request in requests]
+
+    def forget(self, row: int, num_tokens: int) -> None:
+        """See Proposer; nothing is kept."""
+
+
+# ------------------------------------------------------------------ The prompts: pieces of a text, the embedded code'
+
+
+def pieces(
+    data: Path | None, count: int, length: int, tokenizer: Tokenizer, vocab_size: int, seed: int
+) -> list[PromptIds]:
+    """So many prompts of so many token ids each, from places that the seed draws.
+
+    Raises:
+        InvalidParameter: the text cannot be read, or no text is as long as a prompt.
+    """
+    if data is None:
+        return prompts("code", count, length, tokenizer, vocab_size, seed, "context_tokens")
+    ids = tokenizer.encode(_read(data), add_special_tokens=False)
+    if len(ids) < length:
+        limit = f"has {len(ids)} tokens; a prompt has {length}"
+        raise InvalidParameter("data", str(data), limit, "Give a longer text, or a smaller --context-tokens.")
+    dice = Random(seed)
+    begins = [dice.randrange(len(ids) - length + 1) for _ in range(count)]
+    return [tuple(ids[begin : begin + length]) for begin in begins]
+
+
+def _read(data: Path) -> str:
+    try:
+        return data.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
+        raise InvalidParameter("data", str(data), f"cannot be read ({reason})", "Give a UTF-8 text.") from error
+
+
+# ------------------------------------------------------------------ `twostroke calibrate`: measures how long steps of
 
 
 def calibrate(

@@ -8,8 +8,7 @@ from typing import get_args
 from cyclopts import App
 from cyclopts.argument import ArgumentCollection
 
-from twostroke.config.durations import seconds
-from twostroke.config.sizes import byte_count, count
+from twostroke.config.sizes import byte_count, count, seconds
 
 _SIZES = ("memory", "bytes", "offloading_size")
 """Ends of the names of settings that are numbers of bytes."""

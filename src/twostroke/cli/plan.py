@@ -21,8 +21,7 @@ from twostroke.cli.flags import (
 from twostroke.config.engine import EngineConfig
 from twostroke.engine.event_sinks import one_history
 from twostroke.errors import InvalidParameter
-from twostroke.planner.options import PlanOptions
-from twostroke.planner.search_options import SearchOptions
+from twostroke.planner.options import PlanOptions, SearchOptions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,8 +84,7 @@ def plan(
 
         print(json.dumps(as_json(made, after)))
         return
-    from twostroke.planner.show import print_plan
-    from twostroke.planner.show_after_run import print_after_run
+    from twostroke.planner.show import print_after_run, print_plan
 
     print_plan(made)
     if after is not None:

@@ -24,7 +24,7 @@ from twostroke.config.engine import EngineConfig
 from twostroke.engine.event_sinks import is_event_log, one_history
 from twostroke.errors import InvalidParameter
 from twostroke.measure.figure import check_png
-from twostroke.planner.trace_options import TraceOptions
+from twostroke.planner.options import TraceOptions
 from twostroke.simulation.settings import WhatIf
 from twostroke.simulation.trace import is_trace
 
@@ -96,7 +96,7 @@ def _replay_log(path: Path, what_ifs: Sequence[WhatIf], png: Path | None, as_jso
     with one_history((path,), "path"):
         found = replay_log(events, what_ifs)
     if png is not None:
-        from twostroke.planner.replay_figure import draw_replayed
+        from twostroke.planner.figure import draw_replayed
 
         draw_replayed(found, png)
     if as_json:
@@ -110,7 +110,7 @@ def _replay_log(path: Path, what_ifs: Sequence[WhatIf], png: Path | None, as_jso
 def _replay_trace(
     path: Path, config: EngineConfig, options: TraceOptions, what_ifs: Sequence[WhatIf], as_json: bool
 ) -> None:
-    from twostroke.planner.show_trace import print_replayed_trace, replayed_trace_json
+    from twostroke.planner.show_replay import print_replayed_trace, replayed_trace_json
     from twostroke.planner.trace_replay import replay_trace  # loads torch
 
     found = replay_trace(path, config, options, what_ifs)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from twostroke.config.engine import EngineConfig
-from twostroke.config.pool_settings import check_numerics, decode_engine, prefill_engine
-from twostroke.config.pools import PoolConfig
+from twostroke.config.pools import PoolConfig, check_numerics, decode_engine, prefill_engine
 from twostroke.errors import InvalidParameter
 
 

@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from twostroke.client.load import EngineLoad
-from twostroke.config.pools import PoolConfig
-from twostroke.config.scaling import ScalingConfig
+from twostroke.config.pools import PoolConfig, ScalingConfig
 from twostroke.engine.facts import EngineFacts
 from twostroke.pools.autoscaler import (
     DecodeLoad,

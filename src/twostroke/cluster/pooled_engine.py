@@ -21,8 +21,7 @@ from twostroke.cluster.remote_engine import ClientOptions, ProcessClient
 from twostroke.cluster.routed_placer import Placer, ReadyWorker, RoutedPlacer
 from twostroke.cluster.worker_pool import WorkerPool
 from twostroke.config.engine import EngineConfig
-from twostroke.config.pools import MAX_WORKERS, PoolConfig
-from twostroke.config.routing import RoutingConfig
+from twostroke.config.pools import MAX_WORKERS, PoolConfig, RoutingConfig
 from twostroke.engine.generation import GenerationRequest
 from twostroke.engine.token_update import TokenUpdate
 from twostroke.errors import EngineUnavailable, InvalidParameter

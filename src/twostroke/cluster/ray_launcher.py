@@ -48,8 +48,7 @@ from twostroke.cluster.ray_room import (
 )
 from twostroke.cluster.wires import NetworkEnd, NetworkWires
 from twostroke.config.engine import EngineConfig
-from twostroke.config.pool_settings import decode_engine, prefill_engine
-from twostroke.config.pools import PoolConfig
+from twostroke.config.pools import PoolConfig, decode_engine, prefill_engine
 from twostroke.engine.handover_port import HandoverPort
 from twostroke.errors import InvalidParameter, SetupError
 from twostroke.log import get_logger

@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from twostroke.client.load import EngineLoad
-from twostroke.config.pools import KVTransport
-from twostroke.config.routing import RoutingConfig
+from twostroke.config.pools import KVTransport, RoutingConfig
 from twostroke.engine.facts import EngineFacts
 from twostroke.engine.generation import GenerationRequest
 from twostroke.engine.handover_port import LenderFacts

@@ -21,8 +21,7 @@ from twostroke.cluster.launcher import Launcher
 from twostroke.cluster.pool_worker import HEARTBEATS_IN_TIME, PoolWorker, WorkerListener
 from twostroke.config.checks import whole_number
 from twostroke.config.engine import EngineConfig
-from twostroke.config.pool_settings import decode_engine, prefill_engine
-from twostroke.config.pools import MAX_WORKERS, PoolConfig
+from twostroke.config.pools import MAX_WORKERS, PoolConfig, decode_engine, prefill_engine
 from twostroke.engine.clock import monotonic_clock
 from twostroke.engine.handover_port import HandoverPort
 from twostroke.engine.heartbeat import Heartbeat

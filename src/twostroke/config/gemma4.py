@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from twostroke.config.fields import count, list_of, switch
+from twostroke.config.layer_kinds import layer_overrides
 from twostroke.config.layer_spec import LayerSpec
-from twostroke.config.per_layer import layer_overrides
 from twostroke.errors import CorruptCheckpoint, UnsupportedModel, shown
 
 GEMMA_4_ROPES: Mapping[str, Any] = {

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from twostroke.config.architecture_traits import ArchitectureTraits, RopeRule
 from twostroke.config.fields import count, list_of, mapping, switch
 from twostroke.config.rope import DEFAULT_ROPE_THETA, RopeConfig
-from twostroke.errors import CorruptCheckpoint, UnsupportedModel, shorten, shown
+from twostroke.errors import CorruptCheckpoint, UnsupportedModel, name_shown, shorten, shown
 
 _MOST_NAMED = 4
 """Unknown names of a config that a message has."""
@@ -142,3 +142,52 @@ def _rotated_layers(given: Mapping[str, Any], num_layers: int) -> tuple[bool, ..
             f"config.json: no_rope_layers must have a 0 or a 1 for each of {num_layers} layers, found {shown(flags)}."
         )
     return tuple(bool(flag) for flag in flags[:num_layers])
+
+
+# ------------------------------------------------------------------ `per_layer_config` of a config.json: keys whose v
+
+
+_MOST_DIGITS = 100
+"""Most digits of a layer's number. Python refuses to make a number of thousands of digits."""
+_NAME = "per_layer_config"
+
+
+def layer_overrides(
+    given: Mapping[str, Any], num_layers: int, known: Collection[str]
+) -> Mapping[int, Mapping[str, Any]]:
+    """Return, by layer, the keys whose values differ from those of all layers.
+
+    Args:
+        given: the config of all layers. A layer's number may begin with zeros.
+        num_layers: of the model.
+        known: keys that a layer of this architecture may have for itself.
+
+    >>> own = {"07": {"head_dim": 128}, "3": {"head_dim": 64}}
+    >>> layer_overrides({"head_dim": 64, "per_layer_config": own}, 8, ["head_dim"])
+    {7: {'head_dim': 128}}
+
+    Raises:
+        CorruptCheckpoint: a layer that there is not, or one whose keys are no object.
+        UnsupportedModel: a key that is not known.
+    """
+    by_layer = mapping(given, _NAME)
+    found: dict[int, Mapping[str, Any]] = {}
+    for number in by_layer:
+        is_layer = number.isdecimal() and len(number) <= _MOST_DIGITS and int(number) < num_layers
+        if not is_layer:
+            last = num_layers - 1
+            raise CorruptCheckpoint(
+                f"config.json: {_NAME} has {shown(number)}, which is no layer's number; they go from 0 to {last}."
+            )
+        own = {**mapping(by_layer, number)}
+        if not list_of(own, "skip"):
+            own.pop("skip", None)
+        own = {key: value for key, value in own.items() if key not in given or given[key] != value}
+        unknown = sorted(own.keys() - set(known))
+        if unknown:
+            raise UnsupportedModel(
+                f"config.json: {_NAME} gives layer {int(number)} its own {name_shown(unknown[0])} "
+                f"({shown(own[unknown[0]])}), which is not implemented; known: {', '.join(known) or 'nothing'}."
+            )
+        found[int(number)] = own
+    return {layer_id: own for layer_id, own in found.items() if own}

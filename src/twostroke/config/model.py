@@ -9,12 +9,10 @@ from typing import Any
 from twostroke.config.architecture_traits import ArchitectureTraits
 from twostroke.config.architectures import ARCHITECTURE_TRAITS
 from twostroke.config.fields import count, is_number, list_of, mapping, switch, with_defaults
-from twostroke.config.fp8 import Fp8Config, is_fp8
-from twostroke.config.layer_kinds import is_original_given, layer_windows, layers_with_rope, ropes_of
+from twostroke.config.layer_kinds import is_original_given, layer_overrides, layer_windows, layers_with_rope, ropes_of
 from twostroke.config.layer_spec import KVSpec, LayerSpec, NormKind, NormPlace, PlainActivation
 from twostroke.config.nearest import nearest_known, writes_no_text
-from twostroke.config.per_layer import layer_overrides
-from twostroke.config.quantization import QuantizationConfig
+from twostroke.config.quantization import Fp8Config, QuantizationConfig, is_fp8
 from twostroke.config.rope import RopeConfig
 from twostroke.config.text_config import TEXT_MODELS, text_config, unread_text_config
 from twostroke.errors import CorruptCheckpoint, UnsupportedModel, name_shown, shorten, shown

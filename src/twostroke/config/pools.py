@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, cast, get_args
 
-from twostroke.config.cache import check_block_size
+from twostroke.config.cache import CacheConfig, check_block_size
 from twostroke.config.checks import number, one_of, switch, text, whole_number
-from twostroke.config.load import MAX_RANKS
+from twostroke.config.engine import EngineConfig
+from twostroke.config.kv_format import resolve_kv_format
+from twostroke.config.load import DEFAULT_GROUP_SIZE, MAX_RANKS, LoadConfig
+from twostroke.config.scheduler import SchedulerConfig
 from twostroke.errors import InvalidParameter, UnknownParameter
 
 KVTransport = Literal["auto", "shm", "tcp", "inproc", "nixl"]
@@ -127,7 +130,7 @@ class PoolConfig:
             self._refuse({"scaling_interval_s"}, "needs pools that change", "Add --max-prefill or --max-decode.")
 
     def _check_settings_of_pools(self) -> None:
-        """Check names; values are checked with the settings that both pools share (config/pool_settings.py)."""
+        """Check names; values are checked with the settings that both pools share (config/pools.py)."""
         for source in ("prefill_config", "decode_config"):
             given = getattr(self, source)
             if given is None:
@@ -191,3 +194,162 @@ class PoolConfig:
     def num_workers(self) -> int:
         """Processes in all; 0: no pools."""
         return self.prefill + self.decode
+
+
+# ------------------------------------------------------------------ Settings of the router between two pools
+
+
+_MOST_S = 1e6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoutingConfig:
+    """By what a request's ways are compared, and how much is remembered for it."""
+
+    tpot_target_s: float = 0.05
+    """Seconds for an output token that streams are to keep; a prefill beside them makes their tokens late by it."""
+    late_token_s: float = 0.005
+    """Seconds of one request's first token that one late token of another's is worth; 0: they count for nothing."""
+    hand_over_s: float = 0.005
+    """What arranging a hand-over takes, and what it has to win at least."""
+    assumed_prefill_tokens_per_s: float = 1000.0
+    """Rate of a member that has not prefilled yet, where no other of its kind has either (Member.kind)."""
+    num_candidates: int = 4
+    """Members of each kind that a request is worked out for: the least loaded, and as many of those with its prefix.
+    Pools up to this size are searched whole."""
+    max_hashes: int = 4096
+    """Remembered for each member, of what it is believed to have cached; never more than it has blocks for."""
+    hash_stride: int = 4
+    """Every so many-th block of a prompt is remembered: coarser, and so much smaller."""
+    max_links: int = 100_000
+    """Pairs of members whose measured rates are remembered, the latest."""
+
+    def __post_init__(self) -> None:
+        """Checks types and ranges."""
+        for name in ("tpot_target_s", "assumed_prefill_tokens_per_s"):
+            number(name, getattr(self, name), 0, _MOST_S * 1000, "more than 0", low_open=True)
+        for name in ("late_token_s", "hand_over_s"):
+            number(name, getattr(self, name), 0, _MOST_S, "0 to 1000000 seconds")
+        for name in ("num_candidates", "max_hashes", "hash_stride", "max_links"):
+            whole_number(name, getattr(self, name), 1)
+
+
+# ------------------------------------------------------------------ Settings of a pool's autoscaler
+
+
+MAX_REPLICAS = 100_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScalingConfig:
+    """How large one pool may be, and when it changes. Each pool has its own."""
+
+    min_replicas: int = 1
+    max_replicas: int = 1
+    ttft_target_s: float = 1.0
+    """Of requests that are handed over; the prefill pool's."""
+    tpot_target_s: float = 0.05
+    """The decode pool's."""
+    queue_share: float = 0.5
+    """Of the TTFT target, what waiting may take; the rest is the prompt's own prefill."""
+    up_utilization: float = 0.8
+    """Members that would be busier than that are too few."""
+    down_utilization: float = 0.6
+    """Members are taken away only if those that stay are no busier than that. Less than up_utilization: between the two
+    nothing changes."""
+    max_step_up: int = 4
+    """Members that one decision adds at most."""
+    hold_intervals: int = 6
+    """As many intervals in a row have to speak for fewer members before one goes."""
+
+    def __post_init__(self) -> None:
+        """Checks types and ranges."""
+        whole_number("min_replicas", self.min_replicas, 1, MAX_REPLICAS)
+        limit = f"at least min_replicas, {self.min_replicas}, and at most {MAX_REPLICAS}"
+        whole_number("max_replicas", self.max_replicas, self.min_replicas, MAX_REPLICAS, limit=limit)
+        for name in ("ttft_target_s", "tpot_target_s"):
+            number(name, getattr(self, name), 0, 1e6, "more than 0 and at most 1000000 seconds", low_open=True)
+        for name in ("queue_share", "up_utilization", "down_utilization"):
+            number(name, getattr(self, name), 0, 1, "more than 0 and at most 1", low_open=True)
+        for name in ("max_step_up", "hold_intervals"):
+            whole_number(name, getattr(self, name), 1)
+        if self.down_utilization >= self.up_utilization:
+            limit = f"must be less than up_utilization, {self.up_utilization:g}, or the pool grows and shrinks in turn"
+            raise InvalidParameter("down_utilization", self.down_utilization, limit)
+
+
+# ------------------------------------------------------------------ The engine settings of each pool: shared ones, an
+
+
+def prefill_engine(config: EngineConfig, pools: PoolConfig) -> EngineConfig:
+    """Return the engine settings of a prefill worker, without drafting.
+
+    Raises:
+        InvalidParameter: a value of prefill_config is out of its range, or contradicts another setting.
+    """
+    given: dict[str, Any] = dict(pools.prefill_config or {})
+    flags = {
+        "block_size": pools.prefill_block_size,
+        "tensor_parallel_size": pools.prefill_tensor_parallel_size,
+    }
+    given |= {name: value for name, value in flags.items() if value is not None}
+    return _changed("prefill_config", replace(config, speculative_config=None), given)
+
+
+def decode_engine(config: EngineConfig, pools: PoolConfig) -> EngineConfig:
+    """Return the engine settings of a decode worker.
+
+    Raises:
+        InvalidParameter: a value of decode_config is out of its range, or contradicts another setting.
+    """
+    return _changed("decode_config", config, pools.decode_config or {})
+
+
+def check_numerics(config: EngineConfig, pools: PoolConfig) -> None:
+    """Check that both pools compute with the same numerics, as far as settings say, or that drift is allowed.
+
+    Raises:
+        InvalidParameter: pools differ in a setting that tokens depend on, and drift is not allowed.
+    """
+    if pools.allow_numeric_drift:
+        return
+    prefill, decode = (_numerics(one(config, pools)) for one in (prefill_engine, decode_engine))
+    differing = [name for name in NUMERIC_SETTINGS if prefill[name] != decode[name]]
+    if differing:
+        sides = (", ".join(f"{name}={side[name]}" for name in differing) for side in (prefill, decode))
+        limit = "prefill workers have {}, decode workers {}: tokens may differ from one to the other".format(*sides)
+        remedy = "Give both pools the same values, or allow it (--allow-numeric-drift)."
+        source = "prefill_config" if pools.prefill_config else "decode_config"
+        raise InvalidParameter(source, dict(getattr(pools, source)), limit, remedy)
+
+
+def _numerics(config: EngineConfig) -> dict[str, Any]:
+    """Return the values of NUMERIC_SETTINGS, with defaults and aliases resolved where that needs no model."""
+    load = config.load
+    found: dict[str, Any] = {name: getattr(load, name) for name in NUMERIC_SETTINGS if name != "kv_cache_dtype"}
+    wanted = config.cache.kv_cache_dtype
+    known = wanted != "auto" or load.dtype != "auto"
+    found["kv_cache_dtype"] = resolve_kv_format(wanted, load.dtype) if known else "auto"
+    if load.quantization == "int4":
+        found["group_size"] = load.group_size or DEFAULT_GROUP_SIZE
+    return found
+
+
+def _changed(source: str, config: EngineConfig, given: Mapping[str, Any]) -> EngineConfig:
+    """Return a config with some settings changed; errors name `source`."""
+    if config.load.cpu_affinity is not None:
+        limit = "pools are several processes, which would share these CPUs"
+        raise InvalidParameter("cpu_affinity", config.load.cpu_affinity, limit, "Leave it out.")
+    parts: dict[str, Any] = {"load": config.load, "cache": config.cache, "scheduler": config.scheduler}
+    kinds = {"load": LoadConfig, "cache": CacheConfig, "scheduler": SchedulerConfig}
+    of_part = {part: {f.name: given[f.name] for f in fields(kind) if f.name in given} for part, kind in kinds.items()}
+    changed = of_part["load"]
+    if changed.get("quantization", "int4") != "int4":  # a shared group size applies to int4 alone
+        changed.setdefault("group_size", None)
+    if "kv_cache_memory" in given or "num_kv_blocks" in given:  # each replaces the other
+        of_part["cache"] = {"kv_cache_memory": None, "num_kv_blocks": None, **of_part["cache"]}
+    try:
+        return replace(config, **{part: replace(parts[part], **values) for part, values in of_part.items() if values})
+    except InvalidParameter as error:
+        name = f"{source}.{error.name}" if error.name in given else error.name
+        raise InvalidParameter(name, error.value, error.limit, error.remedy) from None

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from twostroke.config.checks import number, one_of, switch, whole_number
-from twostroke.config.durations import seconds
+from twostroke.config.sizes import seconds
 from twostroke.errors import InvalidParameter
 
 Policy = Literal["fcfs", "priority", "fair"]

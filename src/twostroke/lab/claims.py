@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from twostroke.lab.figures import Measured, Spread, apart
-from twostroke.lab.tokens import Tokens
+from twostroke.lab.figures import Measured, Spread, Tokens, apart
 
 Kind = Literal["effect", "price"]
 

@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from twostroke.errors import InvalidParameter, TwostrokeError, UnknownParameter
-from twostroke.lab.figures import Measured, apart, measured
+from twostroke.lab.figures import Measured, Tokens, apart, measured
 from twostroke.lab.settings import SWITCHES, Side
 from twostroke.lab.stories import BY_NAME, STORIES, Story
-from twostroke.lab.tokens import Tokens
 from twostroke.lab.trial import Trial, TrialRun
 from twostroke.lab.workload import LabWorkload
 from twostroke.log import get_logger

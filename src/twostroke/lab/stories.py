@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from twostroke.lab.claims import Remark, Seen, Sentence, StoryClaim, sentences
-from twostroke.lab.figures import Measured
-from twostroke.lab.tokens import Tokens
+from twostroke.lab.figures import Measured, Tokens
 from twostroke.lab.workload import LabWorkload
 
 _FEW_BYTES = 8 << 20

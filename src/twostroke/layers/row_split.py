@@ -17,8 +17,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from twostroke.communicator.alone import Alone
-from twostroke.communicator.interface import Communicator
+from twostroke.communicator.interface import Alone, Communicator
 from twostroke.kernels.dispatch import GatedLinear, Linear
 from twostroke.kernels.large_pages import wide
 

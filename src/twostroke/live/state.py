@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from twostroke.config.durations import seconds
+from twostroke.config.sizes import seconds
 from twostroke.events import EngineStarted, Event, KVImportEnded
 from twostroke.explain.names import GATEWAY, place_of
 from twostroke.live.engine import LiveEngine

@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from twostroke.config.fp8 import Fp8Config
+from twostroke.config.quantization import Fp8Config
 from twostroke.errors import CorruptCheckpoint, UnsupportedModel
 from twostroke.log import get_logger
 from twostroke.model.checkpoint import Checkpoint

@@ -12,10 +12,9 @@ from typing import NoReturn, get_args
 import torch
 from torch import Tensor
 
-from twostroke.config.fp8 import Fp8Config
 from twostroke.config.load import DEFAULT_GROUP_SIZE, GROUP_SIZES, Quantization, QuantizationOnLoad
 from twostroke.config.model import ModelConfig
-from twostroke.config.quantization import QuantizationConfig
+from twostroke.config.quantization import Fp8Config, QuantizationConfig
 from twostroke.errors import CorruptCheckpoint, InvalidParameter, ModelNotFound, SetupError, shorten
 from twostroke.kernels.dispatch import Operators, Weight
 from twostroke.kernels.large_pages import return_unused

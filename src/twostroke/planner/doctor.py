@@ -22,12 +22,12 @@ from typing import Any
 from twostroke.cost.step_fit import fit_log
 from twostroke.cost.step_model import StepTimeModel
 from twostroke.errors import InvalidParameter
-from twostroke.events import EngineStarted, Event
+from twostroke.events import EngineLost, EngineStarted, Event
+from twostroke.explain.names import ENGINE, place_of
 from twostroke.measure.from_log import run_of_log
 from twostroke.planner.back_test import refusal
 from twostroke.planner.constraint import Binding, constraint_of
 from twostroke.planner.faults import Fault, faults_of
-from twostroke.planner.last_run import last_run
 from twostroke.planner.levers import HELPS, Lever, levers_of
 from twostroke.planner.read_signals import signals_of
 from twostroke.planner.replay import figures, measured_steps, predict
@@ -38,6 +38,30 @@ from twostroke.simulation.pools import SimulatedPools
 from twostroke.simulation.requests import RecordedRun, recording_of
 from twostroke.simulation.settings import WhatIf
 from twostroke.simulation.whole import check_readable
+
+
+def last_run(events: Sequence[Event]) -> tuple[Sequence[Event], int]:
+    """Return the events of the last run, and how many runs there are."""
+    begin, num_runs, begun = 0, 1, set[str]()
+    for i, event in enumerate(events):
+        if isinstance(event, EngineStarted):
+            name = _name(event.process)
+            if name in begun:
+                begin, num_runs, begun = i, num_runs + 1, set[str]()
+            begun.add(name)
+        elif isinstance(event, EngineLost):
+            begun.discard(_name(event.process))
+    return events[begin:], num_runs
+
+
+def _name(process: str) -> str:
+    """Return what starts once in a run: a process of a pool, or the engine that is one process, whatever its pid."""
+    place = place_of(process)
+    return place if place == ENGINE else process
+
+
+# ------------------------------------------------------------------ `twostroke doctor`: what binds an engine, which l
+
 
 _BEARABLE = 1.5
 """Times the TTFT before: a limit that costs more is too tight for the load."""

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from twostroke.measure.figure import MEASURED, PREDICTED, save_figure
 from twostroke.planner.plan import Plan
+from twostroke.planner.replay import Replayed
+from twostroke.served_run import Run
 
 
 def draw_plan(plan: Plan, path: Path) -> Path:
@@ -40,3 +44,53 @@ def draw_plan(plan: Plan, path: Path) -> Path:
         axes.spines[["top", "right"]].set_visible(False)
 
     return save_figure(draw, path, instead="go without the picture (leave --png out)")
+
+
+# ------------------------------------------------------------------ A replay as a picture: when tokens came and how l
+
+
+_OTHERS = ("#0f766e", "#6d28d9", "#b45309", "#be185d")
+
+
+def draw_replayed(found: Replayed, path: Path) -> Path:
+    """Writes a PNG.
+
+    Raises:
+        SetupError: matplotlib is not installed.
+    """
+    runs: list[tuple[str, Run, str]] = [
+        ("measured", found.measured, MEASURED),
+        ("predicted as recorded", found.back_test.run, PREDICTED),
+        *(
+            (f"what if {what_if.what_if.words}", what_if.run, _OTHERS[i % len(_OTHERS)])
+            for i, what_if in enumerate(found.what_ifs)
+        ),
+    ]
+
+    def draw(figure: Any) -> None:
+        gaps, waits = figure.subplots(1, 2, width_ratios=(3, 1))
+        for name, run, colour in runs:
+            points = list(_gaps(run))
+            begin_s = min((request.times.arrival_s for request in run.requests), default=0.0)
+            times = [at - begin_s for at, _ in points]
+            gaps.plot(times, [gap * 1e3 for _, gap in points], ".", color=colour, ms=3, label=name, alpha=0.7)
+            ttfts = sorted(r.times.ttft_s * 1e3 for r in run.requests if r.times.token_times_s)
+            shares = [(i + 1) / len(ttfts) for i in range(len(ttfts))]
+            waits.step(ttfts, shares, color=colour, where="post")
+        gaps.set_yscale("log")
+        gaps.set_xlabel("s after the first request")
+        gaps.set_ylabel("ms from one token of a request to its next")
+        gaps.legend(fontsize=7, frameon=False, loc="lower left", bbox_to_anchor=(0, 1.0), ncols=2)
+        waits.set_xlabel("TTFT, ms")
+        waits.set_ylabel("share of the requests")
+        for axes in (gaps, waits):
+            axes.spines[["top", "right"]].set_visible(False)
+
+    return save_figure(draw, path, size=(9.0, 4.0), instead="go without the picture (leave --png out)")
+
+
+def _gaps(run: Run) -> Iterator[tuple[float, float]]:
+    """When each token but the first of its request came, and how long after the one before."""
+    for request in run.requests:
+        times = request.times.token_times_s
+        yield from ((later, later - earlier) for earlier, later in itertools.pairwise(times))

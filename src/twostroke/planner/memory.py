@@ -16,10 +16,9 @@ from twostroke.kv_cache.layout import KVLayout
 from twostroke.kv_cache.sizing import blocks_of_request
 from twostroke.model.loader import check_quantization, check_weights
 from twostroke.model.registry import num_parameters
-from twostroke.startup.card_memory import account_for_card
-from twostroke.startup.memory import MemoryAccount, account_for_memory
+from twostroke.startup.memory import MemoryAccount, account_for_card, account_for_memory
+from twostroke.startup.preparation import check_can_split
 from twostroke.startup.prepared import Prepared
-from twostroke.startup.split_checks import check_can_split
 
 SMALLER: tuple[QuantizationOnLoad, ...] = ("int8", "int4")
 """Formats to quantize to while loading, the larger first."""

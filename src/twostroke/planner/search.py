@@ -16,10 +16,9 @@ from twostroke.config.scheduler import SchedulerConfig
 from twostroke.errors import DoesNotFit, InvalidParameter, TwostrokeError
 from twostroke.plain_words import counted
 from twostroke.planner.devices import find_device
-from twostroke.planner.least_work import goodput_bound
 from twostroke.planner.machine import memory_here, published_machine
 from twostroke.planner.memory import MemoryPlan, plan_memory, weights_fit
-from twostroke.planner.options import PlanOptions
+from twostroke.planner.options import PlanOptions, SearchOptions
 from twostroke.planner.placement import (
     Candidate,
     LatencyLimits,
@@ -27,11 +26,11 @@ from twostroke.planner.placement import (
     Ranking,
     Space,
     candidates_of,
+    goodput_bound,
     outcome_of,
     search,
 )
 from twostroke.planner.replay import predict
-from twostroke.planner.search_options import SearchOptions
 from twostroke.planner.search_workload import SearchWorkload, read_workload
 from twostroke.planner.worker_kinds import KindKey, WorkerKind, kinds_of_workers, simulated_start
 from twostroke.simulation.requests import RecordedRun

@@ -13,7 +13,7 @@ from twostroke.engine.event_sinks import is_event_log, one_history, read_events
 from twostroke.errors import InvalidParameter
 from twostroke.plain_words import counted
 from twostroke.planner.back_test import LEAST_REQUESTS, WITH_FEWER, too_few
-from twostroke.planner.search_options import SearchOptions
+from twostroke.planner.options import SearchOptions
 from twostroke.request import Arrival
 from twostroke.simulation.requests import SimulatedRequest, recording_of
 from twostroke.simulation.settings import with_block_size

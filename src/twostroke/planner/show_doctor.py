@@ -8,9 +8,8 @@ from typing import Any
 from rich.console import Console
 
 from twostroke.plain_words import counted
-from twostroke.planner.constraint import Binding
+from twostroke.planner.constraint import Binding, limit_lines
 from twostroke.planner.doctor import REFUSED, Diagnosis
-from twostroke.planner.kept_limits import limit_lines
 from twostroke.planner.levers import Lever
 from twostroke.planner.signals import plain_signals
 

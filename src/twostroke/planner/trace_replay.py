@@ -22,9 +22,8 @@ from twostroke.plain_words import counted
 from twostroke.planner.back_test import LEAST_REQUESTS, WITH_FEWER
 from twostroke.planner.machine import memory_here, prepared_for, published_machine
 from twostroke.planner.memory import MemoryPlan, plan_memory
-from twostroke.planner.options import PlanOptions
+from twostroke.planner.options import PlanOptions, TraceOptions
 from twostroke.planner.replay import Predicted, predict
-from twostroke.planner.trace_options import TraceOptions
 from twostroke.planner.worker_kinds import calibrated_steps, not_calibrated, simulated_start
 from twostroke.simulation.requests import RecordedRun
 from twostroke.simulation.settings import WhatIf, check_rate_factor

@@ -19,8 +19,7 @@ from twostroke.plain_words import counted
 from twostroke.planner.devices import devices
 from twostroke.planner.machine import prepared_for, published_machine
 from twostroke.planner.memory import MemoryPlan
-from twostroke.planner.options import PlanOptions
-from twostroke.planner.search_options import SearchOptions
+from twostroke.planner.options import PlanOptions, SearchOptions
 from twostroke.startup.calibrated import find_calibration, why_not
 from twostroke.startup.preparation import prepare
 from twostroke.startup.prepared import Prepared

@@ -26,7 +26,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from twostroke.config.checks import number, whole_number
-from twostroke.config.scaling import ScalingConfig
+from twostroke.config.pools import ScalingConfig
 
 _MOST = float(1 << 53)
 _SHRINKS_BY = 10

@@ -37,7 +37,7 @@ import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from twostroke.config.routing import RoutingConfig
+from twostroke.config.pools import RoutingConfig
 from twostroke.pools.member import Member
 from twostroke.pools.route import PredictedWay, RouteRequest
 

@@ -7,7 +7,7 @@ import bisect
 from collections.abc import Iterator
 from dataclasses import replace
 
-from twostroke.config.routing import RoutingConfig
+from twostroke.config.pools import RoutingConfig
 from twostroke.pools.member import Member
 from twostroke.pools.prediction import DecodeSide, MemberStanding, Placed, PrefillSide, local_cost_s
 from twostroke.pools.route import RouteRequest

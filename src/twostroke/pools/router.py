@@ -31,7 +31,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 
-from twostroke.config.routing import RoutingConfig
+from twostroke.config.pools import RoutingConfig
 from twostroke.pools.directory import PrefixDirectory
 from twostroke.pools.links import Links
 from twostroke.pools.member import Member

@@ -7,7 +7,7 @@ if it were    idle | linked without delay | as warm | as fast    each alone: the
 
 from __future__ import annotations
 
-from twostroke.config.routing import RoutingConfig
+from twostroke.config.pools import RoutingConfig
 from twostroke.pools.prediction import DecodeSide, PrefillSide, hand_over_cost_s
 from twostroke.pools.route import PredictedWay, RouteReason, RouteRequest
 

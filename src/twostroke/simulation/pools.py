@@ -18,8 +18,7 @@ from functools import partial
 from itertools import count
 
 from twostroke.config.checks import number
-from twostroke.config.pools import PoolConfig
-from twostroke.config.routing import RoutingConfig
+from twostroke.config.pools import PoolConfig, RoutingConfig
 from twostroke.cost.step_model import PredictsSteps
 from twostroke.errors import InvalidParameter
 from twostroke.events import EngineStarted

@@ -52,15 +52,13 @@ from twostroke.runner.memory_probe import MemoryProbe, probe_of
 from twostroke.runner.model_runner import ModelRunner
 from twostroke.runner.tensor_parallel import TensorParallelExecutor, follow
 from twostroke.scheduler.scheduler import Scheduler
-from twostroke.startup.drafter import Drafter
-from twostroke.startup.handover_ends import HandoverEnds, open_ends, shared_memory_for
-from twostroke.startup.identity import identity_facts, numerics_facts
+from twostroke.startup.calibrated import Pace, pace_of
+from twostroke.startup.handover_ends import HandoverEnds, identity_facts, numerics_facts, open_ends, shared_memory_for
 from twostroke.startup.loading import load_rank
 from twostroke.startup.measured_memory import Sized
 from twostroke.startup.memory import account_for_memory, check_weights_fit, free_memory
-from twostroke.startup.pace import Pace, pace_of
 from twostroke.startup.preparation import prepare
-from twostroke.startup.prepared import Prepared
+from twostroke.startup.prepared import Drafter, Prepared
 from twostroke.startup.ranks import KVDecision, Ranks, RankStart
 from twostroke.startup.start_lines import start_lines, unlike
 from twostroke.tokenizer.tokenizer import Tokenizer

@@ -35,8 +35,7 @@ from twostroke.speculation.medusa import MedusaProposer
 from twostroke.speculation.ngram import NgramProposer
 from twostroke.speculation.proposer import Proposer
 from twostroke.speculation.reader import Reader, TargetTable
-from twostroke.startup.drafter import Drafter, DrafterFacts, LoadedTarget
-from twostroke.startup.prepared import Prepared
+from twostroke.startup.prepared import Drafter, DrafterFacts, LoadedTarget, Prepared
 
 _TAKES_NOTHING = DrafterFacts()
 

@@ -21,9 +21,8 @@ from twostroke.runner.memory_probe import MemoryProbe
 from twostroke.runner.model_runner import ModelRunner, RunnerParts
 from twostroke.runner.running_ahead import RunnerAhead
 from twostroke.sampling.sampler import Sampler
-from twostroke.startup.drafter import LoadedTarget
 from twostroke.startup.measured_memory import Sized, measure_and_size
-from twostroke.startup.prepared import Prepared
+from twostroke.startup.prepared import LoadedTarget, Prepared
 
 
 def load_rank(

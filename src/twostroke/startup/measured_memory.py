@@ -23,8 +23,7 @@ from twostroke.runner.memory_probe import MemoryProbe
 from twostroke.runner.model_runner import ModelRunner
 from twostroke.runner.running_ahead import RunnerAhead
 from twostroke.sampling.sampler import Sampler
-from twostroke.startup.card_memory import CardUse, card_memory, largest_step
-from twostroke.startup.memory import size_for
+from twostroke.startup.memory import CardUse, card_memory, largest_step, size_for
 from twostroke.startup.prepared import Prepared
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import platform
 from collections.abc import Sequence
@@ -21,11 +22,55 @@ from twostroke.kv_cache.layout import KVLayout
 from twostroke.log import get_logger
 from twostroke.model.loader import check_weights
 from twostroke.model.model_files import find_model, find_model_of, weights_of
+from twostroke.model.registry import architecture
 from twostroke.model.weight_source import WeightSource
 from twostroke.startup.cuda_device import check_cuda, check_dtype, check_gpu_for_each_rank, cuda_facts, device_of
 from twostroke.startup.drafting import find_drafter
 from twostroke.startup.prepared import Prepared
-from twostroke.startup.split_checks import check_can_split
+
+
+def check_can_split(config: EngineConfig, model: ModelConfig, operators: Operators) -> None:
+    """Refuses what would not give the bits of one rank, or is not implemented.
+
+    Raises:
+        InvalidParameter: tensor_parallel_size does not go with the model or with another setting.
+    """
+    size = config.load.tensor_parallel_size
+    if size == 1:
+        return
+
+    def refuse(limit: str, remedy: str) -> None:
+        raise InvalidParameter("tensor_parallel_size", size, limit, remedy)
+
+    num_heads = math.gcd(*(layer.num_heads for layer in model.kinds))
+    divisors = [n for n in range(1, num_heads + 1) if num_heads % n == 0]
+    sizes = [n for n in divisors if all(spec.can_deal(n) for spec in model.kv_specs)]
+    if size not in sizes:
+        kv_heads = " or ".join(str(n) for n in sorted({spec.num_kv_heads for spec in model.kv_specs}))
+        refuse(
+            f"must divide the {num_heads} query heads of the model, and divide its {kv_heads} KV heads or be a "
+            "multiple of them",
+            f"Take one of {', '.join(map(str, sizes))}.",
+        )
+    if not architecture(model.architecture).can_split:
+        refuse(f"{model.architecture} is not written for a share of its heads", "Leave it out.")
+    if operators.name == "reference":
+        refuse(
+            f"with kernels=reference and {model.dtype}, bits may depend on a matrix's number of rows",
+            "Take the native kernels (--kernels auto, --dtype float32 or bfloat16), or leave it out.",
+        )
+    speculation = config.speculative_config
+    if speculation is not None and speculation.method != "ngram":
+        refuse(f"the drafts of {speculation.method} come from one rank so far", 'Take "ngram", or leave one out.')
+    if config.cache.kv_check_rate:
+        refuse(
+            f"kv_check_rate={config.cache.kv_check_rate}: a cached block is compared on one rank so far",
+            "Leave one of them out.",
+        )
+
+
+# ------------------------------------------------------------------ Settings resolved against a model's files before
+
 
 log = get_logger(__name__)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import torch
 
@@ -15,12 +16,81 @@ from twostroke.cost.step_cost import ModelShape
 from twostroke.grammar.backend import GrammarBackend
 from twostroke.kernels.dispatch import Operators
 from twostroke.kv_cache.layout import KVLayout
+from twostroke.model.decoder import DecoderModel
 from twostroke.model.registry import num_parameters
 from twostroke.model.weight_size import weight_bytes
 from twostroke.model.weight_source import WeightSource
 from twostroke.runner.key_means import key_means_bytes
-from twostroke.startup.drafter import Drafter, DrafterFacts
+from twostroke.runner.kv_storage import KVStorage
+from twostroke.sampling.sampler import Sampler
+from twostroke.speculation.proposer import Proposer
 from twostroke.tokenizer.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedTarget:
+    """The target in memory."""
+
+    model: DecoderModel
+    kv: KVStorage
+    sampler: Sampler
+    max_model_len: int
+    max_tokens: int
+    """Known tokens of a step, which drafting layers may read at once."""
+    max_num_seqs: int
+    """Requests of a step."""
+
+
+@dataclass(frozen=True, slots=True)
+class DrafterFacts:
+    """What the engine needs to know about the drafter. The defaults describe no drafter."""
+
+    max_drafts: int | None = None
+    """Most tokens in a row that it can guess; None: any number."""
+    num_weight_bytes: int = 0
+    """Bytes of its own weights."""
+    kv_bytes_per_block: int = 0
+    """Bytes it keeps beside each KV block of the target."""
+    num_branch_blocks: int = 0
+    """KV blocks of the target that its branches are verified in."""
+    bytes_per_token: int = 0
+    """Most bytes that it remembers of each token of the largest step."""
+    bytes_per_request: int = 0
+    """Most bytes that it remembers of each request of that step."""
+
+
+class Drafter(Protocol):
+    """A drafter that was found and checked, and not yet built."""
+
+    @property
+    def facts(self) -> DrafterFacts:
+        """Return its needs and limits."""
+        ...
+
+    @property
+    def words(self) -> str:
+        """Return its description for the lines at the start."""
+        ...
+
+    def build(self, target: LoadedTarget) -> Proposer:
+        """Read its weights and return what drafts."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class GivenDrafter:
+    """A proposer that is there already: a benchmark's, or a test's."""
+
+    proposer: Proposer
+    words: str
+    facts: DrafterFacts = DrafterFacts()
+
+    def build(self, target: LoadedTarget) -> Proposer:
+        del target
+        return self.proposer
+
+
+# ------------------------------------------------------------------ The first stage of a start: settings resolved aga
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,8 +9,8 @@ from twostroke.config.model import ModelConfig
 from twostroke.kernels.reference.row_tiles import proofs
 from twostroke.model.random_weights import RandomWeights
 from twostroke.model.registry import num_parameters
+from twostroke.startup.calibrated import Pace
 from twostroke.startup.measured_memory import Sized
-from twostroke.startup.pace import Pace
 from twostroke.startup.prepared import Prepared
 
 

@@ -16,8 +16,7 @@ from twostroke.errors import InvalidParameter
 from twostroke.model.model_files import find_model
 from twostroke.plain_words import reason_of
 from twostroke.train.backbone import Backbone
-from twostroke.train.distillation import medusa_losses
-from twostroke.train.medusa_heads import MedusaConfig, TrainableHeads, save_heads
+from twostroke.train.medusa_heads import MedusaConfig, TrainableHeads, medusa_losses, save_heads
 from twostroke.train.medusa_options import DEFAULT_MINUTES, MedusaOptions
 from twostroke.train.windows import Windows, read_tokens
 

@@ -27,7 +27,7 @@ from twostroke.measure.spec.measure import (
 )
 from twostroke.model.model_files import find_model
 from twostroke.speculation.proposer import DraftRequest
-from twostroke.startup.drafter import GivenDrafter
+from twostroke.startup.prepared import GivenDrafter
 from twostroke.tokenizer.tokenizer import Tokenizer
 
 LOAD = LoadConfig(threads=1)

@@ -23,12 +23,10 @@ from twostroke.cost.calibration import Calibration, DrafterFigures, Timing
 from twostroke.cost.step_model import Curve, StepTimeModel
 from twostroke.errors import InvalidParameter, ModelNotFound, TwostrokeError
 from twostroke.model.model_files import find_model_of
-from twostroke.planner.options import PlanOptions
+from twostroke.planner.options import PlanOptions, TraceOptions
 from twostroke.planner.plan import make_plan
-from twostroke.planner.trace_options import TraceOptions
 from twostroke.planner.trace_replay import replay_trace
-from twostroke.startup.calibrated import find_calibration, place_to_write
-from twostroke.startup.pace import Pace, pace_of
+from twostroke.startup.calibrated import Pace, find_calibration, pace_of, place_to_write
 
 LOAD = LoadConfig(threads=1)
 FEW: dict[str, Any] = {

@@ -11,7 +11,7 @@ from factories import make_facts
 from twostroke.batch import NewRequest
 from twostroke.client.load import EngineLoad
 from twostroke.cluster.routed_placer import Place, ReadyWorker, RoutedPlacer
-from twostroke.config.routing import RoutingConfig
+from twostroke.config.pools import RoutingConfig
 from twostroke.engine.generation import GenerationRequest
 from twostroke.events import RequestRouted
 from twostroke.explain.names import GATEWAY

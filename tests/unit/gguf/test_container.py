@@ -16,11 +16,10 @@ from hypothesis import strategies as st
 from gguf_files import NAMES, changed, fixture
 from tiers import examples
 from twostroke.errors import CorruptCheckpoint, ModelNotFound, SetupError, UnsupportedModel
-from twostroke.gguf.container import GGUFFile
-from twostroke.gguf.tensor_types import NAMES as OTHER_NAMES
-from twostroke.gguf.tensor_types import TYPES
+from twostroke.gguf.container import NAMES as OTHER_NAMES
+from twostroke.gguf.container import TYPES, GGUFFile
 from twostroke.model.model_path import gguf_path
-from twostroke.startup.identity import fingerprint
+from twostroke.startup.handover_ends import fingerprint
 
 SMALL = fixture("qwen3-q4_0")
 CONTENT = SMALL.read_bytes()

@@ -14,7 +14,7 @@ import torch
 
 from oracle.gguf_blocks import TYPES_BY_NAME, random_blocks
 from twostroke.config.layer_spec import Activation
-from twostroke.gguf.tensor_types import TYPES
+from twostroke.gguf.container import TYPES
 from twostroke.kernels import native
 from twostroke.kernels.quantized_weight import QuantizedWeight
 from twostroke.kernels.stored_rows import StoredRows

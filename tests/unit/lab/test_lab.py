@@ -10,11 +10,10 @@ import pytest
 
 from twostroke.errors import ClientError, InvalidParameter, UnknownParameter
 from twostroke.lab.claims import Seen, StoryClaim
-from twostroke.lab.figures import Figures, Measured, figures_of, measured, percentile
+from twostroke.lab.figures import Figures, Measured, Tokens, figures_of, measured, percentile
 from twostroke.lab.lab import ORDER, Lab
 from twostroke.lab.settings import SWITCHES, Side
 from twostroke.lab.stories import BY_NAME, STORIES, Story
-from twostroke.lab.tokens import Tokens
 from twostroke.lab.workload import MAX_ARRIVALS_S, LabWorkload
 from twostroke.outputs import CompletionOutput, DraftOutcomes, RequestMetrics, RequestOutput
 

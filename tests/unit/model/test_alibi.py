@@ -11,7 +11,7 @@ from transformers.models.bloom.modeling_bloom import _get_alibi_slopes
 from held_tensors import tensors_of
 from oracle import naive_model
 from oracle.paged_driver import PagedDriver
-from twostroke.communicator.alone import Alone
+from twostroke.communicator.interface import Alone
 from twostroke.config.layer_spec import alibi_slopes
 from twostroke.kernels.dispatch import operators_for
 from twostroke.layers.row_split import RowSplit

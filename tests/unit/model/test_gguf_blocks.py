@@ -11,7 +11,7 @@ from gguf import GGMLQuantizationType, quants
 
 from oracle.gguf_blocks import TYPES_BY_NAME, random_blocks
 from twostroke.config.load import Kernels
-from twostroke.gguf.tensor_types import TYPES
+from twostroke.gguf.container import TYPES
 from twostroke.kernels import native
 from twostroke.kernels.dispatch import operators_for
 from twostroke.model.gguf.blocks import REPACKED, repack

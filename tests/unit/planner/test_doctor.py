@@ -23,9 +23,8 @@ from twostroke.measure.from_log import run_of_log
 from twostroke.measure.workload import Workload, of_lengths, with_arrivals
 from twostroke.planner import doctor
 from twostroke.planner.constraint import Binding
-from twostroke.planner.doctor import Diagnosis, diagnose
+from twostroke.planner.doctor import Diagnosis, diagnose, last_run
 from twostroke.planner.faults import faults_of
-from twostroke.planner.last_run import last_run
 from twostroke.planner.levers import levers_of
 from twostroke.planner.read_signals import signals_of
 from twostroke.planner.replay import figures, replay_log

@@ -253,17 +253,18 @@ def test_a_change_of_device_follows_its_rule(published: Path) -> None:
 
 def test_plan_and_engine_have_one_rule(published: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the plan's predictions, the engine's own sizing function gives the plan's blocks."""
-    from twostroke.startup import card_memory, measured_memory
+    from twostroke.startup import measured_memory
+    from twostroke.startup import memory
 
-    assert measured_memory.card_memory is card_memory.card_memory
+    assert measured_memory.card_memory is memory.card_memory
     asked: list[DeviceMemory] = []
-    real = card_memory.card_memory
+    real = memory.card_memory
 
     def spy(*given: Any) -> DeviceMemory:
         asked.append(real(*given))
         return asked[-1]
 
-    monkeypatch.setattr(card_memory, "card_memory", spy)
+    monkeypatch.setattr(memory, "card_memory", spy)
     plan = plan_of(published, "Qwen3-0.6B", "H100-SXM")
     assert plan.memory.num_blocks == asked[0].default_bytes // plan.memory.kv_bytes_per_block
 

@@ -10,8 +10,7 @@ from explain_loads import random_load
 from twostroke.config.scheduler import SchedulerConfig
 from twostroke.event_codec import plain
 from twostroke.events import EngineStarted
-from twostroke.planner.constraint import Binding, constraint_of
-from twostroke.planner.kept_limits import limit_lines
+from twostroke.planner.constraint import Binding, constraint_of, limit_lines
 from twostroke.planner.levers import levers_of
 from twostroke.planner.signals import Signals
 

@@ -17,7 +17,7 @@ import quantized_folders
 from factories import uniform_layout
 from held_tensors import tensors_of
 from model_folders import SHAPES, write_random_model
-from twostroke.communicator.alone import Alone
+from twostroke.communicator.interface import Alone
 from twostroke.config.cache import CacheConfig
 from twostroke.config.engine import EngineConfig
 from twostroke.config.load import Quantization

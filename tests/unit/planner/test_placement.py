@@ -15,7 +15,6 @@ from twostroke.config.scheduler import SchedulerConfig
 from twostroke.cost.step_model import Curve, StepTimeModel
 from twostroke.event_codec import plain
 from twostroke.events import EngineStarted
-from twostroke.planner.least_work import goodput_bound, least_seconds_per_token
 from twostroke.planner.placement import (
     Candidate,
     LatencyLimits,
@@ -23,6 +22,8 @@ from twostroke.planner.placement import (
     Ranking,
     Space,
     candidates_of,
+    goodput_bound,
+    least_seconds_per_token,
     outcome_of,
     search,
 )

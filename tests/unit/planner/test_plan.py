@@ -29,8 +29,7 @@ from twostroke.planner.machine import SeenRun
 from twostroke.planner.options import PlanOptions
 from twostroke.planner.plan import Plan, make_plan
 from twostroke.planner.report import as_json
-from twostroke.planner.show import advice, print_plan
-from twostroke.planner.show_after_run import print_after_run
+from twostroke.planner.show import advice, print_after_run, print_plan
 from twostroke.planner.words import binary
 from twostroke.startup.preparation import prepare
 

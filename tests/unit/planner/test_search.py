@@ -23,11 +23,9 @@ from twostroke.event_codec import to_json
 from twostroke.measure.workload import of_lengths, with_arrivals
 from twostroke.planner import memory, search, trace_replay, worker_kinds
 from twostroke.planner.memory import MemoryPlan, plan_memory
-from twostroke.planner.options import PlanOptions
+from twostroke.planner.options import PlanOptions, SearchOptions, TraceOptions
 from twostroke.planner.search import Searched, search_placement
-from twostroke.planner.search_options import SearchOptions
 from twostroke.planner.show_search import conclusions, print_search, searched_json
-from twostroke.planner.trace_options import TraceOptions
 from twostroke.planner.words import significant
 from twostroke.simulation.settings import WhatIf
 from twostroke.startup.prepared import Prepared

@@ -16,8 +16,8 @@ from twostroke.cost.calibration import Calibration, Timing
 from twostroke.cost.step_model import Curve, StepTimeModel
 from twostroke.errors import InvalidParameter
 from twostroke.planner import trace_replay, worker_kinds
-from twostroke.planner.show_trace import print_replayed_trace, replayed_trace_json
-from twostroke.planner.trace_options import TraceOptions
+from twostroke.planner.options import TraceOptions
+from twostroke.planner.show_replay import print_replayed_trace, replayed_trace_json
 from twostroke.planner.trace_replay import TraceReplayed, replay_trace
 from twostroke.simulation.settings import WhatIf
 

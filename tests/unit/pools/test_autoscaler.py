@@ -8,7 +8,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from twostroke.config.scaling import ScalingConfig
+from twostroke.config.pools import ScalingConfig
 from twostroke.errors import InvalidParameter
 from twostroke.pools.autoscaler import (
     DecodeLoad,

@@ -12,8 +12,7 @@ import pytest
 from twostroke import LLM, SamplingParams
 from twostroke.config.engine import EngineConfig
 from twostroke.config.load import LoadConfig
-from twostroke.config.pool_settings import prefill_engine
-from twostroke.config.pools import PoolConfig
+from twostroke.config.pools import PoolConfig, prefill_engine
 from twostroke.errors import InvalidParameter
 from twostroke.kernels import native
 from twostroke.startup.preparation import prepare

@@ -11,7 +11,7 @@ from factories import uniform_shape
 from twostroke.config.engine import EngineConfig
 from twostroke.cost.step_cost import MachineLimits
 from twostroke.cost.step_model import Curve, StepTimeModel
-from twostroke.startup.pace import pace_of
+from twostroke.startup.calibrated import pace_of
 
 SHAPE = uniform_shape(
     hidden_size=4,

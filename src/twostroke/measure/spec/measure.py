@@ -33,7 +33,7 @@ from twostroke.measure.report import median
 from twostroke.sampling_params import SamplingParams
 from twostroke.speculation.proposer import DraftRequest, Drafts
 from twostroke.startup.assembly import build_engine
-from twostroke.startup.drafter import Drafter
+from twostroke.startup.prepared import Drafter
 from twostroke.tokenizer.tokenizer import Tokenizer
 
 PromptIds = tuple[int, ...]

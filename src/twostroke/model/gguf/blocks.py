@@ -259,7 +259,7 @@ REPACKED: dict[str, Layout] = {
     "MXFP4": Layout(_mxfp4, 4, 32, zero=0, is_exact=True, table="fp4"),
     "NVFP4": Layout(_nvfp4, 4, 16, zero=0, is_exact=True, table="fp4"),
 }
-"""By the name of the type (gguf.tensor_types)."""
+"""By the name of the type (gguf.container)."""
 
 
 def repack(type_name: str, blocks: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> QuantizedWeight:

@@ -17,8 +17,7 @@ from torch import Tensor
 from twostroke.config.layer_spec import LayerSpec
 from twostroke.config.model import ModelConfig
 from twostroke.errors import CorruptCheckpoint, shorten
-from twostroke.gguf.container import GGUFFile, StoredTensor
-from twostroke.gguf.tensor_types import TYPES
+from twostroke.gguf.container import TYPES, GGUFFile, StoredTensor
 from twostroke.kernels.quantized_weight import LARGEST_SCALE, QuantizedFormat, QuantizedWeight
 from twostroke.kernels.stored_rows import StoredRows
 from twostroke.log import get_logger
