@@ -9,6 +9,8 @@ Steps of all kinds are in steps.py. Drafts, with one request at a time:
 
 The outputs must be those of no drafts, or nothing was measured. Others can only make a step longer, so of the times of
 one kind the lower quartile counts.
+
+Prompts are pieces of a text, the embedded code's by default.
 """
 
 from __future__ import annotations
@@ -67,9 +69,6 @@ class SetGuesses:
         """See Proposer; nothing is kept."""
 
 
-# ------------------------------------------------------------------ The prompts: pieces of a text, the embedded code'
-
-
 def pieces(
     data: Path | None, count: int, length: int, tokenizer: Tokenizer, vocab_size: int, seed: int
 ) -> list[PromptIds]:
@@ -95,9 +94,6 @@ def _read(data: Path) -> str:
     except (OSError, UnicodeDecodeError) as error:
         reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
         raise InvalidParameter("data", str(data), f"cannot be read ({reason})", "Give a UTF-8 text.") from error
-
-
-# ------------------------------------------------------------------ `twostroke calibrate`: measures how long steps of
 
 
 def calibrate(

@@ -88,9 +88,6 @@ class Watching(Communicator, Protocol):
         ...
 
 
-# ------------------------------------------------------------------ The communicator of a model that one rank compute
-
-
 class Alone:
     """Rank 0 of 1."""
 

@@ -1,4 +1,6 @@
-"""Which layers of a config.json have a window, and how each is rotated; no torch."""
+"""How layers differ by a config.json: which have a window, how each is rotated, and the keys whose values differ from
+layer to layer (`per_layer_config`, which transformers 5.24 writes); no torch.
+"""
 
 from __future__ import annotations
 
@@ -142,9 +144,6 @@ def _rotated_layers(given: Mapping[str, Any], num_layers: int) -> tuple[bool, ..
             f"config.json: no_rope_layers must have a 0 or a 1 for each of {num_layers} layers, found {shown(flags)}."
         )
     return tuple(bool(flag) for flag in flags[:num_layers])
-
-
-# ------------------------------------------------------------------ `per_layer_config` of a config.json: keys whose v
 
 
 _MOST_DIGITS = 100

@@ -1,4 +1,4 @@
-"""Settings of a server whose engine is several processes."""
+"""Settings of a server whose engine is several processes: the pools, their router and autoscaler, and each engine."""
 
 from __future__ import annotations
 
@@ -196,9 +196,6 @@ class PoolConfig:
         return self.prefill + self.decode
 
 
-# ------------------------------------------------------------------ Settings of the router between two pools
-
-
 _MOST_S = 1e6
 
 
@@ -232,9 +229,6 @@ class RoutingConfig:
             number(name, getattr(self, name), 0, _MOST_S, "0 to 1000000 seconds")
         for name in ("num_candidates", "max_hashes", "hash_stride", "max_links"):
             whole_number(name, getattr(self, name), 1)
-
-
-# ------------------------------------------------------------------ Settings of a pool's autoscaler
 
 
 MAX_REPLICAS = 100_000
@@ -276,9 +270,6 @@ class ScalingConfig:
         if self.down_utilization >= self.up_utilization:
             limit = f"must be less than up_utilization, {self.up_utilization:g}, or the pool grows and shrinks in turn"
             raise InvalidParameter("down_utilization", self.down_utilization, limit)
-
-
-# ------------------------------------------------------------------ The engine settings of each pool: shared ones, an
 
 
 def prefill_engine(config: EngineConfig, pools: PoolConfig) -> EngineConfig:

@@ -2,6 +2,8 @@
 
 Every field that says how numbers are stored is read or refused. Which maps are quantized is seen from the tensors
 themselves; a map of a layer that is not must be named by the list for it (`modules_to_not_convert`, `ignore`, ...).
+
+Fp8Config is the same of a checkpoint whose matrices are floats of 8 bits (e4m3) with scales.
 """
 
 from __future__ import annotations
@@ -254,9 +256,6 @@ def unsupported(name: str, value: object, known: str) -> UnsupportedModel:
     """Return the error for a field of `quantization_config` whose value is not implemented."""
     given = f"{name}={shown(value)}"
     return UnsupportedModel(f"config.json: quantization_config: {given} is not implemented; known: {known}.")
-
-
-# ------------------------------------------------------------------ Fp8Config: `quantization_config` of a checkpoint
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,6 +3,8 @@
 Units of bytes are what they are elsewhere: kB, MB, GB, TB of 1000 and KiB, MiB, GiB, TiB of 1024. A letter alone is
 vLLM's: k, m, g, t of 1000 and K, M, G, T of 1024. Numbers of tokens take the letters. A comma stands between thousands
 and nowhere else: 1,5GB is refused, since it is 1.5 GB to some people.
+
+Times are written 50ms, 0.3s, 2m.
 """
 
 from __future__ import annotations
@@ -93,9 +95,6 @@ def _whole(digits: str, factor: int) -> int | None:
     if factor == 1 and number != int(number):
         return None
     return int(number)
-
-
-# ------------------------------------------------------------------ Times as people write them: 50ms, 0.3s, 2m
 
 
 _UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}

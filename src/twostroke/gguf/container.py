@@ -12,6 +12,9 @@ Texts have their length before them (u64), arrays their type and length (u32, u6
 
 A model may be split into NAME-00001-of-00003.gguf and so on (`split.count`): the first part has the metadata, and each
 has the infos and data of some tensors.
+
+How ggml stores numbers is a table: the types that are read, and the names of the others for messages. Names and numbers
+are those of `enum ggml_type` in ggml.h; blocks run along a row.
 """
 
 from __future__ import annotations
@@ -90,9 +93,6 @@ NAMES = {
     28: "F64",
 }
 """What is not."""
-
-
-# ------------------------------------------------------------------ GGUF, the file format of llama.cpp: metadata and
 
 
 _VERSIONS = (2, 3)

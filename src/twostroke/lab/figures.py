@@ -140,9 +140,6 @@ def percentile(values: Sequence[float], share: float) -> float:
     return ordered[max(0, -(-round(share * len(ordered) * 1000) // 1000) - 1)]
 
 
-# ------------------------------------------------------------------ Whether the answers of both sides are the same on
-
-
 Answers = Sequence[tuple[int, ...]]
 """Of one run: token ids of each request."""
 

@@ -9,6 +9,8 @@
 
 The order matters. A server that is idle or computes prompts all the time also has decodes that wait for a prompt, but
 no scheduler setting changes what its users wait for.
+
+Beside it: the limits of time that a history missed, and those that no schedule can keep.
 """
 
 from __future__ import annotations
@@ -161,9 +163,6 @@ def _steps(found: Signals) -> Found:
     share = found.memory_s / found.busy_s if found.busy_s else 0.0
     few = f"{found.decodes_per_step:.1f} requests decode in a step"
     return Binding.BANDWIDTH, (f"reading memory binds {share:.0%} of the working time", few)
-
-
-# ------------------------------------------------------------------ The limits of time that a history missed, and tho
 
 
 LEAST_STEPS = 100

@@ -8,6 +8,10 @@
     faults        things that are wrong whatever the load, each by a rule of its own           (faults.py)
 
 Read-only: it looks at events, and at nothing that serves.
+
+A log file that several starts have written to holds one run behind the other, and the last is meant. A start begins
+another run where a process of that name, or an engine that is one process, has started before. One that died is started
+again in the same run, and whoever starts it says that it died (`EngineLost`).
 """
 
 from __future__ import annotations
@@ -58,9 +62,6 @@ def _name(process: str) -> str:
     """Return what starts once in a run: a process of a pool, or the engine that is one process, whatever its pid."""
     place = place_of(process)
     return place if place == ENGINE else process
-
-
-# ------------------------------------------------------------------ `twostroke doctor`: what binds an engine, which l
 
 
 _BEARABLE = 1.5

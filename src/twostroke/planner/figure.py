@@ -1,4 +1,4 @@
-"""The frontier as a picture: what a token takes, beside how many come a second."""
+"""Pictures: the frontier of a plan, and a replay: when tokens came and how long after the one before."""
 
 from __future__ import annotations
 
@@ -44,9 +44,6 @@ def draw_plan(plan: Plan, path: Path) -> Path:
         axes.spines[["top", "right"]].set_visible(False)
 
     return save_figure(draw, path, instead="go without the picture (leave --png out)")
-
-
-# ------------------------------------------------------------------ A replay as a picture: when tokens came and how l
 
 
 _OTHERS = ("#0f766e", "#6d28d9", "#b45309", "#be185d")

@@ -1,4 +1,6 @@
-"""What `twostroke plan` is asked."""
+"""What `twostroke plan` and its --search are asked, and `twostroke replay` of a trace: of an event log everything is in
+the log.
+"""
 
 from __future__ import annotations
 
@@ -110,9 +112,6 @@ class PlanOptions:
         return tuple(dict.fromkeys(part.strip() for part in self.compare.split(",") if part.strip()))
 
 
-# ------------------------------------------------------------------ What `twostroke replay` is asked of a trace; of a
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceOptions:
     """The machine, and how much smaller requests are to be."""
@@ -135,9 +134,6 @@ class TraceOptions:
         if self.memory is not None:
             whole_number("memory", self.memory, 1, MAX_BYTES)
         whole_number("trace_divisor", self.trace_divisor, 1)
-
-
-# ------------------------------------------------------------------ Options of `twostroke plan --search`
 
 
 MAX_RATE_FACTORS = 32

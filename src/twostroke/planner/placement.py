@@ -10,6 +10,13 @@ devices    GPUs or CPU cores of the candidate: traffic beyond its goodput needs 
 The limits are kept at a rate when the share `attainment` of all requests keeps both. A candidate is skipped without a
 simulation when an upper bound shows that it cannot reach the places that are asked for, so the places are those of an
 exhaustive search (tests/unit/planner/test_placement.py).
+
+The bound is the workers' time over the least possible work of requests:
+
+    requests a second  <=  workers x m / (least seconds of the m smallest requests)     m: how many must keep the limits
+
+The least work of a request is its tokens at the best rate of any step (layers(n) / n), and what its decodes read.
+Prompt tokens that some other request may have left in the prefix cache count nothing.
 """
 
 from __future__ import annotations
@@ -359,9 +366,6 @@ def candidates_of(
                     for budget in budgets
                 ]
     return tuple(found)
-
-
-# ------------------------------------------------------------------ An upper bound of goodput without a simulation: t
 
 
 def goodput_bound(

@@ -1,4 +1,4 @@
-"""What `twostroke plan` prints."""
+"""What `twostroke plan` prints; with --measured the run is below the plan."""
 
 from __future__ import annotations
 
@@ -264,9 +264,6 @@ def _say(console: Console, line: str) -> None:
 
 def _share(part: int, whole: int) -> str:
     return f"{significant(100 * part / whole)}%"
-
-
-# ------------------------------------------------------------------ What `twostroke plan --measured` prints below the
 
 
 def print_after_run(after: AfterRun, console: Console | None = None) -> None:

@@ -1,4 +1,4 @@
-"""What `twostroke replay` prints."""
+"""What `twostroke replay` prints, of an event log and of a trace."""
 
 from __future__ import annotations
 
@@ -150,9 +150,6 @@ def _cell(name: str, value: float | None) -> str:
     if name in _TIMES:
         return significant(value * 1e3)
     return significant(value) if name in _RATES else f"{value:,}"
-
-
-# ------------------------------------------------------------------ What `twostroke replay` prints of a trace
 
 
 def print_replayed_trace(found: TraceReplayed, console: Console | None = None) -> None:

@@ -7,6 +7,9 @@
 Machines may share a model's folder, and step times belong to one machine, so nothing is written there. The file's name
 says whether weights are quantized while loading, are random, or are multiplied without batch invariance: step times
 then differ, or belong to no real model.
+
+From it follow the step times by which an engine keeps its limits and makes room for background work, and whether limits
+can be kept at all.
 """
 
 from __future__ import annotations
@@ -135,9 +138,6 @@ def why_not(found: Calibration, load: LoadConfig, cache: CacheConfig) -> str:
 def _differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """In words, of what both know."""
     return [f"{name} {then[name]} there, {value} here" for name, value in now.items() if then.get(name, value) != value]
-
-
-# ------------------------------------------------------------------ By which step times an engine keeps its limits an
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,6 @@
-"""The ends of hand-overs, built for an engine that is one of a pool."""
+"""The ends of hand-overs, built for an engine that is one of a pool; and what a process computes and by what, as far as
+the bits of K and V depend on it: compared before any travel.
+"""
 
 from __future__ import annotations
 
@@ -128,9 +130,6 @@ def open_ends(
             scheduler, borrower, journal, layout=kv.layout, clock=monotonic_clock, is_done=ends.is_fetched
         )
     return KVEnds(lending, fetching), where
-
-
-# ------------------------------------------------------------------ What a process computes and by what, as far as th
 
 
 _NUM_SAMPLES = 16

@@ -1,4 +1,7 @@
-"""Where an engine's memory goes: weights, the largest step and tables, and what they leave for KV."""
+"""Where an engine's memory goes: weights, the largest step and tables, and what they leave for KV.
+
+Of a GPU there is one account for the engine, which measures its parts, and for plans, which predict them.
+"""
 
 from __future__ import annotations
 
@@ -179,9 +182,6 @@ def _step_bytes(prepared: Prepared) -> int:
         max_num_seqs=prepared.settings.scheduler.max_num_seqs,
         bytes_per_element=prepared.dtype.itemsize,
     )
-
-
-# ------------------------------------------------------------------ The memory account of a GPU: one function for the
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,6 +28,11 @@ from twostroke.startup.cuda_device import check_cuda, check_dtype, check_gpu_for
 from twostroke.startup.drafting import find_drafter
 from twostroke.startup.prepared import Prepared
 
+log = get_logger(__name__)
+
+MOST_THREADS_PER_PROCESSOR = 8
+"""Beyond it threads wait for each other: with 500 for each processor a prompt of a token took minutes."""
+
 
 def check_can_split(config: EngineConfig, model: ModelConfig, operators: Operators) -> None:
     """Refuses what would not give the bits of one rank, or is not implemented.
@@ -67,15 +72,6 @@ def check_can_split(config: EngineConfig, model: ModelConfig, operators: Operato
             f"kv_check_rate={config.cache.kv_check_rate}: a cached block is compared on one rank so far",
             "Leave one of them out.",
         )
-
-
-# ------------------------------------------------------------------ Settings resolved against a model's files before
-
-
-log = get_logger(__name__)
-
-MOST_THREADS_PER_PROCESSOR = 8
-"""Beyond it threads wait for each other: with 500 for each processor a prompt of a token took minutes."""
 
 
 def prepare(settings: EngineConfig, rank: int = 0, *, planned: Operators | None = None) -> Prepared:

@@ -1,4 +1,7 @@
-"""The first stage of a start: settings resolved against a model's files, of which no weight was read."""
+"""The first stage of a start: settings resolved against a model's files, of which no weight was read.
+
+Beside it: what a start knows of a drafter, its needs before a weight is read and how it is built beside the target.
+"""
 
 from __future__ import annotations
 
@@ -88,9 +91,6 @@ class GivenDrafter:
     def build(self, target: LoadedTarget) -> Proposer:
         del target
         return self.proposer
-
-
-# ------------------------------------------------------------------ The first stage of a start: settings resolved aga
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

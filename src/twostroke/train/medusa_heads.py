@@ -83,9 +83,6 @@ def save_heads(heads: TrainableHeads, config: MedusaConfig, folder: Path) -> Non
     (folder / CONFIG_NAME).write_text(json.dumps(values, indent=2) + "\n")
 
 
-# ------------------------------------------------------------------ The loss of a draft head: how far it is from the
-
-
 def soft_cross_entropy(logits: Tensor, teacher: Tensor) -> Tensor:
     """Mean cross-entropy of [..., V] to the softmax of the teacher's logits [..., V], in nats."""
     return -(teacher.float().softmax(-1) * logits.float().log_softmax(-1)).sum(-1).mean()

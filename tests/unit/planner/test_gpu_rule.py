@@ -253,8 +253,7 @@ def test_a_change_of_device_follows_its_rule(published: Path) -> None:
 
 def test_plan_and_engine_have_one_rule(published: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the plan's predictions, the engine's own sizing function gives the plan's blocks."""
-    from twostroke.startup import measured_memory
-    from twostroke.startup import memory
+    from twostroke.startup import measured_memory, memory
 
     assert measured_memory.card_memory is memory.card_memory
     asked: list[DeviceMemory] = []
