@@ -27,7 +27,7 @@ from twostroke.kernels.quantized_weight import (
     QuantizedWeight,
     look_up,
 )
-from twostroke.model.gguf import grid_blocks
+from twostroke.model.gguf.grid_blocks import iq1_m, iq1_s, iq2_s, iq2_xs, iq2_xxs, iq3_s, iq3_xxs
 from twostroke.model.gguf.groups import Groups, bits_of, half, nibbles, nibbles_in_order, pairs
 
 
@@ -247,13 +247,13 @@ REPACKED: dict[str, Layout] = {
     "Q6_K": Layout(_q6_k, 6, 16, zero=32, is_exact=True, has_super_blocks=True),
     "IQ4_NL": Layout(_q4_0, 4, 32, zero=0, is_exact=True, table="iq4"),
     "IQ4_XS": Layout(_iq4_xs, 4, 32, zero=0, is_exact=True, has_super_blocks=True, table="iq4"),
-    "IQ3_S": Layout(grid_blocks.iq3_s, 4, 32, zero=8, has_minima=True),
-    "IQ3_XXS": Layout(grid_blocks.iq3_xxs, 8, 32, zero=128),
-    "IQ2_S": Layout(grid_blocks.iq2_s, 8, 16, zero=128),
-    "IQ2_XS": Layout(grid_blocks.iq2_xs, 8, 16, zero=128),
-    "IQ2_XXS": Layout(grid_blocks.iq2_xxs, 8, 32, zero=128),
-    "IQ1_M": Layout(grid_blocks.iq1_m, 8, 16, zero=128),
-    "IQ1_S": Layout(grid_blocks.iq1_s, 4, 32, zero=1, has_minima=True),
+    "IQ3_S": Layout(iq3_s, 4, 32, zero=8, has_minima=True),
+    "IQ3_XXS": Layout(iq3_xxs, 8, 32, zero=128),
+    "IQ2_S": Layout(iq2_s, 8, 16, zero=128),
+    "IQ2_XS": Layout(iq2_xs, 8, 16, zero=128),
+    "IQ2_XXS": Layout(iq2_xxs, 8, 32, zero=128),
+    "IQ1_M": Layout(iq1_m, 8, 16, zero=128),
+    "IQ1_S": Layout(iq1_s, 4, 32, zero=1, has_minima=True),
     "TQ1_0": Layout(_tq1_0, 4, 32, zero=1, is_exact=True),
     "TQ2_0": Layout(_tq2_0, 4, 32, zero=1, is_exact=True),
     "MXFP4": Layout(_mxfp4, 4, 32, zero=0, is_exact=True, table="fp4"),
