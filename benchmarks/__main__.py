@@ -19,8 +19,8 @@ from benchmarks.reproduce.claim import ReproduceOptions
 from benchmarks.router import RouterOptions, print_fleets, print_router, run_router
 from benchmarks.spec.run import SpecOptions, print_spec, run_spec
 from twostroke.cli.flags import LoadByFlags, LoadFlags
+from twostroke.cli.habits import run_words
 from twostroke.cli.numbers import read_numbers
-from twostroke.cli.usage import run_words
 from twostroke.errors import InvalidParameter
 from twostroke.measure.report import DEFAULT_FOLDER
 

@@ -23,7 +23,6 @@ from typing import Any, cast
 import torch
 import uvloop  # noqa: F401 (what a server imports when it starts)
 
-from twostroke.cli import bench, calibrate, chat, commands, doctor, explain, generate, plan, replay, usage  # noqa: F401
 from twostroke.cli.main import has_early_engine
 from twostroke.cli.main import main as run_command
 from twostroke.cluster import child as early_child

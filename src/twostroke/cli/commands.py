@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from cyclopts import App
 
-from twostroke.cli.numbers import read_numbers
-from twostroke.cli.preset import give_preset
+from twostroke.cli.numbers import give_preset, read_numbers
 from twostroke.version import __version__
 
 app = App(

@@ -11,7 +11,7 @@ from typing import Annotated, Any, cast
 
 from cyclopts import Parameter, Token
 
-from twostroke.cli.preset import preset_help
+from twostroke.cli.numbers import preset_help
 from twostroke.config.cache import CacheConfig
 from twostroke.config.engine import EngineConfig
 from twostroke.config.load import ActivationQuantization, Device, DType, Kernels, LoadConfig, LoadFormat, Quantization

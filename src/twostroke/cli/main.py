@@ -76,7 +76,7 @@ def _start_engine_early(arguments: Sequence[str]) -> None:
 def _run(arguments: Sequence[str]) -> None:
     """Run a command; raise SystemExit for what it refuses."""
     from twostroke.cli.commands import app  # takes long, and a Ctrl-C may come meanwhile
-    from twostroke.cli.usage import run_words
+    from twostroke.cli.habits import run_words
 
     run_words(app, arguments, "twostroke")
 

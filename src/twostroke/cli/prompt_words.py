@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from twostroke.cli.usage import STDIN
+from twostroke.cli.habits import STDIN
 from twostroke.errors import ClientError, InvalidParameter
 from twostroke.model.model_path import HUB_ID
 

@@ -16,7 +16,7 @@ from llguidance.numpy import fill_next_token_bitmask
 
 from twostroke.errors import InvalidParameter
 from twostroke.grammar.backend import FreeCalls, TokenBits, WrittenCalls
-from twostroke.grammar.notation import NO_TEXT, refusal, to_llguidance, wide_parts
+from twostroke.grammar.json_schema import NO_TEXT, refusal, to_llguidance, wide_parts
 from twostroke.grammar.trial import parser_limits, why_not
 from twostroke.grammar.vocabulary import GuidanceVocabulary, TokenReader
 from twostroke.sampling_params import StructuredOutputs

@@ -24,16 +24,14 @@ from twostroke.kernels.stored_rows import StoredRows
 from twostroke.kernels.streamed_weight import StreamedWeight
 from twostroke.layers.row_split import RowSplit
 from twostroke.log import get_logger
-from twostroke.model.checkpoint import Checkpoint
+from twostroke.model.checkpoint import Checkpoint, is_unread_kv
 from twostroke.model.decoder import DecoderModel, Parameter, Placement
 from twostroke.model.float_weights import FloatWeights
-from twostroke.model.fp8_weights import Fp8Weights
 from twostroke.model.packed_cache import CachedWeights, PackedCache
-from twostroke.model.quantized_checkpoint import QuantizedCheckpoint
+from twostroke.model.quantized_checkpoint import Fp8Weights, QuantizedCheckpoint
 from twostroke.model.registry import architecture, model_class
 from twostroke.model.rotary_order import in_rotary_order
 from twostroke.model.stacked_norms import StackedNorms
-from twostroke.model.text_tensors import is_unread_kv
 from twostroke.model.tied_head import with_embedding
 from twostroke.model.transposed import Transposed
 from twostroke.model.weight_map import checkpoint_names

@@ -10,10 +10,9 @@ from dataclasses import replace
 
 import torch
 
-from twostroke.config.cpu_list import show_cpus
 from twostroke.config.engine import EngineConfig
 from twostroke.config.kv_format import KVFormat, resolve_kv_format
-from twostroke.config.load import DEFAULT_GROUP_SIZE, LoadConfig
+from twostroke.config.load import DEFAULT_GROUP_SIZE, LoadConfig, show_cpus
 from twostroke.config.model import ModelConfig
 from twostroke.errors import InvalidParameter, SetupError, shown
 from twostroke.grammar.guidance import Guidance

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from twostroke.config.cpu_list import show_cpus
+from twostroke.config.load import show_cpus
 from twostroke.config.model import ModelConfig
 from twostroke.kernels.reference.row_tiles import proofs
 from twostroke.model.random_weights import RandomWeights

@@ -17,8 +17,8 @@ import pytest
 
 from command_line import twostroke
 from gguf_files import fixture
+from twostroke.cli.habits import spelt_out
 from twostroke.cli.main import app
-from twostroke.cli.usage import spelt_out
 
 SMALL = ("--threads", "1", "--kv-cache-memory", "16MiB")
 CLASS_NAMES = re.compile(

@@ -21,7 +21,7 @@ from twostroke.grammar import guidance
 from twostroke.grammar import trial as trial_module
 from twostroke.grammar.backend import FreeCalls
 from twostroke.grammar.guidance import Guidance
-from twostroke.grammar.notation import to_llguidance
+from twostroke.grammar.json_schema import to_llguidance
 from twostroke.sampling_params import StructuredOutputs
 
 KINDS = tuple(ENDS)

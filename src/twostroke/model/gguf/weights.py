@@ -21,12 +21,12 @@ from twostroke.gguf.container import TYPES, GGUFFile, StoredTensor
 from twostroke.kernels.quantized_weight import LARGEST_SCALE, QuantizedFormat, QuantizedWeight
 from twostroke.kernels.stored_rows import StoredRows
 from twostroke.log import get_logger
+from twostroke.model.checkpoint import is_unread_kv
 from twostroke.model.gguf.architectures import GGUFArchitecture, gguf_architecture, listed_number
 from twostroke.model.gguf.blocks import REPACKED, repack
 from twostroke.model.gguf.model_config import ROPE_FACTORS, ROPE_FREQS
 from twostroke.model.gguf.names import gguf_names, of_layer
 from twostroke.model.registry import architecture, model_class
-from twostroke.model.text_tensors import is_unread_kv
 from twostroke.model.weight_map import checkpoint_names
 from twostroke.model.weight_source import ALL_ROWS, StoredWeight
 
