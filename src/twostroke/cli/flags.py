@@ -55,46 +55,43 @@ def _read_bias(_: type, tokens: Sequence[Token]) -> dict[int, float]:
 def _read_structure(_: type, tokens: Sequence[Token]) -> StructuredOutputs:
     """{"regex": "[0-9]+"} to StructuredOutputs(regex="[0-9]+")."""
     text = tokens[0].value
-    try:
-        given = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        limit = f"must be JSON ({error})"
-        raise InvalidParameter("structured_outputs", text, limit, """Quote it: '{"regex": "[0-9]+"}'.""") from error
+    given = _from_json("structured_outputs", text, """Quote it: '{"regex": "[0-9]+"}'.""")
     params = SamplingParams(structured_outputs=given)
     if params.structured_outputs is None:
         raise InvalidParameter("structured_outputs", text, 'must be an object such as {"regex": "[0-9]+"}')
     return params.structured_outputs
 
 
+def _from_json(name: str, text: str, remedy: str) -> Any:
+    """Return the value of a flag that is JSON."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InvalidParameter(name, text, f"must be JSON ({error})", remedy) from error
+
+
+def _object(name: str, text: str, remedy: str) -> dict[str, Any]:
+    given = _from_json(name, text, remedy)
+    if not isinstance(given, dict):
+        raise InvalidParameter(name, text, "must be an object", remedy)
+    return cast(dict[str, Any], given)
+
+
 def json_object(name: str) -> Parameter:
     """Return the parameter of a flag whose value is a JSON object of settings."""
 
     def read(_: type, tokens: Sequence[Token]) -> dict[str, Any]:
-        text, remedy = tokens[0].value, """Quote it: '{"kv_cache_dtype": "int8"}'."""
-        try:
-            given = json.loads(text)
-        except (ValueError, RecursionError) as error:
-            raise InvalidParameter(name, text, f"must be JSON ({error})", remedy) from error
-        if not isinstance(given, dict):
-            raise InvalidParameter(name, text, "must be an object", remedy)
-        return cast(dict[str, Any], given)
+        return _object(name, tokens[0].value, """Quote it: '{"kv_cache_dtype": "int8"}'.""")
 
     return Parameter(converter=read, accepts_keys=False, n_tokens=1, consume_multiple=False, metavar="JSON")
 
 
 def _read_speculation(_: type, tokens: Sequence[Token]) -> SpeculativeConfig:
     """{"method": "ngram"} to SpeculativeConfig(method="ngram")."""
-    text = tokens[0].value
-    try:
-        given = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise InvalidParameter("speculative_config", text, f"must be JSON ({error})", _SPECULATION_REMEDY) from error
-    if not isinstance(given, dict):
-        raise InvalidParameter("speculative_config", text, "must be an object", _SPECULATION_REMEDY)
-    return SpeculativeConfig.read(cast(dict[str, Any], given))
+    remedy = """Quote it: '{"method": "ngram", "num_speculative_tokens": 4}'."""
+    return SpeculativeConfig.read(_object("speculative_config", tokens[0].value, remedy))
 
 
-_SPECULATION_REMEDY = """Quote it: '{"method": "ngram", "num_speculative_tokens": 4}'."""
 SpeculationFlag = Annotated[
     SpeculativeConfig | None,
     Parameter(
@@ -120,13 +117,9 @@ LogitBias = Annotated[
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CompletionSampling(SamplingParams):
-    """Sampling as `generate` wants it: greedy, and more than a line."""
+class _SamplingByFlags(SamplingParams):
+    """Sampling, with what a flag writes in its own way."""
 
-    temperature: float = 0.0
-    """0 is greedy; below 0 is refused."""
-    max_tokens: int | None = 128
-    """Most tokens to generate."""
     logit_bias: LogitBias = field(default=None, hash=False)
     """Added to the logits of token ids; --logit-bias 42:-5,7:2 makes 42 less and 7 more likely."""
     structured_outputs: Structure = None
@@ -135,7 +128,17 @@ class CompletionSampling(SamplingParams):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ChatSampling(SamplingParams):
+class CompletionSampling(_SamplingByFlags):
+    """Sampling as `generate` wants it: greedy, and more than a line."""
+
+    temperature: float = 0.0
+    """0 is greedy; below 0 is refused."""
+    max_tokens: int | None = 128
+    """Most tokens to generate."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatSampling(_SamplingByFlags):
     """Sampling as `chat` wants it: lively, and room for an answer."""
 
     temperature: float = 0.7
@@ -144,11 +147,6 @@ class ChatSampling(SamplingParams):
     """Keep the smallest set of most likely tokens whose probability reaches this; in (0, 1]."""
     max_tokens: int | None = 256
     """Most tokens to generate."""
-    logit_bias: LogitBias = field(default=None, hash=False)
-    """Added to the logits of token ids; --logit-bias 42:-5,7:2 makes 42 less and 7 more likely."""
-    structured_outputs: Structure = None
-    """The form that the output has to have, one of json (a schema), regex, choice, grammar and json_object; for example
-    --structured-outputs '{"choice": ["yes", "no"]}'."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

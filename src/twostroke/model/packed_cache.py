@@ -96,11 +96,6 @@ class PackedCache:
         self._kept = self._open(verify=verify)
         self._writer: _Writer | None = None
 
-    @property
-    def is_hit(self) -> bool:
-        """Whether weights come from the file."""
-        return self._kept is not None
-
     def find(self, name: str) -> list[PackedWeight] | None:
         """Return what a weight was packed to, one for each part that is packed by itself; None: it is not kept."""
         return None if self._kept is None else self._kept.get(name)

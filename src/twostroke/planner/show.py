@@ -270,10 +270,7 @@ def print_after_run(after: AfterRun, console: Console | None = None) -> None:
     """Sizes, then times, as planned and as measured."""
     console = console or Console()
     console.print("\nafter the run: sizes, as planned and as the engine had them")
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    table.add_column("")
-    for heading in ("planned", "measured", "off by"):
-        table.add_column(heading, justify="right")
+    table = _table("", "planned", "measured", "off by")
     for one in after.sizes:
         off = "exact" if one.planned == one.measured else f"{one.error:+.1%}"
         table.add_row(one.figure.replace("_", " "), f"{one.planned:,}", f"{one.measured:,}", off)
@@ -292,10 +289,7 @@ def print_after_run(after: AfterRun, console: Console | None = None) -> None:
 
 
 def _floors(after: AfterRun) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    table.add_column("")
-    for heading in ("steps", "median", "median floor", "floor of time", "nearest"):
-        table.add_column(heading, justify="right")
+    table = _table("", "steps", "median", "median floor", "floor of time", "nearest")
     for kind in after.beside_floors:
         times = milliseconds(kind.median_s), milliseconds(kind.median_floor_s)
         shares = (f"{significant(100 * share)}%" for share in (kind.share, kind.nearest))

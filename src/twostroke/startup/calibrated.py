@@ -15,7 +15,7 @@ can be kept at all.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -87,7 +87,13 @@ def find_calibration(model: Path, load: LoadConfig, cache: CacheConfig) -> tuple
 
     A file that is none or of another version counts as missing, since calibrating again is what mends it.
     """
-    found, reasons = _read(model, load)
+    return _chosen(*_read(model, load), load, cache)
+
+
+def _chosen(
+    found: Sequence[tuple[Path, Calibration]], broken: Sequence[str], load: LoadConfig, cache: CacheConfig
+) -> tuple[Calibration | None, str]:
+    reasons = list(broken)
     for place, calibration in found:
         reason = why_not(calibration, load, cache)
         if not reason:
@@ -96,11 +102,6 @@ def find_calibration(model: Path, load: LoadConfig, cache: CacheConfig) -> tuple
     if not found:
         reasons.insert(0, f"not calibrated: `twostroke calibrate {load.model} --no-drafts` takes about a minute")
     return None, "; ".join(reasons)
-
-
-def broken_calibrations(model: Path, load: LoadConfig) -> tuple[str, ...]:
-    """Return for each file that lies where a calibration should and is none its whole path and what is wrong."""
-    return tuple(_read(model, load)[1])
 
 
 def _read(model: Path, load: LoadConfig) -> tuple[list[tuple[Path, Calibration]], list[str]]:
@@ -165,10 +166,10 @@ def pace_of(
         machine: what it does at best.
         step_times: to go by; None: those of a calibration, if there is one.
     """
-    why, broken = "step times as given", ()
+    why, broken = "step times as given", list[str]()
     if step_times is None:
-        broken = broken_calibrations(model, config.load)
-        found, why = find_calibration(model, config.load, config.cache)
+        kept, broken = _read(model, config.load)
+        found, why = _chosen(kept, broken, config.load, config.cache)
         step_times = None if found is None else found.step_times
     if step_times is None:
         step_times = roofline(shape, machine, most_tokens=config.scheduler.max_num_batched_tokens)
