@@ -211,7 +211,7 @@ class Ranking:
 def num_that_must_keep(num_requests: int, limits: LatencyLimits) -> int:
     """Return how many requests the attainment requires; exact for shares of few digits.
 
-    >>> num_that_must_keep(100, Limits(ttft_target_s=1, tpot_target_s=1, attainment=0.99))
+    >>> num_that_must_keep(100, LatencyLimits(ttft_target_s=1, tpot_target_s=1, attainment=0.99))
     99
     """
     return math.ceil(Fraction(str(limits.attainment)) * num_requests)
