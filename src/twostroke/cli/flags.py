@@ -231,6 +231,27 @@ class EngineBesideModelFlags(DraftingEngineFlags):
     load: LoadBesideModelFlags = LoadBesideModel()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedEngineFlags(EngineBesideModelFlags):
+    """The settings of the engine; tenants take turns."""
+
+    scheduler: FairSchedulerFlags = FairScheduler()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineToPlanFlags(DraftingEngineFlags):
+    """The settings of an engine whose device need not be on this machine."""
+
+    load: LoadToPlanFlags = LoadToPlan()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineOfTraceFlags(EngineFlags):
+    """The settings of an engine for a trace; which drafts stand cannot be simulated."""
+
+    load: LoadBesideModelFlags = LoadBesideModel()
+
+
 def with_model(load: LoadConfig, *, by_place: str | None, by_flag: str | None) -> LoadConfig:
     """Puts the model in, however it was given.
 

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Annotated
 
 from cyclopts import Parameter
 
 from twostroke.cli.event_logs import read_run
 from twostroke.cli.flags import (
-    DraftingEngineFlags,
+    EngineToPlanFlags,
     GivenDevice,
     JsonFlag,
-    LoadToPlan,
-    LoadToPlanFlags,
     ModelFlag,
     with_model,
 )
@@ -22,13 +20,6 @@ from twostroke.config.engine import EngineConfig
 from twostroke.engine.event_sinks import one_history
 from twostroke.errors import InvalidParameter
 from twostroke.planner.options import PlanOptions, SearchOptions
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineToPlanFlags(DraftingEngineFlags):
-    """The settings of an engine whose device need not be on this machine."""
-
-    load: LoadToPlanFlags = LoadToPlan()
 
 
 def plan(

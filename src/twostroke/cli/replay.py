@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -13,10 +12,8 @@ from cyclopts import Parameter
 
 from twostroke.cli.event_logs import read_logs
 from twostroke.cli.flags import (
-    EngineFlags,
+    EngineOfTraceFlags,
     JsonFlag,
-    LoadBesideModel,
-    LoadBesideModelFlags,
     ModelFlag,
     with_model,
 )
@@ -29,13 +26,6 @@ from twostroke.simulation.settings import WhatIf
 from twostroke.simulation.trace import is_trace
 
 SetFlag = Annotated[tuple[str, ...], Parameter(name="--set", negative="")]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineOfTraceFlags(EngineFlags):
-    """The settings of an engine for a trace; which drafts stand cannot be simulated."""
-
-    load: LoadBesideModelFlags = LoadBesideModel()
 
 
 def replay(

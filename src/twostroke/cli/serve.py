@@ -12,13 +12,11 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from twostroke.cli.flags import (
-    EngineBesideModelFlags,
-    FairScheduler,
-    FairSchedulerFlags,
     ModelFlag,
     ModelNames,
     PresetFlag,
     QuietFlag,
+    ServedEngineFlags,
     check_model_names,
     json_object,
     with_model,
@@ -45,13 +43,6 @@ class ServerByFlags(ServerConfig):
     served_model_name: ModelNames = ()
     """Names that clients may call the model by, the first in answers; default: as MODEL was given. All words up to the
     next flag are names, so MODEL comes first."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServedEngineFlags(EngineBesideModelFlags):
-    """The settings of the engine; tenants take turns."""
-
-    scheduler: FairSchedulerFlags = FairScheduler()
 
 
 PoolFlags = Annotated[PoolsByFlags, Parameter(name="*", group="Pools")]
