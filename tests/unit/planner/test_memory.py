@@ -52,7 +52,7 @@ def check_exact(**given: Any) -> None:
     runner: Any = built.engine._executor._runner  # pyright: ignore
     try:
         assert bytes_of(runner._model) == plan.weight_bytes
-        drafts = runner._proposer
+        drafts = getattr(runner, "_proposer", None)  # only a runner with a drafter has one
         assert runner._kv.nbytes == plan.kv_bytes or drafts is not None
         assert built.facts.num_blocks == plan.num_blocks
         assert built.facts.max_model_len == plan.max_model_len
