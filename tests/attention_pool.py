@@ -15,7 +15,8 @@ from oracle.naive_attention import naive_attention
 from twostroke.config.kv_format import KVFormat, resolve_kv_format, slot_bytes
 from twostroke.config.layer_spec import KVSpec
 from twostroke.config.load import Kernels
-from twostroke.kernels.dispatch import AttentionOperator, AttentionOperators, HeadTurn, Scoring, operators_for
+from twostroke.kernels.dispatch import operators_for
+from twostroke.kernels.interface import AttentionOperator, AttentionOperators, HeadTurn, Scoring
 from twostroke.kernels.tree_mask import TreeMasks
 from twostroke.layers.attention import AttentionLayout, AttentionMetadata
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 import twostroke.startup.preparation as preparation
 from twostroke.config.layer_spec import Activation
-from twostroke.kernels.dispatch import AttentionOperator, GroupShape, Linear, Operators, Scoring, Weight
+from twostroke.kernels.interface import AttentionOperator, GroupShape, Linear, Operators, Scoring, Weight
 from twostroke.kernels.tree_mask import TreeMasks
 from twostroke.model.decoder import DecoderModel
 from twostroke.sampling.sampler import SampledTokens, Sampler

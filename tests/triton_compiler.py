@@ -134,7 +134,7 @@ def attend() -> None:
     from twostroke.config.kv_format import KVFormat, is_quantized, slot_bytes
     from twostroke.config.layer_spec import KVSpec
     from twostroke.kernels.cuda.attention import TritonAttention
-    from twostroke.kernels.dispatch import GroupShape, HeadTurn, Scoring
+    from twostroke.kernels.interface import GroupShape, HeadTurn, Scoring
 
     formats: list[KVFormat] = ["bf16", "fp8", "int8", "int4"]
     heads = torch.zeros(40, 128, dtype=torch.bfloat16)

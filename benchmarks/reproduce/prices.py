@@ -34,7 +34,7 @@ from twostroke.config.cache import MAX_BLOCK_SIZE, CacheConfig
 from twostroke.config.kv_format import KVFormat
 from twostroke.config.model import ModelConfig
 from twostroke.config.scheduler import SchedulerConfig
-from twostroke.kernels.dispatch import GroupShape, Scoring
+from twostroke.kernels.interface import GroupShape, Scoring
 from twostroke.kernels.reference.attention import PagedAttention
 from twostroke.kernels.reference.linear import PackedLinear
 from twostroke.measure.figure import MEASURED, PREDICTED, bar_chart

@@ -21,7 +21,7 @@ from two_pools import TwoPools, sequence
 from twostroke import LLM, SamplingParams
 from twostroke.config.engine import EngineConfig
 from twostroke.events import KVImportEnded
-from twostroke.kernels.dispatch import LayerParts
+from twostroke.kernels.interface import LayerParts
 from twostroke.kernels.native import attention as native_layer
 from twostroke.model.registry import ARCHITECTURES
 

@@ -15,7 +15,8 @@ from twostroke.config.layer_spec import KVSpec
 from twostroke.kernels.cuda import attention as cuda_attention
 from twostroke.kernels.cuda.attention import TritonAttention
 from twostroke.kernels.cuda.attention_plan import Cut
-from twostroke.kernels.dispatch import HeadTurn, operators_for
+from twostroke.kernels.dispatch import operators_for
+from twostroke.kernels.interface import HeadTurn
 from twostroke.kernels.reference.kv_codec import decode, encode
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, of the interpreter, where NaN are

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from twostroke.config.kv_format import KVFormat, is_quantized
 from twostroke.config.layer_spec import KVSpec, LayerSpec
-from twostroke.kernels.dispatch import (
+from twostroke.kernels.interface import (
     AttentionOperator,
     AttentionOperators,
     GroupShape,

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from twostroke.config.rope import RopeConfig
-from twostroke.kernels.dispatch import NormWeight, Operators
+from twostroke.kernels.interface import NormWeight, Operators
 
 
 class Norm(Protocol):

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from twostroke.communicator.interface import Alone, Communicator
-from twostroke.kernels.dispatch import GatedLinear, Linear
+from twostroke.kernels.interface import GatedLinear, Linear
 from twostroke.kernels.large_pages import wide
 
 

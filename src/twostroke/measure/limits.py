@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 
 from twostroke.cost.step_cost import MachineLimits
-from twostroke.kernels.dispatch import Operators
+from twostroke.kernels.interface import Operators
 from twostroke.kernels.large_pages import large_pages
 from twostroke.runner.contention import Meter
 from twostroke.runner.machine_limits import int8_rate

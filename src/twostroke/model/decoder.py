@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from twostroke.config.model import ModelConfig
-from twostroke.kernels.dispatch import AttentionOperators, Operators
+from twostroke.kernels.interface import AttentionOperators, Operators
 from twostroke.layers.attention import AttentionMetadata, KVTensors
 from twostroke.layers.row_split import RowSplit
 
@@ -77,7 +77,7 @@ class DecoderModel(ABC):
     def __init__(self, config: ModelConfig, weights: Mapping[str, Any], placement: Placement) -> None:
         """Subclasses build their layers, and keep of the weights what they do not pack.
 
-        Vectors and tables are tensors; a matrix of a product is whatever `pack_linear` takes (kernels.dispatch.Weight).
+        Vectors and tables are tensors; a matrix of a product is what `pack_linear` takes (kernels.interface.Weight).
         """
         del weights
         self.config = config

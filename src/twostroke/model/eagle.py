@@ -8,7 +8,7 @@ from torch import Tensor
 
 from twostroke.config.model import ModelConfig
 from twostroke.errors import CorruptCheckpoint
-from twostroke.kernels.dispatch import AttentionOperators, PackedSizes
+from twostroke.kernels.interface import AttentionOperators, PackedSizes
 from twostroke.layers.attention import AttentionMetadata, KVTensors
 from twostroke.layers.elementwise import RMSNorm, Rotary
 from twostroke.model.decoder import DecoderModel, Placement

@@ -13,7 +13,7 @@ from torch import Tensor
 from twostroke.config.layer_spec import LayerSpec
 from twostroke.config.model import ModelConfig
 from twostroke.kernels.activation import activated
-from twostroke.kernels.dispatch import Operators
+from twostroke.kernels.interface import Operators
 from twostroke.layers.attention import AttentionMetadata, KVTensors
 from twostroke.layers.elementwise import RMSNorm, Rotation
 from twostroke.model.decoder import Parameter, Placement

@@ -15,7 +15,7 @@ from torch import Tensor
 from twostroke.config.layer_spec import LayerSpec, NormPlace, PlainActivation
 from twostroke.config.model import ModelConfig
 from twostroke.kernels.activation import activated
-from twostroke.kernels.dispatch import LayerParts, Linear, Operators, WholeLayer
+from twostroke.kernels.interface import LayerParts, Linear, Operators, WholeLayer
 from twostroke.kernels.quantized_weight import QuantizedWeight
 from twostroke.kernels.soft_cap import soft_cap
 from twostroke.kernels.streamed_weight import Matrix, StreamedWeight

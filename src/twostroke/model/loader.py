@@ -16,7 +16,7 @@ from twostroke.config.load import DEFAULT_GROUP_SIZE, GROUP_SIZES, Quantization,
 from twostroke.config.model import ModelConfig
 from twostroke.config.quantization import Fp8Config, QuantizationConfig
 from twostroke.errors import CorruptCheckpoint, InvalidParameter, ModelNotFound, SetupError, shorten
-from twostroke.kernels.dispatch import Operators, Weight
+from twostroke.kernels.interface import Operators, Weight
 from twostroke.kernels.large_pages import return_unused
 from twostroke.kernels.quantized_weight import QuantizedWeight, quantize_fp8
 from twostroke.kernels.stacked_weight import StackedWeight, stack

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from twostroke.config.model import ModelConfig
 from twostroke.errors import CorruptCheckpoint
-from twostroke.kernels.dispatch import PackedSizes
+from twostroke.kernels.interface import PackedSizes
 from twostroke.model.decoder import DecoderModel, Placement
 from twostroke.model.draft_folder import DraftFolder
 

@@ -33,7 +33,7 @@ from torch import Tensor
 from twostroke.errors import CorruptCheckpoint, SetupError
 from twostroke.gguf.container import parts_of
 from twostroke.kernels import native
-from twostroke.kernels.dispatch import Weight
+from twostroke.kernels.interface import Weight
 from twostroke.kernels.packed_weight import PackedWeight
 from twostroke.kernels.quantized_weight import QuantizedFormat, QuantizedWeight
 from twostroke.kernels.stacked_weight import StackedWeight

@@ -22,7 +22,8 @@ from tqdm.auto import tqdm
 from twostroke.config.load import DEFAULT_GROUP_SIZE, GROUP_SIZES, QuantizationOnFile
 from twostroke.config.model import ModelConfig
 from twostroke.errors import InvalidParameter, SetupError
-from twostroke.kernels.dispatch import Operators, operators_for
+from twostroke.kernels.dispatch import operators_for
+from twostroke.kernels.interface import Operators
 from twostroke.kernels.quantized_weight import QuantizedWeight
 from twostroke.model.checkpoint import read_model_config
 from twostroke.model.loader import check_weights, multiplied_parts, open_weights, read_float

@@ -14,7 +14,7 @@ import torch
 
 from twostroke.config.load import DEFAULT_GROUP_SIZE, Quantization
 from twostroke.config.model import ModelConfig
-from twostroke.kernels.dispatch import Operators
+from twostroke.kernels.interface import Operators
 from twostroke.kernels.quantized_weight import QuantizedFormat
 from twostroke.layers.row_split import rows_of
 from twostroke.model.decoder import Parameter

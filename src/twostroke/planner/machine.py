@@ -10,7 +10,8 @@ from twostroke.config.engine import EngineConfig
 from twostroke.config.load import LoadConfig
 from twostroke.cost.step_cost import MachineLimits, StepCost, raised_by_steps
 from twostroke.kernels.cuda import LOWEST_CAPABILITY
-from twostroke.kernels.dispatch import Operators, operators_to_plan
+from twostroke.kernels.dispatch import operators_to_plan
+from twostroke.kernels.interface import Operators
 from twostroke.planner.devices import Device, find_device
 from twostroke.planner.options import PlanOptions
 from twostroke.planner.words import significant

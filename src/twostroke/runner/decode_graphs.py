@@ -21,7 +21,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from twostroke.kernels.dispatch import AttentionOperators, FixedPlan, FixedSize, RecordableAttention
+from twostroke.kernels.interface import AttentionOperators, FixedPlan, FixedSize, RecordableAttention
 from twostroke.layers.attention import AttentionLayout, AttentionMetadata
 from twostroke.log import get_logger
 from twostroke.model.decoder import DecoderModel

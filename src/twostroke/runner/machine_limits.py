@@ -14,7 +14,7 @@ from functools import partial
 import torch
 
 from twostroke.cost.step_cost import MachineLimits
-from twostroke.kernels.dispatch import Operators
+from twostroke.kernels.interface import Operators
 from twostroke.kernels.quantized_weight import quantize_per_channel
 from twostroke.runner.contention import Contention, Meter, one_at_a_time
 

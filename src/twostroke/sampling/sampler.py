@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from twostroke.kernels.dispatch import Argmax, FilteredArgmax, GumbelArgmax
+from twostroke.kernels.interface import Argmax, FilteredArgmax, GumbelArgmax
 from twostroke.kernels.sending import send
 from twostroke.sampling.filters import FilterColumns, apply_filters, effective_top_k
 from twostroke.sampling.logprobs import PositionLogprobs, token_logprobs

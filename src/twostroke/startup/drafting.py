@@ -11,7 +11,7 @@ from twostroke.config.layer_spec import KVSpec
 from twostroke.config.model import ModelConfig
 from twostroke.config.speculation import AUTO, SpeculativeConfig
 from twostroke.errors import InvalidParameter, SetupError
-from twostroke.kernels.dispatch import GroupShape
+from twostroke.kernels.interface import GroupShape
 from twostroke.kv_cache.layout import KVGroup, KVLayout
 from twostroke.layers.attention import AttentionLayout
 from twostroke.layers.row_split import RowSplit

@@ -16,7 +16,8 @@ from twostroke.config.load import DEFAULT_GROUP_SIZE, LoadConfig, show_cpus
 from twostroke.config.model import ModelConfig
 from twostroke.errors import InvalidParameter, SetupError, shown
 from twostroke.grammar.guidance import Guidance
-from twostroke.kernels.dispatch import Operators, dtype_for, operators_for
+from twostroke.kernels.dispatch import dtype_for, operators_for
+from twostroke.kernels.interface import Operators
 from twostroke.kv_cache.layout import KVLayout
 from twostroke.log import get_logger
 from twostroke.model.loader import check_weights

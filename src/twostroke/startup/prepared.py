@@ -17,7 +17,7 @@ from twostroke.config.load import DEFAULT_GROUP_SIZE
 from twostroke.config.model import ModelConfig
 from twostroke.cost.step_cost import ModelShape
 from twostroke.grammar.backend import GrammarBackend
-from twostroke.kernels.dispatch import Operators
+from twostroke.kernels.interface import Operators
 from twostroke.kv_cache.layout import KVLayout
 from twostroke.model.decoder import DecoderModel
 from twostroke.model.registry import num_parameters

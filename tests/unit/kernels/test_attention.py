@@ -16,7 +16,8 @@ from tiers import examples
 from twostroke.config.kv_format import KVFormat, is_quantized
 from twostroke.config.load import Kernels
 from twostroke.kernels import native
-from twostroke.kernels.dispatch import HeadTurn, operators_for
+from twostroke.kernels.dispatch import operators_for
+from twostroke.kernels.interface import HeadTurn
 from twostroke.kernels.reference import attention_plan
 
 BACKENDS: list[Kernels] = ["reference", *native.levels()]  # type: ignore[list-item]

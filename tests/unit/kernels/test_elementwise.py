@@ -14,7 +14,8 @@ from twostroke.config.layer_spec import Activation
 from twostroke.config.load import Kernels
 from twostroke.kernels import native
 from twostroke.kernels.activation import activated
-from twostroke.kernels.dispatch import Operators, operators_for
+from twostroke.kernels.dispatch import operators_for
+from twostroke.kernels.interface import Operators
 from twostroke.kernels.reference.elementwise import gate_and_mul, rms_norm
 from twostroke.kernels.soft_cap import soft_cap
 

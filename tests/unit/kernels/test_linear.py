@@ -8,7 +8,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from twostroke.config.load import Kernels
-from twostroke.kernels.dispatch import Operators, operators_for
+from twostroke.kernels.dispatch import operators_for
+from twostroke.kernels.interface import Operators
 
 CPU = torch.device("cpu")
 SHAPES = [(1, 1), (1, 64), (15, 2), (16, 3), (17, 31), (63, 64), (64, 65), (65, 100), (100, 70), (192, 257), (330, 128)]

@@ -17,7 +17,8 @@ from torch import Tensor
 from gguf_files import fixture
 from twostroke.errors import InvalidParameter
 from twostroke.kernels import native, reference
-from twostroke.kernels.dispatch import Operators, operators_for
+from twostroke.kernels.dispatch import operators_for
+from twostroke.kernels.interface import Operators
 from twostroke.measure import limits
 from twostroke.measure.limits import MachineRates, measure_limits
 from twostroke.measure.operators import run as operators_run

@@ -14,7 +14,7 @@ from functools import partial
 import torch
 
 from twostroke.kernels import quantized_weight
-from twostroke.kernels.dispatch import Operators
+from twostroke.kernels.interface import Operators
 
 LOWEST_CAPABILITY = (8, 0)
 """Of a card: bfloat16 in the matrix units, and what Triton supports."""

@@ -13,8 +13,8 @@ from twostroke.kernels.cuda import kv_programs
 from twostroke.kernels.cuda.attention_plan import CudaStepPlan, Cut, FixedStepPlan, HostPlan, plan_step, sent
 from twostroke.kernels.cuda.card import processors_of, shared_memory_of
 from twostroke.kernels.cuda.jit import in_a_chain, power_of_two
-from twostroke.kernels.dispatch import AttentionOperator, FixedSize, GroupShape, HeadTurn, Scoring
 from twostroke.kernels.head_order import HeadOrder, Section, plain_order
+from twostroke.kernels.interface import AttentionOperator, FixedSize, GroupShape, HeadTurn, Scoring
 from twostroke.kernels.reference.attention import PagedAttention
 from twostroke.kernels.reference.attention_plan import PlannedBatch
 from twostroke.kernels.reference.kv_codec import decode

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from twostroke.kernels.cuda.jit import power_of_two
-from twostroke.kernels.dispatch import FixedSize, GroupShape
+from twostroke.kernels.interface import FixedSize, GroupShape
 from twostroke.kernels.reference.attention_plan import PlannedBatch
 from twostroke.kernels.sending import send
 

@@ -11,7 +11,7 @@ from twostroke.kernels.cuda.elementwise import gate_and_mul
 from twostroke.kernels.cuda.float_linear import FloatLinear, add_runs
 from twostroke.kernels.cuda.jit import in_a_chain
 from twostroke.kernels.cuda.sizes import SPAN, row_bytes
-from twostroke.kernels.dispatch import GatedLinear, Linear
+from twostroke.kernels.interface import GatedLinear, Linear
 from twostroke.kernels.quantized_weight import QuantizedWeight
 from twostroke.kernels.reference.linear import PlainLinear
 from twostroke.kernels.reference.row_tiles import remember

@@ -15,7 +15,7 @@ import torch
 
 from twostroke.config.load import ActivationQuantization
 from twostroke.errors import SetupError
-from twostroke.kernels.dispatch import Operators
+from twostroke.kernels.interface import Operators
 
 DTYPES = (torch.float32, torch.bfloat16)
 

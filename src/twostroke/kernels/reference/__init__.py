@@ -7,7 +7,7 @@ from functools import partial
 import torch
 
 from twostroke.kernels import quantized_weight
-from twostroke.kernels.dispatch import Operators
+from twostroke.kernels.interface import Operators
 from twostroke.kernels.reference import attention, elementwise, linear
 from twostroke.kernels.reference.split_linear import pack_gated, pack_linear
 

@@ -24,8 +24,8 @@ import torch
 from torch import Tensor
 
 from twostroke.config.kv_format import KVFormat, slot_bytes
-from twostroke.kernels.dispatch import GroupShape, HeadTurn, Scoring
 from twostroke.kernels.head_order import HeadOrder, plain_order
+from twostroke.kernels.interface import GroupShape, HeadTurn, Scoring
 from twostroke.kernels.reference.attention_plan import (
     PARTITION,
     AttentionPlan,

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from twostroke.config.cache import MAX_BLOCK_SIZE
-from twostroke.kernels.dispatch import GroupShape
+from twostroke.kernels.interface import GroupShape
 from twostroke.kernels.sending import send
 from twostroke.kernels.tree_mask import TreeMasks, depths, within_window
 

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from twostroke.config.layer_spec import Activation
-from twostroke.kernels.dispatch import Linear
+from twostroke.kernels.interface import Linear
 from twostroke.kernels.large_pages import wide
 from twostroke.kernels.quantized_weight import QuantizedFormat, QuantizedWeight
 from twostroke.kernels.reference.elementwise import gate_and_mul

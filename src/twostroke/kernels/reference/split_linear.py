@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from twostroke.config.layer_spec import Activation
-from twostroke.kernels.dispatch import GatedLinear, Linear, Weight
+from twostroke.kernels.interface import GatedLinear, Linear, Weight
 from twostroke.kernels.large_pages import wide
 from twostroke.kernels.reference.elementwise import gate_and_mul
 from twostroke.kernels.stacked_weight import StackedWeight

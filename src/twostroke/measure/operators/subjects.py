@@ -18,7 +18,7 @@ from torch import Tensor
 from twostroke.config.kv_format import KVFormat
 from twostroke.config.model import ModelConfig
 from twostroke.kernels import reference
-from twostroke.kernels.dispatch import GroupShape, Operators, Scoring, Weight
+from twostroke.kernels.interface import GroupShape, Operators, Scoring, Weight
 from twostroke.kernels.quantized_weight import QuantizedWeight, quantize_in_groups, quantize_per_channel
 from twostroke.layers.elementwise import Rotary
 from twostroke.sampling.noise import NoiseStream
