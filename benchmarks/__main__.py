@@ -8,6 +8,7 @@ from typing import Annotated
 
 from cyclopts import App, Parameter
 
+from benchmarks.claim import ReproduceOptions
 from benchmarks.compare.options import CompareOptions
 from benchmarks.drill.run import DrillOptions, print_drill, run_drill
 from benchmarks.handover.run import HandoverOptions, print_handover, run_handover
@@ -15,7 +16,6 @@ from benchmarks.measured.render import put_into, read_page, render
 from benchmarks.path.run import PathOptions, run_path
 from benchmarks.prediction import PredictionOptions, print_prediction, run_prediction
 from benchmarks.ranks import RanksOptions, print_ranks, run_ranks
-from benchmarks.reproduce.claim import ReproduceOptions
 from benchmarks.router import RouterOptions, print_fleets, print_router, run_router
 from benchmarks.spec.run import SpecOptions, print_spec, run_spec
 from twostroke.cli.flags import LoadByFlags, LoadFlags

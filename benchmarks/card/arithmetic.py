@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from benchmarks.reproduce.claim import Claim
+from benchmarks.claim import Claim
 from twostroke.cost.step_cost import StepCost
 
 DECODE_SHARE, PREFILL_SHARE, IDLE_SHARE, TIMES_TRANSFORMERS = 0.8, 0.6, 0.05, 2.0

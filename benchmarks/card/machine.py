@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.card.arithmetic import Busy, Interval
-from benchmarks.reproduce.claim import NotOnThisMachine
+from benchmarks.claim import NotOnThisMachine
 from twostroke.batch import ScheduledBatch
 from twostroke.config.load import Device
 from twostroke.cost.step_cost import MachineLimits

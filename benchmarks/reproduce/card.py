@@ -31,7 +31,7 @@ from benchmarks.card.arithmetic import (
 )
 from benchmarks.card.machine import Processors, TracedSteps, Tracer, find_machine, measure_limits
 from benchmarks.card.shapes import QWEN3_8B, TINY, is_alike, write_shape
-from benchmarks.reproduce.claim import Claim, ReproduceOptions, Reproduction
+from benchmarks.claim import Claim, ReproduceOptions, Reproduction
 from benchmarks.reproduce.recorded import with_values
 from benchmarks.transformers_peer import TransformersBatching
 from twostroke.config.cache import CacheConfig

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.reproduce.claim import Claim, ReproduceOptions, Reproduction
+from benchmarks.claim import Claim, ReproduceOptions, Reproduction
 from benchmarks.serving.clients import PATIENCE_S, Ending, Visit, Way, drawn_visit, visit
 from benchmarks.serving.local_server import (
     MB,

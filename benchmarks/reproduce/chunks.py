@@ -25,7 +25,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing
 from typing import Any
 
-from benchmarks.reproduce.claim import Claim, ReproduceOptions, Reproduction
+from benchmarks.claim import Claim, ReproduceOptions, Reproduction
 from benchmarks.reproduce.recorded import serve_and_simulate
 from twostroke.config.cache import CacheConfig
 from twostroke.config.scheduler import SchedulerConfig

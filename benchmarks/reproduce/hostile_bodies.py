@@ -25,10 +25,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
+from benchmarks.claim import Claim, ReproduceOptions, Reproduction
 from benchmarks.hostile.fields import Field, fields_of, is_right_within, value_of, wrong_for
 from benchmarks.hostile.heavy import Heavy, heavy_requests, long_texts, many_parts
 from benchmarks.hostile.probe import Effect, Probe, as_json
-from benchmarks.reproduce.claim import Claim, ReproduceOptions, Reproduction
 from benchmarks.serving.local_server import LocalServer, local_server
 from twostroke.errors import SetupError
 from twostroke.measure.serve.load import Origin

@@ -32,10 +32,10 @@ from typing import Any
 import msgspec
 from tqdm.auto import tqdm
 
+from benchmarks.claim import Claim, ReproduceOptions, Reproduction
 from benchmarks.counting_engine import counting_engine
 from benchmarks.hostile.mutations import mutated_bytes, mutated_json, mutated_template
 from benchmarks.hostile.sound_files import CHATML, write_folder, write_gguf
-from benchmarks.reproduce.claim import Claim, ReproduceOptions, Reproduction
 from benchmarks.serving.local_server import MB
 from twostroke.api.batch_file import count_lines, read_requests
 from twostroke.api.calls import CALLS

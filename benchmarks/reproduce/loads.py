@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-from benchmarks.reproduce.claim import Claim, ReproduceOptions, Reproduction
+from benchmarks.claim import Claim, ReproduceOptions, Reproduction
 from benchmarks.reproduce.recorded import recorded, with_values
 from twostroke.config.cache import CacheConfig
 from twostroke.config.scheduler import SchedulerConfig

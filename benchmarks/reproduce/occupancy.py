@@ -14,8 +14,8 @@ from contextlib import closing
 from itertools import pairwise
 from typing import Any
 
+from benchmarks.claim import Claim, ReproduceOptions, Reproduction
 from benchmarks.counting_engine import batching, count_slots
-from benchmarks.reproduce.claim import Claim, ReproduceOptions, Reproduction
 from benchmarks.slots import SCHEDULES, SlotCount, SlotStep
 from twostroke.measure.figure import MEASURED, PREDICTED, finish
 from twostroke.measure.model_engine import model_engine

@@ -28,7 +28,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from benchmarks.reproduce.claim import Claim, ReproduceOptions, Reproduction
+from benchmarks.claim import Claim, ReproduceOptions, Reproduction
 from twostroke.batch import ScheduledBatch
 from twostroke.config.cache import MAX_BLOCK_SIZE, CacheConfig
 from twostroke.config.kv_format import KVFormat

@@ -17,8 +17,8 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Any
 
+from benchmarks.claim import Claim, ReproduceOptions, Reproduction
 from benchmarks.counting_engine import batching, count_slots
-from benchmarks.reproduce.claim import Claim, ReproduceOptions, Reproduction
 from benchmarks.slots import SCHEDULES, SlotCount, SlotStep, continuous_schedule, static_schedule
 from twostroke.config.cache import CacheConfig
 from twostroke.config.load import LoadConfig

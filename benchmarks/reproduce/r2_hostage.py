@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from benchmarks.claim import Claim, ReproduceOptions, Reproduction
 from benchmarks.counting_engine import count_slots
-from benchmarks.reproduce.claim import Claim, ReproduceOptions, Reproduction
 from benchmarks.slots import SlotCount, continuous_schedule, static_schedule
 from twostroke.measure.figure import MEASURED, PREDICTED, bars, finish
 from twostroke.measure.report import median

@@ -7,7 +7,7 @@ from contextlib import closing
 from dataclasses import fields, replace
 from typing import Any
 
-from benchmarks.reproduce.claim import ReproduceOptions
+from benchmarks.claim import ReproduceOptions
 from twostroke.config.cache import CacheConfig
 from twostroke.config.scheduler import SchedulerConfig
 from twostroke.cost.step_model import StepTimeModel

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from benchmarks.reproduce.claim import NotOnThisMachine, ReproduceOptions, Reproduction, table
+from benchmarks.claim import NotOnThisMachine, ReproduceOptions, Reproduction, table
 from twostroke.errors import InvalidParameter
 from twostroke.kernels.dispatch import operators_for
 from twostroke.measure.figure import save_figure

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.reproduce.claim import Claim, ReproduceOptions, Reproduction
+from benchmarks.claim import Claim, ReproduceOptions, Reproduction
 from benchmarks.serving.local_server import local_server
 from twostroke.client.input_processor import Prompt
 from twostroke.events import Event, StepCommitted, TokensDelivered

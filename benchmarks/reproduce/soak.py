@@ -25,6 +25,7 @@ from typing import Any
 
 from tqdm.auto import tqdm
 
+from benchmarks.claim import Claim, ReproduceOptions, Reproduction
 from benchmarks.processor_shares import (
     ProcessorTimes,
     TakenShare,
@@ -32,7 +33,6 @@ from benchmarks.processor_shares import (
     taken_shares,
     worst_of_parts,
 )
-from benchmarks.reproduce.claim import Claim, ReproduceOptions, Reproduction
 from benchmarks.serving.clients import MOST_TOKENS, Answers, Ending, Heard, KnownOrder, Way, deck_of, drawn_visit, visit
 from benchmarks.serving.local_server import (
     MB,

@@ -16,7 +16,7 @@ import urllib.request
 from collections.abc import Generator
 from typing import Any
 
-from benchmarks.reproduce.claim import Claim, ReproduceOptions, Reproduction
+from benchmarks.claim import Claim, ReproduceOptions, Reproduction
 from benchmarks.serving.local_server import LocalServer, local_server
 from twostroke.events import Event
 from twostroke.live.state import LiveState

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from benchmarks.reproduce.claim import Claim, NotOnThisMachine, ReproduceOptions, Reproduction
+from benchmarks.claim import Claim, NotOnThisMachine, ReproduceOptions, Reproduction
 from benchmarks.reproduce.recorded import recorded, with_values
 from twostroke.config.cache import CacheConfig
 from twostroke.config.scheduler import SchedulerConfig

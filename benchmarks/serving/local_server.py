@@ -23,7 +23,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from benchmarks.reproduce.claim import Claim
+from benchmarks.claim import Claim
 from twostroke.engine.clock import monotonic_clock
 from twostroke.errors import SetupError
 from twostroke.event_codec import from_json

@@ -28,8 +28,8 @@ from benchmarks.card.arithmetic import (
 )
 from benchmarks.card.machine import Card, Processors, TracedSteps, Tracer, find_machine, measure_limits, work_in
 from benchmarks.card.shapes import QWEN3_8B, TINY, is_alike, write_shape
+from benchmarks.claim import Claim, NotOnThisMachine, ReproduceOptions, Reproduction
 from benchmarks.reproduce import card
-from benchmarks.reproduce.claim import Claim, NotOnThisMachine, ReproduceOptions, Reproduction
 from benchmarks.reproduce.recorded import with_values
 from benchmarks.reproduce.run import RESULTS, reproduce
 from twostroke.batch import ScheduledBatch

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from benchmarks.claim import ReproduceOptions
 from benchmarks.reproduce import loads
-from benchmarks.reproduce.claim import ReproduceOptions
 from timed_engine import STEP_TIMES, history
 from twostroke.config.cache import CacheConfig
 from twostroke.config.scheduler import SchedulerConfig

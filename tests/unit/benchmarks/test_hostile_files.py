@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.claim import ReproduceOptions
 from benchmarks.reproduce import hostile_files
 from benchmarks.reproduce import hostile_files as hostile_cases
-from benchmarks.reproduce.claim import ReproduceOptions
 from benchmarks.reproduce.hostile_files import KINDS, Case, cases, mutated_copy, outcome_of
 
 

@@ -12,10 +12,10 @@ import pytest
 import torch
 from rich.console import Console
 
+from benchmarks.claim import ReproduceOptions, Reproduction
 from benchmarks.reproduce import long_prompt, r1_batching, r10_prefix_cache, r14_no_cache, vs_transformers
 from benchmarks.reproduce import prices as invariance_price
 from benchmarks.reproduce import step_times as engine_time
-from benchmarks.reproduce.claim import ReproduceOptions, Reproduction
 from benchmarks.reproduce.r1_batching import StepTimeGrid, measure_step_times
 from benchmarks.reproduce.run import reproduce
 from twostroke.cli.bench import app as bench_app

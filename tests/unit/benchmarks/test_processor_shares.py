@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.claim import Claim
 from benchmarks.processor_shares import (
     ProcessorTimes,
     TakenShare,
@@ -16,7 +17,6 @@ from benchmarks.processor_shares import (
     taken_shares,
     worst_of_parts,
 )
-from benchmarks.reproduce.claim import Claim
 from benchmarks.reproduce.soak import contention_remarks, latency_claims
 
 TICKS = os.sysconf("SC_CLK_TCK")

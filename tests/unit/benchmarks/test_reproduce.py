@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from benchmarks.claim import Claim, ReproduceOptions, Reproduction
 from benchmarks.counting_engine import counting_engine
 from benchmarks.reproduce import r1_batching, r2_hostage, r10_prefix_cache, skewed
-from benchmarks.reproduce.claim import Claim, ReproduceOptions, Reproduction
 from benchmarks.reproduce.run import RESULTS, reproduce
 from benchmarks.slots import SlotCount, static_schedule
 from oracle.naive_prefix_cache import NaivePrefixCache

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from benchmarks.claim import Claim, ReproduceOptions, Reproduction
 from benchmarks.reproduce import occupancy
 from benchmarks.reproduce import prices as paging_price
 from benchmarks.reproduce import step_times as step_content
-from benchmarks.reproduce.claim import Claim, ReproduceOptions, Reproduction
 from benchmarks.reproduce.prices import PagedCase, TableWatch
 from benchmarks.reproduce.run import reproduce
 from twostroke.batch import BlockTableUpdate, Limit, ScheduledBatch, ScheduledRequest, Stroke

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.reproduce.claim import ReproduceOptions
+from benchmarks.claim import ReproduceOptions
 from benchmarks.reproduce.skewed import skewed_workloads
 from model_folders import write_tokenizer
 from twostroke.config.cache import CacheConfig

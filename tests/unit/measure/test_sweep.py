@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from benchmarks.reproduce.claim import ReproduceOptions
+from benchmarks.claim import ReproduceOptions
 from benchmarks.reproduce.run import reproduce
 from gguf_files import fixture
 from twostroke.config.load import LoadConfig

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from benchmarks.claim import ReproduceOptions
 from benchmarks.reproduce import overload, server_throughput
-from benchmarks.reproduce.claim import ReproduceOptions
 from benchmarks.reproduce.run import reproduce
 from benchmarks.serving.clients import Ending, OrderKind, Way
 from benchmarks.serving.local_server import growth_mb_per_minute, local_server

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.reproduce.claim import ReproduceOptions
+from benchmarks.claim import ReproduceOptions
 from benchmarks.reproduce.stories import reproduce, tell
 from twostroke.lab import lab
 from twostroke.lab.stories import STORIES, Story
