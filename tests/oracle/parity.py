@@ -13,6 +13,7 @@ from oracle.paged_driver import DrivenRequest, PagedDriver
 from twostroke.config.load import Kernels
 from twostroke.kernels.dispatch import operators_for
 from twostroke.model.checkpoint import read_model_config
+from twostroke.model.decoder import Placement
 from twostroke.model.loader import load_model, open_weights
 
 MAX_LOGPROB_ERROR = 1e-4
@@ -36,9 +37,7 @@ def check_parity(
     cpu = torch.device("cpu")
     operators = operators_for(cpu, torch.float32, kernels)
     config = read_model_config(folder)
-    model = load_model(
-        open_weights(folder, config), config, dtype=torch.float32, device=cpu, max_model_len=1024, operators=operators
-    )
+    model = load_model(open_weights(folder, config), config, Placement(operators, torch.float32, cpu, 1024))
     driver = PagedDriver(model, num_blocks=400, block_size=int(2 ** rng.integers(0, 7)) if seed else 16, seed=seed)
     requests: list[DrivenRequest] = []
     ours: list[list[torch.Tensor]] = []
@@ -88,10 +87,7 @@ def check_layers(
     model = load_model(
         open_weights(folder, config),
         config,
-        dtype=torch.float32,
-        device=cpu,
-        max_model_len=1024,
-        operators=operators_for(cpu, torch.float32, kernels),
+        Placement(operators_for(cpu, torch.float32, kernels), torch.float32, cpu, 1024),
     )
     token_ids = np.random.default_rng(0).integers(0, config.vocab_size, sum(chunks)).tolist()
     driver = PagedDriver(model)

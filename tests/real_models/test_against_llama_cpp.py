@@ -22,7 +22,7 @@ from oracle.paged_driver import PagedDriver
 from twostroke.client.input_processor import Prompt
 from twostroke.kernels.dispatch import operators_for
 from twostroke.llm import LLM
-from twostroke.model.decoder import DecoderModel
+from twostroke.model.decoder import DecoderModel, Placement
 from twostroke.model.loader import load_model
 from twostroke.model.model_files import GGUFModel
 from twostroke.sampling_params import SamplingParams
@@ -68,10 +68,7 @@ def loaded(request: pytest.FixtureRequest, real_model: Callable[[str], Path]) ->
     model = load_model(
         files.weights(config, None),
         config,
-        dtype=torch.float32,
-        device=CPU,
-        max_model_len=WINDOW + 64,
-        operators=operators_for(CPU, torch.float32, "reference"),
+        Placement(operators_for(CPU, torch.float32, "reference"), torch.float32, CPU, WINDOW + 64),
     )
     return Loaded(path, model, files.tokenizer(), RECORDINGS["models"][request.param])
 

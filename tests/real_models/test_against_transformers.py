@@ -16,6 +16,7 @@ from torch import Tensor
 from oracle.paged_driver import PagedDriver
 from twostroke.config.model import ModelConfig
 from twostroke.kernels.dispatch import operators_for
+from twostroke.model.decoder import Placement
 from twostroke.model.gguf.weights import GGUFWeights
 from twostroke.model.loader import load_model
 from twostroke.model.model_files import GGUFModel
@@ -89,12 +90,7 @@ def test_perplexity_and_best_tokens(name: str, real_model: Callable[[str], Path]
     assert len(windows[-1]) == WINDOW
     theirs = transformers_model(config, weights)
     ours = load_model(
-        weights,
-        config,
-        dtype=torch.float32,
-        device=CPU,
-        max_model_len=WINDOW,
-        operators=operators_for(CPU, torch.float32, "reference"),
+        weights, config, Placement(operators_for(CPU, torch.float32, "reference"), torch.float32, CPU, WINDOW)
     )
     totals, num_equal, num_tokens = [0.0, 0.0], 0, 0
     for window in windows:

@@ -103,16 +103,22 @@ class KVSizing:
     """What the default stops at, where memory would hold more; empty where it does not."""
 
 
-def size_kv_cache(  # noqa: PLR0913 (everything that decides it)
-    layout: KVLayout,
-    config: CacheConfig,
-    *,
-    max_model_len: int | None,
-    model_context: int,
-    max_tokens_per_step: int,
-    memory: KVRoom,
-    bytes_beside_block: int = 0,
-    max_num_seqs: int | None = None,
+@dataclass(frozen=True, slots=True)
+class KVDemand:
+    """How long and how many the requests may be that the KV cache is made for."""
+
+    max_model_len: int | None
+    """Tokens of the longest request, as the user wishes; None takes the model's context."""
+    model_context: int
+    """Tokens of the longest context that the model was made for."""
+    max_tokens_per_step: int
+    """What one step can add to a request: windows hold that much on top."""
+    max_num_seqs: int | None = None
+    """Most requests that run at once; None: any number."""
+
+
+def size_kv_cache(
+    layout: KVLayout, config: CacheConfig, demand: KVDemand, memory: KVRoom, bytes_beside_block: int = 0
 ) -> KVSizing:
     """Decides the number of blocks and the longest request.
 
@@ -123,16 +129,14 @@ def size_kv_cache(  # noqa: PLR0913 (everything that decides it)
     Args:
         layout: the model's KV layout.
         config: explicit sizes, if any.
-        max_model_len: the user's wish; None takes the model's context.
-        model_context: the longest context that the model was made for.
-        max_tokens_per_step: what one step can add to a request (windows hold that much on top).
+        demand: of the requests.
         memory: what is free, and what other parts take.
         bytes_beside_block: what a draft model keeps beside each block.
-        max_num_seqs: most requests that run at once; None: any number.
 
     Raises:
         DoesNotFit: an explicit size is larger than the memory or the context allows, with the arithmetic.
     """
+    max_model_len, model_context, max_num_seqs = demand.max_model_len, demand.model_context, demand.max_num_seqs
     num_scratch = len(layout.groups) if config.kv_check_rate else 0
     per_block = layout.bytes_per_block + bytes_beside_block
     scratch_bytes = num_scratch * layout.bytes_per_block  # drafts keep nothing beside these
@@ -148,7 +152,7 @@ def size_kv_cache(  # noqa: PLR0913 (everything that decides it)
         return _asking(config, num_blocks, num_blocks * per_block + scratch_bytes)
 
     def blocks_for(num_tokens: int) -> int:
-        return blocks_of_request(layout, config, num_tokens, max_tokens_per_step)
+        return blocks_of_request(layout, config, num_tokens, demand.max_tokens_per_step)
 
     wanted = max_model_len or model_context
     num_blocks, remarks = _num_blocks(layout, config, memory, num_scratch, per_block), list[str]()

@@ -67,6 +67,7 @@ class Placement:
     dtype: torch.dtype
     device: torch.device
     max_model_len: int
+    """Positions the rotary tables are made for."""
     split: RowSplit = field(default_factory=RowSplit)
     """Of the rows of matrices over ranks."""
 

@@ -22,7 +22,6 @@ from twostroke.kernels.quantized_weight import QuantizedWeight, quantize_fp8
 from twostroke.kernels.stacked_weight import StackedWeight, stack
 from twostroke.kernels.stored_rows import StoredRows
 from twostroke.kernels.streamed_weight import StreamedWeight
-from twostroke.layers.row_split import RowSplit
 from twostroke.log import get_logger
 from twostroke.model.checkpoint import Checkpoint, is_unread_kv
 from twostroke.model.decoder import DecoderModel, Parameter, Placement
@@ -103,17 +102,13 @@ def check_quantization(source: WeightSource, asked: Quantization | None) -> None
         )
 
 
-def load_model(  # noqa: PLR0913 (what a model is made of, each by its name)
+def load_model(
     source: WeightSource,
     config: ModelConfig,
+    placement: Placement,
     *,
-    dtype: torch.dtype,
-    device: torch.device,
-    max_model_len: int,
-    operators: Operators,
     quantization: Quantization | None = None,
     group_size: int = DEFAULT_GROUP_SIZE,
-    split: RowSplit | None = None,
     cache: PackedCache | None = None,
 ) -> DecoderModel:
     """Loads a model.
@@ -121,20 +116,16 @@ def load_model(  # noqa: PLR0913 (what a model is made of, each by its name)
     Args:
         source: of the weights.
         config: of the same model.
-        dtype: of weights and activations; stored floats are converted.
-        device: where it runs.
-        max_model_len: positions the rotary tables are made for.
-        operators: the backend.
-        quantization: of float weights that are multiplied; None keeps them in `dtype`.
+        placement: where and with what it runs; stored floats are converted to its type.
+        quantization: of float weights that are multiplied; None keeps them in the placement's type.
         group_size: weights to a scale, for int4.
-        split: of the rows over ranks; None: there is one rank.
         cache: keeps what is packed; None: nothing is kept.
 
     Raises:
         UnsupportedModel: the architecture or the layout of a weight is not implemented.
         CorruptCheckpoint: unreadable files, or what `check_weights` refuses. Also NaN or infinity in a tensor.
         InvalidParameter: what `check_weights` refuses.
-        SetupError: weights too large for `dtype`.
+        SetupError: weights too large for the placement's type.
     """
     start_s = time.perf_counter()
     kind, names = model_class(config.architecture), architecture(config.architecture).names
@@ -143,14 +134,16 @@ def load_model(  # noqa: PLR0913 (what a model is made of, each by its name)
     check_weights(source, config, quantization, group_size)
     source = in_rotary_order(source, config)
     packed = {name for name, shape in parameters.items() if is_packed(name, config, shape, source, parts[name])}
-    split = split or RowSplit()
-    pieces = {name: pieces_of(source, parts[name], parameter, split.own) for name, parameter in parameters.items()}
-    weights = _Weights(source, pieces, dtype, device, packed, _quantizer(quantization, group_size, operators))
+    dtype, operators = placement.dtype, placement.operators
+    pieces = {
+        name: pieces_of(source, parts[name], parameter, placement.split.own) for name, parameter in parameters.items()
+    }
+    weights = _Weights(source, pieces, dtype, placement.device, packed, _quantizer(quantization, group_size, operators))
     weights = weights if cache is None else CachedWeights(weights, packed, cache)
     if config.tie_word_embeddings:
         _check_tied_head(source, parts["embedding.weight"][0], dtype)
     with contextlib.nullcontext() if cache is None else cache:
-        model = kind(config, weights, Placement(operators, dtype, device, max_model_len, split))
+        model = kind(config, weights, placement)
     mib = weight_bytes(source, config, dtype, operators, quantization, group_size) >> 20
     log.info("%s: %d MiB of weights in %.1f s", source.path.name, mib, time.perf_counter() - start_s)
     return model

@@ -148,12 +148,7 @@ class _DraftModel:
     def build(self, target: LoadedTarget) -> Proposer:
         around = self.prepared
         model = load_model(
-            self.weights,
-            self.config,
-            dtype=around.dtype,
-            device=around.device,
-            max_model_len=target.max_model_len,
-            operators=around.operators,
+            self.weights, self.config, Placement(around.operators, around.dtype, around.device, target.max_model_len)
         )
         if is_quantized(around.kv_format):
             center_keys(model, around.tokenizer.encode, around.dtype, around.device, RowSplit())

@@ -10,6 +10,7 @@ from twostroke.errors import InvalidParameter
 from twostroke.kv_cache.host_tier import host_slots
 from twostroke.kv_cache.sizing import KVSizing
 from twostroke.layers.row_split import RowSplit
+from twostroke.model.decoder import Placement
 from twostroke.model.loader import load_model
 from twostroke.model.packed_cache import PackedCache, default_folder
 from twostroke.runner.decode_graphs import CudaGraphs, DecodeGraphs, Recorder, recordable
@@ -45,13 +46,15 @@ def load_rank(
     model = load_model(
         prepared.weights,
         prepared.config,
-        dtype=prepared.dtype,
-        device=prepared.device,
-        max_model_len=kv_size.max_model_len if is_known else prepared.longest_request,
-        operators=prepared.operators,
+        Placement(
+            prepared.operators,
+            prepared.dtype,
+            prepared.device,
+            kv_size.max_model_len if is_known else prepared.longest_request,
+            split,
+        ),
         quantization=settings.load.quantization,
         group_size=settings.load.group_size or DEFAULT_GROUP_SIZE,
-        split=split,
         cache=_packed_cache(prepared),
     )
     if finds_key_means:

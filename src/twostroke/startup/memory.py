@@ -13,7 +13,7 @@ from twostroke.config.load import QuantizationOnLoad
 from twostroke.config.speculation import MAX_AUTO_DRAFTS, SpeculativeConfig
 from twostroke.errors import DoesNotFit
 from twostroke.kv_cache.device_memory import DeviceMemory, reserve_bytes
-from twostroke.kv_cache.sizing import FreeMemory, KVRoom, KVSizing, size_kv_cache
+from twostroke.kv_cache.sizing import FreeMemory, KVDemand, KVRoom, KVSizing, size_kv_cache
 from twostroke.layers.elementwise import Rotary
 from twostroke.runner.decode_graphs import largest_pass
 from twostroke.runner.largest_steps import LargestStep
@@ -80,12 +80,14 @@ def size_for(prepared: Prepared, memory: KVRoom) -> KVSizing:
     return size_kv_cache(
         prepared.layout,
         settings.cache,
-        max_model_len=settings.load.max_model_len,
-        model_context=prepared.config.max_context,
-        max_tokens_per_step=prepared.max_tokens_per_step,
-        max_num_seqs=settings.scheduler.max_num_seqs,
-        memory=memory,
-        bytes_beside_block=prepared.drafter_facts.kv_bytes_per_block,
+        KVDemand(
+            max_model_len=settings.load.max_model_len,
+            model_context=prepared.config.max_context,
+            max_tokens_per_step=prepared.max_tokens_per_step,
+            max_num_seqs=settings.scheduler.max_num_seqs,
+        ),
+        memory,
+        prepared.drafter_facts.kv_bytes_per_block,
     )
 
 

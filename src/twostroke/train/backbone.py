@@ -12,7 +12,7 @@ from twostroke.config.kv_format import resolve_kv_format
 from twostroke.kernels.dispatch import operators_for
 from twostroke.kv_cache.layout import KVLayout
 from twostroke.layers.attention import AttentionMetadata
-from twostroke.model.decoder import DecoderModel
+from twostroke.model.decoder import DecoderModel, Placement
 from twostroke.model.loader import load_model
 from twostroke.model.model_files import ModelFiles
 from twostroke.runner.kv_storage import KVStorage
@@ -36,12 +36,7 @@ class Backbone:
         operators = operators_for(self._device, self.dtype)
         operators.set_num_threads(threads or _usable_processors())
         self._model: DecoderModel = load_model(
-            files.weights(config, None),
-            config,
-            dtype=self.dtype,
-            device=self._device,
-            max_model_len=window,
-            operators=operators,
+            files.weights(config, None), config, Placement(operators, self.dtype, self._device, window)
         )
         layout = KVLayout.of(config.kv_specs, block_size=_BLOCK_SIZE, kv_format=resolve_kv_format("auto", config.dtype))
         self._num_blocks = layout.run_blocks(window)

@@ -12,7 +12,7 @@ from factories import uniform_layout
 from twostroke.config.cache import CacheConfig
 from twostroke.errors import DoesNotFit
 from twostroke.kv_cache.device_memory import DeviceMemory, reserve_bytes
-from twostroke.kv_cache.sizing import size_kv_cache
+from twostroke.kv_cache.sizing import KVDemand, size_kv_cache
 
 LAYOUT = uniform_layout([None] * 4, block_size=16, num_kv_heads=2, head_dim=8, kv_format="bf16")
 PARTS = ("others_bytes", "weight_bytes", "draft_bytes", "step_bytes", "reserve_bytes")
@@ -64,10 +64,8 @@ def test_blocks_stay_within_the_card(card: DeviceMemory, config: dict[str, int])
         sizing = size_kv_cache(
             LAYOUT,
             CacheConfig(**config),
-            max_model_len=None,
-            model_context=4096,
-            max_tokens_per_step=512,
-            memory=card,
+            KVDemand(max_model_len=None, model_context=4096, max_tokens_per_step=512),
+            card,
         )
     except DoesNotFit:
         assert (card.usable_bytes if config else card.default_bytes) < 40 * LAYOUT.bytes_per_block + (1 << 20)

@@ -20,7 +20,7 @@ from twostroke.config.scheduler import SchedulerConfig
 from twostroke.errors import DoesNotFit
 from twostroke.kv_cache.layout import KVLayout
 from twostroke.kv_cache.manager import KVCacheManager
-from twostroke.kv_cache.sizing import FreeMemory, KVSizing, blocks_of_request, size_kv_cache
+from twostroke.kv_cache.sizing import FreeMemory, KVDemand, KVSizing, blocks_of_request, size_kv_cache
 from twostroke.model.checkpoint import read_model_config
 from twostroke.runner.kv_storage import KVStorage
 from twostroke.scheduler.scheduler import Scheduler
@@ -37,7 +37,8 @@ def size(layout: KVLayout = LAYOUT, config: CacheConfig | None = None, **given: 
     } | {name: value for name, value in given.items() if not name.endswith("_bytes")}
     memory: dict[str, Any] = {"free_bytes": 1 << 30, "step_bytes": 0, "context_bytes": 0}
     memory |= {name: value for name, value in given.items() if name in memory}
-    return size_kv_cache(layout, config or CacheConfig(), **arguments, memory=FreeMemory(**memory))
+    beside = arguments.pop("bytes_beside_block", 0)
+    return size_kv_cache(layout, config or CacheConfig(), KVDemand(**arguments), FreeMemory(**memory), beside)
 
 
 @pytest.mark.parametrize("family", SHAPES)

@@ -16,6 +16,7 @@ from twostroke.config.layer_spec import alibi_slopes
 from twostroke.kernels.dispatch import operators_for
 from twostroke.layers.row_split import RowSplit
 from twostroke.model.checkpoint import read_model_config
+from twostroke.model.decoder import Placement
 from twostroke.model.loader import load_model, open_weights
 
 CPU = torch.device("cpu")
@@ -43,11 +44,13 @@ def test_a_rank_has_the_slopes_of_its_heads(num_ranks: int, tmp_path: Path) -> N
         model = load_model(
             open_weights(tmp_path, config),
             config,
-            dtype=torch.bfloat16,
-            device=CPU,
-            max_model_len=64,
-            operators=operators_for(CPU, torch.bfloat16, "reference"),
-            split=RowSplit(OneOfSeveral(rank, num_ranks)),
+            Placement(
+                operators_for(CPU, torch.bfloat16, "reference"),
+                torch.bfloat16,
+                CPU,
+                64,
+                RowSplit(OneOfSeveral(rank, num_ranks)),
+            ),
         )
         own = [tensor for tensor in tensors_of(model, set()) if tensor.shape == (num_heads // num_ranks,)]
         found = torch.cat([found, *own])
@@ -60,7 +63,7 @@ def test_far_keys_are_as_far_as_in_transformers(tmp_path: Path) -> None:
     theirs = naive_model.build(tmp_path, "Bloom", hidden_size=96, num_attention_heads=12, num_hidden_layers=1)
     config = read_model_config(tmp_path)
     weights, operators = open_weights(tmp_path, config), operators_for(CPU, torch.float32)
-    model = load_model(weights, config, dtype=torch.float32, device=CPU, max_model_len=1024, operators=operators)
+    model = load_model(weights, config, Placement(operators, torch.float32, CPU, 1024))
     driver, token_ids = PagedDriver(model, num_blocks=80), [i * 7 % 199 for i in range(num_tokens)]
     found = driver.logits(driver.step([(driver.add(token_ids), num_tokens)])[0]).log_softmax(-1)
     expected = naive_model.logits(theirs.double(), token_ids).log_softmax(-1)

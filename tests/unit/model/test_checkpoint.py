@@ -19,7 +19,7 @@ from twostroke.config.kv_format import resolve_kv_format
 from twostroke.errors import CorruptCheckpoint, ModelNotFound, SetupError, UnsupportedModel
 from twostroke.kernels.dispatch import operators_for
 from twostroke.model.checkpoint import Checkpoint, find_model_folder, read_model_config
-from twostroke.model.decoder import DecoderModel
+from twostroke.model.decoder import DecoderModel, Placement
 from twostroke.model.loader import load_model, open_weights
 from twostroke.model.model_files import find_model
 from twostroke.model.registry import ARCHITECTURES, Architecture, architecture, model_class, num_parameters
@@ -33,7 +33,7 @@ TOKEN_IDS = [3, 1, 4, 1, 5, 9, 2, 6]
 def load(folder: Path, dtype: torch.dtype = torch.float32) -> DecoderModel:
     config = read_model_config(folder)
     weights, operators = open_weights(folder, config), operators_for(CPU, dtype)
-    return load_model(weights, config, dtype=dtype, device=CPU, max_model_len=64, operators=operators)
+    return load_model(weights, config, Placement(operators, dtype, CPU, 64))
 
 
 def logits(model: DecoderModel, dtype: torch.dtype = torch.float32) -> Tensor:

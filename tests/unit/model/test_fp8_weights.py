@@ -20,6 +20,7 @@ from twostroke.errors import CorruptCheckpoint, SetupError, UnsupportedModel
 from twostroke.kernels.dispatch import operators_for
 from twostroke.llm import LLM
 from twostroke.model.checkpoint import read_model_config
+from twostroke.model.decoder import Placement
 from twostroke.model.loader import load_model, open_weights
 
 CPU = torch.device("cpu")
@@ -134,10 +135,7 @@ def test_logits_are_those_of_transformers(tmp_path: Path) -> None:
     model = load_model(
         open_weights(folder, config),
         config,
-        dtype=torch.float32,
-        device=CPU,
-        max_model_len=64,
-        operators=operators_for(CPU, torch.float32, "reference"),
+        Placement(operators_for(CPU, torch.float32, "reference"), torch.float32, CPU, 64),
     )
     driver = PagedDriver(model, num_blocks=8)
     found = driver.logits(driver.step([(driver.add(TOKEN_IDS), len(TOKEN_IDS))])[0])

@@ -24,6 +24,7 @@ from oracle.paged_driver import PagedDriver
 from twostroke.errors import CorruptCheckpoint, UnsupportedModel
 from twostroke.kernels.dispatch import operators_for
 from twostroke.layers.elementwise import inverse_frequencies
+from twostroke.model.decoder import Placement
 from twostroke.model.gguf.weights import GGUFWeights
 from twostroke.model.loader import load_model
 from twostroke.model.model_files import find_model
@@ -384,10 +385,7 @@ def difference(path: Path, case: Case, theirs: Any, longest_request: int | None 
     model = load_model(
         files.weights(config, None),
         config.fixed_for(longest_request),
-        dtype=torch.float32,
-        device=CPU,
-        max_model_len=256,
-        operators=operators_for(CPU, torch.float32, "reference"),
+        Placement(operators_for(CPU, torch.float32, "reference"), torch.float32, CPU, 256),
     )
     driver = PagedDriver(model, num_blocks=64)
     token_ids = np.random.default_rng(1).integers(0, model.config.vocab_size, 60).tolist()

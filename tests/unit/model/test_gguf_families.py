@@ -15,6 +15,7 @@ from oracle import naive_model
 from oracle.paged_driver import PagedDriver
 from twostroke.errors import CorruptCheckpoint, UnsupportedModel
 from twostroke.kernels.dispatch import operators_for
+from twostroke.model.decoder import Placement
 from twostroke.model.gguf.names import gguf_name
 from twostroke.model.loader import load_model
 from twostroke.model.model_files import find_model
@@ -120,10 +121,7 @@ def test_logits_equal_transformers(case: str, tmp_path: Path) -> None:
     model = load_model(
         files.weights(config, None),
         config,
-        dtype=torch.float32,
-        device=CPU,
-        max_model_len=256,
-        operators=operators_for(CPU, torch.float32, "reference"),
+        Placement(operators_for(CPU, torch.float32, "reference"), torch.float32, CPU, 256),
     )
     driver = PagedDriver(model, num_blocks=64)
     token_ids = np.random.default_rng(1).integers(0, model.config.vocab_size, 90).tolist()

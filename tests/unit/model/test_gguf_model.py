@@ -32,6 +32,7 @@ from twostroke.kernels.dispatch import operators_for
 from twostroke.kernels.quantized_weight import QuantizedWeight
 from twostroke.kernels.stacked_weight import StackedWeight, stack
 from twostroke.measure.quality.distance import FLOAT32, WholeDistributions
+from twostroke.model.decoder import Placement
 from twostroke.model.gguf.blocks import REPACKED
 from twostroke.model.gguf.weights import GGUFWeights
 from twostroke.model.loader import load_model
@@ -58,10 +59,7 @@ def logits_of(
     model = load_model(
         files.weights(config, None),
         config,
-        dtype=torch.float32,
-        device=CPU,
-        max_model_len=512,
-        operators=operators_for(CPU, torch.float32, kernels, activation_quantization),
+        Placement(operators_for(CPU, torch.float32, kernels, activation_quantization), torch.float32, CPU, 512),
     )
     driver = PagedDriver(model, num_blocks=40)
     return driver.logits(driver.step([(driver.add(token_ids), len(token_ids))])[0])

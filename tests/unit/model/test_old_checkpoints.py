@@ -16,6 +16,7 @@ from oracle.paged_driver import PagedDriver
 from twostroke.errors import CorruptCheckpoint
 from twostroke.kernels.dispatch import operators_for
 from twostroke.model.checkpoint import read_model_config
+from twostroke.model.decoder import Placement
 from twostroke.model.loader import load_model, open_weights
 
 CPU = torch.device("cpu")
@@ -54,7 +55,7 @@ def logits(folder: Path) -> Tensor:
     config = read_model_config(folder)
     source = open_weights(folder, config)
     operators = operators_for(CPU, torch.float32)
-    model = load_model(source, config, dtype=torch.float32, device=CPU, max_model_len=64, operators=operators)
+    model = load_model(source, config, Placement(operators, torch.float32, CPU, 64))
     driver = PagedDriver(model)
     return driver.logits(driver.step([(driver.add(list(range(40))), 40)])[0])
 

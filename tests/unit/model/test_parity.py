@@ -16,6 +16,7 @@ from oracle.parity import check_layers, check_parity
 from twostroke.config.load import Kernels
 from twostroke.kernels.dispatch import operators_for
 from twostroke.model.checkpoint import read_model_config
+from twostroke.model.decoder import Placement
 from twostroke.model.loader import load_model, open_weights
 
 CPU = torch.device("cpu")
@@ -377,7 +378,7 @@ def test_what_tokens_bring_to_gemma_4s_layers_is_rounded_as_in_transformers(kern
     config, cpu = read_model_config(tmp_path), torch.device("cpu")
     operators = operators_for(cpu, torch.bfloat16, kernels)
     weights = open_weights(tmp_path, config)
-    model = load_model(weights, config, dtype=torch.bfloat16, device=cpu, max_model_len=64, operators=operators)
+    model = load_model(weights, config, Placement(operators, torch.bfloat16, cpu, 64))
     assert torch.equal(model.embed(ids[0])[:, config.hidden_size :], expected)
 
 
@@ -391,7 +392,7 @@ def test_norms_are_rounded_as_in_transformers(kind: str, kernels: Kernels, tmp_p
     hidden = torch.randn(50, 256, dtype=torch.bfloat16, generator=torch.Generator().manual_seed(0))
     config, operators = read_model_config(tmp_path), operators_for(CPU, torch.bfloat16, kernels)
     weights = open_weights(tmp_path, config)
-    model = load_model(weights, config, dtype=torch.bfloat16, device=CPU, max_model_len=64, operators=operators)
+    model = load_model(weights, config, Placement(operators, torch.bfloat16, CPU, 64))
     assert torch.equal(model.final_norm(hidden), theirs.model.norm(hidden))
 
 
@@ -405,7 +406,7 @@ def test_logits_are_as_wide_as_the_vocabulary(vocab_size: int, is_tied: bool, ke
     config = read_model_config(tmp_path)
     operators = operators_for(CPU, torch.float32, kernels)
     source = open_weights(tmp_path, config)
-    model = load_model(source, config, dtype=torch.float32, device=CPU, max_model_len=64, operators=operators)
+    model = load_model(source, config, Placement(operators, torch.float32, CPU, 64))
     driver = PagedDriver(model, num_blocks=8)
     token_ids = [0, vocab_size - 1, 7, vocab_size // 2, vocab_size - 1]
     found = driver.logits(driver.step([(driver.add(token_ids), len(token_ids))])[0])
@@ -436,7 +437,7 @@ def test_longrope_is_fixed_for_the_longest_context(tmp_path: Path) -> None:
     assert config.max_context == 4096
     operators = operators_for(CPU, torch.float32)
     source = open_weights(tmp_path, config)
-    model = load_model(source, config, dtype=torch.float32, device=CPU, max_model_len=256, operators=operators)
+    model = load_model(source, config, Placement(operators, torch.float32, CPU, 256))
     driver = PagedDriver(model)
     token_ids = list(range(100))
     found = driver.logits(driver.step([(driver.add(token_ids), 100)])[0])
@@ -449,12 +450,7 @@ def test_dynamic_scaling_is_fixed_for_the_longest_context(tmp_path: Path) -> Non
     theirs = naive_model.build(tmp_path, "Llama", **changes)
     config = read_model_config(tmp_path).fixed_for(2048)
     model = load_model(
-        open_weights(tmp_path, config),
-        config,
-        dtype=torch.float32,
-        device=CPU,
-        max_model_len=2048,
-        operators=operators_for(CPU, torch.float32),
+        open_weights(tmp_path, config), config, Placement(operators_for(CPU, torch.float32), torch.float32, CPU, 2048)
     )
     token_ids = list(range(100))
     driver = PagedDriver(model)

@@ -34,7 +34,7 @@ from twostroke.kernels import native
 from twostroke.kernels.dispatch import operators_for
 from twostroke.kernels.quantized_weight import QuantizedWeight
 from twostroke.model.checkpoint import read_model_config
-from twostroke.model.decoder import DecoderModel
+from twostroke.model.decoder import DecoderModel, Placement
 from twostroke.model.loader import load_model, open_weights
 from twostroke.model.weight_size import weight_bytes
 
@@ -83,12 +83,7 @@ def expected_logits(folder: Path, *, rounds_inputs: bool = False) -> Tensor:
 def load(folder: Path, kernels: Kernels, dtype: torch.dtype = torch.float32) -> DecoderModel:
     config = read_model_config(folder)
     return load_model(
-        open_weights(folder, config),
-        config,
-        dtype=dtype,
-        device=CPU,
-        max_model_len=64,
-        operators=operators_for(CPU, dtype, kernels),
+        open_weights(folder, config), config, Placement(operators_for(CPU, dtype, kernels), dtype, CPU, 64)
     )
 
 

@@ -18,6 +18,7 @@ from twostroke.config.model import ModelConfig
 from twostroke.kernels import native
 from twostroke.kernels.dispatch import operators_for
 from twostroke.kernels.quantized_weight import QuantizedWeight
+from twostroke.model.decoder import Placement
 from twostroke.model.loader import load_model, multiplied_parts
 from twostroke.model.model_files import find_model
 from twostroke.model.quantize_folder import quantize_folder
@@ -72,10 +73,7 @@ def logits_of(source: WeightSource, config: ModelConfig, quantization: Quantizat
     model = load_model(
         source,
         config,
-        dtype=torch.float32,
-        device=CPU,
-        max_model_len=64,
-        operators=operators_for(CPU, torch.float32, "native"),
+        Placement(operators_for(CPU, torch.float32, "native"), torch.float32, CPU, 64),
         quantization=quantization,
     )
     driver = PagedDriver(model, num_blocks=8)

@@ -18,6 +18,7 @@ from oracle.paged_driver import PagedDriver
 from twostroke.errors import CorruptCheckpoint
 from twostroke.kernels.dispatch import operators_for
 from twostroke.model.checkpoint import Checkpoint, read_model_config
+from twostroke.model.decoder import Placement
 from twostroke.model.loader import load_model, open_weights
 from twostroke.tokenizer.settings import read_eos_token_ids
 
@@ -90,7 +91,7 @@ def test_a_text_has_transformers_logits(case: str, tmp_path: Path, caplog: pytes
     warned = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]  # what commands show
     assert sum("tensors that are not of text are not loaded" in line for line in warned) == 1
     operators = operators_for(CPU, torch.float32, "reference")
-    model = load_model(source, config, dtype=torch.float32, device=CPU, max_model_len=256, operators=operators)
+    model = load_model(source, config, Placement(operators, torch.float32, CPU, 256))
     driver = PagedDriver(model, num_blocks=64)
     token_ids = np.random.default_rng(1).integers(3, 190, 90).tolist()
     found = driver.logits(driver.step([(driver.add(token_ids), len(token_ids))])[0]).log_softmax(-1)
@@ -111,7 +112,7 @@ def test_the_whole_says_that_the_head_is_tied_where_none_is_stored(case: str, tm
     read = read_model_config(tmp_path)
     assert read.tie_word_embeddings
     source, operators = open_weights(tmp_path, read), operators_for(CPU, torch.float32, "reference")
-    model = load_model(source, read, dtype=torch.float32, device=CPU, max_model_len=256, operators=operators)
+    model = load_model(source, read, Placement(operators, torch.float32, CPU, 256))
     driver, token_ids = PagedDriver(model, num_blocks=8), [3, 1, 4, 1, 5, 9]
     found = driver.logits(driver.step([(driver.add(token_ids), len(token_ids))])[0])
     torch.testing.assert_close(found, naive_model.logits(theirs, token_ids), rtol=1e-4, atol=1e-4)

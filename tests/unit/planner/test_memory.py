@@ -26,6 +26,7 @@ from twostroke.kernels import native
 from twostroke.kv_cache.layout import KVLayout
 from twostroke.kv_cache.sizing import blocks_of_request
 from twostroke.layers.row_split import RowSplit
+from twostroke.model.decoder import Placement
 from twostroke.model.loader import load_model
 from twostroke.planner.memory import MemoryPlan, kinds_of, plan_memory, with_kv_format, with_quantization
 from twostroke.runner.kv_storage import KVStorage
@@ -331,12 +332,10 @@ def test_exact_for_the_rank_that_has_most(
             load_model(
                 prepared.weights,
                 prepared.config,
-                dtype=prepared.dtype,
-                device=prepared.device,
-                max_model_len=64,
-                operators=prepared.operators,
+                Placement(
+                    prepared.operators, prepared.dtype, prepared.device, 64, RowSplit(OneOfSeveral(rank, num_ranks))
+                ),
                 quantization=quantization,
-                split=RowSplit(OneOfSeveral(rank, num_ranks)),
             )
         )
         for rank in range(num_ranks)

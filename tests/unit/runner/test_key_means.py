@@ -21,7 +21,7 @@ from twostroke.kernels.dispatch import operators_for
 from twostroke.layers.attention import Attention
 from twostroke.layers.row_split import RowSplit
 from twostroke.model.checkpoint import read_model_config
-from twostroke.model.decoder import DecoderModel
+from twostroke.model.decoder import DecoderModel, Placement
 from twostroke.model.loader import load_model, open_weights
 from twostroke.runner.key_means import center_keys, key_means, key_means_bytes
 
@@ -35,7 +35,7 @@ def loaded(folder: Path, max_model_len: int, dtype: torch.dtype = torch.float32)
     config = read_model_config(folder)
     operators = operators_for(CPU, dtype)
     source = open_weights(folder, config)
-    return load_model(source, config, dtype=dtype, device=CPU, max_model_len=max_model_len, operators=operators)
+    return load_model(source, config, Placement(operators, dtype, CPU, max_model_len))
 
 
 def naive_mean(keys: NDArray[np.float64], theta: float, num_positions: int) -> NDArray[np.float64]:

@@ -33,6 +33,7 @@ from twostroke.errors import InvalidParameter
 from twostroke.kernels.quantized_weight import QuantizedWeight
 from twostroke.layers.attention import AttentionMetadata
 from twostroke.layers.row_split import RowSplit
+from twostroke.model.decoder import Placement
 from twostroke.model.gguf.weights import GGUFWeights
 from twostroke.model.loader import load_model
 from twostroke.model.weight_source import ALL_ROWS, StoredWeight, WeightSource
@@ -236,10 +237,7 @@ class WholeDistributions:
         self._model = load_model(
             FloatNumbers(prepared.weights) if as_numbers else prepared.weights,
             prepared.config,
-            dtype=prepared.dtype,
-            device=prepared.device,
-            max_model_len=context,
-            operators=prepared.operators,
+            Placement(prepared.operators, prepared.dtype, prepared.device, context),
             quantization=config.load.quantization,
             group_size=config.load.group_size or DEFAULT_GROUP_SIZE,
         )
