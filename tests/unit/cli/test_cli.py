@@ -429,17 +429,25 @@ def commands(parent: App) -> Iterator[App]:
 
 def test_one_flag_leaves_the_defaults_of_the_others() -> None:
     """The parser makes a config anew from the given flags: a default that differs from its class's own is forgotten."""
+
+    def groups_of(default: object) -> Iterator[object]:
+        """Yield a group of flags and the groups within it."""
+        if dataclasses.is_dataclass(default):
+            yield default
+            for field in dataclasses.fields(default):
+                yield from groups_of(getattr(default, field.name))
+
     groups = 0
     for command in commands(app):
         if command.default_command is None:
             continue
         for parameter in inspect.signature(command.default_command).parameters.values():
-            if dataclasses.is_dataclass(parameter.default):
-                assert parameter.default == type(parameter.default)(), f"{command.name} {parameter.name}"
+            for group in groups_of(parameter.default):
+                assert group == type(group)(), f"{command.name} {parameter.name}"
                 groups += 1
     assert groups > 20
     _, given, _ = app.parse_args(["serve", "--max-num-seqs", "3"], exit_on_error=False)
-    assert given.arguments["scheduler"].policy == "fair"
+    assert given.arguments["engine"].scheduler.policy == "fair"
 
 
 def test_several_names_of_the_model_behind_one_flag() -> None:
@@ -453,7 +461,7 @@ def test_several_names_of_the_model_behind_one_flag() -> None:
     assert names("--served-model-name", "a", "b", "c", "--model", "M") == (("a", "b", "c"), None)
     batch = ["run-batch", "in.jsonl", "--served-model-name", "a", "b", "-o", "out.jsonl"]
     _, given, _ = app.parse_args(batch, exit_on_error=False)
-    assert given.arguments["served_model_name"] == ("a", "b")
+    assert given.arguments["answers"].served_model_name == ("a", "b")
 
 
 def test_a_model_that_is_taken_for_a_name_is_not_left_out(tmp_path: Path) -> None:

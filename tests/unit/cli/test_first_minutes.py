@@ -376,13 +376,14 @@ def test_a_number_below_0_is_a_value_and_no_flag(flag: str, value: str, kind: st
 @pytest.mark.parametrize("flags", [("--max-num-seqs", "64"), ("--max-num-seqs=64",)], ids=" ".join)
 def test_a_flag_beside_a_preset_wins_where_it_says_the_default(flags: Sequence[str]) -> None:
     _, bound, _ = app.parse_args(["serve", *flags, "--preset", "batch"], exit_on_error=False, print_error=False)
-    chosen = bound.arguments["scheduler"]
+    chosen = bound.arguments["engine"].scheduler
     assert (chosen.max_num_seqs, chosen.max_num_batched_tokens) == (64, 2048), "64 is the default, and was asked for"
 
 
 def test_help_says_all_that_a_preset_sets() -> None:
     _, bound, _ = app.parse_args(["serve", "--preset", "interactive"], exit_on_error=False, print_error=False)
-    assert (bound.arguments["scheduler"].itl_slo_s, bound.arguments["scheduler"].ttft_slo_s) == (0.1, 0.3)
+    chosen = bound.arguments["engine"].scheduler
+    assert (chosen.itl_slo_s, chosen.ttft_slo_s) == (0.1, 0.3)
     for command in ("serve", "run-batch"):
         told = " ".join(twostroke(command, "--help").stdout.replace("│", " ").split())
         assert "interactive: --itl-slo 100ms --ttft-slo 300ms." in told
