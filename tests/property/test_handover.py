@@ -19,6 +19,8 @@ from twostroke.cluster.routed_placer import LeastBusy
 from twostroke.config.scheduler import SchedulerConfig
 from twostroke.engine.generation import GenerationRequest
 from twostroke.event_codec import from_json, to_json
+from twostroke.events import StepScheduled
+from twostroke.kv_transfer.leases import LEASE_S
 from twostroke.pools.member import Role
 from twostroke.request import FinishReason
 from twostroke.sampling_params import SamplingParams
@@ -36,7 +38,11 @@ class HandoverMachine(RuleBasedStateMachine):
         windows = dice.choice([[None], [None, None], [6], [None, None, 6], [None, 3, 9]])
         layout = make_layout(windows, dice.choice([1, 2, 4]))
         max_model_len = 40
-        scheduler = SchedulerConfig(max_num_batched_tokens=dice.choice([4, 8, 64]), max_num_seqs=dice.choice([1, 3, 8]))
+        scheduler = SchedulerConfig(
+            max_num_batched_tokens=dice.choice([4, 8, 64]),
+            max_num_seqs=dice.choice([1, 3, 8]),
+            policy=dice.choice(["fcfs", "fair"]),  # where a prompt gives way to another tenant's
+        )
         step = min(max_model_len, scheduler.max_num_batched_tokens)
         least = layout.peak_blocks(max_model_len, step)
         self.pools = FakePools(
@@ -64,7 +70,13 @@ class HandoverMachine(RuleBasedStateMachine):
         words = dice.choice([[1, 1, 1, 2], range(9)])
         prompt = tuple(dice.choice(words) for _ in range(dice.choice([1, 7, 16, 25])))
         params = SamplingParams(max_tokens=dice.choice([1, 2, 5, 14]))
-        request = GenerationRequest(NewRequest(name, prompt, params, 0), self.pools.now_s, params.max_tokens or 1)
+        request = GenerationRequest(
+            NewRequest(name, prompt, params, 0),
+            self.pools.now_s,
+            params.max_tokens or 1,
+            tenant=dice.choice(["", "a", "b"]),
+            background=dice.random() < 0.2,
+        )
         self.requests[name] = request
         self.pools.tokens[name] = []
         self.pools.carry_out(self.pools.dispatcher.add(request))
@@ -237,3 +249,31 @@ def test_without_trouble_all_kv_comes_over() -> None:
     prefill = next(worker for worker in pools.workers if worker.member.role is Role.PREFILL)
     assert prefill.device.fake.num_token_passes == 5 * 25
     assert decode.device.fake.num_token_passes == 5 * (25 % 4 + 5), "the last, partial block, and what follows"
+
+
+def test_a_prompt_that_gave_way_leaves_nothing_on_loan() -> None:
+    """Its lease died then, so nobody comes for the blocks, or says that nobody will."""
+    scheduler = SchedulerConfig(max_num_batched_tokens=8, max_num_seqs=1)
+    pools = FakePools(
+        random.Random(0),
+        LeastBusy(),
+        layout=make_layout([None], 4),
+        num_blocks=64,
+        max_model_len=40,
+        scheduler=scheduler,
+    )
+    worker = next(worker for worker in pools.workers if worker.member.role is Role.PREFILL)
+    for number, background in ((7, True), (8, False)):
+        new = NewRequest(f"r{number}", tuple(range(25)), SamplingParams(max_tokens=1), 0)
+        worker.engine.add_request(GenerationRequest(new, 0.0, 1, background=background, lend_as=number))
+        worker.step()
+    while worker.engine.has_work:
+        worker.step()
+    assert worker.scheduler.handover.is_on_loan(8)
+    pools.now_s += 2 * LEASE_S
+    worker.reap()
+    worker.step()
+    steps = [event for event in worker.log if isinstance(event, StepScheduled)]
+    assert [name for step in steps for name in step.batch.preempted_request_ids] == ["r7"]
+    assert worker.kv.usage().num_used == 0
+    assert replay([from_json(to_json(event)) for event in worker.log]) is None

@@ -106,8 +106,8 @@ class Engine:
         if self._live.pop(request_id, None) is None:
             return False
         self._scheduler.finish(request_id, reason)
-        self._ended(request_id)
         self._journal.finished_by_caller(request_id, reason, num_output_tokens, self._clock())
+        self._ended(request_id)
         return True
 
     def reset_prefix_cache(self) -> bool:
@@ -160,10 +160,10 @@ class Engine:
         """A step is about to be computed; a hand-over wants to know."""
 
     def _computed(self, commits: Sequence[Commit]) -> None:
-        """A step is over and accounted for."""
+        """A step is over, accounted for and in the journal."""
 
     def _ended(self, request_id: str) -> None:
-        """A sequence was ended from outside."""
+        """A sequence was ended from outside, as the journal says."""
 
     def _check_kv(self, check: KVCheck) -> list[TokenUpdate]:
         """Has a cached block computed again before the step that would read it; the ends that come of it.
@@ -215,8 +215,8 @@ class Engine:
             if made.token_ids or made.prompt_logprobs or commit.finish_reason is not None:
                 updates.append(self._update_of(generation, made, commit, stop_token_id, now_s))
         self._scheduler.update(batch.step, commits, self._timer.ended(batch.step, now_s, result.draft_time_s))
-        self._computed(commits)
         self._journal.committed(result, commits, now_s, self._clock())
+        self._computed(commits)
         return updates
 
     def _update_of(

@@ -4,6 +4,7 @@ arrives         grant(number of blocks)
 step decided    its cached prefix is there; the blocks that the step fills are begun
 layer written   of these, one more layer is there                (in the middle of the step)
 ends            on loan: complete, or the lease is dead
+preempted       the lease is dead; what the request leaves on loan later is for nobody
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ class _Loan:
     """Pages of each KV group."""
     digest: bytes
     """Name of the last page."""
+    is_dead: bool = False
+    """Nobody will fetch it, though its request may go on."""
 
 
 class KVLending:
@@ -57,10 +60,9 @@ class KVLending:
         num_blocks = arrival.num_prompt_tokens // whole * whole // self._block_size
         hashes = arrival.block_hashes[:num_blocks]
         self._lender.grant(arrival.lend_as, num_blocks)
-        if hashes and arrival.max_tokens == 1:
-            self._loans[arrival.request_id] = _Loan(arrival.lend_as, num_blocks, hashes[-1])
-        else:  # with more tokens it would lend blocks that nobody expects
-            self._lender.kill(arrival.lend_as, "the request has no full block, or makes more than one token here")
+        self._loans[arrival.request_id] = _Loan(arrival.lend_as, num_blocks, hashes[-1] if hashes else b"")
+        if not hashes or arrival.max_tokens != 1:  # with more tokens it would lend blocks that nobody expects
+            self._kill(arrival.request_id, "the request has no full block, or makes more than one token here")
 
     def decided(self, batch: ScheduledBatch) -> None:
         """A step is about to be computed."""
@@ -68,11 +70,11 @@ class KVLending:
         if not self._loans:
             return
         for request_id in batch.preempted_request_ids:
-            self._give_up(request_id, "its request had to give way to others")
+            self._kill(request_id, "its request had to give way to others")
         cached = {admitted.request_id: admitted.num_cached_tokens for admitted in batch.admitted}
         for share in batch.requests:
             loan = self._loans.get(share.request_id)
-            if loan is not None:
+            if loan is not None and not loan.is_dead:
                 tables = zip(self._page_ids, self._scheduler.block_tables(share.request_id), strict=True)
                 rows = [ids.of_blocks(row) for ids, row in tables]
                 num_cached = cached.get(share.request_id, 0) // self._block_size
@@ -92,20 +94,27 @@ class KVLending:
         if self._in_step and self._split_layers:
             self._lender.layer_ready(self._in_step, self._split_layers)
 
-    def ended(self, request_id: str) -> None:
-        """A request has, in whatever way; the scheduler knows already."""
+    def ended(self, request_id: str) -> int | None:
+        """Settle the loan of a request that has ended, in whatever way; the scheduler knows already.
+
+        Returns:
+            The hold that is to end now, since nobody will fetch its blocks; None: there is none.
+        """
         loan = self._loans.get(request_id)
         if loan is None:
-            return
-        if self._scheduler.handover.is_on_loan(loan.lease_id):
-            del self._loans[request_id]
+            return None
+        is_on_loan = self._scheduler.handover.is_on_loan(loan.lease_id)
+        if not is_on_loan:
+            self._kill(request_id, "its request was ended, or there was no room to keep its blocks")
+        elif not loan.is_dead:
             self._lender.complete(loan.lease_id, loan.digest)
-        else:
-            self._give_up(request_id, "its request was ended, or there was no room to keep its blocks")
+        del self._loans[request_id]
+        return loan.lease_id if is_on_loan and loan.is_dead else None
 
-    def _give_up(self, request_id: str, trouble: str) -> None:
-        loan = self._loans.pop(request_id, None)
+    def _kill(self, request_id: str, trouble: str) -> None:
+        loan = self._loans.get(request_id)
         if loan is not None:
+            loan.is_dead = True
             self._lender.kill(loan.lease_id, trouble)
 
     def close(self) -> None:

@@ -94,8 +94,7 @@ class PoolEngine(Engine):
 
     def end_hold(self, hold_id: int) -> None:
         """Blocks that were on loan are fetched, or nobody came for them."""
-        self._scheduler.handover.end_hold(hold_id)
-        self._journal.hold_ended(hold_id, self._clock())
+        self._end_hold(hold_id)
         self._let_imports_in()
 
     def finish(self, request_id: str, reason: FinishReason, num_output_tokens: int | None = None) -> bool:
@@ -136,8 +135,13 @@ class PoolEngine(Engine):
             self._lending.computed()
             for commit in commits:
                 if commit.finish_reason is not None:
-                    self._lending.ended(commit.request_id)
+                    self._ended(commit.request_id)
 
     def _ended(self, request_id: str) -> None:
-        if self._lending is not None:
-            self._lending.ended(request_id)
+        hold_id = None if self._lending is None else self._lending.ended(request_id)
+        if hold_id is not None:
+            self._end_hold(hold_id)
+
+    def _end_hold(self, hold_id: int) -> None:
+        self._scheduler.handover.end_hold(hold_id)
+        self._journal.hold_ended(hold_id, self._clock())
