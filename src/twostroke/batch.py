@@ -36,7 +36,7 @@ class Stroke(StrEnum):
 class Limit(StrEnum):
     """What kept a batch from being larger."""
 
-    TOKENS = "tokens"  # max_num_batched_tokens is used up
+    TOKENS = "tokens"  # the token budget of the step is used up
     SEQS = "seqs"  # max_num_seqs requests are running
     KV = "kv"  # no free blocks for the next request
     NONE = "none"  # nobody is left waiting

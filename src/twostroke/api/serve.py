@@ -156,9 +156,9 @@ async def serve(
     """Serves until it is told to stop; then what runs may end, for as long as the config says.
 
     Raises:
-        InvalidParameter: a file of keys or a certificate cannot be used.
+        InvalidParameter: a file of keys or a certificate cannot be used, or a setting names nothing; the model is not
+            loaded then.
         SetupError: the model cannot be loaded, or the address cannot be listened on.
-        InvalidParameter: a setting that names nothing; the model is not loaded then.
     """
     imports_s = seconds_since_start()
     config = with_keys_of_files(config)

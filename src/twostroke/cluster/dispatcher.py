@@ -76,7 +76,7 @@ class _Sequence:
     is_decoding: bool = False
     """The decode worker has been told to run it."""
     num_fruitless: int = 0
-    """Attempts in a row that have delivered nothing."""
+    """Deaths since something was delivered last: of attempts in a row that delivered nothing more."""
     numerics: NumericDrift = field(default_factory=dict[str, list[str]])
     """Numerics of all workers that have run the sequence: by name, the values in order of first use."""
     cache_salt: str | None = None

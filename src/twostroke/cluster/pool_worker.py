@@ -62,7 +62,8 @@ class PoolWorker:
     """
 
     restart_delays_s: tuple[float, ...] = (0.0, 0.5, 2.0, 5.0, 10.0)
-    """Before a start, by the fast deaths before it; the last one from then on."""
+    """Before a start, by the deaths in a row before it, of which a late one counts as the first; the last delay from
+    then on."""
     soon_s = 5.0
     """A process that is dead so short a time after it was ready, and has made no token, died soon."""
     gives_up = False

@@ -313,7 +313,8 @@ class PooledEngine(ProcessClient):
     def worker_gone(self, worker: PoolWorker, cause: str) -> None:
         """Take a dead worker out, and run its sequences elsewhere from what was delivered (Dispatcher.worker_gone).
 
-        The worker starts its next process by itself.
+        The worker starts its next process by itself. Where none of its role is left to take over, and it is given up
+        (health FAILED), so are all sequences.
         """
         was_there = self._by_id.pop(worker.worker_id, None) is not None
         self._observed.left(worker.role, worker.meter.load(""))

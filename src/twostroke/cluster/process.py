@@ -1,4 +1,4 @@
-"""The engine in a process of its own: `python -m twostroke.cluster.process FOLDER`, started by RemoteEngine.
+"""The engine in a process of its own: `python -m twostroke.cluster.process FOLDER`, started by a Launcher.
 
 Its loop never waits for anybody while there is work: between two steps it looks which commands came, and after each
 step it queues one report. It ends when it is told to, when a step breaks its books, or when the process that started

@@ -12,7 +12,7 @@ process that prefills                                 process that decodes
 ```
 
 Both are a block table without a request. What is held cannot be taken from its holder, so it is bounded: beside it
-the longest request always has room (`room_for`), and whoever runs alone therefore never waits for a holder.
+the longest request always has room (scheduler/kv_handover.py), so whoever runs alone never waits for a holder.
 """
 
 from __future__ import annotations

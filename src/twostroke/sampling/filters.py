@@ -33,7 +33,7 @@ def effective_top_k(params: SamplingParams, vocab_size: int) -> int:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FilterColumns:
-    """What filters each row of a batch has. All [R, 1]."""
+    """What filters each row of a batch has, from the parameters alone. All [R, 1]."""
 
     floor: Tensor
     """float32: log(min_p), or -inf. The largest logit is 0, so p >= min_p * max p says: logit >= log(min_p)."""

@@ -15,8 +15,9 @@ beside what the running prefills were promised and have not taken yet:
 so that no prefill is admitted only to be preempted for want of its own prompt's blocks. What running requests will
 generate is not promised; when that runs out, the least urgent one is preempted.
 
-(A chunk takes all of the budget that is left, so with today's chunk rules a step that gets as far as admission has no
-unfinished prefill. The promise is what keeps a rule with smaller chunks from overcommitting.)
+(A chunk takes all of the budget that is left, so a step that gets as far as admission has no unfinished prefill, unless
+the order lets the head of the queue go before it. The promise keeps that, and a rule with smaller chunks, from
+overcommitting.)
 
 If the head cannot start, nobody behind it does: a small request never slips past a large one for ever.
 """
@@ -68,7 +69,7 @@ class StepPhases:
     def __init__(self, config: SchedulerConfig, kv: KVCacheManager) -> None:
         self._kv = kv
         self._most_tokens = config.max_num_batched_tokens
-        self._chunk_rule, self._plan, gate = variant_of(config, kv.keeps_computed_kv)
+        self._chunk_rule, self._plan_type, gate = variant_of(config, kv.keeps_computed_kv)
         # Everybody who runs can have a token in every step.
         max_num_running = min(config.max_num_seqs, config.max_num_batched_tokens)
         self._admission = HeadAdmission(kv, self._chunk_rule, max_num_running, gate)
@@ -87,7 +88,7 @@ class StepPhases:
         self._offload: Offload | None = None
         self._tiers: Tiers | None = None
 
-    def _num_tokens(self, now_s: float) -> int:
+    def _token_budget(self, now_s: float) -> int:
         """Return the token budget of the next step."""
         if self._slo_budget is None:
             return self._most_tokens

@@ -34,7 +34,7 @@ That alone lets a flood fill all slots before a newcomer arrives. So, beyond the
                     have moved towards the same share, and they do so at most once a step.
     token budget    prefills go by how many requests their tenant has running, fewest first; a head whose tenant has
                     fewer running than that of a prefill under way goes before its next chunk; of one tenant's own,
-                    the earlier key goes first where there is a limit for the TTFT (policy.py)
+                    the earlier key goes first where there is a limit for the TTFT
     KV shortage     the youngest request of the tenant with most running gives way
 
 Nobody starves: a tenant's own requests keep their order, everybody who is served before its first one pays for it, and
@@ -284,7 +284,7 @@ class FairOrder(QueueOrder):
     """Both queues by what tenants have paid; within a tenant by the keys.
 
     Args:
-        config: the weights of tokens, and whether there is a limit for the TTFT (policy.py). Without one, prefills of
+        config: the weights of tokens, and whether there is a limit for the TTFT. Without one, prefills of
             one tenant that are under way keep their places.
     """
 

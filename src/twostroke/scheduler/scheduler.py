@@ -153,7 +153,7 @@ class Scheduler(StepPhases):
         """
         for part in self._parts:
             part.between_steps()
-        plan = self._plan(self._num_tokens(now_s), self._foreground)
+        plan = self._plan_type(self._token_budget(now_s), self._foreground)
         self._schedule_tier(plan)
         if self._tiers is not None and self._tiers.has_background:
             self._schedule_background(plan, self._tiers)

@@ -8,23 +8,12 @@
 Whoever decodes waits a step for a token, so that step must not take longer than the limit; and the larger the chunk,
 the sooner the prompt is through. So the largest chunk that fits is the one with the lowest TTFT among those that keep
 the limit. Its time comes from the fitted model (cost/step_model.py), corrected by what steps took lately
-(step_correction.py) and stretched: the limit is to hold for 99 of 100 steps, so the stretch follows the 99th percentile
-of measured / corrected.
+(`StepCorrection`) and stretched: the limit is to hold for 99 of 100 steps, so the stretch follows a percentile of
+measured / corrected that is a little above the 99th (`StepSpread`).
 
 A step without decodes delays no running stream, so it may have the largest size; with a limit for TTFT it takes at most
 half of that limit. With a limit for TTFT alone the chunk is the smallest that is computed in time, because a larger one
 only makes other requests wait.
-
-The excess of steps over their prediction: an upper quantile of measured / predicted over the latest steps.
-
-    ratios of the last steps   |   . .:. :..  .       :    |
-                                                  ▲ value: passed by 1 in 100
-
-The value is the k-th largest of n ratios, k = 1 % of n + 1 rounded down, at least 1. If the next ratio is like those
-before it, it is larger with probability k / (n + 1): at most 1 % from the 99th step on. Before that the largest counts.
-A value that follows the quantile a little at a time needs more late steps to get there than a short run may have.
-
-The largest count that fits.
 """
 
 from __future__ import annotations
@@ -48,7 +37,17 @@ _KEPT = 400
 
 
 class StepSpread:
-    """Quantile of the latest ratios; it starts without any.
+    """An upper quantile of measured / predicted over the latest steps; it starts without any.
+
+    ```
+    ratios of the last steps   |   . .:. :..  .       :    |
+                                                  ▲ value
+    ```
+
+    The value is the k-th largest of n ratios, k = (1 - quantile) (n + 1) rounded down, at least 1. If the next ratio is
+    like those before it, it is larger with probability k / (n + 1): at most 1 - quantile once n + 1 is at least
+    1 / (1 - quantile). Before that the largest counts. A value that follows the quantile a little at a time needs more
+    late steps to get there than a short run may have.
 
     >>> spread = StepSpread(0.99)
     >>> spread.value is None

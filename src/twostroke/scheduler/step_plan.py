@@ -110,10 +110,10 @@ class StepPlan:
         "shares",
     )
 
-    def __init__(self, max_num_batched_tokens: int, order: QueueOrder) -> None:
+    def __init__(self, token_budget: int, order: QueueOrder) -> None:
         self.order = order
         """The tier that is being scheduled: the foreground, then the background."""
-        self.budget = TokenBudget(max_num_batched_tokens)
+        self.budget = TokenBudget(token_budget)
         self.shares: dict[str, StepShare] = {}
         self.admitted: list[AdmittedRequest] = []
         self.preemptions: list[Preemption] = []
