@@ -17,7 +17,7 @@ from torch import Tensor
 from twostroke.batch import NewRequest, ScheduledBatch, StepResult
 from twostroke.cluster.process import main
 from twostroke.kv_check import KVCheck, KVDifference
-from twostroke.runner.executor import Executor
+from twostroke.runner.model_runner import Executor
 
 POISON, HANG, BREAK, ROT = 4001, 4002, 4003, 4004
 

@@ -17,7 +17,7 @@ from twostroke.cluster.routed_placer import LeastBusy
 from twostroke.cluster.thread_launcher import MOST_LEFT, ThreadLauncher
 from twostroke.config.engine import EngineConfig
 from twostroke.config.pools import PoolConfig
-from twostroke.runner.executor import Executor
+from twostroke.runner.model_runner import Executor
 
 CONFIG = EngineConfig.from_keywords(model="embedded", threads=1, num_kv_blocks=1000)
 REQUESTS = prompts(6)

@@ -18,7 +18,7 @@ from twostroke.engine.clock import Clock, monotonic_clock
 from twostroke.engine.engine import Engine
 from twostroke.errors import EngineError
 from twostroke.outputs import RequestOutput
-from twostroke.runner.executor import Executor
+from twostroke.runner.model_runner import Executor
 from twostroke.sampling_params import SamplingParams
 from twostroke.startup.assembly import build_engine
 

@@ -55,7 +55,7 @@ from twostroke.log import get_logger
 from twostroke.parent_death import signal_at_parents_death
 from twostroke.plain_words import reason_of
 from twostroke.process_start import seconds_since_start
-from twostroke.runner.executor import Executor
+from twostroke.runner.model_runner import Executor
 from twostroke.startup.assembly import build_engine
 from twostroke.startup.handover_ends import HandoverEnds
 

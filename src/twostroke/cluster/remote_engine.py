@@ -15,9 +15,9 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypedDict, Unpack
 
 from twostroke.client.engine_client import EngineHealth, EngineState, OutputStream
+from twostroke.client.front_desk import Reception
 from twostroke.client.input_processor import InputProcessor
 from twostroke.client.load import EngineLoad
-from twostroke.client.reception import Reception
 from twostroke.client.submission import Submission
 from twostroke.cluster.engine_process import COMMAND, EngineProcess
 from twostroke.cluster.messages import (

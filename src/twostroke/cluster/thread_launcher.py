@@ -35,7 +35,7 @@ from twostroke.errors import SetupError
 from twostroke.log import get_logger
 from twostroke.plain_words import reason_of
 from twostroke.pools.member import Role
-from twostroke.runner.executor import Executor
+from twostroke.runner.model_runner import Executor
 
 log = get_logger(__name__)
 

@@ -15,7 +15,7 @@ from twostroke.events import Event
 from twostroke.kv_cache.manager import KVUsage
 from twostroke.kv_check import KVCheck
 from twostroke.request import FinishReason
-from twostroke.runner.executor import Executor
+from twostroke.runner.model_runner import Executor
 from twostroke.scheduler.scheduler import Scheduler
 
 

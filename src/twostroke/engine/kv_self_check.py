@@ -6,7 +6,7 @@ from typing import Protocol
 
 from twostroke.kv_check import Finding, KVCheck, KVDifference, Verdict, largest_of, verdict_of
 from twostroke.log import get_logger
-from twostroke.runner.executor import Executor
+from twostroke.runner.model_runner import Executor
 from twostroke.scheduler.scheduler import Scheduler
 
 log = get_logger(__name__)

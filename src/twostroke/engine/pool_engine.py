@@ -15,7 +15,7 @@ from twostroke.engine.kv_lending import KVLending
 from twostroke.engine.token_update import TokenUpdate
 from twostroke.kv_transfer.transport import Fetched, KVSource
 from twostroke.request import FinishReason
-from twostroke.runner.executor import Executor
+from twostroke.runner.model_runner import Executor
 from twostroke.scheduler.scheduler import Scheduler
 
 

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from twostroke.communicator.interface import Alone, Communicator
 from twostroke.kernels.interface import GatedLinear, Linear
-from twostroke.kernels.large_pages import wide
+from twostroke.kernels.memory import wide
 
 
 def rows_of(rank: int, size: int, num_rows: int) -> range:

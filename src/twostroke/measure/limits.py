@@ -17,7 +17,7 @@ import torch
 
 from twostroke.cost.step_cost import MachineLimits
 from twostroke.kernels.interface import Operators
-from twostroke.kernels.large_pages import large_pages
+from twostroke.kernels.memory import large_pages
 from twostroke.runner.contention import Meter
 from twostroke.runner.machine_limits import int8_rate
 

@@ -25,7 +25,7 @@ from twostroke.events import EventLog
 from twostroke.kv_check import KVCheck, KVDifference
 from twostroke.measure.workload import Workload, WorkloadRequest
 from twostroke.outputs import RequestTimes
-from twostroke.runner.executor import Executor
+from twostroke.runner.model_runner import Executor
 from twostroke.sampling_params import SamplingParams
 from twostroke.served_run import Run, ServedRequest, StepSample
 from twostroke.startup.assembly import build_engine

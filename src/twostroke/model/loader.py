@@ -17,7 +17,7 @@ from twostroke.config.model import ModelConfig
 from twostroke.config.quantization import Fp8Config, QuantizationConfig
 from twostroke.errors import CorruptCheckpoint, InvalidParameter, ModelNotFound, SetupError, shorten
 from twostroke.kernels.interface import Operators, Weight
-from twostroke.kernels.large_pages import return_unused
+from twostroke.kernels.memory import return_unused
 from twostroke.kernels.quantized_weight import QuantizedWeight, quantize_fp8
 from twostroke.kernels.stacked_weight import StackedWeight, stack
 from twostroke.kernels.stored_rows import StoredRows

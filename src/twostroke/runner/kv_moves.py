@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 import torch
 
 from twostroke.batch import KVLoad, KVMoves
-from twostroke.kernels.large_pages import large_pages
+from twostroke.kernels.memory import large_pages
 from twostroke.runner.kv_storage import KVStorage
 
 _PIECE_BYTES = 1 << 30

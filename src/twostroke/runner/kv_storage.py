@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from twostroke.kernels.large_pages import large_pages
+from twostroke.kernels.memory import large_pages
 from twostroke.kv_cache.layout import KVGroup, KVLayout, PageIds
 from twostroke.layers.attention import AttentionLayout
 

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from twostroke.batch import RequestResult, ScheduledBatch, TokenLogprobs
-from twostroke.kernels.sending import send
+from twostroke.kernels.memory import send
 from twostroke.model.decoder import DecoderModel
 from twostroke.runner.input_batch import InputBatch, RequestTable
 from twostroke.sampling.logprobs import num_slice_rows, token_logprobs

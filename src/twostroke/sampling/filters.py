@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from twostroke.kernels.sending import send
+from twostroke.kernels.memory import send
 from twostroke.sampling.rowwise import exclude_below_, exp_
 from twostroke.sampling_params import SamplingParams
 

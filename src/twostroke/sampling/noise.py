@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from twostroke.kernels.sending import send
+from twostroke.kernels.memory import send
 from twostroke.sampling.rowwise import log_
 
 _DOMAIN = b"twostroke gumbel"  # BLAKE2b's personalisation: 16 bytes that keep these keys apart from any other use

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from twostroke.kernels.sending import send
+from twostroke.kernels.memory import send
 from twostroke.sampling.rowwise import keep_set_bits_
 from twostroke.sampling.state import SamplingState
 

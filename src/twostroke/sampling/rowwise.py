@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from twostroke.kernels.sending import send
+from twostroke.kernels.memory import send
 
 SLICE_ELEMENTS = 2**15 - 1
 """Elements worked on at once on a CPU. Just below ATen's grain size: intermediate results stay in the L2 cache, and

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from twostroke.kernels.interface import Argmax, FilteredArgmax, GumbelArgmax
-from twostroke.kernels.sending import send
+from twostroke.kernels.memory import send
 from twostroke.sampling.filters import FilterColumns, apply_filters, effective_top_k
 from twostroke.sampling.logprobs import PositionLogprobs, token_logprobs
 from twostroke.sampling.noise import GumbelNoise

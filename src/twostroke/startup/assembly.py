@@ -35,7 +35,7 @@ from twostroke.errors import DoesNotFit, RankLost, SetupError
 from twostroke.event_codec import plain
 from twostroke.events import EngineStarted, EventLog
 from twostroke.grammar.backend import GrammarBackend
-from twostroke.kernels.large_pages import return_unused
+from twostroke.kernels.memory import return_unused
 from twostroke.kv_cache.manager import KVCacheManager
 from twostroke.kv_cache.sizing import KVSizing
 from twostroke.kv_check import tolerance
@@ -45,11 +45,10 @@ from twostroke.layers.row_split import RowSplit
 from twostroke.log import get_logger
 from twostroke.model.registry import num_parameters
 from twostroke.process_memory import own_anonymous_bytes
-from twostroke.runner.executor import Executor, InProcessExecutor
 from twostroke.runner.key_means import TEXT as KEY_MEANS_TEXT
 from twostroke.runner.machine_limits import measure_machine_limits
 from twostroke.runner.memory_probe import MemoryProbe, probe_of
-from twostroke.runner.model_runner import ModelRunner
+from twostroke.runner.model_runner import Executor, InProcessExecutor, ModelRunner
 from twostroke.runner.tensor_parallel import TensorParallelExecutor, follow
 from twostroke.scheduler.scheduler import Scheduler
 from twostroke.startup.calibrated import Pace, pace_of

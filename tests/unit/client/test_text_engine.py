@@ -38,7 +38,7 @@ from twostroke.events import RequestFinishedByCaller, StepScheduled
 from twostroke.explain.timeline import timeline_of
 from twostroke.kv_check import KVCheck, KVDifference
 from twostroke.outputs import JoinedDeltas
-from twostroke.runner.executor import Executor
+from twostroke.runner.model_runner import Executor
 from twostroke.scheduler.replay import replay
 from twostroke.startup import loading, memory
 from twostroke.startup.handover_ends import numerics_facts

@@ -23,8 +23,8 @@ from twostroke.events import KVBlockChecked, StepScheduled
 from twostroke.explain.segments import Label
 from twostroke.explain.timeline import timeline_of
 from twostroke.kv_check import KVCheck, KVDifference, Verdict, tolerance
-from twostroke.runner.executor import Executor
 from twostroke.runner.kv_storage import KVStorage
+from twostroke.runner.model_runner import Executor
 from twostroke.scheduler.replay import replay
 
 PROMPT = [(7 * i) % 251 for i in range(70)]

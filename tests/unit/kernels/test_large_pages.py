@@ -9,7 +9,7 @@ import platform
 import pytest
 import torch
 
-from twostroke.kernels.large_pages import _Kept, _Pieces, empty, large_pages, return_unused, wide
+from twostroke.kernels.memory import _Kept, _Pieces, empty, large_pages, return_unused, wide
 from twostroke.process_memory import anonymous_bytes
 
 

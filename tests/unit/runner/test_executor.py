@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from twostroke.batch import Limit, ScheduledBatch, ScheduledRequest, Stroke
-from twostroke.runner.executor import InProcessExecutor
 from twostroke.runner.launched_step import LaunchedStep
+from twostroke.runner.model_runner import InProcessExecutor
 
 
 class BrokenRunner:

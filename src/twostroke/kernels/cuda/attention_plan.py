@@ -12,8 +12,8 @@ from torch import Tensor
 
 from twostroke.kernels.cuda.jit import power_of_two
 from twostroke.kernels.interface import FixedSize, GroupShape
+from twostroke.kernels.memory import send
 from twostroke.kernels.reference.attention_plan import PlannedBatch
-from twostroke.kernels.sending import send
 
 MAX_PART_ROWS = 1 << 16
 """Most rows (of one query and all of its heads) that states of single segments are written for; 256 MiB for 8 heads of

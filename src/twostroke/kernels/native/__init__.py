@@ -71,8 +71,8 @@ def operators(level: str | None = None, activation_quantization: ActivationQuant
     """
     from twostroke.kernels.native import attention, extension, linear
     from twostroke.kernels.native import attention as layer
-    from twostroke.kernels.native import elementwise as sampling
-    from twostroke.kernels.native.elementwise import Elementwise, Quantizer
+    from twostroke.kernels.native import extension as sampling
+    from twostroke.kernels.native.extension import Elementwise, Quantizer
     from twostroke.kernels.reference.split_linear import pack_gated, pack_linear
 
     if level is not None and level not in levels():

@@ -17,7 +17,7 @@ from torch import Tensor
 from twostroke.config.kv_format import KVFormat
 from twostroke.kernels.head_order import HeadOrder
 from twostroke.kernels.interface import AttentionOperator, GroupShape, HeadTurn, LayerParts, Linear, NormWeight, Scoring
-from twostroke.kernels.large_pages import empty
+from twostroke.kernels.memory import empty
 from twostroke.kernels.native.extension import KV_FORMAT_CODES, TYPE_CODES, Kernels, address, native
 from twostroke.kernels.native.kv_order import head_order, read_heads
 from twostroke.kernels.native.linear import NativeGated, NativeLinear

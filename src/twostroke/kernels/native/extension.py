@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
 from twostroke.config.kv_format import KVFormat
 from twostroke.kernels.native import _native as native
+from twostroke.kernels.quantized_weight import DIVISORS, QuantizedWeight, per_channel
 
 Kernels = native.Kernels
 
@@ -37,3 +38,114 @@ def pin_threads(cpus: Sequence[int]) -> None:
 def address(tensor: Tensor | None) -> int:
     """Where a tensor begins; 0 for none."""
     return 0 if tensor is None else tensor.data_ptr()
+
+
+# ------------------------------------------------------------------ Norm and rotation (csrc/kernels/elementwise.hpp)
+
+
+class Elementwise:
+    """Kernels of one level that work a row at a time; shapes and numerics are the reference's."""
+
+    def __init__(self, kernels: Kernels) -> None:
+        """Takes the level's kernels."""
+        self._rms_norm, self._rotate = kernels.rms_norm, kernels.rotate
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """x: [num_rows, n] with weight [n], or [num_rows, parts, n] with [parts, n]."""
+        out = torch.empty_like(x)
+        self._norm(x, weight, out, eps)
+        return out
+
+    def rms_norm_(self, x: Tensor, weight: Tensor, eps: float) -> None:
+        """The same in place."""
+        self._norm(x, weight, x, eps)
+
+    def _norm(self, x: Tensor, weight: Tensor, out: Tensor, eps: float) -> None:
+        # each question to a tensor costs as much as the kernel takes for a row
+        x_strides, (*parts, n) = x.stride(), weight.shape
+        assert x_strides[-1] == 1, x_strides
+        self._rms_norm(
+            x.data_ptr(),
+            x_strides[0],
+            weight.data_ptr(),
+            out.data_ptr(),
+            out.stride()[0],
+            x.shape[0],
+            parts[0] if parts else 1,
+            n,
+            eps,
+            TYPE_CODES[x.dtype],
+            TYPE_CODES[weight.dtype],
+        )
+
+    def rotate_heads_(self, x: Tensor, cos: Tensor, signed_sin: Tensor) -> None:
+        """x: [num_tokens, heads, head_dim], tokens any distance apart."""
+        num_tokens, heads, head_dim = x.shape
+        assert x.stride(1) == head_dim, x.stride()
+        self._rotate(
+            x.data_ptr(),
+            x.stride(0),
+            num_tokens,
+            heads,
+            head_dim,
+            cos.data_ptr(),
+            signed_sin.data_ptr(),
+            TYPE_CODES[x.dtype],
+        )
+
+
+# ------------------------------------------------------------------ draws
+
+
+def argmax(kernels: Kernels, logits: Tensor) -> Tensor:
+    """Find the largest logit of each row; see Argmax."""
+    return _winners(kernels.argmax, logits)
+
+
+def gumbel_argmax(kernels: Kernels, logits: Tensor, *columns: Tensor) -> Tensor:
+    """Draw from whole rows; see GumbelArgmax, whose temperatures and keys are the columns."""
+    return _winners(kernels.gumbel_argmax, logits, *columns)
+
+
+def filtered_argmax(kernels: Kernels, logits: Tensor, *columns: Tensor) -> Tensor:
+    """Draw from what filters leave of rows; see FilteredArgmax, whose arguments behind the logits are the columns."""
+    return _winners(kernels.filtered_argmax, logits, *columns)
+
+
+def _winners(draw: Callable[..., None], logits: Tensor, *columns: Tensor) -> Tensor:
+    """Return what a kernel draws: logits float32 [R, V] and columns of R numbers -> int64 [R]."""
+    assert logits.dtype is torch.float32, logits.dtype
+    assert logits.stride(1) == 1, logits.stride()
+    winners = torch.empty(len(logits), dtype=torch.int64)
+    kept = [column.contiguous() for column in columns]  # until the kernel has read them
+    draw(logits.data_ptr(), logits.stride(0), *logits.shape, *(one.data_ptr() for one in kept), winners.data_ptr())
+    return winners
+
+
+# ------------------------------------------------------------------ quantizing weights
+
+
+class Quantizer:
+    """Weights [N, K] of float32 or bfloat16 to codes and scales."""
+
+    def __init__(self, kernels: Kernels) -> None:
+        """Takes the level's kernels."""
+        self._kernels = kernels
+
+    def per_channel(self, weight: Tensor) -> QuantizedWeight:
+        """See quantized_weight.quantize_per_channel."""
+        return per_channel(*self._quantize(weight, 0, 1), weight.dtype)
+
+    def in_groups(self, weight: Tensor, group_size: int = 32) -> QuantizedWeight:
+        """See quantized_weight.quantize_in_groups."""
+        codes, scales = self._quantize(weight, group_size, -(-weight.shape[1] // group_size))
+        return QuantizedWeight(codes, scales, None, 4, group_size, weight.dtype)
+
+    def _quantize(self, weight: Tensor, group_size: int, groups: int) -> tuple[Tensor, Tensor]:
+        weight = weight.contiguous()
+        n, k = weight.shape
+        codes, scales = torch.empty(n, k, dtype=torch.uint8), torch.empty(n, groups, dtype=torch.float16)
+        self._kernels.quantize_weight(
+            weight.data_ptr(), codes.data_ptr(), scales.data_ptr(), n, k, group_size, DIVISORS, TYPE_CODES[weight.dtype]
+        )
+        return codes, scales

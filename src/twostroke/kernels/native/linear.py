@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from twostroke.config.layer_spec import Activation
-from twostroke.kernels.large_pages import empty, large_pages
+from twostroke.kernels.memory import empty, large_pages
 from twostroke.kernels.native.extension import TYPE_CODES, Kernels, address, native
 from twostroke.kernels.packed_weight import PackedWeight
 from twostroke.kernels.quantized_weight import CodeTable, QuantizedFormat, QuantizedWeight

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from twostroke.config.cache import MAX_BLOCK_SIZE
 from twostroke.kernels.interface import GroupShape
-from twostroke.kernels.sending import send
+from twostroke.kernels.memory import send
 from twostroke.kernels.tree_mask import TreeMasks, depths, within_window
 
 PARTITION = MAX_BLOCK_SIZE

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from twostroke.config.layer_spec import Activation
 from twostroke.kernels.interface import Linear
-from twostroke.kernels.large_pages import wide
+from twostroke.kernels.memory import wide
 from twostroke.kernels.quantized_weight import QuantizedFormat, QuantizedWeight
 from twostroke.kernels.reference.elementwise import gate_and_mul
 from twostroke.kernels.reference.row_tiles import in_row_tiles, linear_heights

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from twostroke.config.layer_spec import Activation
 from twostroke.kernels.interface import GatedLinear, Linear, Weight
-from twostroke.kernels.large_pages import wide
+from twostroke.kernels.memory import wide
 from twostroke.kernels.reference.elementwise import gate_and_mul
 from twostroke.kernels.stacked_weight import StackedWeight
 from twostroke.kernels.streamed_weight import Matrix

@@ -11,6 +11,8 @@ import threading
 import weakref
 from collections.abc import Sequence
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -126,3 +128,16 @@ def return_unused() -> None:
     """Gives back to the system what was freed and is kept for the next allocation, where the C library can (glibc)."""
     with contextlib.suppress(OSError, AttributeError, TypeError):  # no such library, or no such function in it
         ctypes.CDLL(None).malloc_trim(0)
+
+
+# ------------------------------------------------------------------ Small arrays' way from the host to the device
+
+
+def send(array: npt.NDArray[np.generic], device: torch.device) -> Tensor:
+    """The array as a tensor on the device, in the order of what is enqueued there; nobody waits.
+
+    From memory that is not pinned, torch's copy to a GPU would return only when everything enqueued before it is done.
+    torch keeps the pinned memory until the copy is. On a CPU the tensor is the array's own memory.
+    """
+    tensor = torch.from_numpy(array)
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
