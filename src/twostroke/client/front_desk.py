@@ -2,6 +2,8 @@
 
 prompt ─► prepare ─► enqueue ─► sequences of token ids ─► an engine in this process, or in another
 RequestOutputs ◄── take_in ◄──── what its steps made ◄──┘
+
+FrontDesk is that; Reception puts streams around it for an engine in another process.
 """
 
 from __future__ import annotations
@@ -249,7 +251,7 @@ def _sequence(prompt: PromptInput, sequence_id: str, index: int, seed: int) -> N
     )
 
 
-# ------------------------------------------------------------------ Reception: prompts in, streams out, for engines t
+# ------------------------------------------------------------------ with a stream for each request
 
 
 class Reception:

@@ -1,4 +1,7 @@
-"""Memory for what is large: weights and KV, which are read all the time, and the logits of a step."""
+"""Memory of tensors: on large pages for what is large, and pinned on its way to a GPU.
+
+Large are weights and KV, which are read all the time, and the logits of a step.
+"""
 
 from __future__ import annotations
 
@@ -130,7 +133,7 @@ def return_unused() -> None:
         ctypes.CDLL(None).malloc_trim(0)
 
 
-# ------------------------------------------------------------------ Small arrays' way from the host to the device
+# ------------------------------------------------------------------ from the host to the device
 
 
 def send(array: npt.NDArray[np.generic], device: torch.device) -> Tensor:

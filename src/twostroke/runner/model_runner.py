@@ -1,7 +1,8 @@
 """From the decision to the tokens: prepare, forward, sample. Nothing here knows a particular model or policy.
 
 ModelRunner is the plain loop. Runners that do more are chosen at the start: DraftingRunner (runner/drafting.py)
-verifies drafts, RunnerAhead (runner/running_ahead.py) launches a step before the one before it has ended.
+verifies drafts, RunnerAhead (runner/running_ahead.py) launches a step before the one before it has ended. The engine
+sees one as an Executor, below, be it in this process or one rank of several (runner/tensor_parallel.py).
 """
 
 from __future__ import annotations
@@ -40,6 +41,8 @@ from twostroke.runner.prompt_results import PromptScorer, PromptScores, hidden_s
 from twostroke.sampling.noise import NoiseStream
 from twostroke.sampling.sampler import SampledTokens, Sampler
 from twostroke.sampling.state import SamplingState
+
+log = get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -318,10 +321,7 @@ class ModelRunner:
         return send(array, self._device)
 
 
-# ------------------------------------------------------------------ Executor: runs decided batches, in order, and han
-
-
-log = get_logger(__name__)
+# ------------------------------------------------------------------ the executor
 
 
 class Executor(Protocol):

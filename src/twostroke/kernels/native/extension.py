@@ -1,4 +1,7 @@
-"""The compiled module, with what every caller of it needs. Importing this fails where it was not built."""
+"""The compiled module, what every caller of it needs, and its operators that keep no packed weights.
+
+Those are norms, rotation, activations, draws and quantizing. Importing this fails where the module was not built.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +43,7 @@ def address(tensor: Tensor | None) -> int:
     return 0 if tensor is None else tensor.data_ptr()
 
 
-# ------------------------------------------------------------------ Norm and rotation (csrc/kernels/elementwise.hpp)
+# ------------------------------------------------------------------ norm and rotation (csrc/kernels/elementwise.hpp)
 
 
 class Elementwise:
