@@ -35,6 +35,8 @@ class RequestTimes:
     finish_s: float | None = None
     """When it ended, if that was not with its last token (abort)."""
     num_preemptions: int = 0
+    drafts: DraftTally | None = None
+    """What became of its drafts; None where none was verified."""
 
     @property
     def queue_time_s(self) -> float:
@@ -125,6 +127,11 @@ class DraftTally:
     num_draft_tokens: int = 0
     accepted_at: list[int] = field(default_factory=list[int])
     """By position."""
+
+    @classmethod
+    def without_drafts(cls, num_tokens: int) -> DraftTally:
+        """Return the tally of passes that had no drafts: each gave one token."""
+        return cls(num_tokens, num_tokens)
 
     def passed(self, num_tokens: int, num_draft_tokens: int) -> None:
         """A pass gave so many tokens and verified so many drafts; one without tokens (a chunk of a prompt) is none."""
@@ -239,13 +246,8 @@ class RequestMetrics:
     """Of all sequences together: what became of drafts; None where none was verified."""
 
     @classmethod
-    def of(cls, sequences: Sequence[RequestTimes], tallies: Sequence[DraftTally] = ()) -> RequestMetrics | None:
-        """Of the sequences of one request; None when no token was ever made.
-
-        Args:
-            sequences: when each got its tokens.
-            tallies: what became of each one's drafts.
-        """
+    def of(cls, sequences: Sequence[RequestTimes]) -> RequestMetrics | None:
+        """Of the sequences of one request; None when no token was ever made."""
         served = [times for times in sequences if times.token_times_s]
         if not served:
             return None
@@ -258,7 +260,9 @@ class RequestMetrics:
             itl_s=last.itl_s,
             e2e_s=last.e2e_s,
             num_preemptions=sum(times.num_preemptions for times in sequences),
-            drafts=DraftTally.total(tallies),
+            drafts=DraftTally.total(
+                times.drafts or DraftTally.without_drafts(len(times.token_times_s)) for times in sequences
+            ),
         )
 
 
@@ -274,7 +278,8 @@ class RequestOutput(msgspec.Struct):
     finished: bool = False
     num_cached_tokens: int = 0
     """Prompt tokens whose KV came from the prefix cache."""
-    metrics: RequestMetrics | None = None
+    times: Sequence[RequestTimes] = ()
+    """Of each sequence, once all have ended; `metrics` is read off them."""
     error: str | None = None
     """Why it ended with finish_reason "error"."""
     numeric_drift: NumericDrift = {}
@@ -282,6 +287,11 @@ class RequestOutput(msgspec.Struct):
     other tokens."""
     hidden_state: bytes | None = None
     """Of the prompt's last token behind the final norm, where that was asked for: float32 [hidden_size]."""
+
+    @property
+    def metrics(self) -> RequestMetrics | None:
+        """Where the time of the request went; None before its end, and where no token was ever made."""
+        return RequestMetrics.of(self.times)
 
 
 class JoinedDeltas:

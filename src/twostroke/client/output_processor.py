@@ -21,7 +21,6 @@ from twostroke.outputs import (
     CompletionOutput,
     DraftTally,
     LogprobsAtPosition,
-    RequestMetrics,
     RequestOutput,
     RequestTimes,
 )
@@ -60,8 +59,6 @@ class CompletionStream:
         self.has_news = False
         """Whether there is something that no delta has brought."""
         self.times = times
-        self.drafts = DraftTally()
-        """What became of its drafts."""
         self.finish_reason: FinishReason | None = None
         self.stop_reason: int | str | None = None
 
@@ -85,9 +82,10 @@ class CompletionStream:
             self._text.append(self._detokenizer.push(text_ids))
         if token_ids:
             self.has_news = True
+            if update.num_draft_tokens or self.times.drafts is not None:
+                self._count_drafts(len(token_ids), update.num_draft_tokens)
             self._token_ids.extend(token_ids)
             self.times.token_times_s.extend([update.time_s] * len(token_ids))
-            self.drafts.passed(len(token_ids), update.num_draft_tokens)
         if self._logprobs is not None:
             self._push_logprobs(self._logprobs, update.logprobs[: len(token_ids)])
         if self.finish_reason is not None:
@@ -144,6 +142,12 @@ class CompletionStream:
         del reason, stop_reason
         self._text.append(self._detokenizer.finish())
         return False
+
+    def _count_drafts(self, num_tokens: int, num_draft_tokens: int) -> None:
+        """Count a pass from the first with drafts on; those before it gave a token each."""
+        if self.times.drafts is None:
+            self.times.drafts = DraftTally.without_drafts(self.num_tokens)
+        self.times.drafts.passed(num_tokens, num_draft_tokens)
 
     def _push_logprobs(self, logprobs: list[LogprobsAtPosition], entries: Sequence[TokenLogprobs]) -> None:
         for entry in entries:
@@ -391,9 +395,6 @@ class _Answer:
                 stream.finish(reason, time_s)
                 self.num_running -= 1
 
-    def _metrics(self) -> RequestMetrics | None:
-        return RequestMetrics.of([stream.times for stream in self.streams], [stream.drafts for stream in self.streams])
-
     def take(self) -> RequestOutput | None:
         """The output to hand out now, if any."""
         finished = not self.num_running
@@ -422,7 +423,7 @@ class _Answer:
             outputs=completions,
             finished=finished,
             num_cached_tokens=self._num_cached_tokens,
-            metrics=self._metrics() if finished else None,
+            times=[stream.times for stream in self.streams] if finished else (),
             error=self._error,
             hidden_state=self._hidden_state,
         )

@@ -146,6 +146,19 @@ _ROUNDING = 1 + 1e-9
 """Tolerance for rounding: times are differences of clocks, so a floor within this factor of a step is not above it."""
 
 
+@dataclass(frozen=True, slots=True)
+class LayersAlike:
+    """What all layers of one kind do together."""
+
+    window: int | None
+    """The tokens that a query sees, itself included; None: all."""
+    operations_per_pair: int
+    """Of q·k and p·v, for a query and a key."""
+    kv_bytes_per_token: int
+    writes_kv: bool
+    """Whether they have K and V of their own."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelShape:
     """The numbers of a decoder that its costs depend on."""
@@ -156,15 +169,31 @@ class ModelShape:
     bytes_per_weight: float
     """Scales of quantised weights included, hence not always a whole number."""
     kv_format: KVFormat
-    kinds: Mapping[LayerSpec, int] = field(init=False, repr=False, compare=False)
-    """How many layers there are of each kind, in the order in which kinds appear. Every step asks, and counting hashes
-    each layer's spec."""
+    kinds: tuple[LayersAlike, ...] = field(init=False, repr=False, compare=False)
+    """In the order in which kinds appear. Every step asks for these, so they are counted once."""
+    num_layer_parameters: int = field(init=False, repr=False, compare=False)
+    """Of the matrices of all layers."""
+    num_head_parameters: int = field(init=False, repr=False, compare=False)
+    """Of the LM head."""
 
     def __post_init__(self) -> None:
-        """Count the layers."""
-        object.__setattr__(self, "kinds", Counter(self.layers))
+        """Count the layers and their weights."""
+        counts = Counter(self.layers)
+        kinds = tuple(
+            LayersAlike(
+                layer.kv.window,
+                4 * num * layer.q_size,
+                num * layer.kv.bytes_per_token(self.kv_format),
+                layer.kv_source is None,
+            )
+            for layer, num in counts.items()
+        )
+        object.__setattr__(self, "kinds", kinds)
+        num_parameters = sum(num * self._num_parameters(layer) for layer, num in counts.items())
+        object.__setattr__(self, "num_layer_parameters", num_parameters)
+        object.__setattr__(self, "num_head_parameters", self.hidden_size * self.vocab_size)
 
-    def num_parameters(self, layer: LayerSpec) -> int:
+    def _num_parameters(self, layer: LayerSpec) -> int:
         """Return the number of weights in the matrices of a layer: q, k, v, o, up, down, and a gate if it has one; and
         those of what each token brings to it, if there is such."""
         of_mlp = (3 if layer.has_gate else 2) * layer.intermediate_size
@@ -174,16 +203,6 @@ class ModelShape:
     def windows(self) -> tuple[int | None, ...]:
         """Per layer, the tokens that a query sees, itself included; None: all."""
         return tuple(layer.kv.window for layer in self.layers)
-
-    @property
-    def num_layer_parameters(self) -> int:
-        """Of the matrices of all layers."""
-        return sum(num * self.num_parameters(layer) for layer, num in self.kinds.items())
-
-    @property
-    def num_head_parameters(self) -> int:
-        """Of the LM head."""
-        return self.hidden_size * self.vocab_size
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,12 +307,11 @@ def step_cost(shape: ModelShape, shares: Iterable[Share], machine: MachineLimits
     num_tokens = sum(share.num_scheduled_tokens for share in shares)
     num_logits_rows = sum(share.num_logits_rows for share in shares)
     score_operations = num_kv_read = num_kv_written = 0
-    for layer, num_alike in shape.kinds.items():
-        spans = [(share.num_computed_tokens, share.num_scheduled_tokens, layer.kv.window) for share in shares]
-        kv_bytes = num_alike * layer.kv.bytes_per_token(shape.kv_format)
-        score_operations += 4 * num_alike * layer.q_size * sum(num_pairs(*span) for span in spans)
-        num_kv_read += kv_bytes * sum(num_seen(*span) for span in spans)
-        num_kv_written += kv_bytes * num_tokens if layer.kv_source is None else 0
+    for kind in shape.kinds:
+        spans = [(share.num_computed_tokens, share.num_scheduled_tokens, kind.window) for share in shares]
+        score_operations += kind.operations_per_pair * sum(num_pairs(*span) for span in spans)
+        num_kv_read += kind.kv_bytes_per_token * sum(num_seen(*span) for span in spans)
+        num_kv_written += kind.kv_bytes_per_token * num_tokens if kind.writes_kv else 0
 
     num_streamed = shape.num_layer_parameters
     operations = 2.0 * num_streamed * num_tokens + score_operations + 2.0 * shape.num_head_parameters * num_logits_rows

@@ -10,7 +10,7 @@ from math import inf, isfinite
 from twostroke.batch import Commit, ScheduledBatch, StepResult
 from twostroke.config.cache import CacheConfig
 from twostroke.config.scheduler import SchedulerConfig
-from twostroke.cost.step_cost import ModelShape, shares_of, step_cost
+from twostroke.cost.step_cost import MachineLimits, ModelShape, StepCost, shares_of, step_cost
 from twostroke.engine.event_sinks import JsonlEventLog
 from twostroke.engine.generation import GenerationRequest
 from twostroke.event_codec import plain
@@ -131,19 +131,9 @@ class Journal:
             return
         seconds = result_s - decided.time_s
         raised = self._machine.raised_by(decided.cost, seconds)
-        if raised is self._machine:
-            return
-        self._machine = raised
-        if max(raised.flops_per_s / self._said.flops_per_s, raised.bytes_per_s / self._said.bytes_per_s) > NOTEWORTHY:
-            log.info(
-                "machine limits raised to what step %d did in %.4g ms (its floor was %.4g ms): %.4g GFLOP/s, %.4g GB/s",
-                step,
-                seconds * 1e3,
-                decided.cost.seconds * 1e3,
-                raised.flops_per_s / 1e9,
-                raised.bytes_per_s / 1e9,
-            )
-            self._said = raised
+        if raised is not self._machine:
+            self._machine = raised
+            self._said = _told(self._said, raised, decided.cost, step, seconds)
 
     def prefix_cache_reset(self, now_s: float) -> None:
         """Cached prefixes were forgotten."""
@@ -206,6 +196,21 @@ class Journal:
                 # serving goes on without its log; a step that is decided must be executed
                 log.warning("the event log ends here: %s", error)
                 self._sinks.remove(sink)
+
+
+def _told(said: MachineLimits, raised: MachineLimits, cost: StepCost, step: int, seconds: float) -> MachineLimits:
+    """Log raised limits that are far from those said last; return what is said now."""
+    if max(raised.flops_per_s / said.flops_per_s, raised.bytes_per_s / said.bytes_per_s) <= NOTEWORTHY:
+        return said
+    log.info(
+        "machine limits raised to what step %d did in %.4g ms (its floor was %.4g ms): %.4g GFLOP/s, %.4g GB/s",
+        step,
+        seconds * 1e3,
+        cost.seconds * 1e3,
+        raised.flops_per_s / 1e9,
+        raised.bytes_per_s / 1e9,
+    )
+    return raised
 
 
 def engine_started(

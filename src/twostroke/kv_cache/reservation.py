@@ -121,7 +121,7 @@ class PagedReservation:
 
     def open(self, cached: CachedPrefix) -> BlockTable:
         """Shares the cached blocks."""
-        assert not cached.offloaded, f"{cached.offloaded} are not loaded"
+        assert not any(IN_HOST in row for row in cached.rows), f"{cached.offloaded} are not loaded"
         self._pool.share(cached.block_ids)
         table = BlockTable([list(row) for row in cached.rows], list(cached.first_held), self._block_tokens)
         table.num_tokens = table.num_named = cached.num_tokens
@@ -182,11 +182,12 @@ class PagedReservation:
             for group, row in zip(self._layout.groups, table.rows, strict=True)
         ]
         if any(num_new):
-            leaving = self._leaving(table, start)
+            leaving = self._leaving(table, start) if self._window_groups else []
             freed = sum(self._pool.ref_count(block_id) == 1 for block_id in leaving)
             if sum(num_new) > self._pool.num_free_blocks + freed:
                 return False
-            self._give_back_left_of_window(table, start, leaving)
+            if leaving:
+                self._give_back_left_of_window(table, start, leaving)
             for row, num in zip(table.rows, num_new, strict=True):
                 row.extend(self._pool.allocate(num))
         return True

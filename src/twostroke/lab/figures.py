@@ -98,7 +98,7 @@ def figures_of(
     kv_capacity_tokens: int,
 ) -> Figures:
     """Adds up what the answers tell; each has at least a token."""
-    metrics = [output.metrics for output in outputs if output.metrics is not None]
+    metrics = [known for output in outputs if (known := output.metrics) is not None]
     assert metrics, "nobody got a token"
     gaps = [gap for known in metrics for gap in known.itl_s]
     end_s = max(known.arrival_time_s + known.e2e_s for known in metrics)

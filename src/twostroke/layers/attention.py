@@ -211,7 +211,7 @@ class Attention:
         return y
 
     def _mean_left_out(self, shape: GroupShape) -> Tensor | None:
-        return self._key_mean if is_quantized(shape.kv_format) else None
+        return self._key_mean if self._key_mean is not None and is_quantized(shape.kv_format) else None
 
     def _turn(self, rotation: Rotation, key_mean: Tensor | None) -> HeadTurn:
         norm = self._head_norm

@@ -459,7 +459,7 @@ def test_joined_deltas_are_the_final_output(folder: str, kind: Any) -> None:
             deltas.add(delta)
             count += 1
     assert count > 5
-    assert replace(deltas.joined(), metrics=None) == replace(expected, metrics=None)
+    assert replace(deltas.joined(), times=()) == replace(expected, times=())
 
 
 def test_names_of_callers_meet_no_names_of_ours(folder: str) -> None:

@@ -15,7 +15,7 @@ from twostroke.lab.lab import ORDER, Lab
 from twostroke.lab.settings import SWITCHES, Side
 from twostroke.lab.stories import BY_NAME, STORIES, Story
 from twostroke.lab.workload import MAX_ARRIVALS_S, LabWorkload
-from twostroke.outputs import CompletionOutput, DraftOutcomes, RequestMetrics, RequestOutput
+from twostroke.outputs import CompletionOutput, DraftTally, RequestOutput, RequestTimes
 
 FIGURES = Figures(
     duration_s=2.0,
@@ -127,17 +127,17 @@ def test_both_sides_take_turns_in_a_row_that_favours_neither() -> None:
 
 
 def test_with_drafts_there_is_no_percentile_of_gaps() -> None:
-    def figures(drafts: DraftOutcomes | None) -> Figures:
-        metrics = RequestMetrics(0.0, 0.0, 0.1, 0.01, (0.0, 0.0, 0.03), 0.13, 0, drafts)
+    def figures(drafts: DraftTally | None) -> Figures:
+        times = RequestTimes(0.0, 0.0, [0.125, 0.125, 0.125, 0.15625], drafts=drafts)
         answer = CompletionOutput(0, "", (1, 2, 3, 4), None, None, None, None, 0)
-        output = RequestOutput("r", "", (1,), None, [answer], finished=True, metrics=metrics)
+        output = RequestOutput("r", "", (1,), None, [answer], finished=True, times=[times])
         return figures_of([output], 0.0, num_processes=1, most_running=1, kv_capacity_tokens=8)
 
     without = figures(None)
-    assert (without.itl_p50_ms, without.itl_p99_ms, without.rejected_share) == (0.0, 30.0, None)
-    drafted = figures(DraftOutcomes(2, 4, 1, 8, 2, (1, 1), 2.0))
+    assert (without.itl_p50_ms, without.itl_p99_ms, without.rejected_share) == (0.0, 31.25, None)
+    drafted = figures(DraftTally(2, 4, 1, 8, [1, 1]))
     assert (drafted.itl_p50_ms, drafted.itl_p99_ms, drafted.rejected_share) == (None, None, 0.75)
-    assert (drafted.tpot_p50_ms, drafted.longest_gap_ms) == (10.0, 30.0)
+    assert (drafted.tpot_p50_ms, drafted.longest_gap_ms) == (31.25 / 3, 31.25)
 
 
 @pytest.mark.parametrize("switch", SWITCHES, ids=lambda switch: switch.name)
