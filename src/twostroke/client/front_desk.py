@@ -397,7 +397,7 @@ class Reception:
             self._desk.take_ended()
             _fail(stream, cause)
 
-    def abort(self, request_id: str, tenant: str) -> bool:
+    def abort(self, request_id: str, tenant: str = "") -> bool:
         """See EngineClient."""
         if not tenant or self._tenants.get(request_id) == tenant:
             stream = self._streams.get(request_id)

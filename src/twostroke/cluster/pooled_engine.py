@@ -264,7 +264,7 @@ class PooledEngine(ProcessClient):
         assert geometry is not None, "a process of a pool says what it computes"
         async with self._meeting:  # the text side is prepared once: what it knows of live requests must not be lost
             if worker.role is Role.DECODE and not self._has_met:
-                await self._reception.meet(facts, self)
+                await self.meet(facts, self)
                 self._has_met = True
         self._by_id[worker.worker_id] = worker
         self._observed.joined(worker.role, facts.max_num_seqs)
@@ -327,7 +327,7 @@ class PooledEngine(ProcessClient):
             self._report_trouble(cause)
         if self.health().state is EngineState.FAILED:
             self._carry_out(self._dispatcher.give_up(self.health().cause))
-            self._reception.lose(self.health().cause)
+            self.lose(self.health().cause)
 
     def _migrate(self, worker_id: str) -> None:
         """What a worker that leaves has not ended in time."""
@@ -348,12 +348,12 @@ class PooledEngine(ProcessClient):
                 self._count(worker, order.command)
                 worker.send(order.command)
         for sequence_id, drift in outcome.drifted:
-            self._reception.note_drift(sequence_id, drift)
+            self.note_drift(sequence_id, drift)
         if outcome.updates:
-            self._reception.deliver(outcome.updates)
+            self.deliver(outcome.updates)
         for sequence_id, cause in outcome.lost:
             self._log.ended(sequence_id, FinishReason.ERROR)
-            self._reception.lose_sequence(sequence_id, cause)
+            self.lose_sequence(sequence_id, cause)
 
     def _count(self, worker: PoolWorker, command: Command) -> None:
         """Note a prompt that is about to be sent to a worker."""

@@ -16,7 +16,6 @@ from typing import Any, TypedDict, Unpack
 
 from twostroke.client.engine_client import EngineHealth, EngineState, OutputStream
 from twostroke.client.front_desk import Reception
-from twostroke.client.input_processor import InputProcessor
 from twostroke.client.load import EngineLoad
 from twostroke.client.submission import Submission
 from twostroke.cluster.engine_process import COMMAND, EngineProcess
@@ -33,7 +32,6 @@ from twostroke.cluster.messages import (
 from twostroke.cluster.pool_worker import HEARTBEATS_IN_TIME, PoolWorker
 from twostroke.config.engine import EngineConfig
 from twostroke.engine.clock import monotonic_clock
-from twostroke.engine.facts import EngineFacts
 from twostroke.engine.garbage import look_in_a_lull
 from twostroke.engine.generation import GenerationRequest
 from twostroke.engine.heartbeat import Heartbeat
@@ -44,7 +42,6 @@ from twostroke.events import EngineLost, Event, KVBlockChecked, TokensDelivered
 from twostroke.log import get_logger
 from twostroke.pools.member import Role
 from twostroke.request import FinishReason
-from twostroke.tokenizer.tokenizer import Tokenizer
 
 log = get_logger(__name__)
 
@@ -64,8 +61,8 @@ class ClientOptions(TypedDict, total=False):
     """Called with the cause when a process has died, the engine stalls or its memory has gone bad, in a thread."""
 
 
-class ProcessClient(ABC):
-    """See EngineClient: streams, health and life cycle of engines in other processes."""
+class ProcessClient(Reception, ABC):
+    """See EngineClient: the streams of a reception, and health and life cycle of engines in other processes."""
 
     def __init__(
         self,
@@ -78,7 +75,7 @@ class ProcessClient(ABC):
         self._listeners = tuple(listeners)
         self._stall_after_s = stall_after_s
         self._on_trouble = on_trouble
-        self._reception = Reception(chat_template)
+        super().__init__(chat_template)
         self._progress_s = monotonic_clock()
         self._is_draining = self._is_closed = False
         self._resets: list[tuple[set[str], asyncio.Future[bool]]] = []
@@ -87,28 +84,13 @@ class ProcessClient(ABC):
 
     # ------------------------------------------------------------------ what EngineClient promises
 
-    @property
-    def facts(self) -> EngineFacts:
-        """See EngineClient."""
-        return self._reception.facts
-
-    @property
-    def tokenizer(self) -> Tokenizer:
-        """See EngineClient."""
-        return self._reception.tokenizer
-
-    @property
-    def inputs(self) -> InputProcessor:
-        """See EngineClient."""
-        return self._reception.inputs
-
     def now_s(self) -> float:
         """The monotonic clock, which all processes of a machine share."""
         return monotonic_clock()
 
     def health(self) -> EngineHealth:
         """See EngineClient."""
-        num_requests = self._reception.num_streams
+        num_requests = self.num_streams
         state, cause = (EngineState.CLOSED, "it was closed") if self._is_closed else self._standing()
         waited_s = self.now_s() - self._progress_s
         if state is EngineState.RUNNING and num_requests and waited_s > self._stall_after_s:
@@ -125,13 +107,9 @@ class ProcessClient(ABC):
             cause = SHUTTING_DOWN if self._is_draining else health.cause
             may_return = health.state is not EngineState.FAILED
             raise EngineUnavailable(f"the engine takes no requests now: {cause}.", may_return=may_return)
-        if not self._reception.num_streams:
+        if not self.num_streams:
             self._progress_s = self.now_s()  # it was idle, which is no stall
-        return self._reception.receive(submission, self._is_waiting)
-
-    def abort(self, request_id: str, tenant: str = "") -> bool:
-        """See EngineClient."""
-        return self._reception.abort(request_id, tenant)
+        return self.receive(submission, self._is_waiting)
 
     async def reset_prefix_cache(self) -> bool:
         """See EngineClient; in every process."""
@@ -152,7 +130,7 @@ class ProcessClient(ABC):
 
     def give_up(self, cause: str) -> None:
         """Ends what still runs; whoever reads a stream is told why."""
-        self._reception.lose(cause)
+        self.lose(cause)
 
     async def close(self) -> None:
         """Ends the processes; streams that are still open end with an EngineError. A second time does nothing."""
@@ -347,7 +325,7 @@ class RemoteEngine(ProcessClient):
     @property
     def is_idle(self) -> bool:
         """See EngineClient."""
-        return self._takes_requests and not self._reception.num_streams
+        return self._takes_requests and not self.num_streams
 
     def load(self, tenant: str, *, background: bool = False) -> EngineLoad:
         """See EngineClient."""
@@ -359,7 +337,7 @@ class RemoteEngine(ProcessClient):
         Raises:
             SetupError: it cannot be loaded as the config says.
         """
-        self._reception.expect(self._config.load.tokenizer or self._config.load.model)
+        self.expect(self._config.load.tokenizer or self._config.load.model)
         worker = _OnlyWorker(Role.BOTH, 0, self._launch, self)
         self._places = (worker,)
         worker.start()
@@ -397,7 +375,7 @@ class RemoteEngine(ProcessClient):
     async def worker_ready(self, worker: PoolWorker, ready: EngineReady) -> None:
         """See WorkerListener."""
         self.imports_s, self.ready_s = ready.imports_s, ready.ready_s
-        await self._reception.meet(ready.facts, self)
+        await self.meet(ready.facts, self)
         self._name = f"engine-{worker.pid}"
         self._progress_s = self.now_s()
 
@@ -436,7 +414,7 @@ class RemoteEngine(ProcessClient):
     ) -> Sequence[TokenUpdate]:
         worker.meter.keep(events)  # before the outputs: delivering the last one makes its request unknown
         if updates:
-            self._reception.deliver(updates)
+            self.deliver(updates)
         return updates
 
     async def _end_processes(self) -> None:

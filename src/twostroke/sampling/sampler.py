@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -271,24 +271,26 @@ class Sampler:
     def _logprobs(
         self, logits: Tensor, token_ids: Tensor, states: Sequence[SamplingState], errors: dict[int, str]
     ) -> list[PositionLogprobs | None]:
-        """Rows that asked, with as many as the most demanding one; each is then given its own number."""
+        """Of the rows that asked."""
         wanted = {
             row: num_top
             for row, state in enumerate(states)
             if (num_top := state.rules.params.logprobs) is not None and row not in errors
         }
-        found: list[PositionLogprobs | None] = [None] * len(states)
-        if wanted:
-            rows = list(wanted)
-            is_all = len(rows) == len(states)
-            some = token_logprobs(
-                logits if is_all else take_rows(logits, rows),
-                token_ids if is_all else token_ids[rows],
-                max(wanted.values()),
-            )
-            for (row, num_top), position in zip(wanted.items(), some, strict=True):
-                found[row] = position.first(num_top)
-        return found
+        return _logprobs_of(logits, token_ids, wanted) if wanted else [None] * len(states)
+
+
+def _logprobs_of(logits: Tensor, token_ids: Tensor, wanted: Mapping[int, int]) -> list[PositionLogprobs | None]:
+    """Rows with as many as the most demanding one; each is then given its own number."""
+    found: list[PositionLogprobs | None] = [None] * len(token_ids)
+    rows = list(wanted)
+    is_all = len(rows) == len(found)
+    some = token_logprobs(
+        logits if is_all else take_rows(logits, rows), token_ids if is_all else token_ids[rows], max(wanted.values())
+    )
+    for (row, num_top), position in zip(wanted.items(), some, strict=True):
+        found[row] = position.first(num_top)
+    return found
 
 
 def _decided(token_ids: Tensor, logits: Tensor, states: Sequence[SamplingState], draw: _Choose) -> Tensor:
