@@ -138,7 +138,7 @@ class Scheduler(StepPhases):
             self._tiers = self._order = open_background(self._order, self._config, self._step_times, self._layers)
             self._waiting, self._running = self._order.waiting, self._order.running
         if arrival.lend_as is not None or arrival.import_id is not None:
-            assert self.handover in self._parts, "the first such request switches it on"
+            self._open_handover()
         self._order.arrived(request)
         self._waiting.add(request)
 
@@ -196,10 +196,7 @@ class Scheduler(StepPhases):
     @property
     def handover(self) -> KVHandover:
         """Loans and imports; whoever asks first switches them on."""
-        if self._handover is None:
-            self._handover = KVHandover(self._kv, self._num_for_longest, self._prefills)
-            self._parts.append(self._handover)
-        return self._handover
+        return self._open_handover()
 
     @property
     def kv_checks(self) -> KVChecks:
@@ -268,6 +265,12 @@ class Scheduler(StepPhases):
         for part in self._parts:
             part.decided(batch)
         return batch
+
+    def _open_handover(self) -> KVHandover:
+        if self._handover is None:
+            self._handover = KVHandover(self._kv, self._num_for_longest, self._prefills)
+            self._parts.append(self._handover)
+        return self._handover
 
     # ------------------------------------------------------------------ outcome
 
