@@ -21,7 +21,7 @@ from twostroke.batch import NewRequest
 from twostroke.client.chat_inputs import ChatInputs
 from twostroke.client.engine_client import OutputStream
 from twostroke.client.input_processor import InputProcessor, Prompt, PromptInput
-from twostroke.client.output_processor import OutputKind, OutputProcessor
+from twostroke.client.output_processor import OutputProcessor
 from twostroke.client.submission import Submission
 from twostroke.config.checks import unicode
 from twostroke.engine.clock import Clock, monotonic_clock
@@ -117,7 +117,6 @@ class FrontDesk:
         if submission.background and not self._serves_background:
             limit = "needs chunked prefill, and continuous batches with both strokes mixed; this engine has them off"
             raise InvalidParameter("service_tier", "flex", limit, "Leave it out.")
-        kind = _checked_kind(submission.kind)
         if submission.cache_salt is not None:
             _check_salt(submission.cache_salt)
         if request_id is None:
@@ -130,7 +129,9 @@ class FrontDesk:
                 raise InvalidParameter("request_id", request_id, "is in use by a request that has not ended")
         seed = secrets.randbits(63) if prompt.params.seed is None else prompt.params.seed
         seeds, arrival_time_s = [seed] * prompt.params.n, submission.arrival_time_s
-        sequence_ids = self._outputs.add(request_id, prompt, seeds=seeds, arrival_time_s=arrival_time_s, kind=kind)
+        sequence_ids = self._outputs.add(
+            request_id, prompt, seeds=seeds, arrival_time_s=arrival_time_s, kind=submission.kind
+        )
         submitted_time_s = self._clock()
         try:
             for index, sequence_id in enumerate(sequence_ids):
@@ -203,13 +204,6 @@ class FrontDesk:
             raise InvalidParameter("priority", priority, f"must be from {-MAX_PRIORITY} to {MAX_PRIORITY}")
         if priority and not self._uses_priority:
             raise InvalidParameter("priority", priority, "needs the policy 'priority'; this engine has another")
-
-
-def _checked_kind(kind: Any) -> OutputKind:
-    try:
-        return OutputKind(kind)
-    except ValueError:
-        raise InvalidParameter("kind", kind, f"must be one of {', '.join(map(repr, map(str, OutputKind)))}") from None
 
 
 def _check_salt(salt: Any) -> None:

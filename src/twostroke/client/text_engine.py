@@ -6,7 +6,9 @@ import signal
 import threading
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from types import FrameType
+from typing import Any
 
 from twostroke.client.chat_inputs import ChatInputs
 from twostroke.client.front_desk import FrontDesk
@@ -16,7 +18,7 @@ from twostroke.client.submission import Submission
 from twostroke.config.engine import EngineConfig
 from twostroke.engine.clock import Clock, monotonic_clock
 from twostroke.engine.engine import Engine
-from twostroke.errors import EngineError
+from twostroke.errors import EngineError, InvalidParameter
 from twostroke.outputs import RequestOutput
 from twostroke.runner.model_runner import Executor
 from twostroke.sampling_params import SamplingParams
@@ -125,7 +127,7 @@ class TextEngine:
     def enqueue(self, submission: Submission) -> str:
         """Queues what `prepare` made, as `submit` does."""
         self.check_open()
-        return self._desk.enqueue(submission)
+        return self._desk.enqueue(replace(submission, kind=_checked_kind(submission.kind)))
 
     def abort(self, request_id: str) -> bool:
         """Ends a request now; its last output, finish_reason "abort", comes with the next step.
@@ -220,3 +222,10 @@ def interrupts_held() -> Generator[Callable[[], None]]:
     finally:
         signal.signal(signal.SIGINT, before)
         let_through()
+
+
+def _checked_kind(kind: Any) -> OutputKind:
+    try:
+        return OutputKind(kind)
+    except ValueError:
+        raise InvalidParameter("kind", kind, f"must be one of {', '.join(map(repr, map(str, OutputKind)))}") from None

@@ -76,7 +76,7 @@ class Sampler:
         self._argmax = argmax or lowest_argmax
         self._slice_elements = SLICE_ELEMENTS if torch.device(device).type == "cpu" else 2**24
 
-    def rules(self, params: SamplingParams, bad_words_token_ids: Iterable[Sequence[int]] = ()) -> SamplingRules:
+    def rules(self, params: SamplingParams, bad_words_token_ids: Sequence[Sequence[int]] = ()) -> SamplingRules:
         """Prepares a request's parameters; its n sequences may share them."""
         return SamplingRules.compile(params, self.vocab_size, self._eos_token_ids, bad_words_token_ids)
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Self
 
 import numpy as np
@@ -16,6 +17,7 @@ from twostroke.sampling.noise import NoiseStream
 from twostroke.sampling_params import SamplingParams
 
 Ids = NDArray[np.int64]
+_no_ids = partial(np.empty, 0, np.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,16 +26,18 @@ class SamplingRules:
 
     params: SamplingParams
     vocab_size: int
-    allowed_ids: Ids | None
-    """Sorted, each once."""
     eos_ids: Ids
-    bias_ids: Ids
-    bias_values: NDArray[np.float32]
-    end_ids: Ids
+    """Sorted, each once, as in the other arrays of ids."""
+    changes_logits: bool = False
+    """Whether there are allowed ids, biases or bad words."""
+    allowed_ids: Ids | None = None
+    bias_ids: Ids = field(default_factory=_no_ids)
+    bias_values: NDArray[np.float32] = field(default_factory=partial(np.empty, 0, np.float32))
+    end_ids: Ids = field(default_factory=_no_ids)
     """May not be drawn before min_tokens: end-of-text and stop tokens, whether or not they would stop (as in vLLM)."""
-    bad_endings: dict[tuple[int, ...], tuple[int, ...]]
+    bad_endings: dict[tuple[int, ...], tuple[int, ...]] = field(default_factory=dict[tuple[int, ...], tuple[int, ...]])
     """Beginning of a bad word → tokens that would complete one. () leads to the words of a single token."""
-    bad_prefix_lens: tuple[int, ...]
+    bad_prefix_lens: tuple[int, ...] = ()
 
     @classmethod
     def compile(
@@ -41,7 +45,7 @@ class SamplingRules:
         params: SamplingParams,
         vocab_size: int,
         eos_token_ids: Iterable[int] = (),
-        bad_words_token_ids: Iterable[Sequence[int]] = (),
+        bad_words_token_ids: Sequence[Sequence[int]] = (),
     ) -> Self:
         """Prepares the parameters.
 
@@ -51,20 +55,27 @@ class SamplingRules:
             eos_token_ids: the model's end-of-text tokens.
             bad_words_token_ids: the bad words as the tokenizer spells them; each spelling is one sequence.
         """
+        rules = cls(params, vocab_size, _ids((i for i in eos_token_ids if i < vocab_size), vocab_size))
+        if params.logit_bias or params.min_tokens or params.allowed_token_ids is not None or bad_words_token_ids:
+            return rules._restricted(bad_words_token_ids)
+        return rules
+
+    def _restricted(self, bad_words_token_ids: Iterable[Sequence[int]]) -> Self:
+        """Return the same with what changes logits."""
+        params, vocab_size = self.params, self.vocab_size
         endings: defaultdict[tuple[int, ...], set[int]] = defaultdict(set)
         for word in bad_words_token_ids:
             if word and word[-1] < vocab_size:
                 endings[tuple(word[:-1])].add(word[-1])
         bias = dict(sorted((params.logit_bias or {}).items()))
-        ends = (*eos_token_ids, *params.stop_token_ids) if params.min_tokens else ()
-        return cls(
-            params=params,
-            vocab_size=vocab_size,
+        stops = [i for i in params.stop_token_ids if i < vocab_size]
+        return replace(
+            self,
+            changes_logits=bool(params.allowed_token_ids is not None or bias or endings),
             allowed_ids=None if params.allowed_token_ids is None else _ids(params.allowed_token_ids, vocab_size),
-            eos_ids=_ids((i for i in eos_token_ids if i < vocab_size), vocab_size),
             bias_ids=np.array(list(bias), np.int64),
             bias_values=np.array(list(bias.values()), np.float32),
-            end_ids=_ids((i for i in ends if i < vocab_size), vocab_size),
+            end_ids=_ids((*self.eos_ids.tolist(), *stops), vocab_size) if params.min_tokens else _no_ids(),
             bad_endings={prefix: tuple(sorted(ids)) for prefix, ids in endings.items()},
             bad_prefix_lens=tuple(sorted({len(prefix) for prefix in endings})),
         )
@@ -154,21 +165,25 @@ class SamplingState:
         self._num_output_tokens = len(output_token_ids)
         self._tail_len = max(rules.bad_prefix_lens, default=0)
         self._tail = tuple(output_token_ids[-self._tail_len :]) if self._tail_len else ()
-        self.counts: TokenCounts | None = None
+        self.counts = self._counted(prompt_token_ids, output_token_ids) if rules.has_penalties else None
         """Only when there are penalties."""
-        if rules.has_penalties:
-            # The prompt matters to the repetition penalty alone.
-            prompt = prompt_token_ids if rules.params.repetition_penalty != 1.0 else ()
-            # An id beyond the vocabulary would reach into another request's row.
-            assert max((*prompt, *output_token_ids), default=0) < rules.vocab_size, "token id outside the vocabulary"
-            self.counts = TokenCounts(prompt, output_token_ids)
-        self.constraint: TokenConstraint | None = None
+        self.constraint = None if matcher is None else self._constrained(matcher, output_token_ids)
         """Only for structured outputs."""
-        if matcher is not None:
-            ignores_eos = rules.params.ignore_eos
-            self.constraint = TokenConstraint(matcher, rules.vocab_size, rules.eos_ids, ignores_eos=ignores_eos)
-            for token_id in output_token_ids:
-                self.constraint.append(token_id)
+
+    def _counted(self, prompt_token_ids: Sequence[int], output_token_ids: Sequence[int]) -> TokenCounts:
+        rules = self.rules
+        # The prompt matters to the repetition penalty alone.
+        prompt = prompt_token_ids if rules.params.repetition_penalty != 1.0 else ()
+        # An id beyond the vocabulary would reach into another request's row.
+        assert max((*prompt, *output_token_ids), default=0) < rules.vocab_size, "token id outside the vocabulary"
+        return TokenCounts(prompt, output_token_ids)
+
+    def _constrained(self, matcher: GrammarMatcher, output_token_ids: Sequence[int]) -> TokenConstraint:
+        rules = self.rules
+        constraint = TokenConstraint(matcher, rules.vocab_size, rules.eos_ids, ignores_eos=rules.params.ignore_eos)
+        for token_id in output_token_ids:
+            constraint.append(token_id)
+        return constraint
 
     @property
     def position(self) -> int:
@@ -216,15 +231,8 @@ class SamplingState:
     @property
     def changes_logits(self) -> bool:
         """Whether the next draw needs anything done to the logits before temperature."""
-        rules = self.rules
-        return bool(
-            self.counts is not None
-            or self.constraint is not None
-            or rules.allowed_ids is not None
-            or len(rules.bias_ids)
-            or rules.bad_endings
-            or self._is_held_back
-        )
+        has_parts = self.counts is not None or self.constraint is not None
+        return has_parts or self.rules.changes_logits or self._is_held_back
 
     @property
     def is_complete(self) -> bool:
