@@ -108,7 +108,10 @@ def print_json(output: RequestOutput) -> None:
     """One line, and at once: who reads it may wait for it before asking on."""
     if output.prompt_logprobs is not None:
         output.prompt_logprobs = list(output.prompt_logprobs)
-    print(json.dumps(msgspec.to_builtins(output)), flush=True)
+    fields = {name: getattr(output, name) for name in output.__struct_fields__}
+    fields["metrics"] = output.metrics
+    del fields["times"]
+    print(json.dumps(msgspec.to_builtins(fields)), flush=True)
 
 
 def summary(output: RequestOutput, metrics: RequestMetrics) -> str:

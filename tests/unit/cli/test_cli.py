@@ -50,6 +50,7 @@ def test_generate_for_machines(random_models: dict[str, Path]) -> None:
     assert [len(o["token_ids"]) <= 6 for o in answer["outputs"]] == [True, True]
     assert answer["outputs"][0]["seed"] == 4
     assert answer["metrics"]["ttft_s"] > 0
+    assert "times" not in answer
 
 
 def test_calibrate_for_machines(tmp_path: Path) -> None:
