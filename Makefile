@@ -56,6 +56,7 @@ check: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
 	$(BIN)/lint-imports
+	$(BIN)/python -m pytest -n0 -q tests/unit/test_house.py
 
 bench: $(STAMP)
 	$(BIN)/twostroke bench offline
