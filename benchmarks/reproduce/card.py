@@ -40,6 +40,7 @@ from twostroke.config.model import ModelConfig
 from twostroke.config.scheduler import SchedulerConfig
 from twostroke.cost.step_cost import MachineLimits
 from twostroke.errors import EngineError, SetupError, TwostrokeError
+from twostroke.events import EventRing
 from twostroke.kernels.dispatch import operators_for
 from twostroke.log import get_logger
 from twostroke.measure.figure import MEASURED, bar_chart
@@ -275,7 +276,8 @@ class _Bench:
         )
         cache = CacheConfig(enable_prefix_caching=False, num_kv_blocks=blocks)
         begin_s = time.monotonic()
-        engine = model_engine(load, scheduler, cache, at_submit=self._traced)
+        costed = EventRing(1)  # where nobody listens, the journal works out no costs
+        engine = model_engine(load, scheduler, cache, [costed], at_submit=self._traced)
         self._say(f"loaded in {time.monotonic() - begin_s:.1f} s")
         return engine
 

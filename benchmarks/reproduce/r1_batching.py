@@ -23,6 +23,7 @@ from benchmarks.slots import SCHEDULES, SlotCount, SlotStep, continuous_schedule
 from twostroke.config.cache import CacheConfig
 from twostroke.config.load import LoadConfig
 from twostroke.config.scheduler import SchedulerConfig
+from twostroke.events import EventRing
 from twostroke.measure.figure import MEASURED, PREDICTED, bars
 from twostroke.measure.model_engine import model_engine
 from twostroke.measure.report import median
@@ -79,7 +80,8 @@ def measure_step_times(
         title = f"step times, {num_rows} rows, context {context}" if progress else None
         return measure_decode(engine, num_rows, context, steps + 1, title).tpot_s
 
-    with closing(model_engine(load, scheduler, CacheConfig(enable_prefix_caching=False))) as engine:
+    costed = EventRing(1)  # where nobody listens, the journal works out no costs
+    with closing(model_engine(load, scheduler, CacheConfig(enable_prefix_caching=False), [costed])) as engine:
         point(max(rows), contexts[0], steps=4)  # warm-up
         seconds = tuple(tuple(point(n, c, steps) for c in contexts) for n in rows)
     # the first decode step of a prompt of c tokens sees c + 1, the last one c + steps
