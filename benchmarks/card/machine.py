@@ -30,7 +30,7 @@ _REPEATS = 12
 
 
 class Processors:
-    """What is measured on: the processors, in place of a card. Their figures say nothing of one."""
+    """The processors, measured in place of a card; their figures say nothing about one."""
 
     device: Device = "cpu"
     name = "no card: the processors in its place"
@@ -201,7 +201,7 @@ def work_in(trace: Mapping[str, Any], categories: frozenset[str]) -> list[Interv
 
 
 _STEPS_BEFORE = 8
-"""Of the same kind: passes are recorded with the second, and steps ahead have begun."""
+"""Steps like it that run first: the second records passes and starts to run ahead."""
 
 
 class TracedSteps:
@@ -229,7 +229,7 @@ class TracedSteps:
         self._num_decodes, self._num_steps, self._num_seen, self._work = num_decodes, num_steps, 0, None
 
     def __call__(self, batch: ScheduledBatch) -> None:
-        """See RecordingExecutor's at_submit."""
+        """Start or end the trace when a batch is submitted (RecordingExecutor)."""
         if not self._num_steps or batch.num_prefill_tokens or batch.num_decode_tokens != self._num_decodes:
             return
         if self._num_seen == _STEPS_BEFORE:

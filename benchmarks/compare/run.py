@@ -59,7 +59,7 @@ class PeerStanding:
     """From starting its process to the first token of a short prompt."""
     failure: str | None = None
     figures: dict[str, dict[int, float]] = field(default_factory=dict[str, dict[int, float]])
-    """Of each figure the value of each round, in tokens per second."""
+    """Tokens per second of each round, by figure."""
 
     def add(self, round_number: int, figures: Mapping[str, float]) -> None:
         """Puts down one work of one round."""
@@ -99,7 +99,7 @@ _OURS = "twostroke"
 
 
 def figure_names(results: Mapping[str, Any]) -> list[str]:
-    """Of every engine, in the order they were measured."""
+    """Return the names of all figures, in the order in which engines were measured."""
     return list(dict.fromkeys(name for engine in results["engines"].values() for name in engine["figures"]))
 
 

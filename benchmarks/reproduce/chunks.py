@@ -224,7 +224,7 @@ VARIANTS = {
 }
 LONGEST_OUTPUT = 96
 SHARE = 0.6
-"""Of what the engine does when it is never without work."""
+"""Share of the throughput of an engine that always has work."""
 
 
 def reproduce_ablation(options: ReproduceOptions) -> Reproduction:

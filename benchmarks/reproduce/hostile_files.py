@@ -61,7 +61,7 @@ BATCH = "requests.jsonl"
 """The file of a batch's requests."""
 _GGUF = "small.gguf"
 _HEAD_BYTES = 3000
-"""Of the sound GGUF file, what stands before the tensors' bytes is a little longer."""
+"""Bytes at the head of the sound GGUF file; its header is a little longer."""
 _CONVERSATION: list[dict[str, Any]] = [
     {"role": "system", "content": "Be kind."},
     {"role": "user", "content": "Weather in Köln?"},
@@ -295,7 +295,7 @@ PATIENCE_S = 30.0
 
 
 class Case(msgspec.Struct, frozen=True):
-    """What came of one mutated file."""
+    """The outcome of one mutated file."""
 
     kind: str
     seed: int
