@@ -12,7 +12,7 @@ import text_fakes
 from tiers import examples
 from twostroke.client.input_processor import PromptInput
 from twostroke.client.output_processor import StoppingStream
-from twostroke.engine.stop_checker import StopStrings
+from twostroke.client.stop_strings import StopStrings
 from twostroke.engine.token_update import SequenceNews, TokenUpdate
 from twostroke.outputs import RequestTimes
 from twostroke.request import FinishReason

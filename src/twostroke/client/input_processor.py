@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypedDict, cast
 
 from twostroke.client.chat_inputs import ChatInputs
+from twostroke.client.stop_strings import StopFinder, StopStrings
 from twostroke.config.checks import whole_number
 from twostroke.engine.facts import EngineFacts
-from twostroke.engine.stop_checker import StopFinder, StopStrings
 from twostroke.errors import InvalidParameter, InvalidPrompt, UnknownParameter, shown
 from twostroke.grammar.backend import FreeCalls, GrammarBackend
 from twostroke.grammar.guidance import Guidance

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from twostroke.batch import TokenLogprobs
 from twostroke.client.input_processor import PromptInput
 from twostroke.client.prompt_scores import PromptScores, decode_logprobs
-from twostroke.engine.stop_checker import HiddenTokens, StopMatch
+from twostroke.client.stop_strings import HiddenTokens, StopMatch
 from twostroke.engine.token_update import SequenceNews, TokenUpdate
 from twostroke.outputs import (
     CompletionOutput,

@@ -160,7 +160,7 @@ def test_nothing_of_it_loads_torch() -> None:
     import subprocess
     import sys
 
-    modules = "client.input_processor", "client.output_processor", "engine.stop_checker"
+    modules = "client.input_processor", "client.output_processor", "client.stop_strings"
     code = "".join(f"import twostroke.{name}\n" for name in modules)
     code += "import sys; sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

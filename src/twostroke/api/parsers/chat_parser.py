@@ -27,7 +27,7 @@ from twostroke.api.parsers.families import (
 from twostroke.api.parsers.output import Delta, HearContent, Output, ParsedMessage, join_deltas
 from twostroke.api.parsers.source import Reading, Source, Stops
 from twostroke.api.parsers.tool_choice import NO_TOOLS, ChatTools, NamedTool, Tool, checked_tool_choice
-from twostroke.engine.stop_checker import StopFinder, StopMatch, StopStrings
+from twostroke.client.stop_strings import StopFinder, StopMatch, StopStrings
 from twostroke.errors import InvalidParameter
 
 
