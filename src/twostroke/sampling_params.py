@@ -97,9 +97,9 @@ class SamplingParams:
     applied (vLLM's `--generation-config vllm`), so a request means the same wherever it is sent. They are logged when
     the model is loaded.
 
-    A new field also goes to: the checks below and the order above; `SamplingFields` (api/protocol/sampling.py) and
-    `SAME_NAMES` (api/generation.py); where it acts (sampling/); `_everything` (runner/largest_steps.py), if it costs
-    memory; a request in tests/api/test_fields.py that shows it. Flags and OpenAPI follow by themselves.
+    A new field also goes to: the checks below and the order above; `SamplingFields` (api/protocol/sampling.py); where
+    it acts (sampling/); `_everything` (runner/largest_steps.py), if it costs memory; a request in
+    tests/api/test_fields.py that shows it. Flags and OpenAPI follow by themselves.
 
     Raises:
         InvalidParameter: a value out of its range, or two that contradict each other.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 from typing import Any, Protocol, TypeVar, cast
 
@@ -22,7 +22,7 @@ from twostroke.engine.garbage import give_back_what_is_free
 from twostroke.errors import EngineError, InvalidParameter, InvalidPrompt
 from twostroke.outputs import NumericDrift, RequestOutput, merged_drift
 from twostroke.request import FinishReason
-from twostroke.sampling_params import MAX_SEED, StructuredOutputs
+from twostroke.sampling_params import MAX_SEED, SamplingParams, StructuredOutputs
 
 Result = TypeVar("Result")
 INLINE_LENGTH = 4096
@@ -92,26 +92,8 @@ NumberedTaker = Callable[[int, RequestOutput], bool]
 """A Taker that is told the number of the prompt, too."""
 
 
-SAME_NAMES = (
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "n",
-    "stop",
-    "presence_penalty",
-    "frequency_penalty",
-    "repetition_penalty",
-    "logit_bias",
-    "min_tokens",
-    "ignore_eos",
-    "stop_token_ids",
-    "bad_words",
-    "allowed_token_ids",
-    "include_stop_str_in_output",
-    "skip_special_tokens",
-    "prompt_logprobs",
-)
+_MADE_HERE = {"seed", "structured_outputs"}
+SAME_NAMES = tuple(f.name for f in fields(SamplingParams) if f.name in SamplingFields.model_fields.keys() - _MADE_HERE)
 """Fields that mean what the parameter of the same name means; one that is left out, or null, has its default."""
 
 

@@ -169,7 +169,7 @@ class StoppingStream(CompletionStream):
         for position, token_id in enumerate(text_ids, start=1):
             may_stop = self.num_tokens + position > self._params.min_tokens
             text = self._hidden.marks.get(token_id) or self._detokenizer.push((token_id,))
-            if self._take(*self._stops.push(text, may_stop)):
+            if self._append_until_stop(*self._stops.push(text, may_stop)):
                 return position
         return num_tokens
 
@@ -178,11 +178,10 @@ class StoppingStream(CompletionStream):
         num_text_tokens = self.num_tokens - self._ends_text(self._token_ids, reason, stop_reason)
         may_stop = reason in (FinishReason.LENGTH, FinishReason.STOP) and num_text_tokens > self._params.min_tokens
         is_cut = reason is not FinishReason.STOP
-        return self._take(*self._stops.push(self._detokenizer.finish(), may_stop)) or self._take(
-            *self._stops.finish(may_stop, is_cut=is_cut)
-        )
+        has_stopped = self._append_until_stop(*self._stops.push(self._detokenizer.finish(), may_stop))
+        return has_stopped or self._append_until_stop(*self._stops.finish(may_stop, is_cut=is_cut))
 
-    def _take(self, text: str, match: StopMatch | None) -> bool:
+    def _append_until_stop(self, text: str, match: StopMatch | None) -> bool:
         """Add text that is certain; return whether a stop string ended it."""
         if match is None:
             self._text.append(self._hidden.shown(text))

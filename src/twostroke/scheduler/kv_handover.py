@@ -61,8 +61,8 @@ class KVHandover(SchedulerPart):
         """Return whether the request that was to lend its blocks has ended, and has done so."""
         return hold_id in self._kv.holds
 
-    def lends(self, request: Request, reason: FinishReason) -> bool:
-        """Return whether a running request that ends now leaves its blocks on loan; then it has done so."""
+    def lend_at_end(self, request: Request, reason: FinishReason) -> bool:
+        """Leave the blocks of a running request that ends now on loan, if it is to and may; return whether it did."""
         request_id, number = request.request_id, request.arrival.lend_as
         if number is None or reason not in _BY_ITSELF:
             return False

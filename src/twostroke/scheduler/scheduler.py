@@ -317,7 +317,7 @@ class Scheduler(StepPhases):
         request_id = request.request_id
         if request.status is RequestStatus.RUNNING:
             self._running.remove(request)
-            if self._handover is None or not self._handover.lends(request, reason):
+            if self._handover is None or not self._handover.lend_at_end(request, reason):
                 self._kv.free(request_id)
         else:
             self._waiting.remove(request)
