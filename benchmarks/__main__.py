@@ -10,6 +10,7 @@ from cyclopts import App, Parameter
 
 from benchmarks.claim import ReproduceOptions
 from benchmarks.compare.options import CompareOptions
+from benchmarks.compare.servers import ServersOptions, print_servers, run_servers
 from benchmarks.drill.run import DrillOptions, print_drill, run_drill
 from benchmarks.handover.run import HandoverOptions, print_handover, run_handover
 from benchmarks.measured.render import put_into, read_page, render
@@ -102,6 +103,12 @@ def compare(*, options: Annotated[CompareOptions, Parameter(name="*", group="Com
     print_compared(found)
     if found["engines"]["twostroke"]["failure"] is not None:
         sys.exit(1)
+
+
+@app.command
+def servers(*, options: Annotated[ServersOptions, Parameter(name="*", group="Servers")] = ServersOptions()) -> None:
+    """Our server beside others of the same model, each started by its own command line: the same load, in turn."""
+    print_servers(run_servers(options))
 
 
 @app.command

@@ -47,10 +47,25 @@ class StructuredOutputsField(WireObject):
     json_object: bool | None = Field(default=None, description="Any JSON object.")
 
 
-class SamplingFields(WireObject):
-    """How tokens are chosen and where the generation ends."""
+class ServedFields(WireObject):
+    """Which model is asked, and how the request is served beside others."""
 
     model: str | None = Field(default=None, description="The served model's name; may be left out, there is one.")
+    service_tier: ServiceTier | None = Field(default=None, description=SERVICE_TIER)
+    priority: Annotated[int, Field(ge=-(2**31), le=2**31)] | None = Field(
+        default=None, description="Lower is served earlier; needs --policy priority."
+    )
+    cache_salt: str | None = Field(
+        default=None,
+        min_length=1,
+        max_length=1024,
+        description="Share cached prefixes only with requests of this salt.",
+    )
+
+
+class ChoiceFields(ServedFields):
+    """How each token is chosen, in every protocol."""
+
     temperature: Annotated[float, Field(ge=0, le=100)] | None = Field(
         default=None, description="0 is greedy; default 1."
     )
@@ -58,13 +73,20 @@ class SamplingFields(WireObject):
     top_k: Annotated[int, Field(ge=-1, le=2**31 - 1)] | None = Field(
         default=None, description="Keep the k most likely tokens; 0 or -1 keeps all."
     )
+    seed: Annotated[int, Field(ge=-(2**63), le=2**63 - 1)] | None = Field(
+        default=None, description="The same seed gives the same tokens."
+    )
+    ignore_eos: bool | None = Field(default=None, description="Go on behind the model's end-of-text tokens.")
+    stream: bool | None = Field(default=None, description="Send what is new as server-sent events.")
+
+
+class SamplingFields(ChoiceFields):
+    """How tokens are chosen and where the generation ends."""
+
     min_p: Annotated[float, Field(ge=0, le=1)] | None = Field(
         default=None, description="Keep tokens at least this likely relative to the most likely one."
     )
     n: Annotated[int, Field(ge=1, le=128)] | None = Field(default=None, description="Choices per prompt; default 1.")
-    seed: Annotated[int, Field(ge=-(2**63), le=2**63 - 1)] | None = Field(
-        default=None, description="The same seed gives the same tokens."
-    )
     stop: str | Texts | None = Field(default=None, description="Texts that end the generation.")
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = Field(
         default=None, description="Subtracted once from tokens already in the output."
@@ -79,7 +101,6 @@ class SamplingFields(WireObject):
     min_tokens: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = Field(
         default=None, description="Before so many tokens nothing ends."
     )
-    ignore_eos: bool | None = Field(default=None, description="Go on behind the model's end-of-text tokens.")
     stop_token_ids: SomeTokenIds | None = Field(default=None, description="Token ids that end the generation.")
     bad_words: Texts | None = Field(default=None, description="Words that may not be generated.")
     allowed_token_ids: SomeTokenIds | None = Field(default=None, description="Only these may be generated.")
@@ -104,16 +125,6 @@ class SamplingFields(WireObject):
     return_tokens_as_token_ids: bool | None = Field(
         default=None, description="Tokens of log-probabilities are written as token_id:42."
     )
-    service_tier: ServiceTier | None = Field(default=None, description=SERVICE_TIER)
-    priority: Annotated[int, Field(ge=-(2**31), le=2**31)] | None = Field(
-        default=None, description="Lower is served earlier; needs --policy priority."
-    )
-    cache_salt: str | None = Field(
-        default=None,
-        min_length=1,
-        max_length=1024,
-        description="Share cached prefixes only with requests of this salt.",
-    )
     request_id: str | None = Field(
         default=None, min_length=1, max_length=256, description="A name of the caller's; part of the answer's id."
     )
@@ -121,7 +132,6 @@ class SamplingFields(WireObject):
         default=None,
         description="Constrains the output. Beside tools, JSON leaves the model its calls, and other forms do not.",
     )
-    stream: bool | None = Field(default=None, description="Send what is new as server-sent events.")
     stream_options: StreamOptions | None = Field(default=None, description="Only with stream.")
     use_beam_search: Any = refused("there is no beam search; best_of and n sample several", False)
     length_penalty: Any = refused("it belongs to beam search, which there is none of", 1.0)
@@ -135,34 +145,11 @@ class SamplingFields(WireObject):
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
-class ConversationFields(WireObject):
+class ConversationFields(ChoiceFields):
     """How a reply is sampled, and what the engine has to know."""
 
-    model: str | None = Field(default=None, description="The served model's name; may be left out, there is one.")
-    temperature: Annotated[float, Field(ge=0, le=100)] | None = Field(
-        default=None, description="0 is greedy; default 1."
-    )
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = Field(default=None, description="Nucleus sampling; default 1.")
-    top_k: Annotated[int, Field(ge=-1, le=2**31 - 1)] | None = Field(
-        default=None, description="Keep the k most likely tokens; 0 or -1 keeps all."
-    )
-    seed: Annotated[int, Field(ge=-(2**63), le=2**63 - 1)] | None = Field(
-        default=None, description="The same seed gives the same tokens."
-    )
-    ignore_eos: bool | None = Field(default=None, description="Go on behind the model's end-of-text tokens.")
-    stream: bool | None = Field(default=None, description="Send what is new as server-sent events.")
     chat_template_kwargs: dict[str, Any] | None = Field(
         default=None, description="Further variables for the chat template."
-    )
-    service_tier: ServiceTier | None = Field(default=None, description=SERVICE_TIER)
-    priority: Annotated[int, Field(ge=-(2**31), le=2**31)] | None = Field(
-        default=None, description="Lower is served earlier; needs --policy priority."
-    )
-    cache_salt: str | None = Field(
-        default=None,
-        min_length=1,
-        max_length=1024,
-        description="Share cached prefixes only with requests of this salt.",
     )
 
     def as_chat_fields(self) -> dict[str, Any]:
@@ -187,11 +174,10 @@ class CompletionRequest(SamplingFields):
     suffix: str | None = refused("filling in the middle needs a model trained for it", "")
 
 
-class EmbeddingRequest(WireObject):
+class EmbeddingRequest(ServedFields):
     """OpenAI's request for embeddings, with vLLM's extensions."""
 
     input: Prompts = Field(description="A text, token ids, or a list of either.")
-    model: str | None = Field(default=None, description="The served model's name; may be left out, there is one.")
     dimensions: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = Field(
         default=None, description="Keep the first so many, of length 1 again; default: all of the hidden state's."
     )
@@ -207,15 +193,5 @@ class EmbeddingRequest(WireObject):
     )
     add_special_tokens: bool | None = Field(
         default=None, description="Frame texts as the tokenizer says; default true."
-    )
-    service_tier: ServiceTier | None = Field(default=None, description=SERVICE_TIER)
-    priority: Annotated[int, Field(ge=-(2**31), le=2**31)] | None = Field(
-        default=None, description="Lower is served earlier; needs --policy priority."
-    )
-    cache_salt: str | None = Field(
-        default=None,
-        min_length=1,
-        max_length=1024,
-        description="Share cached prefixes only with requests of this salt.",
     )
     user: str | None = bookkeeping("The end user's name.")
