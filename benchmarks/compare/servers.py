@@ -159,8 +159,13 @@ def print_servers(results: Mapping[str, Any], console: Console | None = None) ->
 
 
 def _drawn(options: ServersOptions, vocab_size: int, number: int) -> Workload:
-    prompts, outputs = Lengths.parse(options.prompt_lengths), Lengths.parse(options.output_lengths)
-    spec = SyntheticSpec(options.streams, prompts, outputs, vocab_size=vocab_size, seed=options.seed + number)
+    spec = SyntheticSpec(
+        num_requests=options.streams,
+        prompt_lengths=Lengths.parse(options.prompt_lengths),
+        output_lengths=Lengths.parse(options.output_lengths),
+        vocab_size=vocab_size,
+        seed=options.seed + number,
+    )
     return synthetic(spec)
 
 
