@@ -7,8 +7,10 @@ for models that answer in milliseconds.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from enum import StrEnum
+from functools import partial
+from typing import Any
 
 OTHERS = "(others)"
 """Label of all that have no series of their own; no tenant can be called so."""
@@ -33,13 +35,14 @@ class CountedBy(StrEnum):
     """The HTTP side, with all engines in view."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Family:
     """A metric: its name without prefix (and, of a counter, without `_total`), and what it says."""
 
-    name: str
     kind: Kind
+    name: str
     help: str
+    _: KW_ONLY
     labels: tuple[str, ...] = ()
     """Labels besides model_name and engine."""
     bounds: tuple[float, ...] = ()
@@ -49,6 +52,14 @@ class Family:
     sglang: str | None = None
     """What SGLang (0.5.23) calls it."""
     counted_by: CountedBy = CountedBy.ENGINE
+
+
+_counter = partial(Family, Kind.COUNTER)
+_gauge = partial(Family, Kind.GAUGE)
+
+
+def _histogram(name: str, bounds: tuple[float, ...], help: str, **more: Any) -> Family:
+    return Family(Kind.HISTOGRAM, name, help, bounds=bounds, **more)
 
 
 def _one_two_five(most: int) -> tuple[float, ...]:
@@ -69,169 +80,119 @@ _NUM_TOKENS = _one_two_five(1_000_000)
 
 # ---------------------------------------------------------------------- now
 
-NUM_REQUESTS_RUNNING = Family(
-    name="num_requests_running",
-    kind=Kind.GAUGE,
-    help="Sequences that hold KV blocks and are computed step by step.",
-    sglang="num_running_reqs",
+NUM_REQUESTS_RUNNING = _gauge(
+    "num_requests_running", "Sequences that hold KV blocks and are computed step by step.", sglang="num_running_reqs"
 )
-NUM_REQUESTS_WAITING = Family(
-    name="num_requests_waiting",
-    kind=Kind.GAUGE,
-    help="Sequences in the queue, those that were preempted included.",
-    sglang="num_queue_reqs",
+NUM_REQUESTS_WAITING = _gauge(
+    "num_requests_waiting", "Sequences in the queue, those that were preempted included.", sglang="num_queue_reqs"
 )
-NUM_REQUESTS_WAITING_BY_REASON = Family(
-    name="num_requests_waiting_by_reason",
-    kind=Kind.GAUGE,
-    labels=("reason",),
-    help="The same by what the head of the queue waits for, and with it everybody behind: 'slots' (max_num_seqs), "
+NUM_REQUESTS_WAITING_BY_REASON = _gauge(
+    "num_requests_waiting_by_reason",
+    "The same by what the head of the queue waits for, and with it everybody behind: 'slots' (max_num_seqs), "
     "'tokens' (max_num_batched_tokens), 'kv' (blocks); 'step' are those that came since the last step was decided.",
+    labels=("reason",),
 )
-KV_CACHE_USAGE = Family(
-    name="kv_cache_usage_perc",
-    kind=Kind.GAUGE,
-    help="Share of the KV blocks that running requests hold, 0 to 1, when the last step was decided; 0 when nobody is "
+KV_CACHE_USAGE = _gauge(
+    "kv_cache_usage_perc",
+    "Share of the KV blocks that running requests hold, 0 to 1, when the last step was decided; 0 when nobody is "
     "there. Cached blocks that nobody holds count as free, those out of use not at all.",
     sglang="token_usage",
 )
-CACHE_CONFIG_INFO = Family(
-    name="cache_config_info",
-    kind=Kind.GAUGE,
+CACHE_CONFIG_INFO = _gauge(
+    "cache_config_info",
+    "Always 1; its labels describe the KV cache. Blocks are in this machine's memory, whatever the label's name.",
     labels=("block_size", "num_gpu_blocks", "cache_dtype", "enable_prefix_caching"),
-    help="Always 1; its labels describe the KV cache. Blocks are in this machine's memory, whatever the label's name.",
 )
 
-KV_QUARANTINED_BLOCKS = Family(
-    name="kv_quarantined_blocks",
-    kind=Kind.GAUGE,
-    help="KV blocks out of use, because a check found that they had gone bad.",
-    is_vllms=False,
+KV_QUARANTINED_BLOCKS = _gauge(
+    "kv_quarantined_blocks", "KV blocks out of use, because a check found that they had gone bad.", is_vllms=False
 )
-KV_LARGEST_NUMERIC_DIFFERENCE = Family(
-    name="kv_largest_numeric_difference",
-    kind=Kind.GAUGE,
-    help="The largest difference that a check found and put down to numerics, by the largest number of its vector (a "
+KV_LARGEST_NUMERIC_DIFFERENCE = _gauge(
+    "kv_largest_numeric_difference",
+    "The largest difference that a check found and put down to numerics, by the largest number of its vector (a "
     "token's K or V in one head). 0 is what there should be.",
     is_vllms=False,
 )
 
 # ---------------------------------------------------------------------- since the start
 
-PROMPT_TOKENS = Family(
-    name="prompt_tokens",
-    kind=Kind.COUNTER,
-    help="Prompt tokens, cached ones included, of sequences that have their first token.",
+PROMPT_TOKENS = _counter(
+    "prompt_tokens",
+    "Prompt tokens, cached ones included, of sequences that have their first token.",
     sglang="prompt_tokens",
 )
-PROMPT_TOKENS_CACHED = Family(
-    name="prompt_tokens_cached",
-    kind=Kind.COUNTER,
-    help="Of prompt_tokens: those whose KV came from the prefix cache.",
-    sglang="cached_tokens",
+PROMPT_TOKENS_CACHED = _counter(
+    "prompt_tokens_cached", "Of prompt_tokens: those whose KV came from the prefix cache.", sglang="cached_tokens"
 )
-GENERATION_TOKENS = Family(
-    name="generation_tokens",
-    kind=Kind.COUNTER,
-    help="Tokens generated, those behind a stop string and those of aborted requests included.",
+GENERATION_TOKENS = _counter(
+    "generation_tokens",
+    "Tokens generated, those behind a stop string and those of aborted requests included.",
     sglang="generation_tokens",
 )
-REQUEST_SUCCESS = Family(
-    name="request_success",
-    kind=Kind.COUNTER,
+REQUEST_SUCCESS = _counter(
+    "request_success",
+    "Sequences that ended: 'stop', 'length', 'abort' (by the caller) or 'error' (ours). One whose last allowed"
+    " token completes a stop string is 'length' here: the engine sees no text.",
     labels=("finished_reason",),
-    help=(
-        "Sequences that ended: 'stop', 'length', 'abort' (by the caller) or 'error' (ours). One whose last allowed"
-        " token completes a stop string is 'length' here: the engine sees no text."
-    ),
 )
-SLO_REQUESTS = Family(
-    name="slo_requests",
-    kind=Kind.COUNTER,
-    labels=("limit", "kept"),
-    help="Sequences that got a token and ended, by the limits that the server was given: 'ttft' (--ttft-slo), 'itl' "
+SLO_REQUESTS = _counter(
+    "slo_requests",
+    "Sequences that got a token and ended, by the limits that the server was given: 'ttft' (--ttft-slo), 'itl' "
     "(--itl-slo, for 99 of 100 of its tokens) and 'all' of these; the rate of limit 'all', kept 'true' is the goodput.",
+    labels=("limit", "kept"),
     is_vllms=False,
 )
-NUM_PREEMPTIONS = Family(
-    name="num_preemptions",
-    kind=Kind.COUNTER,
-    help="Times that a sequence had to give its KV blocks back and compute its tokens again later.",
+NUM_PREEMPTIONS = _counter(
+    "num_preemptions",
+    "Times that a sequence had to give its KV blocks back and compute its tokens again later.",
     sglang="num_retracted_requests",
 )
-SPEC_DECODE_NUM_DRAFTS = Family(
-    name="spec_decode_num_drafts",
-    kind=Kind.COUNTER,
-    help="Passes that verified drafts of a sequence.",
+SPEC_DECODE_NUM_DRAFTS = _counter("spec_decode_num_drafts", "Passes that verified drafts of a sequence.")
+SPEC_DECODE_NUM_DRAFT_TOKENS = _counter(
+    "spec_decode_num_draft_tokens", "Drafts in a row that were verified; of branches, the longest path."
 )
-SPEC_DECODE_NUM_DRAFT_TOKENS = Family(
-    name="spec_decode_num_draft_tokens",
-    kind=Kind.COUNTER,
-    help="Drafts in a row that were verified; of branches, the longest path.",
+SPEC_DECODE_NUM_ACCEPTED_TOKENS = _counter(
+    "spec_decode_num_accepted_tokens",
+    "Of these, those that stood: the target took the same token, and it is part of the output.",
 )
-SPEC_DECODE_NUM_ACCEPTED_TOKENS = Family(
-    name="spec_decode_num_accepted_tokens",
-    kind=Kind.COUNTER,
-    help="Of these, those that stood: the target took the same token, and it is part of the output.",
-)
-SPEC_DECODE_NUM_ACCEPTED_TOKENS_PER_POS = Family(
-    name="spec_decode_num_accepted_tokens_per_pos",
-    kind=Kind.COUNTER,
-    help="The same by their position among the drafts of a pass, from 0.",
+SPEC_DECODE_NUM_ACCEPTED_TOKENS_PER_POS = _counter(
+    "spec_decode_num_accepted_tokens_per_pos",
+    "The same by their position among the drafts of a pass, from 0.",
     labels=("position",),
 )
-SPEC_DECODE_DECISIONS = Family(
-    name="spec_decode_decisions",
-    kind=Kind.COUNTER,
-    labels=("reason",),
-    help="Steps for which the gate (num_speculative_tokens 'auto') decided whether to draft: 'pays' (more tokens per "
+SPEC_DECODE_DECISIONS = _counter(
+    "spec_decode_decisions",
+    "Steps for which the gate (num_speculative_tokens 'auto') decided whether to draft: 'pays' (more tokens per "
     "second than without), 'does not pay', 'probe' (one request tries a draft, though they did not pay a while ago), "
     "'owes' (drafts have cost more time than they saved, which is to be made up first), 'unknown' (steps of this size "
     "are timed without drafts first).",
+    labels=("reason",),
     is_vllms=False,
 )
-PREFIX_CACHE_QUERIES = Family(
-    name="prefix_cache_queries",
-    kind=Kind.COUNTER,
-    help="Tokens that the prefix cache was asked for, when sequences were admitted for the first time.",
+PREFIX_CACHE_QUERIES = _counter(
+    "prefix_cache_queries",
+    "Tokens that the prefix cache was asked for, when sequences were admitted for the first time.",
 )
-PREFIX_CACHE_HITS = Family(
-    name="prefix_cache_hits",
-    kind=Kind.COUNTER,
-    help="Of prefix_cache_queries: tokens that were found.",
-)
-KV_OFFLOADED_BLOCKS = Family(
-    name="kv_offloaded_blocks",
-    kind=Kind.COUNTER,
-    labels=("move",),
-    help="KV blocks that went to host memory or came back (--kv-offloading-size): 'stored' when their memory was "
+PREFIX_CACHE_HITS = _counter("prefix_cache_hits", "Of prefix_cache_queries: tokens that were found.")
+KV_OFFLOADED_BLOCKS = _counter(
+    "kv_offloaded_blocks",
+    "KV blocks that went to host memory or came back (--kv-offloading-size): 'stored' when their memory was "
     "needed, 'loaded' with the step that reads them, 'prefetched' beside a step of others.",
+    labels=("move",),
     is_vllms=False,
 )
-KV_CHECKS = Family(
-    name="kv_checks",
-    kind=Kind.COUNTER,
-    labels=("verdict",),
-    help="Cached blocks that were computed again and compared (--kv-check-rate): 'exact' (every byte is the same), "
+KV_CHECKS = _counter(
+    "kv_checks",
+    "Cached blocks that were computed again and compared (--kv-check-rate): 'exact' (every byte is the same), "
     "'numerics' (within what roundings do) or 'corruption' (beyond it).",
+    labels=("verdict",),
     is_vllms=False,
 )
-KV_CHECK_SECONDS = Family(
-    name="kv_check_seconds",
-    kind=Kind.COUNTER,
-    help="Time that these took, between the steps.",
-    is_vllms=False,
-)
-ENGINE_STEPS = Family(
-    name="engine_steps",
-    kind=Kind.COUNTER,
-    help="Steps whose results were taken in.",
-    is_vllms=False,
-)
-ENGINE_STARTS = Family(
-    name="engine_starts",
-    kind=Kind.COUNTER,
-    help="Times that the engine was started; more than 1 means that it had to be started again.",
+KV_CHECK_SECONDS = _counter("kv_check_seconds", "Time that these took, between the steps.", is_vllms=False)
+ENGINE_STEPS = _counter("engine_steps", "Steps whose results were taken in.", is_vllms=False)
+ENGINE_STARTS = _counter(
+    "engine_starts",
+    "Times that the engine was started; more than 1 means that it had to be started again.",
     is_vllms=False,
 )
 
@@ -239,195 +200,160 @@ ENGINE_STARTS = Family(
 
 _OF_SERVED = "Of sequences that got a token; observed when they end."
 
-TIME_TO_FIRST_TOKEN = Family(
-    name="time_to_first_token_seconds",
-    kind=Kind.HISTOGRAM,
-    bounds=_TTFT,
-    help="TTFT: from the arrival (the request is fully read by the first process of ours) until the step that made the "
+TIME_TO_FIRST_TOKEN = _histogram(
+    "time_to_first_token_seconds",
+    _TTFT,
+    "TTFT: from the arrival (the request is fully read by the first process of ours) until the step that made the "
     "first token gave its result. Observed at that token.",
     sglang="time_to_first_token_seconds",
 )
-INTER_TOKEN_LATENCY = Family(
-    name="inter_token_latency_seconds",
-    kind=Kind.HISTOGRAM,
-    bounds=_TOKEN,
-    help="ITL: a step that gives a sequence m tokens, a gap after the step that gave it tokens before, counts m times "
+INTER_TOKEN_LATENCY = _histogram(
+    "inter_token_latency_seconds",
+    _TOKEN,
+    "ITL: a step that gives a sequence m tokens, a gap after the step that gave it tokens before, counts m times "
     "with gap/m. The tokens of the first step count none.",
     sglang="inter_token_latency_seconds",
 )
-OUTPUT_GAP = Family(
-    name="output_gap_seconds",
-    kind=Kind.HISTOGRAM,
-    bounds=_TOKEN,
-    help="The gap itself, once a step: how long a reader of the stream saw nothing. Equal to ITL unless steps give "
+OUTPUT_GAP = _histogram(
+    "output_gap_seconds",
+    _TOKEN,
+    "The gap itself, once a step: how long a reader of the stream saw nothing. Equal to ITL unless steps give "
     "several tokens.",
     is_vllms=False,
 )
-TIME_PER_OUTPUT_TOKEN = Family(
-    name="request_time_per_output_token_seconds",
-    kind=Kind.HISTOGRAM,
-    bounds=_TOKEN,
-    help=f"TPOT: (e2e - TTFT) / (tokens - 1); none for a single token. {_OF_SERVED}",
+TIME_PER_OUTPUT_TOKEN = _histogram(
+    "request_time_per_output_token_seconds",
+    _TOKEN,
+    f"TPOT: (e2e - TTFT) / (tokens - 1); none for a single token. {_OF_SERVED}",
     sglang="time_per_output_token_seconds",
 )
-E2E_LATENCY = Family(
-    name="e2e_request_latency_seconds",
-    kind=Kind.HISTOGRAM,
-    bounds=_REQUEST,
-    help="E2E: from the arrival until the last token that counts, or until the abort. Of sequences that got a token; "
+E2E_LATENCY = _histogram(
+    "e2e_request_latency_seconds",
+    _REQUEST,
+    "E2E: from the arrival until the last token that counts, or until the abort. Of sequences that got a token; "
     "observed when they end.",
     sglang="e2e_request_latency_seconds",
 )
-QUEUE_TIME = Family(
-    name="request_queue_time_seconds",
-    kind=Kind.HISTOGRAM,
-    bounds=_REQUEST,
-    help=f"From the arrival until first scheduled: preparing and waiting. {_OF_SERVED}",
+QUEUE_TIME = _histogram(
+    "request_queue_time_seconds",
+    _REQUEST,
+    f"From the arrival until first scheduled: preparing and waiting. {_OF_SERVED}",
     sglang="queue_time_seconds",
 )
-PREFILL_TIME = Family(
-    name="request_prefill_time_seconds",
-    kind=Kind.HISTOGRAM,
-    bounds=_REQUEST,
-    help=f"From first scheduled until the first token. {_OF_SERVED}",
+PREFILL_TIME = _histogram(
+    "request_prefill_time_seconds", _REQUEST, f"From first scheduled until the first token. {_OF_SERVED}"
 )
-DECODE_TIME = Family(
-    name="request_decode_time_seconds",
-    kind=Kind.HISTOGRAM,
-    bounds=_REQUEST,
-    help=f"From the first token until the end; preemptions are in it. {_OF_SERVED}",
+DECODE_TIME = _histogram(
+    "request_decode_time_seconds", _REQUEST, f"From the first token until the end; preemptions are in it. {_OF_SERVED}"
 )
-INFERENCE_TIME = Family(
-    name="request_inference_time_seconds",
-    kind=Kind.HISTOGRAM,
-    bounds=_REQUEST,
-    help=f"From first scheduled until the end: prefill and decode. {_OF_SERVED}",
+INFERENCE_TIME = _histogram(
+    "request_inference_time_seconds", _REQUEST, f"From first scheduled until the end: prefill and decode. {_OF_SERVED}"
 )
 
 # ---------------------------------------------------------------------- sizes
 
-REQUEST_PROMPT_TOKENS = Family(
-    name="request_prompt_tokens",
-    kind=Kind.HISTOGRAM,
-    bounds=_NUM_TOKENS,
-    help="Prompt tokens of each sequence; observed when it ends.",
+REQUEST_PROMPT_TOKENS = _histogram(
+    "request_prompt_tokens",
+    _NUM_TOKENS,
+    "Prompt tokens of each sequence; observed when it ends.",
     sglang="prompt_tokens_histogram",
 )
-REQUEST_GENERATION_TOKENS = Family(
-    name="request_generation_tokens",
-    kind=Kind.HISTOGRAM,
-    bounds=_NUM_TOKENS,
-    help="Output tokens that count, of each sequence; observed when it ends.",
+REQUEST_GENERATION_TOKENS = _histogram(
+    "request_generation_tokens",
+    _NUM_TOKENS,
+    "Output tokens that count, of each sequence; observed when it ends.",
     sglang="generation_tokens_histogram",
 )
-REQUEST_MAX_NUM_GENERATION_TOKENS = Family(
-    name="request_max_num_generation_tokens",
-    kind=Kind.HISTOGRAM,
-    bounds=_NUM_TOKENS,
-    help="Output tokens of the longest of a request's n sequences; observed when the last of them ends.",
+REQUEST_MAX_NUM_GENERATION_TOKENS = _histogram(
+    "request_max_num_generation_tokens",
+    _NUM_TOKENS,
+    "Output tokens of the longest of a request's n sequences; observed when the last of them ends.",
 )
-REQUEST_PARAMS_N = Family(
-    name="request_params_n",
-    kind=Kind.HISTOGRAM,
-    bounds=(1.0, 2.0, 5.0, 10.0, 20.0),
-    help="n of each request; observed when the last of its sequences ends.",
+REQUEST_PARAMS_N = _histogram(
+    "request_params_n", (1.0, 2.0, 5.0, 10.0, 20.0), "n of each request; observed when the last of its sequences ends."
 )
-REQUEST_PARAMS_MAX_TOKENS = Family(
-    name="request_params_max_tokens",
-    kind=Kind.HISTOGRAM,
-    bounds=_NUM_TOKENS,
-    help="max_tokens of each request, cut to what the context leaves; observed when the last of its sequences ends.",
+REQUEST_PARAMS_MAX_TOKENS = _histogram(
+    "request_params_max_tokens",
+    _NUM_TOKENS,
+    "max_tokens of each request, cut to what the context leaves; observed when the last of its sequences ends.",
 )
-ITERATION_TOKENS = Family(
-    name="iteration_tokens_total",
-    kind=Kind.HISTOGRAM,
-    bounds=_STEP_TOKENS,
-    help="Query tokens of each step: chunks of prompts, decodes, drafts.",
+ITERATION_TOKENS = _histogram(
+    "iteration_tokens_total", _STEP_TOKENS, "Query tokens of each step: chunks of prompts, decodes, drafts."
 )
 
 # ---------------------------------------------------------------------- between processes
 
-KV_FETCHED_BYTES = Family(
-    name="kv_fetched_bytes",
-    kind=Kind.COUNTER,
-    help="Bytes of KV that came from other processes, those of hand-overs that failed included.",
+KV_FETCHED_BYTES = _counter(
+    "kv_fetched_bytes",
+    "Bytes of KV that came from other processes, those of hand-overs that failed included.",
     is_vllms=False,
 )
-KV_HANDOVERS = Family(
-    name="kv_handovers",
-    kind=Kind.COUNTER,
-    labels=("outcome", "reason"),
-    help="Prefixes that were to be fetched from a process that computes prompts: 'complete', or 'failed', and then the "
+KV_HANDOVERS = _counter(
+    "kv_handovers",
+    "Prefixes that were to be fetched from a process that computes prompts: 'complete', or 'failed', and then the "
     "prompt is computed again; the reason is 'no room', 'not wanted' (the request has ended), 'silent' (the other side "
     "said nothing for too long), 'lease' (its request was ended, or made way), 'refused' (other numerics) or 'broken'.",
+    labels=("outcome", "reason"),
     is_vllms=False,
 )
-KV_FETCH_SECONDS = Family(
-    name="kv_fetch_seconds",
-    kind=Kind.HISTOGRAM,
-    bounds=_TTFT,
-    help="From the first byte of a prefix until all of it was there; much of it passes while the rest is computed.",
+KV_FETCH_SECONDS = _histogram(
+    "kv_fetch_seconds",
+    _TTFT,
+    "From the first byte of a prefix until all of it was there; much of it passes while the rest is computed.",
     is_vllms=False,
 )
-SEQUENCES_RESUMED = Family(
-    name="sequences_resumed",
-    kind=Kind.COUNTER,
-    help="Times that a sequence went on elsewhere because a process had died; only where the engine is pools, and its "
+SEQUENCES_RESUMED = _counter(
+    "sequences_resumed",
+    "Times that a sequence went on elsewhere because a process had died; only where the engine is pools, and its "
     "`engine` is 'gateway'.",
     is_vllms=False,
     counted_by=CountedBy.GATEWAY,
 )
-UPDATES_FENCED = Family(
-    name="updates_fenced",
-    kind=Kind.COUNTER,
-    help="Tokens of a step for a sequence that goes on elsewhere: they came too late and were dropped. As above.",
+UPDATES_FENCED = _counter(
+    "updates_fenced",
+    "Tokens of a step for a sequence that goes on elsewhere: they came too late and were dropped. As above.",
     is_vllms=False,
     counted_by=CountedBy.GATEWAY,
 )
 
 # ---------------------------------------------------------------------- the server's own
 
-KV_CACHE_USAGE_BY_TENANT = Family(
-    name="kv_cache_usage_perc_by_tenant",
-    kind=Kind.GAUGE,
-    labels=("tenant",),
-    help="Share of the KV blocks that the running requests of each tenant hold, 0 to 1. A block that several requests "
+KV_CACHE_USAGE_BY_TENANT = _gauge(
+    "kv_cache_usage_perc_by_tenant",
+    "Share of the KV blocks that the running requests of each tenant hold, 0 to 1. A block that several requests "
     "of a tenant share counts once. The label is the NAME of --api-key NAME:SECRET, a digest for a key without a name, "
     "empty without keys. A tenant that scrapes sees its own name and '(others)'; the admin key sees up to 100 names.",
+    labels=("tenant",),
     is_vllms=False,
     counted_by=CountedBy.SERVER,
 )
-HTTP_RESPONSES = Family(
-    name="http_responses",
-    kind=Kind.COUNTER,
-    labels=("route", "status"),
-    help="HTTP answers begun, by route and status, refusals before a route (401, 413, 429) included; 'other' is the "
+HTTP_RESPONSES = _counter(
+    "http_responses",
+    "HTTP answers begun, by route and status, refusals before a route (401, 413, 429) included; 'other' is the "
     "route of an unknown path. It has no label `engine`.",
+    labels=("route", "status"),
     is_vllms=False,
     counted_by=CountedBy.SERVER,
 )
-IGNORED_PARAMS = Family(
-    name="ignored_params",
-    kind=Kind.COUNTER,
+IGNORED_PARAMS = _counter(
+    "ignored_params",
+    "Unknown fields of requests, by name; from the 101st name on '(others)'. It has no label `engine`.",
     labels=("field",),
-    help="Unknown fields of requests, by name; from the 101st name on '(others)'. It has no label `engine`.",
     is_vllms=False,
     counted_by=CountedBy.SERVER,
 )
 
 # ---------------------------------------------------------------------- SGLang's alone
 
-GEN_THROUGHPUT = Family(
-    name="gen_throughput",
-    kind=Kind.GAUGE,
-    help="Tokens generated per second, over the last second of steps; 0 when nobody is there.",
+GEN_THROUGHPUT = _gauge(
+    "gen_throughput",
+    "Tokens generated per second, over the last second of steps; 0 when nobody is there.",
     is_vllms=False,
     sglang="gen_throughput",
 )
-CACHE_HIT_RATE = Family(
-    name="cache_hit_rate",
-    kind=Kind.GAUGE,
-    help="prefix_cache_hits / prefix_cache_queries of the last 100 sequences that were admitted.",
+CACHE_HIT_RATE = _gauge(
+    "cache_hit_rate",
+    "prefix_cache_hits / prefix_cache_queries of the last 100 sequences that were admitted.",
     is_vllms=False,
     sglang="cache_hit_rate",
 )
