@@ -19,9 +19,12 @@ from twostroke.api.protocol.fields import (
     MAX_TOOLS,
     STRICT,
     AtMost,
+    Count,
     FunctionKind,
+    PositiveCount,
     Texts,
     WireObject,
+    acts,
     bookkeeping,
     refused,
 )
@@ -145,7 +148,7 @@ class JsonSchemaFormat(WireObject):
 
     name: str
     description: str | None = bookkeeping("For people.")
-    schema_: dict[str, Any] | None = Field(default=None, alias="schema", description="A JSON schema.")
+    schema_: dict[str, Any] | None = acts("A JSON schema.", alias="schema")
     strict: bool | None = bookkeeping("The answer always fits the schema here.")
 
 
@@ -189,36 +192,26 @@ class ChatRequest(SamplingFields):
     """OpenAI's chat completion request with vLLM's extensions."""
 
     messages: Conversation = Field(description="The conversation.")
-    max_tokens: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = Field(
-        default=None, description="Most tokens to generate; default: --default-max-tokens, or what the context leaves."
+    max_tokens: PositiveCount | None = acts(
+        "Most tokens to generate; default: --default-max-tokens, or what the context leaves."
     )
-    max_completion_tokens: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = Field(
-        default=None, description="The newer name of max_tokens; wins."
+    max_completion_tokens: PositiveCount | None = acts("The newer name of max_tokens; wins.")
+    logprobs: bool | None = acts("Log-probabilities of each token.")
+    top_logprobs: Count | None = acts("With this many of the most likely; needs logprobs.")
+    response_format: ResponseFormat | None = acts("Text, any JSON, or JSON of a schema.")
+    tools: Annotated[list[ChatTool], AtMost(MAX_TOOLS)] | None = acts("Functions that the model may call.")
+    tool_choice: Literal["none", "auto", "required"] | ChatNamedTool | None = acts(
+        "Whether the model has to call one, and which."
     )
-    logprobs: bool | None = Field(default=None, description="Log-probabilities of each token.")
-    top_logprobs: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = Field(
-        default=None, description="With this many of the most likely; needs logprobs."
-    )
-    response_format: ResponseFormat | None = Field(default=None, description="Text, any JSON, or JSON of a schema.")
-    tools: Annotated[list[ChatTool], AtMost(MAX_TOOLS)] | None = Field(
-        default=None, description="Functions that the model may call."
-    )
-    tool_choice: Literal["none", "auto", "required"] | ChatNamedTool | None = Field(
-        default=None, description="Whether the model has to call one, and which."
-    )
-    parallel_tool_calls: bool | None = Field(default=None, description="False: one call at most.")
-    reasoning_effort: ReasoningEffort | None = Field(default=None, description="Handed to the chat template.")
-    include_reasoning: bool | None = Field(default=None, description="False leaves the reasoning out of the answer.")
-    echo: bool | None = Field(default=None, description="Put the last message before the answer, when continuing it.")
-    add_generation_prompt: bool | None = Field(default=None, description="Open the assistant's turn; default true.")
-    continue_final_message: bool | None = Field(default=None, description="Go on within the last message.")
+    parallel_tool_calls: bool | None = acts("False: one call at most.")
+    reasoning_effort: ReasoningEffort | None = acts("Handed to the chat template.")
+    include_reasoning: bool | None = acts("False leaves the reasoning out of the answer.")
+    echo: bool | None = acts("Put the last message before the answer, when continuing it.")
+    add_generation_prompt: bool | None = acts("Open the assistant's turn; default true.")
+    continue_final_message: bool | None = acts("Go on within the last message.")
     chat_template: str | None = refused("templates come with the model or with --chat-template, never with a request")
-    chat_template_kwargs: dict[str, Any] | None = Field(
-        default=None, description="Further variables for the chat template."
-    )
-    documents: Annotated[list[dict[str, Any]], AtMost(MAX_OBJECTS)] | None = Field(
-        default=None, description="For templates that know retrieval."
-    )
+    chat_template_kwargs: dict[str, Any] | None = acts("Further variables for the chat template.")
+    documents: Annotated[list[dict[str, Any]], AtMost(MAX_OBJECTS)] | None = acts("For templates that know retrieval.")
     metadata: dict[str, Any] | None = bookkeeping("The client's notes.")
     store: bool | None = bookkeeping("Nothing is stored.")
     safety_identifier: str | None = bookkeeping("The end user's name.")

@@ -149,6 +149,11 @@ def as_sent(value: WireObject) -> dict[str, Any]:
     }
 
 
+def acts(description: str, **limits: Any) -> Any:
+    """A field that changes the answer, and may be left out; `limits` are pydantic's."""
+    return Field(default=None, description=description, **limits)
+
+
 def bookkeeping(description: str) -> Any:
     """A field of the client's own."""
     return Field(default=None, description=description, json_schema_extra={_STANDING: FieldStanding.BOOKKEEPING})
@@ -285,6 +290,8 @@ def _wrong(kind: Any, message: str) -> PydanticCustomError:
     return PydanticCustomError(kind, "{told}", {"told": message})
 
 
+Count = Annotated[int, Field(ge=0, le=2**31 - 1)]
+PositiveCount = Annotated[int, Field(ge=1, le=2**31 - 1)]
 TokenId = Annotated[int, Field(ge=0, le=2**31 - 1)]
 TokenIds = Annotated[list[TokenId], AtMost(MAX_TOKEN_IDS)]
 SomeTokenIds = Annotated[list[TokenId], AtMost(MAX_PARAMETER_ITEMS)]

@@ -12,9 +12,11 @@ from twostroke.api.protocol.fields import (
     STRICT,
     AtMost,
     OrText,
+    PositiveCount,
     Texts,
     ToolKind,
     WireObject,
+    acts,
     bookkeeping,
     refused,
 )
@@ -102,8 +104,8 @@ class MessagesToolChoice(WireObject):
     """Whether the model has to call a tool, and which."""
 
     type: Literal["auto", "any", "tool", "none"]
-    name: str | None = Field(default=None, description="With type tool.")
-    disable_parallel_tool_use: bool | None = Field(default=None, description="True: one call at most.")
+    name: str | None = acts("With type tool.")
+    disable_parallel_tool_use: bool | None = acts("True: one call at most.")
 
 
 class Thinking(WireObject):
@@ -111,7 +113,7 @@ class Thinking(WireObject):
 
     type: Literal["enabled", "disabled", "adaptive"] = Field(description="Adaptive: as the template has it.")
     budget_tokens: int | None = bookkeeping("Reasoning is bounded by max_tokens.")
-    display: Literal["summarized", "omitted"] | None = Field(default=None, description="Omitted: not in the answer.")
+    display: Literal["summarized", "omitted"] | None = acts("Omitted: not in the answer.")
 
 
 class OutputFormat(WireObject):
@@ -124,27 +126,23 @@ class OutputFormat(WireObject):
 class OutputConfig(WireObject):
     """How the answer has to be."""
 
-    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = Field(
-        default=None, description="Handed to the chat template as reasoning_effort."
+    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = acts(
+        "Handed to the chat template as reasoning_effort."
     )
-    format: OutputFormat | None = Field(default=None, description="JSON of a schema.")
+    format: OutputFormat | None = acts("JSON of a schema.")
 
 
 class CountTokensRequest(ConversationFields):
     """A conversation to count."""
 
     messages: Annotated[list[Message], AtMost(MAX_OBJECTS, at_least=1)] = Field(description="The conversation.")
-    system: str | Annotated[list[Annotated[TextBlock, OrText("text")]], AtMost(MAX_OBJECTS)] | None = Field(
-        default=None, description="Stands before the messages."
+    system: str | Annotated[list[Annotated[TextBlock, OrText("text")]], AtMost(MAX_OBJECTS)] | None = acts(
+        "Stands before the messages."
     )
-    tools: Annotated[list[MessagesTool], AtMost(MAX_TOOLS)] | None = Field(
-        default=None, description="Functions that the model may call."
-    )
-    tool_choice: MessagesToolChoice | None = Field(
-        default=None, description="Whether the model has to call one, and which."
-    )
-    thinking: Thinking | None = Field(default=None, description="Whether the model reasons first.")
-    output_config: OutputConfig | None = Field(default=None, description="Effort, and JSON of a schema.")
+    tools: Annotated[list[MessagesTool], AtMost(MAX_TOOLS)] | None = acts("Functions that the model may call.")
+    tool_choice: MessagesToolChoice | None = acts("Whether the model has to call one, and which.")
+    thinking: Thinking | None = acts("Whether the model reasons first.")
+    output_config: OutputConfig | None = acts("Effort, and JSON of a schema.")
     cache_control: dict[str, Any] | None = bookkeeping(_CACHE_CONTROL)
     speed: str | None = bookkeeping("There is one.")
     metadata: dict[str, Any] | None = bookkeeping("The client's notes.")
@@ -158,5 +156,5 @@ class CountTokensRequest(ConversationFields):
 class MessagesRequest(CountTokensRequest):
     """Anthropic's request for a message, with extensions of ours."""
 
-    max_tokens: Annotated[int, Field(ge=1, le=2**31 - 1)] = Field(description="Most tokens to generate.")
-    stop_sequences: Texts | None = Field(default=None, description="Texts that end the generation.")
+    max_tokens: PositiveCount = Field(description="Most tokens to generate.")
+    stop_sequences: Texts | None = acts("Texts that end the generation.")

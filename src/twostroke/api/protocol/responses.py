@@ -13,8 +13,10 @@ from twostroke.api.protocol.fields import (
     AtMost,
     FunctionKind,
     OrText,
+    PositiveCount,
     Texts,
     WireObject,
+    acts,
     bookkeeping,
     refused,
 )
@@ -67,7 +69,7 @@ class FunctionCall(WireObject):
     type: Literal["function_call"]
     call_id: str
     name: str
-    arguments: str | dict[str, Any] | None = Field(default=None, description="JSON text, or the object itself.")
+    arguments: str | dict[str, Any] | None = acts("JSON text, or the object itself.")
     id: str | None = bookkeeping("Of an earlier answer.")
     status: str | None = bookkeeping("Of an earlier answer.")
 
@@ -150,7 +152,7 @@ class TextFormat(WireObject):
     """What kind of text the answer is."""
 
     type: Literal["text", "json_object", "json_schema"]
-    schema_: dict[str, Any] | None = Field(default=None, alias="schema", description="With type json_schema.")
+    schema_: dict[str, Any] | None = acts("With type json_schema.", alias="schema")
     name: str | None = bookkeeping("For people.")
     description: str | None = bookkeeping("For people.")
     strict: bool | None = bookkeeping("The answer always fits the schema here.")
@@ -159,14 +161,14 @@ class TextFormat(WireObject):
 class TextConfig(WireObject):
     """How the text has to be."""
 
-    format: TextFormat | None = Field(default=None, description="Text, any JSON, or JSON of a schema.")
+    format: TextFormat | None = acts("Text, any JSON, or JSON of a schema.")
     verbosity: str | None = refused("no model here knows it", "medium")
 
 
 class Reasoning(WireObject):
     """How the model reasons."""
 
-    effort: ReasoningEffort | None = Field(default=None, description="Handed to the chat template.")
+    effort: ReasoningEffort | None = acts("Handed to the chat template.")
     summary: str | None = bookkeeping("The reasoning itself is in the answer.")
     generate_summary: str | None = bookkeeping("The reasoning itself is in the answer.")
     context: str | None = refused("which turns are shown is for the chat template", "auto")
@@ -185,17 +187,17 @@ class ResponsesRequest(ConversationFields):
     input: str | Annotated[list[_TaggedItem], AtMost(MAX_OBJECTS, at_least=1)] = Field(
         description="A text, or the items of the conversation."
     )
-    instructions: str | None = Field(default=None, description="Stands before the input, as of the system.")
-    max_output_tokens: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = Field(
-        default=None, description="Most tokens to generate; default: --default-max-tokens, or what the context leaves."
+    instructions: str | None = acts("Stands before the input, as of the system.")
+    max_output_tokens: PositiveCount | None = acts(
+        "Most tokens to generate; default: --default-max-tokens, or what the context leaves."
     )
-    tools: Annotated[list[FunctionTool], AtMost(MAX_TOOLS)] | None = Field(default=None, description="Functions.")
-    tool_choice: Literal["none", "auto", "required"] | ResponsesNamedFunction | None = Field(
-        default=None, description="Whether the model has to call one, and which."
+    tools: Annotated[list[FunctionTool], AtMost(MAX_TOOLS)] | None = acts("Functions.")
+    tool_choice: Literal["none", "auto", "required"] | ResponsesNamedFunction | None = acts(
+        "Whether the model has to call one, and which."
     )
-    parallel_tool_calls: bool | None = Field(default=None, description="False: one call at most.")
-    text: TextConfig | None = Field(default=None, description="The form of the answer.")
-    reasoning: Reasoning | None = Field(default=None, description="How the model reasons.")
+    parallel_tool_calls: bool | None = acts("False: one call at most.")
+    text: TextConfig | None = acts("The form of the answer.")
+    reasoning: Reasoning | None = acts("How the model reasons.")
     stream_options: ResponsesStreamOptions | None = bookkeeping("Streams are written one way.")
     include: Annotated[list[Literal["reasoning.encrypted_content"]], AtMost(MAX_OBJECTS)] | None = bookkeeping(
         "Reasoning is in the answer as it is; what else may be asked for is refused."

@@ -11,11 +11,14 @@ from twostroke.api.protocol.fields import (
     SERVICE_TIER,
     AtMost,
     Biases,
+    Count,
+    PositiveCount,
     Prompts,
     ServiceTier,
     SomeTokenIds,
     Texts,
     WireObject,
+    acts,
     bookkeeping,
     refused,
 )
@@ -25,10 +28,8 @@ from twostroke.client.input_processor import TruncationSide
 class StreamOptions(WireObject):
     """How a stream reports usage."""
 
-    include_usage: bool | None = Field(default=None, description="One more chunk at the end holds the usage.")
-    continuous_usage_stats: bool | None = Field(
-        default=None, description="With include_usage: every chunk holds the usage so far."
-    )
+    include_usage: bool | None = acts("One more chunk at the end holds the usage.")
+    continuous_usage_stats: bool | None = acts("With include_usage: every chunk holds the usage so far.")
     include_obfuscation: bool | None = bookkeeping("Padding against eavesdroppers; there is none here.")
 
     @property
@@ -40,99 +41,78 @@ class StreamOptions(WireObject):
 class StructuredOutputsField(WireObject):
     """What the output has to be; exactly one."""
 
-    json_: dict[str, Any] | str | None = Field(default=None, alias="json", description="A JSON schema.")
-    regex: str | None = Field(default=None, description="A regular expression.")
-    choice: Annotated[list[str], AtMost(MAX_CHOICES)] | None = Field(default=None, description="One of these texts.")
-    grammar: str | None = Field(default=None, description="A grammar, Lark or GBNF.")
-    json_object: bool | None = Field(default=None, description="Any JSON object.")
+    json_: dict[str, Any] | str | None = acts("A JSON schema.", alias="json")
+    regex: str | None = acts("A regular expression.")
+    choice: Annotated[list[str], AtMost(MAX_CHOICES)] | None = acts("One of these texts.")
+    grammar: str | None = acts("A grammar, Lark or GBNF.")
+    json_object: bool | None = acts("Any JSON object.")
 
 
 class ServedFields(WireObject):
     """Which model is asked, and how the request is served beside others."""
 
-    model: str | None = Field(default=None, description="The served model's name; may be left out, there is one.")
-    service_tier: ServiceTier | None = Field(default=None, description=SERVICE_TIER)
-    priority: Annotated[int, Field(ge=-(2**31), le=2**31)] | None = Field(
-        default=None, description="Lower is served earlier; needs --policy priority."
+    model: str | None = acts("The served model's name; may be left out, there is one.")
+    service_tier: ServiceTier | None = acts(SERVICE_TIER)
+    priority: Annotated[int, Field(ge=-(2**31), le=2**31)] | None = acts(
+        "Lower is served earlier; needs --policy priority."
     )
-    cache_salt: str | None = Field(
-        default=None,
-        min_length=1,
-        max_length=1024,
-        description="Share cached prefixes only with requests of this salt.",
+    cache_salt: str | None = acts(
+        "Share cached prefixes only with requests of this salt.", min_length=1, max_length=1024
     )
 
 
 class ChoiceFields(ServedFields):
     """How each token is chosen, in every protocol."""
 
-    temperature: Annotated[float, Field(ge=0, le=100)] | None = Field(
-        default=None, description="0 is greedy; default 1."
-    )
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = Field(default=None, description="Nucleus sampling; default 1.")
-    top_k: Annotated[int, Field(ge=-1, le=2**31 - 1)] | None = Field(
-        default=None, description="Keep the k most likely tokens; 0 or -1 keeps all."
-    )
-    seed: Annotated[int, Field(ge=-(2**63), le=2**63 - 1)] | None = Field(
-        default=None, description="The same seed gives the same tokens."
-    )
-    ignore_eos: bool | None = Field(default=None, description="Go on behind the model's end-of-text tokens.")
-    stream: bool | None = Field(default=None, description="Send what is new as server-sent events.")
+    temperature: Annotated[float, Field(ge=0, le=100)] | None = acts("0 is greedy; default 1.")
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = acts("Nucleus sampling; default 1.")
+    top_k: Annotated[int, Field(ge=-1, le=2**31 - 1)] | None = acts("Keep the k most likely tokens; 0 or -1 keeps all.")
+    seed: Annotated[int, Field(ge=-(2**63), le=2**63 - 1)] | None = acts("The same seed gives the same tokens.")
+    ignore_eos: bool | None = acts("Go on behind the model's end-of-text tokens.")
+    stream: bool | None = acts("Send what is new as server-sent events.")
 
 
 class SamplingFields(ChoiceFields):
     """How tokens are chosen and where the generation ends."""
 
-    min_p: Annotated[float, Field(ge=0, le=1)] | None = Field(
-        default=None, description="Keep tokens at least this likely relative to the most likely one."
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = acts(
+        "Keep tokens at least this likely relative to the most likely one."
     )
-    n: Annotated[int, Field(ge=1, le=128)] | None = Field(default=None, description="Choices per prompt; default 1.")
-    stop: str | Texts | None = Field(default=None, description="Texts that end the generation.")
-    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = Field(
-        default=None, description="Subtracted once from tokens already in the output."
+    n: Annotated[int, Field(ge=1, le=128)] | None = acts("Choices per prompt; default 1.")
+    stop: str | Texts | None = acts("Texts that end the generation.")
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = acts(
+        "Subtracted once from tokens already in the output."
     )
-    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = Field(
-        default=None, description="Subtracted per occurrence from tokens already in the output."
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = acts(
+        "Subtracted per occurrence from tokens already in the output."
     )
-    repetition_penalty: Annotated[float, Field(ge=0.01, le=100)] | None = Field(
-        default=None, description="Above 1 discourages tokens of prompt and output."
+    repetition_penalty: Annotated[float, Field(ge=0.01, le=100)] | None = acts(
+        "Above 1 discourages tokens of prompt and output."
     )
-    logit_bias: Biases | None = Field(default=None, description="Token id to what is added to its logit.")
-    min_tokens: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = Field(
-        default=None, description="Before so many tokens nothing ends."
+    logit_bias: Biases | None = acts("Token id to what is added to its logit.")
+    min_tokens: Count | None = acts("Before so many tokens nothing ends.")
+    stop_token_ids: SomeTokenIds | None = acts("Token ids that end the generation.")
+    bad_words: Texts | None = acts("Words that may not be generated.")
+    allowed_token_ids: SomeTokenIds | None = acts("Only these may be generated.")
+    include_stop_str_in_output: bool | None = acts("Keep the stop string in the text.")
+    skip_special_tokens: bool | None = acts("Leave special tokens out of the text; default true.")
+    prompt_logprobs: Count | None = acts("Log-probabilities of the prompt's tokens, with this many of the most likely.")
+    truncate_prompt_tokens: Annotated[int, Field(ge=-1, le=2**31 - 1)] | None = acts(
+        "Keep only so many tokens of the prompt, by default the last; -1: as many as the context holds."
     )
-    stop_token_ids: SomeTokenIds | None = Field(default=None, description="Token ids that end the generation.")
-    bad_words: Texts | None = Field(default=None, description="Words that may not be generated.")
-    allowed_token_ids: SomeTokenIds | None = Field(default=None, description="Only these may be generated.")
-    include_stop_str_in_output: bool | None = Field(default=None, description="Keep the stop string in the text.")
-    skip_special_tokens: bool | None = Field(
-        default=None, description="Leave special tokens out of the text; default true."
+    truncation_side: TruncationSide | None = acts(
+        "With truncate_prompt_tokens: left (default) keeps the last tokens, right the first."
     )
-    prompt_logprobs: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = Field(
-        default=None, description="Log-probabilities of the prompt's tokens, with this many of the most likely."
+    add_special_tokens: bool | None = acts(
+        "Frame the prompt as the tokenizer says; default true for texts, false for chats."
     )
-    truncate_prompt_tokens: Annotated[int, Field(ge=-1, le=2**31 - 1)] | None = Field(
-        default=None,
-        description="Keep only so many tokens of the prompt, by default the last; -1: as many as the context holds.",
+    return_token_ids: bool | None = acts("Token ids of prompt and output beside the text.")
+    return_tokens_as_token_ids: bool | None = acts("Tokens of log-probabilities are written as token_id:42.")
+    request_id: str | None = acts("A name of the caller's; part of the answer's id.", min_length=1, max_length=256)
+    structured_outputs: StructuredOutputsField | None = acts(
+        "Constrains the output. Beside tools, JSON leaves the model its calls, and other forms do not."
     )
-    truncation_side: TruncationSide | None = Field(
-        default=None, description="With truncate_prompt_tokens: left (default) keeps the last tokens, right the first."
-    )
-    add_special_tokens: bool | None = Field(
-        default=None, description="Frame the prompt as the tokenizer says; default true for texts, false for chats."
-    )
-    return_token_ids: bool | None = Field(default=None, description="Token ids of prompt and output beside the text.")
-    return_tokens_as_token_ids: bool | None = Field(
-        default=None, description="Tokens of log-probabilities are written as token_id:42."
-    )
-    request_id: str | None = Field(
-        default=None, min_length=1, max_length=256, description="A name of the caller's; part of the answer's id."
-    )
-    structured_outputs: StructuredOutputsField | None = Field(
-        default=None,
-        description="Constrains the output. Beside tools, JSON leaves the model its calls, and other forms do not.",
-    )
-    stream_options: StreamOptions | None = Field(default=None, description="Only with stream.")
+    stream_options: StreamOptions | None = acts("Only with stream.")
     use_beam_search: Any = refused("there is no beam search; best_of and n sample several", False)
     length_penalty: Any = refused("it belongs to beam search, which there is none of", 1.0)
     guided_json: Any = refused("use structured_outputs, which replaced it")
@@ -148,9 +128,7 @@ ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "
 class ConversationFields(ChoiceFields):
     """How a reply is sampled, and what the engine has to know."""
 
-    chat_template_kwargs: dict[str, Any] | None = Field(
-        default=None, description="Further variables for the chat template."
-    )
+    chat_template_kwargs: dict[str, Any] | None = acts("Further variables for the chat template.")
 
     def as_chat_fields(self) -> dict[str, Any]:
         """Those that a chat request calls the same."""
@@ -161,15 +139,11 @@ class CompletionRequest(SamplingFields):
     """OpenAI's completion request with vLLM's extensions."""
 
     prompt: Prompts = Field(description="A text, token ids, or a list of either.")
-    max_tokens: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = Field(
-        default=None, description="Most tokens to generate, default 16; 0 only with echo."
-    )
-    echo: bool | None = Field(default=None, description="Put the prompt before the text.")
-    logprobs: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = Field(
-        default=None, description="Log-probabilities of each token, with this many of the most likely."
-    )
-    best_of: Annotated[int, Field(ge=1, le=128)] | None = Field(
-        default=None, description="Generate so many and answer with the n most likely; not in streams."
+    max_tokens: Count | None = acts("Most tokens to generate, default 16; 0 only with echo.")
+    echo: bool | None = acts("Put the prompt before the text.")
+    logprobs: Count | None = acts("Log-probabilities of each token, with this many of the most likely.")
+    best_of: Annotated[int, Field(ge=1, le=128)] | None = acts(
+        "Generate so many and answer with the n most likely; not in streams."
     )
     suffix: str | None = refused("filling in the middle needs a model trained for it", "")
 
@@ -178,20 +152,17 @@ class EmbeddingRequest(ServedFields):
     """OpenAI's request for embeddings, with vLLM's extensions."""
 
     input: Prompts = Field(description="A text, token ids, or a list of either.")
-    dimensions: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = Field(
-        default=None, description="Keep the first so many, of length 1 again; default: all of the hidden state's."
+    dimensions: PositiveCount | None = acts(
+        "Keep the first so many, of length 1 again; default: all of the hidden state's."
     )
-    encoding_format: Literal["float", "base64"] | None = Field(
-        default=None, description="Numbers, or the float32s in little-endian bytes as base64; default float."
+    encoding_format: Literal["float", "base64"] | None = acts(
+        "Numbers, or the float32s in little-endian bytes as base64; default float."
     )
-    truncate_prompt_tokens: Annotated[int, Field(ge=-1, le=2**31 - 1)] | None = Field(
-        default=None,
-        description="Keep only so many tokens of each input, by default the last; -1: as many as the context holds.",
+    truncate_prompt_tokens: Annotated[int, Field(ge=-1, le=2**31 - 1)] | None = acts(
+        "Keep only so many tokens of each input, by default the last; -1: as many as the context holds."
     )
-    truncation_side: TruncationSide | None = Field(
-        default=None, description="With truncate_prompt_tokens: left (default) keeps the last tokens, right the first."
+    truncation_side: TruncationSide | None = acts(
+        "With truncate_prompt_tokens: left (default) keeps the last tokens, right the first."
     )
-    add_special_tokens: bool | None = Field(
-        default=None, description="Frame texts as the tokenizer says; default true."
-    )
+    add_special_tokens: bool | None = acts("Frame texts as the tokenizer says; default true.")
     user: str | None = bookkeeping("The end user's name.")
