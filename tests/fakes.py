@@ -27,7 +27,7 @@ from twostroke.events import (
 )
 from twostroke.kv_cache.layout import KVLayout
 from twostroke.kv_cache.manager import KVCacheManager
-from twostroke.kv_cache.prefix_cache import extend_hashes, hash_blocks
+from twostroke.kv_cache.prefix_cache import hash_blocks
 from twostroke.kv_check import NO_SUSPECTS, KVCheck, Verdict
 from twostroke.request import Arrival, FinishReason, Key
 from twostroke.scheduler.baselines import variant_of
@@ -386,7 +386,8 @@ class FakeEngine:
                 break
         generation.num_committed += num_accepted
         committed = generation.token_ids[: generation.num_committed]
-        hashes = extend_hashes(generation.block_hashes, committed, self.layout.block_size, generation.salt)
+        num_hashed = len(generation.block_hashes)
+        hashes = hash_blocks(committed, self.layout.block_size, generation.salt)[num_hashed:]
         generation.block_hashes.extend(hashes)
         if reason is not None:
             del self.live[request_id]

@@ -128,11 +128,6 @@ class ResultsFile:
             self._file.close()
             raise
 
-    @property
-    def num_done(self) -> int:
-        """Requests that have a result."""
-        return len(self._done)
-
     def has(self, found: BatchRequest | BadLine) -> bool:
         """Whether there is a result for this already."""
         if isinstance(found, BadLine):

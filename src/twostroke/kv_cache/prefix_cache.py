@@ -247,27 +247,6 @@ def hash_blocks(
     return tuple(hashes)
 
 
-def extend_hashes(
-    block_hashes: Sequence[bytes], token_ids: Sequence[int], block_size: int, salt: str | None = None
-) -> tuple[bytes, ...]:
-    """Hashes of the blocks that `token_ids`, all tokens from position 0, fill beyond those hashed already.
-
-    Costs nothing while no further block is full.
-
-    >>> known = hash_blocks(range(8), block_size=4)
-    >>> extend_hashes(known, range(11), block_size=4)
-    ()
-    >>> extend_hashes(known, range(12), block_size=4) == hash_blocks(range(12), block_size=4)[2:]
-    True
-    """
-    num_hashed = len(block_hashes)
-    num_full = len(token_ids) // block_size
-    if num_full <= num_hashed:
-        return ()
-    fresh = token_ids[num_hashed * block_size : num_full * block_size]
-    return hash_blocks(fresh, block_size, salt, block_hashes[-1] if block_hashes else None)
-
-
 def salt_of_drift(salt: str | None, numerics: Mapping[str, str]) -> str:
     """Return the salt for hashes of blocks whose KV may have other numerics than their worker.
 

@@ -114,27 +114,6 @@ class KVStorage:
         """Of the pool's blocks, writable; host memory only."""
         return self.tensor[: self.num_blocks].view(-1).numpy().data
 
-    def byte_ranges(
-        self, group_id: int, page_id: int, layer_in_page: int, kv_heads: range
-    ) -> tuple[tuple[int, int], ...]:
-        """(offset, length) in bytes from the start of the tensor: K, then V, of a run of KV heads.
-
-        Args:
-            group_id: of which KV group the page is.
-            page_id: which page.
-            layer_in_page: which of its layers.
-            kv_heads: consecutive KV heads; their slots are contiguous.
-        """
-        assert kv_heads.step == 1, kv_heads
-        layout, group, ids = self.layout, self.layout.groups[group_id], self.page_ids[group_id]
-        assert kv_heads.stop <= group.spec.num_kv_heads, kv_heads
-        assert 0 <= page_id < ids.num_ids(self.num_blocks), page_id
-        assert 0 <= layer_in_page < len(group.layer_ids), layer_in_page
-        head_bytes = layout.bytes_per_head(group)
-        start = page_id * ids.bytes_per_id + layer_in_page * layout.bytes_per_layer(group) + kv_heads.start * head_bytes
-        length = len(kv_heads) * head_bytes
-        return (start, length), (start + group.spec.num_kv_heads * head_bytes, length)
-
 
 class JoinedStorages:
     """Storages whose pages have the same numbers, as one: each for the layers of one shape of K and V."""

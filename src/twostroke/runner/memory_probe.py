@@ -9,8 +9,6 @@ from typing import Protocol
 
 import torch
 
-from twostroke.runner.live_bytes import LiveBytes
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryReading:
@@ -64,32 +62,6 @@ class CudaProbe:
         torch.cuda.synchronize(self._device)
         gc.collect()
         torch.cuda.empty_cache()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CountingProbe:
-    """Counts the tensors of the work against a card that is not there: the same numbers each time."""
-
-    total_bytes: int
-    held_bytes: int
-    others_bytes: int = 0
-
-    def around(self, work: Callable[[], object]) -> MemoryReading:
-        """See MemoryProbe.
-
-        Raises:
-            torch.OutOfMemoryError: the card would not have held it.
-        """
-        with LiveBytes() as counted:
-            work()
-        if self.others_bytes + self.held_bytes + counted.peak > self.total_bytes:
-            raise torch.OutOfMemoryError(f"{counted.peak:,} bytes beyond what is held")
-        return MemoryReading(
-            total_bytes=self.total_bytes,
-            others_bytes=self.others_bytes,
-            held_bytes=self.held_bytes,
-            peak_bytes=counted.peak,
-        )
 
 
 def probe_of(device: torch.device) -> MemoryProbe | None:

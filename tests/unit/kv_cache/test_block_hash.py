@@ -3,7 +3,7 @@ from __future__ import annotations
 import hypothesis.strategies as st
 from hypothesis import given
 
-from twostroke.kv_cache.prefix_cache import HASH_BYTES, extend_hashes, hash_blocks
+from twostroke.kv_cache.prefix_cache import HASH_BYTES, hash_blocks
 
 TOKENS = st.lists(st.integers(0, 2**32 - 1), max_size=40)
 
@@ -12,7 +12,8 @@ TOKENS = st.lists(st.integers(0, 2**32 - 1), max_size=40)
 def test_growing_a_chain_equals_hashing_at_once(token_ids: list[int], block_size: int, salt: str | None) -> None:
     hashes: list[bytes] = []
     for end in range(len(token_ids) + 1):
-        hashes.extend(extend_hashes(hashes, token_ids[:end], block_size, salt))
+        new = token_ids[len(hashes) * block_size : end]
+        hashes.extend(hash_blocks(new, block_size, salt, parent=hashes[-1] if hashes else None))
     assert tuple(hashes) == hash_blocks(token_ids, block_size, salt)
     assert len(hashes) == len(token_ids) // block_size
 

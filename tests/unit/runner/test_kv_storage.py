@@ -27,17 +27,6 @@ def test_bytes_are_as_the_formula_says(windows: list[int | None], kv_format: KVF
     assert not kv.tensor.any()
 
 
-@pytest.mark.parametrize("kv_format", KV_FORMATS)
-def test_byte_ranges_find_keys_and_values(kv_format: KVFormat) -> None:
-    kv = KVStorage(layout([None, None], kv_format), 5, CPU)
-    kv.tensor.copy_(torch.arange(kv.tensor.numel()).remainder(251).view_as(kv.tensor))
-    raw = kv.tensor.flatten()
-    for block_id, layer, heads in ((0, 0, range(3)), (3, 1, range(1, 3)), (4, 0, range(2, 3))):
-        for part, (offset, length) in enumerate(kv.byte_ranges(0, block_id, layer, heads)):
-            expected = kv.tensors[0][block_id, layer, part, heads.start : heads.stop].flatten()
-            assert torch.equal(raw[offset : offset + length], expected)
-
-
 def test_attention_layout() -> None:
     kv = KVStorage(layout([None, 64, None, 64]), 5, CPU)
     found = kv.attention_layout(num_heads=6)

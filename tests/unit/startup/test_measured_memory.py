@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import weakref
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from twostroke.kv_cache import device_memory
 from twostroke.kv_cache.device_memory import LEAST_RESERVE_BYTES, DeviceMemory
 from twostroke.runner.largest_steps import LargestStep, largest_steps
 from twostroke.runner.live_bytes import LiveBytes
-from twostroke.runner.memory_probe import CountingProbe, MemoryReading
+from twostroke.runner.memory_probe import MemoryReading
 from twostroke.startup import assembly
 from twostroke.startup.assembly import build_engine
 from twostroke.startup.measured_memory import settings_that_fit
@@ -36,6 +37,32 @@ SETTINGS: dict[str, Any] = {
 MANY_SEQS: dict[str, Any] = {**SETTINGS, "max_num_seqs": 32}
 """Contexts of so many weigh more in a step than its tokens: fewer tokens, fewer or shorter requests are each a way."""
 Card = Callable[[int], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CountingProbe:
+    """Counts the tensors of the work against a card that is not there: the same numbers each time."""
+
+    total_bytes: int
+    held_bytes: int
+    others_bytes: int = 0
+
+    def around(self, work: Callable[[], object]) -> MemoryReading:
+        """See MemoryProbe.
+
+        Raises:
+            torch.OutOfMemoryError: the card would not have held it.
+        """
+        with LiveBytes() as counted:
+            work()
+        if self.others_bytes + self.held_bytes + counted.peak > self.total_bytes:
+            raise torch.OutOfMemoryError(f"{counted.peak:,} bytes beyond what is held")
+        return MemoryReading(
+            total_bytes=self.total_bytes,
+            others_bytes=self.others_bytes,
+            held_bytes=self.held_bytes,
+            peak_bytes=counted.peak,
+        )
 
 
 @pytest.fixture
