@@ -139,9 +139,9 @@ def _fold_us(events: list[Event]) -> float:
     state = LiveState(metrics)
     spent_s = 0.0
     for event in events:
-        metrics.observe(event)
+        taken = metrics.observe(event)
         begin_s = time.perf_counter()
-        state.observe(event)
+        state.observe(event, taken)
         spent_s += time.perf_counter() - begin_s
     figures = state.whole("model", 0.0)["engines"]["engine"]["figures"]
     return 1e6 * spent_s / max(1.0, figures["generation_tokens"])

@@ -47,8 +47,7 @@ class Server:
 
         def fold(event: Event) -> None:
             self.num_read += 1
-            metrics.observe(event)
-            self.live.observe(event)
+            self.live.observe(event, metrics.observe(event))
 
         self.unread: Unread[Event] = Unread(fold)
 

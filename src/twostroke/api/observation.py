@@ -81,8 +81,7 @@ class Observation:
             self._tell_at_once(unpack(packed))
 
     def _fold(self, event: Event) -> None:
-        self.metrics.observe(event)
-        self.live.observe(event)
+        self.live.observe(event, self.metrics.observe(event))
 
     def _tell_at_once(self, event: Event) -> None:
         """Tell those who send or note something at the time of an event."""

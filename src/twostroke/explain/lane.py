@@ -15,10 +15,11 @@ from twostroke.events import (
 )
 from twostroke.explain import causes
 from twostroke.explain.causes import Cause, KVWay, of_handing_over, of_leaving, of_resuming, of_transfer
-from twostroke.explain.engine_view import DecidedStep, EngineView
 from twostroke.explain.merging import NO_WORK, Span, Work, drafts_of, merged
 from twostroke.explain.names import sequence_of
+from twostroke.explain.run_state import EngineState
 from twostroke.explain.segments import Label, Lane
+from twostroke.explain.step import DecidedStep
 from twostroke.outputs import DraftTally
 from twostroke.plain_words import counted
 from twostroke.request import FinishReason, RequestStatus
@@ -44,13 +45,15 @@ class LaneBuilder:
         name: of the sequence, as the process has it where it is now.
         begin_s: its arrival, or where the history begins to know it.
         process: where it is.
+        engine: the state of that process's place.
         has_arrival: whether the history knows its beginning.
     """
 
-    def __init__(self, name: str, begin_s: float, process: str, *, has_arrival: bool) -> None:
+    def __init__(self, name: str, begin_s: float, process: str, engine: EngineState, *, has_arrival: bool) -> None:
         self.sequence_id = sequence_of(name)
         self.process = process
         """Where it is, or was last."""
+        self.engine = engine
         self.lend_as: int | None = None
         """Its blocks go to another process under this number, when its prompt is computed."""
         self.is_between = False
@@ -59,7 +62,7 @@ class LaneBuilder:
         """It was ended from outside, and the process that runs it has not said so yet."""
         self._withdrawn = False
         """The last process was told to end it, and nobody has taken it in since."""
-        self._name_there = name
+        self.name_there = name
         self._begin_s = self._cursor_s = begin_s
         self._has_arrival = has_arrival
         self._status = RequestStatus.WAITING if has_arrival else RequestStatus.RUNNING
@@ -88,38 +91,38 @@ class LaneBuilder:
 
     # ------------------------------------------------------------------ events
 
-    def arrived(self, event: RequestArrived, view: EngineView) -> None:
+    def arrived(self, event: RequestArrived, engine: EngineState) -> None:
         """It is in the queue."""
         self.lend_as = event.arrival.lend_as
         handed_over_s = event.submitted_time_s
         self._num_prompt_tokens = event.arrival.num_prompt_tokens
         self._spend(causes.of_preparing(knows_handover=handed_over_s is not None), handed_over_s or event.time_s)
-        self._cause = causes.of_joining(self._name_there, self._cursor_s, view)
+        self._cause = causes.of_joining(self.name_there, self._cursor_s, engine)
         self._spend(self._cause, event.time_s)
 
-    def goes_on(self, event: RequestArrived, view: EngineView, way: KVWay | None, loss: str) -> None:
+    def goes_on(self, event: RequestArrived, engine: EngineState, way: KVWay | None, loss: str) -> None:
         """It is in the queue of another process.
 
         Args:
             event: says so.
-            view: of that process.
+            engine: the state of that process's place.
             way: how its KV came there.
             loss: the last one of a process, in case that nothing else says why.
         """
-        is_next_attempt = event.request_id != self._name_there
+        is_next_attempt = event.request_id != self.name_there
         if is_next_attempt and (not self.is_between or self._cause.label is Label.TRANSFER):
             self.left(self._cursor_s, of_resuming(loss))
-        source, self.process = self.process, event.process
-        cause = causes.of_joining(event.request_id, event.time_s, view)
+        source, self.process, self.engine = self.process, event.process, engine
+        cause = causes.of_joining(event.request_id, event.time_s, engine)
         if self._cause.label is Label.TRANSFER:
-            last = self._handed_over(source, event, view, way)
+            last = self._handed_over(source, event, engine, way)
             cause = last if last.label is cause.label else cause  # it keeps waiting for the same cause
         else:
             self._spend(self._cause, event.time_s, process="")
         self._count_what_was_delivered(event.arrival.num_prompt_tokens)
         self.lend_as = event.arrival.lend_as
         self.is_between = self._withdrawn = False
-        self._name_there = event.request_id
+        self.name_there = event.request_id
         self._admitted_in_step = -1
         self._cause = cause
 
@@ -130,7 +133,7 @@ class LaneBuilder:
 
     def left(self, time_s: float, cause: Cause, *, is_withdrawn: bool = False) -> None:
         """It is no longer where it was, and is to go on elsewhere."""
-        is_in_prefill = self._in_flight and self._in_flight[0].shares[self._name_there].stroke is Stroke.PREFILL
+        is_in_prefill = self._in_flight and self._in_flight[0].shares[self.name_there].stroke is Stroke.PREFILL
         if self._status is RequestStatus.RUNNING and not is_in_prefill:  # nothing was heard of it since the last cut
             self._in_flight.clear()
             self._status, self._cause, self.is_between = RequestStatus.WAITING, cause, True
@@ -139,23 +142,23 @@ class LaneBuilder:
         self._status, self._cause = RequestStatus.WAITING, cause
         self._in_flight.clear()
 
-    def scheduled(self, event: StepScheduled, view: EngineView) -> None:
+    def scheduled(self, event: StepScheduled, engine: EngineState) -> None:
         """A step was decided, with or without it."""
         batch = event.batch
         for preemption in batch.preemptions:
-            if preemption.request_id == self._name_there:
+            if preemption.request_id == self.name_there:
                 self._status = RequestStatus.PREEMPTED
                 self._num_preemptions += 1
                 self._cause = causes.of_preemption(preemption)
-        step = view.in_flight[-1] if view.in_flight and not batch.is_empty else None
-        takes_part = step is not None and self._name_there in step.shares
+        step = engine.in_flight[-1] if engine.in_flight and not batch.is_empty else None
+        takes_part = step is not None and self.name_there in step.shares
         if self._status is not RequestStatus.RUNNING:
             if not self._in_flight:  # otherwise its time until that step's result belongs to the step
                 self._spend(self._cause, event.time_s)
             if takes_part:
                 self._admit(event)
             elif self._status is RequestStatus.WAITING:
-                self._cause = causes.of_queueing(self._name_there, batch, view)
+                self._cause = causes.of_queueing(self.name_there, batch, engine)
         if takes_part and step is not None:
             self._in_flight.append(step)
 
@@ -169,10 +172,10 @@ class LaneBuilder:
             self._work(step, event.time_s, commit)
         elif self._status is RequestStatus.RUNNING:
             if step.batch.step < self._admitted_in_step:
-                self._spend(causes.of_waiting_for(step, self._name_there), event.time_s)
+                self._spend(causes.of_waiting_for(step, self.name_there), event.time_s)
             else:
                 has_output = bool(self._token_times_s)
-                self._spend(causes.of_sitting_out(self._name_there, has_output, step), event.time_s)
+                self._spend(causes.of_sitting_out(self.name_there, has_output, step), event.time_s)
         if commit is not None:
             self._token_times_s.extend([event.time_s] * commit.num_tokens)
             if commit.num_tokens:
@@ -198,21 +201,21 @@ class LaneBuilder:
         else:
             self._close(event.time_s, "ended from outside")
 
-    def kv_checked(self, event: KVBlockChecked, view: EngineView) -> None:
+    def kv_checked(self, event: KVBlockChecked, engine: EngineState) -> None:
         """A block was computed again between a decision and its step: whoever runs has waited for it.
 
         Unless a step that was decided before is still to give its result: then the time is that step's.
         """
-        is_alone = len(view.in_flight) == 1
+        is_alone = len(engine.in_flight) == 1
         if self._status is RequestStatus.RUNNING and is_alone:
             if not self._spans or self._spans[-1].cause.label is not Label.KV_CHECK:  # else the moment between two
-                self._spend(causes.of_waiting_for(None, self._name_there), event.begin_s)
+                self._spend(causes.of_waiting_for(None, self.name_there), event.begin_s)
             self._spend(causes.of_kv_check(event), event.time_s)
-        if self._name_there in event.suspects.ended:
+        if self.name_there in event.suspects.ended:
             self._finish_reason = FinishReason.ERROR
             self._notes.append("it had read a KV block that was found corrupt: what it answered may be wrong")
             self._close(event.time_s, "it had read a block that had gone bad")
-        elif self._name_there in event.suspects.started_over:
+        elif self.name_there in event.suspects.started_over:
             self._status = RequestStatus.WAITING
             self._in_flight.clear()
             self._cause = causes.of_starting_over(event)
@@ -258,10 +261,10 @@ class LaneBuilder:
             self._spans.append(Span(cause, self._cursor_s, until_s, work, where))
             self._cursor_s = until_s
 
-    def _handed_over(self, source: str, event: RequestArrived, view: EngineView, way: KVWay | None) -> Cause:
+    def _handed_over(self, source: str, event: RequestArrived, engine: EngineState, way: KVWay | None) -> Cause:
         """Spend the time since `source` computed the prompt; return the last cause."""
         num_spans, prefilled_s, cause = len(self._spans), self._cursor_s, self._cause
-        for cause, until_s in of_handing_over(source, prefilled_s, event.time_s, way, view):
+        for cause, until_s in of_handing_over(source, prefilled_s, event.time_s, way, engine):
             self._spend(cause, min(until_s, event.time_s))
         if not any(span.cause.label is Label.TRANSFER for span in self._spans[num_spans:]):
             told = of_transfer(source, prefilled_s, None if way is None else way.ended).reason
@@ -269,7 +272,7 @@ class LaneBuilder:
         return cause
 
     def _admit(self, event: StepScheduled) -> None:
-        mine = [a for a in event.batch.admitted if a.request_id == self._name_there]
+        mine = [a for a in event.batch.admitted if a.request_id == self.name_there]
         self._admitted = mine[0] if mine else None
         is_first = self._status is RequestStatus.WAITING and not self._token_times_s
         if self._admitted is not None and is_first:  # who goes on elsewhere finds there what was brought there
@@ -293,18 +296,18 @@ class LaneBuilder:
         return dict(Counter(decision.reason for decision in decisions if decision is not None))
 
     def _work(self, step: DecidedStep, until_s: float, commit: Commit | None) -> None:
-        share = step.shares[self._name_there]
+        share = step.shares[self.name_there]
         is_again = share.num_computed_tokens < self._num_computed_most
         self._num_computed_most = max(self._num_computed_most, share.token_range.stop - share.num_draft_tokens)
         if share.stroke is Stroke.DECODE:
             num_tokens = 0 if commit is None else commit.num_tokens
-            work = Work(1, num_tokens, drafts=drafts_of(self._name_there, step, commit))
-            self._spend(causes.of_decoding(self._name_there, step), until_s, work)
+            work = Work(1, num_tokens, drafts=drafts_of(self.name_there, step, commit))
+            self._spend(causes.of_decoding(self.name_there, step), until_s, work)
             return
         told = "" if self._admitted is None else causes.cached_in_words(self._admitted)
         self._admitted = None  # said once, with the first chunk
         self._spend(
-            Cause(Label.RECOMPUTE if is_again else Label.PREFILL, told, step.prefills_of_others(self._name_there)),
+            Cause(Label.RECOMPUTE if is_again else Label.PREFILL, told, step.prefills_of_others(self.name_there)),
             until_s,
             Work(1, share.num_scheduled_tokens, self._num_admissions, share.samples_token),
         )
@@ -313,8 +316,8 @@ class LaneBuilder:
         """What it is at between the last cut and now, or when it was broken off."""
         if self._in_flight:
             step = self._in_flight[0]
-            is_decode = step.shares[self._name_there].stroke is Stroke.DECODE
-            cause = causes.of_decoding(self._name_there, step) if is_decode else Cause(Label.PREFILL, "")
+            is_decode = step.shares[self.name_there].stroke is Stroke.DECODE
+            cause = causes.of_decoding(self.name_there, step) if is_decode else Cause(Label.PREFILL, "")
             cause = Cause(cause.label, f"in a step; {how}", cause.because_of)
         elif self._status is RequestStatus.RUNNING:
             cause = Cause(Label.END, f"between two steps; {how}")

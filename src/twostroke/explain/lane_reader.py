@@ -8,14 +8,13 @@ another is to go on with it, or when the process that ran it is gone. Names carr
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 from twostroke.events import (
     EngineLost,
     EngineStarted,
     Event,
-    EventsDropped,
     KVBlockChecked,
     KVImportBegan,
     KVImportEnded,
@@ -26,23 +25,12 @@ from twostroke.events import (
     StepScheduled,
 )
 from twostroke.explain.causes import KVWay, of_resuming
-from twostroke.explain.engine_view import DecidedStep, EngineView
 from twostroke.explain.lane import LaneBuilder
-from twostroke.explain.names import GATEWAY, is_of_pool, place_of, sequence_of
+from twostroke.explain.names import GATEWAY, is_of_pool, sequence_of
 from twostroke.explain.remembered import Remembered
+from twostroke.explain.run_state import EngineState, RunState, Taken
 from twostroke.explain.segments import Lane
 from twostroke.request import FinishReason
-
-
-@dataclass(slots=True, eq=False)
-class _Engine:
-    """A place of which one process after the other runs sequences."""
-
-    view: EngineView = field(default_factory=EngineView)
-    live: dict[str, LaneBuilder] = field(default_factory=dict[str, LaneBuilder])
-    """Who is there, by the name that it has there."""
-    began_at_start: bool = False
-    """The history knows it from its start on."""
 
 
 class LaneReader:
@@ -54,207 +42,151 @@ class LaneReader:
 
     def __init__(self, follows: Callable[[str], bool]) -> None:
         self._follows = follows
-        self._engines: dict[str, _Engine] = {}
-        self._between: dict[str, LaneBuilder] = {}
-        """By sequence."""
+        self._run = RunState()
+        self._lanes: dict[str, LaneBuilder] = {}
+        """Those that have not ended, by sequence."""
         self._ways = Remembered[int, KVWay]()
         """Paths of prefixes that are being fetched, or that wait for their sequence; by import."""
         self._routes = Remembered[str, str]()
         """Why an attempt runs where it does, by its name there, until it has arrived."""
-        self._told = Remembered[str, RequestFinishedByCaller]()
-        """Ends of sequences that nobody has seen yet."""
-        self._over = Remembered[str, bool]()
-        """Sequences that ended between two processes: the second may not know when it takes one in."""
         self._loss = "the process that ran it is gone"
         self._time_s = float("-inf")
 
     def take(self, event: Event) -> list[Lane]:
         """One event, in order; the lanes that end with it."""
         self._time_s = max(self._time_s, event.time_s)
-        if event.process == GATEWAY and not isinstance(event, EventsDropped):
-            return self._gateway(event)
-        engine = self._engines.setdefault(place_of(event.process), _Engine())
-        step = engine.view.in_flight[0] if engine.view.in_flight else None
-        engine.view.take(event)
+        taken = self._run.take(event)
+        engine = taken.engine
         match event:
             case EngineStarted() | EngineLost():
-                return self._lost(engine, event)
+                self._lost(engine, event)
             case RequestArrived():
                 self._arrived(engine, event)
-                return []
             case StepScheduled():
                 self._scheduled(engine, event)
-                return []
             case StepCommitted():
-                self._committed(engine, event, step)
+                self._committed(event, taken)
             case RequestFinishedByCaller():
                 self._finished_by_caller(engine, event)
             case KVBlockChecked():
-                for lane in engine.live.values():
-                    lane.kv_checked(event, engine.view)
+                for lane in self._here(engine):
+                    lane.kv_checked(event, engine)
             case _:
-                self._note(event, engine.view)
-                return []
-        return self._moved(engine, event.time_s)
+                self._note(event, engine)
+        return self._ended(event.time_s)
 
     def living(self) -> list[Lane]:
         """Those that have not ended, up to the last event."""
-        here = [lane for engine in self._engines.values() for lane in engine.live.values()]
-        return [lane.lane(self._time_s) for lane in (*here, *self._between.values())]
+        return [lane.lane(self._time_s) for lane in self._lanes.values()]
+
+    def _here(self, engine: EngineState) -> list[LaneBuilder]:
+        return [lane for lane in self._lanes.values() if lane.engine is engine and not lane.is_between]
 
     # ------------------------------------------------------------------ what befalls a process
 
-    def _lost(self, engine: _Engine, event: EngineStarted | EngineLost) -> list[Lane]:
-        """Whoever is still there was run by a process that died."""
-        engine.began_at_start = engine.began_at_start or isinstance(event, EngineStarted)
-        if is_of_pool(event.process):
-            return self._lost_of_pool(engine, event)
-        for lane in engine.live.values():
-            lane.lost(event.time_s, "the engine died")
-        return self._moved(engine, event.time_s)
-
-    def _lost_of_pool(self, engine: _Engine, event: EngineStarted | EngineLost) -> list[Lane]:
-        """They go on elsewhere, and so do those that were to come here."""
+    def _lost(self, engine: EngineState, event: EngineStarted | EngineLost) -> None:
+        """Whoever is still there was run by a process that died; of a pool it goes on elsewhere, and so do those that
+        were to come here."""
+        if not is_of_pool(event.process):
+            for lane in self._here(engine):
+                lane.lost(event.time_s, "the engine died")
+            return
         if isinstance(event, EngineLost):
             self._loss = event.cause
-        here, lanes = place_of(event.process), list[Lane]()
-        to_come = {import_id for import_id, way in self._ways.items() if way.place == here}
+        to_come = {import_id for import_id, way in self._ways.items() if way.place == engine.place}
         for import_id in to_come:
             del self._ways[import_id]
-        cause = of_resuming(self._loss)
-        for other in self._engines.values():
-            for lane in other.live.values():
-                if other is engine or lane.lend_as in to_come:
-                    lane.left(event.time_s, cause)
-        for lane in self._between.values():
-            if lane.lend_as in to_come:
-                lane.left(event.time_s, cause)
-        for other in self._engines.values():
-            lanes += self._moved(other, event.time_s)
-        return lanes
+        for lane in self._lanes.values():
+            if lane.lend_as in to_come or (lane.engine is engine and not lane.is_between):
+                lane.left(event.time_s, of_resuming(self._loss))
 
-    def _note(self, event: Event, view: EngineView) -> None:
+    def _note(self, event: Event, engine: EngineState) -> None:
         """What is of use later."""
         match event:
-            case EventsDropped():
-                for engine in self._engines.values():
-                    engine.began_at_start = False
+            case RequestRouted() if self._follows(sequence_of(event.request_id)):
+                self._routes.put(event.request_id, event.reason)
             case KVImportBegan():
-                way = KVWay(
-                    place_of(event.process),
-                    event.time_s,
-                    dict(view.num_tokens_held),
-                    view.last_step,
-                    view.last_result_s,
-                )
-                self._ways.put(event.import_id, way)
+                held, step, stepped_s = engine.num_tokens_held, engine.last_step, engine.last_result_s
+                self._ways.put(event.import_id, KVWay(engine.place, event.time_s, held, step, stepped_s))
             case KVImportEnded():
-                way = self._ways.get(event.import_id, KVWay(place_of(event.process)))
+                way = self._ways.get(event.import_id, KVWay(engine.place))
                 self._ways.put(event.import_id, replace(way, ended=event))
             case _:
                 pass
 
-    def _scheduled(self, engine: _Engine, event: StepScheduled) -> None:
-        if not engine.began_at_start:
-            for share in event.batch.requests:
-                self._begin_in_the_middle(engine, share.request_id, event)
-        for lane in engine.live.values():
-            lane.scheduled(event, engine.view)
+    def _scheduled(self, engine: EngineState, event: StepScheduled) -> None:
+        self._begin_in_the_middle(engine, (share.request_id for share in event.batch.requests), event)
+        for lane in self._here(engine):
+            lane.scheduled(event, engine)
 
-    def _committed(self, engine: _Engine, event: StepCommitted, running: DecidedStep | None) -> None:
+    def _committed(self, event: StepCommitted, taken: Taken) -> None:
         commits = {commit.request_id: commit for commit in event.commits}
-        if not engine.began_at_start:  # of one whose steps were all decided before, the end may be all that is left
-            for commit in event.commits:
-                if commit.finish_reason is not None:
-                    self._begin_in_the_middle(engine, commit.request_id, event)
-        step = running if running is not None and running.batch.step == event.step else None
-        for name, lane in engine.live.items():
-            lane.committed(event, step, commits.get(name))
+        # of one whose steps were all decided before the history begins, the end may be all that is left
+        ended = (commit.request_id for commit in event.commits if commit.finish_reason is not None)
+        self._begin_in_the_middle(taken.engine, ended, event)
+        for lane in self._here(taken.engine):
+            lane.committed(event, taken.step, commits.get(lane.name_there))
 
     # ------------------------------------------------------------------ what befalls a sequence
 
-    def _arrived(self, engine: _Engine, event: RequestArrived) -> None:
+    def _arrived(self, engine: EngineState, event: RequestArrived) -> None:
         name, arrival = event.request_id, event.arrival
         sequence_id = sequence_of(name)
-        if sequence_id in self._over or not self._follows(sequence_id):
+        sequence = engine.requests[name].sequence
+        if sequence is None or not self._follows(sequence_id):
             return
         import_id = arrival.import_id
-        lane = self._between.pop(sequence_id, None) or self._taken_from_another(name)
-        if lane is not None:
+        goes_on = import_id is not None or name != sequence_id
+        lane = self._lanes.get(sequence_id)
+        if lane is not None and (lane.is_between or goes_on):
             way = None if import_id is None else self._ways.get(import_id)
-            lane.goes_on(event, engine.view, way, self._loss)
-        elif import_id is not None or (name != sequence_id and not engine.began_at_start):
-            lane = LaneBuilder(name, event.time_s, event.process, has_arrival=False)
-            lane.arrived(event, engine.view)
+            lane.goes_on(event, engine, way, self._loss)
         else:
-            lane = LaneBuilder(name, arrival.arrival_time_s, event.process, has_arrival=True)
-            lane.arrived(event, engine.view)
+            is_known = import_id is None and (name == sequence_id or engine.is_whole)
+            begin_s = arrival.arrival_time_s if is_known else event.time_s
+            lane = self._lanes[sequence_id] = LaneBuilder(name, begin_s, event.process, engine, has_arrival=is_known)
+            lane.arrived(event, engine)
+        lane.told = sequence.told
         lane.routed(self._routes.pop(name, ""))
         if import_id is not None:
             self._ways.pop(import_id, None)
-        lane.told = self._told.pop(sequence_id, lane.told)
-        engine.live[name] = lane
 
-    def _taken_from_another(self, name: str) -> LaneBuilder | None:
-        """Of a new attempt: what another process has not ended yet, and is not to go on with."""
-        if name == sequence_of(name):
-            return None
-        for engine in self._engines.values():
-            for there, lane in engine.live.items():
-                if lane.sequence_id == sequence_of(name) and there != name:
-                    return engine.live.pop(there)
-        return None
-
-    def _finished_by_caller(self, engine: _Engine, event: RequestFinishedByCaller) -> None:
-        if not engine.began_at_start:
-            self._begin_in_the_middle(engine, event.request_id, event)
-        lane = engine.live.get(event.request_id)
+    def _finished_by_caller(self, engine: EngineState, event: RequestFinishedByCaller) -> None:
+        """A process that runs a sequence says when it has ended; of one between two processes the gateway does."""
+        is_gateway = engine.place == GATEWAY
+        if not is_gateway:
+            self._begin_in_the_middle(engine, [event.request_id], event)
+        lane = self._lanes.get(sequence_of(event.request_id))
         if lane is None:
             return
-        is_told = lane.told is not None or event.reason is not FinishReason.ABORT
-        if is_told or not is_of_pool(event.process):
+        if is_gateway and not lane.is_between:
+            lane.told = event
+        elif is_gateway:
             lane.finished_by_caller(event)
-        else:  # the gateway would have said so before, if nobody were to go on with it
-            lane.left(event.time_s, of_resuming(self._loss), is_withdrawn=True)
+        elif lane.engine is engine and lane.name_there == event.request_id and not lane.is_between:
+            if lane.told is not None or event.reason is not FinishReason.ABORT or not is_of_pool(event.process):
+                lane.finished_by_caller(event)
+            else:  # the gateway would have said so before, if nobody were to go on with it
+                lane.left(event.time_s, of_resuming(self._loss), is_withdrawn=True)
 
-    def _gateway(self, event: Event) -> list[Lane]:
-        """A sequence has a place, or has ended, wherever it is; a process that runs it says when."""
-        if isinstance(event, RequestRouted) and self._follows(sequence_of(event.request_id)):
-            self._routes.put(event.request_id, event.reason)
-        if not isinstance(event, RequestFinishedByCaller) or not self._follows(event.request_id):
-            return []
-        sequence_id = event.request_id
-        lane = self._between.pop(sequence_id, None)
-        if lane is not None:
-            lane.finished_by_caller(event)
-            self._over.put(sequence_id, True)
-            return [lane.lane(event.time_s)]
-        for engine in self._engines.values():
-            for lane in engine.live.values():
-                if lane.sequence_id == sequence_id:
-                    lane.told = event
-                    return []
-        self._told.put(sequence_id, event)
-        return []
+    def _begin_in_the_middle(self, engine: EngineState, names: Iterable[str], event: Event) -> None:
+        """The history begins later than these sequences, as far as they are not known."""
+        if engine.is_whole:
+            return
+        for name in names:
+            sequence_id = sequence_of(name)
+            if sequence_id not in self._lanes and not self._run.is_over(sequence_id) and self._follows(sequence_id):
+                lane = LaneBuilder(name, event.time_s, event.process, engine, has_arrival=False)
+                self._lanes[sequence_id] = lane
 
-    def _begin_in_the_middle(self, engine: _Engine, name: str, event: Event) -> None:
-        """The history begins later than the sequence."""
-        sequence_id = sequence_of(name)
-        is_known = name in engine.live or sequence_id in self._between or sequence_id in self._over
-        if not is_known and self._follows(sequence_id):
-            engine.live[name] = LaneBuilder(name, event.time_s, event.process, has_arrival=False)
-
-    def _moved(self, engine: _Engine, time_s: float) -> list[Lane]:
-        """Lanes that have ended; who is between two processes now is no longer here."""
-        ended: list[Lane] = []
-        for name, lane in list(engine.live.items()):
+    def _ended(self, time_s: float) -> list[Lane]:
+        """Lanes that have ended."""
+        ended: list[LaneBuilder] = []
+        for lane in self._lanes.values():
             if lane.is_between and lane.told is not None:
                 lane.finished_by_caller(lane.told)
             if lane.is_finished:
-                ended.append(lane.lane(time_s))
-            elif lane.is_between:
-                self._between[lane.sequence_id] = lane
-            else:
-                continue
-            del engine.live[name]
-        return ended
+                ended.append(lane)
+        for lane in ended:
+            del self._lanes[lane.sequence_id]
+        return [lane.lane(time_s) for lane in ended]

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from twostroke.batch import Commit, DraftDecision, DraftReason, Stroke
 from twostroke.explain.causes import Cause
-from twostroke.explain.engine_view import DecidedStep
 from twostroke.explain.segments import Culprit, Label, Segment
+from twostroke.explain.step import DecidedStep
 from twostroke.outputs import num_accepted
 from twostroke.plain_words import counted
 

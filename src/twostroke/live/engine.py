@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from twostroke.batch import Commit, ScheduledRequest
+from twostroke.batch import ScheduledBatch, ScheduledRequest
 from twostroke.events import (
     EngineLost,
     EngineStarted,
@@ -18,19 +18,19 @@ from twostroke.events import (
     KVImportEnded,
     PrefixCacheReset,
     RequestArrived,
-    RequestFinishedByCaller,
     StepCommitted,
     StepScheduled,
 )
-from twostroke.live.block_map import BlockMap, Table
+from twostroke.explain.run_state import EngineState, LocalRequest, Taken
+from twostroke.explain.step import DecidedStep
+from twostroke.live.block_map import BlockMap
 from twostroke.live.rows import (
     WINDOW_S,
-    LiveRequest,
-    LiveStep,
     SequenceRow,
-    StepRow,
     figures_of,
     histograms_of,
+    row_of_request,
+    row_of_step,
     waiting_by_reason,
 )
 from twostroke.metrics.engine_metrics import EngineMetrics
@@ -52,6 +52,8 @@ class _Unseen:
     grown: dict[str, list[list[Any]]] = field(default_factory=dict[str, list[list[Any]]])
     """By request, per KV group: the entry where its row is cut, its first held one, the blocks that follow."""
     gone: list[str] = field(default_factory=list[str])
+    steps: set[int] = field(default_factory=set[int])
+    """Numbers of those that were decided, or whose result came."""
     stamp: int = 0
     is_settled: bool = False
     """Nothing has come for so long that rates are 0, and that was told."""
@@ -68,25 +70,23 @@ class _Unseen:
 
 
 class LiveEngine:
-    """Follows one place, event by event; `whole` is what is there, `changes` what is new since they were asked for.
+    """Shows one place, event by event; `whole` is what is there, `changes` what is new since they were asked for.
 
     Hearing an event costs little whether or not anybody looks: what can be made of it is made when somebody asks.
 
     Args:
         metrics: that have counted every event when it comes here.
+        engine: the state of the place.
     """
 
-    def __init__(self, metrics: EngineMetrics) -> None:
+    def __init__(self, metrics: EngineMetrics, engine: EngineState) -> None:
         self._metrics = metrics
-        self._started: EngineStarted | None = None
+        self._engine = engine
         self._blocks: BlockMap | None = None
         self._config: dict[str, Any] = {}
         self._lost = ""
-        self._requests: dict[str, LiveRequest] = {}
         self._ended: deque[SequenceRow] = deque()
-        self._steps: deque[LiveStep] = deque(maxlen=NUM_STEPS)
-        self._in_flight: deque[LiveStep] = deque()
-        self._holds: dict[int, Table] = {}
+        self._steps: deque[DecidedStep] = deque(maxlen=NUM_STEPS)
         self._stamp = 0
         self._last_s = 0.0
         """Of the last event."""
@@ -96,43 +96,33 @@ class LiveEngine:
         self.tenants: dict[str, str] = {}
         """Of the requests that are shown."""
 
-    @property
-    def started(self) -> EngineStarted | None:
-        """What runs here; None before it has said so."""
-        return self._started
-
-    def observe(self, event: Event) -> None:
-        """One event, in order."""
+    def observe(self, event: Event, taken: Taken) -> None:
+        """One event, in order, and what it has changed."""
         self._stamp += 1
         self._last_s = event.time_s
         match event:
-            case StepScheduled():
-                self._scheduled(event)
-            case StepCommitted():
-                self._committed(event)
-            case RequestArrived():
-                self._arrived(event)
-            case RequestFinishedByCaller():
-                self._end(event.request_id, event.reason, event.time_s)
             case EngineStarted():
-                self._begin(event)
+                self._clear(taken)
+                self._steps.clear()  # another process counts from 0
+                self._config, self._lost = _config_of(event), ""
             case EngineLost():
-                self._clear()
+                self._clear(taken)
                 self._lost = event.cause
             case _ if self._blocks is not None:
-                self._memory_changed(event, self._blocks)
+                self._take(event, taken, self._blocks)
             case _:
                 pass
 
     def kv_shares(self, name_of: Callable[[str], str]) -> dict[str, float]:
         """Return the share of the usable KV blocks that running requests hold, by `name_of(tenant)`."""
         held: dict[str, set[int]] = {}
-        for request in self._requests.values():
+        if self._blocks is None or not self._blocks.num_usable:
+            return {}
+        for request in self._shown(self._blocks):
             if request.is_running:
                 tenant = "" if request.arrival is None else request.arrival.tenant
-                held.setdefault(name_of(tenant), set()).update(request.table.held())
-        num_usable = 0 if self._blocks is None else self._blocks.num_usable
-        return {name: len(blocks) / num_usable for name, blocks in held.items()} if num_usable else {}
+                held.setdefault(name_of(tenant), set()).update(self._blocks.tables[request.request_id].tail_first())
+        return {name: len(blocks) / self._blocks.num_usable for name, blocks in held.items()}
 
     @property
     def labels(self) -> Mapping[str, str]:
@@ -143,20 +133,19 @@ class LiveEngine:
 
     def whole(self, now_s: float) -> dict[str, Any]:
         """All of it; "Engine" in docs/page.md."""
-        started, blocks = self._started, self._blocks
+        started, blocks = self._engine.started, self._blocks
+        requests = [] if blocks is None else self._shown(blocks)
+        tables = {} if blocks is None else {r.request_id: blocks.tables[r.request_id] for r in requests if r.is_running}
         return {
             "process": "" if started is None else started.process,
             "lost": self._lost,
             "config": self._config,
             **self._figures(now_s),
-            "steps": [step.row() for step in self._steps],
-            "requests": [*self._ended, *(request.row() for request in self._requests.values())],
+            "steps": list(map(row_of_step, self._steps)),
+            "requests": [*self._ended, *map(row_of_request, requests)],
             "rows": {
-                request.request_id: [
-                    [first, row] for first, row in zip(request.table.first_held, request.table.rows, strict=True)
-                ]
-                for request in self._requests.values()
-                if request.is_running
+                request_id: [[first, row] for first, row in zip(table.first_held, table.rows, strict=True)]
+                for request_id, table in tables.items()
             },
             "blocks": {"runs": [] if blocks is None else blocks.runs(), "written": self._written()},
         }
@@ -170,7 +159,7 @@ class LiveEngine:
     def seen(self) -> None:
         """Whoever looks has been told everything."""
         if self._blocks is not None:
-            self._blocks.changed.clear()
+            self._blocks.forget_changes()
         self._unseen = _Unseen(stamp=self._stamp, has_all=False)
 
     def changes(self, now_s: float) -> dict[str, Any] | None:
@@ -182,15 +171,17 @@ class LiveEngine:
             return whole
         if unseen.stamp == self._stamp:
             return self._settled(now_s)
-        steps: list[StepRow] = [step.row() for step in self._steps if step.stamp > unseen.stamp]
-        touched = {request.request_id for request in self._requests.values() if request.is_running} | unseen.requests
+        # results of steps that ran when a request lost its blocks come behind that
+        requests = [] if blocks is None else self._shown(blocks)
+        touched = [
+            request
+            for request in requests
+            if request.status is not RequestStatus.WAITING or request.request_id in unseen.requests
+        ]
         changes: dict[str, Any] = {
             **self._figures(now_s),
-            "steps": steps,
-            "requests": [
-                *unseen.ended,
-                *(self._requests[request_id].row() for request_id in sorted(touched) if request_id in self._requests),
-            ],
+            "steps": [row_of_step(step) for step in self._steps if step.batch.step in unseen.steps],
+            "requests": [*unseen.ended, *map(row_of_request, sorted(touched, key=lambda one: one.request_id))],
             "gone": unseen.gone,
             "rows": unseen.grown,
             "blocks": {"set": [] if blocks is None else blocks.take_changes(), "written": self._written()},
@@ -206,7 +197,8 @@ class LiveEngine:
         return {**self._figures(now_s), "steps": [], "requests": [], "gone": [], "rows": {}}
 
     def _figures(self, now_s: float) -> dict[str, Any]:
-        num_preempted = sum(r.status is RequestStatus.PREEMPTED for r in self._requests.values())
+        requests = [] if self._blocks is None else self._shown(self._blocks)
+        num_preempted = sum(request.status is RequestStatus.PREEMPTED for request in requests)
         return {
             "figures": {**figures_of(self._metrics, self._steps, now_s), "preempted": num_preempted},
             "waiting_by_reason": waiting_by_reason(self._metrics),
@@ -220,157 +212,99 @@ class LiveEngine:
         sizes = self._blocks.block_tokens
         written: set[int] = set()
         for share in self._steps[-1].batch.requests:
-            request = self._requests.get(share.request_id)
-            if request is not None and request.is_running:
+            request, table = self._engine.requests.get(share.request_id), self._blocks.tables.get(share.request_id)
+            if request is not None and table is not None and request.is_running:
                 begin, last = share.token_range.start, share.token_range.stop - 1
-                for row, first, size in zip(request.table.rows, request.table.first_held, sizes, strict=True):
+                for row, first, size in zip(table.rows, table.first_held, sizes, strict=True):
                     written.update(row[max(first, begin // size) : last // size + 1])
         return sorted(written)
 
+    def _shown(self, blocks: BlockMap) -> list[LocalRequest]:
+        """Requests that are here and have a table."""
+        return [request for name, request in self._engine.requests.items() if name in blocks.tables]
+
     # ------------------------------------------------------------------ events
 
-    def _begin(self, event: EngineStarted) -> None:
-        self._clear()
-        self._steps.clear()  # another process counts from 0
-        self._started, self._config = event, _config_of(event)
-        self._blocks = BlockMap(event)
-        self._lost = ""
-        self._unseen.has_all = True
-
-    def _clear(self) -> None:
+    def _clear(self, taken: Taken) -> None:
         """Nobody runs here any more."""
-        for request_id in list(self._requests):
-            self._end(request_id, FinishReason.ERROR, self._steps[-1].time_s if self._steps else None, told="lost")
-        self._holds.clear()
-        self._in_flight.clear()
-        if self._started is not None:
-            self._blocks = BlockMap(self._started)
+        time_s = self._steps[-1].time_s if self._steps else None
+        for request, reason in taken.gone:
+            self._end(request, reason, time_s, told="lost")
+        self._blocks = None if self._engine.started is None else BlockMap(self._engine.started)
         self._unseen.has_all = True
 
-    def _arrived(self, event: RequestArrived) -> None:
-        if self._blocks is None:
-            return
-        table = self._blocks.table(event.arrival.block_hashes)
-        journey = self._metrics.sequence(event.request_id)
-        self._requests[event.request_id] = LiveRequest(event.request_id, event.arrival, journey, table)
-        self.tenants[event.request_id] = event.arrival.tenant
-        self._touch(event.request_id)
-
-    def _scheduled(self, event: StepScheduled) -> None:
-        batch, blocks = event.batch, self._blocks
-        if blocks is None:
-            return
-        blocks.arrive()
-        for preemption in batch.preemptions:
-            self._lose_blocks(preemption.request_id, RequestStatus.PREEMPTED, batch.step)
-        blocks.moved(batch.kv_moves)
-        cached: Mapping[str, int] = {}
-        if batch.admitted:
-            cached = {admitted.request_id: admitted.num_cached_tokens for admitted in batch.admitted}
-            for request_id, num_cached in cached.items():
-                self._admitted(request_id, num_cached)
-        for share in batch.requests:  # this is done for every token
-            for update in share.block_tables:
-                if update.block_ids:
-                    self._grown(share, cached.get(share.request_id, 0), blocks)
-                    break
-        step = LiveStep(event.time_s, batch, event.cost, self._stamp)
-        if not batch.is_empty:
-            self._in_flight.append(step)
-            self._steps.append(step)
-        elif self._steps:  # nothing runs, but somebody may wait for another reason
-            self._steps[-1].stamp = self._stamp
-
-    def _admitted(self, request_id: str, num_cached: int) -> None:
-        request = self._requests.get(request_id)
-        if request is not None:
-            if request.status is not RequestStatus.PREEMPTED:  # then it finds what it had computed itself
-                request.num_cached = num_cached
-            request.status = RequestStatus.RUNNING
-            arrival = request.arrival
-            if arrival is not None and arrival.import_id is not None:
-                self._end_hold(arrival.import_id)
-
-    def _grown(self, share: ScheduledRequest, num_cached: int, blocks: BlockMap) -> None:
-        request = self._requests.get(share.request_id)
-        if request is None:  # it came before the history begins
-            request = LiveRequest(share.request_id, None, None, blocks.table(()), RequestStatus.RUNNING)
-            self._requests[share.request_id] = request
-        blocks.grow(request.table, share.block_tables, share.num_computed_tokens, num_cached)
-        if self.is_watched:
-            self._unseen.note_growth(share, request.table.first_held)
-
-    def _committed(self, event: StepCommitted) -> None:
-        step = self._take_done(event.step)
-        if step is None or self._blocks is None:
-            return
-        step.done_s, step.stamp = event.time_s, self._stamp
-        blocks, requests, number = self._blocks, self._requests, step.batch.step
-        num_generated = 0
-        running, error = RequestStatus.RUNNING, FinishReason.ERROR  # looked up once: it takes as long as a call
-        for share, commit in _paired(step.batch.requests, event.commits):  # this is done for every token
-            num_generated += commit.num_tokens
-            request = requests.get(commit.request_id)
-            if request is None:
-                continue
-            if commit.block_hashes:
-                request.table.hashes.extend(commit.block_hashes)
-            if request.status is not running or request.preempted_at > number:
-                # it has given its blocks back, and its token counts all the same
-                self._touch(commit.request_id)
-            elif commit.finish_reason is not error:
-                request.stroke = share.stroke
-                end = share.num_computed_tokens + share.num_scheduled_tokens
-                if share.num_draft_tokens:
-                    end = share.num_computed_tokens + commit.num_tokens
-                    blocks.roll_back(request.table, end)
-                request.num_computed = end
-                blocks.computed(request.table, end)
-            if commit.finish_reason is not None:
-                self._end(commit.request_id, commit.finish_reason, event.time_s)
-        blocks.arrive()
-        step.num_generated = num_generated
-
-    def _take_done(self, number: int) -> LiveStep | None:
-        """The step of this number, which is in flight no more; None of one that the history does not know."""
-        step = None
-        while self._in_flight and self._in_flight[0].batch.step <= number:
-            step = self._in_flight.popleft()
-        return step
+    def _take(self, event: Event, taken: Taken, blocks: BlockMap) -> None:
+        match event:
+            case StepScheduled():
+                self._scheduled(event.batch, taken, blocks)
+            case StepCommitted():
+                self._committed(taken, blocks)
+            case RequestArrived():
+                blocks.open(event.request_id)
+                self.tenants[event.request_id] = event.arrival.tenant
+                self._touch(event.request_id)
+            case _:
+                self._memory_changed(event, blocks)
+        for request, reason in taken.gone:
+            self._end(request, reason, event.time_s)
 
     def _memory_changed(self, event: Event, blocks: BlockMap) -> None:
         match event:
             case PrefixCacheReset():
                 blocks.forget_names()
             case KVBlockChecked():
-                for request_id in event.suspects.ended:
-                    self._end(request_id, FinishReason.ERROR, event.time_s)
                 for request_id in event.suspects.started_over:
-                    self._lose_blocks(request_id, RequestStatus.WAITING, self._next_step)
+                    self._lose_blocks(request_id, blocks)
                 if event.quarantined:
-                    blocks.quarantine(block_id for block_id in event.quarantined if block_id is not None)
+                    blocks.quarantine([block_id for block_id in event.quarantined if block_id is not None])
             case KVImportBegan():
-                self._holds[event.import_id] = blocks.open_import(event.block_hashes, event.rows, event.num_tokens)
+                blocks.begin_import(event)
             case KVImportEnded():
-                self._import_ended(event, blocks)
+                if event.problem:
+                    blocks.end_hold(event.import_id)
+                else:
+                    blocks.complete_import(event.import_id)
             case KVHoldEnded():
-                self._end_hold(event.hold_id)
+                blocks.end_hold(event.hold_id)
             case _:
                 pass
 
-    def _import_ended(self, event: KVImportEnded, blocks: BlockMap) -> None:
-        table = self._holds.get(event.import_id)
-        if table is None:
-            return
-        if event.problem:
-            self._end_hold(event.import_id)
-        else:
-            blocks.computed(table, len(table.rows[0]) * blocks.block_tokens[0])
+    def _scheduled(self, batch: ScheduledBatch, taken: Taken, blocks: BlockMap) -> None:
+        blocks.arrive()
+        for preemption in batch.preemptions:
+            self._lose_blocks(preemption.request_id, blocks)
+        if batch.kv_moves is not None:
+            blocks.moved(batch.kv_moves)
+        for admitted in batch.admitted:
+            request = self._engine.requests.get(admitted.request_id)
+            if request is not None and request.arrival is not None:
+                blocks.end_hold(request.arrival.import_id)
+        self._grow(batch, blocks)
+        if taken.step is not None and not batch.is_empty:
+            self._steps.append(taken.step)
+        if self.is_watched and self._steps:  # of an empty one: somebody may wait for another reason
+            self._unseen.steps.add(self._steps[-1].batch.step)
 
-    @property
-    def _next_step(self) -> int:
-        """Behind all that were decided."""
-        return self._steps[-1].batch.step + 1 if self._steps else 0
+    def _grow(self, batch: ScheduledBatch, blocks: BlockMap) -> None:
+        cached: Mapping[str, int] = {}
+        if batch.admitted:
+            cached = {admitted.request_id: admitted.num_cached_tokens for admitted in batch.admitted}
+        for share in batch.requests:  # this is done for every token
+            for update in share.block_tables:
+                if update.block_ids:
+                    table = blocks.grow(share, cached.get(share.request_id, 0))
+                    if self.is_watched:
+                        self._unseen.note_growth(share, table.first_held)
+                    break
+
+    def _committed(self, taken: Taken, blocks: BlockMap) -> None:
+        for request, share in taken.computed:  # this is done for every token
+            if share.num_draft_tokens:
+                blocks.roll_back(request.request_id, request.num_computed_tokens)
+            blocks.computed(request.request_id, request.block_hashes, request.num_computed_tokens)
+        blocks.arrive()
+        if self.is_watched and taken.step is not None:
+            self._unseen.steps.add(taken.step.batch.step)
 
     # ------------------------------------------------------------------ requests
 
@@ -379,53 +313,37 @@ class LiveEngine:
         if self.is_watched:
             self._unseen.requests.add(request_id)
 
-    def _lose_blocks(self, request_id: str, status: RequestStatus, step: int) -> None:
+    def _lose_blocks(self, request_id: str, blocks: BlockMap) -> None:
         """It waits again, from the beginning."""
-        request = self._requests.get(request_id)
-        if request is None or self._blocks is None:
-            return
-        self._blocks.close(request.table)
-        request.status, request.num_computed, request.preempted_at = status, 0, step
-        request.num_preemptions += status is RequestStatus.PREEMPTED
-        self._touch(request_id)
-        self._unseen.grown.pop(request_id, None)
+        if request_id in blocks.tables:
+            blocks.close(request_id)
+            blocks.open(request_id)
+            self._touch(request_id)
+            self._unseen.grown.pop(request_id, None)
 
-    def _end(self, request_id: str, reason: FinishReason, time_s: float | None, told: str = "") -> None:
-        request = self._requests.pop(request_id, None)
-        if request is None or self._blocks is None:
+    def _end(self, request: LocalRequest, reason: FinishReason, time_s: float | None, told: str = "") -> None:
+        blocks, request_id = self._blocks, request.request_id
+        if blocks is None or request_id not in blocks.tables:
             return
-        lend_as = None if request.arrival is None else request.arrival.lend_as
-        moves = lend_as is not None and reason is FinishReason.LENGTH
+        arrival = request.arrival
+        lend_as = None if arrival is None else arrival.lend_as
         if lend_as is not None and request.is_running and reason in _BY_ITSELF:
-            self._holds[lend_as] = self._blocks.lend(request.table, request.num_computed)
+            blocks.lend(request_id, lend_as, request.num_computed_tokens)
         else:
-            self._blocks.close(request.table)
-        if request.arrival is not None and request.arrival.import_id is not None:
-            self._end_hold(request.arrival.import_id)
-        row = request.row(told or ("moved" if moves else str(reason)), time_s)
+            blocks.close(request_id)
+        blocks.end_hold(None if arrival is None else arrival.import_id)
+        moves = lend_as is not None and reason is FinishReason.LENGTH
+        row = row_of_request(request, told or ("moved" if moves else str(reason)), time_s)
         self._ended.append(row)
         self._unseen.grown.pop(request_id, None)
         if self.is_watched:
             self._unseen.ended.append(row)
         if len(self._ended) > NUM_ENDED:
             gone = self._ended.popleft().id
-            if gone not in self._requests:
+            if gone not in self._engine.requests:
                 self.tenants.pop(gone, None)
             if self.is_watched:
                 self._unseen.gone.append(gone)
-
-    def _end_hold(self, hold_id: int) -> None:
-        table = self._holds.pop(hold_id, None)
-        if table is not None and self._blocks is not None:
-            self._blocks.close_hold(table)
-
-
-def _paired(shares: Sequence[ScheduledRequest], commits: Sequence[Commit]) -> Iterable[tuple[ScheduledRequest, Commit]]:
-    """Shares and their commits, which are in the same order; of those who have ended since there is none."""
-    if len(shares) == len(commits):
-        return zip(shares, commits, strict=True)
-    by_id = {share.request_id: share for share in shares}
-    return [(by_id[commit.request_id], commit) for commit in commits]
 
 
 def _config_of(started: EngineStarted) -> dict[str, Any]:

@@ -35,8 +35,7 @@ class _Position:
 
     def take(self, event: Event) -> None:
         """One event, in order."""
-        self.metrics.observe(event)
-        self.state.observe(event)
+        self.state.observe(event, self.metrics.observe(event))
         self.num_taken += 1
 
 

@@ -5,19 +5,17 @@ And the numbers of its tiles and histograms: those of /metrics, and rates of the
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
-from twostroke.batch import ScheduledBatch, Stroke
-from twostroke.cost.step_cost import StepCost
-from twostroke.live.block_map import Table
+from twostroke.batch import Stroke
+from twostroke.explain.run_state import LocalRequest
+from twostroke.explain.step import DecidedStep
 from twostroke.metrics import families
-from twostroke.metrics.engine_metrics import EngineMetrics, Journey
+from twostroke.metrics.engine_metrics import EngineMetrics
 from twostroke.metrics.families import Family
 from twostroke.metrics.instruments import Distribution, Number
-from twostroke.request import Arrival, RequestStatus
 
 
 class SequenceRow(msgspec.Struct, frozen=True, array_like=True):
@@ -85,107 +83,61 @@ FIELDS = {"request": list(SequenceRow.__struct_fields__), "step": list(StepRow._
 """As State.fields tells them."""
 
 
-class LiveStep:
-    """A step that was decided lately."""
-
-    __slots__ = ("batch", "cost", "done_s", "num_generated", "stamp", "time_s")
-
-    def __init__(self, time_s: float, batch: ScheduledBatch, cost: StepCost | None, stamp: int) -> None:
-        self.time_s = time_s
-        self.batch = batch
-        self.cost = cost
-        self.done_s: float | None = None
-        self.num_generated = 0
-        self.stamp = stamp
-        """Which event changed it last."""
-
-    @property
-    def floor_s(self) -> float | None:
-        """Return the least time that the step could take.
-
-        A step faster than its limits allow raises them: its floor is then the time that it took.
-        """
-        if self.cost is None:
-            return None
-        return self.cost.seconds if self.done_s is None else min(self.cost.seconds, self.done_s - self.time_s)
-
-    def row(self) -> StepRow:
-        """As it is shown."""
-        batch, cost, floor_s = self.batch, self.cost, self.floor_s
-        num_tokens = num_prefill = num_drafts = 0
-        for share in batch.requests:  # once for all: a frame has many steps, and a step many shares
-            num_tokens += share.num_scheduled_tokens
-            num_drafts += share.num_draft_tokens
-            if share.stroke is Stroke.PREFILL:
-                num_prefill += share.num_scheduled_tokens
-        return StepRow(
-            step=batch.step,
-            at_s=self.time_s,
-            ms=None if self.done_s is None else (self.done_s - self.time_s) * 1e3,
-            floor_ms=None if floor_s is None else floor_s * 1e3,
-            bound="" if cost is None else cost.bound,
-            decode=num_tokens - num_prefill - num_drafts,
-            prefill=num_prefill,
-            drafts=num_drafts,
-            cached=sum(admitted.num_cached_tokens for admitted in batch.admitted),
-            limit=str(batch.limited_by),
-            wait=batch.wait_reason,
-            head=batch.head_request_id or "",
-            num_running=batch.num_running,
-            num_waiting=batch.num_waiting,
-            preempted=batch.preempted_request_ids,
-            budget=batch.token_budget,
-        )
+def row_of_step(step: DecidedStep) -> StepRow:
+    """Return a step as it is shown."""
+    batch, cost, floor_s = step.batch, step.cost, step.floor_s
+    num_tokens = num_prefill = num_drafts = 0
+    for share in batch.requests:  # once for all: a frame has many steps, and a step many shares
+        num_tokens += share.num_scheduled_tokens
+        num_drafts += share.num_draft_tokens
+        if share.stroke is Stroke.PREFILL:
+            num_prefill += share.num_scheduled_tokens
+    return StepRow(
+        step=batch.step,
+        at_s=step.time_s,
+        ms=None if step.done_s is None else (step.done_s - step.time_s) * 1e3,
+        floor_ms=None if floor_s is None else floor_s * 1e3,
+        bound="" if cost is None else cost.bound,
+        decode=num_tokens - num_prefill - num_drafts,
+        prefill=num_prefill,
+        drafts=num_drafts,
+        cached=sum(admitted.num_cached_tokens for admitted in batch.admitted),
+        limit=str(batch.limited_by),
+        wait=batch.wait_reason,
+        head=batch.head_request_id or "",
+        num_running=batch.num_running,
+        num_waiting=batch.num_waiting,
+        preempted=batch.preempted_request_ids,
+        budget=batch.token_budget,
+    )
 
 
-@dataclass(slots=True, eq=False)
-class LiveRequest:
-    """A sequence that is here."""
-
-    request_id: str
-    arrival: Arrival | None
-    """None of one that came before the history begins."""
-    journey: Journey | None
-    table: Table
-    status: RequestStatus = RequestStatus.WAITING
-    stroke: str = ""
-    num_computed: int = 0
-    num_cached: int = 0
-    num_preemptions: int = 0
-    preempted_at: int = -1
-    """The step that was being decided then: results of earlier ones are of blocks that it has no more."""
-
-    @property
-    def is_running(self) -> bool:
-        """Whether it holds blocks."""
-        return self.status is RequestStatus.RUNNING
-
-    def row(self, finish: str = "", finish_s: float | None = None) -> SequenceRow:
-        """As it is shown."""
-        arrival, journey = self.arrival, self.journey
-        times = None if journey is None else journey.times
-        tokens_s: Sequence[float] = () if times is None else times.token_times_s
-        return SequenceRow(
-            id=self.request_id,
-            state="ended" if finish else str(self.status),
-            stroke=self.stroke,
-            tenant_is_other=False,
-            arrival_s=None if arrival is None else arrival.arrival_time_s,
-            scheduled_s=None if times is None else times.scheduled_s,
-            first_token_s=tokens_s[0] if tokens_s else None,
-            last_token_s=tokens_s[-1] if tokens_s else None,
-            finish_s=finish_s,
-            finish=finish,
-            num_prompt=0 if journey is None else journey.num_prompt_tokens,
-            num_cached=self.num_cached,
-            num_computed=self.num_computed,
-            num_output=len(tokens_s),
-            max_tokens=0 if journey is None else journey.max_tokens,
-            itl_ms=(tokens_s[-1] - tokens_s[-2]) * 1e3 if len(tokens_s) > 1 else None,
-            num_preemptions=self.num_preemptions,
-            priority=0 if arrival is None else arrival.priority,
-            background=arrival is not None and arrival.background,
-        )
+def row_of_request(request: LocalRequest, finish: str = "", finish_s: float | None = None) -> SequenceRow:
+    """Return a request as it is shown."""
+    arrival, sequence = request.arrival, request.sequence
+    times = None if sequence is None else sequence.times
+    tokens_s: Sequence[float] = () if times is None else times.token_times_s
+    return SequenceRow(
+        id=request.request_id,
+        state="ended" if finish else str(request.status),
+        stroke=request.stroke,
+        tenant_is_other=False,
+        arrival_s=None if arrival is None else arrival.arrival_time_s,
+        scheduled_s=None if times is None else times.scheduled_s,
+        first_token_s=tokens_s[0] if tokens_s else None,
+        last_token_s=tokens_s[-1] if tokens_s else None,
+        finish_s=finish_s,
+        finish=finish,
+        num_prompt=0 if sequence is None else sequence.num_prompt_tokens,
+        num_cached=request.num_cached_tokens,
+        num_computed=request.num_computed_tokens,
+        num_output=len(tokens_s),
+        max_tokens=0 if sequence is None else sequence.max_tokens,
+        itl_ms=(tokens_s[-1] - tokens_s[-2]) * 1e3 if len(tokens_s) > 1 else None,
+        num_preemptions=request.num_preemptions,
+        priority=0 if arrival is None else arrival.priority,
+        background=arrival is not None and arrival.background,
+    )
 
 
 # ---------------------------------------------------------------------- tiles and histograms
@@ -215,7 +167,7 @@ _HISTOGRAMS: dict[str, Family] = {
 }
 
 
-def figures_of(metrics: EngineMetrics, steps: Sequence[LiveStep], now_s: float) -> dict[str, float | None]:
+def figures_of(metrics: EngineMetrics, steps: Sequence[DecidedStep], now_s: float) -> dict[str, float | None]:
     """The tiles' numbers of one engine.
 
     Args:
@@ -253,7 +205,7 @@ def _number(metrics: EngineMetrics, family: Family) -> Number:
     return instrument
 
 
-def _rates(steps: Sequence[LiveStep], now_s: float) -> dict[str, float | None]:
+def _rates(steps: Sequence[DecidedStep], now_s: float) -> dict[str, float | None]:
     """Tokens per second of each stroke."""
     recent = [step for step in steps if step.done_s is not None and step.done_s > now_s - WINDOW_S]
     if not recent:
@@ -266,7 +218,7 @@ def _rates(steps: Sequence[LiveStep], now_s: float) -> dict[str, float | None]:
     }
 
 
-def _step_times(steps: Sequence[LiveStep]) -> dict[str, float | None]:
+def _step_times(steps: Sequence[DecidedStep]) -> dict[str, float | None]:
     """Means of the last steps that gave a result, in milliseconds."""
     done = [step for step in list(steps)[-NUM_STEPS_MEANT:] if step.done_s is not None]
     if not done:

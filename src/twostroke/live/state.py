@@ -10,7 +10,8 @@ import msgspec
 
 from twostroke.config.sizes import seconds
 from twostroke.events import EngineStarted, Event, KVImportEnded
-from twostroke.explain.names import GATEWAY, place_of
+from twostroke.explain.names import GATEWAY
+from twostroke.explain.run_state import Taken
 from twostroke.live.engine import LiveEngine
 from twostroke.live.rows import FIELDS, SequenceRow, StepRow
 from twostroke.metrics.engine_metrics import FleetMetrics
@@ -64,18 +65,18 @@ class LiveState:
         """From now on it is told who is in the server's pools."""
         self._pools = members
 
-    def observe(self, event: Event) -> None:
-        """One event, in order."""
+    def observe(self, event: Event, taken: Taken) -> None:
+        """One event, in order, and what it has changed, as the metrics say."""
         self.time_s = event.time_s
-        place = place_of(event.process)
+        place = taken.engine.place
         if place == GATEWAY:
             return
         engine = self._engines.get(place)
         if engine is None:
-            engine = self._engines[place] = LiveEngine(self._metrics.of(place))
+            engine = self._engines[place] = LiveEngine(self._metrics.of(place), taken.engine)
             if self._is_watched:
                 engine.watch()
-        engine.observe(event)
+        engine.observe(event, taken)
         if isinstance(event, KVImportEnded):
             self._links.setdefault(place, _Link(place)).took(event)
         elif isinstance(event, EngineStarted):

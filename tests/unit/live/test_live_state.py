@@ -32,8 +32,7 @@ class Followed:
 
     def take(self, events: Iterable[Event]) -> None:
         for event in events:
-            self.metrics.observe(event)
-            self.state.observe(event)
+            self.state.observe(event, self.metrics.observe(event))
 
     def whole(self) -> dict[str, Any]:
         return as_sent(self.state.whole("model", self.state.time_s))

@@ -11,7 +11,8 @@ from timed_engine import LIMITS, STEP_TIMES, history
 from twostroke import LLM, SamplingParams
 from twostroke.cost.step_model import scaled
 from twostroke.events import Event, StepCommitted, StepScheduled
-from twostroke.live.rows import LiveStep
+from twostroke.explain.step import DecidedStep
+from twostroke.live.rows import row_of_step
 from twostroke.measure.workload import of_lengths
 
 LOAD = of_lengths([(40, 12), (9, 20), (64, 6), (3, 16)])
@@ -58,14 +59,14 @@ def test_it_is_said_and_not_again_for_a_little_more(caplog: pytest.LogCaptureFix
 def test_the_page_shows_no_step_below_its_floor(factor: float) -> None:
     num_raised = 0
     for decided, seconds in steps_of(history(LOAD, step_times=scaled(STEP_TIMES, factor))):
-        step = LiveStep(decided.time_s, decided.batch, decided.cost, stamp=1)
+        step = DecidedStep(decided)
         assert decided.cost is not None
         assert step.floor_s == decided.cost.seconds, "while it runs there is nothing better to say"
         step.done_s = decided.time_s + seconds
-        row = step.row()
+        row = row_of_step(step)
         assert row.floor_ms is not None
         assert row.ms is not None
         assert 0 < row.floor_ms <= row.ms
         num_raised += row.floor_ms < decided.cost.seconds * 1e3 * (1 - 1e-6)
     assert (num_raised > 0) is (factor < 1)
-    assert LiveStep(0.0, replace(decided.batch), None, stamp=1).floor_s is None
+    assert DecidedStep(replace(decided, cost=None)).floor_s is None
