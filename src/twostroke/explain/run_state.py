@@ -12,10 +12,9 @@ off from outside, from logs with holes, too.
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import defaultdict, deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from twostroke.batch import AdmittedRequest, Commit, ScheduledRequest
 from twostroke.events import (
@@ -36,33 +35,27 @@ from twostroke.outputs import RequestTimes
 from twostroke.request import Arrival, FinishReason, RequestStatus
 
 
-@dataclass(slots=True)
-class RequestSize:
-    """The sequences of one request."""
-
-    num_sequences: int = 0
-    num_live: int = 0
-    most_output_tokens: int = 0
-
-
 @dataclass(slots=True, eq=False)
 class SequenceState:
-    """A sequence whose arrival is known and that has not ended."""
+    """A sequence whose arrival is known."""
 
     sequence_id: str
-    size: RequestSize
-    """Of its request."""
+    siblings: list[SequenceState]
+    """All sequences of its request."""
     num_prompt_tokens: int
     max_tokens: int
     times: RequestTimes
     engine: EngineState
     """Where it is, or was last."""
     local: LocalRequest | None = None
-    """What it is there; None between two processes."""
+    """What it is there; None between two processes, and when it has ended."""
     num_cached_tokens: int = 0
     """Of its prompt, when it first ran."""
     told: RequestFinishedByCaller | None = None
     """It was ended from outside, and the process that runs it has not said so yet."""
+    finish_reason: FinishReason | None = None
+    is_last: bool = False
+    """It has ended as the last one of its request."""
 
 
 @dataclass(slots=True, eq=False)
@@ -176,41 +169,30 @@ class EngineState:
         return step
 
 
-class Ended(NamedTuple):
-    """A sequence that has ended."""
-
-    sequence: SequenceState
-    reason: FinishReason
-    is_whole: bool
-    """It was the last one of its request."""
-
-
-@dataclass(slots=True)
 class Taken:
-    """What one event has changed; each field is of the events that it names."""
+    """What one event has changed; each attribute is of the events that it names."""
 
-    engine: EngineState
-    """Where; what a gateway says is of a place without requests."""
-    left: EngineState | None = None
-    """RequestArrived: the place that no longer counts the sequence."""
-    step: DecidedStep | None = None
-    """StepScheduled, StepCommitted: the step; None of a result whose decision is not known."""
-    admitted: list[AdmittedRequest] = field(default_factory=list[AdmittedRequest])
-    """StepScheduled: those that run for the first time."""
-    computed: list[tuple[LocalRequest, ScheduledRequest]] = field(
-        default_factory=list[tuple[LocalRequest, ScheduledRequest]]
-    )
-    """StepCommitted: requests that still hold what the step computed, and their shares of it."""
-    first_tokens: list[SequenceState] = field(default_factory=list[SequenceState])
-    """StepCommitted: sequences with their first token."""
-    gaps: Counter[tuple[float, int]] = field(default_factory=Counter[tuple[float, int]])
-    """StepCommitted: seconds since the token before, and how many tokens came; the same for nearly everybody."""
-    num_tokens: int = 0
-    """StepCommitted: tokens of sequences that are here."""
-    gone: list[tuple[LocalRequest, FinishReason]] = field(default_factory=list[tuple[LocalRequest, FinishReason]])
-    """Any: requests that have ended here."""
-    ended: list[Ended] = field(default_factory=list[Ended])
-    """Any: sequences that have ended."""
+    def __init__(self, engine: EngineState) -> None:
+        self.engine = engine
+        """Where; what a gateway says is of a place without requests."""
+        self.left: EngineState | None = None
+        """RequestArrived: the place that no longer counts the sequence."""
+        self.step: DecidedStep | None = None
+        """StepScheduled, StepCommitted: the step; None of a result whose decision is not known."""
+        self.admitted: list[AdmittedRequest] = []
+        """StepScheduled: those that run for the first time."""
+        self.computed: list[tuple[LocalRequest, ScheduledRequest]] = []
+        """StepCommitted: requests that still hold what the step computed, and their shares of it."""
+        self.first_tokens: list[SequenceState] = []
+        """StepCommitted: sequences with their first token."""
+        self.gaps: defaultdict[tuple[float, int], int] = defaultdict(int)
+        """StepCommitted: seconds since the token before, and how many tokens came; the same for nearly everybody."""
+        self.num_tokens = 0
+        """StepCommitted: tokens of sequences that are here."""
+        self.gone: list[tuple[LocalRequest, FinishReason]] = []
+        """Any: requests that have ended here."""
+        self.ended: list[SequenceState] = []
+        """Any: sequences that have ended."""
 
 
 class RunState:
@@ -219,7 +201,8 @@ class RunState:
     def __init__(self) -> None:
         self._engines: dict[str, EngineState] = {}
         self._sequences: dict[str, SequenceState] = {}
-        self._sizes: dict[str, RequestSize] = {}
+        self._requests: dict[str, list[SequenceState]] = {}
+        """All sequences of each request, while one has not ended."""
         self._told = Remembered[str, RequestFinishedByCaller]()
         """Ends of sequences that nobody has seen yet."""
         self._over = Remembered[str, bool]()
@@ -262,7 +245,7 @@ class RunState:
         """Whoever is still there was run by a process that died; of pools it goes on elsewhere."""
         engine, goes_on = taken.engine, is_of_pool(event.process)
         for request in list(engine.requests.values()):
-            self._end_here(request, FinishReason.ERROR, taken, event.time_s, goes_on=goes_on)
+            self._gone(request, FinishReason.ERROR, taken, event, goes_on=goes_on)
         engine.in_flight.clear()
         if isinstance(event, EngineStarted):
             engine.started, engine.is_whole, engine.next_step = event, True, 0
@@ -334,19 +317,18 @@ class RunState:
             step.num_generated = num_generated
         for request, reason in ended:
             is_lent = request.arrival is not None and request.arrival.lend_as is not None
-            self._end_here(request, reason, taken, None, goes_on=is_lent and reason is FinishReason.LENGTH)
+            self._gone(request, reason, taken, goes_on=is_lent and reason is FinishReason.LENGTH)
 
     def _finished_by_caller(self, event: RequestFinishedByCaller, taken: Taken) -> None:
         if taken.engine.place == GATEWAY:
             self._ended_from_outside(event, taken)
             return
         request = taken.engine.requests.get(event.request_id)
-        sequence = None if request is None else _gone(request, event.reason, taken)
-        if sequence is None:
-            return
-        is_told = sequence.told is not None or event.reason is not FinishReason.ABORT
-        if is_told or not is_of_pool(event.process):  # else the gateway would have said before that nobody goes on
-            self._end_as(sequence, event, taken)
+        if request is not None:
+            # the gateway would have told an abort before, if nobody were to go on with it
+            is_told = request.sequence is not None and request.sequence.told is not None
+            goes_on = event.reason is FinishReason.ABORT and is_of_pool(event.process) and not is_told
+            self._gone(request, event.reason, taken, event, goes_on=goes_on)
 
     def _kv_checked(self, event: KVBlockChecked, taken: Taken) -> None:
         engine = taken.engine
@@ -357,7 +339,7 @@ class RunState:
         for request_id in event.suspects.ended:
             request = engine.requests.get(request_id)
             if request is not None:
-                self._end_here(request, FinishReason.ERROR, taken, event.time_s)
+                self._gone(request, FinishReason.ERROR, taken, event)
 
     def _ended_from_outside(self, event: RequestFinishedByCaller, taken: Taken) -> None:
         """A gateway says that a sequence has ended, wherever it is; a process that runs it tells when."""
@@ -368,55 +350,52 @@ class RunState:
             sequence.told = event
         else:
             self._over.put(event.request_id, True)
-            self._end_as(sequence, event, taken)
+            self._end(sequence, event.reason, taken, event)
 
     # ------------------------------------------------------------------ sequences
 
     def _begin(self, sequence_id: str, arrival: Arrival, engine: EngineState) -> SequenceState:
-        size = self._sizes.setdefault(request_of(sequence_id), RequestSize())
-        size.num_sequences += 1
-        size.num_live += 1
+        siblings = self._requests.setdefault(request_of(sequence_id), [])
         times = RequestTimes(arrival.arrival_time_s)
-        sequence = SequenceState(sequence_id, size, arrival.num_prompt_tokens, arrival.max_tokens, times, engine)
+        sequence = SequenceState(sequence_id, siblings, arrival.num_prompt_tokens, arrival.max_tokens, times, engine)
+        siblings.append(sequence)
         self._sequences[sequence_id] = sequence
         return sequence
 
-    def _end_here(
-        self, request: LocalRequest, reason: FinishReason, taken: Taken, time_s: float | None, *, goes_on: bool = False
+    def _gone(
+        self,
+        request: LocalRequest,
+        reason: FinishReason,
+        taken: Taken,
+        event: Event | None = None,
+        *,
+        goes_on: bool = False,
     ) -> None:
         """End a request where it is. Its sequence ends as well, unless another process goes on with it."""
-        sequence = _gone(request, reason, taken)
+        del taken.engine.requests[request.request_id]
+        taken.gone.append((request, reason))
+        sequence = taken.engine.let_go(request)
         if sequence is not None and not goes_on:
-            self._end(sequence, time_s, reason, taken)
+            self._end(sequence, reason, taken, event)
         elif sequence is not None and sequence.told is not None:
-            self._end_as(sequence, sequence.told, taken)
+            self._end(sequence, sequence.told.reason, taken, sequence.told)
 
-    def _end_as(self, sequence: SequenceState, event: RequestFinishedByCaller, taken: Taken) -> None:
-        """End a sequence the way somebody outside wants it."""
+    def _end(self, sequence: SequenceState, reason: FinishReason, taken: Taken, event: Event | None) -> None:
+        """End a sequence: with its last token, unless an event has ended it otherwise."""
         token_times_s = sequence.times.token_times_s
-        if event.num_output_tokens is not None:
-            del token_times_s[event.num_output_tokens :]
-        ends_with_its_last_token = event.reason in (FinishReason.STOP, FinishReason.LENGTH) and token_times_s
-        self._end(sequence, None if ends_with_its_last_token else event.time_s, event.reason, taken)
-
-    def _end(self, sequence: SequenceState, finish_s: float | None, reason: FinishReason, taken: Taken) -> None:
-        """End a sequence: with its last token, unless `finish_s` says otherwise."""
-        sequence.times.finish_s = finish_s
+        if isinstance(event, RequestFinishedByCaller):
+            if event.num_output_tokens is not None:
+                del token_times_s[event.num_output_tokens :]
+            if reason in (FinishReason.STOP, FinishReason.LENGTH) and token_times_s:
+                event = None
+        sequence.times.finish_s = None if event is None else event.time_s
+        sequence.finish_reason = reason
         if self._sequences.get(sequence.sequence_id) is sequence:
             del self._sequences[sequence.sequence_id]
-        size = sequence.size
-        size.num_live -= 1
-        size.most_output_tokens = max(size.most_output_tokens, len(sequence.times.token_times_s))
-        if not size.num_live:
-            del self._sizes[request_of(sequence.sequence_id)]
-        taken.ended.append(Ended(sequence, reason, not size.num_live))
-
-
-def _gone(request: LocalRequest, reason: FinishReason, taken: Taken) -> SequenceState | None:
-    """Note that a request has ended where it is; return its sequence, if that was here."""
-    del taken.engine.requests[request.request_id]
-    taken.gone.append((request, reason))
-    return taken.engine.let_go(request)
+        sequence.is_last = all(one.finish_reason is not None for one in sequence.siblings)
+        if sequence.is_last:
+            del self._requests[request_of(sequence.sequence_id)]
+        taken.ended.append(sequence)
 
 
 def _scheduled(event: StepScheduled, taken: Taken) -> None:

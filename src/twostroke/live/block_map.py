@@ -44,10 +44,6 @@ class ToldPool(BlockPool):
         self._ref_counts[block_id] += 1
         self.changed.add(block_id)
 
-    def holds_name(self, block_id: int, group_id: int, block_hash: bytes) -> bool:
-        """Return whether a block has this name."""
-        return self._keys[block_id] == (group_id, block_hash)
-
     def name(self, block_id: int, group_id: int, block_hash: bytes) -> None:
         """Make a block findable that has no name yet."""
         if self._keys[block_id] is None:
@@ -130,10 +126,6 @@ class BlockMap:
         self._pool.changed.clear()
         return changes
 
-    def forget_changes(self) -> None:
-        """Whoever looks has been told everything."""
-        self._pool.changed.clear()
-
     def _states(self, block_ids: Iterable[int]) -> Iterable[BlockState]:
         tables = self._holds.tables
         held = Counter(load.block_id for load in self._coming)
@@ -209,7 +201,7 @@ class BlockMap:
             table.first_held.append(first)
             for entry in range(first, len(row)):
                 name = event.block_hashes[(entry + 1) * group.pages_per_block - 1]
-                self._pool.take(row[entry], is_shared=self._pool.holds_name(row[entry], group_id, name))
+                self._pool.take(row[entry], is_shared=self._pool.find(group_id, name) == row[entry])
         self._imports[event.import_id] = event.block_hashes
         self._hold(event.import_id, table)
 

@@ -23,6 +23,7 @@ from twostroke.events import (
 )
 from twostroke.explain.run_state import EngineState, LocalRequest, Taken
 from twostroke.explain.step import DecidedStep
+from twostroke.kv_cache.block_pool import BlockTable
 from twostroke.live.block_map import BlockMap
 from twostroke.live.rows import (
     WINDOW_S,
@@ -118,10 +119,10 @@ class LiveEngine:
         held: dict[str, set[int]] = {}
         if self._blocks is None or not self._blocks.num_usable:
             return {}
-        for request in self._shown(self._blocks):
+        for request in self._shown():
             if request.is_running:
                 tenant = "" if request.arrival is None else request.arrival.tenant
-                held.setdefault(name_of(tenant), set()).update(self._blocks.tables[request.request_id].tail_first())
+                held.setdefault(name_of(tenant), set()).update(self._tables[request.request_id].tail_first())
         return {name: len(blocks) / self._blocks.num_usable for name, blocks in held.items()}
 
     @property
@@ -134,8 +135,8 @@ class LiveEngine:
     def whole(self, now_s: float) -> dict[str, Any]:
         """All of it; "Engine" in docs/page.md."""
         started, blocks = self._engine.started, self._blocks
-        requests = [] if blocks is None else self._shown(blocks)
-        tables = {} if blocks is None else {r.request_id: blocks.tables[r.request_id] for r in requests if r.is_running}
+        requests = self._shown()
+        tables = {request.request_id: self._tables[request.request_id] for request in requests if request.is_running}
         return {
             "process": "" if started is None else started.process,
             "lost": self._lost,
@@ -159,7 +160,7 @@ class LiveEngine:
     def seen(self) -> None:
         """Whoever looks has been told everything."""
         if self._blocks is not None:
-            self._blocks.forget_changes()
+            self._blocks.take_changes()
         self._unseen = _Unseen(stamp=self._stamp, has_all=False)
 
     def changes(self, now_s: float) -> dict[str, Any] | None:
@@ -172,10 +173,9 @@ class LiveEngine:
         if unseen.stamp == self._stamp:
             return self._settled(now_s)
         # results of steps that ran when a request lost its blocks come behind that
-        requests = [] if blocks is None else self._shown(blocks)
         touched = [
             request
-            for request in requests
+            for request in self._shown()
             if request.status is not RequestStatus.WAITING or request.request_id in unseen.requests
         ]
         changes: dict[str, Any] = {
@@ -197,8 +197,7 @@ class LiveEngine:
         return {**self._figures(now_s), "steps": [], "requests": [], "gone": [], "rows": {}}
 
     def _figures(self, now_s: float) -> dict[str, Any]:
-        requests = [] if self._blocks is None else self._shown(self._blocks)
-        num_preempted = sum(request.status is RequestStatus.PREEMPTED for request in requests)
+        num_preempted = sum(request.status is RequestStatus.PREEMPTED for request in self._shown())
         return {
             "figures": {**figures_of(self._metrics, self._steps, now_s), "preempted": num_preempted},
             "waiting_by_reason": waiting_by_reason(self._metrics),
@@ -219,9 +218,14 @@ class LiveEngine:
                     written.update(row[max(first, begin // size) : last // size + 1])
         return sorted(written)
 
-    def _shown(self, blocks: BlockMap) -> list[LocalRequest]:
+    @property
+    def _tables(self) -> Mapping[str, BlockTable]:
+        return {} if self._blocks is None else self._blocks.tables
+
+    def _shown(self) -> list[LocalRequest]:
         """Requests that are here and have a table."""
-        return [request for name, request in self._engine.requests.items() if name in blocks.tables]
+        tables = self._tables
+        return [request for name, request in self._engine.requests.items() if name in tables]
 
     # ------------------------------------------------------------------ events
 

@@ -17,7 +17,7 @@ from twostroke.events import (
     StepScheduled,
 )
 from twostroke.explain.names import ENGINE, GATEWAY
-from twostroke.explain.run_state import Ended, EngineState, RunState, Taken
+from twostroke.explain.run_state import EngineState, RunState, SequenceState, Taken
 from twostroke.metrics import families
 from twostroke.metrics.counts import (
     DraftCounts,
@@ -79,8 +79,8 @@ class EngineMetrics:
 
     def count(self, event: Event, taken: Taken) -> None:
         """Counts one event, and what it has changed."""
-        for ended in taken.ended:
-            self.count_end(ended)
+        for sequence in taken.ended:
+            self.count_end(sequence)
         match event:
             case StepCommitted():
                 self._committed(event, taken)
@@ -105,18 +105,17 @@ class EngineMetrics:
         """Note who is there."""
         self._load.count(engine.num_running, engine.num_here - engine.num_running)
 
-    def count_end(self, ended: Ended) -> None:
+    def count_end(self, sequence: SequenceState) -> None:
         """A sequence has ended that was here last."""
-        sequence = ended.sequence
         num_output_tokens = len(sequence.times.token_times_s)
-        self._ended.add(1, ended.reason)
+        self._ended.add(1, str(sequence.finish_reason))
         self._sizes.sequence_ended(sequence.num_prompt_tokens, num_output_tokens)
         if num_output_tokens:
             self._latencies.ended(sequence.times)
             self._slo.ended(sequence.times)
-        if ended.is_whole:
-            size = sequence.size
-            self._sizes.request_ended(size.num_sequences, sequence.max_tokens, size.most_output_tokens)
+        if sequence.is_last:
+            longest = max(len(one.times.token_times_s) for one in sequence.siblings)
+            self._sizes.request_ended(len(sequence.siblings), sequence.max_tokens, longest)
 
     def _scheduled(self, batch: ScheduledBatch, taken: Taken) -> None:
         self._preemptions.add(len(batch.preemptions))
@@ -184,6 +183,6 @@ class FleetMetrics:
         if place != GATEWAY:
             self.of(place).count(event, taken)
         else:
-            for ended in taken.ended:
-                self.of(ended.sequence.engine.place).count_end(ended)
+            for sequence in taken.ended:
+                self.of(sequence.engine.place).count_end(sequence)
         return taken
