@@ -8,7 +8,7 @@ from math import inf
 
 from twostroke.batch import AdmittedRequest, CacheEnd, Limit, Preemption, ScheduledBatch, Stroke
 from twostroke.events import KVBlockChecked, KVImportEnded
-from twostroke.explain.run_state import EngineState
+from twostroke.explain.engine_state import EngineState
 from twostroke.explain.segments import Label
 from twostroke.explain.step import DecidedStep
 from twostroke.kv_check import Verdict

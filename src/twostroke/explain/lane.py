@@ -15,9 +15,9 @@ from twostroke.events import (
 )
 from twostroke.explain import causes
 from twostroke.explain.causes import Cause, KVWay, of_handing_over, of_leaving, of_resuming, of_transfer
+from twostroke.explain.engine_state import EngineState
 from twostroke.explain.merging import NO_WORK, Span, Work, drafts_of, merged
 from twostroke.explain.names import sequence_of
-from twostroke.explain.run_state import EngineState
 from twostroke.explain.segments import Label, Lane
 from twostroke.explain.step import DecidedStep
 from twostroke.outputs import DraftTally

@@ -25,10 +25,11 @@ from twostroke.events import (
     StepScheduled,
 )
 from twostroke.explain.causes import KVWay, of_resuming
+from twostroke.explain.engine_state import EngineState
 from twostroke.explain.lane import LaneBuilder
 from twostroke.explain.names import GATEWAY, is_of_pool, sequence_of
 from twostroke.explain.remembered import Remembered
-from twostroke.explain.run_state import EngineState, RunState, Taken
+from twostroke.explain.run_state import RunState, Taken
 from twostroke.explain.segments import Lane
 from twostroke.request import FinishReason
 
@@ -64,6 +65,7 @@ class LaneReader:
                 self._arrived(engine, event)
             case StepScheduled():
                 self._scheduled(engine, event)
+                return []
             case StepCommitted():
                 self._committed(event, taken)
             case RequestFinishedByCaller():

@@ -12,9 +12,8 @@ off from outside, from logs with holes, too.
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 
 from twostroke.batch import AdmittedRequest, Commit, ScheduledRequest
 from twostroke.events import (
@@ -28,6 +27,7 @@ from twostroke.events import (
     StepCommitted,
     StepScheduled,
 )
+from twostroke.explain.engine_state import EngineState, LocalRequest, SequenceState
 from twostroke.explain.names import GATEWAY, is_of_pool, place_of, request_of, sequence_of
 from twostroke.explain.remembered import Remembered
 from twostroke.explain.step import DecidedStep
@@ -35,160 +35,30 @@ from twostroke.outputs import RequestTimes
 from twostroke.request import Arrival, FinishReason, RequestStatus
 
 
-@dataclass(slots=True, eq=False)
-class SequenceState:
-    """A sequence whose arrival is known."""
-
-    sequence_id: str
-    siblings: list[SequenceState]
-    """All sequences of its request."""
-    num_prompt_tokens: int
-    max_tokens: int
-    times: RequestTimes
-    engine: EngineState
-    """Where it is, or was last."""
-    local: LocalRequest | None = None
-    """What it is there; None between two processes, and when it has ended."""
-    num_cached_tokens: int = 0
-    """Of its prompt, when it first ran."""
-    told: RequestFinishedByCaller | None = None
-    """It was ended from outside, and the process that runs it has not said so yet."""
-    finish_reason: FinishReason | None = None
-    is_last: bool = False
-    """It has ended as the last one of its request."""
-
-
-@dataclass(slots=True, eq=False)
-class LocalRequest:
-    """A sequence as one process has it, by its name there; it may go on elsewhere before this process ends it."""
-
-    request_id: str
-    arrival: Arrival | None
-    """None of one that came before the history begins."""
-    sequence: SequenceState | None = None
-    """None likewise, and of one that had ended when it came here."""
-    status: RequestStatus = RequestStatus.WAITING
-    share: ScheduledRequest | None = None
-    """Its part in the last step decided for it."""
-    stroke: str = ""
-    """Of the last step that computed anything of it."""
-    block_hashes: list[bytes] = field(default_factory=list[bytes])
-    num_computed_tokens: int = 0
-    """By the results so far."""
-    num_cached_tokens: int = 0
-    """When it was admitted, the time after a preemption aside."""
-    num_preemptions: int = 0
-    queued_in_step: int = -1
-    """Step that was decided when it last lost its blocks. Results of earlier ones are of blocks that it has no more."""
-
-    @property
-    def is_running(self) -> bool:
-        """Whether it holds blocks."""
-        return self.status is RequestStatus.RUNNING
-
-    @property
-    def is_here(self) -> bool:
-        """Whether its arrival is known, and no other process goes on with its sequence."""
-        return self.sequence is not None and self.sequence.local is self
-
-
-class EngineState:
-    """A place of which one process after the other runs sequences."""
-
-    def __init__(self, place: str) -> None:
-        self.place = place
-        self.started: EngineStarted | None = None
-        """How its process began; None before it has said so."""
-        self.is_whole = False
-        """The history knows it from its start on."""
-        self.requests: dict[str, LocalRequest] = {}
-        """Those that have not ended here, by their names here."""
-        self.num_here = 0
-        """Of these, those that are here and nowhere else."""
-        self.num_running = 0
-        """Of num_here, those that run."""
-        self.in_flight: deque[DecidedStep] = deque()
-        """Decided, results to come; the first is running."""
-        self.next_step = 0
-        """Number behind that of the last step with tokens."""
-        self.last_step: DecidedStep | None = None
-        """The last one that gave its result."""
-        self.last_result_s = float("-inf")
-
-    def arrival_of(self, request_id: str) -> Arrival | None:
-        """Return how a request arrived that has not ended; None where that is not known."""
-        request = self.requests.get(request_id)
-        return None if request is None else request.arrival
-
-    @property
-    def num_tokens_held(self) -> dict[str, int]:
-        """Return the running requests, with their tokens that have a place in KV memory."""
-        shares = {name: request.share for name, request in self.requests.items() if request.is_running}
-        return {name: 0 if share is None else share.token_range.stop for name, share in shares.items()}
-
-    def step_running_at(self, time_s: float) -> DecidedStep | None:
-        """Return the step that was running at a moment that is not long ago."""
-        if self.in_flight:
-            return self.in_flight[0]
-        return self.last_step if self.last_result_s > time_s else None
-
-    def move_to(self, request: LocalRequest, status: RequestStatus) -> None:
-        """Give a request another status."""
-        if request.is_here:
-            self.num_running += (status is RequestStatus.RUNNING) - request.is_running
-        request.status = status
-
-    def requeue(self, request_id: str, status: RequestStatus, step: int) -> LocalRequest | None:
-        """Take a request's blocks away, while `step` is decided; return it, if it is known."""
-        request = self.requests.get(request_id)
-        if request is not None:
-            self.move_to(request, status)
-            request.num_computed_tokens, request.queued_in_step = 0, step
-            request.num_preemptions += status is RequestStatus.PREEMPTED
-        return request
-
-    def let_go(self, request: LocalRequest) -> SequenceState | None:
-        """Another process, or nobody, goes on with a request; return its sequence, if that was here."""
-        sequence = request.sequence
-        if sequence is None or sequence.local is not request:
-            return None
-        self.num_here -= 1
-        self.num_running -= request.is_running
-        sequence.local = None
-        return sequence
-
-    def done(self, event: StepCommitted) -> DecidedStep | None:
-        """Return the step of a result, which is in flight no more; None of one that the history does not know."""
-        step = None
-        while self.in_flight and self.in_flight[0].batch.step <= event.step:
-            step = self.last_step = self.in_flight.popleft()
-            self.last_result_s = event.time_s
-        if step is None or step.batch.step != event.step:
-            return None
-        step.done_s = event.time_s
-        return step
-
-
 class Taken:
     """What one event has changed; each attribute is of the events that it names."""
+
+    left: EngineState | None = None
+    """RequestArrived: the place that no longer counts the sequence."""
+    step: DecidedStep | None = None
+    """StepScheduled, StepCommitted: the step; None of a result whose decision is not known."""
+    admitted: Sequence[AdmittedRequest] = ()
+    """StepScheduled: those that run for the first time."""
+    grown: Sequence[ScheduledRequest] = ()
+    """StepScheduled: shares with new blocks."""
+    computed: Sequence[tuple[LocalRequest, ScheduledRequest]] = ()
+    """StepCommitted: requests that still hold what the step computed, with their shares of it; those only that have
+    filled a page, or verified drafts."""
+    first_tokens: Sequence[SequenceState] = ()
+    """StepCommitted: sequences with their first token."""
+    gaps: Iterable[tuple[tuple[float, int], int]] = ()
+    """StepCommitted: seconds since the token before, and how many tokens came; and of how many sequences."""
+    num_tokens: int = 0
+    """StepCommitted: tokens of sequences that are here."""
 
     def __init__(self, engine: EngineState) -> None:
         self.engine = engine
         """Where; what a gateway says is of a place without requests."""
-        self.left: EngineState | None = None
-        """RequestArrived: the place that no longer counts the sequence."""
-        self.step: DecidedStep | None = None
-        """StepScheduled, StepCommitted: the step; None of a result whose decision is not known."""
-        self.admitted: list[AdmittedRequest] = []
-        """StepScheduled: those that run for the first time."""
-        self.computed: list[tuple[LocalRequest, ScheduledRequest]] = []
-        """StepCommitted: requests that still hold what the step computed, and their shares of it."""
-        self.first_tokens: list[SequenceState] = []
-        """StepCommitted: sequences with their first token."""
-        self.gaps: defaultdict[tuple[float, int], int] = defaultdict(int)
-        """StepCommitted: seconds since the token before, and how many tokens came; the same for nearly everybody."""
-        self.num_tokens = 0
-        """StepCommitted: tokens of sequences that are here."""
         self.gone: list[tuple[LocalRequest, FinishReason]] = []
         """Any: requests that have ended here."""
         self.ended: list[SequenceState] = []
@@ -200,6 +70,9 @@ class RunState:
 
     def __init__(self) -> None:
         self._engines: dict[str, EngineState] = {}
+        """By place."""
+        self._running: dict[str, EngineState] = {}
+        """The same by process."""
         self._sequences: dict[str, SequenceState] = {}
         self._requests: dict[str, list[SequenceState]] = {}
         """All sequences of each request, while one has not ended."""
@@ -214,10 +87,10 @@ class RunState:
 
     def take(self, event: Event) -> Taken:
         """Take in one event, in order."""
-        place = place_of(event.process)
-        engine = self._engines.get(place)
+        engine = self._running.get(event.process)
         if engine is None:
-            engine = self._engines[place] = EngineState(place)
+            place = place_of(event.process)
+            engine = self._running[event.process] = self._engines.setdefault(place, EngineState(place))
         taken = Taken(engine)
         match event:
             case StepCommitted():
@@ -248,7 +121,7 @@ class RunState:
             self._gone(request, FinishReason.ERROR, taken, event, goes_on=goes_on)
         engine.in_flight.clear()
         if isinstance(event, EngineStarted):
-            engine.started, engine.is_whole, engine.next_step = event, True, 0
+            engine.started, engine.is_whole = event, True
 
     def _arrived(self, event: RequestArrived, taken: Taken) -> None:
         engine, arrival, name = taken.engine, event.arrival, event.request_id
@@ -277,44 +150,47 @@ class RunState:
     def _committed(self, event: StepCommitted, taken: Taken) -> None:
         engine = taken.engine
         step = taken.step = engine.done(event)
-        now_s, requests, gaps = event.time_s, engine.requests, taken.gaps
+        now_s, requests, page_size = event.time_s, engine.requests, engine.page_size
         number = -1 if step is None else step.batch.step
-        num_generated = 0
-        running, error = RequestStatus.RUNNING, FinishReason.ERROR  # looked up once: it takes as long as a call
+        num_here = 0
+        gaps: defaultdict[tuple[float, int], int] = defaultdict(int)
+        computed: list[tuple[LocalRequest, ScheduledRequest]] = []
+        first_tokens: list[SequenceState] = []
+        error = FinishReason.ERROR  # looked up once: it takes as long as a call
         ended: list[tuple[LocalRequest, FinishReason]] = []
         for share, commit in _paired(step, event.commits):  # this is done for every token
             num_new = commit.num_tokens
-            num_generated += num_new
             request = requests.get(commit.request_id)
             if request is None:  # it ended while this step ran, or arrived before the first event
                 continue
             sequence = request.sequence
             if num_new and sequence is not None and sequence.local is request:
-                taken.num_tokens += num_new
+                num_here += num_new
                 token_times_s = sequence.times.token_times_s
                 if token_times_s:
                     gaps[now_s - token_times_s[-1], num_new] += 1
                 else:
-                    taken.first_tokens.append(sequence)
-                token_times_s.extend([now_s] * num_new)
+                    first_tokens.append(sequence)
+                token_times_s += [now_s] * num_new
             if commit.block_hashes:
                 request.block_hashes.extend(commit.block_hashes)
             reason = commit.finish_reason
-            if (
-                share is not None
-                and request.status is running
-                and request.queued_in_step <= number
-                and reason is not error
-            ):
+            if share is not None and request.runs_since <= number and reason is not error:
                 request.stroke = share.stroke
                 # of drafts, those that stood are valid; the last token accepted is not computed yet
                 num_new = num_new if share.num_draft_tokens else share.num_scheduled_tokens
-                request.num_computed_tokens = share.num_computed_tokens + num_new
-                taken.computed.append((request, share))
+                num_before, end = request.num_computed_tokens, share.num_computed_tokens + num_new
+                request.num_computed_tokens = end
+                if end // page_size > num_before // page_size or commit.block_hashes or share.num_draft_tokens:
+                    computed.append((request, share))
             if reason is not None:
                 ended.append((request, reason))
-        if step is not None:
-            step.num_generated = num_generated
+        taken.computed, taken.first_tokens, taken.gaps, taken.num_tokens = (
+            computed,
+            first_tokens,
+            gaps.items(),
+            num_here,
+        )
         for request, reason in ended:
             is_lent = request.arrival is not None and request.arrival.lend_as is not None
             self._gone(request, reason, taken, goes_on=is_lent and reason is FinishReason.LENGTH)
@@ -333,7 +209,7 @@ class RunState:
     def _kv_checked(self, event: KVBlockChecked, taken: Taken) -> None:
         engine = taken.engine
         for request_id in event.suspects.started_over:
-            request = engine.requeue(request_id, RequestStatus.WAITING, engine.next_step)
+            request = engine.requeue(request_id, RequestStatus.WAITING)
             if request is not None and request.sequence is not None and request.is_here:
                 request.sequence.times.scheduled_s = None
         for request_id in event.suspects.ended:
@@ -400,29 +276,41 @@ class RunState:
 
 def _scheduled(event: StepScheduled, taken: Taken) -> None:
     engine, batch, requests = taken.engine, event.batch, taken.engine.requests
+    grown: list[ScheduledRequest] = []
     for preemption in batch.preemptions:
-        engine.requeue(preemption.request_id, RequestStatus.PREEMPTED, batch.step)
-    for admitted in batch.admitted:
-        request = requests.get(admitted.request_id)
-        if request is None:
-            continue
-        if request.status is not RequestStatus.PREEMPTED:  # then it finds what it had computed itself
-            request.num_cached_tokens = admitted.num_cached_tokens
-        engine.move_to(request, RequestStatus.RUNNING)
-        sequence = request.sequence
-        if sequence is not None and sequence.local is request and sequence.times.scheduled_s is None:
-            sequence.times.scheduled_s = event.time_s
-            sequence.num_cached_tokens = admitted.num_cached_tokens
-            taken.admitted.append(admitted)
+        engine.requeue(preemption.request_id, RequestStatus.PREEMPTED)
+    if batch.admitted:
+        taken.admitted = [admitted for admitted in batch.admitted if _is_first(admitted, engine, event)]
     for share in batch.requests:  # this is done for every token
         request = requests.get(share.request_id)
         if request is None:  # it came before the history begins
-            request = requests[share.request_id] = LocalRequest(share.request_id, None, status=RequestStatus.RUNNING)
+            request = requests[share.request_id] = LocalRequest(share.request_id, None, None, RequestStatus.RUNNING)
+            request.runs_since = 0
         request.share = share
-    taken.step = DecidedStep(event)
+        for update in share.block_tables:
+            if update.block_ids:
+                grown.append(share)
+                break
+    taken.step, taken.grown = DecidedStep(event), grown
     if not batch.is_empty:
         engine.in_flight.append(taken.step)
-        engine.next_step = batch.step + 1
+
+
+def _is_first(admitted: AdmittedRequest, engine: EngineState, event: StepScheduled) -> bool:
+    """Note that a request has left the queue; return whether it is the first time."""
+    request = engine.requests.get(admitted.request_id)
+    if request is None:
+        return False
+    if request.status is not RequestStatus.PREEMPTED:  # then it finds what it had computed itself
+        request.num_cached_tokens = admitted.num_cached_tokens
+    engine.move_to(request, RequestStatus.RUNNING)
+    request.runs_since = event.batch.step
+    sequence = request.sequence
+    if sequence is None or sequence.local is not request or sequence.times.scheduled_s is not None:
+        return False
+    sequence.times.scheduled_s = event.time_s
+    sequence.num_cached_tokens = admitted.num_cached_tokens
+    return True
 
 
 def _paired(step: DecidedStep | None, commits: tuple[Commit, ...]) -> Iterable[tuple[ScheduledRequest | None, Commit]]:

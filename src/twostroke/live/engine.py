@@ -21,7 +21,8 @@ from twostroke.events import (
     StepCommitted,
     StepScheduled,
 )
-from twostroke.explain.run_state import EngineState, LocalRequest, Taken
+from twostroke.explain.engine_state import EngineState, LocalRequest
+from twostroke.explain.run_state import Taken
 from twostroke.explain.step import DecidedStep
 from twostroke.kv_cache.block_pool import BlockTable
 from twostroke.live.block_map import BlockMap
@@ -101,7 +102,16 @@ class LiveEngine:
         """One event, in order, and what it has changed."""
         self._stamp += 1
         self._last_s = event.time_s
+        blocks = self._blocks
         match event:
+            case StepScheduled() if blocks is not None:
+                self._scheduled(event.batch, taken, blocks)
+            case StepCommitted() if blocks is not None:
+                self._committed(taken, blocks)
+            case RequestArrived() if blocks is not None:
+                blocks.open(event.request_id)
+                self.tenants[event.request_id] = event.arrival.tenant
+                self._touch(event.request_id)
             case EngineStarted():
                 self._clear(taken)
                 self._steps.clear()  # another process counts from 0
@@ -109,10 +119,12 @@ class LiveEngine:
             case EngineLost():
                 self._clear(taken)
                 self._lost = event.cause
-            case _ if self._blocks is not None:
-                self._take(event, taken, self._blocks)
+            case _ if blocks is not None:
+                self._memory_changed(event, blocks)
             case _:
                 pass
+        for request, reason in taken.gone:
+            self._end(request, reason, event.time_s)
 
     def kv_shares(self, name_of: Callable[[str], str]) -> dict[str, float]:
         """Return the share of the usable KV blocks that running requests hold, by `name_of(tenant)`."""
@@ -237,21 +249,6 @@ class LiveEngine:
         self._blocks = None if self._engine.started is None else BlockMap(self._engine.started)
         self._unseen.has_all = True
 
-    def _take(self, event: Event, taken: Taken, blocks: BlockMap) -> None:
-        match event:
-            case StepScheduled():
-                self._scheduled(event.batch, taken, blocks)
-            case StepCommitted():
-                self._committed(taken, blocks)
-            case RequestArrived():
-                blocks.open(event.request_id)
-                self.tenants[event.request_id] = event.arrival.tenant
-                self._touch(event.request_id)
-            case _:
-                self._memory_changed(event, blocks)
-        for request, reason in taken.gone:
-            self._end(request, reason, event.time_s)
-
     def _memory_changed(self, event: Event, blocks: BlockMap) -> None:
         match event:
             case PrefixCacheReset():
@@ -279,30 +276,22 @@ class LiveEngine:
             self._lose_blocks(preemption.request_id, blocks)
         if batch.kv_moves is not None:
             blocks.moved(batch.kv_moves)
+        cached: dict[str, int] = {}
         for admitted in batch.admitted:
-            request = self._engine.requests.get(admitted.request_id)
-            if request is not None and request.arrival is not None:
-                blocks.end_hold(request.arrival.import_id)
-        self._grow(batch, blocks)
+            cached[admitted.request_id] = admitted.num_cached_tokens
+            arrival = self._engine.arrival_of(admitted.request_id)
+            blocks.end_hold(None if arrival is None else arrival.import_id)
+        for share in taken.grown:
+            table = blocks.grow(share, cached.get(share.request_id, 0))
+            if self.is_watched:
+                self._unseen.note_growth(share, table.first_held)
         if taken.step is not None and not batch.is_empty:
             self._steps.append(taken.step)
         if self.is_watched and self._steps:  # of an empty one: somebody may wait for another reason
             self._unseen.steps.add(self._steps[-1].batch.step)
 
-    def _grow(self, batch: ScheduledBatch, blocks: BlockMap) -> None:
-        cached: Mapping[str, int] = {}
-        if batch.admitted:
-            cached = {admitted.request_id: admitted.num_cached_tokens for admitted in batch.admitted}
-        for share in batch.requests:  # this is done for every token
-            for update in share.block_tables:
-                if update.block_ids:
-                    table = blocks.grow(share, cached.get(share.request_id, 0))
-                    if self.is_watched:
-                        self._unseen.note_growth(share, table.first_held)
-                    break
-
     def _committed(self, taken: Taken, blocks: BlockMap) -> None:
-        for request, share in taken.computed:  # this is done for every token
+        for request, share in taken.computed:
             if share.num_draft_tokens:
                 blocks.roll_back(request.request_id, request.num_computed_tokens)
             blocks.computed(request.request_id, request.block_hashes, request.num_computed_tokens)

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from twostroke.batch import Stroke
-from twostroke.explain.run_state import LocalRequest
+from twostroke.explain.engine_state import LocalRequest
 from twostroke.explain.step import DecidedStep
 from twostroke.metrics import families
 from twostroke.metrics.engine_metrics import EngineMetrics

@@ -242,6 +242,8 @@ class LoadGauges:
         self._admissions: deque[tuple[int, int]] = deque(maxlen=RECENT_ADMISSIONS)
         self._window_begin_s: float | None = None
         self._window_tokens = 0
+        self._counted: tuple[int, int, Limit, int] | None = None
+        """What the gauges say already, while somebody is there."""
         self.count(num_running=0, num_waiting=0)
 
     def started(self, event: EngineStarted) -> None:
@@ -285,6 +287,10 @@ class LoadGauges:
 
     def count(self, num_running: int, num_waiting: int) -> None:
         """Who is there, after any event."""
+        now = num_running, num_waiting, self._limit, self._num_left_waiting
+        if now == self._counted:
+            return
+        self._counted = now if num_running or num_waiting else None
         self._running.set(num_running)
         self._waiting.set(num_waiting)
         num_left = min(num_waiting, self._num_left_waiting)

@@ -16,8 +16,9 @@ from twostroke.events import (
     StepCommitted,
     StepScheduled,
 )
+from twostroke.explain.engine_state import EngineState, SequenceState
 from twostroke.explain.names import ENGINE, GATEWAY
-from twostroke.explain.run_state import EngineState, RunState, SequenceState, Taken
+from twostroke.explain.run_state import RunState, Taken
 from twostroke.metrics import families
 from twostroke.metrics.counts import (
     DraftCounts,
@@ -118,7 +119,8 @@ class EngineMetrics:
             self._sizes.request_ended(len(sequence.siblings), sequence.max_tokens, longest)
 
     def _scheduled(self, batch: ScheduledBatch, taken: Taken) -> None:
-        self._preemptions.add(len(batch.preemptions))
+        if batch.preemptions:
+            self._preemptions.add(len(batch.preemptions))
         for admitted in taken.admitted:
             if admitted.cache_end not in (CacheEnd.DISABLED, CacheEnd.NOT_READ):
                 self._cache_queries.add(admitted.num_tokens)
@@ -140,7 +142,7 @@ class EngineMetrics:
             self._latencies.ttft.observe(event.time_s - sequence.times.arrival_s)
             self._prompt_tokens.add(sequence.num_prompt_tokens)
             self._cached_tokens.add(sequence.num_cached_tokens)
-        for (gap_s, num_new), times in taken.gaps.items():
+        for (gap_s, num_new), times in taken.gaps:
             self._latencies.gap.observe(gap_s, times)
             self._latencies.itl.observe(gap_s / num_new, times * num_new)
         self._steps.add(1)
