@@ -8,7 +8,7 @@ from math import inf
 
 from twostroke.batch import AdmittedRequest, CacheEnd, Limit, Preemption, ScheduledBatch, Stroke
 from twostroke.events import KVBlockChecked, KVImportEnded
-from twostroke.explain.engine_state import EngineState
+from twostroke.explain.run_state import PlaceState
 from twostroke.explain.segments import Label
 from twostroke.explain.step import DecidedStep
 from twostroke.kv_check import Verdict
@@ -41,7 +41,7 @@ def of_preparing(*, knows_handover: bool) -> Cause:
     return Cause(Label.PREPARE, "template, tokenizer, checks, and the end of a step that was running")
 
 
-def of_joining(request_id: str, since_s: float, engine: EngineState) -> Cause:
+def of_joining(request_id: str, since_s: float, engine: PlaceState) -> Cause:
     """Of a request that is ready, until the next step is decided."""
     return of_waiting_for(engine.step_running_at(since_s), request_id)
 
@@ -57,7 +57,7 @@ def of_waiting_for(step: DecidedStep | None, request_id: str) -> Cause:
     return Cause(Label.WAIT_STEP, f"a step was running that decoded for {len(step.shares)}")
 
 
-def of_queueing(request_id: str, batch: ScheduledBatch, engine: EngineState) -> Cause:
+def of_queueing(request_id: str, batch: ScheduledBatch, engine: PlaceState) -> Cause:
     """Of a request that the step `batch` has left in the queue.
 
     It waits for what the head of the queue waits for, with one exception: while a request that came later and is more
@@ -140,7 +140,7 @@ def cached_in_words(admitted: AdmittedRequest) -> str:
             return "none cached: prefix caching is off"
 
 
-def _overtakers(request_id: str, batch: ScheduledBatch, engine: EngineState) -> dict[str, int]:
+def _overtakers(request_id: str, batch: ScheduledBatch, engine: PlaceState) -> dict[str, int]:
     """Requests in its way that arrived later and have a smaller priority number; their tokens in this step."""
     me = engine.arrival_of(request_id)
     if me is None:
@@ -188,7 +188,7 @@ class KVWay:
 
 
 def of_handing_over(
-    source: str, prefilled_s: float, arrival_s: float, way: KVWay | None, receiver: EngineState
+    source: str, prefilled_s: float, arrival_s: float, way: KVWay | None, receiver: PlaceState
 ) -> Iterator[tuple[Cause, float]]:
     """Yield each cause of the time between two processes, and its end; the last one ends with the arrival.
 

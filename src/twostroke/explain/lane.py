@@ -15,9 +15,9 @@ from twostroke.events import (
 )
 from twostroke.explain import causes
 from twostroke.explain.causes import Cause, KVWay, of_handing_over, of_leaving, of_resuming, of_transfer
-from twostroke.explain.engine_state import EngineState
 from twostroke.explain.merging import NO_WORK, Span, Work, drafts_of, merged
 from twostroke.explain.names import sequence_of
+from twostroke.explain.run_state import PlaceState
 from twostroke.explain.segments import Label, Lane
 from twostroke.explain.step import DecidedStep
 from twostroke.outputs import DraftTally
@@ -49,7 +49,7 @@ class LaneBuilder:
         has_arrival: whether the history knows its beginning.
     """
 
-    def __init__(self, name: str, begin_s: float, process: str, engine: EngineState, *, has_arrival: bool) -> None:
+    def __init__(self, name: str, begin_s: float, process: str, engine: PlaceState, *, has_arrival: bool) -> None:
         self.sequence_id = sequence_of(name)
         self.process = process
         """Where it is, or was last."""
@@ -91,7 +91,7 @@ class LaneBuilder:
 
     # ------------------------------------------------------------------ events
 
-    def arrived(self, event: RequestArrived, engine: EngineState) -> None:
+    def arrived(self, event: RequestArrived, engine: PlaceState) -> None:
         """It is in the queue."""
         self.lend_as = event.arrival.lend_as
         handed_over_s = event.submitted_time_s
@@ -100,7 +100,7 @@ class LaneBuilder:
         self._cause = causes.of_joining(self.name_there, self._cursor_s, engine)
         self._spend(self._cause, event.time_s)
 
-    def goes_on(self, event: RequestArrived, engine: EngineState, way: KVWay | None, loss: str) -> None:
+    def goes_on(self, event: RequestArrived, engine: PlaceState, way: KVWay | None, loss: str) -> None:
         """It is in the queue of another process.
 
         Args:
@@ -142,7 +142,7 @@ class LaneBuilder:
         self._status, self._cause = RequestStatus.WAITING, cause
         self._in_flight.clear()
 
-    def scheduled(self, event: StepScheduled, engine: EngineState) -> None:
+    def scheduled(self, event: StepScheduled, engine: PlaceState) -> None:
         """A step was decided, with or without it."""
         batch = event.batch
         for preemption in batch.preemptions:
@@ -201,7 +201,7 @@ class LaneBuilder:
         else:
             self._close(event.time_s, "ended from outside")
 
-    def kv_checked(self, event: KVBlockChecked, engine: EngineState) -> None:
+    def kv_checked(self, event: KVBlockChecked, engine: PlaceState) -> None:
         """A block was computed again between a decision and its step: whoever runs has waited for it.
 
         Unless a step that was decided before is still to give its result: then the time is that step's.
@@ -261,7 +261,7 @@ class LaneBuilder:
             self._spans.append(Span(cause, self._cursor_s, until_s, work, where))
             self._cursor_s = until_s
 
-    def _handed_over(self, source: str, event: RequestArrived, engine: EngineState, way: KVWay | None) -> Cause:
+    def _handed_over(self, source: str, event: RequestArrived, engine: PlaceState, way: KVWay | None) -> Cause:
         """Spend the time since `source` computed the prompt; return the last cause."""
         num_spans, prefilled_s, cause = len(self._spans), self._cursor_s, self._cause
         for cause, until_s in of_handing_over(source, prefilled_s, event.time_s, way, engine):

@@ -25,11 +25,10 @@ from twostroke.events import (
     StepScheduled,
 )
 from twostroke.explain.causes import KVWay, of_resuming
-from twostroke.explain.engine_state import EngineState
 from twostroke.explain.lane import LaneBuilder
 from twostroke.explain.names import GATEWAY, is_of_pool, sequence_of
 from twostroke.explain.remembered import Remembered
-from twostroke.explain.run_state import RunState, Taken
+from twostroke.explain.run_state import PlaceState, RunState, Taken
 from twostroke.explain.segments import Lane
 from twostroke.request import FinishReason
 
@@ -57,7 +56,7 @@ class LaneReader:
         """One event, in order; the lanes that end with it."""
         self._time_s = max(self._time_s, event.time_s)
         taken = self._run.take(event)
-        engine = taken.engine
+        engine = taken.place
         match event:
             case EngineStarted() | EngineLost():
                 self._lost(engine, event)
@@ -81,12 +80,12 @@ class LaneReader:
         """Those that have not ended, up to the last event."""
         return [lane.lane(self._time_s) for lane in self._lanes.values()]
 
-    def _here(self, engine: EngineState) -> list[LaneBuilder]:
+    def _here(self, engine: PlaceState) -> list[LaneBuilder]:
         return [lane for lane in self._lanes.values() if lane.engine is engine and not lane.is_between]
 
     # ------------------------------------------------------------------ what befalls a process
 
-    def _lost(self, engine: EngineState, event: EngineStarted | EngineLost) -> None:
+    def _lost(self, engine: PlaceState, event: EngineStarted | EngineLost) -> None:
         """Whoever is still there was run by a process that died; of a pool it goes on elsewhere, and so do those that
         were to come here."""
         if not is_of_pool(event.process):
@@ -95,28 +94,28 @@ class LaneReader:
             return
         if isinstance(event, EngineLost):
             self._loss = event.cause
-        to_come = {import_id for import_id, way in self._ways.items() if way.place == engine.place}
+        to_come = {import_id for import_id, way in self._ways.items() if way.place == engine.name}
         for import_id in to_come:
             del self._ways[import_id]
         for lane in self._lanes.values():
             if lane.lend_as in to_come or (lane.engine is engine and not lane.is_between):
                 lane.left(event.time_s, of_resuming(self._loss))
 
-    def _note(self, event: Event, engine: EngineState) -> None:
+    def _note(self, event: Event, engine: PlaceState) -> None:
         """What is of use later."""
         match event:
             case RequestRouted() if self._follows(sequence_of(event.request_id)):
                 self._routes.put(event.request_id, event.reason)
             case KVImportBegan():
                 held, step, stepped_s = engine.num_tokens_held, engine.last_step, engine.last_result_s
-                self._ways.put(event.import_id, KVWay(engine.place, event.time_s, held, step, stepped_s))
+                self._ways.put(event.import_id, KVWay(engine.name, event.time_s, held, step, stepped_s))
             case KVImportEnded():
-                way = self._ways.get(event.import_id, KVWay(engine.place))
+                way = self._ways.get(event.import_id, KVWay(engine.name))
                 self._ways.put(event.import_id, replace(way, ended=event))
             case _:
                 pass
 
-    def _scheduled(self, engine: EngineState, event: StepScheduled) -> None:
+    def _scheduled(self, engine: PlaceState, event: StepScheduled) -> None:
         self._begin_in_the_middle(engine, (share.request_id for share in event.batch.requests), event)
         for lane in self._here(engine):
             lane.scheduled(event, engine)
@@ -125,17 +124,16 @@ class LaneReader:
         commits = {commit.request_id: commit for commit in event.commits}
         # of one whose steps were all decided before the history begins, the end may be all that is left
         ended = (commit.request_id for commit in event.commits if commit.finish_reason is not None)
-        self._begin_in_the_middle(taken.engine, ended, event)
-        for lane in self._here(taken.engine):
+        self._begin_in_the_middle(taken.place, ended, event)
+        for lane in self._here(taken.place):
             lane.committed(event, taken.step, commits.get(lane.name_there))
 
     # ------------------------------------------------------------------ what befalls a sequence
 
-    def _arrived(self, engine: EngineState, event: RequestArrived) -> None:
+    def _arrived(self, engine: PlaceState, event: RequestArrived) -> None:
         name, arrival = event.request_id, event.arrival
         sequence_id = sequence_of(name)
-        sequence = engine.requests[name].sequence
-        if sequence is None or not self._follows(sequence_id):
+        if self._run.is_over(sequence_id) or not self._follows(sequence_id):
             return
         import_id = arrival.import_id
         goes_on = import_id is not None or name != sequence_id
@@ -148,14 +146,14 @@ class LaneReader:
             begin_s = arrival.arrival_time_s if is_known else event.time_s
             lane = self._lanes[sequence_id] = LaneBuilder(name, begin_s, event.process, engine, has_arrival=is_known)
             lane.arrived(event, engine)
-        lane.told = sequence.told
+        lane.told = engine.requests[name].told
         lane.routed(self._routes.pop(name, ""))
         if import_id is not None:
             self._ways.pop(import_id, None)
 
-    def _finished_by_caller(self, engine: EngineState, event: RequestFinishedByCaller) -> None:
+    def _finished_by_caller(self, engine: PlaceState, event: RequestFinishedByCaller) -> None:
         """A process that runs a sequence says when it has ended; of one between two processes the gateway does."""
-        is_gateway = engine.place == GATEWAY
+        is_gateway = engine.name == GATEWAY
         if not is_gateway:
             self._begin_in_the_middle(engine, [event.request_id], event)
         lane = self._lanes.get(sequence_of(event.request_id))
@@ -171,7 +169,7 @@ class LaneReader:
             else:  # the gateway would have said so before, if nobody were to go on with it
                 lane.left(event.time_s, of_resuming(self._loss), is_withdrawn=True)
 
-    def _begin_in_the_middle(self, engine: EngineState, names: Iterable[str], event: Event) -> None:
+    def _begin_in_the_middle(self, engine: PlaceState, names: Iterable[str], event: Event) -> None:
         """The history begins later than these sequences, as far as they are not known."""
         if engine.is_whole:
             return

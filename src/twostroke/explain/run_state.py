@@ -1,10 +1,9 @@
 """RunState: what the event log says of a run, folded once for all who read it (docs/decisions/059).
 
-    RunState             every place, and every sequence that has not ended
-      EngineState        a place: the process that runs there now, its requests, its steps in flight
-        LocalRequest     a sequence as one process has it
-          SequenceState  the same sequence in all processes that run it, one after the other
-    Taken                what one event has changed; views count it, show it or explain it
+    RunState            every place, and every sequence that has not ended
+      PlaceState        the process that runs there now, its requests, its steps in flight
+        RequestState    a sequence as this process has it
+    Taken               what one event has changed; views count it, show it or explain it
 
 A view asks no event for what is here. The scheduler's own account of a request is `request.Request`; this one is read
 off from outside, from logs with holes, too.
@@ -12,8 +11,10 @@ off from outside, from logs with holes, too.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from math import inf
 
 from twostroke.batch import AdmittedRequest, Commit, ScheduledRequest
 from twostroke.events import (
@@ -27,7 +28,6 @@ from twostroke.events import (
     StepCommitted,
     StepScheduled,
 )
-from twostroke.explain.engine_state import EngineState, LocalRequest, SequenceState
 from twostroke.explain.names import GATEWAY, is_of_pool, place_of, request_of, sequence_of
 from twostroke.explain.remembered import Remembered
 from twostroke.explain.step import DecidedStep
@@ -35,10 +35,137 @@ from twostroke.outputs import RequestTimes
 from twostroke.request import Arrival, FinishReason, RequestStatus
 
 
+@dataclass(slots=True, eq=False)
+class RequestState:
+    """A sequence as one process has it, by its name there; it may go on elsewhere before this process ends it."""
+
+    request_id: str
+    arrival: Arrival | None
+    """None of one that came before the history begins."""
+    place: PlaceState
+    sequence_id: str = ""
+    times: RequestTimes = field(default_factory=lambda: RequestTimes(0.0))
+    """Of the sequence, in all processes; nothing of one whose arrival is not known, or that had ended when it came."""
+    siblings: list[RequestState] = field(default_factory=list["RequestState"])
+    """All sequences of its request, each where it is now."""
+    num_prompt_tokens: int = 0
+    """Of the sequence: what another process generated is no prompt."""
+    max_tokens: int = 0
+    """Of the sequence."""
+    num_cached_at_first: int = 0
+    """Tokens of the sequence's prompt that were cached when it first ran."""
+    told: RequestFinishedByCaller | None = None
+    """It was ended from outside, and the process that runs it has not said so yet."""
+    finish_reason: FinishReason | None = None
+    """Of the sequence."""
+    is_last: bool = False
+    """The sequence has ended as the last one of its request."""
+
+    is_here: bool = False
+    """Its arrival is known, it has not ended, and no other process goes on with it."""
+    status: RequestStatus = RequestStatus.WAITING
+    share: ScheduledRequest | None = None
+    """Its part in the last step decided for it."""
+    stroke: str = ""
+    """Of the last step that computed anything of it."""
+    block_hashes: list[bytes] = field(default_factory=list[bytes])
+    num_computed_tokens: int = 0
+    """By the results so far."""
+    num_cached_tokens: int = 0
+    """When it was admitted, the time after a preemption aside."""
+    num_preemptions: int = 0
+    runs_since: float = inf
+    """Step that gave it its blocks. Results of earlier steps are of blocks that it has no more."""
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it holds blocks."""
+        return self.status is RequestStatus.RUNNING
+
+
+class PlaceState:
+    """A place of which one process after the other runs sequences."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.started: EngineStarted | None = None
+        """How its process began; None before it has said so."""
+        self.is_whole = False
+        """The history knows it from its start on."""
+        self.requests: dict[str, RequestState] = {}
+        """Those that have not ended here, by their names here."""
+        self.num_here = 0
+        """Of these, those that are here and nowhere else."""
+        self.num_running = 0
+        """Of num_here, those that run."""
+        self.in_flight: deque[DecidedStep] = deque()
+        """Decided, results to come; the first is running."""
+        self.last_step: DecidedStep | None = None
+        """The last one that gave its result."""
+        self.last_result_s = -inf
+
+    @property
+    def page_size(self) -> int:
+        """Return the tokens of a page; 1 where they are not known."""
+        return 1 if self.started is None else self.started.layout.get("block_size", 1)
+
+    def arrival_of(self, request_id: str) -> Arrival | None:
+        """Return how a request arrived that has not ended; None where that is not known."""
+        request = self.requests.get(request_id)
+        return None if request is None else request.arrival
+
+    @property
+    def num_tokens_held(self) -> dict[str, int]:
+        """Return the running requests, with their tokens that have a place in KV memory."""
+        shares = {name: request.share for name, request in self.requests.items() if request.is_running}
+        return {name: 0 if share is None else share.token_range.stop for name, share in shares.items()}
+
+    def step_running_at(self, time_s: float) -> DecidedStep | None:
+        """Return the step that was running at a moment that is not long ago."""
+        if self.in_flight:
+            return self.in_flight[0]
+        return self.last_step if self.last_result_s > time_s else None
+
+    def move_to(self, request: RequestState, status: RequestStatus) -> None:
+        """Give a request another status."""
+        if request.is_here:
+            self.num_running += (status is RequestStatus.RUNNING) - request.is_running
+        request.status = status
+
+    def requeue(self, request_id: str, status: RequestStatus) -> RequestState | None:
+        """Take a request's blocks away; return it, if it is known."""
+        request = self.requests.get(request_id)
+        if request is not None:
+            self.move_to(request, status)
+            request.num_computed_tokens, request.runs_since = 0, inf
+            request.num_preemptions += status is RequestStatus.PREEMPTED
+        return request
+
+    def let_go(self, request: RequestState) -> bool:
+        """Another process, or nobody, goes on with a request; return whether it was here."""
+        was_here = request.is_here
+        self.num_here -= was_here
+        self.num_running -= was_here and request.is_running
+        request.is_here = False
+        return was_here
+
+    def done(self, event: StepCommitted) -> DecidedStep | None:
+        """Return the step of a result, which is in flight no more; None of one that the history does not know."""
+        step = None
+        while self.in_flight and self.in_flight[0].batch.step <= event.step:
+            step = self.last_step = self.in_flight.popleft()
+            self.last_result_s = event.time_s
+        if step is None or step.batch.step != event.step:
+            return None
+        step.done_s = event.time_s
+        step.num_generated = sum([commit.num_tokens for commit in event.commits])
+        return step
+
+
 class Taken:
     """What one event has changed; each attribute is of the events that it names."""
 
-    left: EngineState | None = None
+    left: PlaceState | None = None
     """RequestArrived: the place that no longer counts the sequence."""
     step: DecidedStep | None = None
     """StepScheduled, StepCommitted: the step; None of a result whose decision is not known."""
@@ -46,22 +173,22 @@ class Taken:
     """StepScheduled: those that run for the first time."""
     grown: Sequence[ScheduledRequest] = ()
     """StepScheduled: shares with new blocks."""
-    computed: Sequence[tuple[LocalRequest, ScheduledRequest]] = ()
+    computed: Sequence[tuple[RequestState, ScheduledRequest]] = ()
     """StepCommitted: requests that still hold what the step computed, with their shares of it; those only that have
     filled a page, or verified drafts."""
-    first_tokens: Sequence[SequenceState] = ()
+    first_tokens: Sequence[RequestState] = ()
     """StepCommitted: sequences with their first token."""
     gaps: Iterable[tuple[tuple[float, int], int]] = ()
     """StepCommitted: seconds since the token before, and how many tokens came; and of how many sequences."""
     num_tokens: int = 0
     """StepCommitted: tokens of sequences that are here."""
 
-    def __init__(self, engine: EngineState) -> None:
-        self.engine = engine
+    def __init__(self, place: PlaceState) -> None:
+        self.place = place
         """Where; what a gateway says is of a place without requests."""
-        self.gone: list[tuple[LocalRequest, FinishReason]] = []
+        self.gone: list[tuple[RequestState, FinishReason]] = []
         """Any: requests that have ended here."""
-        self.ended: list[SequenceState] = []
+        self.ended: list[RequestState] = []
         """Any: sequences that have ended."""
 
 
@@ -69,12 +196,12 @@ class RunState:
     """Follows all processes of a run, event by event."""
 
     def __init__(self) -> None:
-        self._engines: dict[str, EngineState] = {}
+        self._places: dict[str, PlaceState] = {}
         """By place."""
-        self._running: dict[str, EngineState] = {}
+        self._by_process: dict[str, PlaceState] = {}
         """The same by process."""
-        self._sequences: dict[str, SequenceState] = {}
-        self._requests: dict[str, list[SequenceState]] = {}
+        self._sequences: dict[str, RequestState] = {}
+        self._requests: dict[str, list[RequestState]] = {}
         """All sequences of each request, while one has not ended."""
         self._told = Remembered[str, RequestFinishedByCaller]()
         """Ends of sequences that nobody has seen yet."""
@@ -87,11 +214,11 @@ class RunState:
 
     def take(self, event: Event) -> Taken:
         """Take in one event, in order."""
-        engine = self._running.get(event.process)
-        if engine is None:
-            place = place_of(event.process)
-            engine = self._running[event.process] = self._engines.setdefault(place, EngineState(place))
-        taken = Taken(engine)
+        place = self._by_process.get(event.process)
+        if place is None:
+            name = place_of(event.process)
+            place = self._by_process[event.process] = self._places.setdefault(name, PlaceState(name))
+        taken = Taken(place)
         match event:
             case StepCommitted():
                 self._committed(event, taken)
@@ -106,8 +233,8 @@ class RunState:
             case EngineStarted() | EngineLost():
                 self._lost(event, taken)
             case EventsDropped():
-                for engine in self._engines.values():
-                    engine.is_whole = False
+                for other in self._places.values():
+                    other.is_whole = False
             case _:
                 pass
         return taken
@@ -116,61 +243,61 @@ class RunState:
 
     def _lost(self, event: EngineStarted | EngineLost, taken: Taken) -> None:
         """Whoever is still there was run by a process that died; of pools it goes on elsewhere."""
-        engine, goes_on = taken.engine, is_of_pool(event.process)
-        for request in list(engine.requests.values()):
+        place, goes_on = taken.place, is_of_pool(event.process)
+        for request in list(place.requests.values()):
             self._gone(request, FinishReason.ERROR, taken, event, goes_on=goes_on)
-        engine.in_flight.clear()
+        place.in_flight.clear()
         if isinstance(event, EngineStarted):
-            engine.started, engine.is_whole = event, True
+            place.started, place.is_whole = event, True
 
     def _arrived(self, event: RequestArrived, taken: Taken) -> None:
-        engine, arrival, name = taken.engine, event.arrival, event.request_id
-        before = engine.requests.get(name)
-        if before is not None:
-            engine.let_go(before)
-        request = engine.requests[name] = LocalRequest(name, arrival, block_hashes=list(arrival.block_hashes))
-        sequence_id = sequence_of(name)
-        if sequence_id in self._over:
+        place, arrival, name = taken.place, event.arrival, event.request_id
+        unended = place.requests.get(name)
+        if unended is not None:
+            place.let_go(unended)
+        request = place.requests[name] = RequestState(name, arrival, place, sequence_of(name))
+        request.block_hashes.extend(arrival.block_hashes)
+        if request.sequence_id in self._over:
             return
-        sequence = self._sequences.get(sequence_id)
-        goes_on = arrival.import_id is not None or name != sequence_id
-        if sequence is None or not (goes_on or sequence.local is None):
-            sequence = self._begin(sequence_id, arrival, engine)
-        else:  # with what of it was delivered; what came too late is made again
-            if sequence.local is not None:
-                sequence.engine.let_go(sequence.local)
-                taken.left = sequence.engine
-            token_times_s = sequence.times.token_times_s
-            del token_times_s[max(0, arrival.num_prompt_tokens - sequence.num_prompt_tokens) :]
-            sequence.max_tokens = len(token_times_s) + arrival.max_tokens
-        sequence.engine, sequence.local, request.sequence = engine, request, sequence
-        sequence.told = self._told.pop(sequence_id, sequence.told)
-        engine.num_here += 1
+        before = self._sequences.get(request.sequence_id)
+        goes_on = arrival.import_id is not None or name != request.sequence_id
+        if before is not None and (goes_on or not before.is_here):
+            if before.place.let_go(before):
+                taken.left = before.place
+            _go_on(before, request, arrival)
+        else:
+            request.times = RequestTimes(arrival.arrival_time_s)
+            request.num_prompt_tokens, request.max_tokens = arrival.num_prompt_tokens, arrival.max_tokens
+            request.siblings = self._requests.setdefault(request_of(request.sequence_id), [])
+            request.siblings.append(request)
+        self._sequences[request.sequence_id] = request
+        request.told = self._told.pop(request.sequence_id, request.told)
+        request.is_here = True
+        place.num_here += 1
 
     def _committed(self, event: StepCommitted, taken: Taken) -> None:
-        engine = taken.engine
-        step = taken.step = engine.done(event)
-        now_s, requests, page_size = event.time_s, engine.requests, engine.page_size
+        place = taken.place
+        step = taken.step = place.done(event)
+        now_s, requests, page_size = event.time_s, place.requests, place.page_size
         number = -1 if step is None else step.batch.step
         num_here = 0
         gaps: defaultdict[tuple[float, int], int] = defaultdict(int)
-        computed: list[tuple[LocalRequest, ScheduledRequest]] = []
-        first_tokens: list[SequenceState] = []
+        computed: list[tuple[RequestState, ScheduledRequest]] = []
+        first_tokens: list[RequestState] = []
         error = FinishReason.ERROR  # looked up once: it takes as long as a call
-        ended: list[tuple[LocalRequest, FinishReason]] = []
+        ended: list[tuple[RequestState, FinishReason]] = []
         for share, commit in _paired(step, event.commits):  # this is done for every token
             num_new = commit.num_tokens
             request = requests.get(commit.request_id)
             if request is None:  # it ended while this step ran, or arrived before the first event
                 continue
-            sequence = request.sequence
-            if num_new and sequence is not None and sequence.local is request:
+            if num_new and request.is_here:
                 num_here += num_new
-                token_times_s = sequence.times.token_times_s
+                token_times_s = request.times.token_times_s
                 if token_times_s:
                     gaps[now_s - token_times_s[-1], num_new] += 1
                 else:
-                    first_tokens.append(sequence)
+                    first_tokens.append(request)
                 token_times_s += [now_s] * num_new
             if commit.block_hashes:
                 request.block_hashes.extend(commit.block_hashes)
@@ -185,35 +312,30 @@ class RunState:
                     computed.append((request, share))
             if reason is not None:
                 ended.append((request, reason))
-        taken.computed, taken.first_tokens, taken.gaps, taken.num_tokens = (
-            computed,
-            first_tokens,
-            gaps.items(),
-            num_here,
-        )
+        taken.computed, taken.first_tokens = computed, first_tokens
+        taken.gaps, taken.num_tokens = gaps.items(), num_here
         for request, reason in ended:
             is_lent = request.arrival is not None and request.arrival.lend_as is not None
             self._gone(request, reason, taken, goes_on=is_lent and reason is FinishReason.LENGTH)
 
     def _finished_by_caller(self, event: RequestFinishedByCaller, taken: Taken) -> None:
-        if taken.engine.place == GATEWAY:
+        if taken.place.name == GATEWAY:
             self._ended_from_outside(event, taken)
             return
-        request = taken.engine.requests.get(event.request_id)
+        request = taken.place.requests.get(event.request_id)
         if request is not None:
             # the gateway would have told an abort before, if nobody were to go on with it
-            is_told = request.sequence is not None and request.sequence.told is not None
-            goes_on = event.reason is FinishReason.ABORT and is_of_pool(event.process) and not is_told
-            self._gone(request, event.reason, taken, event, goes_on=goes_on)
+            is_abort = event.reason is FinishReason.ABORT and request.told is None
+            self._gone(request, event.reason, taken, event, goes_on=is_abort and is_of_pool(event.process))
 
     def _kv_checked(self, event: KVBlockChecked, taken: Taken) -> None:
-        engine = taken.engine
+        place = taken.place
         for request_id in event.suspects.started_over:
-            request = engine.requeue(request_id, RequestStatus.WAITING)
-            if request is not None and request.sequence is not None and request.is_here:
-                request.sequence.times.scheduled_s = None
+            request = place.requeue(request_id, RequestStatus.WAITING)
+            if request is not None and request.is_here:
+                request.times.scheduled_s = None
         for request_id in event.suspects.ended:
-            request = engine.requests.get(request_id)
+            request = place.requests.get(request_id)
             if request is not None:
                 self._gone(request, FinishReason.ERROR, taken, event)
 
@@ -222,7 +344,7 @@ class RunState:
         sequence = self._sequences.get(event.request_id)
         if sequence is None:
             self._told.put(event.request_id, event)
-        elif sequence.local is not None:
+        elif sequence.is_here:
             sequence.told = event
         else:
             self._over.put(event.request_id, True)
@@ -230,17 +352,9 @@ class RunState:
 
     # ------------------------------------------------------------------ sequences
 
-    def _begin(self, sequence_id: str, arrival: Arrival, engine: EngineState) -> SequenceState:
-        siblings = self._requests.setdefault(request_of(sequence_id), [])
-        times = RequestTimes(arrival.arrival_time_s)
-        sequence = SequenceState(sequence_id, siblings, arrival.num_prompt_tokens, arrival.max_tokens, times, engine)
-        siblings.append(sequence)
-        self._sequences[sequence_id] = sequence
-        return sequence
-
     def _gone(
         self,
-        request: LocalRequest,
+        request: RequestState,
         reason: FinishReason,
         taken: Taken,
         event: Event | None = None,
@@ -248,15 +362,15 @@ class RunState:
         goes_on: bool = False,
     ) -> None:
         """End a request where it is. Its sequence ends as well, unless another process goes on with it."""
-        del taken.engine.requests[request.request_id]
+        del taken.place.requests[request.request_id]
         taken.gone.append((request, reason))
-        sequence = taken.engine.let_go(request)
-        if sequence is not None and not goes_on:
-            self._end(sequence, reason, taken, event)
-        elif sequence is not None and sequence.told is not None:
-            self._end(sequence, sequence.told.reason, taken, sequence.told)
+        was_here = taken.place.let_go(request)
+        if was_here and not goes_on:
+            self._end(request, reason, taken, event)
+        elif was_here and request.told is not None:
+            self._end(request, request.told.reason, taken, request.told)
 
-    def _end(self, sequence: SequenceState, reason: FinishReason, taken: Taken, event: Event | None) -> None:
+    def _end(self, sequence: RequestState, reason: FinishReason, taken: Taken, event: Event | None) -> None:
         """End a sequence: with its last token, unless an event has ended it otherwise."""
         token_times_s = sequence.times.token_times_s
         if isinstance(event, RequestFinishedByCaller):
@@ -274,18 +388,28 @@ class RunState:
         taken.ended.append(sequence)
 
 
+def _go_on(before: RequestState, request: RequestState, arrival: Arrival) -> None:
+    """A process goes on with a sequence, with what of it was delivered; what came too late is made again."""
+    siblings, times = before.siblings, before.times
+    siblings[siblings.index(before)] = request
+    del times.token_times_s[max(0, arrival.num_prompt_tokens - before.num_prompt_tokens) :]
+    request.siblings, request.times, request.told = siblings, times, before.told
+    request.num_prompt_tokens, request.num_cached_at_first = before.num_prompt_tokens, before.num_cached_at_first
+    request.max_tokens = len(times.token_times_s) + arrival.max_tokens
+
+
 def _scheduled(event: StepScheduled, taken: Taken) -> None:
-    engine, batch, requests = taken.engine, event.batch, taken.engine.requests
+    place, batch, requests = taken.place, event.batch, taken.place.requests
     grown: list[ScheduledRequest] = []
     for preemption in batch.preemptions:
-        engine.requeue(preemption.request_id, RequestStatus.PREEMPTED)
+        place.requeue(preemption.request_id, RequestStatus.PREEMPTED)
     if batch.admitted:
-        taken.admitted = [admitted for admitted in batch.admitted if _is_first(admitted, engine, event)]
+        taken.admitted = [admitted for admitted in batch.admitted if _is_first(admitted, place, event)]
     for share in batch.requests:  # this is done for every token
         request = requests.get(share.request_id)
         if request is None:  # it came before the history begins
-            request = requests[share.request_id] = LocalRequest(share.request_id, None, None, RequestStatus.RUNNING)
-            request.runs_since = 0
+            request = requests[share.request_id] = RequestState(share.request_id, None, place)
+            request.status, request.runs_since = RequestStatus.RUNNING, 0
         request.share = share
         for update in share.block_tables:
             if update.block_ids:
@@ -293,23 +417,22 @@ def _scheduled(event: StepScheduled, taken: Taken) -> None:
                 break
     taken.step, taken.grown = DecidedStep(event), grown
     if not batch.is_empty:
-        engine.in_flight.append(taken.step)
+        place.in_flight.append(taken.step)
 
 
-def _is_first(admitted: AdmittedRequest, engine: EngineState, event: StepScheduled) -> bool:
+def _is_first(admitted: AdmittedRequest, place: PlaceState, event: StepScheduled) -> bool:
     """Note that a request has left the queue; return whether it is the first time."""
-    request = engine.requests.get(admitted.request_id)
+    request = place.requests.get(admitted.request_id)
     if request is None:
         return False
     if request.status is not RequestStatus.PREEMPTED:  # then it finds what it had computed itself
         request.num_cached_tokens = admitted.num_cached_tokens
-    engine.move_to(request, RequestStatus.RUNNING)
+    place.move_to(request, RequestStatus.RUNNING)
     request.runs_since = event.batch.step
-    sequence = request.sequence
-    if sequence is None or sequence.local is not request or sequence.times.scheduled_s is not None:
+    if not request.is_here or request.times.scheduled_s is not None:
         return False
-    sequence.times.scheduled_s = event.time_s
-    sequence.num_cached_tokens = admitted.num_cached_tokens
+    request.times.scheduled_s = event.time_s
+    request.num_cached_at_first = admitted.num_cached_tokens
     return True
 
 

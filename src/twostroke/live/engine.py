@@ -21,8 +21,7 @@ from twostroke.events import (
     StepCommitted,
     StepScheduled,
 )
-from twostroke.explain.engine_state import EngineState, LocalRequest
-from twostroke.explain.run_state import Taken
+from twostroke.explain.run_state import PlaceState, RequestState, Taken
 from twostroke.explain.step import DecidedStep
 from twostroke.kv_cache.block_pool import BlockTable
 from twostroke.live.block_map import BlockMap
@@ -81,7 +80,7 @@ class LiveEngine:
         engine: the state of the place.
     """
 
-    def __init__(self, metrics: EngineMetrics, engine: EngineState) -> None:
+    def __init__(self, metrics: EngineMetrics, engine: PlaceState) -> None:
         self._metrics = metrics
         self._engine = engine
         self._blocks: BlockMap | None = None
@@ -234,7 +233,7 @@ class LiveEngine:
     def _tables(self) -> Mapping[str, BlockTable]:
         return {} if self._blocks is None else self._blocks.tables
 
-    def _shown(self) -> list[LocalRequest]:
+    def _shown(self) -> list[RequestState]:
         """Requests that are here and have a table."""
         tables = self._tables
         return [request for name, request in self._engine.requests.items() if name in tables]
@@ -314,7 +313,7 @@ class LiveEngine:
             self._touch(request_id)
             self._unseen.grown.pop(request_id, None)
 
-    def _end(self, request: LocalRequest, reason: FinishReason, time_s: float | None, told: str = "") -> None:
+    def _end(self, request: RequestState, reason: FinishReason, time_s: float | None, told: str = "") -> None:
         blocks, request_id = self._blocks, request.request_id
         if blocks is None or request_id not in blocks.tables:
             return

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from twostroke.batch import Stroke
-from twostroke.explain.engine_state import LocalRequest
+from twostroke.explain.run_state import RequestState
 from twostroke.explain.step import DecidedStep
 from twostroke.metrics import families
 from twostroke.metrics.engine_metrics import EngineMetrics
@@ -112,27 +112,25 @@ def row_of_step(step: DecidedStep) -> StepRow:
     )
 
 
-def row_of_request(request: LocalRequest, finish: str = "", finish_s: float | None = None) -> SequenceRow:
+def row_of_request(request: RequestState, finish: str = "", finish_s: float | None = None) -> SequenceRow:
     """Return a request as it is shown."""
-    arrival, sequence = request.arrival, request.sequence
-    times = None if sequence is None else sequence.times
-    tokens_s: Sequence[float] = () if times is None else times.token_times_s
+    arrival, tokens_s = request.arrival, request.times.token_times_s
     return SequenceRow(
         id=request.request_id,
         state="ended" if finish else str(request.status),
         stroke=request.stroke,
         tenant_is_other=False,
         arrival_s=None if arrival is None else arrival.arrival_time_s,
-        scheduled_s=None if times is None else times.scheduled_s,
+        scheduled_s=request.times.scheduled_s,
         first_token_s=tokens_s[0] if tokens_s else None,
         last_token_s=tokens_s[-1] if tokens_s else None,
         finish_s=finish_s,
         finish=finish,
-        num_prompt=0 if sequence is None else sequence.num_prompt_tokens,
+        num_prompt=request.num_prompt_tokens,
         num_cached=request.num_cached_tokens,
         num_computed=request.num_computed_tokens,
         num_output=len(tokens_s),
-        max_tokens=0 if sequence is None else sequence.max_tokens,
+        max_tokens=request.max_tokens,
         itl_ms=(tokens_s[-1] - tokens_s[-2]) * 1e3 if len(tokens_s) > 1 else None,
         num_preemptions=request.num_preemptions,
         priority=0 if arrival is None else arrival.priority,

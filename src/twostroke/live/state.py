@@ -68,12 +68,12 @@ class LiveState:
     def observe(self, event: Event, taken: Taken) -> None:
         """One event, in order, and what it has changed, as the metrics say."""
         self.time_s = event.time_s
-        place = taken.engine.place
+        place = taken.place.name
         if place == GATEWAY:
             return
         engine = self._engines.get(place)
         if engine is None:
-            engine = self._engines[place] = LiveEngine(self._metrics.of(place), taken.engine)
+            engine = self._engines[place] = LiveEngine(self._metrics.of(place), taken.place)
             if self._is_watched:
                 engine.watch()
         engine.observe(event, taken)

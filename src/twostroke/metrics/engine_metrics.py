@@ -16,9 +16,8 @@ from twostroke.events import (
     StepCommitted,
     StepScheduled,
 )
-from twostroke.explain.engine_state import EngineState, SequenceState
 from twostroke.explain.names import ENGINE, GATEWAY
-from twostroke.explain.run_state import RunState, Taken
+from twostroke.explain.run_state import PlaceState, RequestState, RunState, Taken
 from twostroke.metrics import families
 from twostroke.metrics.counts import (
     DraftCounts,
@@ -100,13 +99,13 @@ class EngineMetrics:
                 pass
             case _:
                 return
-        self.count_requests(taken.engine)
+        self.count_requests(taken.place)
 
-    def count_requests(self, engine: EngineState) -> None:
+    def count_requests(self, engine: PlaceState) -> None:
         """Note who is there."""
         self._load.count(engine.num_running, engine.num_here - engine.num_running)
 
-    def count_end(self, sequence: SequenceState) -> None:
+    def count_end(self, sequence: RequestState) -> None:
         """A sequence has ended that was here last."""
         num_output_tokens = len(sequence.times.token_times_s)
         self._ended.add(1, str(sequence.finish_reason))
@@ -141,7 +140,7 @@ class EngineMetrics:
         for sequence in taken.first_tokens:
             self._latencies.ttft.observe(event.time_s - sequence.times.arrival_s)
             self._prompt_tokens.add(sequence.num_prompt_tokens)
-            self._cached_tokens.add(sequence.num_cached_tokens)
+            self._cached_tokens.add(sequence.num_cached_at_first)
         for (gap_s, num_new), times in taken.gaps:
             self._latencies.gap.observe(gap_s, times)
             self._latencies.itl.observe(gap_s / num_new, times * num_new)
@@ -179,12 +178,12 @@ class FleetMetrics:
     def observe(self, event: Event) -> Taken:
         """Counts one event; those of one process come in order. Returns what it has changed."""
         taken = self._run.take(event)
-        place = taken.engine.place
+        place = taken.place.name
         if taken.left is not None:
-            self.of(taken.left.place).count_requests(taken.left)
+            self.of(taken.left.name).count_requests(taken.left)
         if place != GATEWAY:
             self.of(place).count(event, taken)
         else:
             for sequence in taken.ended:
-                self.of(sequence.engine.place).count_end(sequence)
+                self.of(sequence.place.name).count_end(sequence)
         return taken
