@@ -41,9 +41,9 @@ def of_preparing(*, knows_handover: bool) -> Cause:
     return Cause(Label.PREPARE, "template, tokenizer, checks, and the end of a step that was running")
 
 
-def of_joining(request_id: str, since_s: float, engine: PlaceState) -> Cause:
+def of_joining(request_id: str, since_s: float, place: PlaceState) -> Cause:
     """Of a request that is ready, until the next step is decided."""
-    return of_waiting_for(engine.step_running_at(since_s), request_id)
+    return of_waiting_for(place.step_running_at(since_s), request_id)
 
 
 def of_waiting_for(step: DecidedStep | None, request_id: str) -> Cause:
@@ -57,13 +57,13 @@ def of_waiting_for(step: DecidedStep | None, request_id: str) -> Cause:
     return Cause(Label.WAIT_STEP, f"a step was running that decoded for {len(step.shares)}")
 
 
-def of_queueing(request_id: str, batch: ScheduledBatch, engine: PlaceState) -> Cause:
+def of_queueing(request_id: str, batch: ScheduledBatch, place: PlaceState) -> Cause:
     """Of a request that the step `batch` has left in the queue.
 
     It waits for what the head of the queue waits for, with one exception: while a request that came later and is more
     urgent heads the queue, or has the slot or blocks or tokens in question, it waits for priority.
     """
-    overtakers = _overtakers(request_id, batch, engine)
+    overtakers = _overtakers(request_id, batch, place)
     head = batch.head_request_id
     reason = batch.wait_reason.partition(": ")[2] or batch.wait_reason  # the label says "slots", "tokens" or "kv"
     if overtakers:
@@ -72,7 +72,7 @@ def of_queueing(request_id: str, batch: ScheduledBatch, engine: PlaceState) -> C
     if head is not None and head != request_id:
         reason = f"behind {head} in the queue: {reason}"
     if batch.limited_by is Limit.KV:
-        return Cause(Label.WAIT_KV, reason, engine.num_tokens_held)
+        return Cause(Label.WAIT_KV, reason, place.num_tokens_held)
     shares = {share.request_id: share.num_scheduled_tokens for share in batch.requests}
     return Cause(_WAITS.get(batch.limited_by, Label.WAIT_STEP), reason, shares)
 
@@ -140,21 +140,21 @@ def cached_in_words(admitted: AdmittedRequest) -> str:
             return "none cached: prefix caching is off"
 
 
-def _overtakers(request_id: str, batch: ScheduledBatch, engine: PlaceState) -> dict[str, int]:
+def _overtakers(request_id: str, batch: ScheduledBatch, place: PlaceState) -> dict[str, int]:
     """Requests in its way that arrived later and have a smaller priority number; their tokens in this step."""
-    me = engine.arrival_of(request_id)
+    me = place.arrival_of(request_id)
     if me is None:
         return {}
     shares = {share.request_id: share for share in batch.requests}
     if batch.limited_by is Limit.TOKENS:
         in_the_way = {i for i, share in shares.items() if share.stroke is Stroke.PREFILL}
     else:
-        in_the_way = set(engine.num_tokens_held)
+        in_the_way = set(place.num_tokens_held)
     if batch.head_request_id is not None:
         in_the_way.add(batch.head_request_id)
     overtakers: dict[str, int] = {}
     for other in sorted(in_the_way - {request_id}):
-        arrival = engine.arrival_of(other)
+        arrival = place.arrival_of(other)
         if arrival is None or arrival.priority >= me.priority or arrival.arrival_time_s <= me.arrival_time_s:
             continue
         overtakers[other] = shares[other].num_scheduled_tokens if other in shares else 0

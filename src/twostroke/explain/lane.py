@@ -45,15 +45,15 @@ class LaneBuilder:
         name: of the sequence, as the process has it where it is now.
         begin_s: its arrival, or where the history begins to know it.
         process: where it is.
-        engine: the state of that process's place.
+        place: where that process is.
         has_arrival: whether the history knows its beginning.
     """
 
-    def __init__(self, name: str, begin_s: float, process: str, engine: PlaceState, *, has_arrival: bool) -> None:
+    def __init__(self, name: str, begin_s: float, process: str, place: PlaceState, *, has_arrival: bool) -> None:
         self.sequence_id = sequence_of(name)
         self.process = process
         """Where it is, or was last."""
-        self.engine = engine
+        self.place = place
         self.lend_as: int | None = None
         """Its blocks go to another process under this number, when its prompt is computed."""
         self.is_between = False
@@ -91,31 +91,31 @@ class LaneBuilder:
 
     # ------------------------------------------------------------------ events
 
-    def arrived(self, event: RequestArrived, engine: PlaceState) -> None:
+    def arrived(self, event: RequestArrived, place: PlaceState) -> None:
         """It is in the queue."""
         self.lend_as = event.arrival.lend_as
         handed_over_s = event.submitted_time_s
         self._num_prompt_tokens = event.arrival.num_prompt_tokens
         self._spend(causes.of_preparing(knows_handover=handed_over_s is not None), handed_over_s or event.time_s)
-        self._cause = causes.of_joining(self.name_there, self._cursor_s, engine)
+        self._cause = causes.of_joining(self.name_there, self._cursor_s, place)
         self._spend(self._cause, event.time_s)
 
-    def goes_on(self, event: RequestArrived, engine: PlaceState, way: KVWay | None, loss: str) -> None:
+    def goes_on(self, event: RequestArrived, place: PlaceState, way: KVWay | None, loss: str) -> None:
         """It is in the queue of another process.
 
         Args:
             event: says so.
-            engine: the state of that process's place.
+            place: where that process is.
             way: how its KV came there.
             loss: the last one of a process, in case that nothing else says why.
         """
         is_next_attempt = event.request_id != self.name_there
         if is_next_attempt and (not self.is_between or self._cause.label is Label.TRANSFER):
             self.left(self._cursor_s, of_resuming(loss))
-        source, self.process, self.engine = self.process, event.process, engine
-        cause = causes.of_joining(event.request_id, event.time_s, engine)
+        source, self.process, self.place = self.process, event.process, place
+        cause = causes.of_joining(event.request_id, event.time_s, place)
         if self._cause.label is Label.TRANSFER:
-            last = self._handed_over(source, event, engine, way)
+            last = self._handed_over(source, event, place, way)
             cause = last if last.label is cause.label else cause  # it keeps waiting for the same cause
         else:
             self._spend(self._cause, event.time_s, process="")
@@ -142,7 +142,7 @@ class LaneBuilder:
         self._status, self._cause = RequestStatus.WAITING, cause
         self._in_flight.clear()
 
-    def scheduled(self, event: StepScheduled, engine: PlaceState) -> None:
+    def scheduled(self, event: StepScheduled, place: PlaceState) -> None:
         """A step was decided, with or without it."""
         batch = event.batch
         for preemption in batch.preemptions:
@@ -150,7 +150,7 @@ class LaneBuilder:
                 self._status = RequestStatus.PREEMPTED
                 self._num_preemptions += 1
                 self._cause = causes.of_preemption(preemption)
-        step = engine.in_flight[-1] if engine.in_flight and not batch.is_empty else None
+        step = place.in_flight[-1] if place.in_flight and not batch.is_empty else None
         takes_part = step is not None and self.name_there in step.shares
         if self._status is not RequestStatus.RUNNING:
             if not self._in_flight:  # otherwise its time until that step's result belongs to the step
@@ -158,7 +158,7 @@ class LaneBuilder:
             if takes_part:
                 self._admit(event)
             elif self._status is RequestStatus.WAITING:
-                self._cause = causes.of_queueing(self.name_there, batch, engine)
+                self._cause = causes.of_queueing(self.name_there, batch, place)
         if takes_part and step is not None:
             self._in_flight.append(step)
 
@@ -201,12 +201,12 @@ class LaneBuilder:
         else:
             self._close(event.time_s, "ended from outside")
 
-    def kv_checked(self, event: KVBlockChecked, engine: PlaceState) -> None:
+    def kv_checked(self, event: KVBlockChecked, place: PlaceState) -> None:
         """A block was computed again between a decision and its step: whoever runs has waited for it.
 
         Unless a step that was decided before is still to give its result: then the time is that step's.
         """
-        is_alone = len(engine.in_flight) == 1
+        is_alone = len(place.in_flight) == 1
         if self._status is RequestStatus.RUNNING and is_alone:
             if not self._spans or self._spans[-1].cause.label is not Label.KV_CHECK:  # else the moment between two
                 self._spend(causes.of_waiting_for(None, self.name_there), event.begin_s)
@@ -261,10 +261,10 @@ class LaneBuilder:
             self._spans.append(Span(cause, self._cursor_s, until_s, work, where))
             self._cursor_s = until_s
 
-    def _handed_over(self, source: str, event: RequestArrived, engine: PlaceState, way: KVWay | None) -> Cause:
+    def _handed_over(self, source: str, event: RequestArrived, place: PlaceState, way: KVWay | None) -> Cause:
         """Spend the time since `source` computed the prompt; return the last cause."""
         num_spans, prefilled_s, cause = len(self._spans), self._cursor_s, self._cause
-        for cause, until_s in of_handing_over(source, prefilled_s, event.time_s, way, engine):
+        for cause, until_s in of_handing_over(source, prefilled_s, event.time_s, way, place):
             self._spend(cause, min(until_s, event.time_s))
         if not any(span.cause.label is Label.TRANSFER for span in self._spans[num_spans:]):
             told = of_transfer(source, prefilled_s, None if way is None else way.ended).reason

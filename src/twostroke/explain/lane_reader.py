@@ -56,69 +56,69 @@ class LaneReader:
         """One event, in order; the lanes that end with it."""
         self._time_s = max(self._time_s, event.time_s)
         taken = self._run.take(event)
-        engine = taken.place
+        place = taken.place
         match event:
             case EngineStarted() | EngineLost():
-                self._lost(engine, event)
+                self._lost(place, event)
             case RequestArrived():
-                self._arrived(engine, event)
+                self._arrived(place, event)
             case StepScheduled():
-                self._scheduled(engine, event)
+                self._scheduled(place, event)
                 return []
             case StepCommitted():
                 self._committed(event, taken)
             case RequestFinishedByCaller():
-                self._finished_by_caller(engine, event)
+                self._finished_by_caller(place, event)
             case KVBlockChecked():
-                for lane in self._here(engine):
-                    lane.kv_checked(event, engine)
+                for lane in self._here(place):
+                    lane.kv_checked(event, place)
             case _:
-                self._note(event, engine)
+                self._note(event, place)
         return self._ended(event.time_s)
 
     def living(self) -> list[Lane]:
         """Those that have not ended, up to the last event."""
         return [lane.lane(self._time_s) for lane in self._lanes.values()]
 
-    def _here(self, engine: PlaceState) -> list[LaneBuilder]:
-        return [lane for lane in self._lanes.values() if lane.engine is engine and not lane.is_between]
+    def _here(self, place: PlaceState) -> list[LaneBuilder]:
+        return [lane for lane in self._lanes.values() if lane.place is place and not lane.is_between]
 
     # ------------------------------------------------------------------ what befalls a process
 
-    def _lost(self, engine: PlaceState, event: EngineStarted | EngineLost) -> None:
+    def _lost(self, place: PlaceState, event: EngineStarted | EngineLost) -> None:
         """Whoever is still there was run by a process that died; of a pool it goes on elsewhere, and so do those that
         were to come here."""
         if not is_of_pool(event.process):
-            for lane in self._here(engine):
+            for lane in self._here(place):
                 lane.lost(event.time_s, "the engine died")
             return
         if isinstance(event, EngineLost):
             self._loss = event.cause
-        to_come = {import_id for import_id, way in self._ways.items() if way.place == engine.name}
+        to_come = {import_id for import_id, way in self._ways.items() if way.place == place.name}
         for import_id in to_come:
             del self._ways[import_id]
         for lane in self._lanes.values():
-            if lane.lend_as in to_come or (lane.engine is engine and not lane.is_between):
+            if lane.lend_as in to_come or (lane.place is place and not lane.is_between):
                 lane.left(event.time_s, of_resuming(self._loss))
 
-    def _note(self, event: Event, engine: PlaceState) -> None:
+    def _note(self, event: Event, place: PlaceState) -> None:
         """What is of use later."""
         match event:
             case RequestRouted() if self._follows(sequence_of(event.request_id)):
                 self._routes.put(event.request_id, event.reason)
             case KVImportBegan():
-                held, step, stepped_s = engine.num_tokens_held, engine.last_step, engine.last_result_s
-                self._ways.put(event.import_id, KVWay(engine.name, event.time_s, held, step, stepped_s))
+                held, step, stepped_s = place.num_tokens_held, place.last_step, place.last_result_s
+                self._ways.put(event.import_id, KVWay(place.name, event.time_s, held, step, stepped_s))
             case KVImportEnded():
-                way = self._ways.get(event.import_id, KVWay(engine.name))
+                way = self._ways.get(event.import_id, KVWay(place.name))
                 self._ways.put(event.import_id, replace(way, ended=event))
             case _:
                 pass
 
-    def _scheduled(self, engine: PlaceState, event: StepScheduled) -> None:
-        self._begin_in_the_middle(engine, (share.request_id for share in event.batch.requests), event)
-        for lane in self._here(engine):
-            lane.scheduled(event, engine)
+    def _scheduled(self, place: PlaceState, event: StepScheduled) -> None:
+        self._begin_in_the_middle(place, (share.request_id for share in event.batch.requests), event)
+        for lane in self._here(place):
+            lane.scheduled(event, place)
 
     def _committed(self, event: StepCommitted, taken: Taken) -> None:
         commits = {commit.request_id: commit for commit in event.commits}
@@ -130,7 +130,7 @@ class LaneReader:
 
     # ------------------------------------------------------------------ what befalls a sequence
 
-    def _arrived(self, engine: PlaceState, event: RequestArrived) -> None:
+    def _arrived(self, place: PlaceState, event: RequestArrived) -> None:
         name, arrival = event.request_id, event.arrival
         sequence_id = sequence_of(name)
         if self._run.is_over(sequence_id) or not self._follows(sequence_id):
@@ -140,22 +140,22 @@ class LaneReader:
         lane = self._lanes.get(sequence_id)
         if lane is not None and (lane.is_between or goes_on):
             way = None if import_id is None else self._ways.get(import_id)
-            lane.goes_on(event, engine, way, self._loss)
+            lane.goes_on(event, place, way, self._loss)
         else:
-            is_known = import_id is None and (name == sequence_id or engine.is_whole)
+            is_known = import_id is None and (name == sequence_id or place.is_whole)
             begin_s = arrival.arrival_time_s if is_known else event.time_s
-            lane = self._lanes[sequence_id] = LaneBuilder(name, begin_s, event.process, engine, has_arrival=is_known)
-            lane.arrived(event, engine)
-        lane.told = engine.requests[name].told
+            lane = self._lanes[sequence_id] = LaneBuilder(name, begin_s, event.process, place, has_arrival=is_known)
+            lane.arrived(event, place)
+        lane.told = place.requests[name].told
         lane.routed(self._routes.pop(name, ""))
         if import_id is not None:
             self._ways.pop(import_id, None)
 
-    def _finished_by_caller(self, engine: PlaceState, event: RequestFinishedByCaller) -> None:
+    def _finished_by_caller(self, place: PlaceState, event: RequestFinishedByCaller) -> None:
         """A process that runs a sequence says when it has ended; of one between two processes the gateway does."""
-        is_gateway = engine.name == GATEWAY
+        is_gateway = place.name == GATEWAY
         if not is_gateway:
-            self._begin_in_the_middle(engine, [event.request_id], event)
+            self._begin_in_the_middle(place, [event.request_id], event)
         lane = self._lanes.get(sequence_of(event.request_id))
         if lane is None:
             return
@@ -163,20 +163,20 @@ class LaneReader:
             lane.told = event
         elif is_gateway:
             lane.finished_by_caller(event)
-        elif lane.engine is engine and lane.name_there == event.request_id and not lane.is_between:
+        elif lane.place is place and lane.name_there == event.request_id and not lane.is_between:
             if lane.told is not None or event.reason is not FinishReason.ABORT or not is_of_pool(event.process):
                 lane.finished_by_caller(event)
             else:  # the gateway would have said so before, if nobody were to go on with it
                 lane.left(event.time_s, of_resuming(self._loss), is_withdrawn=True)
 
-    def _begin_in_the_middle(self, engine: PlaceState, names: Iterable[str], event: Event) -> None:
+    def _begin_in_the_middle(self, place: PlaceState, names: Iterable[str], event: Event) -> None:
         """The history begins later than these sequences, as far as they are not known."""
-        if engine.is_whole:
+        if place.is_whole:
             return
         for name in names:
             sequence_id = sequence_of(name)
             if sequence_id not in self._lanes and not self._run.is_over(sequence_id) and self._follows(sequence_id):
-                lane = LaneBuilder(name, event.time_s, event.process, engine, has_arrival=False)
+                lane = LaneBuilder(name, event.time_s, event.process, place, has_arrival=False)
                 self._lanes[sequence_id] = lane
 
     def _ended(self, time_s: float) -> list[Lane]:

@@ -77,12 +77,12 @@ class LiveEngine:
 
     Args:
         metrics: that have counted every event when it comes here.
-        engine: the state of the place.
+        place: its state.
     """
 
-    def __init__(self, metrics: EngineMetrics, engine: PlaceState) -> None:
+    def __init__(self, metrics: EngineMetrics, place: PlaceState) -> None:
         self._metrics = metrics
-        self._engine = engine
+        self._place = place
         self._blocks: BlockMap | None = None
         self._config: dict[str, Any] = {}
         self._lost = ""
@@ -145,7 +145,7 @@ class LiveEngine:
 
     def whole(self, now_s: float) -> dict[str, Any]:
         """All of it; "Engine" in docs/page.md."""
-        started, blocks = self._engine.started, self._blocks
+        started, blocks = self._place.started, self._blocks
         requests = self._shown()
         tables = {request.request_id: self._tables[request.request_id] for request in requests if request.is_running}
         return {
@@ -222,7 +222,7 @@ class LiveEngine:
         sizes = self._blocks.block_tokens
         written: set[int] = set()
         for share in self._steps[-1].batch.requests:
-            request, table = self._engine.requests.get(share.request_id), self._blocks.tables.get(share.request_id)
+            request, table = self._place.requests.get(share.request_id), self._blocks.tables.get(share.request_id)
             if request is not None and table is not None and request.is_running:
                 begin, last = share.token_range.start, share.token_range.stop - 1
                 for row, first, size in zip(table.rows, table.first_held, sizes, strict=True):
@@ -236,7 +236,7 @@ class LiveEngine:
     def _shown(self) -> list[RequestState]:
         """Requests that are here and have a table."""
         tables = self._tables
-        return [request for name, request in self._engine.requests.items() if name in tables]
+        return [request for name, request in self._place.requests.items() if name in tables]
 
     # ------------------------------------------------------------------ events
 
@@ -245,7 +245,7 @@ class LiveEngine:
         time_s = self._steps[-1].time_s if self._steps else None
         for request, reason in taken.gone:
             self._end(request, reason, time_s, told="lost")
-        self._blocks = None if self._engine.started is None else BlockMap(self._engine.started)
+        self._blocks = None if self._place.started is None else BlockMap(self._place.started)
         self._unseen.has_all = True
 
     def _memory_changed(self, event: Event, blocks: BlockMap) -> None:
@@ -278,7 +278,7 @@ class LiveEngine:
         cached: dict[str, int] = {}
         for admitted in batch.admitted:
             cached[admitted.request_id] = admitted.num_cached_tokens
-            arrival = self._engine.arrival_of(admitted.request_id)
+            arrival = self._place.arrival_of(admitted.request_id)
             blocks.end_hold(None if arrival is None else arrival.import_id)
         for share in taken.grown:
             table = blocks.grow(share, cached.get(share.request_id, 0))
@@ -332,7 +332,7 @@ class LiveEngine:
             self._unseen.ended.append(row)
         if len(self._ended) > NUM_ENDED:
             gone = self._ended.popleft().id
-            if gone not in self._engine.requests:
+            if gone not in self._place.requests:
                 self.tenants.pop(gone, None)
             if self.is_watched:
                 self._unseen.gone.append(gone)
