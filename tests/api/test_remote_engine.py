@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from alone_metrics import AloneMetrics
 from factories import submitted
 from faulty_engine import BREAK, HANG, POISON, ROT
 from forked_process import forked_engines
@@ -241,7 +242,7 @@ def test_a_process_that_is_killed_is_replaced_and_its_requests_are_told() -> Non
 def _check_that_the_loss_is_told(events: list[Event]) -> None:
     """At once, not when another engine has started, which may never be."""
     (lost,) = (place for place, event in enumerate(events) if isinstance(event, EngineLost))
-    metrics = EngineMetrics("m")
+    metrics = AloneMetrics("m")
     for event in events[:lost]:
         metrics.observe(event)
     assert _value(metrics, families.NUM_REQUESTS_RUNNING) > 0

@@ -33,7 +33,7 @@ from twostroke.request import FinishReason
 
 
 class EngineMetrics:
-    """Counts an engine's events; an `EventLog`.
+    """Counts an engine's events.
 
     For one thread: the scrape (exposition.py) must run in the same one. A token costs about half a microsecond.
 
@@ -45,8 +45,6 @@ class EngineMetrics:
     def __init__(self, model_name: str, engine: str = "0") -> None:
         self.labels = {"model_name": model_name, "engine": engine}
         self.instruments = Instruments()
-        self._run = RunState()
-        """Of an engine that is alone."""
         self._load = LoadGauges(self.instruments)
         self._kv_checks = KVCheckCounts(self.instruments)
         self._transfers = TransferCounts(self.instruments)
@@ -69,13 +67,6 @@ class EngineMetrics:
         self._step_tokens = self.instruments.distribution(families.ITERATION_TOKENS)
         for reason in FinishReason:
             self._ended.set(0, reason)
-
-    def observe(self, event: Event) -> None:
-        """Counts one event of an engine that is alone; they come in order."""
-        self.count(event, self._run.take(event))
-
-    append = observe
-    """As an EventLog has it."""
 
     def count(self, event: Event, taken: Taken) -> None:
         """Counts one event, and what it has changed."""

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from alone_metrics import AloneMetrics
 from explain_loads import random_load, times_of
 from factories import make_layout
 from fakes import FakeEngine
@@ -43,7 +44,7 @@ def scraped(metrics: EngineMetrics) -> Samples:
 
 
 def counted(events: list[Event]) -> Samples:
-    metrics = EngineMetrics("some model")
+    metrics = AloneMetrics("some model")
     for event in events:
         metrics.observe(event)
     return scraped(metrics)
@@ -130,7 +131,7 @@ def test_drafts_and_what_the_gate_decided_are_counted(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(25))
 def test_gauges_follow_the_decisions_and_end_at_zero(seed: int) -> None:
-    metrics = EngineMetrics("some model")
+    metrics = AloneMetrics("some model")
     events = random_load(seed)
     num_blocks = 0
     for event in events:
@@ -165,7 +166,7 @@ class ByHand:
     """Events of one sequence after the other, as an engine would write them."""
 
     def __init__(self) -> None:
-        self.metrics = EngineMetrics("m")
+        self.metrics = AloneMetrics("m")
         self.steps = itertools.count()
 
     def arrive(self, sequence_id: str, at_s: float, num_prompt_tokens: int = 7, max_tokens: int = 50) -> None:
@@ -311,7 +312,7 @@ def test_checks_of_cached_blocks_and_what_comes_of_a_bad_one() -> None:
     engine.step()
     engine.submit("hit", list(range(10)), 2)
     engine.step()
-    metrics = EngineMetrics("some model")
+    metrics = AloneMetrics("some model")
     assert isinstance(engine.log, EventRing)
     for event in engine.log:
         metrics.observe(event)
@@ -333,7 +334,7 @@ def test_checks_of_cached_blocks_and_what_comes_of_a_bad_one() -> None:
 
 def test_moves_to_host_memory_and_back_are_counted() -> None:
     moves = KVMoves(stores=(KVStore(0, 0), KVStore(1, 1)), prefetches=(KVLoad(1, 2, 0, b"name"),))
-    metrics = EngineMetrics("some model")
+    metrics = AloneMetrics("some model")
     names = ("stored", "loaded", "prefetched")
     assert [value(scraped(metrics), "kv_offloaded_blocks_total", move=name) for name in names] == [0, 0, 0]
     metrics.observe(StepScheduled(1.0, "fake", ScheduledBatch(0, (), Limit.NONE, kv_moves=moves)))

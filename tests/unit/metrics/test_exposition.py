@@ -10,6 +10,7 @@ import pytest
 from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
+from alone_metrics import AloneMetrics
 from explain_loads import random_load
 from twostroke.events import EngineStarted
 from twostroke.metrics import reference
@@ -53,7 +54,7 @@ SGLANGS_DASHBOARD = [
 
 @pytest.fixture(scope="module")
 def metrics() -> EngineMetrics:
-    metrics = EngineMetrics("some model", engine="1")
+    metrics = AloneMetrics("some model", engine="1")
     for event in random_load(3):
         metrics.observe(event)
     return metrics
@@ -138,7 +139,7 @@ def test_histograms_are_well_formed(metrics: EngineMetrics) -> None:
 
 
 def test_two_engines_share_families_and_differ_in_labels(metrics: EngineMetrics) -> None:
-    other = EngineMetrics("some model", engine="2")
+    other = AloneMetrics("some model", engine="2")
     text = exposition(EngineCollector(metrics, other)).decode()
     found = {family.name: family for family in text_string_to_metric_families(text)}
     running = found["twostroke:num_requests_running"].samples

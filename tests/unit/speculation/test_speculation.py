@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 import twostroke
+from alone_metrics import AloneMetrics
 from model_folders import VOCAB_SIZE
 from twostroke import LLM, SamplingParams
 from twostroke.engine.event_sinks import read_events
@@ -19,7 +20,6 @@ from twostroke.errors import InvalidParameter, ModelNotFound, SetupError, Unknow
 from twostroke.events import StepCommitted, StepScheduled
 from twostroke.explain.timeline import timeline_of
 from twostroke.metrics import families
-from twostroke.metrics.engine_metrics import EngineMetrics
 from twostroke.outputs import DraftOutcomes
 from twostroke.scheduler.replay import replay
 
@@ -31,7 +31,7 @@ def test_one_pass_makes_a_token_and_every_draft_that_stands() -> None:
     with LLM("embedded", threads=1, speculative_config={"method": "ngram", "num_speculative_tokens": 3}) as llm:
         (output,) = llm.generate([REPEATS], SamplingParams(temperature=0.0, max_tokens=60, ignore_eos=True))
         events = list(llm.engine.engine.recent_events)
-    metrics = EngineMetrics("m")
+    metrics = AloneMetrics("m")
     for event in events:
         metrics.observe(event)
     count = metrics.instruments
