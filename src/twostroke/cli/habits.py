@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import NoneType
 from typing import Any, Literal, get_args, get_origin
@@ -25,151 +25,83 @@ _KEPT = (
 )
 _SERVER = "`twostroke serve MODEL` serves one model until it is stopped with Ctrl-C"
 
-COMMANDS = {
-    "run": _TALK,
-    "complete": _TALK,
-    "cli": _TALK,
-    "llama-cli": _TALK,
-    "pull": _FETCH,
-    "push": "nothing is uploaded; `hf upload` does that",
-    "download": _FETCH,
-    "install": _FETCH,
-    "get": _FETCH,
-    "fetch": _FETCH,
-    "search": "models are found at huggingface.co; `twostroke models` lists those with short names",
-    "login": "`hf auth login` keeps a token for the Hugging Face hub",
-    "update": "`pip install --upgrade twostroke` brings the newest release",
-    "upgrade": "`pip install --upgrade twostroke` brings the newest release",
-    "list": _KEPT,
-    "ls": _KEPT,
-    "rm": _KEPT,
-    "cp": _KEPT,
-    "ask": _TALK,
-    "prompt": _TALK,
-    "info": "`twostroke plan MODEL` says what a model is and takes",
-    "inspect": "`twostroke plan MODEL` says what a model is and takes",
-    "eval": "`twostroke bench quality` measures what a model predicts of a text",
-    "benchmark": "`twostroke bench` lists what can be measured",
-    "show": "`twostroke plan MODEL` says what a model is and takes",
-    "create": "a model is a folder, a GGUF file or a hub id; a system message is given with `twostroke chat --system`",
-    "ps": _SERVER,
-    "stop": _SERVER,
-    "start": _SERVER,
-    "server": _SERVER,
-    "llama-server": _SERVER,
-    "api-server": _SERVER,
-    "launch": _SERVER,
-    "launch_server": _SERVER,
-    "deploy": _SERVER,
-    "up": _SERVER,
-    "load": _SERVER,
-    "kill": _SERVER,
-    "web": f"{_SERVER}; its address shows a page to try it on",
-    "ui": f"{_SERVER}; its address shows a page to try it on",
-    "embed": f"{_SERVER}, and answers POST /v1/embeddings",
-    "tokenize": f"{_SERVER}, and answers POST /tokenize",
-    "batch": "`twostroke run-batch REQUESTS --output RESULTS` answers a file of requests",
-    "convert": "GGUF files and Hugging Face folders are read as they are; `twostroke quantize` makes a smaller copy",
-}
+
+def _by_word(instead: Mapping[str, str]) -> dict[str, str]:
+    """Return what is said of each of several words that mean the same."""
+    return {word: here for words, here in instead.items() for word in words.split()}
+
+
+COMMANDS = _by_word(
+    {
+        "run complete cli llama-cli ask prompt": _TALK,
+        "pull download install get fetch": _FETCH,
+        "push": "nothing is uploaded; `hf upload` does that",
+        "search": "models are found at huggingface.co; `twostroke models` lists those with short names",
+        "login": "`hf auth login` keeps a token for the Hugging Face hub",
+        "update upgrade": "`pip install --upgrade twostroke` brings the newest release",
+        "list ls rm cp": _KEPT,
+        "info inspect show": "`twostroke plan MODEL` says what a model is and takes",
+        "eval": "`twostroke bench quality` measures what a model predicts of a text",
+        "benchmark": "`twostroke bench` lists what can be measured",
+        "create": (
+            "a model is a folder, a GGUF file or a hub id; a system message is given with `twostroke chat --system`"
+        ),
+        "ps stop start server llama-server api-server launch launch_server deploy up load kill": _SERVER,
+        "web ui": f"{_SERVER}; its address shows a page to try it on",
+        "embed": f"{_SERVER}, and answers POST /v1/embeddings",
+        "tokenize": f"{_SERVER}, and answers POST /tokenize",
+        "batch": "`twostroke run-batch REQUESTS --output RESULTS` answers a file of requests",
+        "convert": (
+            "GGUF files and Hugging Face folders are read as they are; `twostroke quantize` makes a smaller copy"
+        ),
+    }
+)
 """Commands of others: what to do here."""
 
-_LENGTH = "--max-model-len"
-_OUTPUT = "--max-tokens"
-_PROMPT = "the prompt itself, behind the model: twostroke generate MODEL PROMPT"
-_GPU = "--device cuda, which puts the whole model on the GPU"
-_HUB = "the hub id itself, in the model's place"
-_KV = "--kv-cache-dtype"
 _UNNEEDED = "nothing: leave it out"
-
-_REQUESTS = "the file of requests itself: twostroke run-batch REQUESTS --output RESULTS"
-_SLOTS = "--max-num-seqs"
-_RANKS = "--tensor-parallel-size"
-
-FLAGS = {
-    "-help": "--help",
-    "-?": "--help",
-    "-m": "--model",
-    "--model-path": "--model",
-    "--model-id": "--model",
-    "--tokenizer-path": "--tokenizer",
-    "--tp": _RANKS,
-    "--tp-size": _RANKS,
-    "--num-shard": _RANKS,
-    "--mem-fraction-static": "--gpu-memory-utilization",
-    "--cuda-memory-fraction": "--gpu-memory-utilization",
-    "--max-running-requests": _SLOTS,
-    "--max-concurrent-requests": _SLOTS,
-    "--max-batch-size": _SLOTS,
-    "--chunked-prefill-size": "--max-num-batched-tokens",
-    "--max-batch-prefill-tokens": "--max-num-batched-tokens",
-    "--max-total-tokens": _LENGTH,
-    "--quantize": "--quantization",
-    "--listen": "--host",
-    "--hostname": "--host",
-    "-p": _PROMPT,
-    "--prompt": _PROMPT,
-    "-f": "--prompt-file",
-    "--file": "--prompt-file",
-    "-n": _OUTPUT,
-    "--predict": _OUTPUT,
-    "--n-predict": _OUTPUT,
-    "--num-predict": _OUTPUT,
-    "--max-new-tokens": _OUTPUT,
-    "-c": _LENGTH,
-    "--ctx-size": _LENGTH,
-    "--num-ctx": _LENGTH,
-    "--context-length": _LENGTH,
-    "--max-seq-len": _LENGTH,
-    "-t": "--threads",
-    "-C": "--cpu-affinity, a list of CPUs as 0,2 or 0-3",
-    "--cpu-mask": "--cpu-affinity, a list of CPUs as 0,2 or 0-3",
-    "-Cr": "--cpu-affinity",
-    "--cpu-range": "--cpu-affinity",
-    "-b": "--max-num-batched-tokens",
-    "-ub": "--max-num-batched-tokens",
-    "--batch-size": "--max-num-batched-tokens",
-    "--ubatch-size": "--max-num-batched-tokens",
-    "-np": "--max-num-seqs",
-    "--parallel": "--max-num-seqs",
-    "-s": "--seed",
-    "--temp": "--temperature",
-    "--repeat-penalty": "--repetition-penalty",
-    "-ngl": _GPU,
-    "--gpu-layers": _GPU,
-    "--n-gpu-layers": _GPU,
-    "-hf": _HUB,
-    "--hf-repo": _HUB,
-    "-ctk": _KV,
-    "-ctv": _KV,
-    "--cache-type-k": _KV,
-    "--cache-type-v": _KV,
-    "-md": "--speculative-config",
-    "--model-draft": "--speculative-config",
-    "--speculative-model": "--speculative-config",
-    "-a": "--served-model-name",
-    "-i": _REQUESTS,
-    "--input-file": _REQUESTS,
-    "--output-file": "--output",
-    "--alias": "--served-model-name",
-    "-sys": "--system",
-    "--system-prompt": "--system",
-    "-cnv": "`twostroke chat MODEL`",
-    "--conversation": "`twostroke chat MODEL`",
-    "--interactive": "`twostroke chat MODEL`",
-    "--jinja": f"{_UNNEEDED}; the model's chat template is always used",
-    "--trust-remote-code": f"{_UNNEEDED}; no code of a model is ever run",
-    "--enable-auto-tool-choice": f"{_UNNEEDED}; --tool-call-parser is enough",
-    "--disable-log-requests": f"{_UNNEEDED}; requests are not logged",
-    "--disable-log-stats": f"{_UNNEEDED}; figures are at /metrics",
-    "--kv-cache-memory-bytes": "--kv-cache-memory",
-    "--swap-space": "--kv-offloading-size",
-    "--allowed-origins": "--cors-origins",
-    "--guided-decoding-backend": f"{_UNNEEDED}; there is one backend",
-    "--format": "--structured-outputs",
-    "--json-schema": "--structured-outputs",
-    "--grammar": "--structured-outputs",
-    "--num-gpu": _GPU,
-}
+FLAGS = _by_word(
+    {
+        "-help -?": "--help",
+        "-m --model-path --model-id": "--model",
+        "--tokenizer-path": "--tokenizer",
+        "--tp --tp-size --num-shard": "--tensor-parallel-size",
+        "--mem-fraction-static --cuda-memory-fraction": "--gpu-memory-utilization",
+        "--max-running-requests --max-concurrent-requests --max-batch-size -np --parallel": "--max-num-seqs",
+        "--chunked-prefill-size --max-batch-prefill-tokens": "--max-num-batched-tokens",
+        "-b -ub --batch-size --ubatch-size": "--max-num-batched-tokens",
+        "--max-total-tokens -c --ctx-size --num-ctx --context-length --max-seq-len": "--max-model-len",
+        "--quantize": "--quantization",
+        "--listen --hostname": "--host",
+        "-p --prompt": "the prompt itself, behind the model: twostroke generate MODEL PROMPT",
+        "-f --file": "--prompt-file",
+        "-n --predict --n-predict --num-predict --max-new-tokens": "--max-tokens",
+        "-t": "--threads",
+        "-C --cpu-mask": "--cpu-affinity, a list of CPUs as 0,2 or 0-3",
+        "-Cr --cpu-range": "--cpu-affinity",
+        "-s": "--seed",
+        "--temp": "--temperature",
+        "--repeat-penalty": "--repetition-penalty",
+        "-ngl --gpu-layers --n-gpu-layers --num-gpu": "--device cuda, which puts the whole model on the GPU",
+        "-hf --hf-repo": "the hub id itself, in the model's place",
+        "-ctk -ctv --cache-type-k --cache-type-v": "--kv-cache-dtype",
+        "-md --model-draft --speculative-model": "--speculative-config",
+        "-a --alias": "--served-model-name",
+        "-i --input-file": "the file of requests itself: twostroke run-batch REQUESTS --output RESULTS",
+        "--output-file": "--output",
+        "-sys --system-prompt": "--system",
+        "-cnv --conversation --interactive": "`twostroke chat MODEL`",
+        "--jinja": f"{_UNNEEDED}; the model's chat template is always used",
+        "--trust-remote-code": f"{_UNNEEDED}; no code of a model is ever run",
+        "--enable-auto-tool-choice": f"{_UNNEEDED}; --tool-call-parser is enough",
+        "--disable-log-requests": f"{_UNNEEDED}; requests are not logged",
+        "--disable-log-stats": f"{_UNNEEDED}; figures are at /metrics",
+        "--kv-cache-memory-bytes": "--kv-cache-memory",
+        "--swap-space": "--kv-offloading-size",
+        "--allowed-origins": "--cors-origins",
+        "--guided-decoding-backend": f"{_UNNEEDED}; there is one backend",
+        "--format --json-schema --grammar": "--structured-outputs",
+    }
+)
 """Flags of others: what does the same here."""
 
 
