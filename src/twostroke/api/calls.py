@@ -13,16 +13,16 @@ from twostroke.api.answering import Call, json_response, respond, respond_whole
 from twostroke.api.chat import Chat
 from twostroke.api.completions import Completion
 from twostroke.api.context import ServerContext
-from twostroke.api.conversation import Conversation, Words, in_words
+from twostroke.api.conversation import Words, in_words
 from twostroke.api.embeddings import Embeddings
 from twostroke.api.generation import amount_of, beside_the_loop
-from twostroke.api.messages import MESSAGES_WORDS, MessageCall, chat_of_messages
+from twostroke.api.messages import MessageCall, chat_of_messages
 from twostroke.api.openapi import EVENTS
 from twostroke.api.protocol.chat import ChatRequest
 from twostroke.api.protocol.messages import CountTokensRequest, MessagesRequest
 from twostroke.api.protocol.responses import ResponsesRequest
 from twostroke.api.protocol.sampling import CompletionRequest, EmbeddingRequest, SamplingFields
-from twostroke.api.responses import RESPONSES_WORDS, ResponseCall, chat_of_response
+from twostroke.api.responses import ResponseCall, chat_of_response
 from twostroke.api.routing import BodyRoute
 from twostroke.config.server import ServerConfig
 
@@ -41,33 +41,21 @@ class CallKind(Generic[Body]):
 
 def completion(context: ServerContext, body: CompletionRequest) -> Completion:
     """Continue a text."""
-    return Completion(
-        context.engine,
-        body,
-        answer_id=context.answer_id("cmpl", body.request_id),
-        model=context.check_model(body.model),
-        created=context.created(),
-    )
+    return Completion(context.engine, body, context.head("cmpl", body.model, body.request_id))
 
 
 def chat(context: ServerContext, body: ChatRequest) -> Chat:
     """Answer a conversation."""
-    answer_id = context.answer_id("chatcmpl", body.request_id)
-    return Chat(
-        Conversation(context.engine, limited(body, context.config), context.dialect, answer_id),
-        answer_id=answer_id,
-        model=context.check_model(body.model),
-        created=context.created(),
-    )
+    head = context.head("chatcmpl", body.model, body.request_id)
+    return Chat(context.engine, limited(body, context.config), context.dialect, head)
 
 
-def conversation(context: ServerContext, request: ChatRequest, answer_id: str, words: Words) -> Conversation:
-    """One that came in other words than those of chats; the limits on parameters are checked here.
+def checked(context: ServerContext, request: ChatRequest, words: Words) -> ChatRequest:
+    """Return a chat that came in other words, with the server's limit; the limits on parameters are checked here.
 
     Args:
         context: of the server.
         request: the chat that asks for the same.
-        answer_id: of the answer.
         words: what the client calls parameters.
 
     Raises:
@@ -75,7 +63,7 @@ def conversation(context: ServerContext, request: ChatRequest, answer_id: str, w
     """
     with in_words(words):
         context.admission.check_items(request)
-    return Conversation(context.engine, limited(request, context.config), context.dialect, answer_id, words=words)
+    return limited(request, context.config)
 
 
 def limited(request: ChatRequest, config: ServerConfig) -> ChatRequest:
@@ -120,26 +108,24 @@ def messages_router(context: ServerContext) -> APIRouter:
     """The routes of Anthropic's API."""
     router = APIRouter(tags=["messages"], route_class=BodyRoute)
 
-    def begun(body: CountTokensRequest, answer_id: str) -> tuple[Headers, ChatRequest, Conversation, str]:
-        """Return headers for the answer, the chat that asks for the same, its conversation, and the model's name."""
+    def begun(body: CountTokensRequest) -> tuple[Headers, MessageCall]:
+        """Return headers for the answer, and its call."""
         asked = chat_of_messages(body)
         headers = context.check_fields(body, asked)
-        found = conversation(context, asked, answer_id, MESSAGES_WORDS)
-        return headers, asked, found, context.check_model(body.model)
+        request = checked(context, asked, MessageCall.words)
+        return headers, MessageCall(context.engine, request, context.dialect, context.head("msg", body.model))
 
     @router.post("/v1/messages", responses=EVENTS)
     async def messages(body: MessagesRequest, request: Request) -> Response:
         """Answer a conversation."""
-        answer_id = context.answer_id("msg", None)
-        headers, asked, found, model = await beside_the_loop(lambda: begun(body, answer_id), amount_of(body))
-        call, caller = MessageCall(found, answer_id=answer_id, model=model), context.caller(request, "chat", asked)
-        streams = bool(body.stream)
+        headers, call = await beside_the_loop(lambda: begun(body), amount_of(body))
+        caller, streams = context.caller(request, "chat", call.request), bool(body.stream)
         return await respond(call, request, caller, streams=streams, headers=headers, on_error=call.failure)
 
     @router.post("/v1/messages/count_tokens")
     async def count_tokens(body: CountTokensRequest) -> Response:
         """Tokens of the prompt that a message would have."""
-        headers, _, counted, _ = await beside_the_loop(lambda: begun(body, "count"), amount_of(body))
+        headers, counted = await beside_the_loop(lambda: begun(body), amount_of(body))
         return json_response({"input_tokens": await counted.count_tokens()}, headers)
 
     return router
@@ -153,10 +139,8 @@ def responses_router(context: ServerContext) -> APIRouter:
         """Return headers for the answer, the chat that asks for the same, and its call."""
         asked = chat_of_response(body)
         headers = context.check_fields(body, asked)
-        answer_id = context.answer_id("resp", None)
-        found = conversation(context, asked, answer_id, RESPONSES_WORDS)
-        model = context.check_model(body.model)
-        return headers, asked, ResponseCall(body, found, answer_id=answer_id, model=model, created=context.created())
+        request, head = checked(context, asked, ResponseCall.words), context.head("resp", body.model)
+        return headers, asked, ResponseCall(context.engine, request, context.dialect, head, body)
 
     @router.post("/v1/responses", responses=EVENTS)
     async def responses(body: ResponsesRequest, request: Request) -> Response:
@@ -177,8 +161,7 @@ def embeddings_router(context: ServerContext) -> APIRouter:
         """Texts as vectors: the model's hidden state of the last token."""
         headers = context.check_fields(body)
         body.check_refused()
-        answer_id, model = context.answer_id("embd", None), context.check_model(body.model)
-        call = Embeddings(context.engine, body, answer_id=answer_id, model=model)
+        call = Embeddings(context.engine, body, context.head("embd", body.model))
         caller = context.caller(request, "embeddings")
         with caller.admission.preparing():
             await call.open(caller)

@@ -11,7 +11,9 @@ from typing import Any
 import msgspec
 
 from twostroke.api.answering import DONE, Later, RepeatedEvent, event
-from twostroke.api.conversation import ChoiceText, Conversation, ConversationCall
+from twostroke.api.conversation import ChoiceText, Conversation
+from twostroke.api.dialect import Dialect
+from twostroke.api.generation import AnswerHead
 from twostroke.api.logprobs import as_written, chat_logprobs, prompt_logprobs, takes_long
 from twostroke.api.parsers.json_text import is_whole_value
 from twostroke.api.parsers.output import (
@@ -23,7 +25,8 @@ from twostroke.api.parsers.output import (
     join_deltas,
 )
 from twostroke.api.parsers.tool_choice import NamedTool
-from twostroke.api.protocol.fields import tier_of
+from twostroke.api.protocol.chat import ChatRequest, function_call
+from twostroke.client.engine_client import EngineClient
 from twostroke.outputs import CompletionOutput, RequestOutput
 from twostroke.request import FinishReason
 
@@ -69,10 +72,7 @@ class ChatChoice:
         if parsed.reasoning and self._shows_reasoning:
             message |= {"reasoning": parsed.reasoning, "reasoning_content": parsed.reasoning}
         if calls:
-            message["tool_calls"] = [
-                {"id": _call_id(), "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
-                for call in calls
-            ]
+            message["tool_calls"] = [function_call(_call_id(), call.name, call.arguments) for call in calls]
         return message
 
     def deltas(self, part: CompletionOutput) -> list[Object]:
@@ -103,8 +103,7 @@ class ChatChoice:
                 return {"reasoning": text, "reasoning_content": text} if self._shows_reasoning else None
             case ToolCallBegin(index, name):
                 self._has_calls = True
-                function = {"name": name, "arguments": ""}
-                return {"tool_calls": [{"index": index, "id": _call_id(), "type": "function", "function": function}]}
+                return {"tool_calls": [{"index": index, **function_call(_call_id(), name, "")}]}
             case ToolCallArguments(index, text):
                 return {"tool_calls": [{"index": index, "function": {"arguments": text}}]}
 
@@ -129,33 +128,27 @@ def _call_id() -> str:
     return f"call_{uuid.uuid4().hex[:24]}"
 
 
-class Chat(ConversationCall):
+class Chat(Conversation):
     """One call of /v1/chat/completions.
 
     Args:
-        conversation: that is answered.
-        answer_id: of the answer.
-        model: the name that the answer gives the model.
-        created: when, in whole seconds since 1970.
+        engine: that answers.
+        request: checked against the schema.
+        dialect: how the model writes reasoning and tool calls.
+        head: of the answer.
     """
 
-    def __init__(self, conversation: Conversation, *, answer_id: str, model: str, created: int) -> None:
-        super().__init__(conversation)
-        self._request = conversation.request
-        self._tokenizer = conversation.engine.tokenizer
-        self._usage = conversation.usage
-        tier: Object = {}
-        if self._request.service_tier is not None:
-            tier = tier_of(self._request.service_tier, uses_priority=conversation.engine.facts.uses_priority)
-        self._head: Object = {"id": answer_id, "created": created, "model": model, **tier}
+    def __init__(self, engine: EngineClient, request: ChatRequest, dialect: Dialect, head: AnswerHead) -> None:
+        super().__init__(engine, request, dialect, head)
+        self._head: Object = {"id": head.id, "created": head.created, "model": head.model, **self.tier}
         self._chunk_head: Object = {**self._head, "object": "chat.completion.chunk"}
-        options = self._request.stream_options
+        options = request.stream_options
         self._wants_usage = options is not None and bool(options.include_usage)
         self._says_usage_along = options is not None and options.says_usage_along
-        says_more = self._says_usage_along or self._request.logprobs or self._request.return_token_ids
+        says_more = self._says_usage_along or request.logprobs or request.return_token_ids
         self._is_regular = not says_more
         """Whether one chunk differs from the next by its delta alone."""
-        self._has_logprobs = bool(self._request.logprobs) or self._request.prompt_logprobs is not None
+        self._has_logprobs = bool(request.logprobs) or request.prompt_logprobs is not None
         self._repeated: dict[int, RepeatedEvent] = {}
         self._has_begun = False
         self._prompt_logprobs: list[msgspec.Raw | None] | None = None
@@ -164,7 +157,7 @@ class Chat(ConversationCall):
 
     async def answer(self) -> Object:
         """The whole answer; raises what Generation.whole raises."""
-        output = await self._conversation.whole()
+        output = await self.whole()
         if takes_long(output):
             return await asyncio.to_thread(self._whole, output)
         return self._whole(output)
@@ -196,7 +189,7 @@ class Chat(ConversationCall):
 
     def _events_now(self, number: int, output: RequestOutput) -> bytes:
         if self._wants_usage:  # else nobody is told
-            self._usage.add(number, output)
+            self.usage.add(number, output)
         self._hear_prompt(output)
         events = b""
         for part in output.outputs:
@@ -254,25 +247,25 @@ class Chat(ConversationCall):
     def _choice(self, index: int) -> ChatChoice:
         if index not in self._choices:
             self._choices[index] = ChatChoice(
-                self._conversation.choice_text(),
-                prefix=self._conversation.said if self._request.echo else "",  # what the answer goes on in
-                shows_reasoning=self._request.include_reasoning is not False,
-                names_tool=isinstance(self._conversation.tools.choice, NamedTool),
+                self.choice_text(),
+                prefix=self.said if self.request.echo else "",  # what the answer goes on in
+                shows_reasoning=self.request.include_reasoning is not False,
+                names_tool=isinstance(self.tools.choice, NamedTool),
             )
         return self._choices[index]
 
     def _usage_now(self) -> Object:
-        self._usage.num_reasoning_tokens = sum(choice.num_reasoning_tokens for choice in self._choices.values())
-        return self._usage.as_json()
+        self.usage.num_reasoning_tokens = sum(choice.num_reasoning_tokens for choice in self._choices.values())
+        return self.usage.as_json()
 
     def _end(self, choice: ChatChoice, part: CompletionOutput) -> Object:
         """What a choice says beside its message."""
         end: Object = {
-            "logprobs": self._logprobs(part) if self._request.logprobs else None,
+            "logprobs": self._logprobs(part) if self.request.logprobs else None,
             "finish_reason": choice.finish_reason(part),
             "stop_reason": part.stop_reason,
         }
-        if self._request.return_token_ids:
+        if self.request.return_token_ids:
             end["token_ids"] = part.token_ids
         return end
 
@@ -280,19 +273,19 @@ class Chat(ConversationCall):
         return chat_logprobs(
             part.token_ids,
             part.logprobs or [],
-            self._request.top_logprobs or 0,
-            self._tokenizer,
-            as_token_ids=bool(self._request.return_tokens_as_token_ids),
+            self.request.top_logprobs or 0,
+            self.engine.tokenizer,
+            as_token_ids=bool(self.request.return_tokens_as_token_ids),
         )
 
     def _hear_prompt(self, output: RequestOutput) -> None:
-        if output.prompt_logprobs is not None and self._request.prompt_logprobs is not None:
+        if output.prompt_logprobs is not None and self.request.prompt_logprobs is not None:
             self._prompt_logprobs = prompt_logprobs(output.prompt_logprobs)
 
     def _add_prompt(self, answer: Object, output: RequestOutput) -> None:
-        if self._request.prompt_logprobs is not None:
+        if self.request.prompt_logprobs is not None:
             answer["prompt_logprobs"] = self._prompt_logprobs
-        answer["prompt_token_ids"] = output.prompt_token_ids if self._request.return_token_ids else None
+        answer["prompt_token_ids"] = output.prompt_token_ids if self.request.return_token_ids else None
 
 
 def _is_content(deltas: list[Object]) -> bool:

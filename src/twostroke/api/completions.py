@@ -12,7 +12,7 @@ import msgspec
 from twostroke.api.answering import DONE, Later, RepeatedEvent, event
 from twostroke.api.dialect import structured_outputs
 from twostroke.api.generation import (
-    AnswerGeneration,
+    AnswerHead,
     Caller,
     Opened,
     UsageCount,
@@ -21,14 +21,12 @@ from twostroke.api.generation import (
     off_the_loop,
     prompts_of,
     shared_params,
-    submissions_of,
 )
 from twostroke.api.logprobs import CompletionLogprobs, as_written, prompt_logprobs, takes_long
 from twostroke.api.protocol.fields import tier_of
 from twostroke.api.protocol.sampling import CompletionRequest
 from twostroke.client.engine_client import EngineClient
 from twostroke.client.input_processor import PromptInput
-from twostroke.client.output_processor import OutputKind
 from twostroke.errors import InvalidParameter
 from twostroke.outputs import CompletionOutput, LogprobsAtPosition, RequestOutput
 from twostroke.request import FinishReason
@@ -43,18 +41,15 @@ class Completion(Opened):
     Args:
         engine: that answers.
         request: checked against the schema.
-        answer_id: of the answer.
-        model: the name that the answer gives the model.
-        created: when, in whole seconds since 1970.
+        head: of the answer.
     """
 
-    def __init__(
-        self, engine: EngineClient, request: CompletionRequest, *, answer_id: str, model: str, created: int
-    ) -> None:
-        self._engine = engine
+    def __init__(self, engine: EngineClient, request: CompletionRequest, head: AnswerHead) -> None:
+        super().__init__(engine, head)
         self._request = request
-        head: Object = {"id": answer_id, "object": "text_completion", "created": created, "model": model}
-        self._head: Object = {**head, **tier_of(request.service_tier, uses_priority=engine.facts.uses_priority)}
+        tier = tier_of(request.service_tier, uses_priority=engine.facts.uses_priority)
+        named: Object = {"id": head.id, "object": "text_completion", "created": head.created, "model": head.model}
+        self._head: Object = {**named, **tier}
         self._usage = UsageCount()
         self._n = request.n or 1
         self._prompt_logprobs: dict[int, Sequence[LogprobsAtPosition | None]] = {}
@@ -85,7 +80,7 @@ class Completion(Opened):
 
         def prepare() -> list[PromptInput]:
             return [
-                self._engine.inputs.process(
+                self.engine.inputs.process(
                     prompt,
                     params,
                     add_special_tokens=frames,
@@ -98,15 +93,7 @@ class Completion(Opened):
         prompts = await off_the_loop(
             prepare, amount_of(given, request.bad_words), compiles=params.structured_outputs is not None
         )
-        submissions = submissions_of(
-            request,
-            self._engine,
-            prompts,
-            self._head["id"],
-            caller,
-            OutputKind.DELTA if request.stream else OutputKind.FINAL,
-        )
-        self._generation = AnswerGeneration(self._engine, submissions, caller)
+        self._begin(request, prompts, caller, streams=bool(request.stream))
 
     async def answer(self) -> Object:
         """The whole answer; raises what AnswerGeneration.whole raises."""
@@ -165,9 +152,7 @@ class Completion(Opened):
         if writer is None:
             place = number * self._n + index
             scores = self._scores.setdefault(number, _Scores())
-            writer = self._writers[number, index] = _ChoiceWriter(
-                self._request, self._engine, place, self._head, scores
-            )
+            writer = self._writers[number, index] = _ChoiceWriter(self._request, self.engine, place, self._head, scores)
         return writer
 
 

@@ -11,7 +11,7 @@ from starlette.requests import Request
 
 from twostroke.api.admission import QueueAdmission, patience_s
 from twostroke.api.dialect import Dialect
-from twostroke.api.generation import Caller
+from twostroke.api.generation import AnswerHead, Caller
 from twostroke.api.http_errors import HTTPError
 from twostroke.api.observation import Observation
 from twostroke.api.protocol.chat import MESSAGES, ChatRequest
@@ -95,13 +95,18 @@ class ServerContext:
             patience_s=patience_s(request.headers),
         )
 
-    def answer_id(self, prefix: str, wanted: str | None) -> str:
-        """Return the id of an answer, such as cmpl-…, with the caller's name in it where there is one."""
-        return f"{prefix}-{wanted or uuid.uuid4().hex}"
+    def head(self, prefix: str, model: str | None, wanted: str | None = None) -> AnswerHead:
+        """Return the head of an answer.
 
-    def created(self) -> int:
-        """Whole seconds since 1970."""
-        return int(time.time())
+        Args:
+            prefix: of its id, such as cmpl.
+            model: the name that the client calls the model by, if any.
+            wanted: a name of the caller's, for the id.
+
+        Raises:
+            HTTPError: 404, there is no such model.
+        """
+        return AnswerHead(f"{prefix}-{wanted or uuid.uuid4().hex}", self.check_model(model), int(time.time()))
 
     def check_model(self, name: str | None) -> str:
         """The name that the answer gives the model.

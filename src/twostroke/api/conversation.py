@@ -12,10 +12,11 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Generator, Mapping
 from types import MappingProxyType
+from typing import ClassVar
 
 from twostroke.api.dialect import Dialect, Form, form_of
 from twostroke.api.generation import (
-    AnswerGeneration,
+    AnswerHead,
     Caller,
     Opened,
     UsageCount,
@@ -24,17 +25,15 @@ from twostroke.api.generation import (
     check_stream_options,
     off_the_loop,
     shared_params,
-    submissions_of,
 )
 from twostroke.api.parsers.chat_parser import AnswerStops, ChatParser, make_parser
 from twostroke.api.parsers.output import ContentDelta, Delta, HearContent
 from twostroke.api.parsers.tool_choice import NO_TOOLS
 from twostroke.api.protocol.chat import ChatRequest
-from twostroke.api.protocol.fields import as_sent
+from twostroke.api.protocol.fields import as_sent, tier_of
 from twostroke.client.chat_inputs import ChatInputs
 from twostroke.client.engine_client import EngineClient
 from twostroke.client.input_processor import AnswerForm, PromptInput
-from twostroke.client.output_processor import OutputKind
 from twostroke.errors import InvalidParameter
 from twostroke.outputs import CompletionOutput, RequestOutput
 from twostroke.request import FinishReason
@@ -117,56 +116,50 @@ ChoiceText = PlainText | ParsedText
 
 
 class Conversation(Opened):
-    """One chat request.
+    """One chat request; how its answer is written, subclasses say.
 
     Args:
         engine: that answers.
         request: checked against the schema.
         dialect: how the model writes reasoning and tool calls.
-        answer_id: of the answer.
-        words: what the client calls parameters, where that differs.
+        head: of the answer.
     """
 
-    def __init__(
-        self,
-        engine: EngineClient,
-        request: ChatRequest,
-        dialect: Dialect,
-        answer_id: str,
-        *,
-        words: Words = CHAT_WORDS,
-    ) -> None:
-        self.engine = engine
+    words: ClassVar[Words] = CHAT_WORDS
+    """What the client calls parameters, where that differs."""
+
+    def __init__(self, engine: EngineClient, request: ChatRequest, dialect: Dialect, head: AnswerHead) -> None:
+        super().__init__(engine, head)
         self.request = request
         self.usage = UsageCount()
         self.tools = NO_TOOLS
         self._dialect = dialect
-        self._id = answer_id
-        self._words = words
         self._form: Form | None = None
         self._prompt_tail = ""
         self.said = ""
         """The text of a turn that the model continues; empty where it begins one."""
         self._shown_token_ids = frozenset[int]()
 
+    @property
+    def tier(self) -> dict[str, str]:
+        """What an answer says of how it was served, if it was asked for in a way."""
+        return tier_of(self.request.service_tier, uses_priority=self.engine.facts.uses_priority)
+
     async def open(self, caller: Caller) -> None:
         """Checks everything and queues the conversation; raises what Completion.open raises."""
         request = self.request
-        with in_words(self._words):
+        with in_words(self.words):
             params = await beside_the_loop(self._checked_params, self._amount())
             prompt = await self._prepared(params)
         if request.continue_final_message:
             self.said = text_of(request.messages[-1])
         if not self._is_plain:
             self._look_at_end(prompt)
-        submissions = submissions_of(
-            request, self.engine, [prompt], self._id, caller, OutputKind.DELTA if request.stream else OutputKind.FINAL
-        )
-        self._generation = AnswerGeneration(self.engine, submissions, caller)
+        self._begin(request, [prompt], caller, streams=bool(request.stream))
 
     async def count_tokens(self) -> int:
         """Tokens of the prompt, with everything checked as `open` does, and nothing run."""
-        with in_words(self._words):
+        with in_words(self.words):
             await beside_the_loop(self._checked_params, self._amount())
         inputs = self.engine.inputs
         frames = bool(self.request.add_special_tokens)
@@ -292,27 +285,3 @@ def chat_params(request: ChatRequest, form: StructuredOutputs | None) -> Samplin
     if request.logprobs:
         given["logprobs"] = request.top_logprobs or 0
     return SamplingParams(**given)
-
-
-class ConversationCall:
-    """One call that answers a conversation; how, its subclasses say.
-
-    Args:
-        conversation: that is answered.
-    """
-
-    def __init__(self, conversation: Conversation) -> None:
-        self._conversation = conversation
-
-    @property
-    def generation(self) -> AnswerGeneration:
-        """What was opened."""
-        return self._conversation.generation
-
-    async def open(self, caller: Caller) -> None:
-        """Checks everything and queues the conversation; raises what Completion.open raises."""
-        await self._conversation.open(caller)
-
-    def close(self) -> None:
-        """The caller has left, or has its answer."""
-        self._conversation.close()

@@ -12,18 +12,16 @@ import numpy as np
 import numpy.typing as npt
 
 from twostroke.api.generation import (
-    AnswerGeneration,
+    AnswerHead,
     Caller,
     Opened,
     amount_of,
     off_the_loop,
     prompts_of,
-    submissions_of,
 )
 from twostroke.api.protocol.sampling import EmbeddingRequest
 from twostroke.client.engine_client import EngineClient
 from twostroke.client.input_processor import PromptInput
-from twostroke.client.output_processor import OutputKind
 from twostroke.errors import InvalidParameter
 
 Object = dict[str, Any]
@@ -35,27 +33,24 @@ class Embeddings(Opened):
     Args:
         engine: that answers.
         request: checked against the schema.
-        answer_id: of the engine's requests.
-        model: the name that the answer gives the model.
+        head: of the answer.
     """
 
-    def __init__(self, engine: EngineClient, request: EmbeddingRequest, *, answer_id: str, model: str) -> None:
-        self._engine = engine
+    def __init__(self, engine: EngineClient, request: EmbeddingRequest, head: AnswerHead) -> None:
+        super().__init__(engine, head)
         self._request = request
-        self._id = answer_id
-        self._model = model
 
     async def open(self, caller: Caller) -> None:
         """Checks everything and queues the inputs; raises what Completion.open raises."""
         request = self._request
-        most = self._engine.facts.hidden_size
+        most = self.engine.facts.hidden_size
         if request.dimensions is not None and request.dimensions > most:
             raise InvalidParameter("dimensions", request.dimensions, f"at most {most}, what this model has")
         given = prompts_of(request.input, "input")
 
         def prepare() -> list[PromptInput]:
             return [
-                self._engine.inputs.process_embedding(
+                self.engine.inputs.process_embedding(
                     prompt,
                     add_special_tokens=request.add_special_tokens is not False,
                     truncate_prompt_tokens=request.truncate_prompt_tokens,
@@ -65,8 +60,7 @@ class Embeddings(Opened):
             ]
 
         inputs = await off_the_loop(prepare, amount_of(given))
-        submissions = submissions_of(request, self._engine, inputs, self._id, caller, OutputKind.FINAL)
-        self._generation = AnswerGeneration(self._engine, submissions, caller)
+        self._begin(request, inputs, caller, streams=False)
 
     async def answer(self) -> Object:
         """The whole answer; raises what AnswerGeneration.whole raises."""
@@ -79,7 +73,7 @@ class Embeddings(Opened):
             embedding = self._written(unit_vector(state, self._request.dimensions))
             data.append({"object": "embedding", "index": index, "embedding": embedding})
         usage = {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
-        return {"object": "list", "data": data, "model": self._model, "usage": usage}
+        return {"object": "list", "data": data, "model": self.head.model, "usage": usage}
 
     def _written(self, embedding: npt.NDArray[np.float32]) -> str | list[float]:
         if self._request.encoding_format == "base64":

@@ -46,6 +46,18 @@ class Caller:
     """How long after its arrival a first token is of use; None: as long as the server lets anybody wait."""
 
 
+@dataclass(frozen=True, slots=True)
+class AnswerHead:
+    """What an answer says of itself."""
+
+    id: str
+    """The engine's requests are called by it, too."""
+    model: str
+    """The name that the answer gives the model."""
+    created: int
+    """When, in whole seconds since 1970."""
+
+
 LARGE_AMOUNT = 1 << 16
 """Values in a request, counted by amount_of. Checking so many takes about 10 ms."""
 HUGE_LENGTH = 1 << 18
@@ -120,45 +132,6 @@ class Wanted(Prioritised, Protocol):
     def cache_salt(self) -> str | None:
         """For the prefix cache."""
         ...
-
-
-def submissions_of(
-    request: Wanted,
-    engine: EngineClient,
-    prompts: Sequence[PromptInput],
-    answer_id: str,
-    caller: Caller,
-    kind: OutputKind,
-) -> list[Submission]:
-    """Return what the engine is to run for one answer.
-
-    Args:
-        request: as it was sent.
-        engine: that will run them.
-        prompts: checked.
-        answer_id: of the answer; the engine's requests are called by it, numbered when there are several.
-        caller: who asks.
-        kind: deltas for a stream, the whole otherwise.
-
-    Raises:
-        ClientError: the request asks for what this engine does not have.
-    """
-    background, admission = request.service_tier == FLEX, caller.admission
-    longest_wait_s = admission.longest_wait_s(caller.patience_s, background=background)
-    return [
-        Submission(
-            prompt=prompt,
-            request_id=answer_id if len(prompts) == 1 else f"{answer_id}-{index}",
-            arrival_time_s=caller.arrival_time_s,
-            priority=priority_of(request, uses_priority=engine.facts.uses_priority),
-            cache_salt=admission.cache_salt(caller.tenant, request.cache_salt),
-            tenant=caller.tenant,
-            background=background,
-            start_by_s=None if longest_wait_s is None else caller.arrival_time_s + longest_wait_s,
-            kind=kind,
-        )
-        for index, prompt in enumerate(prompts)
-    ]
 
 
 class AnswerGeneration:
@@ -259,15 +232,55 @@ class AnswerGeneration:
 
 
 class Opened:
-    """What is answered by an AnswerGeneration, once that was opened."""
+    """What is answered by an AnswerGeneration, once that was opened.
 
-    _generation: AnswerGeneration | None = None
+    Args:
+        engine: that answers.
+        head: of the answer.
+    """
+
+    def __init__(self, engine: EngineClient, head: AnswerHead) -> None:
+        self.engine = engine
+        self.head = head
+        self._generation: AnswerGeneration | None = None
 
     @property
     def generation(self) -> AnswerGeneration:
         """What was opened."""
         assert self._generation is not None, "open() comes first"
         return self._generation
+
+    def _begin(self, request: Wanted, prompts: Sequence[PromptInput], caller: Caller, *, streams: bool) -> None:
+        """Queue prompts; the engine's requests are called by the answer's id, numbered when there are several.
+
+        Args:
+            request: as it was sent.
+            prompts: checked.
+            caller: who asks.
+            streams: whether outputs are wanted as they come.
+
+        Raises:
+            ClientError: the request asks for what this engine does not have.
+            EngineUnavailable: no engine takes requests now, or it has too much to do.
+        """
+        engine, answer_id = self.engine, self.head.id
+        background, admission = request.service_tier == FLEX, caller.admission
+        longest_wait_s = admission.longest_wait_s(caller.patience_s, background=background)
+        submissions = [
+            Submission(
+                prompt=prompt,
+                request_id=answer_id if len(prompts) == 1 else f"{answer_id}-{index}",
+                arrival_time_s=caller.arrival_time_s,
+                priority=priority_of(request, uses_priority=engine.facts.uses_priority),
+                cache_salt=admission.cache_salt(caller.tenant, request.cache_salt),
+                tenant=caller.tenant,
+                background=background,
+                start_by_s=None if longest_wait_s is None else caller.arrival_time_s + longest_wait_s,
+                kind=OutputKind.DELTA if streams else OutputKind.FINAL,
+            )
+            for index, prompt in enumerate(prompts)
+        ]
+        self._generation = AnswerGeneration(engine, submissions, caller)
 
     def close(self) -> None:
         """The caller has left, or has its answer."""

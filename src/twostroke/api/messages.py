@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 from pydantic_core import from_json
 
 from twostroke.api.answering import named_event
-from twostroke.api.conversation import Conversation, ConversationCall
+from twostroke.api.conversation import Words
 from twostroke.api.http_errors import anthropic_error, error_body
-from twostroke.api.protocol.chat import ChatRequest, content_of
-from twostroke.api.protocol.fields import tier_of
+from twostroke.api.protocol.chat import ChatRequest, content_of, function_call, offered_function
 from twostroke.api.protocol.messages import (
     ContentBlock,
     CountTokensRequest,
@@ -25,14 +24,11 @@ from twostroke.api.protocol.messages import (
     ToolResultBlock,
     ToolUseBlock,
 )
-from twostroke.api.reply import Block, BlockBegun, BlockEnded, BlockEvent, BlockGrown, BlockKind, Reply
+from twostroke.api.reply import Block, BlockBegun, BlockEnded, BlockEvent, BlockGrown, BlockKind, BlockReply
 from twostroke.errors import InvalidParameter
-from twostroke.outputs import RequestOutput
 from twostroke.request import FinishReason
 
 Object = dict[str, Any]
-MESSAGES_WORDS = {"response_format": "output_config.format", "stop": "stop_sequences"}
-"""What Anthropic's API calls parameters of chats."""
 
 
 def chat_of_messages(request: CountTokensRequest) -> ChatRequest:
@@ -49,13 +45,7 @@ def chat_of_messages(request: CountTokensRequest) -> ChatRequest:
     if continues and not isinstance(last["content"], str):  # one text, in which the model goes on
         last["content"] = "".join(part["text"] for part in last["content"])
     if request.tools:
-        fields["tools"] = [
-            {
-                "type": "function",
-                "function": {"name": tool.name, "description": tool.description, "parameters": tool.input_schema},
-            }
-            for tool in request.tools
-        ]
+        fields["tools"] = [offered_function(tool.name, tool.description, tool.input_schema) for tool in request.tools]
     if request.tool_choice is not None:
         fields["tool_choice"] = _tool_choice(request.tool_choice, has_tools=bool(request.tools))
         fields["parallel_tool_calls"] = not request.tool_choice.disable_parallel_tool_use
@@ -126,12 +116,7 @@ def _own_words(role: str, blocks: Sequence[ContentBlock]) -> Object:
     calls = [block for block in blocks if isinstance(block, ToolUseBlock)]
     if calls:
         turn["tool_calls"] = [
-            {
-                "id": call.id,
-                "type": "function",
-                "function": {"name": call.name, "arguments": json.dumps(call.input, ensure_ascii=False)},
-            }
-            for call in calls
+            function_call(call.id, call.name, json.dumps(call.input, ensure_ascii=False)) for call in calls
         ]
     return turn
 
@@ -144,38 +129,25 @@ _TIERS = {"default": "standard", "priority": "priority", "flex": "batch"}
 """What Anthropic calls the tiers, where an answer says how it was served."""
 
 
-class MessageCall(ConversationCall):
-    """One call of /v1/messages.
+class MessageCall(BlockReply):
+    """One call of /v1/messages."""
 
-    Args:
-        conversation: that is answered.
-        answer_id: of the answer.
-        model: the name that the answer gives the model.
-    """
-
-    def __init__(self, conversation: Conversation, *, answer_id: str, model: str) -> None:
-        super().__init__(conversation)
-        self._reply = Reply(conversation, answer_id)
-        self._head: Object = {"id": answer_id, "type": "message", "role": "assistant", "model": model}
-        self._has_begun = False
+    words: ClassVar[Words] = {"response_format": "output_config.format", "stop": "stop_sequences"}
 
     async def answer(self) -> Object:
         """The whole answer; raises what Generation.whole raises."""
-        await self._reply.read()
-        content = [_whole(block) for block in self._reply.whole_blocks]
-        return {**self._head, "content": content, **self._end(), "usage": self._usage()}
+        await self.read()
+        content = [_whole(block) for block in self.whole_blocks]
+        return {**self._beginning(), "content": content, **self._end(), "usage": self._usage()}
 
-    def events(self, number: int, output: RequestOutput) -> bytes:
-        """What is new of a streamed answer."""
-        happened = self._reply.push(output)
-        written: list[bytes] = []
-        if not self._has_begun:  # not before: the first output says how much of the prompt was cached
-            self._has_begun = True
-            start = {**self._head, "content": [], "stop_reason": None, "stop_sequence": None}
-            usage = {**self._usage(), "output_tokens": 0}
-            written.append(_event({"type": "message_start", "message": {**start, "usage": usage}}))
-            written.append(_event({"type": "ping"}))
-        return b"".join([*written, *(_event(_written(event)) for event in happened)])
+    def _first_events(self) -> bytes:
+        """The first output says how much of the prompt was cached."""
+        start = {**self._beginning(), "content": [], "stop_reason": None, "stop_sequence": None}
+        usage = {**self._usage(), "output_tokens": 0}
+        return _event({"type": "message_start", "message": {**start, "usage": usage}}) + _event({"type": "ping"})
+
+    def _written(self, event: BlockEvent) -> bytes:
+        return _event(_written(event))
 
     def last_events(self) -> bytes:
         """What a streamed answer ends with."""
@@ -186,12 +158,14 @@ class MessageCall(ConversationCall):
         """What the stream ends with when it cannot go on."""
         return _event(anthropic_error(error_body(error)).body)
 
+    def _beginning(self) -> Object:
+        return {"id": self.head.id, "type": "message", "role": "assistant", "model": self.head.model}
+
     def _end(self) -> Object:
-        reply = self._reply
-        stop_sequence = reply.stop_reason if isinstance(reply.stop_reason, str) else None
-        if reply.finish_reason is FinishReason.LENGTH:
+        stop_sequence = self.stop_reason if isinstance(self.stop_reason, str) else None
+        if self.finish_reason is FinishReason.LENGTH:
             stop_reason = "max_tokens"
-        elif reply.blocks.has_calls and not reply.has_half_call:
+        elif self.blocks.has_calls and not self.has_half_call:
             stop_reason = "tool_use"
         else:
             stop_reason = "end_turn" if stop_sequence is None else "stop_sequence"
@@ -199,14 +173,13 @@ class MessageCall(ConversationCall):
 
     def _usage(self) -> Object:
         """Anthropic counts the cached part of the prompt apart from the rest."""
-        counts, conversation = self._reply.usage, self._conversation
-        tier = tier_of(conversation.request.service_tier, uses_priority=conversation.engine.facts.uses_priority)
+        counts = self.usage
         return {
             "input_tokens": counts.num_prompt_tokens - counts.num_cached_tokens,
             "cache_read_input_tokens": counts.num_cached_tokens,
             "cache_creation_input_tokens": 0,
             "output_tokens": counts.num_output_tokens,
-            **{name: _TIERS[served] for name, served in tier.items()},
+            **{name: _TIERS[served] for name, served in self.tier.items()},
             **counts.drift,
         }
 

@@ -7,8 +7,12 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from twostroke.api.conversation import ChoiceText, Conversation
+from twostroke.api.dialect import Dialect
+from twostroke.api.generation import AnswerHead
 from twostroke.api.parsers.json_text import is_whole_value
 from twostroke.api.parsers.output import ContentDelta, Delta, ReasoningDelta, ToolCallArguments, ToolCallBegin
+from twostroke.api.protocol.chat import ChatRequest
+from twostroke.client.engine_client import EngineClient
 from twostroke.outputs import RequestOutput
 from twostroke.request import FinishReason
 
@@ -128,22 +132,24 @@ class Blocks:
         return [*begun, BlockGrown(self.all[-1], text)]
 
 
-class Reply:
-    """Takes in a conversation's output, whole or as it comes.
+class BlockReply(Conversation):
+    """A conversation whose one choice is answered as blocks; how these are written, subclasses say.
 
     Args:
-        conversation: with one choice; opened before anything is read.
-        answer_id: of the answer, in the ids of its blocks.
+        engine: that answers.
+        request: the chat that asks for the same.
+        dialect: how the model writes reasoning and tool calls.
+        head: of the answer; its id is in those of its blocks.
     """
 
-    def __init__(self, conversation: Conversation, answer_id: str) -> None:
-        self._conversation = conversation
-        self.blocks = Blocks(answer_id, shows_reasoning=conversation.request.include_reasoning is not False)
-        self.usage = conversation.usage
+    def __init__(self, engine: EngineClient, request: ChatRequest, dialect: Dialect, head: AnswerHead) -> None:
+        super().__init__(engine, request, dialect, head)
+        self.blocks = Blocks(head.id, shows_reasoning=request.include_reasoning is not False)
         self.finish_reason: FinishReason | None = None
         """None until it has ended."""
         self.stop_reason: int | str | None = None
         self._text: ChoiceText | None = None
+        """None until the first output has come."""
 
     @property
     def has_half_call(self) -> bool:
@@ -157,15 +163,27 @@ class Reply:
 
     async def read(self) -> None:
         """Waits for the end; raises what Generation.whole raises."""
-        self._take(await self._conversation.whole())
+        self._take(await self.whole())
 
-    def push(self, output: RequestOutput) -> list[BlockEvent]:
-        """Takes what is new; returns what that does to the blocks."""
-        self.usage.add(0, output)
-        return self._take(output)
+    def events(self, number: int, output: RequestOutput) -> bytes:
+        """What is new of a streamed answer."""
+        self.usage.add(number, output)
+        is_first = self._text is None
+        happened = self._take(output)
+        first = self._first_events() if is_first else b""  # not before there is an output
+        return first + b"".join(map(self._written, happened))
+
+    def _first_events(self) -> bytes:
+        """Return what a stream begins with."""
+        raise NotImplementedError
+
+    def _written(self, event: BlockEvent) -> bytes:
+        """Return what a stream says of this."""
+        raise NotImplementedError
 
     def _take(self, output: RequestOutput) -> list[BlockEvent]:
-        text = self._text = self._text or self._conversation.choice_text()
+        """Takes what is new; returns what that does to the blocks."""
+        text = self._text = self._text or self.choice_text()
         part = output.outputs[0]
         happened = self.blocks.push(text.read(part))
         if part.finish_reason is not None:

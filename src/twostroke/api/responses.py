@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from twostroke.api.answering import named_event
-from twostroke.api.conversation import Conversation, ConversationCall
+from twostroke.api.conversation import Words
+from twostroke.api.dialect import Dialect
+from twostroke.api.generation import AnswerHead
 from twostroke.api.http_errors import error_body
-from twostroke.api.protocol.chat import ChatRequest, content_of
-from twostroke.api.protocol.fields import tier_of
+from twostroke.api.protocol.chat import ChatRequest, content_of, function_call, offered_function
 from twostroke.api.protocol.responses import (
     FunctionCall,
     FunctionCallOutput,
@@ -23,13 +24,11 @@ from twostroke.api.protocol.responses import (
     ResponsesRequest,
     TextFormat,
 )
-from twostroke.api.reply import Block, BlockBegun, BlockEnded, BlockEvent, BlockGrown, BlockKind, Reply
-from twostroke.outputs import RequestOutput
+from twostroke.api.reply import Block, BlockBegun, BlockEnded, BlockEvent, BlockGrown, BlockKind, BlockReply
+from twostroke.client.engine_client import EngineClient
 from twostroke.request import FinishReason
 
 Object = dict[str, Any]
-RESPONSES_WORDS = {"response_format": "text.format", "max_tokens": "max_output_tokens"}
-"""What the Responses API calls parameters of chats."""
 
 
 def chat_of_response(request: ResponsesRequest) -> ChatRequest:
@@ -43,13 +42,7 @@ def chat_of_response(request: ResponsesRequest) -> ChatRequest:
     fields["messages"] = list(_messages(request))
     fields["max_tokens"] = request.max_output_tokens
     if request.tools:
-        fields["tools"] = [
-            {
-                "type": "function",
-                "function": {"name": tool.name, "description": tool.description, "parameters": tool.parameters},
-            }
-            for tool in request.tools
-        ]
+        fields["tools"] = [offered_function(tool.name, tool.description, tool.parameters) for tool in request.tools]
     choice = request.tool_choice
     if choice is not None:
         named = isinstance(choice, ResponsesNamedFunction)
@@ -106,8 +99,7 @@ def _said_by_assistant(item: InputItem) -> Object | None:
         case ReasoningItem():
             return {"reasoning_content": "\n".join(part.text for part in item.content or ())}
         case FunctionCall():
-            function = {"name": item.name, "arguments": item.arguments}
-            return {"tool_calls": [{"id": item.call_id, "type": "function", "function": function}]}
+            return {"tool_calls": [function_call(item.call_id, item.name, item.arguments)]}
         case InputMessage(role="assistant"):
             return {"content": _content(item.content)}
         case _:
@@ -137,41 +129,35 @@ _DELTA = {
 }
 
 
-class ResponseCall(ConversationCall):
+class ResponseCall(BlockReply):
     """One call of /v1/responses.
 
     Args:
-        request: as it came.
-        conversation: that is answered.
-        answer_id: of the answer.
-        model: the name that the answer gives the model.
-        created: when, in whole seconds since 1970.
+        engine: that answers.
+        request: the chat that asks for the same.
+        dialect: how the model writes reasoning and tool calls.
+        head: of the answer.
+        asked: the request as it came.
     """
 
+    words: ClassVar[Words] = {"response_format": "text.format", "max_tokens": "max_output_tokens"}
+
     def __init__(
-        self, request: ResponsesRequest, conversation: Conversation, *, answer_id: str, model: str, created: int
+        self, engine: EngineClient, request: ChatRequest, dialect: Dialect, head: AnswerHead, asked: ResponsesRequest
     ) -> None:
-        self._request = request
-        super().__init__(conversation)
-        self._reply = Reply(conversation, answer_id)
-        self._head: Object = {"id": answer_id, "object": "response", "created_at": created, "model": model}
+        super().__init__(engine, request, dialect, head)
+        self._asked = asked
         self._num_events = 0
-        self._has_begun = False
 
     async def answer(self) -> Object:
         """The whole answer; raises what Generation.whole raises."""
-        await self._reply.read()
+        await self.read()
         return self._response()
 
-    def events(self, number: int, output: RequestOutput) -> bytes:
-        """What is new of a streamed answer."""
-        happened = self._reply.push(output)
-        written: list[bytes] = []
-        if not self._has_begun:  # not before: what fails until then is answered with a status of its own
-            self._has_begun = True
-            begun = {"response": self._response("in_progress")}
-            written += [self._event("response.created", begun), self._event("response.in_progress", begun)]
-        return b"".join([*written, *map(self._written, happened)])
+    def _first_events(self) -> bytes:
+        """What fails before the first output is answered with a status of its own."""
+        begun = {"response": self._response("in_progress")}
+        return self._event("response.created", begun) + self._event("response.in_progress", begun)
 
     def last_events(self) -> bytes:
         """What a streamed answer ends with."""
@@ -187,22 +173,25 @@ class ResponseCall(ConversationCall):
         return self._event("response.failed", {"response": failed}) + self._event("error", about)
 
     def _status(self) -> str:
-        return "incomplete" if self._reply.finish_reason is FinishReason.LENGTH else "completed"
+        return "incomplete" if self.finish_reason is FinishReason.LENGTH else "completed"
 
     def _status_of(self, block: Block) -> str:
         """Status of an item that has ended: the last can have been cut off, and a call can be half at any place."""
         if block.kind is BlockKind.CALL:
             return "incomplete" if block.is_half_call else "completed"
-        is_last = self._reply.finish_reason is not None and block is self._reply.blocks.all[-1]
+        is_last = self.finish_reason is not None and block is self.blocks.all[-1]
         return self._status() if is_last else "completed"
 
     def _response(self, status: str | None = None) -> Object:
         """The answer as it is now; in its last status when none is given."""
         has_ended = status is None
         status = status or self._status()
-        request, blocks = self._request, self._reply.blocks.all if has_ended else []
+        request, blocks = self._asked, self.blocks.all if has_ended else []
         return {
-            **self._head,
+            "id": self.head.id,
+            "object": "response",
+            "created_at": self.head.created,
+            "model": self.head.model,
             "status": status,
             "error": None,
             "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
@@ -221,21 +210,21 @@ class ResponseCall(ConversationCall):
             "tools": [dict(tool) for tool in request.tools or ()],
             "top_p": 1.0 if request.top_p is None else request.top_p,
             "truncation": "disabled",
-            **tier_of(request.service_tier, uses_priority=self._conversation.engine.facts.uses_priority),
+            **self.tier,
         }
 
     def _format(self) -> Object:
-        text = self._request.text
+        text = self._asked.text
         if text is None or text.format is None:
             return {"type": "text"}
         return {"schema" if name == "schema_" else name: item for name, item in text.format if item is not None}
 
     def _tool_choice(self) -> Any:
-        choice = self._request.tool_choice
+        choice = self._asked.tool_choice
         return choice if isinstance(choice, str) else "auto" if choice is None else choice.model_dump()
 
     def _usage(self) -> Object:
-        counts = self._reply.usage
+        counts = self.usage
         return {
             "input_tokens": counts.num_prompt_tokens,
             "input_tokens_details": {"cached_tokens": counts.num_cached_tokens, "cache_write_tokens": 0},

@@ -9,6 +9,7 @@ from typing import Any
 
 import text_fakes
 from twostroke.api.completions import Completion
+from twostroke.api.generation import AnswerHead
 from twostroke.api.protocol.sampling import CompletionRequest
 from twostroke.client.input_processor import InputProcessor
 from twostroke.client.output_processor import OutputKind, OutputProcessor
@@ -39,7 +40,7 @@ def called(work: Callable[[], object]) -> list[str]:
 def test_an_event_between_the_first_and_the_last() -> None:
     engine: Any = SimpleNamespace(tokenizer=TOKENIZER, facts=SimpleNamespace(uses_priority=False))
     request = CompletionRequest(model="m", prompt="a", stream=True)
-    completion = Completion(engine, request, answer_id="c", model="m", created=0)
+    completion = Completion(engine, request, AnswerHead("c", "m", 0))
 
     def event() -> bytes:
         part = CompletionOutput(0, "x", (5,), None, None, None, None, 0)

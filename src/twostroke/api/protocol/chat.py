@@ -110,6 +110,16 @@ def content_of(texts: Sequence[str]) -> str | list[dict[str, str]]:
     return [{"type": "text", "text": text} for text in texts]
 
 
+def function_call(call_id: str, name: str, arguments: Any) -> dict[str, Any]:
+    """Return a call of a function, as a message of the assistant has it."""
+    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def offered_function(name: str, description: str | None, parameters: dict[str, Any] | None) -> dict[str, Any]:
+    """Return a function that the model may call, as a chat offers it."""
+    return {"type": "function", "function": {"name": name, "description": description, "parameters": parameters}}
+
+
 def unknown_in_messages(messages: Messages) -> Iterator[str]:
     """Paths of the keys that no client is told to send, each once; a key with null asks for nothing."""
     told: set[str] = set()
