@@ -12,7 +12,7 @@ import torch
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryReading:
-    """Of one device, in bytes."""
+    """The memory of one device, in bytes: measured, or predicted by a plan."""
 
     total_bytes: int
     others_bytes: int

@@ -147,9 +147,7 @@ class _DraftModel:
 
     def build(self, target: LoadedTarget) -> Proposer:
         around = self.prepared
-        model = load_model(
-            self.weights, self.config, Placement(around.operators, around.dtype, around.device, target.max_model_len)
-        )
+        model = load_model(self.weights, self.config, _placement(around, target))
         if is_quantized(around.kv_format):
             center_keys(model, around.tokenizer.encode, around.dtype, around.device, RowSplit())
         beside = self._kv

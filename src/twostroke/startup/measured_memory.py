@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 import torch
 
@@ -23,7 +23,7 @@ from twostroke.runner.memory_probe import MemoryProbe
 from twostroke.runner.model_runner import ModelRunner
 from twostroke.runner.running_ahead import RunnerAhead
 from twostroke.sampling.sampler import Sampler
-from twostroke.startup.memory import CardUse, card_memory, largest_step, size_for
+from twostroke.startup.memory import card_memory, integer_forms, largest_step, size_for, with_quantization
 from twostroke.startup.prepared import Prepared
 
 
@@ -100,41 +100,16 @@ def _measure(prepared: Prepared, model: DecoderModel, sampler: Sampler, probe: M
         for step in launched:  # until here, two steps hold what they have computed
             runner.finish(step)
 
-    reading = probe.around(run)
-    use = CardUse(
-        total_bytes=reading.total_bytes,
-        others_bytes=reading.others_bytes,
-        held_bytes=reading.held_bytes,
-        step_bytes=reading.peak_bytes,  # includes the block of KV that the steps used; it is too small to matter
-    )
-    return card_memory(prepared, use)
+    # the peak includes the block of KV that the steps used; it is too small to matter
+    return card_memory(prepared, probe.around(run))
 
 
 def _poorest(own: DeviceMemory, split: RowSplit, device: torch.device) -> DeviceMemory:
     """Of all ranks' cards the one that has least room, since every rank has as many blocks."""
-    numbers = [
-        own.total_bytes,
-        own.others_bytes,
-        own.weight_bytes,
-        own.draft_bytes,
-        own.step_bytes,
-        own.recorded_bytes,
-        own.reserve_bytes,
-    ]
-    of_ranks = split.gather(torch.tensor([numbers], device=device), len(numbers) * split.size)
-    found = [
-        DeviceMemory(
-            total_bytes=total,
-            utilization=own.utilization,
-            others_bytes=others,
-            weight_bytes=weights,
-            draft_bytes=drafts,
-            step_bytes=step,
-            recorded_bytes=recorded,
-            reserve_bytes=reserve,
-        )
-        for total, others, weights, drafts, step, recorded, reserve in of_ranks.view(split.size, -1).tolist()
-    ]
+    names = [field.name for field in fields(own) if field.name != "utilization"]
+    numbers = torch.tensor([[getattr(own, name) for name in names]], device=device)
+    of_ranks = split.gather(numbers, len(names) * split.size).view(split.size, -1).tolist()
+    found = [replace(own, **dict(zip(names, of_rank, strict=True))) for of_rank in of_ranks]
     return min(found, key=lambda memory: memory.default_bytes)
 
 
@@ -163,10 +138,8 @@ def settings_that_fit(
     if utilization is not None:
         words.append(f"--gpu-memory-utilization {utilization:g}")
     words += smaller_steps(prepared, measure)
-    settings = prepared.settings
     for quantization in _smaller_forms(prepared):
-        smaller = replace(settings, load=replace(settings.load, quantization=quantization))
-        spared = prepared.rank_weight_bytes - replace(prepared, settings=smaller).rank_weight_bytes
+        spared = prepared.rank_weight_bytes - with_quantization(prepared, quantization).rank_weight_bytes
         if replace(memory, weight_bytes=max(0, memory.weight_bytes - spared)).default_bytes >= needed:
             words.append(f"--quantization {quantization}")
             break  # the least change of them
@@ -210,11 +183,7 @@ def _halves(value: int, least: int) -> Iterator[int]:
 
 def _smaller_forms(prepared: Prepared) -> Iterator[QuantizationOnLoad]:
     """Yield the forms that this model's weights can be loaded in, the larger first."""
-    is_quantized = prepared.settings.load.quantization is not None or prepared.weights.quantization is not None
-    if is_quantized or not prepared.operators.keeps_quantized:
-        return
-    names: tuple[QuantizationOnLoad, ...] = ("int8", "int4")
-    for name in names:
+    for name in integer_forms(prepared):
         with contextlib.suppress(InvalidParameter):  # its matrices do not divide into groups
             check_weights(prepared.weights, prepared.config, name, DEFAULT_GROUP_SIZE)
             yield name

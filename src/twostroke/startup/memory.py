@@ -18,6 +18,7 @@ from twostroke.layers.elementwise import Rotary
 from twostroke.runner.decode_graphs import largest_pass
 from twostroke.runner.largest_steps import LargestStep
 from twostroke.runner.memory import card_step_bytes, context_bytes, free_host_bytes, recorded_bytes, step_bytes
+from twostroke.runner.memory_probe import MemoryReading
 from twostroke.startup.prepared import DrafterFacts, Prepared
 
 
@@ -56,13 +57,20 @@ def account_for_memory(prepared: Prepared, *, free_bytes: int | None = None, sha
         DoesNotFit: the weights are larger than that, or an explicit size is, with the arithmetic.
     """
     memory = free_memory(prepared, free_bytes=free_bytes, share=share)
+    return _account(prepared, memory, memory.step_bytes, memory.context_bytes, reserve_bytes=0)
+
+
+def _account(
+    prepared: Prepared, memory: KVRoom, step_bytes: int, context_bytes: int, *, reserve_bytes: int
+) -> MemoryAccount:
+    """Return the account of a device, with the rest of its memory cut up."""
     drafts = prepared.drafter_facts
     return MemoryAccount(
         weight_bytes=prepared.rank_weight_bytes,
         draft_weight_bytes=drafts.num_weight_bytes,
-        step_bytes=memory.step_bytes,
-        context_bytes=memory.context_bytes,
-        reserve_bytes=0,
+        step_bytes=step_bytes,
+        context_bytes=context_bytes,
+        reserve_bytes=reserve_bytes,
         memory=memory,
         kv_bytes_per_token=prepared.layout.bytes_per_token,
         kv_bytes_per_block=prepared.layout.bytes_per_block + drafts.kv_bytes_per_block,
@@ -163,14 +171,22 @@ def _checked_weight_bytes(prepared: Prepared, free: int) -> int:
     return num_bytes
 
 
+def integer_forms(prepared: Prepared) -> tuple[QuantizationOnLoad, ...]:
+    """Return the integers that weights of floats can be quantized to while they are loaded, the larger first."""
+    floats = prepared.settings.load.quantization is None and prepared.weights.quantization is None
+    return ("int8", "int4") if floats and prepared.operators.keeps_quantized else ()
+
+
+def with_quantization(prepared: Prepared, quantization: QuantizationOnLoad) -> Prepared:
+    """Return the same model with its weights quantized while they are loaded."""
+    settings = prepared.settings
+    return replace(prepared, settings=replace(settings, load=replace(settings.load, quantization=quantization)))
+
+
 def _what_would_fit(prepared: Prepared, free: int) -> str:
     """Return the least quantization that makes the weights small enough, where one does."""
-    settings = prepared.settings
-    floats = settings.load.quantization is None and prepared.weights.quantization is None
-    choices: list[QuantizationOnLoad] = ["int8", "int4"] if floats and prepared.operators.keeps_quantized else []
-    for quantization in choices:
-        load = replace(settings.load, quantization=quantization)
-        num_bytes = replace(prepared, settings=replace(settings, load=load)).rank_weight_bytes
+    for quantization in integer_forms(prepared):
+        num_bytes = with_quantization(prepared, quantization).rank_weight_bytes
         if num_bytes < free:
             return f"With --quantization {quantization} they take {num_bytes:,}; or free some memory."
     return "Free some memory, or take a smaller model."
@@ -186,36 +202,23 @@ def _step_bytes(prepared: Prepared) -> int:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CardUse:
-    """The memory of a GPU and its use apart from the KV cache; in bytes, measured or predicted."""
-
-    total_bytes: int
-    others_bytes: int
-    """Memory of other processes, and of this one outside of its tensors."""
-    held_bytes: int
-    """Memory of all tensors that stay: weights and tables."""
-    step_bytes: int
-    """Peak memory of the largest step beyond `held_bytes`."""
-
-
-def card_memory(prepared: Prepared, use: CardUse) -> DeviceMemory:
+def card_memory(prepared: Prepared, reading: MemoryReading) -> DeviceMemory:
     """Return the account that decides how many KV blocks a card holds.
 
     Args:
         prepared: the model and its settings.
-        use: the card's memory, measured by the engine or predicted by a plan.
+        reading: the card's memory apart from the KV cache, at rest and in the largest step.
     """
     return DeviceMemory(
-        total_bytes=use.total_bytes,
+        total_bytes=reading.total_bytes,
         utilization=prepared.settings.cache.utilization,
-        others_bytes=use.others_bytes,
-        weight_bytes=use.held_bytes,
+        others_bytes=reading.others_bytes,
+        weight_bytes=reading.held_bytes,
         # drafters are built after the KV cache
         draft_bytes=prepared.drafter_facts.num_weight_bytes + prepared.drafter_step_bytes,
-        step_bytes=use.step_bytes,
+        step_bytes=reading.peak_bytes,
         recorded_bytes=_recorded_bytes(prepared),
-        reserve_bytes=reserve_bytes(use.step_bytes),
+        reserve_bytes=reserve_bytes(reading.peak_bytes),
     )
 
 
@@ -230,8 +233,7 @@ def account_for_card(prepared: Prepared, *, total_bytes: int, others_bytes: int 
     Raises:
         DoesNotFit: no room for KV is left, or an explicit size is too large, with the arithmetic.
     """
-    num_weight_bytes, itemsize = prepared.rank_weight_bytes, prepared.dtype.itemsize
-    longest = prepared.longest_request
+    longest, itemsize = prepared.longest_request, prepared.dtype.itemsize
     tables = sum(Rotary.bytes_for(head_dim, longest, itemsize) for _, head_dim in prepared.config.ropes)
     predict = step_bytes if prepared.operators.name == "reference" else card_step_bytes
     step = predict(
@@ -240,20 +242,15 @@ def account_for_card(prepared: Prepared, *, total_bytes: int, others_bytes: int 
         max_num_seqs=largest_step(prepared).max_rows,
         bytes_per_element=itemsize,
     )
-    use = CardUse(
-        total_bytes=total_bytes, others_bytes=others_bytes, held_bytes=num_weight_bytes + tables, step_bytes=step
+    reading = MemoryReading(
+        total_bytes=total_bytes,
+        others_bytes=others_bytes,
+        held_bytes=prepared.rank_weight_bytes + tables,
+        peak_bytes=step,
     )
-    memory, drafts = card_memory(prepared, use), prepared.drafter_facts
-    return MemoryAccount(
-        weight_bytes=num_weight_bytes,
-        draft_weight_bytes=drafts.num_weight_bytes,
-        step_bytes=step,
-        context_bytes=tables,
-        reserve_bytes=memory.reserve_bytes + memory.recorded_bytes,
-        memory=memory,
-        kv_bytes_per_token=prepared.layout.bytes_per_token,
-        kv_bytes_per_block=prepared.layout.bytes_per_block + drafts.kv_bytes_per_block,
-        sizing=size_for(prepared, memory),
+    memory = card_memory(prepared, reading)
+    return _account(
+        prepared, memory, memory.step_bytes, tables, reserve_bytes=memory.reserve_bytes + memory.recorded_bytes
     )
 
 
