@@ -22,9 +22,8 @@ from twostroke.cli.flags import (
     JsonFlag,
     ModelFlag,
     QuietFlag,
-    with_model,
 )
-from twostroke.cli.generate import print_json, run_and_print, summary
+from twostroke.cli.generate import print_json, run_and_print, started_engine, summary
 from twostroke.errors import ClientError, EngineError, InvalidParameter, TwostrokeError
 
 if TYPE_CHECKING:
@@ -149,14 +148,8 @@ def chat(
     quiet
         No start-up lines, no figures.
     """
-    load = with_model(engine_flags.load, by_place=model, by_flag=model_flag)
-    from twostroke.client.text_engine import build_text_engine  # loads torch
-    from twostroke.engine.facts import lines_to_print
-
-    engine = build_text_engine(engine_flags.config(load))
+    engine = started_engine(engine_flags, model, model_flag, quiet=quiet)
     if not quiet:
-        for line in lines_to_print(engine.startup_lines):
-            sys.stderr.write(line + "\n")
         sys.stderr.write(f"answers  {_limit_words(sampling)}; /help lists what else can be typed\n")
     if isinstance(sys.stdin, io.TextIOWrapper):
         sys.stdin.reconfigure(errors="surrogateescape")  # a line that is no text is refused, like any other

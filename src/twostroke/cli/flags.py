@@ -77,13 +77,17 @@ def _object(name: str, text: str, remedy: str) -> dict[str, Any]:
     return cast(dict[str, Any], given)
 
 
+_ONE_WORD: dict[str, Any] = {"accepts_keys": False, "n_tokens": 1, "consume_multiple": False}
+"""Settings of a parameter whose value is one word, though its type has several fields or entries."""
+
+
 def json_object(name: str) -> Parameter:
     """Return the parameter of a flag whose value is a JSON object of settings."""
 
     def read(_: type, tokens: Sequence[Token]) -> dict[str, Any]:
         return _object(name, tokens[0].value, """Quote it: '{"kv_cache_dtype": "int8"}'.""")
 
-    return Parameter(converter=read, accepts_keys=False, n_tokens=1, consume_multiple=False, metavar="JSON")
+    return Parameter(converter=read, **_ONE_WORD, metavar="JSON")
 
 
 def _read_speculation(_: type, tokens: Sequence[Token]) -> SpeculativeConfig:
@@ -98,22 +102,14 @@ SpeculationFlag = Annotated[
         name="--speculative-config",
         group="Speculation",
         converter=_read_speculation,
-        accepts_keys=False,
-        n_tokens=1,
-        consume_multiple=False,
+        **_ONE_WORD,
         metavar="JSON",
         help="Draft tokens and verify them, several in one pass; the output stays the same. For example "
         """'{"method": "ngram", "num_speculative_tokens": 4}'.""",
     ),
 ]
-Structure = Annotated[
-    StructuredOutputs | None,
-    Parameter(converter=_read_structure, accepts_keys=False, n_tokens=1, consume_multiple=False, metavar="JSON"),
-]
-LogitBias = Annotated[
-    Mapping[int, float] | None,
-    Parameter(converter=_read_bias, accepts_keys=False, n_tokens=1, consume_multiple=False, metavar="ID:BIAS,..."),
-]
+Structure = Annotated[StructuredOutputs | None, Parameter(converter=_read_structure, **_ONE_WORD, metavar="JSON")]
+LogitBias = Annotated[Mapping[int, float] | None, Parameter(converter=_read_bias, **_ONE_WORD, metavar="ID:BIAS,...")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -57,17 +57,11 @@ def generate(
         Print the text only: no start-up lines, no figures.
     """
     model, prompt = model_and_prompt(words, prompt_file, has_model=model_flag is not None)
-    load = with_model(engine_flags.load, by_place=model, by_flag=model_flag)
+    engine = started_engine(engine_flags, model, model_flag, quiet=quiet)
     from twostroke.client.output_processor import OutputKind
-    from twostroke.client.text_engine import build_text_engine  # loads torch
-    from twostroke.engine.facts import lines_to_print
 
-    engine = build_text_engine(engine_flags.config(load))
-    if not quiet:
-        for line in lines_to_print(engine.startup_lines):
-            sys.stderr.write(line + "\n")
-        if model is None and model_flag is None:
-            sys.stderr.write("note     no model was named: the embedded one, made for Python code, completes this\n")
+    if not quiet and model is None and model_flag is None:
+        sys.stderr.write("note     no model was named: the embedded one, made for Python code, completes this\n")
     engine.submit(prompt, sampling, kind=OutputKind.DELTA)
     output = run_and_print(engine, echo="" if json_output else prompt, silent=json_output)
     engine.close()
@@ -77,6 +71,20 @@ def generate(
         sys.stderr.write(f"\n{summary(output, output.metrics)}\n")
     if output.error is not None:
         raise EngineError(output.error)
+
+
+def started_engine(
+    flags: EngineBesideModelFlags, model: str | None, model_flag: str | None, *, quiet: bool
+) -> TextEngine:
+    """Load the model that a command names, by its place or by its flag, and say on stderr what was loaded."""
+    load = with_model(flags.load, by_place=model, by_flag=model_flag)
+    from twostroke.client.text_engine import build_text_engine  # loads torch
+    from twostroke.engine.facts import lines_to_print
+
+    engine = build_text_engine(flags.config(load))
+    if not quiet:
+        sys.stderr.writelines(line + "\n" for line in lines_to_print(engine.startup_lines))
+    return engine
 
 
 def run_and_print(

@@ -9,13 +9,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from twostroke.cli.event_logs import read_run
-from twostroke.cli.flags import (
-    EngineToPlanFlags,
-    GivenDevice,
-    JsonFlag,
-    ModelFlag,
-    with_model,
-)
+from twostroke.cli.flags import EngineToPlanFlags, GivenDevice, JsonFlag, ModelFlag, with_model
 from twostroke.config.engine import EngineConfig
 from twostroke.engine.event_sinks import one_history
 from twostroke.errors import InvalidParameter

@@ -11,12 +11,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from twostroke.cli.event_logs import read_logs
-from twostroke.cli.flags import (
-    EngineOfTraceFlags,
-    JsonFlag,
-    ModelFlag,
-    with_model,
-)
+from twostroke.cli.flags import EngineOfTraceFlags, JsonFlag, ModelFlag, with_model
 from twostroke.config.engine import EngineConfig
 from twostroke.engine.event_sinks import is_event_log, one_history
 from twostroke.errors import InvalidParameter

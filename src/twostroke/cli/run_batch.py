@@ -9,12 +9,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from twostroke.cli.flags import (
-    DraftingEngineFlags,
-    ModelNames,
-    PresetFlag,
-    QuietFlag,
-)
+from twostroke.cli.flags import DraftingEngineFlags, ModelNames, PresetFlag, QuietFlag
 from twostroke.cli.interrupts import imports_are_done
 from twostroke.config.server import ServerConfig
 
