@@ -18,6 +18,7 @@ from twostroke import SamplingParams
 from twostroke.client.submission import Submission
 from twostroke.client.text_engine import TextEngine, build_text_engine
 from twostroke.config.engine import EngineConfig
+from twostroke.engine.clock import monotonic_clock
 from twostroke.events import StepScheduled
 from twostroke.outputs import RequestOutput
 from twostroke.request import FinishReason
@@ -50,7 +51,9 @@ def embed(
         checked = runner.prepare({"prompt_token_ids": prompt}, SamplingParams(max_tokens=1))
         wanted = dataclasses.replace(checked, wants_hidden_state=True)
         asked.append(
-            runner.enqueue(Submission(prompt=wanted, arrival_time_s=runner.clock(), request_id=f"embed-{len(asked)}"))
+            runner.enqueue(
+                Submission(prompt=wanted, arrival_time_s=monotonic_clock(), request_id=f"embed-{len(asked)}")
+            )
         )
     done: dict[str, RequestOutput] = {}
     while runner.has_work:

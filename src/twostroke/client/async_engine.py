@@ -17,6 +17,7 @@ from twostroke.client.output_processor import OutputKind
 from twostroke.client.submission import Submission
 from twostroke.client.text_engine import TextEngine, build_text_engine
 from twostroke.config.engine import EngineConfig
+from twostroke.engine.clock import monotonic_clock
 from twostroke.errors import EngineError, InvalidParameter
 from twostroke.log import get_logger
 from twostroke.outputs import RequestOutput
@@ -328,7 +329,7 @@ class AsyncEngine:
         **wanted: Any,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Yield the outputs of a prompt; `wanted` has the fields of its Submission that the caller gave."""
-        arrival_time_s = self._engine.clock()
+        arrival_time_s = monotonic_clock()
         self._worker.check_runs()
         # Rendering and encoding may take long, and the engine's thread has steps to do for everybody else.
         prepared = await asyncio.to_thread(self._engine.prepare, prompt, sampling_params)

@@ -1,6 +1,6 @@
 """Where requests of text are checked in and their outputs put together, wherever their tokens are made.
 
-prompt ─► prepare ─► enqueue ─► sequences of token ids ─► an engine in this process, or in another
+prompt ─► enqueue ─► sequences of token ids ─► an engine in this process, or in another
 RequestOutputs ◄── take_in ◄──── what its steps made ◄──┘
 
 FrontDesk is that; Reception puts streams around it for an engine in another process.
@@ -18,13 +18,12 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from twostroke.batch import NewRequest
-from twostroke.client.chat_inputs import ChatInputs
 from twostroke.client.engine_client import OutputStream
-from twostroke.client.input_processor import InputProcessor, Prompt, PromptInput
+from twostroke.client.input_processor import InputProcessor, PromptInput
 from twostroke.client.output_processor import OutputProcessor
 from twostroke.client.submission import Submission
 from twostroke.config.checks import unicode
-from twostroke.engine.clock import Clock, monotonic_clock
+from twostroke.engine.clock import monotonic_clock
 from twostroke.engine.facts import EngineFacts
 from twostroke.engine.generation import GenerationRequest
 from twostroke.engine.token_update import TokenUpdate
@@ -33,7 +32,6 @@ from twostroke.grammar.guidance import Guidance
 from twostroke.outputs import NumericDrift, RequestOutput, merged_drift
 from twostroke.plain_words import kind_of
 from twostroke.request import FinishReason
-from twostroke.sampling_params import SamplingParams
 from twostroke.tokenizer.gguf_tokenizer import load_tokenizer
 from twostroke.tokenizer.tokenizer import Tokenizer
 
@@ -61,34 +59,19 @@ class SequenceRunner(Protocol):
 class FrontDesk:
     """Checks requests in for a runner of sequences, and makes RequestOutputs of what the runner's steps made.
 
-    Not for several threads at once, except `prepare`: what takes long for one prompt can be done beside the thread that
-    does the rest.
+    Not for several threads at once.
 
     Args:
         runner: of the sequences.
-        inputs: checks and encodes.
-        outputs: decodes and puts together.
-        clock: the runner's.
-        uses_priority: whether its scheduler looks at priorities at all.
-        serves_background: whether it can put work beside other work, a little at a time.
+        tokenizer: of the model.
+        facts: of the engine.
     """
 
-    def __init__(
-        self,
-        runner: SequenceRunner,
-        inputs: InputProcessor,
-        outputs: OutputProcessor,
-        *,
-        clock: Clock,
-        uses_priority: bool,
-        serves_background: bool,
-    ) -> None:
+    def __init__(self, runner: SequenceRunner, tokenizer: Tokenizer, facts: EngineFacts) -> None:
         self._runner = runner
-        self._inputs = inputs
-        self._outputs = outputs
-        self._clock = clock
-        self._uses_priority = uses_priority
-        self._serves_background = serves_background
+        self._facts = facts
+        self.outputs = OutputProcessor(tokenizer)
+        """Decodes what steps made, and knows the requests that have not ended."""
         self._names = (f"request-{number}" for number in itertools.count())
         self._ended: dict[str, RequestOutput] = {}
 
@@ -97,14 +80,8 @@ class FrontDesk:
         """Whether aborted requests have their last outputs waiting in `take_ended`."""
         return bool(self._ended)
 
-    def prepare(self, prompt: Prompt | ChatInputs, params: SamplingParams | None = None) -> PromptInput:
-        """Checks and encodes a prompt for `enqueue`, in any thread; raises what InputProcessor.process raises."""
-        if isinstance(prompt, ChatInputs):
-            return self._inputs.process_chat(prompt, params)
-        return self._inputs.process(prompt, params)
-
     def enqueue(self, submission: Submission) -> str:
-        """Queues what `prepare` made.
+        """Queues a prompt that was checked and encoded.
 
         Returns:
             The request's id, which its outputs carry.
@@ -114,7 +91,7 @@ class FrontDesk:
         """
         prompt, request_id = submission.prompt, submission.request_id
         self._check_priority(submission.priority)
-        if submission.background and not self._serves_background:
+        if submission.background and not self._facts.serves_background:
             limit = "needs chunked prefill, and continuous batches with both strokes mixed; this engine has them off"
             raise InvalidParameter("service_tier", "flex", limit, "Leave it out.")
         if submission.cache_salt is not None:
@@ -129,10 +106,10 @@ class FrontDesk:
                 raise InvalidParameter("request_id", request_id, "is in use by a request that has not ended")
         seed = secrets.randbits(63) if prompt.params.seed is None else prompt.params.seed
         seeds, arrival_time_s = [seed] * prompt.params.n, submission.arrival_time_s
-        sequence_ids = self._outputs.add(
+        sequence_ids = self.outputs.add(
             request_id, prompt, seeds=seeds, arrival_time_s=arrival_time_s, kind=submission.kind
         )
-        submitted_time_s = self._clock()
+        submitted_time_s = monotonic_clock()
         try:
             for index, sequence_id in enumerate(sequence_ids):
                 new_request = _sequence(prompt, sequence_id, index, seed)
@@ -152,7 +129,7 @@ class FrontDesk:
             # all of the sequences or none; the runner ignores those that it does not know
             for sequence_id in sequence_ids:
                 self._runner.finish(sequence_id, FinishReason.ABORT)
-            self._outputs.discard(request_id)
+            self.outputs.discard(request_id)
             raise
         return request_id
 
@@ -164,17 +141,17 @@ class FrontDesk:
         Returns:
             False when it had ended before, or never was.
         """
-        sequence_ids = self._outputs.live_sequence_ids(request_id)
+        sequence_ids = self.outputs.live_sequence_ids(request_id)
         for sequence_id in sequence_ids:
             self._runner.finish(sequence_id, FinishReason.ABORT)
-        output = self._outputs.abort(request_id, self._clock())
+        output = self.outputs.abort(request_id, monotonic_clock())
         if output is not None:
             self._ended[request_id] = output
         return bool(sequence_ids)
 
     def take_in(self, updates: Sequence[TokenUpdate]) -> Sequence[RequestOutput]:
         """Makes outputs of what a step made, and ends the sequences in whose text a stop string was found."""
-        processed = self._outputs.process(updates)
+        processed = self.outputs.process(updates)
         for ended in processed.ended:
             # a stop string is only seen here; for what the engine ended itself this does nothing
             self._runner.finish(ended.request_id, ended.finish_reason, ended.num_output_tokens)
@@ -185,24 +162,16 @@ class FrontDesk:
         ended, self._ended = list(self._ended.values()), {}
         return ended
 
-    def live_sequence_ids(self, request_id: str) -> tuple[str, ...]:
-        """Of a request's sequences, by the runner's names, those that have not ended."""
-        return self._outputs.live_sequence_ids(request_id)
-
-    def request_of(self, sequence_id: str) -> str | None:
-        """Whose sequence it is; None of one that has ended with its request."""
-        return self._outputs.request_of(sequence_id)
-
     def is_live(self, request_id: str) -> bool:
         """Whether an output of this name is still to come: one that was aborted has its last before it."""
-        return self._outputs.is_live(request_id) or request_id in self._ended
+        return self.outputs.is_live(request_id) or request_id in self._ended
 
     def _check_priority(self, priority: Any) -> None:
         if not isinstance(priority, int) or isinstance(priority, bool):
             raise InvalidParameter("priority", priority, "must be a whole number")
         if abs(priority) > MAX_PRIORITY:
             raise InvalidParameter("priority", priority, f"must be from {-MAX_PRIORITY} to {MAX_PRIORITY}")
-        if priority and not self._uses_priority:
+        if priority and not self._facts.uses_priority:
             raise InvalidParameter("priority", priority, "needs the policy 'priority'; this engine has another")
 
 
@@ -288,6 +257,12 @@ class Reception:
         return self._inputs
 
     @property
+    def desk(self) -> FrontDesk:
+        """Of the engine that was met last."""
+        assert self._desk is not None, "an engine that runs has been met"
+        return self._desk
+
+    @property
     def num_streams(self) -> int:
         """Requests that have not ended."""
         return len(self._streams)
@@ -317,21 +292,12 @@ class Reception:
             await asyncio.to_thread(grammars.warm_up)
             self._inputs = InputProcessor.of_engine(facts, self._tokenizer, grammars, self._chat_template)
             self._facts = facts
-        self._desk = FrontDesk(
-            runner,
-            self.inputs,
-            OutputProcessor(self._tokenizer),
-            clock=monotonic_clock,
-            uses_priority=facts.uses_priority,
-            serves_background=facts.serves_background,
-        )
+        self._desk = FrontDesk(runner, self._tokenizer, facts)
 
     def receive(self, submission: Submission, is_waiting: Callable[[str], bool]) -> OutputStream:
         """See EngineClient.generate; `is_waiting` says whether a sequence has not begun."""
-        desk = self._desk
-        assert desk is not None, "nobody asks before an engine was met"
         try:
-            request_id = desk.enqueue(submission)
+            request_id = self.desk.enqueue(submission)
         except BaseException:
             name = submission.request_id
             if name is not None and name not in self._streams:  # else the note is about the name's present user
@@ -341,21 +307,17 @@ class Reception:
 
         def abandon(stream: OutputStream) -> None:
             if self._streams.get(request_id) is stream:
-                del self._streams[request_id]
-                self._forget(request_id)
-                desk.abort(request_id)
-                desk.take_ended()
+                self._end(request_id)
 
         stream = self._streams[request_id] = OutputStream(abandon)
         if submission.start_by_s is not None:
-            sequence_ids = desk.live_sequence_ids(request_id)
+            sequence_ids = self.desk.outputs.live_sequence_ids(request_id)
             stream.start_by(submission.start_by_s - monotonic_clock(), lambda: all(map(is_waiting, sequence_ids)))
         return stream
 
     def deliver(self, updates: Sequence[TokenUpdate]) -> None:
         """To whom they are for."""
-        assert self._desk is not None, "an engine that runs has been met"
-        for output in self._desk.take_in(updates):
+        for output in self.desk.take_in(updates):
             stream = self._streams.get(output.request_id)
             if self._drifts:
                 output.numeric_drift = self._drifts.get(output.request_id, {})
@@ -367,8 +329,7 @@ class Reception:
 
     def note_drift(self, sequence_id: str, drift: NumericDrift) -> None:
         """Record that workers of different numerics run a sequence; its request's outputs say so from now on."""
-        assert self._desk is not None, "an engine that runs has been met"
-        request_id = self._desk.request_of(sequence_id)
+        request_id = self.desk.outputs.request_of(sequence_id)
         if request_id is not None:  # its stream may not exist yet: a sequence gets its place first
             self._drifts[request_id] = merged_drift(self._drifts.get(request_id, {}), drift)
 
@@ -382,27 +343,28 @@ class Reception:
 
     def lose_sequence(self, sequence_id: str, cause: str) -> None:
         """A sequence, and with it its request, will not end; unknown ones are ignored."""
-        assert self._desk is not None, "an engine that runs has been met"
-        request_id = self._desk.request_of(sequence_id)
-        stream = None if request_id is None else self._streams.pop(request_id, None)
+        request_id = self.desk.outputs.request_of(sequence_id)
+        stream = None if request_id is None else self._streams.get(request_id)
         if request_id is not None and stream is not None:
-            self._forget(request_id)
-            self._desk.abort(request_id)
-            self._desk.take_ended()
+            self._end(request_id)
             _fail(stream, cause)
 
     def abort(self, request_id: str, tenant: str = "") -> bool:
         """See EngineClient."""
         if not tenant or self._tenants.get(request_id) == tenant:
             stream = self._streams.get(request_id)
-            if stream is not None and self._desk is not None:
-                del self._streams[request_id]
-                self._forget(request_id)
-                self._desk.abort(request_id)
-                for output in self._desk.take_ended():
+            if stream is not None:
+                for output in self._end(request_id):
                     stream.put(output)
                 return True
         return False
+
+    def _end(self, request_id: str) -> list[RequestOutput]:
+        """End a request and forget its stream; return what the stream would have brought."""
+        del self._streams[request_id]
+        self._forget(request_id)
+        self.desk.abort(request_id)
+        return self.desk.take_ended()
 
     def _forget(self, request_id: str) -> None:
         """What is known of a request beside its stream."""

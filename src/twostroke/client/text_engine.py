@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import replace
 from types import FrameType
@@ -13,68 +13,41 @@ from typing import Any
 from twostroke.client.chat_inputs import ChatInputs
 from twostroke.client.front_desk import FrontDesk
 from twostroke.client.input_processor import InputProcessor, Prompt, PromptInput
-from twostroke.client.output_processor import OutputKind, OutputProcessor
+from twostroke.client.output_processor import OutputKind
 from twostroke.client.submission import Submission
 from twostroke.config.engine import EngineConfig
-from twostroke.engine.clock import Clock, monotonic_clock
-from twostroke.engine.engine import Engine
+from twostroke.engine.clock import monotonic_clock
 from twostroke.errors import EngineError, InvalidParameter
 from twostroke.outputs import RequestOutput
 from twostroke.runner.model_runner import Executor
 from twostroke.sampling_params import SamplingParams
-from twostroke.startup.assembly import build_engine
+from twostroke.startup.assembly import BuiltEngine, build_engine
 
 
-class TextEngine:
+class TextEngine(FrontDesk):
     """Prompts in, RequestOutputs out, a step at a time.
 
     Not for several threads at once, except `prepare`: what takes long for one prompt can be done beside the thread that
     steps.
 
     Args:
-        engine: runs sequences of token ids.
-        inputs: checks and encodes.
-        outputs: decodes and puts together.
-        clock: the engine's.
-        uses_priority: whether the scheduler looks at priorities at all.
-        serves_background: whether it can put work beside other work, a little at a time.
-        startup_lines: what was loaded and how memory was divided, for people.
+        built: the engine that runs sequences of token ids, with its tokenizer.
     """
 
-    def __init__(
-        self,
-        engine: Engine,
-        inputs: InputProcessor,
-        outputs: OutputProcessor,
-        *,
-        clock: Clock,
-        uses_priority: bool,
-        serves_background: bool,
-        startup_lines: Sequence[str] = (),
-    ) -> None:
-        self._engine = engine
-        self._desk = FrontDesk(
-            engine, inputs, outputs, clock=clock, uses_priority=uses_priority, serves_background=serves_background
-        )
-        self._clock = clock
-        self.startup_lines = tuple(startup_lines)
+    def __init__(self, built: BuiltEngine) -> None:
+        super().__init__(built.engine, built.tokenizer, built.facts)
+        self.engine = built.engine
+        """The loop beneath."""
+        self._inputs = InputProcessor.of_engine(built.facts, built.tokenizer, built.grammars)
+        self.startup_lines = built.facts.startup_lines
+        """What was loaded and how memory was divided, for people."""
         self._is_closed = False
         self._is_whole = True
 
     @property
-    def engine(self) -> Engine:
-        """The loop beneath."""
-        return self._engine
-
-    @property
-    def clock(self) -> Clock:
-        """The engine's, for `arrival_time_s`."""
-        return self._clock
-
-    @property
     def has_work(self) -> bool:
         """Whether `step` would do anything."""
-        return not self._is_closed and (self._engine.has_work or self._desk.has_ended)
+        return not self._is_closed and (self.engine.has_work or self.has_ended)
 
     @property
     def is_whole(self) -> bool:
@@ -83,7 +56,9 @@ class TextEngine:
 
     def prepare(self, prompt: Prompt | ChatInputs, params: SamplingParams | None = None) -> PromptInput:
         """Checks and encodes a prompt for `enqueue`, in any thread; raises what `submit` raises for it."""
-        return self._desk.prepare(prompt, params)
+        if isinstance(prompt, ChatInputs):
+            return self._inputs.process_chat(prompt, params)
+        return self._inputs.process(prompt, params)
 
     def submit(
         self,
@@ -112,7 +87,7 @@ class TextEngine:
             ClientError: the prompt or a parameter cannot be run; nothing was queued.
             EngineError: the engine is closed, or was broken off in the middle of a step.
         """
-        arrival_time_s = self._clock()
+        arrival_time_s = monotonic_clock()
         return self.enqueue(
             Submission(
                 prompt=self.prepare(prompt, params),
@@ -127,7 +102,7 @@ class TextEngine:
     def enqueue(self, submission: Submission) -> str:
         """Queues what `prepare` made, as `submit` does."""
         self.check_open()
-        return self._desk.enqueue(replace(submission, kind=_checked_kind(submission.kind)))
+        return super().enqueue(replace(submission, kind=_checked_kind(submission.kind)))
 
     def abort(self, request_id: str) -> bool:
         """Ends a request now; its last output, finish_reason "abort", comes with the next step.
@@ -139,7 +114,7 @@ class TextEngine:
             EngineError: the engine is closed.
         """
         self.check_open()
-        return self._desk.abort(request_id)
+        return super().abort(request_id)
 
     def step(self) -> list[RequestOutput]:
         """One step of the engine; the outputs of requests that it, or an abort before it, has changed.
@@ -150,19 +125,15 @@ class TextEngine:
         self.check_open()
         self._is_whole = False
         ended = self.take_ended()
-        outputs = self._desk.take_in(self._engine.step())
+        outputs = self.take_in(self.engine.step())
         self._is_whole = True
         return [*ended, *outputs]
-
-    def take_ended(self) -> list[RequestOutput]:
-        """The last outputs of aborted requests, without a step: their names are free again."""
-        return self._desk.take_ended()
 
     def close(self) -> None:
         """Gives back memory; what still runs ends without a word. A second time does nothing."""
         if not self._is_closed:
             self._is_closed = True
-            self._engine.close()
+            self.engine.close()
 
     def check_open(self) -> None:
         """Raises EngineError when the engine takes nothing more: closed, or broken off in the middle of a step."""
@@ -179,16 +150,7 @@ def build_text_engine(
     config: EngineConfig, around_executor: Callable[[Executor], Executor] | None = None
 ) -> TextEngine:
     """Loads a model and builds the engine around it, with text at both ends; the rest is as for `build_engine`."""
-    built = build_engine(config, around_executor)
-    return TextEngine(
-        built.engine,
-        InputProcessor.of_engine(built.facts, built.tokenizer, built.grammars),
-        OutputProcessor(built.tokenizer),
-        clock=monotonic_clock,
-        uses_priority=built.facts.uses_priority,
-        serves_background=built.facts.serves_background,
-        startup_lines=built.facts.startup_lines,
-    )
+    return TextEngine(build_engine(config, around_executor))
 
 
 # ------------------------------------------------------------------ Ctrl-C between two steps

@@ -283,7 +283,7 @@ def test_cancelled_while_it_waits_to_be_queued(folder: str) -> None:
 
 def test_a_slow_prompt_holds_nobody_up(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
     async def main(engine: AsyncEngine) -> None:
-        inputs = engine._engine._desk._inputs
+        inputs = engine._engine._inputs
         process, may_end = inputs.process, threading.Event()
 
         def slow(prompt: Any, *args: Any, **kwargs: Any) -> Any:

@@ -43,7 +43,7 @@ def test_a_journal_keeps_no_step_that_was_decided_empty() -> None:
     with LLM("embedded", threads=1, num_kv_blocks=64, max_model_len=64, async_scheduling=True) as llm:
         for _ in range(3):
             llm.generate("x", SamplingParams(max_tokens=4))
-        journal = llm.engine._engine._journal  # pyright: ignore
+        journal = llm.engine.engine._journal  # pyright: ignore
         assert journal._undone == {}
 
 
