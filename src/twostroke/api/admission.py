@@ -286,9 +286,13 @@ class QueueAdmission:
         """
         if not self._num_preparing and self._has_room(patience_s):
             return
-        load = self._engine.load(tenant)
-        if self._num_preparing:
-            load = self._with_preparing(load)
+        load, num_preparing = self._engine.load(tenant), self._num_preparing
+        if num_preparing:
+            load = dataclasses.replace(
+                load,
+                num_waiting=load.num_waiting + num_preparing,
+                num_own_waiting=load.num_own_waiting + num_preparing,
+            )
         if self._quotas is not None:
             wait_s = self._quotas.wait_s(tenant, load.num_own_generated, self._engine.now_s())
             if wait_s > 0:
@@ -360,14 +364,6 @@ class QueueAdmission:
         """
         return self._engine.is_idle and patience_s is None and self._quotas is None
 
-    def _with_preparing(self, load: EngineLoad) -> EngineLoad:
-        num_preparing = self._num_preparing
-        return dataclasses.replace(
-            load,
-            num_waiting=load.num_waiting + num_preparing,
-            num_own_waiting=load.num_own_waiting + num_preparing,
-        )
-
 
 def patience_s(headers: Mapping[str, str]) -> float | None:
     """Seconds that the caller gives its first token, if it says so.
@@ -376,10 +372,8 @@ def patience_s(headers: Mapping[str, str]) -> float | None:
         InvalidParameter: the header is no number above 0.
     """
     given = headers.get(PATIENCE_HEADER)
-    return None if given is None else _seconds(given)
-
-
-def _seconds(given: str) -> float:
+    if given is None:
+        return None
     try:
         seconds = float(given)
     except ValueError:

@@ -83,7 +83,7 @@ class Closable(Protocol):
     """What runs for a caller."""
 
     def close(self) -> None:
-        """The caller has left."""
+        """The caller has left, or has its answer."""
         ...
 
 
@@ -107,7 +107,7 @@ class StreamedCall(Closable, Protocol):
         ...
 
 
-class WholeCall(Protocol):
+class WholeCall(Closable, Protocol):
     """One request on its way through the engine."""
 
     async def open(self, caller: Caller) -> None:
@@ -116,10 +116,6 @@ class WholeCall(Protocol):
 
     async def answer(self) -> dict[str, Any]:
         """The whole answer."""
-        ...
-
-    def close(self) -> None:
-        """Nobody waits any more."""
         ...
 
 

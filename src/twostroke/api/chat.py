@@ -22,6 +22,7 @@ from twostroke.api.parsers.output import (
     ReasoningDelta,
     ToolCallArguments,
     ToolCallBegin,
+    append_joined,
     join_deltas,
 )
 from twostroke.api.parsers.tool_choice import NamedTool
@@ -112,15 +113,7 @@ def _joined(deltas: Sequence[Delta]) -> Sequence[Delta]:
     """Neighbours of one kind as one."""
     joined: list[Delta] = []
     for delta in deltas:
-        last = joined[-1] if joined else None
-        if isinstance(delta, ContentDelta) and isinstance(last, ContentDelta):
-            joined[-1] = ContentDelta(last.text + delta.text)
-        elif isinstance(delta, ReasoningDelta) and isinstance(last, ReasoningDelta):
-            joined[-1] = ReasoningDelta(last.text + delta.text)
-        elif isinstance(delta, ToolCallArguments) and isinstance(last, ToolCallArguments) and last.index == delta.index:
-            joined[-1] = ToolCallArguments(last.index, last.text + delta.text)
-        else:
-            joined.append(delta)
+        append_joined(joined, delta)
     return joined
 
 

@@ -62,7 +62,7 @@ class ServerContext:
 
         The observation is one that hears the engine's events; without, nothing is known of its past.
         """
-        engine.inputs.look_at_template()
+        engine.inputs.chat_template.look()
         return cls(
             engine=engine,
             config=config,
@@ -122,7 +122,7 @@ class ServerContext:
 
     def unknown_fields(self, request: WireObject) -> list[str]:
         """Paths of the fields that nobody reads, the model's chat template included."""
-        reads = self.engine.inputs.template_mentions
+        reads = self.engine.inputs.chat_template.mentions
         unknown = request.unknown_fields
         return [path for path in unknown if not (path.startswith(MESSAGES) and reads(path.rpartition(".")[2]))]
 
@@ -167,7 +167,8 @@ class ServerContext:
         the text beside them are never refused: what a server has answered can always be sent back to it.
         """
         is_free = asked.tool_choice in (None, "auto") and asked.structured_outputs is None
-        unseen = self.engine.inputs.unwritten(asked.messages, has_tools=bool(asked.tools) and is_free)
+        template = self.engine.inputs.chat_template
+        unseen = template.unwritten(asked.messages, has_tools=bool(asked.tools) and is_free)
         if TOOLS in unseen and self.config.strict:
             message = "tools: this model's chat template does not write them, so the model would not see them."
             remedy = (

@@ -7,7 +7,7 @@ import queue
 import threading
 import weakref
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self, Unpack
 
@@ -168,12 +168,16 @@ class _Worker:
         """Runs the commands that are waiting; with `block` at least one."""
         if block:
             self.commands.get().run()
+        for command in self._waiting():
+            command.run()
+
+    def _waiting(self) -> Iterator[_Command]:
+        """Take the commands that are waiting, until there are none."""
         while True:
             try:
-                command = self.commands.get_nowait()
+                yield self.commands.get_nowait()
             except queue.Empty:
                 return
-            command.run()
 
     def _end_abandoned(self) -> None:
         log.warning("an AsyncEngine was dropped without close(); its thread ends, its model is given back")
@@ -219,11 +223,7 @@ class _Worker:
         for stream in self.streams.values():
             stream.put(EngineError(end))
         self.streams.clear()
-        while True:
-            try:
-                command = self.commands.get_nowait()
-            except queue.Empty:
-                return
+        for command in self._waiting():
             command.fail(EngineError(end))
 
 

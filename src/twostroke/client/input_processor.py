@@ -117,7 +117,8 @@ class InputProcessor:
         self._eos_token_ids = frozenset(eos_token_ids)
         self._grammars = grammars or Guidance(tokenizer, vocab_size, self._eos_token_ids)
         templates = tokenizer.chat_templates if chat_template is None else {"default": chat_template}
-        self._chat_template = ChatTemplate(templates, tokenizer.named_tokens)
+        self.chat_template = ChatTemplate(templates, tokenizer.named_tokens)
+        """Writes conversations as the model reads them."""
 
     @classmethod
     def of_engine(
@@ -169,9 +170,7 @@ class InputProcessor:
             InvalidParameter: a sampling parameter that this model cannot serve, or no SamplingParams at all.
         """
         params = _checked_kind(params)
-        kept = WHOLE
-        if truncate_prompt_tokens is not None:
-            kept = self._kept(truncate_prompt_tokens, truncation_side, params)
+        kept = self._kept(truncate_prompt_tokens, truncation_side, params)
         if isinstance(prompt, str):
             return self._process_text(prompt, params, add_special_tokens, kept)
         given = cast(Any, prompt)
@@ -224,9 +223,7 @@ class InputProcessor:
         how the prompt is truncated are as for `process`. `answer` is what a parser of the output asks for.
         """
         params = _checked_kind(params)
-        kept = WHOLE
-        if truncate_prompt_tokens is not None:
-            kept = self._kept(truncate_prompt_tokens, truncation_side, params)
+        kept = self._kept(truncate_prompt_tokens, truncation_side, params)
         text = self.render_chat(chat)
         if answer is None:
             return self._process_text(text, params, add_special_tokens, kept)
@@ -235,21 +232,9 @@ class InputProcessor:
         shown = self._tokenizer.special_token_ids.intersection(ids)
         return dataclasses.replace(prompt, shown_token_ids=shown, find_stops=answer.find_stops)
 
-    def template_mentions(self, name: str) -> bool:
-        """Whether the chat template may read a field of this name; see ChatTemplate.mentions."""
-        return self._chat_template.mentions(name)
-
-    def look_at_template(self) -> None:
-        """Find out now what the chat template never writes; see ChatTemplate.look."""
-        self._chat_template.look()
-
-    def unwritten(self, messages: Sequence[Mapping[str, Any]], *, has_tools: bool) -> list[str]:
-        """What of a conversation the model will never see; see ChatTemplate.unwritten."""
-        return self._chat_template.unwritten(messages, has_tools=has_tools)
-
     def render_chat(self, chat: ChatInputs) -> str:
         """A conversation as the model reads it; see ChatTemplate.render."""
-        return self._chat_template.render(
+        return self.chat_template.render(
             chat.messages,
             tools=chat.tools,
             documents=chat.documents,
@@ -277,8 +262,10 @@ class InputProcessor:
                 ) from error
         return self._tokenizer.encode_compactly(text, add_special_tokens=add_special_tokens)
 
-    def _kept(self, most: int, side: TruncationSide | None, params: SamplingParams) -> slice:
+    def _kept(self, most: int | None, side: TruncationSide | None, params: SamplingParams) -> slice:
         """Return which of its tokens a prompt keeps."""
+        if most is None:
+            return WHOLE
         if most == -1:
             most = max(1, self._max_model_len - (params.max_tokens or 1))
         whole_number("truncate_prompt_tokens", most, 1, limit="at least 1, or -1 for what fits")

@@ -53,6 +53,19 @@ _GLM = ArchitectureTraits(
     },
 )
 
+_OLMO = ArchitectureTraits(
+    reads_attention_bias=True, qk_norm="rows", norms="after", has_wide_norms=True, defaults={"rms_norm_eps": 1e-5}
+)
+_COHERE = ArchitectureTraits(
+    reads_attention_bias=True,
+    norm="layer",
+    epsilon_key="layer_norm_eps",
+    is_parallel=True,
+    interleaves_rotation=True,
+    reads_logit_scale=True,
+    defaults={"tie_word_embeddings": True, "layer_norm_eps": 1e-5, "logit_scale": 0.0625},
+)
+
 ARCHITECTURE_TRAITS: dict[str, ArchitectureTraits] = {
     # "gelu" means the tanh formula in Gemma's first configs
     "GemmaForCausalLM": replace(_GEMMA, activations={**GELU_TANH, "gelu": "gelu_tanh"}),
@@ -113,18 +126,9 @@ ARCHITECTURE_TRAITS: dict[str, ArchitectureTraits] = {
         reads_mlp_bias=True,
         defaults={"num_key_value_heads": 8, "head_dim": 128, "attention_bias": True},
     ),
-    "Olmo2ForCausalLM": ArchitectureTraits(
-        reads_attention_bias=True,
-        qk_norm="rows",
-        norms="after",
-        has_wide_norms=True,
-        defaults={"rms_norm_eps": 1e-5},
-    ),
-    "Olmo3ForCausalLM": ArchitectureTraits(
-        reads_attention_bias=True,
-        qk_norm="rows",
-        norms="after",
-        has_wide_norms=True,
+    "Olmo2ForCausalLM": _OLMO,
+    "Olmo3ForCausalLM": replace(
+        _OLMO,
         windows="by_type",
         window_every=4,
         rope_of_windows="plain_windows",
@@ -145,34 +149,14 @@ ARCHITECTURE_TRAITS: dict[str, ArchitectureTraits] = {
         longrope_names=("su", "yarn"),
         defaults={"sliding_window": None, "rms_norm_eps": 1e-5, "original_max_position_embeddings": 4096},
     ),
-    "Cohere2ForCausalLM": ArchitectureTraits(
-        reads_attention_bias=True,
-        norm="layer",
-        epsilon_key="layer_norm_eps",
-        is_parallel=True,
-        windows="by_type",
-        window_every=4,
-        reads_window_pattern=True,
-        rope_of_windows="windows_alone",
-        interleaves_rotation=True,
-        reads_logit_scale=True,
-        defaults={"tie_word_embeddings": True, "layer_norm_eps": 1e-5, "logit_scale": 0.0625},
+    "Cohere2ForCausalLM": replace(
+        _COHERE, windows="by_type", window_every=4, reads_window_pattern=True, rope_of_windows="windows_alone"
     ),
-    "CohereForCausalLM": ArchitectureTraits(
-        reads_attention_bias=True,
+    "CohereForCausalLM": replace(
+        _COHERE,
         qk_norm="own_heads",
         qk_norm_key="use_qk_norm",
-        norm="layer",
-        epsilon_key="layer_norm_eps",
-        is_parallel=True,
-        interleaves_rotation=True,
-        reads_logit_scale=True,
-        defaults={
-            "tie_word_embeddings": True,
-            "layer_norm_eps": 1e-5,
-            "logit_scale": 0.0625,
-            "rope_theta": 500_000.0,
-        },
+        defaults={**_COHERE.defaults, "rope_theta": 500_000.0},
     ),
     "Starcoder2ForCausalLM": ArchitectureTraits(
         reads_attention_bias=True,

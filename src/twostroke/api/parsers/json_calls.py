@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from twostroke.api.parsers.json_text import JsonValue, decoded_string, read_short_string, read_value
 from twostroke.api.parsers.output import Output
@@ -253,15 +253,7 @@ DEEPSEEK_V3 = CallSection(
     call_end="<｜tool▁call▁end｜>",  # noqa: RUF001
 )
 DEEPSEEK_SEPARATOR = "<｜tool▁sep｜>"  # noqa: RUF001
-DEEPSEEK_V31 = CallSection(
-    begin=DEEPSEEK_V3.begin,
-    end=DEEPSEEK_V3.end,
-    call_begin=DEEPSEEK_V3.call_begin,
-    name=re.compile(r"\s*(\S+)\s*"),
-    after_name=DEEPSEEK_SEPARATOR,
-    after_arguments="",
-    call_end=DEEPSEEK_V3.call_end,
-)
+DEEPSEEK_V31 = replace(DEEPSEEK_V3, name=re.compile(r"\s*(\S+)\s*"), after_name=DEEPSEEK_SEPARATOR, after_arguments="")
 KIMI_K2 = CallSection(
     begin="<|tool_calls_section_begin|>",
     end="<|tool_calls_section_end|>",

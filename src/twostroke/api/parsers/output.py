@@ -82,6 +82,25 @@ def join_deltas(deltas: list[Delta]) -> ParsedMessage:
     )
 
 
+def append_joined(deltas: list[Delta], delta: Delta) -> None:
+    """Append a delta, as part of the last one where both are of one kind.
+
+    >>> deltas: list[Delta] = [ContentDelta("It")]
+    >>> append_joined(deltas, ContentDelta(" is"))
+    >>> deltas
+    [ContentDelta(text='It is')]
+    """
+    match deltas[-1:], delta:
+        case [ReasoningDelta(before)], ReasoningDelta(text):
+            deltas[-1] = ReasoningDelta(before + text)
+        case [ContentDelta(before)], ContentDelta(text):
+            deltas[-1] = ContentDelta(before + text)
+        case [ToolCallArguments(index, before)], ToolCallArguments(same, text) if index == same:
+            deltas[-1] = ToolCallArguments(index, before + text)
+        case _:
+            deltas.append(delta)
+
+
 HearContent = Callable[[str, int], object]
 """Hears a piece of content, and how many characters at its beginning may be layout."""
 
@@ -159,7 +178,7 @@ class Output:
     def reasoning(self, text: str) -> None:
         """More reasoning."""
         if certain := self._reasoning.pass_on(text, drop_before=True):
-            self._add(ReasoningDelta(certain))
+            append_joined(self._deltas, ReasoningDelta(certain))
 
     def end_reasoning(self) -> None:
         """Its closing tag has come."""
@@ -171,14 +190,14 @@ class Output:
             may_be_layout = self._call_is_last or not self._content.has_text
             self._hear_content(text, len(text) - len(text.lstrip()) if may_be_layout else 0)
         if certain := self._content.pass_on(text, drop_before=self._call_is_last):
-            self._add(ContentDelta(certain))
+            append_joined(self._deltas, ContentDelta(certain))
             self._call_is_last = False
 
     def verbatim_content(self, text: str) -> None:
         """Content of a generation that can hold no call: nothing is kept back."""
         if self._hear_content is not None:
             self._hear_content(text, 0)
-        self._add(ContentDelta(text))
+        append_joined(self._deltas, ContentDelta(text))
 
     def begin_tool_call(self, name: str) -> None:
         """A call begins; the arguments that follow are its own."""
@@ -192,15 +211,15 @@ class Output:
         """More of the arguments of the call that began last."""
         if text and not self._is_dropped:
             self._last_arguments.append(text)
-            self._add(ToolCallArguments(self._num_tool_calls - 1, text))
+            append_joined(self._deltas, ToolCallArguments(self._num_tool_calls - 1, text))
 
     def finish(self) -> None:
         """The generation has ended."""
         if rest := self._reasoning.rest():
-            self._add(ReasoningDelta(rest))
+            append_joined(self._deltas, ReasoningDelta(rest))
         rest = self._content.rest()
         if rest and not self._call_is_last:
-            self._add(ContentDelta(rest))
+            append_joined(self._deltas, ContentDelta(rest))
 
     def drain(self) -> list[Delta]:
         """The deltas since the last time."""
@@ -210,15 +229,3 @@ class Output:
     @property
     def _is_dropped(self) -> bool:
         return self._max_tool_calls is not None and self._num_tool_calls > self._max_tool_calls
-
-    def _add(self, delta: ReasoningDelta | ContentDelta | ToolCallArguments) -> None:
-        """Pieces of a kind that are certain at the same time are one delta."""
-        last = self._deltas[-1] if self._deltas else None
-        if isinstance(delta, ReasoningDelta) and isinstance(last, ReasoningDelta):
-            self._deltas[-1] = ReasoningDelta(last.text + delta.text)
-        elif isinstance(delta, ContentDelta) and isinstance(last, ContentDelta):
-            self._deltas[-1] = ContentDelta(last.text + delta.text)
-        elif isinstance(delta, ToolCallArguments) and isinstance(last, ToolCallArguments):
-            self._deltas[-1] = ToolCallArguments(delta.index, last.text + delta.text)
-        else:
-            self._deltas.append(delta)
