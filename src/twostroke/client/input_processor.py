@@ -170,7 +170,7 @@ class InputProcessor:
             InvalidParameter: a sampling parameter that this model cannot serve, or no SamplingParams at all.
         """
         params = _checked_kind(params)
-        kept = self._kept(truncate_prompt_tokens, truncation_side, params)
+        kept = WHOLE if truncate_prompt_tokens is None else self._kept(truncate_prompt_tokens, truncation_side, params)
         if isinstance(prompt, str):
             return self._process_text(prompt, params, add_special_tokens, kept)
         given = cast(Any, prompt)
@@ -223,7 +223,7 @@ class InputProcessor:
         how the prompt is truncated are as for `process`. `answer` is what a parser of the output asks for.
         """
         params = _checked_kind(params)
-        kept = self._kept(truncate_prompt_tokens, truncation_side, params)
+        kept = WHOLE if truncate_prompt_tokens is None else self._kept(truncate_prompt_tokens, truncation_side, params)
         text = self.render_chat(chat)
         if answer is None:
             return self._process_text(text, params, add_special_tokens, kept)
@@ -262,10 +262,8 @@ class InputProcessor:
                 ) from error
         return self._tokenizer.encode_compactly(text, add_special_tokens=add_special_tokens)
 
-    def _kept(self, most: int | None, side: TruncationSide | None, params: SamplingParams) -> slice:
+    def _kept(self, most: int, side: TruncationSide | None, params: SamplingParams) -> slice:
         """Return which of its tokens a prompt keeps."""
-        if most is None:
-            return WHOLE
         if most == -1:
             most = max(1, self._max_model_len - (params.max_tokens or 1))
         whole_number("truncate_prompt_tokens", most, 1, limit="at least 1, or -1 for what fits")
