@@ -76,19 +76,9 @@ class Completion(Opened):
         form = request.structured_outputs
         params = completion_params(request, None if form is None else structured_outputs(form))
         given = prompts_of(request.prompt, "prompt")
-        frames = request.add_special_tokens is not False
 
         def prepare() -> list[PromptInput]:
-            return [
-                self.engine.inputs.process(
-                    prompt,
-                    params,
-                    add_special_tokens=frames,
-                    truncate_prompt_tokens=request.truncate_prompt_tokens,
-                    truncation_side=request.truncation_side,
-                )
-                for prompt in given
-            ]
+            return [self.engine.inputs.process(prompt, params, request) for prompt in given]
 
         prompts = await off_the_loop(
             prepare, amount_of(given, request.bad_words), compiles=params.structured_outputs is not None

@@ -237,9 +237,7 @@ class Conversation(Opened):
         return self.engine.inputs.process_chat(
             self._chat(),
             params,
-            add_special_tokens=bool(self.request.add_special_tokens),
-            truncate_prompt_tokens=self.request.truncate_prompt_tokens,
-            truncation_side=self.request.truncation_side,
+            self.request,
             answer=None if self._is_plain else self._answer_form(),
         )
 

@@ -49,15 +49,7 @@ class Embeddings(Opened):
         given = prompts_of(request.input, "input")
 
         def prepare() -> list[PromptInput]:
-            return [
-                self.engine.inputs.process_embedding(
-                    prompt,
-                    add_special_tokens=request.add_special_tokens is not False,
-                    truncate_prompt_tokens=request.truncate_prompt_tokens,
-                    truncation_side=request.truncation_side,
-                )
-                for prompt in given
-            ]
+            return [self.engine.inputs.process_embedding(prompt, request) for prompt in given]
 
         inputs = await off_the_loop(prepare, amount_of(given))
         self._begin(request, inputs, caller, streams=False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypedDict, cast
+from typing import Any, Literal, Protocol, TypedDict, cast
 
 from twostroke.client.chat_inputs import ChatInputs
 from twostroke.client.stop_strings import StopFinder, StopStrings
@@ -32,6 +32,19 @@ Prompt = str | PromptDict
 
 TruncationSide = Literal["left", "right"]
 """Which end of a prompt that is too long is cut off."""
+
+
+class PromptFraming(Protocol):
+    """How tokens are made of a prompt: fields of requests, where None asks for the default."""
+
+    add_special_tokens: bool | None
+    """Whether a text is framed as the model expects. By default it is; a chat template has done that already."""
+    truncate_prompt_tokens: int | None
+    """Keep that many tokens; -1 keeps what leaves room for max_tokens. By default all are kept."""
+    truncation_side: TruncationSide | None
+    """Where the others are cut off: by default on the left, so that the last ones are kept."""
+
+
 WHOLE = slice(None)
 """All tokens of a prompt."""
 
@@ -147,22 +160,14 @@ class InputProcessor:
         )
 
     def process(
-        self,
-        prompt: Prompt,
-        params: SamplingParams | None = None,
-        *,
-        add_special_tokens: bool = True,
-        truncate_prompt_tokens: int | None = None,
-        truncation_side: TruncationSide | None = None,
+        self, prompt: Prompt, params: SamplingParams | None = None, framing: PromptFraming | None = None
     ) -> PromptInput:
         """Checks a completion prompt.
 
         Args:
             prompt: text, or {"prompt_token_ids": [...]}.
             params: how to sample and when to stop.
-            add_special_tokens: whether a text is framed as the model expects.
-            truncate_prompt_tokens: keep that many tokens; -1 keeps what leaves room for max_tokens.
-            truncation_side: where the others are cut off; None: left, so that the last ones are kept.
+            framing: how its tokens are made; None: by default.
 
         Raises:
             InvalidPrompt: empty, too long, not text, or token ids that the model does not have.
@@ -170,9 +175,10 @@ class InputProcessor:
             InvalidParameter: a sampling parameter that this model cannot serve, or no SamplingParams at all.
         """
         params = _checked_kind(params)
-        kept = WHOLE if truncate_prompt_tokens is None else self._kept(truncate_prompt_tokens, truncation_side, params)
+        kept = WHOLE if framing is None else self._kept(framing, params)
+        frames = framing is None or framing.add_special_tokens is not False
         if isinstance(prompt, str):
-            return self._process_text(prompt, params, add_special_tokens, kept)
+            return self._process_text(prompt, params, frames, kept)
         given = cast(Any, prompt)
         if not isinstance(given, Mapping):
             raise InvalidPrompt(
@@ -185,49 +191,36 @@ class InputProcessor:
         if len(given) != 1:
             raise InvalidPrompt("a prompt object must have either 'prompt' or 'prompt_token_ids'.")
         if "prompt" in given:
-            return self._process_text(given["prompt"], params, add_special_tokens, kept)
+            return self._process_text(given["prompt"], params, frames, kept)
         token_ids = self._checked_token_ids(given["prompt_token_ids"], is_whole=kept == WHOLE)
         return self._checked(None, token_ids[kept], params)
 
-    def process_embedding(
-        self,
-        prompt: Prompt,
-        *,
-        add_special_tokens: bool = True,
-        truncate_prompt_tokens: int | None = None,
-        truncation_side: TruncationSide | None = None,
-    ) -> PromptInput:
+    def process_embedding(self, prompt: Prompt, framing: PromptFraming | None = None) -> PromptInput:
         """Checks a prompt whose last hidden state is wanted; arguments and errors are those of `process`."""
-        checked = self.process(
-            prompt,
-            SamplingParams(max_tokens=1),  # no token is sampled: the last one's hidden state stands for it
-            add_special_tokens=add_special_tokens,
-            truncate_prompt_tokens=truncate_prompt_tokens,
-            truncation_side=truncation_side,
-        )
+        # no token is sampled: the last one's hidden state stands for it
+        checked = self.process(prompt, SamplingParams(max_tokens=1), framing)
         return dataclasses.replace(checked, wants_hidden_state=True)
 
     def process_chat(
         self,
         chat: ChatInputs,
         params: SamplingParams | None = None,
+        framing: PromptFraming | None = None,
         *,
-        add_special_tokens: bool = False,
-        truncate_prompt_tokens: int | None = None,
-        truncation_side: TruncationSide | None = None,
         answer: AnswerForm | None = None,
     ) -> PromptInput:
         """Renders a conversation with the model's chat template and checks it; raises what `process` raises.
 
-        A template has written the begin token already where the model has one, so `add_special_tokens` is False; it and
-        how the prompt is truncated are as for `process`. `answer` is what a parser of the output asks for.
+        A template has written the begin token already where the model has one. `answer` is what a parser of the output
+        asks for.
         """
         params = _checked_kind(params)
-        kept = WHOLE if truncate_prompt_tokens is None else self._kept(truncate_prompt_tokens, truncation_side, params)
+        kept = WHOLE if framing is None else self._kept(framing, params)
+        frames = framing is not None and bool(framing.add_special_tokens)
         text = self.render_chat(chat)
         if answer is None:
-            return self._process_text(text, params, add_special_tokens, kept)
-        prompt = self._process_text(text, params, add_special_tokens, kept, answer.calls)
+            return self._process_text(text, params, frames, kept)
+        prompt = self._process_text(text, params, frames, kept, answer.calls)
         ids = (self._tokenizer.token_id(token) for token in answer.shown_tokens)
         shown = self._tokenizer.special_token_ids.intersection(ids)
         return dataclasses.replace(prompt, shown_token_ids=shown, find_stops=answer.find_stops)
@@ -262,12 +255,15 @@ class InputProcessor:
                 ) from error
         return self._tokenizer.encode_compactly(text, add_special_tokens=add_special_tokens)
 
-    def _kept(self, most: int, side: TruncationSide | None, params: SamplingParams) -> slice:
+    def _kept(self, framing: PromptFraming, params: SamplingParams) -> slice:
         """Return which of its tokens a prompt keeps."""
+        most = framing.truncate_prompt_tokens
+        if most is None:
+            return WHOLE
         if most == -1:
             most = max(1, self._max_model_len - (params.max_tokens or 1))
         whole_number("truncate_prompt_tokens", most, 1, limit="at least 1, or -1 for what fits")
-        return slice(most) if side == "right" else slice(-most, None)
+        return slice(most) if framing.truncation_side == "right" else slice(-most, None)
 
     def _process_text(
         self,

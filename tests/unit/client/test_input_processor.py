@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,19 @@ import pytest
 
 import text_fakes
 from twostroke.client.chat_inputs import ChatInputs
-from twostroke.client.input_processor import InputProcessor, PromptInput
+from twostroke.client.input_processor import InputProcessor, PromptInput, TruncationSide
 from twostroke.errors import InvalidParameter, InvalidPrompt, UnknownParameter
 from twostroke.sampling_params import SamplingParams
 from twostroke.tokenizer.tokenizer import Tokenizer
+
+
+@dataclass
+class Keep:
+    """A request that keeps so many tokens of its prompt."""
+
+    truncate_prompt_tokens: int | None
+    truncation_side: TruncationSide | None = None
+    add_special_tokens: bool | None = None
 
 
 def make(kind: str = "byte_level", **changes: Any) -> InputProcessor:
@@ -222,7 +232,7 @@ def test_a_long_text_that_fits_has_the_same_tokens(kind: str) -> None:
     inputs, tokenizer = counting(kind, len(whole))
     with pytest.raises(InvalidPrompt, match=f"the prompt has {len(whole)} tokens"):
         inputs.process(text)
-    assert inputs.process(text, truncate_prompt_tokens=9).prompt_token_ids == whole[-9:]
+    assert inputs.process(text, framing=Keep(9)).prompt_token_ids == whole[-9:]
     assert tokenizer.num_chars >= len(text)
 
 
@@ -242,4 +252,4 @@ def test_the_number_of_token_ids_is_checked_before_they_are_looked_at() -> None:
     with pytest.raises(InvalidPrompt, match="the prompt has 500000 tokens"):
         make().process({"prompt_token_ids": Ids([3] * 500_000)})
     assert Ids.num_read == 0
-    assert make().process({"prompt_token_ids": [3] * 40 + [4]}, truncate_prompt_tokens=2).prompt_token_ids == (3, 4)
+    assert make().process({"prompt_token_ids": [3] * 40 + [4]}, framing=Keep(2)).prompt_token_ids == (3, 4)
