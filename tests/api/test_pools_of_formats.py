@@ -6,7 +6,7 @@ Workers are threads of this process, with the embedded model (bfloat16).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -43,7 +43,7 @@ class Chosen(LeastBusy):
         request: GenerationRequest,
         token_ids: Sequence[int],
         members: Sequence[ReadyWorker],
-        num_live: dict[str, int],
+        num_live: Callable[[str], int],
     ) -> Place | None:
         allowed = [member for member in members if self.hands_over or member.role is Role.DECODE]
         return super().place(request, token_ids, allowed, num_live)

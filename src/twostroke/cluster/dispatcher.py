@@ -253,8 +253,7 @@ class Dispatcher:
     def _place(self, sequence: _Sequence) -> Place | None:
         """Return where an attempt from what was delivered runs; None: nowhere now."""
         token_ids = (*sequence.request.new_request.prompt_token_ids, *sequence.token_ids)
-        num_live = {worker_id: self.live_on(worker_id) for worker_id in self._members}
-        return self._placer.place(sequence.request, token_ids, list(self._members.values()), num_live)
+        return self._placer.place(sequence.request, token_ids, list(self._members.values()), self.live_on)
 
     def _begin(self, sequence: _Sequence, outcome: Dispatched, place: Place | None = None) -> None:
         """Begin another attempt, from what was delivered; it waits if nobody is there.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -62,7 +62,7 @@ class Placer(Protocol):
         request: GenerationRequest,
         token_ids: Sequence[int],
         members: Sequence[ReadyWorker],
-        num_live: dict[str, int],
+        num_live: Callable[[str], int],
     ) -> Place | None:
         """Where it runs; None while nobody can take it.
 
@@ -70,7 +70,7 @@ class Placer(Protocol):
             request: as it came.
             token_ids: all that are known, to be computed before the next one can be drawn.
             members: that take requests.
-            num_live: sequences on each of them, by id.
+            num_live: returns the number of sequences that need a member, by its id.
         """
         ...
 
@@ -157,7 +157,7 @@ class RoutedPlacer:
         request: GenerationRequest,
         token_ids: Sequence[int],
         members: Sequence[ReadyWorker],
-        num_live: dict[str, int],
+        num_live: Callable[[str], int],
     ) -> Place | None:
         """See Placer; the members are those that have joined."""
         del members, num_live
@@ -223,10 +223,10 @@ class LeastBusy:
         request: GenerationRequest,
         token_ids: Sequence[int],
         members: Sequence[ReadyWorker],
-        num_live: dict[str, int],
+        num_live: Callable[[str], int],
     ) -> Place | None:
         """See Placer."""
-        order = sorted(members, key=lambda member: (num_live[member.worker_id], member.worker_id))
+        order = sorted(members, key=lambda member: (num_live(member.worker_id), member.worker_id))
         decode = next((member for member in order if member.role is Role.DECODE), None)
         prefill = next((member for member in order if member.role is Role.PREFILL), None)
         if decode is None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from twostroke.batch import NewRequest, TokenLogprobs
@@ -142,7 +142,7 @@ class OnlyOnce:
         request: GenerationRequest,
         token_ids: Sequence[int],
         members: Sequence[ReadyWorker],
-        num_live: dict[str, int],
+        num_live: Callable[[str], int],
     ) -> Place | None:
         del request, token_ids, num_live
         self._num_placed += 1
