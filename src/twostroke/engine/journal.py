@@ -20,9 +20,6 @@ from twostroke.events import (
     EventLog,
     EventRing,
     KVBlockChecked,
-    KVHoldEnded,
-    KVImportBegan,
-    KVImportEnded,
     MeasurementBegan,
     MemorySampled,
     PrefixCacheReset,
@@ -33,7 +30,6 @@ from twostroke.events import (
 )
 from twostroke.kv_cache.layout import KVLayout
 from twostroke.kv_check import Finding
-from twostroke.kv_transfer.transport import Fetched
 from twostroke.log import get_logger
 from twostroke.request import Arrival, FinishReason
 
@@ -70,7 +66,7 @@ class Journal:
     ) -> None:
         self._memory_bytes = memory_bytes
         self._sampled_s = -inf
-        self._process = started.process
+        self.process = started.process
         self._shape = shape
         self._machine = started.machine
         self._said = started.machine
@@ -82,14 +78,14 @@ class Journal:
         self._costs_steps = started.machine is not None and (file is not None or len(listeners) > 0)
         if file is not None:
             self._sinks.append(self._files.enter_context(file))
-        self._emit(started)
+        self.emit(started)
 
     def arrived(self, request: GenerationRequest, arrival: Arrival, now_s: float) -> None:
         """A request entered the queue, which knows it as `arrival`."""
-        self._emit(
+        self.emit(
             RequestArrived(
                 now_s,
-                self._process,
+                self.process,
                 request.request_id,
                 arrival,
                 request.new_request.seed,
@@ -102,27 +98,27 @@ class Journal:
         self, request_id: str, reason: FinishReason, num_output_tokens: int | None, now_s: float
     ) -> None:
         """A request was ended from outside."""
-        self._emit(RequestFinishedByCaller(now_s, self._process, request_id, reason, num_output_tokens))
+        self.emit(RequestFinishedByCaller(now_s, self.process, request_id, reason, num_output_tokens))
 
     def scheduled(self, batch: ScheduledBatch, now_s: float) -> None:
         """A step was decided; its record holds what it costs and what it waits for."""
         cost = None
         if self._costs_steps and self._machine is not None:
             cost = step_cost(self._shape, shares_of(batch), self._machine)
-        decided = StepScheduled(now_s, self._process, batch, cost)
+        decided = StepScheduled(now_s, self.process, batch, cost)
         if cost is not None and not batch.is_empty:  # an empty one is never committed
             self._undone[batch.step] = decided
-        self._emit(decided)
+        self.emit(decided)
 
     def committed(self, result: StepResult, commits: Sequence[Commit], result_s: float, now_s: float) -> None:
         """A step's result, there at `result_s`, was taken in."""
         if self._costs_steps:
             self._hold_against_limits(result.step, result_s)
         times = result.operator_time_s, now_s, result.draft_time_s
-        self._emit(StepCommitted(result_s, self._process, result.step, tuple(commits), *times))
+        self.emit(StepCommitted(result_s, self.process, result.step, tuple(commits), *times))
         if self._memory_bytes is not None and now_s - self._sampled_s >= MEMORY_EVERY_S:
             self._sampled_s = now_s
-            self._emit(MemorySampled(now_s, self._process, self._memory_bytes()))
+            self.emit(MemorySampled(now_s, self.process, self._memory_bytes()))
 
     def _hold_against_limits(self, step: int, result_s: float) -> None:
         """Raise the machine's limits where a step was faster than its floor."""
@@ -137,37 +133,14 @@ class Journal:
 
     def prefix_cache_reset(self, now_s: float) -> None:
         """Cached prefixes were forgotten."""
-        self._emit(PrefixCacheReset(now_s, self._process))
-
-    def import_began(
-        self,
-        now_s: float,
-        import_id: int,
-        request_id: str,
-        block_hashes: tuple[bytes, ...],
-        num_tokens: int,
-        rows: tuple[tuple[int, ...], ...],
-    ) -> None:
-        """A prefix has its blocks and is fetched."""
-        self._emit(KVImportBegan(now_s, self._process, import_id, request_id, block_hashes, num_tokens, rows))
-
-    def import_ended(
-        self, now_s: float, import_id: int, request_id: str, problem: str, fetched: Fetched, begin_s: float
-    ) -> None:
-        """It has come, or will not."""
-        traffic = fetched.num_bytes, begin_s, fetched.first_byte_s, fetched.busy_s, fetched.drift, fetched.last_byte_s
-        self._emit(KVImportEnded(now_s, self._process, import_id, request_id, problem, *traffic))
-
-    def hold_ended(self, hold_id: int, now_s: float) -> None:
-        """Blocks are nobody's who does not run."""
-        self._emit(KVHoldEnded(now_s, self._process, hold_id))
+        self.emit(PrefixCacheReset(now_s, self.process))
 
     def kv_block_checked(self, finding: Finding, begin_s: float, now_s: float) -> None:
         """A cached block was computed again."""
-        self._emit(
+        self.emit(
             KVBlockChecked(
                 now_s,
-                self._process,
+                self.process,
                 begin_s,
                 finding.request_id,
                 finding.entry,
@@ -182,13 +155,14 @@ class Journal:
 
     def measurement_began(self, now_s: float) -> None:
         """What follows is measured; what came before warmed the engine up."""
-        self._emit(MeasurementBegan(now_s, self._process))
+        self.emit(MeasurementBegan(now_s, self.process))
 
     def close(self) -> None:
         """No more events; the file is complete."""
         self._files.close()
 
-    def _emit(self, event: Event) -> None:
+    def emit(self, event: Event) -> None:
+        """Write one event."""
         for sink in list(self._sinks):
             try:
                 sink.append(event)

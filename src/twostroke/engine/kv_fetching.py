@@ -15,14 +15,25 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from twostroke.engine.clock import Clock
 from twostroke.engine.generation import GenerationRequest
-from twostroke.engine.journal import Journal
+from twostroke.events import Event, KVHoldEnded, KVImportBegan, KVImportEnded
 from twostroke.kv_cache.layout import KVLayout
-from twostroke.kv_cache.prefix_cache import hash_blocks
+from twostroke.kv_cache.prefix_cache import BlockNames, names_by_tokens
 from twostroke.kv_transfer.transport import Fetched, FetchingSide, KVSource
 from twostroke.scheduler.scheduler import Scheduler
+
+
+class ImportLog(Protocol):
+    """Takes the events of a process."""
+
+    process: str
+
+    def emit(self, event: Event) -> None:
+        """Write one event."""
+        ...
 
 
 @dataclass(slots=True, eq=False)
@@ -48,22 +59,24 @@ class KVFetching:
     Args:
         scheduler: of the engine.
         borrower: fetches.
-        journal: of the engine.
+        journal: of the engine; hears what becomes of each import.
         layout: of the engine's KV.
         clock: in seconds.
         is_done: called in another thread when the bytes of an import have come, or will not; the engine's thread then
             calls `fetched`.
+        names: names the blocks that are fetched.
     """
 
     def __init__(
         self,
         scheduler: Scheduler,
         borrower: FetchingSide,
-        journal: Journal,
+        journal: ImportLog,
         *,
         layout: KVLayout,
         clock: Clock,
         is_done: Callable[[int, Fetched], object],
+        names: BlockNames = names_by_tokens,
     ) -> None:
         self._scheduler = scheduler
         self._borrower = borrower
@@ -71,6 +84,7 @@ class KVFetching:
         self._layout, self._block_size = layout, layout.block_size
         self._clock = clock
         self._is_done = is_done
+        self._names = names
         self._imports: dict[int, _Import] = {}
         self._without_room: list[int] = []
 
@@ -85,9 +99,10 @@ class KVFetching:
         their_size = source.block_size or self._block_size
         whole = math.lcm(self._layout.prefix_tokens, source.prefix_tokens or their_size)
         token_ids = token_ids[: len(token_ids) // whole * whole]
-        hashes = hash_blocks(token_ids, self._block_size, cache_salt)
+        hashes = self._names(request_id, token_ids, self._block_size, cache_salt)
         if hashes:  # else there is no full block, nothing to fetch and nothing to wait for
-            theirs = hashes if their_size == self._block_size else hash_blocks(token_ids, their_size, cache_salt)
+            is_alike = their_size == self._block_size
+            theirs = hashes if is_alike else self._names(request_id, token_ids, their_size, cache_salt)
             self._imports[import_id] = _Import(request_id, hashes, theirs[-1], source, self._clock())
             self._without_room.append(import_id)
 
@@ -112,9 +127,8 @@ class KVFetching:
                     continue
                 break
             self._without_room.pop(0)
-            self._journal.import_began(
-                self._clock(), import_id, this.request_id, this.block_hashes, num_tokens, into.rows
-            )
+            what = import_id, this.request_id, this.block_hashes, num_tokens, into.rows
+            self._journal.emit(KVImportBegan(self._clock(), self._journal.process, *what))
 
             def is_done(fetched: Fetched, import_id: int = import_id) -> None:
                 self._is_done(import_id, fetched)
@@ -143,8 +157,9 @@ class KVFetching:
         problem = result.problem or ("nobody waits for it any more" if this.is_dropped else "")
         if not problem:
             self._scheduler.handover.complete_import(import_id, this.block_hashes)
-        now_s = self._clock()
-        self._journal.import_ended(now_s, import_id, this.request_id, problem, result, this.begin_s)
+        traffic = result.num_bytes, this.begin_s, result.first_byte_s, result.busy_s, result.drift, result.last_byte_s
+        ended = KVImportEnded(self._clock(), self._journal.process, import_id, this.request_id, problem, *traffic)
+        self._journal.emit(ended)
         if problem:
             self._end_hold(import_id)
             del self._imports[import_id]
@@ -182,7 +197,7 @@ class KVFetching:
 
     def _end_hold(self, import_id: int) -> None:
         self._scheduler.handover.end_hold(import_id)
-        self._journal.hold_ended(import_id, self._clock())
+        self._journal.emit(KVHoldEnded(self._clock(), self._journal.process, import_id))
 
     def close(self) -> None:
         """What is on its way is given up."""

@@ -13,9 +13,9 @@ import math
 from dataclasses import dataclass
 
 from twostroke.batch import ScheduledBatch
-from twostroke.engine.generation import Generation
 from twostroke.kv_cache.layout import KVLayout
 from twostroke.kv_transfer.transport import LendingSide
+from twostroke.request import Arrival
 from twostroke.scheduler.scheduler import Scheduler
 
 
@@ -51,9 +51,8 @@ class KVLending:
         self._in_step: list[int] = []
         """Leases whose blocks the step that runs fills."""
 
-    def arrived(self, generation: Generation) -> None:
+    def arrived(self, arrival: Arrival) -> None:
         """A request has; it lends what of it came in full blocks of both sides, if any."""
-        arrival = generation.arrival
         if arrival.lend_as is None:
             return
         whole = math.lcm(self._prefix_tokens, arrival.lend_block_size or 1)

@@ -13,6 +13,7 @@ from twostroke.engine.journal import Journal
 from twostroke.engine.kv_fetching import KVFetching
 from twostroke.engine.kv_lending import KVLending
 from twostroke.engine.token_update import TokenUpdate
+from twostroke.events import KVHoldEnded
 from twostroke.kv_transfer.transport import Fetched, KVSource
 from twostroke.request import FinishReason
 from twostroke.runner.model_runner import Executor
@@ -68,7 +69,7 @@ class PoolEngine(Engine):
     def _add(self, request: GenerationRequest) -> Generation:
         generation = super()._add(request)
         if self._lending is not None:
-            self._lending.arrived(generation)
+            self._lending.arrived(generation.arrival)
         return generation
 
     def fetch_kv(
@@ -144,4 +145,4 @@ class PoolEngine(Engine):
 
     def _end_hold(self, hold_id: int) -> None:
         self._scheduler.handover.end_hold(hold_id)
-        self._journal.hold_ended(hold_id, self._clock())
+        self._journal.emit(KVHoldEnded(self._clock(), self._journal.process, hold_id))

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from twostroke.batch import CacheEnd
@@ -245,6 +245,16 @@ def hash_blocks(
         chain = hashlib.blake2b(chain + tokens, digest_size=HASH_BYTES).digest()
         hashes.append(chain)
     return tuple(hashes)
+
+
+BlockNames = Callable[[str, Sequence[int], int, str | None], tuple[bytes, ...]]
+"""Returns the names of a request's full blocks: by its id, its tokens, the tokens of a block, and the cache salt."""
+
+
+def names_by_tokens(request_id: str, token_ids: Sequence[int], block_size: int, salt: str | None) -> tuple[bytes, ...]:
+    """Return the names of a request's full blocks: the hashes of their tokens, whoever's they are."""
+    del request_id
+    return hash_blocks(token_ids, block_size, salt)
 
 
 def salt_of_drift(salt: str | None, numerics: Mapping[str, str]) -> str:

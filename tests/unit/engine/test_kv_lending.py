@@ -10,12 +10,13 @@ from factories import make_layout
 from twostroke.batch import NewRequest
 from twostroke.engine.generation import Generation, GenerationRequest
 from twostroke.engine.kv_lending import KVLending
+from twostroke.request import Arrival
 from twostroke.sampling_params import SamplingParams
 
 
-def arrival(num_tokens: int, **more: int) -> Generation:
+def arrival(num_tokens: int, **more: int) -> Arrival:
     new = NewRequest("r", tuple(range(num_tokens)), SamplingParams(max_tokens=1), 0)
-    return Generation(GenerationRequest(new, 0.0, 1, lend_as=7, **more), 4, hashes_blocks=True)
+    return Generation(GenerationRequest(new, 0.0, 1, lend_as=7, **more), 4, hashes_blocks=True).arrival
 
 
 @pytest.mark.parametrize(("split_layers", "behind"), [(0, [1, 2, 3]), (3, [None, 1, 2])])
