@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from twostroke.client.load import EngineLoad
@@ -13,7 +13,7 @@ from twostroke.engine.facts import EngineFacts
 from twostroke.engine.generation import GenerationRequest
 from twostroke.engine.handover_port import LenderFacts
 from twostroke.events import Event, KVImportEnded, PrefixCacheReset, RequestRouted, StepScheduled
-from twostroke.kv_cache.prefix_cache import hash_blocks
+from twostroke.kv_cache.prefix_cache import BlockNames, names_by_tokens
 from twostroke.pools.member import Member, Role, Transport
 from twostroke.pools.route import RouteRequest
 from twostroke.pools.router import REPORTS_EVERY_S, Router
@@ -77,32 +77,57 @@ class Placer(Protocol):
 
 @dataclass(slots=True, eq=False)
 class _Worker:
-    role: Role
-    facts: EngineFacts
-    transport: Transport
+    idle: Member
+    """As it joined."""
+    prefix_tokens: int
     num_free_blocks: int
-    numerics: str
-    kind: str
     reported_s: float = float("-inf")
 
 
 class RoutedPlacer:
-    """See Placer; see Router for how it chooses."""
+    """See Placer; see Router for how it chooses.
 
-    def __init__(self, config: RoutingConfig) -> None:
+    Args:
+        config: of the router.
+        names: names the blocks of prompts.
+    """
+
+    def __init__(self, config: RoutingConfig, names: BlockNames = names_by_tokens) -> None:
         self._router = Router(config)
+        self._names = names
         self._workers: dict[str, _Worker] = {}
         self._on_the_way: dict[str, tuple[str, str]] = {}
         """By request, as workers know it: from whom to whom its KV goes."""
 
     def joined(self, member: ReadyWorker, facts: EngineFacts, transport: KVTransport) -> None:
         """A worker takes requests."""
-        worker_id = member.worker_id
         numerics = " ".join(f"{name}={value}" for name, value in sorted(member.numerics.items()))
         kind = Transport.SHARED_MEMORY if transport == "shm" else Transport.TCP
         computes = f"{numerics} kernels={facts.kernels} threads={facts.num_threads} ranks={member.num_ranks}"
-        self._workers[worker_id] = _Worker(member.role, facts, kind, facts.num_blocks, numerics, computes)
-        self._put(worker_id, EngineLoad(facts.max_num_seqs))
+        idle = Member(
+            member_id=member.worker_id,
+            role=member.role,
+            max_num_seqs=facts.max_num_seqs,
+            num_free_blocks=facts.num_blocks,
+            num_blocks=facts.num_blocks,
+            block_size=facts.block_size,
+            kv_bytes_per_token=facts.kv_bytes_per_token,
+            num_layers=facts.num_layers,
+            kind=computes,
+            transport=kind,
+            numerics=numerics,
+        )
+        self.joined_idle(idle, facts.prefix_tokens)
+
+    def joined_idle(self, idle: Member, prefix_tokens: int) -> None:
+        """A worker takes requests, which has none yet.
+
+        Args:
+            idle: as it is now.
+            prefix_tokens: prefixes of a multiple of so many tokens can be handed over.
+        """
+        self._workers[idle.member_id] = _Worker(idle, prefix_tokens, idle.num_free_blocks)
+        self._put(idle.member_id, EngineLoad(idle.max_num_seqs))
 
     def num_free_blocks(self, worker_id: str) -> int:
         """As it last said."""
@@ -164,13 +189,13 @@ class RoutedPlacer:
         if not self._workers:
             return None
         # the largest of all: whoever has its blocks has what is in them in blocks of its own, too
-        block_size = max(worker.facts.block_size for worker in self._workers.values())
-        whole = math.lcm(*(worker.facts.prefix_tokens for worker in self._workers.values()))
+        block_size = max(worker.idle.block_size for worker in self._workers.values())
+        whole = math.lcm(*(worker.prefix_tokens for worker in self._workers.values()))
         new = request.new_request
         asked = RouteRequest(
             num_prompt_tokens=len(token_ids),
             num_output_tokens=request.max_tokens - (len(token_ids) - len(new.prompt_token_ids)),
-            block_hashes=hash_blocks(token_ids, block_size, request.cache_salt),
+            block_hashes=self._names(request.request_id, token_ids, block_size, request.cache_salt),
             block_size=block_size,
             whole_tokens=whole,
             may_be_handed_over=new.params.prompt_logprobs is None and not new.wants_hidden_state,
@@ -183,27 +208,17 @@ class RoutedPlacer:
 
     def _put(self, worker_id: str, load: EngineLoad, silent_s: float = 0.0) -> None:
         worker = self._workers[worker_id]
-        facts = worker.facts
         rate = 1 / load.prefill_s_per_token if load.prefill_s_per_token > 0 else None
         self._router.put(
-            Member(
-                member_id=worker_id,
-                role=worker.role,
+            replace(
+                worker.idle,
                 num_queued_prompt_tokens=load.num_waiting_tokens + load.num_running_tokens,
                 silent_s=silent_s,
                 num_running=load.num_running,
                 num_waiting=load.num_waiting,
-                max_num_seqs=facts.max_num_seqs,
-                num_free_blocks=min(worker.num_free_blocks, facts.num_blocks),
-                num_blocks=facts.num_blocks,
-                block_size=facts.block_size,
-                kv_bytes_per_token=facts.kv_bytes_per_token,
-                num_layers=facts.num_layers,
+                num_free_blocks=min(worker.num_free_blocks, worker.idle.num_blocks),
                 prefill_tokens_per_s=rate,
-                kind=worker.kind,
                 step_s=load.step_s,
-                transport=worker.transport,
-                numerics=worker.numerics,
             )
         )
 
