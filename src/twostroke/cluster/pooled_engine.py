@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Unpack
 
 from msgspec.structs import replace
@@ -293,7 +294,7 @@ class PooledEngine(ProcessClient):
         for event in map(unpack, events):  # before the outputs: delivering the last one makes its request unknown
             worker.meter.append(event)
             self._router.heard(worker.worker_id, event)
-        self._router.reported(worker.worker_id, worker.meter.load(""), self.now_s())
+        self._router.reported(worker.worker_id, partial(worker.meter.load, ""), self.now_s())
         if updates:
             num_tokens = sum(len(update.token_ids) for update in updates)
             self._observed.saw(self.now_s(), num_output_tokens=num_tokens)

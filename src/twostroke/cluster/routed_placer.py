@@ -93,7 +93,7 @@ class RoutedPlacer:
     """
 
     def __init__(self, config: RoutingConfig, names: BlockNames = names_by_tokens) -> None:
-        self._router = Router(config)
+        self.router = Router(config)
         self._names = names
         self._workers: dict[str, _Worker] = {}
         self._on_the_way: dict[str, tuple[str, str]] = {}
@@ -142,7 +142,7 @@ class RoutedPlacer:
     def left(self, worker_id: str) -> None:
         """It takes none any more."""
         if self._workers.pop(worker_id, None) is not None:
-            self._router.remove(worker_id)
+            self.router.remove(worker_id)
             self._on_the_way = {name: ends for name, ends in self._on_the_way.items() if worker_id not in ends}
 
     def heard(self, worker_id: str, event: Event) -> None:
@@ -154,7 +154,7 @@ class RoutedPlacer:
             case StepScheduled():
                 worker.num_free_blocks = event.batch.num_free_blocks
             case PrefixCacheReset():
-                self._router.reset(worker_id)
+                self.router.reset(worker_id)
             case KVImportEnded():
                 self._measured(worker_id, event)
             case _:
@@ -165,12 +165,12 @@ class RoutedPlacer:
         if event.prefill is not None:
             self._on_the_way[event.request_id] = event.prefill, event.decode
 
-    def reported(self, worker_id: str, load: EngineLoad, now_s: float) -> None:
-        """How busy it is."""
+    def reported(self, worker_id: str, load: Callable[[], EngineLoad], now_s: float) -> None:
+        """Hear how busy it is, where that was not heard lately."""
         worker = self._workers.get(worker_id)
         if worker is not None and now_s - worker.reported_s >= REPORTS_EVERY_S:
             worker.reported_s = now_s
-            self._put(worker_id, load)
+            self._put(worker_id, load())
 
     def silent(self, worker_id: str, load: EngineLoad, silent_s: float) -> None:
         """Record that a worker has work and has reported no step for so many seconds: it may hang."""
@@ -200,16 +200,16 @@ class RoutedPlacer:
             whole_tokens=whole,
             may_be_handed_over=new.params.prompt_logprobs is None and not new.wants_hidden_state,
         )
-        route = self._router.route(asked)
+        route = self.router.route(asked)
         if route.decode_id is None:
             return None
-        self._router.placed(asked, route)
+        self.router.placed(asked, route)
         return Place(route.decode_id, route.prefill_id, route.words)
 
     def _put(self, worker_id: str, load: EngineLoad, silent_s: float = 0.0) -> None:
         worker = self._workers[worker_id]
         rate = 1 / load.prefill_s_per_token if load.prefill_s_per_token > 0 else None
-        self._router.put(
+        self.router.put(
             replace(
                 worker.idle,
                 num_queued_prompt_tokens=load.num_waiting_tokens + load.num_running_tokens,
@@ -227,7 +227,7 @@ class RoutedPlacer:
         prefill, decode = self._on_the_way.pop(event.request_id, ("", ""))
         is_theirs = decode == worker_id and prefill in self._workers
         if is_theirs and not event.problem and event.num_bytes and event.busy_s > 0:
-            self._router.link_measured(prefill, decode, event.num_bytes / event.busy_s)
+            self.router.link_measured(prefill, decode, event.num_bytes / event.busy_s)
 
 
 class LeastBusy:

@@ -31,6 +31,8 @@ class Live:
     num_outputs: int = 0
     num_hashed: int = 0
     """Full blocks that the scheduler knows by name."""
+    num_before: int = 0
+    """Outputs with which it came here."""
     until: int = 0
     """Outputs after which it is through here, whether or not it has ended."""
 
@@ -97,6 +99,7 @@ class SimulatedEngine:
             limit = f"has {arrival.num_prompt_tokens} + {arrival.max_tokens} tokens; the engine takes {most}"
             raise InvalidParameter("request", arrival.request_id, limit, "Give a larger max_model_len.")
         live.num_hashed = len(arrival.block_hashes)
+        live.num_before = live.num_outputs
         live.until = live.num_outputs + arrival.max_tokens
         self._live[arrival.request_id] = live
         self.scheduler.add_request(arrival)

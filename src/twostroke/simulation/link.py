@@ -12,7 +12,7 @@ several processes in both pools that is a little too slow, with one in either it
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 
@@ -32,6 +32,8 @@ class Transfer:
     """Of all pieces so far."""
     busy_s: float = 0.0
     """While bytes went."""
+    arrived: Callable[[], object] = lambda: None
+    """Is to be called when all of it has come."""
 
     def add(self, pieces: Iterable[tuple[float, int]]) -> None:
         """More that is computed, in its order."""

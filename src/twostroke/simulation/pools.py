@@ -4,9 +4,12 @@
                              │                 decode engine: an import of these blocks     ◄──┘ are computed
                              └─ alone ───────► decode engine: prompt and all
 
-What decides is what serves (pools/router.py, scheduler/). What is between is what a gateway does
-(cluster/dispatcher.py), and what the ends of a hand-over do (hand_over.py): the same messages in the same order, each
-heard between two steps. Every process is a machine of its own: nobody's steps take longer because another computes.
+All that decides is what serves: the gateway's journal, its placer and its router (cluster/dispatcher.py,
+cluster/routed_placer.py, pools/router.py), and in each process (worker.py) the scheduler and both ends of a hand-over.
+What is simulated are steps (engine.py), links (link.py) and the lender between them (lender.py). Every process is a
+machine of its own: nobody's steps take longer because another computes. Nobody dies.
+
+The dispatcher counts tokens and never looks at one, so all of them are 0; blocks have the names that were recorded.
 """
 
 from __future__ import annotations
@@ -15,23 +18,37 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import count
+from itertools import product
 
+from twostroke.batch import NewRequest
+from twostroke.client.load import EngineLoad
+from twostroke.cluster.dispatcher import Dispatched, Dispatcher
+from twostroke.cluster.messages import EndHold
+from twostroke.cluster.routed_placer import ReadyWorker, RoutedPlacer
 from twostroke.config.checks import number
 from twostroke.config.pools import PoolConfig, RoutingConfig
+from twostroke.cost.step_cost import Layers
 from twostroke.cost.step_model import PredictsSteps
+from twostroke.engine.generation import GenerationRequest
+from twostroke.engine.handover_port import LenderFacts
+from twostroke.engine.token_update import SequenceNews, TokenUpdate
 from twostroke.errors import InvalidParameter
-from twostroke.events import EngineStarted
-from twostroke.kv_cache.layout import KVLayout
+from twostroke.events import EngineStarted, Event, KVImportEnded, RequestRouted
+from twostroke.explain.names import GATEWAY
+from twostroke.kv_transfer.address import Address
+from twostroke.kv_transfer.leases import LEASE_S
 from twostroke.outputs import RequestTimes
 from twostroke.pools.member import Member, Role
-from twostroke.pools.route import RouteRequest
-from twostroke.pools.router import REPORTS_EVERY_S, Router
+from twostroke.request import FinishReason
+from twostroke.sampling_params import SamplingParams
 from twostroke.scheduler.replay import layers_of, layout_of, scheduler_of
 from twostroke.served_run import Run, ServedRequest
 from twostroke.simulation.engine import Live, SimulatedEngine, SimulatedStep
-from twostroke.simulation.hand_over import HandOver, HandOverEnds, Worker, names_of
+from twostroke.simulation.link import Link
 from twostroke.simulation.requests import SimulatedRequest
+from twostroke.simulation.worker import SimulatedWorker, World
+
+_PLAIN, _SCORED = SamplingParams(), SamplingParams(prompt_logprobs=0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,43 +116,54 @@ class PoolSimulation:
     ) -> None:
         if pools.prefill:
             _check_hands_over(started)
-        self._layout: KVLayout = layout_of(started.layout)
-        self._num_blocks = started.num_blocks
-        self._max_num_seqs: int = started.scheduler["max_num_seqs"]
-        self._layers = layers_of(started)
-        self._ended = ended
-        self._prefill_tokens_per_s = self._rate_of_prefill(started, step_times)
-        self._router = Router(RoutingConfig(tpot_target_s=pools.tpot_target_s))
+        self._ended = ended or (lambda: None)
         self._now_s = 0.0
-        self._workers: dict[str, Worker] = {}
+        self._max_num_seqs: int = started.scheduler["max_num_seqs"]
+        layout, layers = layout_of(started.layout), layers_of(started)
+        self._prefill_s_per_token = _prefill_s_per_token(started, layers, step_times)
+        self._world = World(layout, Link(pools.link_bytes_per_s or 1.0), lambda: self._now_s, self._hear)
+        self._placer = RoutedPlacer(RoutingConfig(tpot_target_s=pools.tpot_target_s), self._world.names)
+        self._dispatcher = Dispatcher(self._placer)
+        self._workers: dict[str, SimulatedWorker] = {}
         for role, size in ((Role.PREFILL, pools.prefill), (Role.DECODE, pools.decode)):
             for i in range(size):
                 engine = SimulatedEngine(
                     scheduler_of(started),
-                    self._layers,
+                    layers,
                     step_times,
-                    block_size=self._layout.block_size,
+                    block_size=layout.block_size,
                     names_blocks=started.cache["enable_prefix_caching"],
                 )
-                worker = Worker(f"{role.value}-{i}", role, engine, num_free_blocks=started.num_blocks)
-                self._workers[worker.name] = worker
-                self._report(worker)
-        self._ends = HandOverEnds(self._layout, self._layers, pools.link_bytes_per_s or 1.0, self._router.link_measured)
+                self._join(SimulatedWorker(f"{role.value}-{i}", engine, self._world), role, started.num_blocks)
         if pools.link_bytes_per_s is not None:  # as it would be known after the first hand-over
-            for giver in self._of(Role.PREFILL):
-                for taker in self._of(Role.DECODE):
-                    self._router.link_measured(giver.name, taker.name, pools.link_bytes_per_s)
-        self._numbers = count()
-        self._places: dict[str, Worker | HandOver] = {}
-        """Of who has not ended: who does it all, or its hand-over."""
+            for i, j in product(range(pools.prefill), range(pools.decode)):
+                self._placer.router.link_measured(f"prefill-{i}", f"decode-{j}", pools.link_bytes_per_s)
         self._given_up: deque[tuple[float, str]] = deque()
         """Who ends without a token, and when."""
-        self._num_handed_over = 0
+        self._num_live = self._num_handed_over = self._num_fetched = self._num_bytes = 0
+
+    def _join(self, worker: SimulatedWorker, role: Role, num_blocks: int) -> None:
+        name, layout = worker.process, self._world.layout
+        self._workers[name] = worker
+        idle = Member(
+            member_id=name,
+            role=role,
+            max_num_seqs=self._max_num_seqs,
+            num_free_blocks=num_blocks,
+            num_blocks=num_blocks,
+            block_size=layout.block_size,
+            kv_bytes_per_token=layout.bytes_per_token,
+            num_layers=worker.engine.layers.num_layers,
+        )
+        self._placer.joined_idle(idle, layout.prefix_tokens)
+        self._report(worker)
+        lender, sizes = LenderFacts(Address(name=name), 0), (layout.block_size, self._max_num_seqs)
+        self._dispatcher.worker_ready(ReadyWorker(name, role, lender, *sizes, prefix_tokens=layout.prefix_tokens))
 
     @property
     def hand_overs(self) -> HandOvers:
         """So far."""
-        return HandOvers(self._num_handed_over, self._ends.num_fetched, self._ends.num_bytes)
+        return HandOvers(self._num_handed_over, self._num_fetched, self._num_bytes)
 
     def run(self, requests: Sequence[SimulatedRequest]) -> Run:
         """All of them, from the first arrival to the last end.
@@ -153,174 +181,121 @@ class PoolSimulation:
         )
         self._given_up.extend(gone)
         while (next_s := self._next_s(waiting)) is not None:
-            self._now_s = self._ends.now_s = next_s
-            self._ends.take_bytes_in()
+            self._now_s = next_s
+            self._move()
             for worker in self._workers.values():
                 if worker.step is not None and worker.step.end_s <= next_s:
-                    self._take_step_in(worker, worker.step)
+                    self._end_step(worker, worker.step)
             while waiting and waiting[0].arrival.arrival_time_s <= next_s:
                 self._arrive(Live(waiting.popleft(), next(by_arrival)))
-            self._end_given_up()
-            self._ends.end_leases()
+            while self._given_up and self._given_up[0][0] <= next_s:
+                self._carry_out(self._dispatcher.finish(self._given_up.popleft()[1], FinishReason.ABORT))
             self._come_round()
-            if not waiting and not self._places and not any(w.step or w.inbox for w in self._workers.values()):
+            if not waiting and not self._num_live and not any(w.step or w.inbox for w in self._workers.values()):
                 break
-        assert not self._places, f"{len(self._places)} requests wait for ever"
+        assert not self._num_live, f"{self._num_live} requests wait for ever"
         steps = sorted((step for w in self._workers.values() for step in w.engine.steps), key=lambda step: step.end_s)
         ran = tuple(request for request in served if request.times.token_times_s)
         return Run(ran, tuple(steps), self._now_s)
 
     def check_invariants(self, *, is_over: bool = False) -> None:
-        """Of every scheduler; when all is over, that nobody holds anything any more."""
+        """Of every process; when all is over, that nobody holds anything once the last leases have ended."""
+        if is_over:
+            self._now_s += LEASE_S
+            self._come_round()
         for worker in self._workers.values():
-            worker.engine.scheduler.check_invariants()
-            if is_over:
-                usage = worker.engine.scheduler.kv_usage
-                assert not worker.without_room, f"{worker.name} still waits for room"
-                assert not worker.num_under_way, f"{worker.name} waits for {worker.num_under_way} requests"
-                assert not usage.num_used, f"{worker.name} holds {usage}"
+            worker.check_invariants(is_over=is_over)
 
     def _next_s(self, waiting: deque[SimulatedRequest]) -> float | None:
         """When anything happens next."""
-        times = [worker.step.end_s for worker in self._workers.values() if worker.step is not None]
+        workers = self._workers.values()
+        times = [worker.step.end_s for worker in workers if worker.step is not None]
         times += [waiting[0].arrival.arrival_time_s] if waiting else []
         times += [self._given_up[0][0]] if self._given_up else []
-        times += self._ends.next_s()
+        ends = (self._world.link.next_s, *(worker.lender.next_s for worker in workers))
+        times += [time_s for time_s in ends if time_s is not None]
         return max(self._now_s, min(times)) if times else None
-
-    def _of(self, role: Role) -> list[Worker]:
-        return [worker for worker in self._workers.values() if worker.role is role]
-
-    # ------------------------------------------------------------------ the gateway
-
-    def _arrive(self, live: Live) -> None:
-        arrival = live.given.arrival
-        block_size = self._layout.block_size
-        asked = RouteRequest(
-            num_prompt_tokens=arrival.num_prompt_tokens,
-            num_output_tokens=arrival.max_tokens,
-            block_hashes=self._names(live, arrival.num_prompt_tokens),
-            block_size=block_size,
-            whole_tokens=self._layout.prefix_tokens,
-            may_be_handed_over=arrival.reads_prefix_cache,
-        )
-        route = self._router.route(asked)
-        if route.decode_id is None:
-            raise InvalidParameter("request", arrival.request_id, route.detail)
-        self._router.placed(asked, route)
-        taker = self._workers[route.decode_id]
-        if route.prefill_id is None:
-            self._places[arrival.request_id] = taker
-            taker.inbox.append(partial(taker.engine.arrive, live, arrival))
-            return
-        giver = self._workers[route.prefill_id]
-        if arrival.max_tokens == 1:  # its first token is its last: nothing goes on anywhere
-            self._places[arrival.request_id] = giver
-            giver.inbox.append(partial(giver.engine.arrive, live, arrival))
-            return
-        num_pages = arrival.num_prompt_tokens // self._layout.prefix_tokens * self._layout.prefix_tokens // block_size
-        hand_over = HandOver(next(self._numbers), live, giver, taker, tuple(asked.block_hashes[:num_pages]))
-        self._num_handed_over += 1
-        self._places[arrival.request_id] = hand_over
-        giver.inbox.append(partial(self._ends.lend, hand_over))
-        taker.inbox.append(partial(taker.without_room.append, hand_over))
-
-    def _names(self, live: Live, num_tokens: int) -> tuple[bytes, ...]:
-        """Of its full blocks, where anybody asks for names."""
-        if not live.given.arrival.block_hashes and not self._of(Role.PREFILL):
-            return ()
-        return names_of(live, num_tokens // self._layout.block_size)
-
-    def _end_given_up(self) -> None:
-        while self._given_up and self._given_up[0][0] <= self._now_s:
-            _, request_id = self._given_up.popleft()
-            place = self._places.pop(request_id, None)
-            if place is None:
-                continue
-            if isinstance(place, Worker):
-                place.inbox.append(partial(place.engine.finish, request_id))
-            else:
-                place.is_gone = True
-                place.giver.inbox.append(partial(self._ends.finish_lent, place))
-                place.taker.inbox.append(partial(self._ends.finish_taken, place))
-            self._say_that_one_ended()
-
-    def _say_that_one_ended(self) -> None:
-        if self._ended is not None:
-            self._ended()
-
-    def _report(self, worker: Worker) -> None:
-        """What a worker says of itself, as one that has run for a while: its rate of prefill is known."""
-        if self._now_s - worker.reported_s < REPORTS_EVERY_S:
-            return
-        worker.reported_s = self._now_s
-        scheduler = worker.engine.scheduler
-        self._router.put(
-            Member(
-                member_id=worker.name,
-                role=worker.role,
-                num_queued_prompt_tokens=worker.engine.num_tokens_to_prefill,
-                num_running=scheduler.num_running,
-                num_waiting=scheduler.num_waiting,
-                max_num_seqs=self._max_num_seqs,
-                num_free_blocks=worker.num_free_blocks,
-                num_blocks=self._num_blocks,
-                block_size=self._layout.block_size,
-                kv_bytes_per_token=self._layout.bytes_per_token,
-                num_layers=self._layers.num_layers,
-                prefill_tokens_per_s=self._prefill_tokens_per_s,
-                step_s=worker.step_s,
-            )
-        )
-
-    def _rate_of_prefill(self, started: EngineStarted, step_times: PredictsSteps) -> float | None:
-        """Tokens a second in chunks as large as steps take them; None where they take no time."""
-        num_tokens = min(started.scheduler["max_num_batched_tokens"], started.max_model_len)
-        seconds = step_times.seconds(self._layers.work([(0, num_tokens, 1)]))
-        return num_tokens / seconds if seconds > 0 else None
-
-    # ------------------------------------------------------------------ a worker's loop
 
     def _come_round(self) -> None:
         """Everybody who does not compute hears what there is and begins a step, until nobody has anything to do."""
         is_busy = True
         while is_busy:
-            is_busy = False
-            for worker in self._workers.values():
-                if worker.step is None and self._go_round(worker):
-                    is_busy = True
-            is_busy = self._ends.take_bytes_in() or is_busy
+            idle = [worker for worker in self._workers.values() if worker.step is None]
+            is_busy = sum(worker.begin_step() for worker in idle) + self._move() > 0
 
-    def _go_round(self, worker: Worker) -> bool:
-        """Whether it had anything to do."""
-        has_heard = bool(worker.inbox)
-        while worker.inbox:
-            worker.inbox.popleft()()
-        self._ends.let_imports_in(worker)
-        if worker.engine.has_work:
-            worker.step = worker.engine.decide(self._now_s)
-        if worker.step is None:
-            return has_heard
-        batch = worker.step.batch
-        worker.num_free_blocks = batch.num_free_blocks
-        if not batch.num_prefill_tokens:
-            worker.step_s = worker.step.end_s - worker.step.begin_s
-        if worker.lends:
-            self._ends.begin_parts(worker, worker.step)
-        return True
+    def _move(self) -> bool:
+        """Let bytes come and leases end; return whether anybody is told of any."""
+        done = self._world.link.advance(self._now_s)
+        for transfer in done:
+            transfer.arrived()
+        over = [(worker, hold_id) for worker in self._workers.values() for hold_id in worker.lender.reap()]
+        for worker, hold_id in over:
+            worker.inbox.append(EndHold(hold_id))
+        return bool(done or over)
 
-    def _take_step_in(self, worker: Worker, step: SimulatedStep) -> None:
-        worker.step = None
-        for live in worker.engine.take_in(step):
-            request_id = live.given.arrival.request_id
-            hand_over = worker.lends.pop(request_id, None)
-            if hand_over is not None:
-                self._ends.settle_loan(hand_over)
-                if not hand_over.is_gone:
-                    self._ends.go_on(hand_over)
-            if live.has_ended and self._places.pop(request_id, None) is not None:
-                self._say_that_one_ended()
+    # ------------------------------------------------------------------ the gateway
+
+    def _arrive(self, live: Live) -> None:
+        arrival = live.given.arrival
+        request_id = arrival.request_id
+        self._world.requests[request_id] = live
+        params = _PLAIN if arrival.reads_prefix_cache else _SCORED
+        new = NewRequest(request_id, (0,) * arrival.num_prompt_tokens, params, 0)
+        outcome = self._dispatcher.add(GenerationRequest(new, arrival.arrival_time_s, arrival.max_tokens))
+        if not outcome.placed:
+            limit = f"may need {arrival.num_prompt_tokens + arrival.max_tokens} tokens of KV; no process has so many"
+            raise InvalidParameter("request", request_id, limit, "Give more KV memory (kv_cache_memory).")
+        self._carry_out(outcome)
+
+    def _end_step(self, worker: SimulatedWorker, step: SimulatedStep) -> None:
+        updates = [_update_of(live, step.end_s) for live in worker.end_step(step)]
+        self._carry_out(self._dispatcher.take_in(worker.process, updates))
         self._report(worker)
+
+    def _carry_out(self, outcome: Dispatched) -> None:
+        for name, place in outcome.placed:
+            self._num_handed_over += place.prefill is not None
+            now_s = self._now_s
+            self._placer.routed(RequestRouted(now_s, GATEWAY, name, place.decode, place.prefill, place.reason))
+        for order in outcome.orders:
+            self._workers[order.worker_id].inbox.append(order.command)
+        num_before, self._num_live = self._num_live, self._dispatcher.num_live
+        for _ in range(num_before - self._num_live):
+            self._ended()
+
+    def _hear(self, process: str, event: Event) -> None:
+        self._placer.heard(process, event)
+        if isinstance(event, KVImportEnded) and not event.problem:
+            self._num_fetched += 1
+            self._num_bytes += event.num_bytes
+
+    def _report(self, worker: SimulatedWorker) -> None:
+        self._placer.reported(worker.process, partial(self._load_of, worker), self._now_s)
+
+    def _load_of(self, worker: SimulatedWorker) -> EngineLoad:
+        """Return what a worker says of itself, as one that has run for a while: its rate of prefill is known."""
+        return EngineLoad(
+            self._max_num_seqs,
+            num_running=worker.engine.scheduler.num_running,
+            num_waiting=worker.engine.scheduler.num_waiting,
+            num_waiting_tokens=worker.engine.num_tokens_to_prefill,
+            step_s=worker.decode_step_s,
+            prefill_s_per_token=self._prefill_s_per_token,
+        )
+
+
+def _update_of(live: Live, time_s: float) -> TokenUpdate:
+    """Return the tokens of a request that is through at a process: all at once, as nothing is decided by the others."""
+    reason = FinishReason.STOP if live.has_ended else FinishReason.LENGTH
+    token_ids = (0,) * (live.num_outputs - live.num_before)
+    news = SequenceNews(finish_reason=reason)
+    return TokenUpdate(live.given.arrival.request_id, time_s, token_ids, news=news, start=live.num_before)
+
+
+def _prefill_s_per_token(started: EngineStarted, layers: Layers, step_times: PredictsSteps) -> float:
+    """Return the seconds of a prompt token in chunks as large as steps take them."""
+    num_tokens = min(started.scheduler["max_num_batched_tokens"], started.max_model_len)
+    return step_times.seconds(layers.work([(0, num_tokens, 1)])) / num_tokens
 
 
 def _check_hands_over(started: EngineStarted) -> None:

@@ -26,7 +26,7 @@ def place(num_tokens: int, decode_load: EngineLoad = DECODE_LOAD, *, params: dic
     placer = RoutedPlacer(RoutingConfig())
     for name, role in (("p0", Role.PREFILL), ("d0", Role.DECODE)):
         placer.joined(ReadyWorker(name, role, None, 16, 64), make_facts(num_blocks=10_000), "shm")
-    placer.reported("d0", decode_load, now_s=1.0)
+    placer.reported("d0", lambda: decode_load, now_s=1.0)
     new = NewRequest("r", tuple(range(num_tokens)), SamplingParams(max_tokens=8, **(params or {})), 0)
     found = placer.place(GenerationRequest(new, 0.0, 8), new.prompt_token_ids, [], lambda worker_id: 0)
     assert found is not None
@@ -75,7 +75,8 @@ def test_a_worker_that_nobody_measured_is_assumed_as_fast_as_its_like(threads: i
     for name, role, num_threads in (("p0", Role.PREFILL, threads), ("d0", Role.DECODE, 1)):
         facts = replace(make_facts(num_blocks=10_000), num_threads=num_threads)
         placer.joined(ReadyWorker(name, role, None, 16, 64), facts, "shm")
-    placer.reported("d0", EngineLoad(64, num_running=60, step_s=0.02, prefill_s_per_token=1 / 4000), now_s=1.0)
+    load = EngineLoad(64, num_running=60, step_s=0.02, prefill_s_per_token=1 / 4000)
+    placer.reported("d0", lambda: load, now_s=1.0)
     new = NewRequest("r", tuple(range(512)), SamplingParams(max_tokens=8), 0)
     found = placer.place(GenerationRequest(new, 0.0, 8), new.prompt_token_ids, [], lambda worker_id: 0)
     assert found is not None

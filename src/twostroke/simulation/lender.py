@@ -1,0 +1,179 @@
+"""The lender of a simulated process: leases as in service, and a link in place of threads that send.
+
+A lease's parts are there when the step that fills them has computed them; the layers of a step take equal parts of it.
+Messages take no time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from twostroke.kv_cache.holds import KVImport
+from twostroke.kv_cache.layout import KVLayout
+from twostroke.kv_transfer.leases import Lease, LeaseBook, LeasePart
+from twostroke.kv_transfer.transport import Fetched
+from twostroke.simulation.link import Link, Transfer
+
+
+@dataclass(slots=True, eq=False)
+class _Read:
+    """A prefix that somebody fetches."""
+
+    transfer: Transfer
+    into: KVImport
+    """In pages."""
+    is_done: Callable[[Fetched], object]
+    lease: Lease | None = None
+    """None while the lender has not heard of it."""
+    num_parts: int = 0
+    """Of the lease, that the transfer knows of."""
+
+
+class SimulatedLender:
+    """LendingSide in simulated time.
+
+    Args:
+        process: its name.
+        layout: of its KV.
+        num_layers: of the model.
+        link: carries what is fetched.
+        clock: the simulated time.
+    """
+
+    def __init__(self, process: str, layout: KVLayout, num_layers: int, link: Link, clock: Callable[[], float]) -> None:
+        self._process = process
+        self._layout = layout
+        self._num_layers = num_layers
+        self._link = link
+        self._clock = clock
+        self._book = LeaseBook(num_layers)
+        self._times: dict[int, list[tuple[float, float]]] = {}
+        """By lease, of each of its parts: when its step begins and ends."""
+        self._complete: dict[int, Lease] = {}
+        self._reads: dict[int, _Read] = {}
+        self._may_be_over = False
+        """Whether a lease was killed, or a reader has gone, since `reap`."""
+        self.step_s = (0.0, 0.0)
+        """When the step that was decided last begins and ends."""
+
+    @property
+    def next_s(self) -> float | None:
+        """When the time of a lease is over that nobody reads; None: of none."""
+        unread = (lease.expires_s for lease in self._complete.values() if not lease.num_readers)
+        return min(unread, default=None)
+
+    # ------------------------------------------------------------------ LendingSide
+
+    def grant(self, lease_id: int, num_blocks: int) -> None:
+        self._book.grant(lease_id, num_blocks, self._clock())
+        self._times[lease_id] = []
+        self._follow(lease_id)
+
+    def begin_part(self, lease_id: int, rows: Sequence[Sequence[int]], end: int, *, is_computed: bool) -> None:
+        self._book.begin_part(lease_id, rows, end, is_computed=is_computed)
+        lease, times = self._book.get(lease_id), self._times[lease_id]
+        if lease is not None and len(lease.parts) > len(times):
+            begin_s, end_s = self.step_s
+            times.append((begin_s, begin_s if is_computed else end_s))
+            self._follow(lease_id)
+
+    def layer_ready(self, lease_ids: Sequence[int], num_layers: int) -> None:
+        raise AssertionError(f"{num_layers} layers of {lease_ids}: their times are known when their step begins")
+
+    def complete(self, lease_id: int, digest: bytes) -> None:
+        self._book.complete(lease_id, digest, self._clock())
+        lease = self._book.get(lease_id)
+        assert lease is not None, f"lease {lease_id} is complete, and over"
+        self._complete[lease_id] = lease
+        self._follow(lease_id)
+
+    def kill(self, lease_id: int, trouble: str) -> None:
+        self._book.kill(lease_id, trouble)
+        self._may_be_over = True
+        self._follow(lease_id)
+
+    def close(self) -> None:
+        pass
+
+    # ------------------------------------------------------------------ those that fetch, and the link
+
+    def fetch(
+        self, lease_id: int, taker: str, into: KVImport, is_done: Callable[[Fetched], object]
+    ) -> Callable[[], None]:
+        """Begin to send a prefix; see FetchingSide.
+
+        Args:
+            lease_id: under which it is lent, or will be.
+            taker: name of the process that fetches.
+            into: the pages that it is to fill.
+            is_done: is called once.
+        """
+        transfer = Transfer(self._process, taker, arrived=partial(self._arrived, lease_id))
+        self._reads[lease_id] = _Read(transfer, into, is_done)
+        self._link.begin(transfer, self._clock())
+        self._follow(lease_id)
+        return partial(self._end, lease_id, "it was given up")
+
+    def _arrived(self, lease_id: int) -> None:
+        lease = self._reads[lease_id].lease
+        assert lease is not None, f"lease {lease_id} was fetched before it was granted"
+        self._end(lease_id, self._book.settle(lease))
+
+    def reap(self) -> list[int]:
+        """Return the leases that are over: their blocks need not be held any longer."""
+        next_s, now_s = self.next_s, self._clock()
+        if not self._may_be_over and (next_s is None or now_s < next_s):
+            return []
+        self._may_be_over = False
+        for lease in self._complete.values():
+            if lease.num_readers:
+                self._book.progress(lease, now_s)
+        over = self._book.reap(now_s)
+        for lease_id in over:
+            del self._times[lease_id]
+            self._complete.pop(lease_id, None)
+        return over
+
+    def _follow(self, lease_id: int) -> None:
+        """Let whoever reads a lease have what is new of it."""
+        read = self._reads.get(lease_id)
+        if read is None:
+            return
+        if read.lease is None:
+            read.lease = self._book.open(lease_id)
+        lease = read.lease
+        if lease is None:
+            if self._book.is_over(lease_id):
+                self._end(lease_id, "the lease is over")
+            return
+        if lease.trouble:
+            self._end(lease_id, lease.trouble)
+            return
+        first, read.num_parts = read.num_parts, len(lease.parts)
+        for part, times in zip(lease.parts[first:], self._times[lease_id][first:], strict=True):
+            read.transfer.add(self._pieces(part, *times, read.into))
+        read.transfer.is_whole = lease.is_complete
+
+    def _pieces(self, part: LeasePart, begin_s: float, end_s: float, into: KVImport) -> Iterator[tuple[float, int]]:
+        """Yield what the taker lacks of a part, by layers: when it is there, and its bytes."""
+        of_layers = {
+            layer_id: (max(part.first, missing), self._layout.bytes_per_layer(group))
+            for group, missing in zip(self._layout.groups, into.first_missing, strict=True)
+            for layer_id in group.layer_ids
+        }
+        for layer_id, (first, layer_bytes) in sorted(of_layers.items()):
+            ready_s = begin_s + (layer_id + 1) / self._num_layers * (end_s - begin_s)
+            yield ready_s, max(0, part.end - first) * layer_bytes
+
+    def _end(self, lease_id: int, problem: str) -> None:
+        """A prefix has come, or will not."""
+        read = self._reads.pop(lease_id, None)
+        if read is None:
+            return
+        self._link.drop(read.transfer)
+        if read.lease is not None:
+            self._book.close(read.lease)
+        self._may_be_over = True
+        read.is_done(Fetched(problem, read.transfer.num_bytes, busy_s=read.transfer.busy_s))
