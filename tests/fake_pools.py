@@ -16,11 +16,11 @@ from factories import uniform_shape
 from fakes import FakeExecutor, FakeGeneration
 from twostroke.batch import NewRequest, RequestResult, ScheduledBatch, StepResult
 from twostroke.cluster.dispatcher import Dispatched, Dispatcher
-from twostroke.cluster.messages import Add, Command, DropKV, EndHold, FetchKV, Finish, KVFetched
+from twostroke.cluster.messages import Add, Command, Finish
 from twostroke.cluster.routed_placer import Placer, ReadyWorker
 from twostroke.config.cache import CacheConfig
 from twostroke.config.scheduler import SchedulerConfig
-from twostroke.engine.handover_port import LenderFacts
+from twostroke.engine.handover_port import DropKV, EndHold, FetchKV, KVFetched, LenderFacts
 from twostroke.engine.journal import Journal, engine_started
 from twostroke.engine.kv_fetching import KVFetching
 from twostroke.engine.kv_lending import KVLending

@@ -25,9 +25,10 @@ from dataclasses import dataclass, field, replace
 
 import msgspec
 
-from twostroke.cluster.messages import Add, Command, DropKV, FetchKV, Finish
+from twostroke.cluster.messages import Add, Command, Finish
 from twostroke.cluster.routed_placer import Place, Placer, ReadyWorker
 from twostroke.engine.generation import GenerationRequest
+from twostroke.engine.handover_port import DropKV, FetchKV
 from twostroke.engine.token_update import SequenceNews, TokenUpdate
 from twostroke.kv_cache.prefix_cache import salt_of_drift
 from twostroke.kv_transfer.transport import KVSource

@@ -24,12 +24,11 @@ from twostroke.config.path_codec import plain_path, read_path
 from twostroke.cost.step_cost import MachineLimits
 from twostroke.engine.facts import EngineFacts
 from twostroke.engine.generation import GenerationRequest
-from twostroke.engine.handover_port import HandoverPort, LenderFacts
+from twostroke.engine.handover_port import DropKV, EndHold, FetchKV, HandoverPort, KVFetched, LenderFacts
 from twostroke.engine.heartbeat import Heartbeat
 from twostroke.engine.token_update import TokenUpdate
 from twostroke.event_codec import PackedEvent
 from twostroke.kv_transfer.geometry import KVGeometry
-from twostroke.kv_transfer.transport import Fetched, KVSource
 from twostroke.request import FinishReason
 
 
@@ -67,35 +66,6 @@ class Finish(_Message):
 
 class ResetPrefixCache(_Message):
     """Forget what no running request uses."""
-
-
-class FetchKV(_Message):
-    """Fetch the KV of a prompt from the process that computes it; its request, or DropKV, comes later."""
-
-    import_id: int
-    request_id: str
-    token_ids: tuple[int, ...]
-    cache_salt: str | None
-    source: KVSource
-
-
-class DropKV(_Message):
-    """No request will come for what was, or is, fetched."""
-
-    import_id: int
-
-
-class KVFetched(_Message):
-    """From a thread of the process itself: the bytes have come, or will not."""
-
-    import_id: int
-    fetched: Fetched
-
-
-class EndHold(_Message):
-    """From a thread of the process itself: nobody reads these blocks any more."""
-
-    hold_id: int
 
 
 class Stop(_Message):

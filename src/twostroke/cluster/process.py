@@ -25,13 +25,9 @@ from twostroke.cluster.messages import (
     Alive,
     CacheWasReset,
     Command,
-    DropKV,
-    EndHold,
     EngineReady,
     Failed,
-    FetchKV,
     Finish,
-    KVFetched,
     Progress,
     Refused,
     Report,
@@ -45,7 +41,7 @@ from twostroke.cluster.wires import engine_ends, unbounded
 from twostroke.engine.clock import monotonic_clock
 from twostroke.engine.engine import Engine
 from twostroke.engine.garbage import keep_what_is_there
-from twostroke.engine.handover_port import HandoverPort
+from twostroke.engine.handover_port import DropKV, EndHold, FetchKV, HandoverPort, KVFetched
 from twostroke.engine.heartbeat import Heartbeat
 from twostroke.engine.pool_engine import PoolEngine
 from twostroke.errors import TwostrokeError

@@ -6,6 +6,7 @@ import msgspec
 
 from twostroke.engine.heartbeat import Heartbeat
 from twostroke.kv_transfer.address import Address
+from twostroke.kv_transfer.transport import Fetched, KVSource
 
 
 class HandoverPort(msgspec.Struct, frozen=True, array_like=True):
@@ -31,3 +32,32 @@ class LenderFacts(msgspec.Struct, frozen=True, array_like=True):
     address: Address
     epoch: int
     """Of the process: a lease of another one at the same address is unknown there."""
+
+
+class FetchKV(msgspec.Struct, array_like=True, tag=True):
+    """Fetch the KV of a prompt from the process that computes it; its request, or DropKV, comes later."""
+
+    import_id: int
+    request_id: str
+    token_ids: tuple[int, ...]
+    cache_salt: str | None
+    source: KVSource
+
+
+class DropKV(msgspec.Struct, array_like=True, tag=True):
+    """No request will come for what was, or is, fetched."""
+
+    import_id: int
+
+
+class KVFetched(msgspec.Struct, array_like=True, tag=True):
+    """From a thread of the process itself: the bytes have come, or will not."""
+
+    import_id: int
+    fetched: Fetched
+
+
+class EndHold(msgspec.Struct, array_like=True, tag=True):
+    """From a thread of the process itself: nobody reads these blocks any more."""
+
+    hold_id: int

@@ -23,14 +23,13 @@ from itertools import product
 from twostroke.batch import NewRequest
 from twostroke.client.load import EngineLoad
 from twostroke.cluster.dispatcher import Dispatched, Dispatcher
-from twostroke.cluster.messages import EndHold
 from twostroke.cluster.routed_placer import ReadyWorker, RoutedPlacer
 from twostroke.config.checks import number
 from twostroke.config.pools import PoolConfig, RoutingConfig
 from twostroke.cost.step_cost import Layers
 from twostroke.cost.step_model import PredictsSteps
 from twostroke.engine.generation import GenerationRequest
-from twostroke.engine.handover_port import LenderFacts
+from twostroke.engine.handover_port import EndHold, LenderFacts
 from twostroke.engine.token_update import SequenceNews, TokenUpdate
 from twostroke.errors import InvalidParameter
 from twostroke.events import EngineStarted, Event, KVImportEnded, RequestRouted

@@ -10,8 +10,9 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from twostroke.cluster.messages import Add, Command, DropKV, EndHold, FetchKV, Finish, KVFetched
+from twostroke.cluster.messages import Add, Command, Finish
 from twostroke.engine.generation import GenerationRequest
+from twostroke.engine.handover_port import DropKV, EndHold, FetchKV, KVFetched
 from twostroke.engine.kv_fetching import KVFetching
 from twostroke.engine.kv_lending import KVLending
 from twostroke.events import Event, StepScheduled

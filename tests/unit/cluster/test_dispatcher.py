@@ -7,10 +7,10 @@ from dataclasses import replace
 
 from twostroke.batch import NewRequest, TokenLogprobs
 from twostroke.cluster.dispatcher import MAX_ATTEMPTS, Dispatched, Dispatcher
-from twostroke.cluster.messages import Add, DropKV, FetchKV, Finish
+from twostroke.cluster.messages import Add, Finish
 from twostroke.cluster.routed_placer import LeastBusy, Place, ReadyWorker
 from twostroke.engine.generation import GenerationRequest
-from twostroke.engine.handover_port import LenderFacts
+from twostroke.engine.handover_port import DropKV, FetchKV, LenderFacts
 from twostroke.engine.token_update import SequenceNews, TokenUpdate
 from twostroke.kv_transfer.address import Address
 from twostroke.pools.member import Role
