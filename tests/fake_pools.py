@@ -22,9 +22,10 @@ from twostroke.config.cache import CacheConfig
 from twostroke.config.scheduler import SchedulerConfig
 from twostroke.engine.handover_port import DropKV, EndHold, FetchKV, KVFetched, LenderFacts
 from twostroke.engine.journal import Journal, engine_started
+from twostroke.engine.kv_ends import KVEnds
 from twostroke.engine.kv_fetching import KVFetching
 from twostroke.engine.kv_lending import KVLending
-from twostroke.engine.pool_engine import KVEnds, PoolEngine
+from twostroke.engine.pool_engine import PoolEngine
 from twostroke.engine.token_update import TokenUpdate
 from twostroke.events import EventRing
 from twostroke.kv_cache.holds import KVImport
@@ -233,13 +234,13 @@ class FakeWorker:
             journal,
             layout=self.layout,
             clock=lambda: pools.now_s,
-            is_done=lambda import_id, fetched: self.commands.append(KVFetched(import_id, fetched)),
+            post=self.commands.append,
         )
         self.fetching = fetching
         self.engine = PoolEngine(
             self.scheduler,
             self.device,
-            KVEnds(lending, fetching),
+            KVEnds(self.scheduler, journal, lambda: pools.now_s, lending, fetching),
             block_size=self.layout.block_size,
             hashes_blocks=True,
             journal=journal,
@@ -273,14 +274,8 @@ class FakeWorker:
                 self.engine.add_request(request)
             case Finish(request_id, reason, num_output_tokens):
                 self.engine.finish(request_id, reason, num_output_tokens)
-            case FetchKV(import_id, request_id, token_ids, salt, source):
-                self.engine.fetch_kv(import_id, request_id, token_ids, salt, source)
-            case DropKV(import_id):
-                self.engine.drop_kv(import_id)
-            case KVFetched(import_id, fetched):
-                self.engine.kv_fetched(import_id, fetched)
-            case EndHold(hold_id):
-                self.engine.end_hold(hold_id)
+            case FetchKV() | DropKV() | KVFetched() | EndHold() as message:
+                self.engine.hand_over(message)
             case other:
                 raise AssertionError(f"{other}")
 

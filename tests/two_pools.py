@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import queue
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -13,11 +13,11 @@ from lent_kv import address_by
 from twostroke.batch import NewRequest, TokenLogprobs
 from twostroke.config.engine import EngineConfig
 from twostroke.engine.generation import GenerationRequest
-from twostroke.engine.handover_port import HandoverPort
+from twostroke.engine.handover_port import DropKV, EndHold, FetchKV, HandoverPort, KVFetched
 from twostroke.engine.pool_engine import PoolEngine
 from twostroke.engine.token_update import TokenUpdate
 from twostroke.events import Event
-from twostroke.kv_transfer.transport import Fetched, KVSource
+from twostroke.kv_transfer.transport import KVSource
 from twostroke.request import FinishReason
 from twostroke.sampling_params import SamplingParams
 from twostroke.startup.assembly import BuiltEngine, build_engine
@@ -57,16 +57,10 @@ class Worker:
 
     def __init__(self, config: EngineConfig, port: HandoverPort) -> None:
         self.events: list[Event] = []
-        self._said: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._said: queue.SimpleQueue[KVFetched | EndHold] = queue.SimpleQueue()
         self.epoch = next(EPOCHS)
 
-        def is_fetched(import_id: int, fetched: Fetched) -> None:
-            self._said.put(lambda: self.engine.kv_fetched(import_id, fetched))
-
-        def is_over(hold_id: int) -> None:
-            self._said.put(lambda: self.engine.end_hold(hold_id))
-
-        ends = HandoverEnds(port, self.epoch, is_fetched, is_over)
+        ends = HandoverEnds(port, self.epoch, self._said.put)
         self.built: BuiltEngine = build_engine(config, listeners=(self.events,), handover=ends)  # pyright: ignore
         assert isinstance(self.built.engine, PoolEngine)
         self.engine = self.built.engine
@@ -74,9 +68,9 @@ class Worker:
     def hear(self, *, wait: bool = False) -> None:
         """What its threads have said meanwhile; the first of it is waited for if asked."""
         if wait:
-            self._said.get(timeout=30)()
+            self.engine.hand_over(self._said.get(timeout=30))
         while not self._said.empty():
-            self._said.get()()
+            self.engine.hand_over(self._said.get())
 
     def source(self, lease_id: int) -> KVSource:
         assert self.built.lender is not None
@@ -115,13 +109,8 @@ class TwoPools:
         wanted = {request.request_id: request for request in requests}
         for request in requests:
             number, new = numbers[request.request_id], request.new_request
-            self.decode.engine.fetch_kv(
-                number,
-                request.request_id,
-                new.prompt_token_ids + new.output_token_ids,
-                request.cache_salt,
-                self.prefill.source(number),
-            )
+            token_ids, source = new.prompt_token_ids + new.output_token_ids, self.prefill.source(number)
+            self.decode.engine.hand_over(FetchKV(number, request.request_id, token_ids, request.cache_salt, source))
             there = self.decode.built.facts.prefix_tokens
             here = replace(request, max_tokens=len(new.output_token_ids) + 1, lend_as=number, lend_block_size=there)
             self.prefill.engine.add_request(here)
@@ -135,7 +124,7 @@ class TwoPools:
                     number = numbers[update.request_id]
                     self.decode.engine.add_request(replace(request, new_request=new, import_id=number))
                 elif update.finish_reason is not None:
-                    self.decode.engine.drop_kv(numbers[update.request_id])
+                    self.decode.engine.hand_over(DropKV(numbers[update.request_id]))
             self.prefill.hear()
         while any(
             answer.finish_reason in (None, FinishReason.LENGTH) and self._lacks(answer, wanted[name])

@@ -41,7 +41,7 @@ from twostroke.cluster.wires import engine_ends, unbounded
 from twostroke.engine.clock import monotonic_clock
 from twostroke.engine.engine import Engine
 from twostroke.engine.garbage import keep_what_is_there
-from twostroke.engine.handover_port import DropKV, EndHold, FetchKV, HandoverPort, KVFetched
+from twostroke.engine.handover_port import DropKV, EndHold, FetchKV, KVFetched
 from twostroke.engine.heartbeat import Heartbeat
 from twostroke.engine.pool_engine import PoolEngine
 from twostroke.errors import TwostrokeError
@@ -253,7 +253,8 @@ def _serve(
     *,
     is_whole_process: bool,
 ) -> int:
-    ends = None if start.handover is None else _handover_ends(start.handover, channel)
+    # what threads of the hand-over have to say goes the way of all commands
+    ends = None if start.handover is None else HandoverEnds(start.handover, secrets.randbits(63), channel.post)
     try:
         built = build_engine(start.config, around_executor, listeners=(outbox,), handover=ends, machine=start.machine)
     except TwostrokeError as error:
@@ -287,16 +288,6 @@ def _serve(
     return 0
 
 
-def _handover_ends(port: HandoverPort, channel: Channel) -> HandoverEnds:
-    """What threads of the hand-over have to say goes the way of all commands."""
-    return HandoverEnds(
-        port,
-        secrets.randbits(63),
-        is_fetched=lambda import_id, fetched: channel.post(KVFetched(import_id, fetched)),
-        is_over=lambda hold_id: channel.post(EndHold(hold_id)),
-    )
-
-
 def _loop(channel: Channel, engine: Engine, outbox: _Outbox) -> None:
     """Commands between steps, steps while there is work, sleep otherwise."""
     while not channel.is_left:
@@ -324,22 +315,10 @@ def _obey(command: Command, channel: Channel, engine: Engine) -> bool:
             channel.send(CacheWasReset(engine.reset_prefix_cache()))
         case FetchKV() | DropKV() | KVFetched() | EndHold():
             assert isinstance(engine, PoolEngine), f"{command} to an engine of no pool"
-            _hand_over(command, engine)
+            engine.hand_over(command)
         case _:
             return False
     return True
-
-
-def _hand_over(command: FetchKV | DropKV | KVFetched | EndHold, engine: PoolEngine) -> None:
-    match command:
-        case FetchKV(import_id, request_id, token_ids, cache_salt, source):
-            engine.fetch_kv(import_id, request_id, token_ids, cache_salt, source)
-        case DropKV(import_id):
-            engine.drop_kv(import_id)
-        case KVFetched(import_id, fetched):
-            engine.kv_fetched(import_id, fetched)
-        case EndHold(hold_id):
-            engine.end_hold(hold_id)
 
 
 def end_with_parent(at_death: signal.Signals) -> None:

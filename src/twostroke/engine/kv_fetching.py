@@ -13,12 +13,13 @@ may touch before it has said that it is done.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
 from twostroke.engine.clock import Clock
 from twostroke.engine.generation import GenerationRequest
+from twostroke.engine.handover_port import FetchKV, KVFetched
 from twostroke.events import Event, KVHoldEnded, KVImportBegan, KVImportEnded
 from twostroke.kv_cache.layout import KVLayout
 from twostroke.kv_cache.prefix_cache import BlockNames, names_by_tokens
@@ -62,8 +63,8 @@ class KVFetching:
         journal: of the engine; hears what becomes of each import.
         layout: of the engine's KV.
         clock: in seconds.
-        is_done: called in another thread when the bytes of an import have come, or will not; the engine's thread then
-            calls `fetched`.
+        post: is given the message of each import whose bytes have come, or will not, in another thread; it is for
+            `fetched`, in the engine's own.
         names: names the blocks that are fetched.
     """
 
@@ -75,7 +76,7 @@ class KVFetching:
         *,
         layout: KVLayout,
         clock: Clock,
-        is_done: Callable[[int, Fetched], object],
+        post: Callable[[KVFetched], object],
         names: BlockNames = names_by_tokens,
     ) -> None:
         self._scheduler = scheduler
@@ -83,26 +84,25 @@ class KVFetching:
         self._journal = journal
         self._layout, self._block_size = layout, layout.block_size
         self._clock = clock
-        self._is_done = is_done
+        self._post = post
         self._names = names
         self._imports: dict[int, _Import] = {}
         self._without_room: list[int] = []
 
-    def begin(
-        self, import_id: int, request_id: str, token_ids: Sequence[int], cache_salt: str | None, source: KVSource
-    ) -> None:
+    def begin(self, message: FetchKV) -> None:
         """Is to fetch the full blocks of a prompt, as soon as there is room; its request comes later.
 
         Where the lender's blocks have another size, what is in full blocks of both.
         """
+        import_id, request_id, source = message.import_id, message.request_id, message.source
         assert import_id not in self._imports, f"import {import_id} is not new"
         their_size = source.block_size or self._block_size
         whole = math.lcm(self._layout.prefix_tokens, source.prefix_tokens or their_size)
-        token_ids = token_ids[: len(token_ids) // whole * whole]
-        hashes = self._names(request_id, token_ids, self._block_size, cache_salt)
+        token_ids = message.token_ids[: len(message.token_ids) // whole * whole]
+        hashes = self._names(request_id, token_ids, self._block_size, message.cache_salt)
         if hashes:  # else there is no full block, nothing to fetch and nothing to wait for
             is_alike = their_size == self._block_size
-            theirs = hashes if is_alike else self._names(request_id, token_ids, their_size, cache_salt)
+            theirs = hashes if is_alike else self._names(request_id, token_ids, their_size, message.cache_salt)
             self._imports[import_id] = _Import(request_id, hashes, theirs[-1], source, self._clock())
             self._without_room.append(import_id)
 
@@ -131,7 +131,7 @@ class KVFetching:
             self._journal.emit(KVImportBegan(self._clock(), self._journal.process, *what))
 
             def is_done(fetched: Fetched, import_id: int = import_id) -> None:
-                self._is_done(import_id, fetched)
+                self._post(KVFetched(import_id, fetched))
 
             this.give_up = self._borrower.fetch(this.source, into.in_pages(self._layout), this.digest, is_done)
         return freed

@@ -1,7 +1,7 @@
 """A process of a pool in simulated time: an engine, both ends of its hand-overs, and what it has been told.
 
-It obeys the commands of cluster/messages.py between two steps, as cluster/process.py and engine/pool_engine.py do. The
-ends are those that serve (engine/kv_lending.py, engine/kv_fetching.py).
+It obeys the commands of cluster/messages.py between two steps, as cluster/process.py does. The ends are those that
+serve (engine/kv_ends.py).
 """
 
 from __future__ import annotations
@@ -13,12 +13,14 @@ from dataclasses import dataclass, field, replace
 from twostroke.cluster.messages import Add, Command, Finish
 from twostroke.engine.generation import GenerationRequest
 from twostroke.engine.handover_port import DropKV, EndHold, FetchKV, KVFetched
+from twostroke.engine.kv_ends import KVEnds
 from twostroke.engine.kv_fetching import KVFetching
 from twostroke.engine.kv_lending import KVLending
 from twostroke.events import Event, StepScheduled
 from twostroke.kv_cache.holds import KVImport
 from twostroke.kv_cache.layout import KVLayout
 from twostroke.kv_transfer.transport import Fetched, KVSource
+from twostroke.request import Arrival
 from twostroke.simulation.engine import Live, SimulatedEngine, SimulatedStep
 from twostroke.simulation.lender import SimulatedLender
 from twostroke.simulation.link import Link
@@ -66,16 +68,12 @@ class SimulatedWorker:
         layout = world.layout
         lender = SimulatedLender(process, layout, engine.layers.num_layers, world.link, world.clock)
         self.lender = world.lenders[process] = lender
-        self._lending = KVLending(engine.scheduler, lender, layout)
-        self._fetching = KVFetching(
-            engine.scheduler,
-            self,
-            self,
-            layout=layout,
-            clock=world.clock,
-            is_done=lambda import_id, fetched: self.inbox.append(KVFetched(import_id, fetched)),
-            names=world.names,
+        scheduler, clock = engine.scheduler, world.clock
+        fetching = KVFetching(
+            scheduler, self, self, layout=layout, clock=clock, post=self.inbox.append, names=world.names
         )
+        self._ends = KVEnds(scheduler, self, clock, KVLending(scheduler, lender, layout), fetching)
+        self._ends.bind(self._start, lambda: not engine.has_work)
 
     # ------------------------------------------------------------------ its loop
 
@@ -85,12 +83,12 @@ class SimulatedWorker:
         while self.inbox:
             self._obey(self.inbox.popleft())
         if self.engine.has_work:
-            self._let_imports_in()
+            self._ends.let_imports_in()
             self.step = self.engine.decide(self._world.clock())
         if self.step is None:
             return has_heard or bool(self.inbox)
         self.lender.step_s = self.step.begin_s, self.step.end_s
-        self._lending.decided(self.step.batch)
+        self._ends.decided(self.step.batch)
         return True
 
     def end_step(self, step: SimulatedStep) -> list[Live]:
@@ -101,36 +99,27 @@ class SimulatedWorker:
         self.emit(StepScheduled(step.begin_s, self.process, step.batch))
         through = self.engine.take_in(step)
         for live in through:
-            self._ended(live.given.arrival.request_id)
+            self._ends.ended(live.given.arrival.request_id)
         if not self.engine.has_work:  # there may be no other step
-            self._let_imports_in()
+            self._ends.let_imports_in()
         return through
 
     def _obey(self, command: Command) -> None:
         match command:
             case Add(request):
-                self._add(request)
+                self._ends.add(request)
             case Finish(request_id):
                 if self.engine.finish(request_id):
-                    self._ended(request_id)
+                    self._ends.ended(request_id)
                 else:
-                    self._fetching.abort(request_id)
-            case FetchKV(import_id, request_id, token_ids, cache_salt, source):
-                self._fetching.begin(import_id, request_id, token_ids, cache_salt, source)
-            case DropKV(import_id):
-                self._fetching.drop(import_id)
-            case KVFetched(import_id, fetched):
-                for request in self._fetching.fetched(import_id, fetched):
-                    self._add(request)
-            case EndHold(hold_id):
-                self.engine.scheduler.handover.end_hold(hold_id)
+                    self._ends.abort(request_id)
+                self._ends.let_imports_in()
+            case FetchKV() | DropKV() | KVFetched() | EndHold():
+                self._ends.obey(command)
             case other:
                 raise AssertionError(f"{other} to a simulated process")
-        self._let_imports_in()
 
-    def _add(self, request: GenerationRequest) -> None:
-        if self._fetching.holds_back(request):
-            return
+    def _start(self, request: GenerationRequest) -> Arrival:
         live, new = self._world.requests[request.request_id], request.new_request
         arrival = live.given.arrival
         if request.lend_as is not None or new.output_token_ids:
@@ -145,23 +134,14 @@ class SimulatedWorker:
                 import_id=request.import_id,
             )
         self.engine.arrive(live, arrival)
-        self._lending.arrived(arrival)
-
-    def _let_imports_in(self) -> None:
-        for request in self._fetching.try_again(is_idle=not self.engine.has_work):
-            self._add(request)
-
-    def _ended(self, request_id: str) -> None:
-        hold_id = self._lending.ended(request_id)
-        if hold_id is not None:
-            self.engine.scheduler.handover.end_hold(hold_id)
+        return arrival
 
     def check_invariants(self, *, is_over: bool) -> None:
         """Check the scheduler; when all is over, that nobody waits for anything or holds anything."""
         self.engine.scheduler.check_invariants()
         if is_over:
             usage = self.engine.scheduler.kv_usage
-            assert not self._fetching.num_waiting, f"{self.process} waits for {self._fetching.num_waiting} imports"
+            assert not self._ends.num_waiting, f"{self.process} waits for {self._ends.num_waiting} imports"
             assert not usage.num_used, f"{self.process} holds {usage}"
 
     # ------------------------------------------------------------------ FetchingSide, and ImportLog

@@ -14,11 +14,11 @@ from twostroke.config.kv_format import KVFormat
 from twostroke.config.load import DEFAULT_GROUP_SIZE, LoadConfig
 from twostroke.config.model import ModelConfig
 from twostroke.engine.clock import monotonic_clock
-from twostroke.engine.handover_port import HandoverPort, LenderFacts
+from twostroke.engine.handover_port import EndHold, HandoverPort, KVFetched, LenderFacts
 from twostroke.engine.journal import Journal
+from twostroke.engine.kv_ends import KVEnds
 from twostroke.engine.kv_fetching import KVFetching
 from twostroke.engine.kv_lending import KVLending
-from twostroke.engine.pool_engine import KVEnds
 from twostroke.errors import SetupError
 from twostroke.gguf.container import parts_of
 from twostroke.kernels.reference.kv_codec import recode
@@ -28,7 +28,6 @@ from twostroke.kv_transfer.intake import BlockReading
 from twostroke.kv_transfer.lender import KVLender, PoolToLend
 from twostroke.kv_transfer.memory import KVMemory, SharedMemory
 from twostroke.kv_transfer.nixl_reads import NixlAgent
-from twostroke.kv_transfer.transport import Fetched
 from twostroke.runner.model_runner import ModelRunner
 from twostroke.scheduler.scheduler import Scheduler
 from twostroke.version import __version__
@@ -41,10 +40,9 @@ class HandoverEnds:
     port: HandoverPort
     epoch: int
     """A number that no other process has."""
-    is_fetched: Callable[[int, Fetched], object]
-    """Called in another thread when an import has come, or will not; then PoolEngine.kv_fetched is to be called."""
-    is_over: Callable[[int], object]
-    """The same of blocks on loan, and PoolEngine.end_hold."""
+    post: Callable[[KVFetched | EndHold], object]
+    """Called in another thread with a message for PoolEngine.hand_over: an import has come, or will not, or blocks are
+    not read any more."""
 
 
 def shared_memory_for(port: HandoverPort, num_ranks: int, num_bytes: int) -> SharedMemory | None:
@@ -109,7 +107,7 @@ def open_ends(
             geometry,
             epoch=ends.epoch,
             clock=monotonic_clock,
-            is_over=ends.is_over,
+            is_over=lambda lease_id: ends.post(EndHold(lease_id)),
         )
         lending = KVLending(scheduler, lender, kv.layout, split_layers=memory.num_layers if memory.num_ranks > 1 else 0)
         kv.layer_written = lending.layer_written
@@ -126,10 +124,8 @@ def open_ends(
             allows_drift=port.allows_drift,
             nixl=NixlAgent(memory) if port.fetches_by_nixl else None,
         )
-        fetching = KVFetching(
-            scheduler, borrower, journal, layout=kv.layout, clock=monotonic_clock, is_done=ends.is_fetched
-        )
-    return KVEnds(lending, fetching), where
+        fetching = KVFetching(scheduler, borrower, journal, layout=kv.layout, clock=monotonic_clock, post=ends.post)
+    return KVEnds(scheduler, journal, monotonic_clock, lending, fetching), where
 
 
 _NUM_SAMPLES = 16
