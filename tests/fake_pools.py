@@ -10,6 +10,7 @@ import itertools
 import random
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 
 from factories import uniform_shape
@@ -33,7 +34,7 @@ from twostroke.kv_cache.layout import KVGroup, KVLayout
 from twostroke.kv_cache.manager import KVCacheManager
 from twostroke.kv_check import KVCheck, KVDifference
 from twostroke.kv_transfer.address import Address
-from twostroke.kv_transfer.leases import Lease, LeaseBook
+from twostroke.kv_transfer.leases import Lease, LeaseBook, LendingSide
 from twostroke.kv_transfer.transport import Fetched, KVSource
 from twostroke.pools.member import Role
 from twostroke.scheduler.scheduler import Scheduler
@@ -89,31 +90,12 @@ class FakeDevice:
         pass
 
 
-class FakeLender:
-    """LendingSide, with the book and a clock; readers come by `FakeTransfer`."""
+class FakeLender(LendingSide):
+    """The book and a clock; readers come by `FakeTransfer`."""
 
     def __init__(self, num_layers: int, clock: Callable[[], float]) -> None:
         self.book = LeaseBook(num_layers)
-        self._clock = clock
-
-    def grant(self, lease_id: int, num_blocks: int) -> None:
-        self.book.grant(lease_id, num_blocks, self._clock())
-
-    def begin_part(self, lease_id: int, rows: Sequence[Sequence[int]], end: int, *, is_computed: bool) -> None:
-        self.book.begin_part(lease_id, rows, end, is_computed=is_computed)
-
-    def layer_ready(self, lease_ids: Sequence[int], num_layers: int) -> None:
-        for lease_id in lease_ids:
-            self.book.layer_ready(lease_id, num_layers)
-
-    def complete(self, lease_id: int, digest: bytes) -> None:
-        self.book.complete(lease_id, digest, self._clock())
-
-    def kill(self, lease_id: int, trouble: str) -> None:
-        self.book.kill(lease_id, trouble)
-
-    def close(self) -> None:
-        pass
+        super().__init__(self.book, clock, nullcontext())
 
 
 def slots_of_page(layout: KVLayout, group: KVGroup, page_id: int) -> list[tuple[int, int]]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from twostroke.batch import ScheduledBatch
 from twostroke.kv_cache.layout import KVLayout
-from twostroke.kv_transfer.transport import LendingSide
+from twostroke.kv_transfer.leases import LendingSide
 from twostroke.request import Arrival
 from twostroke.scheduler.scheduler import Scheduler
 

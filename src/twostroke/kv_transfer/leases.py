@@ -13,7 +13,8 @@ Pure: the clock is the caller's.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
 LEASE_S = 10.0
@@ -167,3 +168,55 @@ class LeaseBook:
         while len(self._over) > _OVER_REMEMBERED:
             del self._over[next(iter(self._over))]
         return over
+
+
+class LendingSide:
+    """Of an engine whose KV is fetched: keeps the book, and tells whoever reads. Called in the engine's thread.
+
+    Args:
+        book: of all leases.
+        clock: in seconds.
+        lock: guards the book; nobody holds it for long.
+    """
+
+    def __init__(self, book: LeaseBook, clock: Callable[[], float], lock: AbstractContextManager[object]) -> None:
+        self._book = book
+        self._clock = clock
+        self._lock = lock
+
+    def grant(self, lease_id: int, num_blocks: int) -> None:
+        """A request has come that will lend so many pages of each KV group."""
+        with self._lock:
+            self._book.grant(lease_id, num_blocks, self._clock())
+            self._tell_readers(lease_id)
+
+    def begin_part(self, lease_id: int, rows: Sequence[Sequence[int]], end: int, *, is_computed: bool) -> None:
+        """Pages are there, or filled by the step that is next; see LeaseBook."""
+        with self._lock:
+            self._book.begin_part(lease_id, rows, end, is_computed=is_computed)
+            self._tell_readers(lease_id)
+
+    def layer_ready(self, lease_ids: Sequence[int], num_layers: int) -> None:
+        """The step that runs has written so many layers of what was begun last."""
+        with self._lock:
+            for lease_id in lease_ids:
+                self._book.layer_ready(lease_id, num_layers)
+                self._tell_readers(lease_id)
+
+    def complete(self, lease_id: int, digest: bytes) -> None:
+        """All of it is final and on loan; `digest` names its last block."""
+        with self._lock:
+            self._book.complete(lease_id, digest, self._clock())
+            self._tell_readers(lease_id)
+
+    def kill(self, lease_id: int, trouble: str) -> None:
+        """Whoever reads it throws that away."""
+        with self._lock:
+            self._book.kill(lease_id, trouble)
+            self._tell_readers(lease_id)
+
+    def close(self) -> None:
+        """Nobody is served any more."""
+
+    def _tell_readers(self, lease_id: int) -> None:
+        """There is news of a lease; the lock is held."""

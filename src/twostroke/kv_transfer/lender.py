@@ -6,7 +6,7 @@ import contextlib
 import socket
 import threading
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 
 from twostroke.errors import EngineError
@@ -31,7 +31,7 @@ from twostroke.kv_transfer.frames import (
     send_pieces,
 )
 from twostroke.kv_transfer.geometry import KVGeometry
-from twostroke.kv_transfer.leases import Lease, LeaseBook
+from twostroke.kv_transfer.leases import Lease, LeaseBook, LendingSide
 from twostroke.kv_transfer.memory import KVMemory, SharedMemory
 from twostroke.kv_transfer.nixl_reads import NixlAgent
 from twostroke.log import get_logger
@@ -58,7 +58,7 @@ class PoolToLend:
     """Per KV group, places of tokens in a head of its pages, for borrowers of another format."""
 
 
-class KVLender:
+class KVLender(LendingSide):
     """Lends what the engine's thread announces to those who ask; `close` it.
 
     The engine's thread calls `grant`, `begin_part`, `layer_ready`, `complete` and `kill`; none of them waits.
@@ -82,6 +82,8 @@ class KVLender:
         is_over: Callable[[int], object],
         patience_s: float = PATIENCE_S,
     ) -> None:
+        lock = threading.Lock()
+        super().__init__(LeaseBook(pool.memory.num_layers), clock, lock)
         self._memory = pool.memory
         self._orders = pool.orders
         self._nixl = pool.shared if isinstance(pool.shared, NixlAgent) else None
@@ -90,14 +92,11 @@ class KVLender:
         """By borrowers in this process."""
         self._geometry = geometry
         self._epoch = epoch
-        self._clock = clock
         self._is_over = is_over
         self._patience_s = patience_s
-        self._book = LeaseBook(pool.memory.num_layers)
-        self._lock = threading.Lock()
-        self._granted = threading.Condition(self._lock)
+        self._granted = threading.Condition(lock)
         """Leases have come, or none will any more."""
-        self._released = threading.Condition(self._lock)
+        self._released = threading.Condition(lock)
         """A lease has ended, or one reader of it."""
         self._news: dict[int, threading.Condition] = {}
         """Of leases that are read, for those who read them. Each has its own: a layer of one prompt must not wake up
@@ -117,35 +116,13 @@ class KVLender:
     # ------------------------------------------------------------------ the engine's thread
 
     def grant(self, lease_id: int, num_blocks: int) -> None:
-        """A request has come that lends so many blocks."""
+        super().grant(lease_id, num_blocks)
         with self._lock:
-            self._book.grant(lease_id, num_blocks, self._clock())
             self._granted.notify_all()
 
-    def begin_part(self, lease_id: int, rows: Sequence[Sequence[int]], end: int, *, is_computed: bool) -> None:
-        """See LeaseBook."""
-        with self._lock:
-            self._book.begin_part(lease_id, rows, end, is_computed=is_computed)
-            self._tell_readers(lease_id)
-
-    def layer_ready(self, lease_ids: Sequence[int], num_layers: int) -> None:
-        """The step that runs has written so many layers."""
-        with self._lock:
-            for lease_id in lease_ids:
-                self._book.layer_ready(lease_id, num_layers)
-                self._tell_readers(lease_id)
-
-    def complete(self, lease_id: int, digest: bytes) -> None:
-        """All is final and on loan."""
-        with self._lock:
-            self._book.complete(lease_id, digest, self._clock())
-            self._tell_readers(lease_id)
-
     def kill(self, lease_id: int, trouble: str) -> None:
-        """Whoever reads under it throws that away."""
+        super().kill(lease_id, trouble)
         with self._lock:
-            self._book.kill(lease_id, trouble)
-            self._tell_readers(lease_id)
             self._released.notify_all()
 
     @property
@@ -169,7 +146,6 @@ class KVLender:
             listener.close()
 
     def _tell_readers(self, lease_id: int) -> None:
-        """Of one lease; the lock is held."""
         news = self._news.get(lease_id)
         if news is not None:
             news.notify_all()

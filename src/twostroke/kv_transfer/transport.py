@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -43,41 +43,6 @@ class Fetched:
     """While bytes came: without the time in which the lender had still to compute them."""
     last_byte_s: float = 0.0
     """Time at which all of it had arrived and the lender had confirmed it, or fetching had failed; 0: not known."""
-
-
-class LendingSide(Protocol):
-    """Of an engine whose KV is fetched. Called in the engine's thread; nothing waits."""
-
-    def grant(self, lease_id: int, num_blocks: int) -> None:
-        """A request has come that will lend so many pages of each KV group."""
-        ...
-
-    def begin_part(self, lease_id: int, rows: Sequence[Sequence[int]], end: int, *, is_computed: bool) -> None:
-        """The entries before `end`, as far as they were not begun, are there, or filled by the step that is next.
-
-        Args:
-            lease_id: whose.
-            rows: per KV group its page ids, all of them.
-            end: page behind the last full one.
-            is_computed: they are there already.
-        """
-        ...
-
-    def layer_ready(self, lease_ids: Sequence[int], num_layers: int) -> None:
-        """The step that runs has written so many layers of what was begun last."""
-        ...
-
-    def complete(self, lease_id: int, digest: bytes) -> None:
-        """All of it is final and on loan; `digest` names its last block."""
-        ...
-
-    def kill(self, lease_id: int, trouble: str) -> None:
-        """Whoever reads it throws that away."""
-        ...
-
-    def close(self) -> None:
-        """Nobody is served any more."""
-        ...
 
 
 class FetchingSide(Protocol):

@@ -6,13 +6,14 @@ Messages take no time.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 
 from twostroke.kv_cache.holds import KVImport
 from twostroke.kv_cache.layout import KVLayout
-from twostroke.kv_transfer.leases import Lease, LeaseBook, LeasePart
+from twostroke.kv_transfer.leases import Lease, LeaseBook, LeasePart, LendingSide
 from twostroke.kv_transfer.transport import Fetched
 from twostroke.simulation.link import Link, Transfer
 
@@ -31,7 +32,7 @@ class _Read:
     """Of the lease, that the transfer knows of."""
 
 
-class SimulatedLender:
+class SimulatedLender(LendingSide):
     """LendingSide in simulated time.
 
     Args:
@@ -43,14 +44,13 @@ class SimulatedLender:
     """
 
     def __init__(self, process: str, layout: KVLayout, num_layers: int, link: Link, clock: Callable[[], float]) -> None:
+        super().__init__(LeaseBook(num_layers), clock, nullcontext())
         self._process = process
         self._layout = layout
         self._num_layers = num_layers
         self._link = link
-        self._clock = clock
-        self._book = LeaseBook(num_layers)
         self._times: dict[int, list[tuple[float, float]]] = {}
-        """By lease, of each of its parts: when its step begins and ends."""
+        """By lease, of each of its parts: when it begins and ends to be there."""
         self._complete: dict[int, Lease] = {}
         self._reads: dict[int, _Read] = {}
         self._may_be_over = False
@@ -63,41 +63,6 @@ class SimulatedLender:
         """When the time of a lease is over that nobody reads; None: of none."""
         unread = (lease.expires_s for lease in self._complete.values() if not lease.num_readers)
         return min(unread, default=None)
-
-    # ------------------------------------------------------------------ LendingSide
-
-    def grant(self, lease_id: int, num_blocks: int) -> None:
-        self._book.grant(lease_id, num_blocks, self._clock())
-        self._times[lease_id] = []
-        self._follow(lease_id)
-
-    def begin_part(self, lease_id: int, rows: Sequence[Sequence[int]], end: int, *, is_computed: bool) -> None:
-        self._book.begin_part(lease_id, rows, end, is_computed=is_computed)
-        lease, times = self._book.get(lease_id), self._times[lease_id]
-        if lease is not None and len(lease.parts) > len(times):
-            begin_s, end_s = self.step_s
-            times.append((begin_s, begin_s if is_computed else end_s))
-            self._follow(lease_id)
-
-    def layer_ready(self, lease_ids: Sequence[int], num_layers: int) -> None:
-        raise AssertionError(f"{num_layers} layers of {lease_ids}: their times are known when their step begins")
-
-    def complete(self, lease_id: int, digest: bytes) -> None:
-        self._book.complete(lease_id, digest, self._clock())
-        lease = self._book.get(lease_id)
-        assert lease is not None, f"lease {lease_id} is complete, and over"
-        self._complete[lease_id] = lease
-        self._follow(lease_id)
-
-    def kill(self, lease_id: int, trouble: str) -> None:
-        self._book.kill(lease_id, trouble)
-        self._may_be_over = True
-        self._follow(lease_id)
-
-    def close(self) -> None:
-        pass
-
-    # ------------------------------------------------------------------ those that fetch, and the link
 
     def fetch(
         self, lease_id: int, taker: str, into: KVImport, is_done: Callable[[Fetched], object]
@@ -113,13 +78,8 @@ class SimulatedLender:
         transfer = Transfer(self._process, taker, arrived=partial(self._arrived, lease_id))
         self._reads[lease_id] = _Read(transfer, into, is_done)
         self._link.begin(transfer, self._clock())
-        self._follow(lease_id)
+        self._tell_readers(lease_id)
         return partial(self._end, lease_id, "it was given up")
-
-    def _arrived(self, lease_id: int) -> None:
-        lease = self._reads[lease_id].lease
-        assert lease is not None, f"lease {lease_id} was fetched before it was granted"
-        self._end(lease_id, self._book.settle(lease))
 
     def reap(self) -> list[int]:
         """Return the leases that are over: their blocks need not be held any longer."""
@@ -132,29 +92,33 @@ class SimulatedLender:
                 self._book.progress(lease, now_s)
         over = self._book.reap(now_s)
         for lease_id in over:
-            del self._times[lease_id]
+            self._times.pop(lease_id, None)
             self._complete.pop(lease_id, None)
         return over
 
-    def _follow(self, lease_id: int) -> None:
-        """Let whoever reads a lease have what is new of it."""
-        read = self._reads.get(lease_id)
+    def _tell_readers(self, lease_id: int) -> None:
+        lease, read = self._book.get(lease_id), self._reads.get(lease_id)
+        if lease is not None:
+            times = self._times.setdefault(lease_id, [])
+            if len(lease.parts) > len(times):
+                begin_s, end_s = self.step_s
+                times.append((begin_s, begin_s if lease.num_layers_ready == self._num_layers else end_s))
+            if lease.is_complete:
+                self._complete[lease_id] = lease
+            self._may_be_over |= bool(lease.trouble)
         if read is None:
             return
-        if read.lease is None:
-            read.lease = self._book.open(lease_id)
-        lease = read.lease
+        lease = read.lease = read.lease or self._book.open(lease_id)
         if lease is None:
             if self._book.is_over(lease_id):
                 self._end(lease_id, "the lease is over")
-            return
-        if lease.trouble:
+        elif lease.trouble:
             self._end(lease_id, lease.trouble)
-            return
-        first, read.num_parts = read.num_parts, len(lease.parts)
-        for part, times in zip(lease.parts[first:], self._times[lease_id][first:], strict=True):
-            read.transfer.add(self._pieces(part, *times, read.into))
-        read.transfer.is_whole = lease.is_complete
+        else:
+            first, read.num_parts = read.num_parts, len(lease.parts)
+            for part, part_s in zip(lease.parts[first:], self._times[lease_id][first:], strict=True):
+                read.transfer.add(self._pieces(part, *part_s, read.into))
+            read.transfer.is_whole = lease.is_complete
 
     def _pieces(self, part: LeasePart, begin_s: float, end_s: float, into: KVImport) -> Iterator[tuple[float, int]]:
         """Yield what the taker lacks of a part, by layers: when it is there, and its bytes."""
@@ -166,6 +130,11 @@ class SimulatedLender:
         for layer_id, (first, layer_bytes) in sorted(of_layers.items()):
             ready_s = begin_s + (layer_id + 1) / self._num_layers * (end_s - begin_s)
             yield ready_s, max(0, part.end - first) * layer_bytes
+
+    def _arrived(self, lease_id: int) -> None:
+        lease = self._reads[lease_id].lease
+        assert lease is not None, f"lease {lease_id} was fetched before it was granted"
+        self._end(lease_id, self._book.settle(lease))
 
     def _end(self, lease_id: int, problem: str) -> None:
         """A prefix has come, or will not."""
