@@ -82,8 +82,8 @@ class KVLender(LendingSide):
         is_over: Callable[[int], object],
         patience_s: float = PATIENCE_S,
     ) -> None:
-        lock = threading.Lock()
-        super().__init__(LeaseBook(pool.memory.num_layers), clock, lock)
+        self._mutex = threading.Lock()
+        super().__init__(LeaseBook(pool.memory.num_layers), clock, self._mutex)
         self._memory = pool.memory
         self._orders = pool.orders
         self._nixl = pool.shared if isinstance(pool.shared, NixlAgent) else None
@@ -94,9 +94,9 @@ class KVLender(LendingSide):
         self._epoch = epoch
         self._is_over = is_over
         self._patience_s = patience_s
-        self._granted = threading.Condition(lock)
+        self._granted = threading.Condition(self._mutex)
         """Leases have come, or none will any more."""
-        self._released = threading.Condition(lock)
+        self._released = threading.Condition(self._mutex)
         """A lease has ended, or one reader of it."""
         self._news: dict[int, threading.Condition] = {}
         """Of leases that are read, for those who read them. Each has its own: a layer of one prompt must not wake up
@@ -238,7 +238,7 @@ class KVLender(LendingSide):
                 if never or not self._granted.wait(deadline - self._clock()):
                     break
             if lease is not None:
-                self._news.setdefault(fetch.lease_id, threading.Condition(self._lock))
+                self._news.setdefault(fetch.lease_id, threading.Condition(self._mutex))
         try:
             yield lease
         finally:

@@ -181,10 +181,10 @@ class PoolSimulation:
         self._given_up.extend(gone)
         while (next_s := self._next_s(waiting)) is not None:
             self._now_s = next_s
-            self._move()
             for worker in self._workers.values():
                 if worker.step is not None and worker.step.end_s <= next_s:
                     self._end_step(worker, worker.step)
+            self._move()
             while waiting and waiting[0].arrival.arrival_time_s <= next_s:
                 self._arrive(Live(waiting.popleft(), next(by_arrival)))
             while self._given_up and self._given_up[0][0] <= next_s:
@@ -216,11 +216,12 @@ class PoolSimulation:
         return max(self._now_s, min(times)) if times else None
 
     def _come_round(self) -> None:
-        """Everybody who does not compute hears what there is and begins a step, until nobody has anything to do."""
+        """Everybody who does not compute hears all that there is and begins a step, until nobody has anything to do."""
         is_busy = True
         while is_busy:
             idle = [worker for worker in self._workers.values() if worker.step is None]
-            is_busy = sum(worker.begin_step() for worker in idle) + self._move() > 0
+            has_heard = sum(worker.hear() for worker in idle) + self._move() > 0
+            is_busy = has_heard or sum(worker.begin_step() for worker in idle) > 0
 
     def _move(self) -> bool:
         """Let bytes come and leases end; return whether anybody is told of any."""

@@ -77,16 +77,20 @@ class SimulatedWorker:
 
     # ------------------------------------------------------------------ its loop
 
-    def begin_step(self) -> bool:
-        """Obey what there is and begin a step; return whether there was anything to do."""
+    def hear(self) -> bool:
+        """Obey what there is; return whether there was anything."""
         has_heard = bool(self.inbox)
         while self.inbox:
             self._obey(self.inbox.popleft())
+        return has_heard
+
+    def begin_step(self) -> bool:
+        """Begin a step, where there is work; return whether it has, or has told itself anything."""
         if self.engine.has_work:
             self._ends.let_imports_in()
             self.step = self.engine.decide(self._world.clock())
         if self.step is None:
-            return has_heard or bool(self.inbox)
+            return bool(self.inbox)
         self.lender.step_s = self.step.begin_s, self.step.end_s
         self._ends.decided(self.step.batch)
         return True
