@@ -158,9 +158,9 @@ def test_a_prefix_without_room_is_computed_where_it_decodes() -> None:
     times, simulation = token_times([request("a", 1, 20), request("b", 8, 3, at_s=1.5)], one_and_one(1e9), engine)
     assert simulation.hand_overs.num_requests == 1
     assert simulation.hand_overs.num_fetched == 0
-    # the lender has no room to keep it either, and says so at 2.5: from 3 on b's 9 tokens are computed beside a's one,
-    # 7 and 2 in steps of 8
-    assert times["b"] == [2.5, 5.0, 6.0]
+    # as in service, its import waits for room as long as anybody else runs: until a's last token at 20. Then its 9
+    # tokens are computed, 8 and 1 in steps of 8
+    assert times["b"] == [2.5, 22.0, 23.0]
     simulation.check_invariants(is_over=True)
 
 
