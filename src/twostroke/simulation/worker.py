@@ -43,8 +43,9 @@ class World:
     def names(self, request_id: str, token_ids: Sequence[int], block_size: int, salt: str | None) -> tuple[bytes, ...]:
         """Return the names of a request's full blocks as they were recorded; see BlockNames."""
         del salt
-        given = self.requests[request_id].given
-        return tuple(given.hash_of_block(i) for i in range(len(token_ids) // block_size))
+        given, num_blocks = self.requests[request_id].given, len(token_ids) // block_size
+        known = given.arrival.block_hashes[:num_blocks]
+        return known + tuple(given.hash_of_block(i) for i in range(len(known), num_blocks))
 
 
 class SimulatedWorker:
