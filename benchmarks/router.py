@@ -112,7 +112,7 @@ class _Journal:
 
 def _journal(num_prompt_tokens: int) -> _Journal:
     dispatcher = Dispatcher(LeastBusy())
-    dispatcher.worker_ready(ReadyWorker("decode-0.1", Role.DECODE, None, 16, NUM_STREAMS))
+    dispatcher.worker_ready(ReadyWorker("decode-0.1", Role.DECODE, None, 16))
     tracemalloc.start()
     for i in range(NUM_STREAMS):
         # a prompt comes off the wire: its numbers are objects of its own, as they would be

@@ -326,7 +326,7 @@ class FakePools:
         epoch = next(self._epochs)
         facts = LenderFacts(Address(path=f"/{epoch}"), epoch) if role is Role.PREFILL else None
         size, whole = self.layout.block_size, self.layout.prefix_tokens
-        member = ReadyWorker(f"{role}.{epoch}", role, facts, size, self.scheduler.max_num_seqs, prefix_tokens=whole)
+        member = ReadyWorker(f"{role}.{epoch}", role, facts, size, prefix_tokens=whole)
         self.workers.append(FakeWorker(self, member, epoch))
         self.carry_out(self.dispatcher.worker_ready(member))
 

@@ -274,7 +274,6 @@ class PooledEngine(ProcessClient):
             worker.role,
             ready.lender,
             facts.block_size,
-            facts.max_num_seqs,
             geometry.numerics,
             facts.prefix_tokens,
             geometry.num_ranks,

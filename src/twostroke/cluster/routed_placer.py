@@ -28,7 +28,6 @@ class ReadyWorker:
     lender: LenderFacts | None
     """Where its KV is fetched, if it is a prefill worker."""
     block_size: int
-    max_num_seqs: int
     numerics: Mapping[str, str] = field(default_factory=dict[str, str])
     """By what it computes; where that differs, so may the last bits."""
     prefix_tokens: int = 0

@@ -120,11 +120,6 @@ class KVEnds:
         self._scheduler.handover.end_hold(hold_id)
         self._journal.emit(KVHoldEnded(self._clock(), self._journal.process, hold_id))
 
-    @property
-    def num_waiting(self) -> int:
-        """Imports that are not over, or wait for their request."""
-        return 0 if self._fetching is None else self._fetching.num_waiting
-
     def close(self) -> None:
         """Give up what is lent and fetched."""
         for end in (self._lending, self._fetching):

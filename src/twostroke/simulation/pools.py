@@ -156,8 +156,8 @@ class PoolSimulation:
         )
         self._placer.joined_idle(idle, layout.prefix_tokens)
         self._report(worker)
-        lender, sizes = LenderFacts(Address(name=name), 0), (layout.block_size, self._max_num_seqs)
-        self._dispatcher.worker_ready(ReadyWorker(name, role, lender, *sizes, prefix_tokens=layout.prefix_tokens))
+        lender, size = LenderFacts(Address(name=name), 0), layout.block_size
+        self._dispatcher.worker_ready(ReadyWorker(name, role, lender, size, prefix_tokens=layout.prefix_tokens))
 
     @property
     def hand_overs(self) -> HandOvers:

@@ -70,10 +70,10 @@ class SimulatedWorker:
         lender = SimulatedLender(process, layout, engine.layers.num_layers, world.link, world.clock)
         self.lender = world.lenders[process] = lender
         scheduler, clock = engine.scheduler, world.clock
-        fetching = KVFetching(
+        self._fetching = KVFetching(
             scheduler, self, self, layout=layout, clock=clock, post=self.inbox.append, names=world.names
         )
-        self._ends = KVEnds(scheduler, self, clock, KVLending(scheduler, lender, layout), fetching)
+        self._ends = KVEnds(scheduler, self, clock, KVLending(scheduler, lender, layout), self._fetching)
         self._ends.bind(self._start, lambda: not engine.has_work)
 
     # ------------------------------------------------------------------ its loop
@@ -146,7 +146,7 @@ class SimulatedWorker:
         self.engine.scheduler.check_invariants()
         if is_over:
             usage = self.engine.scheduler.kv_usage
-            assert not self._ends.num_waiting, f"{self.process} waits for {self._ends.num_waiting} imports"
+            assert not self._fetching.num_waiting, f"{self.process} waits for {self._fetching.num_waiting} imports"
             assert not usage.num_used, f"{self.process} holds {usage}"
 
     # ------------------------------------------------------------------ FetchingSide, and ImportLog

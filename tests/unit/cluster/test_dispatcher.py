@@ -20,7 +20,7 @@ from twostroke.sampling_params import SamplingParams
 
 def member(name: str, role: Role) -> ReadyWorker:
     lender = LenderFacts(Address(path=f"/{name}"), 1) if role is Role.PREFILL else None
-    return ReadyWorker(name, role, lender, 4, 8)
+    return ReadyWorker(name, role, lender, 4)
 
 
 def request(name: str = "r", *, max_tokens: int = 8, **given: object) -> GenerationRequest:

@@ -25,7 +25,7 @@ DECODE_LOAD = EngineLoad(64, num_running=60, step_s=0.02)
 def place(num_tokens: int, decode_load: EngineLoad = DECODE_LOAD, *, params: dict[str, Any] | None = None) -> Place:
     placer = RoutedPlacer(RoutingConfig())
     for name, role in (("p0", Role.PREFILL), ("d0", Role.DECODE)):
-        placer.joined(ReadyWorker(name, role, None, 16, 64), make_facts(num_blocks=10_000), "shm")
+        placer.joined(ReadyWorker(name, role, None, 16), make_facts(num_blocks=10_000), "shm")
     placer.reported("d0", lambda: decode_load, now_s=1.0)
     new = NewRequest("r", tuple(range(num_tokens)), SamplingParams(max_tokens=8, **(params or {})), 0)
     found = placer.place(GenerationRequest(new, 0.0, 8), new.prompt_token_ids, [], lambda worker_id: 0)
@@ -60,7 +60,7 @@ def test_the_speed_of_a_hand_over_is_not_awaited_for_ever() -> None:
     """A worker that left reports no end of its hand-overs; remembering them would leak memory with every death."""
     placer = RoutedPlacer(RoutingConfig())
     for name, role in (("p0", Role.PREFILL), ("d0", Role.DECODE), ("d1", Role.DECODE)):
-        placer.joined(ReadyWorker(name, role, None, 16, 64), make_facts(), "shm")
+        placer.joined(ReadyWorker(name, role, None, 16), make_facts(), "shm")
     for number, decode in enumerate(("d0", "d1", "d1")):
         placer.routed(RequestRouted(0.0, GATEWAY, f"r{number}", decode, "p0", ""))
     placer.left("d1")
@@ -74,7 +74,7 @@ def test_a_worker_that_nobody_measured_is_assumed_as_fast_as_its_like(threads: i
     placer = RoutedPlacer(RoutingConfig())
     for name, role, num_threads in (("p0", Role.PREFILL, threads), ("d0", Role.DECODE, 1)):
         facts = replace(make_facts(num_blocks=10_000), num_threads=num_threads)
-        placer.joined(ReadyWorker(name, role, None, 16, 64), facts, "shm")
+        placer.joined(ReadyWorker(name, role, None, 16), facts, "shm")
     load = EngineLoad(64, num_running=60, step_s=0.02, prefill_s_per_token=1 / 4000)
     placer.reported("d0", lambda: load, now_s=1.0)
     new = NewRequest("r", tuple(range(512)), SamplingParams(max_tokens=8), 0)
