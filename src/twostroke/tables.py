@@ -1,4 +1,4 @@
-"""Tables in a terminal, with every figure whole at any width: a note wraps at its words, and nothing is cut."""
+"""Tables and lines in a terminal, every figure whole at any width: notes wrap at their words, and nothing is cut."""
 
 from __future__ import annotations
 
@@ -13,12 +13,18 @@ _LONGEST_KEPT_WHOLE = 26
 """Cells of a column up to this wide stay on one line; where one is wider they are notes, and wrap at their words."""
 
 
-def plain_table(words: Sequence[str], figures: Sequence[str], title: str | None = None) -> Table:
-    """Return a table without lines: columns of words, and right of them columns of figures."""
+def plain_table(words: Sequence[str], figures: Sequence[str], title: str | None = None, *, gap: int = 2) -> Table:
+    """Return a table without lines: columns of words, and right of them columns of figures, `gap` cells apart."""
     table = Table(*words, title=title, title_justify="left", box=None, pad_edge=False, header_style="bold")
+    table.padding = (0, gap, 0, 0)
     for name in figures:
         table.add_column(name, justify="right")
     return table
+
+
+def print_line(line: str, console: Console, *, markup: bool = False) -> None:
+    """Print a line whole, however narrow the terminal is; only with `markup` do rich's tags in it count."""
+    console.print(line, highlight=False, soft_wrap=True, markup=markup)
 
 
 def print_table(table: Table, console: Console) -> None:

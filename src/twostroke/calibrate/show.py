@@ -6,11 +6,10 @@ import itertools
 import json
 
 from rich.console import Console
-from rich.table import Table
 
 from twostroke.cost.calibration import Calibration, best_exit_layer, choices_of, recommended
 from twostroke.cost.step_model import StepTimeModel
-from twostroke.tables import print_table
+from twostroke.tables import plain_table, print_line, print_table
 
 
 def print_calibration(found: Calibration, console: Console | None = None) -> None:
@@ -20,13 +19,14 @@ def print_calibration(found: Calibration, console: Console | None = None) -> Non
         _print_step_times(found.step_times, console)
     plain_s = found.verify_s(1)
     console.print(f"{found.model}, one request, {found.context_tokens} tokens of context", highlight=False)
-    steps = _table("query tokens", "step ms", "of one token's")
+    steps = plain_table(("query tokens",), ("step ms", "of one token's"))
     for timing in found.step_s:
         steps.add_row(str(timing.size), f"{timing.seconds * 1e3:.3f}", f"{timing.seconds / plain_s:.2f}")
     print_table(steps, console)
     if not found.drafters and not found.left_out:
         return
-    drafters = _table("drafts", "stand", "found", "draft ms", "+ step ms", "best k", "tok/pass", "tok/s", "gain")
+    figures = ("stand", "found", "draft ms", "+ step ms", "best k", "tok/pass", "tok/s", "gain")
+    drafters = plain_table(("drafts",), figures)
     for choice in choices_of(found):
         drafter, last = choice.drafter, choice.drafter.draft_s[-1]
         drafters.add_row(
@@ -42,12 +42,12 @@ def print_calibration(found: Calibration, console: Console | None = None) -> Non
         )
     print_table(drafters, console)
     for line in advice(found):
-        console.print(line, highlight=False, soft_wrap=True)
+        print_line(line, console, markup=True)
 
 
 def _print_step_times(model: StepTimeModel, console: Console) -> None:
     """The two curves, and what a context adds."""
-    table = _table("of a step: tokens", "layers ms", "rows of logits", "head ms")
+    table = plain_table(("of a step: tokens",), ("layers ms", "rows of logits", "head ms"))
     columns = itertools.zip_longest(
         *(zip(curve.counts, curve.seconds, strict=True) for curve in (model.layers, model.head)), fillvalue=None
     )
@@ -81,10 +81,3 @@ def advice(found: Calibration) -> list[str]:
     lines.append(f"recommended: --speculative-config '{auto}'")
     lines.append(f"one request at a time, with a fixed number: --speculative-config '{fixed}'")
     return lines
-
-
-def _table(*columns: str) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for i, name in enumerate(columns):
-        table.add_column(name, justify="left" if i == 0 else "right", no_wrap=True)
-    return table

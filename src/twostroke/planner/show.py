@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from rich.console import Console
 from rich.table import Table
 
@@ -14,43 +16,44 @@ from twostroke.planner.prompt_cost import PromptCost
 from twostroke.planner.show_replay import cells, table_of
 from twostroke.planner.what_if import Change, PlanFigures
 from twostroke.planner.words import binary, milliseconds, significant
-from twostroke.tables import print_table
+from twostroke.tables import plain_table, print_line, print_table
 
 
 def print_plan(plan: Plan, console: Console | None = None) -> None:
     """Memory, times, the frontier, and what changes would do."""
     console = console or Console()
+    say = partial(print_line, console=console)
     memory, machine = plan.memory, plan.machine
     ranks = "" if memory.num_ranks == 1 else f", {memory.num_ranks} ranks (memory is each rank's)"
     form = memory.dtype if memory.quantization is None else f"{memory.quantization}, {memory.dtype}"
     title = f"{memory.model} ({memory.architecture}, {memory.num_parameters / 1e6:,.1f} M parameters, {form})"
     rates = significant(machine.limits.flops_per_s / 1e12), significant(machine.limits.bytes_per_s / 1e9)
     limits = "{} TFLOP/s, {} GB/s".format(*rates)
-    _say(console, f"{title} on {machine.name}: {limits}, {_how(plan)}{ranks}")
+    say(f"{title} on {machine.name}: {limits}, {_how(plan)}{ranks}")
     if plan.prompt is not None:
-        _say(console, f"\n{_prompt(plan, plan.prompt)}\n")
+        say(f"\n{_prompt(plan, plan.prompt)}\n")
     print_table(_memory(plan), console)
     if plan.asked is not None:
-        _say(console, _users(plan, plan.asked))
+        say(_users(plan, plan.asked))
     if memory.kv_limit:
-        _say(console, f"KV cache: {memory.kv_limit}")
+        say(f"KV cache: {memory.kv_limit}")
     for remark in memory.remarks:
-        _say(console, f"note: {remark}")
+        say(f"note: {remark}")
     if plan.ttft:
-        _say(console, f"\nprompts, computed alone in steps of {memory.max_tokens_per_step} tokens")
+        say(f"\nprompts, computed alone in steps of {memory.max_tokens_per_step} tokens")
         print_table(_prompts(plan), console)
     if plan.too_long_prompts:
-        _say(console, f"{'' if plan.ttft else chr(10)}{_too_long(plan)}")
-    _say(console, f"\ndecoding, {plan.context} tokens of context each, up to {plan.most_requests} requests")
+        say(f"{'' if plan.ttft else chr(10)}{_too_long(plan)}")
+    say(f"\ndecoding, {plan.context} tokens of context each, up to {plan.most_requests} requests")
     print_table(_frontier(plan), console)
     requests = "1 request" if plan.verified_batch == 1 else f"{plan.verified_batch} requests"
     end = "" if len(plan.verification) > MOST_VERIFIED else "; more drafts exceed --max-num-batched-tokens"
-    _say(console, f"\na decode step of {requests} that verifies drafts, {plan.context} tokens of context each{end}")
+    say(f"\na decode step of {requests} that verifies drafts, {plan.context} tokens of context each{end}")
     print_table(_verification(plan), console)
-    _say(console, "\nwhat a change would do (GB of weights, requests by their blocks, x: times what it is)")
+    say("\nwhat a change would do (GB of weights, requests by their blocks, x: times what it is)")
     print_table(_changes(plan), console)
     for line in advice(plan):
-        _say(console, line)
+        say(line)
 
 
 def advice(plan: Plan) -> list[str]:
@@ -159,7 +162,8 @@ def _decided_by(memory: MemoryPlan) -> str:
 
 
 def _verification(plan: Plan) -> Table:
-    table = _table("drafts each", "operations/byte", f"step {_floor(plan)}", "per token, all accepted", "bound by")
+    step = f"step {_floor(plan)}"
+    table = plain_table(("drafts each",), ("operations/byte", step, "per token, all accepted", "bound by"))
     for point in plan.verification:
         times = milliseconds(point.floor_s), milliseconds(point.least_tpot_s)
         table.add_row(str(point.num_drafts), significant(point.intensity), *times, point.bound)
@@ -168,7 +172,8 @@ def _verification(plan: Plan) -> Table:
 
 def _memory(plan: Plan) -> Table:
     memory = plan.memory
-    table = _table("memory", "bytes", "")
+    table = plain_table(("memory",), ("bytes",))
+    table.add_column()
     used = "" if memory.utilization is None else f"{memory.utilization:.0%} of them may be in use"
     table.add_row("there is", f"{memory.memory_bytes:,}", used)
     if memory.others_bytes:
@@ -208,7 +213,8 @@ def _kind(kind: KVKind) -> str:
 
 
 def _prompts(plan: Plan) -> Table:
-    table = _table("prompt tokens", f"TTFT {_floor(plan)}", *(("predicted",) if plan.is_predicted else ()), "bound by")
+    predicted = ("predicted",) if plan.is_predicted else ()
+    table = plain_table(("prompt tokens",), (f"TTFT {_floor(plan)}", *predicted, "bound by"))
     for point in plan.ttft:
         predicted = () if point.predicted_s is None else (milliseconds(point.predicted_s),)
         table.add_row(f"{point.num_prompt_tokens:,}", milliseconds(point.floor_s), *predicted, point.bound)
@@ -218,7 +224,7 @@ def _prompts(plan: Plan) -> Table:
 def _frontier(plan: Plan) -> Table:
     predicted = ("predicted", "tok/s") if plan.is_predicted else ()
     priced = ("per M tokens",) if plan.machine.price_per_hour is not None else ()
-    table = _table("batch", f"TPOT {_floor(plan)}", "tok/s at most", *predicted, *priced, "bound by")
+    table = plain_table(("batch",), (f"TPOT {_floor(plan)}", "tok/s at most", *predicted, *priced, "bound by"))
     for point in plan.frontier:
         row = [str(point.batch), milliseconds(point.tpot_floor_s), f"{point.tokens_per_s_ceiling:,.0f}"]
         if point.tpot_predicted_s is not None and point.tokens_per_s_predicted is not None:
@@ -230,7 +236,8 @@ def _frontier(plan: Plan) -> Table:
 
 
 def _changes(plan: Plan) -> Table:
-    table = _table("change", "GB", "blocks", "requests", f"TPOT {_floor(plan)}", "x", "tok/s", "x", gap=1)
+    figures = ("GB", "blocks", "requests", f"TPOT {_floor(plan)}", "x", "tok/s", "x")
+    table = plain_table(("change",), figures, gap=1)
     table.add_row("as it is", *_figures(plan.base, None, plan.base))
     for change in plan.changes:
         if change.outcome is not None:
@@ -251,17 +258,6 @@ def _figures(outcome: PlanFigures, change: Change | None, base: PlanFigures) -> 
     return cells
 
 
-def _table(*columns: str, gap: int = 2) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, gap, 0, 0), header_style="bold")
-    for i, name in enumerate(columns):
-        table.add_column(name, justify="left" if i == 0 or not name else "right")
-    return table
-
-
-def _say(console: Console, line: str) -> None:
-    console.print(line, highlight=False, soft_wrap=True, markup=False)
-
-
 def _share(part: int, whole: int) -> str:
     return f"{significant(100 * part / whole)}%"
 
@@ -270,7 +266,7 @@ def print_after_run(after: AfterRun, console: Console | None = None) -> None:
     """Sizes, then times, as planned and as measured."""
     console = console or Console()
     console.print("\nafter the run: sizes, as planned and as the engine had them")
-    table = _table("", "planned", "measured", "off by")
+    table = plain_table(("",), ("planned", "measured", "off by"))
     for one in after.sizes:
         off = "exact" if one.planned == one.measured else f"{one.error:+.1%}"
         table.add_row(one.figure.replace("_", " "), f"{one.planned:,}", f"{one.measured:,}", off)
@@ -289,7 +285,7 @@ def print_after_run(after: AfterRun, console: Console | None = None) -> None:
 
 
 def _floors(after: AfterRun) -> Table:
-    table = _table("", "steps", "median", "median floor", "floor of time", "nearest")
+    table = plain_table(("",), ("steps", "median", "median floor", "floor of time", "nearest"))
     for kind in after.beside_floors:
         times = milliseconds(kind.median_s), milliseconds(kind.median_floor_s)
         shares = (f"{significant(100 * share)}%" for share in (kind.share, kind.nearest))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 from rich.console import Console
@@ -12,6 +13,7 @@ from twostroke.planner.constraint import Binding, limit_lines
 from twostroke.planner.doctor import REFUSED, Diagnosis
 from twostroke.planner.levers import Lever
 from twostroke.planner.signals import plain_signals
+from twostroke.tables import print_line
 
 _DEARER = 1.05
 """Times a figure as it was: less is not worth a line."""
@@ -21,11 +23,7 @@ _NEEDS_NOTHING = (Binding.NONE, Binding.COMPUTE)
 
 def print_diagnosis(found: Diagnosis, console: Console | None = None) -> None:
     """What binds, why one thinks so, and what to do."""
-    console = console or Console()
-
-    def say(line: str) -> None:
-        console.print(line, highlight=False, soft_wrap=True)
-
+    say = partial(print_line, console=console or Console(), markup=True)
     signals = found.signals
     where = f" in the busiest of {signals.num_processes} processes" if signals.num_processes > 1 else ""
     say(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 from rich.console import Console
@@ -14,7 +15,7 @@ from twostroke.planner.back_test import LIMIT, errors, unreliable
 from twostroke.planner.replay import Predicted, Replayed, figures
 from twostroke.planner.trace_replay import TraceReplayed
 from twostroke.planner.words import significant
-from twostroke.tables import print_table
+from twostroke.tables import plain_table, print_line, print_table
 
 _TIMES = ("ttft_p50", "ttft_p99", "tpot_p50", "tpot_p99", "itl_p50", "itl_p99", "itl_max")
 _RATES = ("output_tok_s", "requests_per_s", "duration_s")
@@ -24,10 +25,7 @@ _COUNTS = ("num_steps", "num_preemptions", "num_cached_tokens")
 def print_replayed(found: Replayed, console: Console | None = None) -> None:
     """Whether it decides alike, how far predictions are off, and what other settings would have given."""
     console = console or Console()
-
-    def say(line: str) -> None:
-        console.print(line, highlight=False, soft_wrap=True)
-
+    say = partial(print_line, console=console, markup=True)
     if found.difference is None:
         say(f"decided again: all {found.num_steps:,} steps come out the same, block by block")
     else:
@@ -121,10 +119,7 @@ def what_if_columns(what_ifs: Sequence[Predicted], withheld: Collection[str] = (
 
 def table_of(columns: Mapping[str, Mapping[str, str]]) -> Table:
     """A row for each figure; a column says nothing of those that it lacks."""
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("", overflow="fold")
-    for heading in columns:
-        table.add_column(heading, justify="right", overflow="fold")
+    table = plain_table(("",), tuple(columns))
     for name in (*_TIMES, *_RATES, *_COUNTS):
         table.add_row(_label(name), *(column.get(name, "") for column in columns.values()))
     return table
@@ -155,10 +150,7 @@ def _cell(name: str, value: float | None) -> str:
 def print_replayed_trace(found: TraceReplayed, console: Console | None = None) -> None:
     """What ran and what did not, where the times come from, and what came out."""
     console = console or Console()
-
-    def say(line: str) -> None:
-        console.print(line, highlight=False, soft_wrap=True, markup=False)
-
+    say = partial(print_line, console=console)
     say(f"{found.trace}: {counted(found.num_requests, 'request')}, {found.num_prompt_tokens:,} prompt tokens")
     memory = found.memory
     for number, why in (

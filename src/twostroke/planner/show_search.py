@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 from rich.console import Console
@@ -14,7 +15,7 @@ from twostroke.plain_words import counted
 from twostroke.planner.placement import Found, LatencyLimits, PlacementOutcome
 from twostroke.planner.search import Searched
 from twostroke.planner.words import milliseconds, significant
-from twostroke.tables import print_table
+from twostroke.tables import plain_table, print_line, print_table
 
 _Cell = Callable[[Found, PlacementOutcome], str]
 _SCHEDULER_LIMITS = {"tokens": "the token budget", "seqs": "slots (max_num_seqs)", "kv": "KV blocks"}
@@ -23,10 +24,7 @@ _SCHEDULER_LIMITS = {"tokens": "the token budget", "seqs": "slots (max_num_seqs)
 def print_search(found: Searched, console: Console | None = None) -> None:
     """Print the winner, the runners-up, and whether a split pays."""
     console = console or Console()
-
-    def say(line: str) -> None:
-        console.print(line, highlight=False, soft_wrap=True, markup=False)
-
+    say = partial(print_line, console=console)
     workload, limits, ranking = found.workload, found.limits, found.ranking
     num_requests, span_s = len(workload.requests), workload.span_s
     rate = "all at once" if span_s <= 0 else f"{significant((num_requests - 1) / span_s)} requests/s"
@@ -214,9 +212,7 @@ def _tables(found: Searched) -> Iterator[Table]:
 
 def _table(found: Searched, columns: Mapping[str, _Cell]) -> Table:
     """Return a row for each place and for the best single process."""
-    table = Table(box=None, pad_edge=False, header_style="none", padding=(0, 1, 0, 0))
-    for name in ("#", *columns):
-        table.add_column(name, justify="right")
+    table = plain_table((), ("#", *columns), gap=1)
     rows = list(found.ranking.places)
     if found.ranking.unsplit is not None and found.ranking.unsplit not in rows:
         rows.append(found.ranking.unsplit)
