@@ -106,7 +106,7 @@ def moved_to_device(prepared: Prepared, device_name: str) -> Prepared:
 def machine_for(prepared: Prepared, options: PlanOptions) -> PlannedMachine:
     """Return the machine that the options ask for; measure it if it is this one."""
     if options.device_name is not None:
-        return published_machine(options.device_name, prepared, options)
+        return published_machine(options.device_name, prepared, options.memory, options.price_per_hour)
     memory, others = memory_here(prepared, options.memory)
     return PlannedMachine(
         name="this machine",
@@ -118,20 +118,28 @@ def machine_for(prepared: Prepared, options: PlanOptions) -> PlannedMachine:
     )
 
 
-def published_machine(name: str, prepared: Prepared, options: PlanOptions) -> PlannedMachine:
-    """Return one device for each rank; their rates add up, and communication between ranks takes no time."""
+def published_machine(
+    name: str, prepared: Prepared, memory: int | None = None, price_per_hour: float | None = None
+) -> PlannedMachine:
+    """Return one device for each rank; their rates add up, and communication between ranks takes no time.
+
+    Args:
+        name: of the device.
+        prepared: the model on that device.
+        memory: bytes of each device; None: those that are published.
+        price_per_hour: of all devices; None: their list price, if there is one.
+    """
     name, device = find_device(name)
     num_ranks = prepared.num_ranks
-    price = options.price_per_hour
-    if price is None and device.price_per_hour is not None:
-        price = device.price_per_hour * num_ranks
-    each = device.memory_bytes if options.memory is None else options.memory
+    if price_per_hour is None and device.price_per_hour is not None:
+        price_per_hour = device.price_per_hour * num_ranks
+    each = device.memory_bytes if memory is None else memory
     limits = device.limits(name, prepared.dtype_name)
     return PlannedMachine(
         name=name,
         limits=MachineLimits(limits.flops_per_s * num_ranks, limits.bytes_per_s * num_ranks),
         memory_bytes=each * prepared.settings.load.num_local_ranks,
-        price_per_hour=price,
+        price_per_hour=price_per_hour,
         is_published=True,
     )
 

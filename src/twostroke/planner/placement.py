@@ -23,15 +23,17 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import NamedTuple, Protocol
+from itertools import takewhile
+from typing import NamedTuple
 
-from twostroke.cost.step_cost import Layers
+from twostroke.batch import Limit
 from twostroke.cost.step_model import Curve, StepTimeModel
 from twostroke.events import EngineStarted
 from twostroke.scheduler.replay import layers_of
+from twostroke.served_run import Run
 from twostroke.simulation.requests import SimulatedRequest
 
 
@@ -84,20 +86,6 @@ class LatencyLimits:
     """Share of all requests that must keep both."""
 
 
-class RequestTimesOf(Protocol):
-    """Latencies of one request."""
-
-    @property
-    def ttft_s(self) -> float:
-        """Seconds to the first token."""
-        ...
-
-    @property
-    def tpot_s(self) -> float | None:
-        """Mean seconds per later token; None: there is none."""
-        ...
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlacementOutcome:
     """A candidate's run at one rate."""
@@ -117,8 +105,8 @@ class PlacementOutcome:
     duration_s: float
     """Seconds from the first arrival to the last token."""
     num_output_tokens: int
-    scheduler_limit: str = "none"
-    """Limit that bound most steps: tokens, seqs, kv or none."""
+    scheduler_limit: Limit
+    """Limit that bound most steps."""
 
     @property
     def share(self) -> float:
@@ -145,20 +133,10 @@ class PlacementOutcome:
         return "ttft_target_s" if self.num_within_ttft <= self.num_within_tpot else "tpot_target_s"
 
 
-class Simulate(Protocol):
-    """Function that runs the workload with one candidate at one rate."""
-
-    def __call__(self, candidate: Candidate, rate_factor: float) -> PlacementOutcome:
-        """Return the outcome; the same arguments give the same outcome."""
-        ...
-
-
-class Bound(Protocol):
-    """Function that bounds a candidate's goodput over all rates from above, without a simulation."""
-
-    def __call__(self, candidate: Candidate) -> float:
-        """Return requests a second."""
-        ...
+Simulate = Callable[[Candidate, float], PlacementOutcome]
+"""Runs the workload with one candidate at one rate factor; the same arguments give the same outcome."""
+Bound = Callable[[Candidate], float]
+"""Bounds a candidate's goodput over all rates from above, in requests a second, without a simulation."""
 
 
 class Space(NamedTuple):
@@ -275,32 +253,22 @@ def _nearness(outcome: PlacementOutcome | None, limits: LatencyLimits) -> tuple[
     return outcome.num_within, -over
 
 
-def outcome_of(
-    times: Sequence[RequestTimesOf],
-    limits: LatencyLimits,
-    *,
-    rate_factor: float,
-    num_requests: int,
-    duration_s: float,
-    num_output_tokens: int,
-    scheduler_limit: str = "none",
-) -> PlacementOutcome:
+def outcome_of(run: Run, limits: LatencyLimits, *, rate_factor: float, num_requests: int) -> PlacementOutcome:
     """Count the requests that keep the limits.
 
     Args:
-        times: latencies of the requests with a token; requests without one keep no limit.
+        run: of the requests with a token; requests without one keep no limit.
         limits: limits that requests must keep.
         rate_factor: multiple of the workload's arrival rate.
         num_requests: requests of the workload.
-        duration_s: seconds of the run.
-        num_output_tokens: output tokens of the run.
-        scheduler_limit: limit that bound most steps.
     """
+    times = [request.times for request in run.requests]
     ttft = sorted(one.ttft_s for one in times)
     tpot = sorted(one.tpot_s for one in times if one.tpot_s is not None)
     within = [
         (one.ttft_s <= limits.ttft_target_s, one.tpot_s is None or one.tpot_s <= limits.tpot_target_s) for one in times
     ]
+    limited = Counter(step.limited_by for step in run.steps if step.limited_by is not Limit.NONE)
     return PlacementOutcome(
         rate_factor=rate_factor,
         num_requests=num_requests,
@@ -311,9 +279,9 @@ def outcome_of(
         ttft_p99_s=_quantile(ttft, 0.99),
         tpot_p50_s=_quantile(tpot, 0.5),
         tpot_p99_s=_quantile(tpot, 0.99),
-        duration_s=duration_s,
-        num_output_tokens=num_output_tokens,
-        scheduler_limit=scheduler_limit,
+        duration_s=run.duration_s,
+        num_output_tokens=run.num_output_tokens,
+        scheduler_limit=limited.most_common(1)[0][0] if limited else Limit.NONE,
     )
 
 
@@ -392,7 +360,16 @@ def goodput_bound(
     seen = Counter(name for request in requests for name in set(request.arrival.block_hashes))
     seen.update(name for request in requests for name in request.output_hashes)
     layers = layers_of(started)
-    least = sorted(_least_s(request, block_size, token_s, step_times, layers, seen) for request in requests)
+
+    def least_s(request: SimulatedRequest) -> float:
+        arrival = request.arrival
+        num_shared = len(list(takewhile(lambda name: seen[name] > 1, arrival.block_hashes)))
+        num_prompt = max(1, arrival.num_prompt_tokens - num_shared * block_size)
+        num_decodes = max(0, request.num_outputs - 1)
+        reads = layers.work([(arrival.num_prompt_tokens, 1, 1)]).num_seen * num_decodes
+        return (num_prompt + num_decodes) * token_s + reads * step_times.seen_s
+
+    least = sorted(map(least_s, requests))
     num_must = num_that_must_keep(len(least), limits)
     total_s = sum(least[:num_must])
     return num_workers * num_must / total_s if total_s > 0 else float("inf")
@@ -408,23 +385,3 @@ def least_seconds_per_token(curve: Curve, most: int) -> float:
     """
     counts = {1, most, *(count for count in curve.counts if count <= most)}
     return min(curve.at(count) / count for count in counts)
-
-
-def _least_s(
-    request: SimulatedRequest,
-    block_size: int,
-    token_s: float,
-    step_times: StepTimeModel,
-    layers: Layers,
-    seen: Counter[bytes],
-) -> float:
-    arrival = request.arrival
-    num_shared = 0
-    for name in arrival.block_hashes:
-        if seen[name] < 2:
-            break
-        num_shared += 1
-    num_prompt = max(1, arrival.num_prompt_tokens - num_shared * block_size)
-    num_decodes = max(0, request.num_outputs - 1)
-    reads = layers.work([(arrival.num_prompt_tokens, 1, 1)]).num_seen * num_decodes
-    return (num_prompt + num_decodes) * token_s + reads * step_times.seen_s

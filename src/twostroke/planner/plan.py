@@ -205,7 +205,7 @@ class _Case:
     def elsewhere(self, name: str) -> _Case:
         """On another device."""
         prepared = moved_to_device(self.prepared, name)
-        machine = published_machine(name, prepared, PlanOptions())
+        machine = published_machine(name, prepared)
         return replace(self, prepared=prepared, machine=machine, steps=None)
 
 

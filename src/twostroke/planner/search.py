@@ -3,14 +3,12 @@ them (placement.py) by simulated runs (simulation/)."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from functools import partial
 
 from tqdm.auto import tqdm
 
-from twostroke.batch import Limit
 from twostroke.config.engine import EngineConfig
 from twostroke.config.scheduler import SchedulerConfig
 from twostroke.errors import DoesNotFit, InvalidParameter, TwostrokeError
@@ -101,7 +99,8 @@ def search_placement(config: EngineConfig, plan: PlanOptions, options: SearchOpt
     if not longest:
         limit = f"leaves no candidate: the smallest worker takes {min(_devices_of(kind) for kind in kinds)}"
         raise InvalidParameter("max_devices", most_devices, limit, "Give more devices or memory, or fewer --ranks.")
-    block_size = next(iter(kinds.values())).prepared.layout.block_size  # ranks and threads do not change it
+    first = next(iter(kinds.values()))
+    block_size = first.prepared.layout.block_size  # ranks and threads do not change it
     runs.workload = read_workload(options, block_size=block_size, longest=longest)
     loading = tuple(one for one in candidates if runs.longest_of(one))
     fitting = tuple(one for one in loading if runs.longest_of(one) >= runs.workload.longest)
@@ -130,9 +129,8 @@ def search_placement(config: EngineConfig, plan: PlanOptions, options: SearchOpt
         )
     if ranking.nearest is not None:
         raise _unreachable(ranking, options.limits, len(fitting))
-    first = next(iter(kinds.values()))
     return Searched(
-        model=runs.memory_of(fitting[0]).model,
+        model=first.prepared.path.name,
         machine="this machine" if plan.device_name is None else find_device(plan.device_name)[0],
         predicted_by=first.predicted_by,
         are_floors=plan.device_name is not None,
@@ -162,7 +160,6 @@ class _Runs:
         self._plan = plan
         self._limits = limits
         self._link = link_bytes_per_s
-        self._memory: dict[Candidate, MemoryPlan | None] = {}
         self._planned: dict[tuple[int | None, int, int, int, int], MemoryPlan | None] = {}
         """By kind, budget and bytes: workers of a split are like one alone where each has a device of its own."""
         self._here: dict[KindKey, tuple[int, int]] = {}
@@ -178,12 +175,6 @@ class _Runs:
         memory = self._memory_of(candidate)
         return 0 if memory is None else memory.max_model_len
 
-    def memory_of(self, candidate: Candidate) -> MemoryPlan:
-        """Return the memory plan of one worker of a candidate that fits."""
-        memory = self._memory_of(candidate)
-        assert memory is not None, f"{candidate} does not fit"
-        return memory
-
     def simulate(self, candidate: Candidate, rate_factor: float) -> PlacementOutcome:
         """Return the outcome of the workload with a candidate."""
         settings: dict[str, object] = {"request_rate_factor": rate_factor}
@@ -197,16 +188,7 @@ class _Runs:
         kind = self._kind_of(candidate)
         run = predict(self._recording(candidate), kind.step_times, WhatIf(settings=settings)).run
         self.ran()
-        limited = Counter(step.limited_by for step in run.steps if step.limited_by is not Limit.NONE)
-        return outcome_of(
-            [request.times for request in run.requests],
-            self._limits,
-            rate_factor=rate_factor,
-            num_requests=len(self.workload.requests),
-            duration_s=run.duration_s,
-            num_output_tokens=run.num_output_tokens,
-            scheduler_limit=str(limited.most_common(1)[0][0]) if limited else "none",
-        )
+        return outcome_of(run, self._limits, rate_factor=rate_factor, num_requests=len(self.workload.requests))
 
     def bound(self, candidate: Candidate, fastest: float) -> float:
         """Return a bound on a candidate's requests a second at any rate."""
@@ -231,13 +213,12 @@ class _Runs:
         return replace(prepared, settings=replace(prepared.settings, scheduler=scheduler))
 
     def _memory_of(self, candidate: Candidate) -> MemoryPlan | None:
-        if candidate not in self._memory:
-            num_bytes, others = self._bytes_of(candidate)
-            key = candidate.threads, candidate.ranks, candidate.max_num_batched_tokens, num_bytes, others
-            if key not in self._planned:
-                self._planned[key] = self._plan_memory(candidate, num_bytes, others)
-            self._memory[candidate] = self._planned[key]
-        return self._memory[candidate]
+        """Return the memory plan of one worker of a candidate; None: it does not fit."""
+        num_bytes, others = self._bytes_of(candidate)
+        key = candidate.threads, candidate.ranks, candidate.max_num_batched_tokens, num_bytes, others
+        if key not in self._planned:
+            self._planned[key] = self._plan_memory(candidate, num_bytes, others)
+        return self._planned[key]
 
     def _plan_memory(self, candidate: Candidate, num_bytes: int, others: int) -> MemoryPlan | None:
         """Return the plan of one worker; note why the first that does not fit does not: saying it takes a second."""
@@ -255,8 +236,7 @@ class _Runs:
         """Return a worker's memory, its own devices' or its share of this machine, and what others have of it."""
         kind = self._kind_of(candidate)
         if self._plan.device_name is not None:
-            asked = PlanOptions(device_name=self._plan.device_name, memory=self._plan.memory)
-            return published_machine(self._plan.device_name, kind.prepared, asked).memory_bytes, 0
+            return published_machine(self._plan.device_name, kind.prepared, self._plan.memory).memory_bytes, 0
         key = candidate.threads, candidate.ranks
         if key not in self._here:
             self._here[key] = memory_here(kind.prepared, self._plan.memory)
@@ -265,7 +245,9 @@ class _Runs:
 
     def _recording(self, candidate: Candidate) -> RecordedRun:
         """Return the workload, and the start-up event of each worker of the candidate."""
-        started = simulated_start(self._prepared_for(candidate), self.memory_of(candidate))
+        memory = self._memory_of(candidate)
+        assert memory is not None, f"{candidate} does not fit"
+        started = simulated_start(self._prepared_for(candidate), memory)
         return RecordedRun(started, self.workload.requests, unfinished=0)
 
 

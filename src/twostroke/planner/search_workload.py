@@ -74,7 +74,7 @@ def read_workload(options: SearchOptions, *, block_size: int, longest: int) -> S
             entries = read_trace(path)[: options.num_requests]
         requests, _ = requests_of_trace(entries, block_size=block_size, divisor=options.trace_divisor)
         found = SearchWorkload(path.name, requests)
-    elif path.is_file() and not is_event_log(path):
+    elif not is_event_log(path):
         limit = "is neither a Mooncake trace nor an event log" if path.read_bytes().strip() else "is empty"
         raise InvalidParameter("workload", str(path), limit, _KINDS_OF_FILE)
     else:
@@ -94,8 +94,6 @@ def _named(path: Path) -> Generator[None]:
 def _of_log(path: Path, options: SearchOptions, block_size: int) -> SearchWorkload:
     if options.trace_divisor != 1:
         raise InvalidParameter("trace_divisor", options.trace_divisor, "is for a trace; this is an event log")
-    if not path.is_file():
-        raise InvalidParameter("workload", str(path), "is no file", "Name a Mooncake trace or an event log.")
     with _named(path), one_history((path,), "workload"):
         events = list(read_events(path))
         check_readable(events)

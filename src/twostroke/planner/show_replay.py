@@ -159,7 +159,7 @@ def print_replayed_trace(found: TraceReplayed, console: Console | None = None) -
     ):
         if number:
             say(f"note: {number:,} more are left out: longer than {why}")
-    say(f"step times of {found.model} on {found.machine}: {found.predicted_by}")
+    say(f"step times of {memory.model} on {found.machine}: {found.predicted_by}")
     say(f"KV memory: {memory.num_blocks:,} blocks of {memory.layout.block_words}, {memory.kv_bytes:,} bytes")
     num_cached = figures(found.predicted.run)["num_cached_tokens"]
     say(f"prefix cache: {num_cached:,} prompt tokens found, {num_cached / found.num_prompt_tokens:.1%} of all")
@@ -172,7 +172,7 @@ def replayed_trace_json(found: TraceReplayed) -> dict[str, Any]:
     """The same for programs; times in seconds."""
     return {
         "trace": found.trace,
-        "model": found.model,
+        "model": found.memory.model,
         "machine": found.machine,
         "step_times": {"are_floors": found.are_floors, "by": found.predicted_by},
         "num_requests": found.num_requests,

@@ -22,7 +22,7 @@ from twostroke.plain_words import counted
 from twostroke.planner.back_test import LEAST_REQUESTS, WITH_FEWER
 from twostroke.planner.machine import memory_here, prepared_for, published_machine
 from twostroke.planner.memory import MemoryPlan, plan_memory
-from twostroke.planner.options import PlanOptions, TraceOptions
+from twostroke.planner.options import TraceOptions
 from twostroke.planner.replay import Predicted, predict
 from twostroke.planner.worker_kinds import calibrated_steps, not_calibrated, simulated_start
 from twostroke.simulation.requests import RecordedRun
@@ -36,7 +36,6 @@ class TraceReplayed:
     """Everything that a replay found out."""
 
     trace: str
-    model: str
     machine: str
     predicted_by: str
     """Where step times come from, in words."""
@@ -55,16 +54,6 @@ class TraceReplayed:
     """Left out: longer than all of the KV memory holds."""
     predicted: Predicted
     what_ifs: tuple[Predicted, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class _Machine:
-    name: str
-    memory_bytes: int
-    others_bytes: int
-    step_times: StepTimeModel
-    predicted_by: str
-    are_floors: bool
 
 
 def replay_trace(
@@ -89,8 +78,7 @@ def replay_trace(
     # whether sizes divide, before a model is looked at
     requests_of_trace((), block_size=config.cache.block_size, divisor=divisor)
     prepared = prepared_for(config, options.device_name)
-    machine = _machine(prepared, options)
-    memory = plan_memory(prepared, machine.memory_bytes, others_bytes=machine.others_bytes)
+    machine, memory, step_times, words = _machine(prepared, options)
     longest = memory.max_model_len
     block_size = prepared.layout.block_size
     requests, num_left_out = requests_of_trace(entries, block_size=block_size, divisor=divisor, longest=longest)
@@ -108,15 +96,14 @@ def replay_trace(
     num_beyond_context = sum(sum(num_tokens_of(entry, divisor)) > max_context for entry in entries)
     started = simulated_start(prepared, memory)
     recording = RecordedRun(started, requests, unfinished=0)
-    predicted = _with_progress(recording, machine.step_times, WhatIf())
+    predicted = _with_progress(recording, step_times, WhatIf())
     for what_if in what_ifs:
         check_rate_factor(what_if, requests, predicted.run.duration_s)
     return TraceReplayed(
         trace=path.name,
-        model=memory.model,
-        machine=machine.name,
-        predicted_by=machine.predicted_by,
-        are_floors=machine.are_floors,
+        machine=machine,
+        predicted_by=words,
+        are_floors=options.device_name is not None,
         memory=memory,
         num_requests=len(requests),
         num_prompt_tokens=sum(request.arrival.num_prompt_tokens for request in requests),
@@ -124,7 +111,7 @@ def replay_trace(
         num_beyond_context=num_beyond_context,
         num_beyond_kv=num_left_out - num_beyond_context,
         predicted=predicted,
-        what_ifs=tuple(_with_progress(recording, machine.step_times, what_if) for what_if in what_ifs),
+        what_ifs=tuple(_with_progress(recording, step_times, what_if) for what_if in what_ifs),
     )
 
 
@@ -133,21 +120,16 @@ def _with_progress(recording: RecordedRun, step_times: StepTimeModel, what_if: W
         return predict(recording, step_times, what_if, partial(bar.update, 1))
 
 
-def _machine(prepared: Prepared, options: TraceOptions) -> _Machine:
+def _machine(prepared: Prepared, options: TraceOptions) -> tuple[str, MemoryPlan, StepTimeModel, str]:
+    """Return the machine's name, what the engine makes of its memory, step times, and where these come from."""
     if options.device_name is None:
         step_times, words = calibrated_steps(prepared)
         if step_times is None:
             raise not_calibrated(prepared, words)
-        memory, others = memory_here(prepared, options.memory)
-        return _Machine("this machine", memory, others, step_times, words, are_floors=False)
-    asked = PlanOptions(device_name=options.device_name, memory=options.memory)
-    machine = published_machine(options.device_name, prepared, asked)
+        memory_bytes, others_bytes = memory_here(prepared, options.memory)
+        return "this machine", plan_memory(prepared, memory_bytes, others_bytes=others_bytes), step_times, words
+    machine = published_machine(options.device_name, prepared, options.memory)
     most_tokens = prepared.settings.scheduler.max_num_batched_tokens
-    return _Machine(
-        machine.name,
-        machine.memory_bytes,
-        machine.others_bytes,
-        roofline(prepared.shape, machine.limits, most_tokens=most_tokens),
-        "published figures, so steps take the least they can: bytes at its bandwidth, operations at its rate",
-        are_floors=True,
-    )
+    step_times = roofline(prepared.shape, machine.limits, most_tokens=most_tokens)
+    words = "published figures, so steps take the least they can: bytes at its bandwidth, operations at its rate"
+    return machine.name, plan_memory(prepared, machine.memory_bytes), step_times, words

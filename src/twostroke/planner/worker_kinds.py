@@ -115,7 +115,7 @@ def _published(
         of_ranks = replace(config, load=replace(config.load, tensor_parallel_size=ranks))
         try:
             prepared = prepared_for(of_ranks, plan.device_name)
-            machine = published_machine(plan.device_name, prepared, PlanOptions())
+            machine = published_machine(plan.device_name, prepared)
         except InvalidParameter as error:
             if ranks == 1:
                 raise

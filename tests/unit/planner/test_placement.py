@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -15,6 +15,7 @@ from twostroke.config.scheduler import SchedulerConfig
 from twostroke.cost.step_model import Curve, StepTimeModel
 from twostroke.event_codec import plain
 from twostroke.events import EngineStarted
+from twostroke.outputs import RequestTimes
 from twostroke.planner.placement import (
     Candidate,
     LatencyLimits,
@@ -28,6 +29,7 @@ from twostroke.planner.placement import (
     search,
 )
 from twostroke.request import Arrival
+from twostroke.served_run import Run, ServedRequest
 from twostroke.simulation.requests import SimulatedRequest
 from twostroke.simulation.simulate import simulate as run_simulated
 
@@ -43,37 +45,35 @@ def started(budget: int) -> EngineStarted:
     return EngineStarted(0.0, "simulated", plain(scheduler), plain(cache), plain(layout), 256, 128, "none")
 
 
-@dataclass(frozen=True)
-class Times:
-    """Latencies of a request."""
-
-    ttft_s: float
-    tpot_s: float | None
+def served(ttft_s: float, tpot_s: float | None) -> ServedRequest:
+    """Return a request with these latencies; None: it has one token."""
+    later = [] if tpot_s is None else [ttft_s + tpot_s]
+    return ServedRequest("request", RequestTimes(0.0, token_times_s=[ttft_s, *later]))
 
 
 Table = dict[tuple[Candidate, float], PlacementOutcome]
 
 
 @st.composite
-def spaces(draw: st.DrawFn) -> tuple[Space, dict[tuple[Candidate, float], list[Times]]]:
+def spaces(draw: st.DrawFn) -> tuple[Space, dict[tuple[Candidate, float], list[ServedRequest]]]:
     """Draw a few candidates, and for each the latencies of four requests at each rate."""
     budgets = draw(st.lists(st.sampled_from([64, 128, 256]), min_size=1, max_size=2, unique=True))
     kinds = draw(st.lists(st.sampled_from([(None, 1), (None, 2)]), min_size=1, max_size=2, unique=True))
     candidates = candidates_of(workers=kinds, budgets=budgets, max_workers=3, max_devices=6)
-    times = st.builds(Times, st.floats(0.01, 2), st.none() | st.floats(0.01, 0.2))
+    requests = st.builds(served, st.floats(0.01, 2), st.none() | st.floats(0.01, 0.2))
     runs = {
-        (candidate, rate): draw(st.lists(times, min_size=4, max_size=4)) for candidate in candidates for rate in RATES
+        (candidate, rate): draw(st.lists(requests, min_size=4, max_size=4))
+        for candidate in candidates
+        for rate in RATES
     }
     return Space(candidates, RATES), runs
 
 
-def table_of(runs: dict[tuple[Candidate, float], list[Times]], limits: LatencyLimits) -> Table:
+def table_of(runs: dict[tuple[Candidate, float], list[ServedRequest]], limits: LatencyLimits) -> Table:
     """Return runs of four requests; the faster they arrive, the sooner the run ends."""
     return {
-        (candidate, rate): outcome_of(
-            times, limits, rate_factor=rate, num_requests=4, duration_s=4 / rate, num_output_tokens=8
-        )
-        for (candidate, rate), times in runs.items()
+        (candidate, rate): outcome_of(Run(tuple(requests), (), 4 / rate), limits, rate_factor=rate, num_requests=4)
+        for (candidate, rate), requests in runs.items()
     }
 
 
@@ -111,7 +111,7 @@ def exhaustive(space: Space, table: Table, limits: LatencyLimits) -> list[tuple[
 @settings(max_examples=examples(100), deadline=None)
 @given(spaces(), st.integers(1, 4), st.sampled_from([None, 0.0, 0.3]))
 def test_the_pruned_search_finds_what_the_exhaustive_one_finds(
-    case: tuple[Space, dict[tuple[Candidate, float], list[Times]]], num_places: int, slack: float | None
+    case: tuple[Space, dict[tuple[Candidate, float], list[ServedRequest]]], num_places: int, slack: float | None
 ) -> None:
     space, runs = case
     table = table_of(runs, LIMITS)
@@ -128,7 +128,7 @@ def test_the_pruned_search_finds_what_the_exhaustive_one_finds(
 @settings(max_examples=examples(60), deadline=None)
 @given(spaces(), st.floats(1, 3), st.floats(1, 3), st.floats(0.3, 1))
 def test_looser_limits_never_lower_the_best_goodput(
-    case: tuple[Space, dict[tuple[Candidate, float], list[Times]]], ttft: float, tpot: float, share: float
+    case: tuple[Space, dict[tuple[Candidate, float], list[ServedRequest]]], ttft: float, tpot: float, share: float
 ) -> None:
     space, runs = case
     looser = LatencyLimits(ttft_target_s=1.0 * ttft, tpot_target_s=0.1 * tpot, attainment=0.75 * share)
@@ -140,7 +140,7 @@ def test_looser_limits_never_lower_the_best_goodput(
 @settings(max_examples=examples(60), deadline=None)
 @given(spaces(), st.data())
 def test_more_candidates_never_lower_the_best_goodput(
-    case: tuple[Space, dict[tuple[Candidate, float], list[Times]]], data: st.DataObject
+    case: tuple[Space, dict[tuple[Candidate, float], list[ServedRequest]]], data: st.DataObject
 ) -> None:
     space, runs = case
     table = table_of(runs, LIMITS)
@@ -152,7 +152,7 @@ def test_more_candidates_never_lower_the_best_goodput(
 
 def test_the_nearest_keeps_the_limits_most_often() -> None:
     one, split = candidates_of(workers=[(None, 1)], budgets=[64], max_workers=2, max_devices=2)
-    fast, slow = Times(0.5, 0.05), Times(5.0, 0.05)
+    fast, slow = served(0.5, 0.05), served(5.0, 0.05)
     table = table_of({(one, 0.5): [fast, slow, slow, slow], (split, 0.5): [fast, fast, slow, slow]}, LIMITS)
     ranking = search(Space((one, split), (0.5,)), LIMITS, lambda candidate, rate: table[candidate, rate])
     assert not ranking.places
