@@ -34,7 +34,7 @@ from twostroke.planner.constraint import Binding, constraint_of
 from twostroke.planner.faults import Fault, faults_of
 from twostroke.planner.levers import HELPS, Lever, levers_of
 from twostroke.planner.read_signals import signals_of
-from twostroke.planner.replay import figures, measured_steps, predict
+from twostroke.planner.replay import check_predictable, figures, measured_steps, predict
 from twostroke.planner.signals import Signals
 from twostroke.served_run import Run
 from twostroke.simulation.after_gap import after_gap
@@ -144,7 +144,7 @@ def _tried(
         _check_alone(signals)
         known = after_gap(events)
         recording, measured = recording_of(known), run_of_log(known)
-        _check_predictable(recording.started)
+        check_predictable(recording.started)
         model = step_times or fit_log(measured_steps(events), recording.started.process)
     except InvalidParameter as error:  # a pool engine or too few steps: diagnose without predictions
         why = f"the log {error.limit}. {error.remedy}".rstrip() if error.name == "event_log" else str(error)
@@ -169,12 +169,6 @@ def _check_alone(signals: Signals) -> None:
     if signals.has_pools or signals.num_processes > 1:
         limit = "is that of an engine in a pool; one that ran by itself can be simulated from its log"
         raise InvalidParameter("event_log", "these events", limit)
-
-
-def _check_predictable(started: EngineStarted) -> None:
-    if started.speculation is not None:
-        limit = "drafts; how many of them stand is not in it as a decision, so its time cannot be simulated"
-        raise InvalidParameter("event_log", started.process, limit)
 
 
 def _predicted(

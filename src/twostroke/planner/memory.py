@@ -95,10 +95,6 @@ class MemoryPlan:
         """Return the most blocks that a request of so many tokens, prompt and output, can need."""
         return blocks_of_request(self.layout, self.cache, num_tokens, self.max_tokens_per_step)
 
-    def fits(self, num_requests: int, num_tokens: int) -> bool:
-        """Whether so many requests of so many tokens have their blocks at once."""
-        return num_requests <= self.concurrent_requests(num_tokens)
-
 
 def plan_memory(prepared: Prepared, memory_bytes: int, *, others_bytes: int = 0) -> MemoryPlan:
     """Return what the engine would do with its memory.

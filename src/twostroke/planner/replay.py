@@ -85,9 +85,7 @@ def replay_log(
     """
     check_whole(events)
     recording = recording_of(events)
-    if recording.started.speculation is not None:
-        limit = "drafts; how many of them stand is not in it as a decision, so its time cannot be simulated"
-        raise InvalidParameter("event_log", recording.started.process, limit)
+    check_predictable(recording.started)
     measured, steps = run_of_log(events), measured_steps(events)
     for what_if in what_ifs:
         check_rate_factor(what_if, recording.requests, measured.duration_s)
@@ -107,6 +105,13 @@ def replay_log(
         unfinished=recording.unfinished,
         refusal=refused,
     )
+
+
+def check_predictable(started: EngineStarted) -> None:
+    """Refuse the log of an engine that drafts."""
+    if started.speculation is not None:
+        limit = "drafts; how many of them stand is not in it as a decision, so its time cannot be simulated"
+        raise InvalidParameter("event_log", started.process, limit)
 
 
 def measured_steps(events: Sequence[Event]) -> list[TimedStep]:

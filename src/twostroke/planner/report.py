@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from typing import Any
 
 from twostroke.cost.calibration import Choice
@@ -13,33 +13,8 @@ from twostroke.planner.memory import MemoryPlan
 from twostroke.planner.plan import Asked, Plan
 from twostroke.planner.what_if import Change, TwoPools
 
-_OF_MEMORY = (
-    "model",
-    "architecture",
-    "num_parameters",
-    "dtype",
-    "quantization",
-    "num_ranks",
-    "memory_bytes",
-    "others_bytes",
-    "utilization",
-    "weight_bytes",
-    "draft_weight_bytes",
-    "step_bytes",
-    "context_bytes",
-    "reserve_bytes",
-    "kv_bytes",
-    "kv_limit",
-    "kv_bytes_per_token",
-    "kv_bytes_per_block",
-    "num_blocks",
-    "num_scratch_blocks",
-    "max_model_len",
-    "max_concurrent_requests",
-    "kv_capacity_tokens",
-    "max_num_seqs",
-    "remarks",
-)
+_NO_PLAIN_VALUES = ("kinds", "layout", "cache", "max_tokens_per_step")
+"""Fields of a memory plan that are left out, or told in other words."""
 
 
 def as_json(plan: Plan, after: AfterRun | None = None) -> dict[str, Any]:
@@ -78,8 +53,11 @@ def _of_asked(asked: Asked) -> dict[str, Any]:
 
 
 def _of_memory(memory: MemoryPlan) -> dict[str, Any]:
+    names = (field.name for field in fields(memory) if field.name not in _NO_PLAIN_VALUES)
     return {
-        **{name: getattr(memory, name) for name in _OF_MEMORY},
+        **{name: getattr(memory, name) for name in names},
+        "max_concurrent_requests": memory.max_concurrent_requests,
+        "kv_capacity_tokens": memory.kv_capacity_tokens,
         "kv_cache_dtype": memory.layout.kv_format,
         "block_size": memory.layout.block_size,
         "kv_bytes_per_token_by_kind": [asdict(kind) for kind in memory.kinds],

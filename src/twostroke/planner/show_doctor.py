@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import asdict
 from functools import partial
 from typing import Any
 
@@ -19,6 +20,9 @@ _DEARER = 1.05
 """Times a figure as it was: less is not worth a line."""
 _NEEDS_NOTHING = (Binding.NONE, Binding.COMPUTE)
 """Constraints that no setting loosens. Elsewhere, a lever was tried, or one does not know of any that helps."""
+
+
+_OF_LEVER = ("name", "flags", "settings", "metric", "is_exact", "before", "after", "gain")
 
 
 def print_diagnosis(found: Diagnosis, console: Console | None = None) -> None:
@@ -73,24 +77,15 @@ def diagnosis_json(found: Diagnosis) -> dict[str, Any]:
         "evidence": list(found.evidence),
         "limits": list(limit_lines(found.signals)),
         "levers": [
-            {
-                "name": lever.name,
-                "flags": lever.flags,
-                "settings": lever.settings,
-                "metric": lever.metric,
-                "is_exact": lever.is_exact,
-                "before": lever.before,
-                "after": lever.after,
-                "gain": lever.gain,
-                "costs": {name: {"before": b, "after": a} for name, (b, a) in lever.costs.items()},
-            }
+            {name: getattr(lever, name) for name in _OF_LEVER}
+            | {"costs": {name: {"before": b, "after": a} for name, (b, a) in lever.costs.items()}}
             for lever in found.levers
         ],
         "to_measure": [
             {"name": lever.name, "flags": lever.flags, "is_exact": lever.is_exact, "measure": lever.measure}
             for lever in found.to_measure
         ],
-        "faults": [{"name": fault.name, "seen": fault.seen, "remedy": fault.remedy} for fault in found.faults],
+        "faults": [asdict(fault) for fault in found.faults],
         "example": found.example,
         "signals": plain_signals(found.signals),
         "remark": found.remark,

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict
 from functools import partial
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
+from twostroke.batch import Limit
 from twostroke.cost.price import cost_per_million_tokens
 from twostroke.plain_words import counted
 from twostroke.planner.placement import Found, LatencyLimits, PlacementOutcome
@@ -18,7 +20,7 @@ from twostroke.planner.words import milliseconds, significant
 from twostroke.tables import plain_table, print_line, print_table
 
 _Cell = Callable[[Found, PlacementOutcome], str]
-_SCHEDULER_LIMITS = {"tokens": "the token budget", "seqs": "slots (max_num_seqs)", "kv": "KV blocks"}
+_SCHEDULER_LIMITS = {Limit.TOKENS: "the token budget", Limit.SEQS: "slots (max_num_seqs)", Limit.KV: "KV blocks"}
 
 
 def print_search(found: Searched, console: Console | None = None) -> None:
@@ -104,7 +106,7 @@ def price_per_million(found: Searched, of: Found) -> float | None:
 
 def searched_json(found: Searched) -> dict[str, Any]:
     """Return the results as JSON for programs; times in seconds."""
-    workload, limits, ranking = found.workload, found.limits, found.ranking
+    workload, ranking = found.workload, found.ranking
     return {
         "model": found.model,
         "machine": found.machine,
@@ -117,11 +119,7 @@ def searched_json(found: Searched) -> dict[str, Any]:
             "span_s": workload.span_s,
             "left_out": {"too_long": workload.num_too_long, "without_tokens": workload.num_without_tokens},
         },
-        "limits": {
-            "ttft_target_s": limits.ttft_target_s,
-            "tpot_target_s": limits.tpot_target_s,
-            "attainment": limits.attainment,
-        },
+        "limits": asdict(found.limits),
         "link_bytes_per_s": found.link_bytes_per_s,
         "num_candidates": len(found.space.candidates),
         "rate_factors": list(found.space.rate_factors),

@@ -70,10 +70,3 @@ class TwoPools:
     def is_hidden(self) -> bool | None:
         """Whether it does; None: nothing is known of the link."""
         return None if self.link_bytes_per_s is None else self.link_bytes_per_s >= self.needed_bytes_per_s
-
-    def exposed_s(self, num_prompt_tokens: int) -> float | None:
-        """What of the transfer of so many tokens is not hidden, layer by layer; None: nothing is known of the link."""
-        if self.link_bytes_per_s is None:
-            return None
-        transfer_s = num_prompt_tokens * self.kv_bytes_per_token / self.link_bytes_per_s
-        return max(0.0, transfer_s - num_prompt_tokens / self.prefill_tokens_per_s)
