@@ -27,7 +27,7 @@ from twostroke.config.checks import whole_number
 from twostroke.config.speculation import MAX_DRAFTS
 from twostroke.cost.acceptance import expected_tokens
 from twostroke.cost.step_cost import MachineLimits
-from twostroke.cost.step_model import StepTimeModel
+from twostroke.cost.step_model import Curve, StepTimeModel
 from twostroke.errors import InvalidParameter
 
 VERSION = 2
@@ -51,23 +51,15 @@ def seconds_at(timings: Sequence[Timing], size: int) -> float:
 
     Args:
         timings: one and more, by rising size.
-        size: asked for.
+        size: asked for, 1 or more.
 
     >>> seconds_at((Timing(1, 1.0), Timing(3, 2.0)), 2), seconds_at((Timing(1, 1.0), Timing(3, 2.0)), 5)
     (1.5, 3.0)
     >>> seconds_at((Timing(2, 1.0),), 1), seconds_at((Timing(2, 1.0),), 9)
     (1.0, 1.0)
     """
-    first = timings[0]
-    if size <= first.size or len(timings) == 1:
-        return first.seconds
-    upper = next((i for i in range(1, len(timings)) if timings[i].size >= size), len(timings) - 1)
-    low, high = timings[upper - 1], timings[upper]
-    slope = (high.seconds - low.seconds) / (high.size - low.size)
-    if size > high.size:
-        slope = max(0.0, slope)  # what takes less time the more there is of it was a hiccup
-        return high.seconds + slope * (size - high.size)
-    return low.seconds + slope * (size - low.size)
+    curve = Curve(tuple(timing.size for timing in timings), tuple(timing.seconds for timing in timings))
+    return curve.at(size)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

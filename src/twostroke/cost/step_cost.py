@@ -30,7 +30,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from twostroke.batch import ScheduledBatch, ScheduledRequest
 from twostroke.config.kv_format import KVFormat
@@ -272,8 +272,7 @@ class StepCost:
         return self.weight_bytes + self.kv_read_bytes + self.kv_written_bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Share:
+class Share(NamedTuple):
     """One request's part in a step."""
 
     num_computed_tokens: int

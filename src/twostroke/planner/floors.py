@@ -11,7 +11,7 @@ out.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -141,7 +141,7 @@ class Predictor:
         if self.steps is None:
             return None
         layers, predict = Layers(self.shape.windows), self.steps
-        return sum(predict.seconds(layers.work(_counts(shares))) for shares in steps)
+        return sum(predict.seconds(layers.work(shares)) for shares in steps)
 
 
 def chunks_of(num_prompt_tokens: int, tokens_per_step: int) -> list[Share]:
@@ -162,7 +162,3 @@ def batches_up_to(most: int) -> tuple[int, ...]:
     ((1, 2, 4, 6), ())
     """
     return tuple(sorted({1 << i for i in range(most.bit_length())} | {most})) if most > 0 else ()
-
-
-def _counts(shares: Sequence[Share]) -> list[tuple[int, int, int]]:
-    return [(share.num_computed_tokens, share.num_scheduled_tokens, share.num_logits_rows) for share in shares]
