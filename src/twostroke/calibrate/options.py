@@ -13,6 +13,8 @@ from twostroke.config.speculation import MAX_AUTO_DRAFTS, MAX_DRAFTS, Method
 from twostroke.errors import InvalidParameter
 
 DEFAULT_SIZES = "1,2,3,4,5,6,7,8,9,12,16,24,32,48,64"
+_METHOD_OF = {"exit_layers": "early_exit", "draft_model": "draft_model", "medusa": "medusa", "eagle": "eagle"}
+"""Options that are about one way of drafting, and which."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,15 +73,13 @@ class CalibrateOptions:
             raise InvalidParameter("methods", self.methods, limit, "Give some with commas between, or leave it out.")
         if self.exit_layers is not None:
             whole_numbers("exit_layers", self.exit_layers, 1, 10_000)
-        for name in ("draft_model", "medusa", "eagle"):
+        for name in self.companions:
             if getattr(self, name) is not None:
                 text(name, getattr(self, name))
-                if self.asked is not None and name not in self.asked:
-                    limit = f"changes nothing: {name!r} is not among the methods ({self.methods})"
-                    raise InvalidParameter(name, getattr(self, name), limit, "Name the method, or leave it out.")
-        if self.exit_layers is not None and self.asked is not None and "early_exit" not in self.asked:
-            limit = f"changes nothing: 'early_exit' is not among the methods ({self.methods})"
-            raise InvalidParameter("exit_layers", self.exit_layers, limit, "Name the method, or leave it out.")
+        for name, method in _METHOD_OF.items():
+            if getattr(self, name) is not None and self.asked is not None and method not in self.asked:
+                limit = f"changes nothing: {method!r} is not among the methods ({self.methods})"
+                raise InvalidParameter(name, getattr(self, name), limit, "Name the method, or leave it out.")
         whole_number("context_tokens", self.context_tokens, 2, 1 << 20)
         whole_number("output_tokens", self.output_tokens, 2 * (1 + self.most_drafts), 1 << 20)
         whole_number("prompts", self.prompts, 1, 10_000)
@@ -88,16 +88,20 @@ class CalibrateOptions:
 
     def _check_without_drafts(self) -> None:
         """What is about drafts alone changes nothing."""
-        for name in ("methods", "exit_layers", "draft_model", "medusa", "eagle"):
+        for name in ("methods", *_METHOD_OF):
             if getattr(self, name) is not None:
                 raise InvalidParameter(name, getattr(self, name), "changes nothing with --no-drafts", "Leave one out.")
 
     def _check_sizes(self) -> None:
-        sizes = whole_numbers("sizes", self.sizes, 1, MAX_DRAFTS + 1)
-        if sizes[0] != 1:
+        if self.step_sizes[0] != 1:
             raise InvalidParameter("sizes", self.sizes, "must begin with 1, the step without drafts")
-        if len(sizes) == 1:
+        if len(self.step_sizes) == 1:
             raise InvalidParameter("sizes", self.sizes, "has no step with drafts", "Add a size of 2 or more.")
+
+    @property
+    def step_sizes(self) -> tuple[int, ...]:
+        """The sizes, rising."""
+        return whole_numbers("sizes", self.sizes, 1, MAX_DRAFTS + 1)
 
     @property
     def asked(self) -> tuple[str, ...] | None:

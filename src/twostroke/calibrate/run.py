@@ -39,7 +39,7 @@ from twostroke.cost.step_model import StepTimeModel
 from twostroke.errors import ClientError, InvalidParameter, SetupError
 from twostroke.hardware import Hardware
 from twostroke.measure.report import model_name, settings
-from twostroke.measure.spec.measure import DecodeStep, PromptIds, SpecEngine, SpecRun, prompts
+from twostroke.measure.spec.measure import DecodeStep, PromptIds, SpecEngine, SpecRun, acceptance_of, prompts
 from twostroke.measure.steps import measure_steps
 from twostroke.model.model_files import find_model, find_model_of
 from twostroke.speculation.proposer import DraftRequest, Drafts
@@ -137,8 +137,7 @@ def calibrate(
 
 def _by_model(step_times: StepTimeModel, layers: Layers, options: CalibrateOptions) -> tuple[Timing, ...]:
     """v(n), where it is not measured by itself."""
-    sizes = whole_numbers("sizes", options.sizes, 1, MAX_DRAFTS + 1)
-    works = [(size, layers.work([(options.context_tokens, size, size)])) for size in sizes]
+    works = [(size, layers.work([(options.context_tokens, size, size)])) for size in options.step_sizes]
     return tuple(Timing(size, step_times.seconds(work)) for size, work in works)
 
 
@@ -190,9 +189,8 @@ class _Bench:
         model = files.config()
         of_tokenizer = files if load.tokenizer is None else find_model(load.tokenizer, with_weights=False)
         self._options, self._load = options, load
-        self._sizes = whole_numbers("sizes", options.sizes, 1, MAX_DRAFTS + 1)
         self._exits = _exit_layers(options.exit_layers, model.num_layers)
-        self._longest = options.context_tokens + max(options.output_tokens, _num_timed_outputs(self._sizes))
+        self._longest = options.context_tokens + max(options.output_tokens, _num_timed_outputs(options.step_sizes))
         given = load.max_model_len
         if given is not None and given < self._longest:
             limit = f"is less than the {self._longest} tokens that prompts and outputs take"
@@ -217,7 +215,7 @@ class _Bench:
         self._guesses.repeat((0,))
         for prompt in self._prompts:
             self._plain |= self._plain_engine.run([prompt], self._options.output_tokens).outputs
-        return self._timed(self._sizes)
+        return self._timed(self._options.step_sizes)
 
     def _timed(self, sizes: Sequence[int]) -> tuple[Timing, ...]:
         """Seconds of steps of so many query tokens."""
@@ -251,8 +249,6 @@ class _Bench:
         many = self._runs(config, most, self._prompts, num_outputs)
         (now,) = self._timed((2,))
         few = self._runs(config, 1, self._prompts[:2], min(num_outputs, 2 * self._options.repeats))
-        rounds = [a_round for run in (*many, *few) for step in run.steps for a_round in step.rounds]
-        tried = sum(accepted + (accepted < drafted) for drafted, accepted in rounds)
         with_room = [step for run in many for step in _with_room(run, most)]
         steps = {1: [s for run in few for s in run.steps], most: [s for run in many for s in run.steps]}
         drift = now.seconds / seconds_at(step_s, 2)
@@ -261,7 +257,7 @@ class _Bench:
             method=config.method,
             exit_layer=config.exit_layer,
             model=config.model,
-            acceptance=sum(accepted for _, accepted in rounds) / tried if tried else 0.0,
+            acceptance=acceptance_of(step for run in (*many, *few) for step in run.steps) or 0.0,
             share=sum(bool(step.rounds) for step in with_room) / max(1, len(with_room)),
             draft_s=tuple(Timing(k, _draft_s(steps[k], k) / drift) for k in sorted(steps)),
             extra_s=max(0.0, verify_s - now.seconds) / drift,

@@ -10,7 +10,7 @@ costs next to nothing, so what it gains is what verifying allows, and how well t
 from __future__ import annotations
 
 import sysconfig
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from random import Random
@@ -100,6 +100,13 @@ class DecodeStep:
     """Of it, guessing."""
 
 
+def acceptance_of(steps: Iterable[DecodeStep]) -> float | None:
+    """Share of the drafts that were looked at that stood: behind one that falls nothing is looked at."""
+    rounds = [a_round for step in steps for a_round in step.rounds]
+    tried = sum(accepted + (accepted < drafted) for drafted, accepted in rounds)
+    return sum(accepted for _, accepted in rounds) / tried if tried else None
+
+
 @dataclass(frozen=True, slots=True)
 class SpecRun:
     """The decode steps of a run, and what was generated."""
@@ -116,10 +123,8 @@ class SpecRun:
 
     @property
     def acceptance(self) -> float | None:
-        """Share of the drafts that were looked at that stood: behind one that falls nothing is looked at."""
-        rounds = [a_round for step in self.steps for a_round in step.rounds]
-        tried = sum(accepted + (accepted < drafted) for drafted, accepted in rounds)
-        return sum(accepted for _, accepted in rounds) / tried if tried else None
+        """See `acceptance_of`."""
+        return acceptance_of(self.steps)
 
     @property
     def tokens_per_round(self) -> float | None:
