@@ -71,7 +71,7 @@ class DecodePoint:
         return self.num_requests / self.tpot_s
 
 
-def measure_prefill(engine: ModelEngine, prompt_length: int, repeats: int, progress: str | None) -> PrefillPoint:
+def measure_prefill(engine: ModelEngine, prompt_length: int, repeats: int, progress: str) -> PrefillPoint:
     """Median TTFT of a prompt that has the engine to itself."""
     times: list[float] = []
     for repeat in range(repeats):
@@ -92,7 +92,7 @@ def output_length(num_requests: int, context: int, steps: int, budget: int) -> i
 
 
 def measure_decode(
-    engine: ModelEngine, num_requests: int, context: int, num_outputs: int, progress: str | None
+    engine: ModelEngine, num_requests: int, context: int, num_outputs: int, progress: str
 ) -> DecodePoint:
     """Median time of the steps in which all of them decode and nothing else happens.
 

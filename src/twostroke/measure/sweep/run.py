@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from twostroke.config.cache import CacheConfig
-from twostroke.config.checks import switch, whole_number
+from twostroke.config.checks import switch, whole_number, whole_numbers
 from twostroke.config.load import LoadConfig
 from twostroke.config.scheduler import SchedulerConfig
 from twostroke.cost.price import check_price_per_hour, cost_per_million_tokens
@@ -180,14 +180,7 @@ class SweepOptions:
         Raises:
             InvalidParameter: it is none.
         """
-        text: str = getattr(self, name)
-        try:
-            values = sorted({int(value) for value in text.split(",")})
-        except ValueError:
-            values = [0]
-        if values[0] < 1 or values[-1] > _MOST:
-            raise InvalidParameter(name, text, f"must be whole numbers from 1 to {_MOST}, with commas between them")
-        return tuple(values)
+        return whole_numbers(name, getattr(self, name), 1, _MOST)
 
 
 @dataclass(frozen=True, slots=True)
@@ -329,9 +322,7 @@ def run_sweep(
     return result
 
 
-def measure_sweep(
-    options: SweepOptions, load: LoadConfig, cache: CacheConfig, max_context: int, *, progress: bool = True
-) -> Sweep:
+def measure_sweep(options: SweepOptions, load: LoadConfig, cache: CacheConfig, max_context: int) -> Sweep:
     """Every point, on one engine with the scheduler's defaults.
 
     Raises:
@@ -354,27 +345,21 @@ def measure_sweep(
     costed = EventRing(1)  # where nobody listens, the journal works out no costs
     engine = model_engine(replace(load, max_model_len=longest), scheduler, cache, [costed])
     try:
-        return _measure(options, engine, in_batch, budget, progress=progress)
+        return _measure(options, engine, in_batch, budget)
     finally:
         engine.close()
 
 
-def _measure(
-    options: SweepOptions, engine: ModelEngine, in_batch: Mapping[int, int], budget: int, *, progress: bool
-) -> Sweep:
+def _measure(options: SweepOptions, engine: ModelEngine, in_batch: Mapping[int, int], budget: int) -> Sweep:
     prompts, contexts = options.lengths("prompt_lengths"), options.lengths("contexts")
-    measure_decode(engine, 1, *_WARM_UP, progress="sweep, warm-up" if progress else None)
-
-    def title(what: str) -> str | None:
-        return f"sweep, {what}" if progress else None
-
-    prefill = tuple(measure_prefill(engine, n, options.repeats, title(f"prompt of {n}")) for n in prompts)
-    by_context: Sequence[DecodePoint] = [
-        measure_decode(engine, 1, n, output_length(1, n, options.steps, budget), title(f"context {n}"))
+    measure_decode(engine, 1, *_WARM_UP, progress="sweep, warm-up")
+    prefill = tuple(measure_prefill(engine, n, options.repeats, f"sweep, prompt of {n}") for n in prompts)
+    by_context = [
+        measure_decode(engine, 1, n, output_length(1, n, options.steps, budget), f"sweep, context {n}")
         for n in contexts
     ]
     by_batch = [
-        measure_decode(engine, n, options.batch_context, outputs, title(f"batch {n}"))
+        measure_decode(engine, n, options.batch_context, outputs, f"sweep, batch {n}")
         for n, outputs in in_batch.items()
     ]
     fit = fit_quadratic([point.prompt_length for point in prefill], [point.ttft_s for point in prefill])
