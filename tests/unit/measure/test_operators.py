@@ -63,7 +63,7 @@ def _subject(wrong_by: float) -> Subject:
         constant_bytes=16,
         product="float32",
         build=build,
-        error=against_reference(build, reference.operators()),
+        error=against_reference(build),
         tolerance=0.01,
     )
 

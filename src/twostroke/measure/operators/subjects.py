@@ -70,16 +70,14 @@ def relative_error(found: Tensor, expected: Tensor) -> float:
     return round(float((found.double() - wide).norm() / wide.norm().clamp_min(1e-30)), 7)
 
 
-def against_reference(
-    build: Callable[[Operators], Callable[[int], Tensor]], operators: Operators
-) -> Callable[[int, Tensor], float]:
+def against_reference(build: Callable[[Operators], Callable[[int], Tensor]]) -> Callable[[int, Tensor], float]:
     """The error against the reference backend, which is built when first asked, and each point of it run once."""
     built: list[Callable[[int], Tensor]] = []
     expected: dict[int, Tensor] = {}
 
     def error(point: int, found: Tensor) -> float:
         if not built:
-            built.append(build(operators))
+            built.append(build(reference.operators()))
         if point not in expected:
             expected[point] = built[0](point)
         return relative_error(found, expected[point])
@@ -149,7 +147,7 @@ def _linear_subject(kind: str, name: str, n: int, k: int, rows: Sequence[int]) -
         constant_bytes=num_bytes,
         product=_PRODUCTS[kind],
         build=build,
-        error=against_reference(build, reference.operators()),
+        error=against_reference(build),
         tolerance=_LINEAR_TOLERANCES[kind],
     )
 
@@ -226,7 +224,7 @@ def _attention_subject(config: ModelConfig, kv_format: KVFormat, name: str, batc
         constant_bytes=kv_bytes,
         product="bfloat16",
         build=build,
-        error=against_reference(build, reference.operators()),
+        error=against_reference(build),
         tolerance=_ATTENTION_TOLERANCE,
     )
 
@@ -288,7 +286,7 @@ def _of_rows(
         constant_bytes=0,
         product="float32",
         build=build,
-        error=against_reference(build, reference.operators()),
+        error=against_reference(build),
         tolerance=_TOLERANCE,
     )
 

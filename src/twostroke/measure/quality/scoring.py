@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from twostroke.llm import LLM
+from twostroke.outputs import Logprob
 from twostroke.sampling_params import SamplingParams
 
 CUE, ANSWER = 8, 24
@@ -83,18 +84,24 @@ def perplexity(llm: LLM, documents: Sequence[Document], context: int) -> Perplex
         context: tokens of a window; the engine takes one more.
     """
     cut = [(d.token_ids[b:e], s - b) for d in documents for b, s, e in windows(len(d.token_ids), context)]
-    params = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=0)
-    outputs = llm.generate([{"prompt_token_ids": list(ids)} for ids, _ in cut], params)
     nats, num_tokens = 0.0, 0
-    for (ids, first), output in zip(cut, outputs, strict=True):
-        scores = output.prompt_logprobs
-        assert scores is not None, output.request_id
-        for at in range(first, len(ids)):
-            found = scores[at]
-            assert found is not None, at
-            nats -= found[ids[at]].logprob
-        num_tokens += len(ids) - first
+    for scores in _scores(llm, cut):
+        for score in scores:
+            nats -= score.logprob
+        num_tokens += len(scores)
     return Perplexity(num_tokens, sum(document.num_bytes for document in documents), nats)
+
+
+def _scores(llm: LLM, texts: Sequence[tuple[Sequence[int], int]]) -> Iterator[list[Logprob]]:
+    """Yield of each text what the model says of its tokens from an index on."""
+    params = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=0)
+    outputs = llm.generate([{"prompt_token_ids": list(ids)} for ids, _ in texts], params)
+    for (ids, first), output in zip(texts, outputs, strict=True):
+        assert output.prompt_logprobs is not None, output.request_id
+        told = zip(ids[first:], output.prompt_logprobs[first:], strict=True)
+        scores = [of_place[token_id] for token_id, of_place in told if of_place is not None]
+        assert len(scores) == len(ids) - first, output.request_id
+        yield scores
 
 
 def needles(documents: Sequence[Document], distances: Sequence[int], count: int, seed: int) -> list[Needle]:
@@ -119,14 +126,8 @@ def _run(text: Sequence[int], begin: int, length: int) -> tuple[int, ...]:
 
 def retrieval(llm: LLM, texts: Sequence[Needle]) -> dict[int, float]:
     """Share of the counted tokens that are the model's first choice, by distance."""
-    params = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=0)
-    outputs = llm.generate([{"prompt_token_ids": list(needle.token_ids)} for needle in texts], params)
+    answers = _scores(llm, [(needle.token_ids, len(needle.token_ids) - ANSWER) for needle in texts])
     right: dict[int, list[bool]] = {}
-    for needle, output in zip(texts, outputs, strict=True):
-        ids, scores = needle.token_ids, output.prompt_logprobs
-        assert scores is not None, output.request_id
-        for at in range(len(ids) - ANSWER, len(ids)):
-            found = scores[at]
-            assert found is not None, at
-            right.setdefault(needle.distance, []).append(found[ids[at]].rank == 1)
+    for needle, scores in zip(texts, answers, strict=True):
+        right.setdefault(needle.distance, []).extend(score.rank == 1 for score in scores)
     return {distance: sum(same) / len(same) for distance, same in right.items()}
