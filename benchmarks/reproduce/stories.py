@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from benchmarks.claim import Claim, ReproduceOptions, Reproduction
@@ -62,7 +62,7 @@ def reproduce(options: ReproduceOptions) -> Reproduction:
     return Reproduction(
         claims=tuple(claim for story in stories for claim in _claims(story, told[story.name], options)),
         config={story.name: {"a": dict(story.a), "b": dict(story.b)} for story in stories},
-        workload={story.name: story.workload.to_dict() for story in stories},
+        workload={story.name: asdict(story.workload) for story in stories},
         details={
             name: [
                 {"took_s": one.took_s, "verdict": dict(one.verdict), "figures": dict(one.figures)} for one in all_times

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from twostroke.lab.figures import Measured, Spread, Tokens, apart
 
@@ -23,10 +22,6 @@ class Sentence:
 
     kind: Kind
     text: str
-
-    def to_dict(self) -> dict[str, Any]:
-        """As it is sent."""
-        return {"kind": self.kind, "text": self.text}
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,11 +94,6 @@ class Remark:
         lower = seen.b[self.lower]
         is_so = lower is not None and (apart(lower, seen.b[self.higher]) > 0 if self.higher else lower.high > 0)
         return Sentence(self.kind, (self.text if is_so else self.otherwise).format(seen=seen))
-
-
-def sentences(claims: Sequence[StoryClaim | Remark], seen: Seen) -> list[Sentence]:
-    """All that a story has to say, in its order."""
-    return [claim.told(seen) for claim in claims]
 
 
 def times(a: float, b: float) -> str:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from statistics import median
-from typing import Any
 
 from twostroke.outputs import RequestOutput
 
@@ -57,10 +56,6 @@ class Spread:
         Spread(median=2.0, low=1.0, high=3.0)
         """
         return cls(median(values), min(values), max(values))
-
-    def to_dict(self) -> dict[str, Any]:
-        """As it is sent."""
-        return asdict(self)
 
 
 Measured = Mapping[str, Spread | None]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from twostroke.errors import InvalidParameter, TwostrokeError, UnknownParameter
@@ -42,7 +42,7 @@ class _Experiment:
     def to_dict(self) -> dict[str, Any]:
         """As it is sent."""
         story = None if self.story is None else self.story.name
-        workload = self.workload.to_dict()
+        workload = asdict(self.workload)
         return {"number": self.number, "story": story, "a": self.a.given, "b": self.b.given, "workload": workload}
 
 
@@ -56,9 +56,12 @@ class Lab:
 
     def offers(self) -> dict[str, Any]:
         """What can be asked for."""
-        switches = [{"name": s.name, "title": s.title, "values": s.values, "most": s.most} for s in SWITCHES]
         stories = [story.to_dict() for story in STORIES]
-        return {"stories": stories, "switches": switches, "workload": LabWorkload().to_dict()}
+        return {
+            "stories": stories,
+            "switches": [asdict(switch) for switch in SWITCHES],
+            "workload": asdict(LabWorkload()),
+        }
 
     def status(self) -> dict[str, Any]:
         """Of the experiment that runs, or ran last: its state, how far it is, and what came of it."""
@@ -172,7 +175,7 @@ def _object(name: str, given: Any) -> Mapping[str, Any]:
 
 def _shown(runs: Sequence[TrialRun]) -> dict[str, Any]:
     """All figures, and the lanes of the run that took the median time."""
-    figures = {name: None if spread is None else spread.to_dict() for name, spread in _together(runs).items()}
+    figures = {name: None if spread is None else asdict(spread) for name, spread in _together(runs).items()}
     middle = sorted(runs, key=lambda run: run.figures.duration_s)[(len(runs) - 1) // 2]
     lanes = [
         {
@@ -201,5 +204,5 @@ def _verdict(experiment: _Experiment, a: Sequence[TrialRun], b: Sequence[TrialRu
         "num_equal": tokens.num_equal,
         "num_requests": tokens.num_requests,
         "apart": {name: apart(mine[name], theirs[name]) for name in mine},
-        "sentences": [] if story is None else [said.to_dict() for said in story.tell(mine, theirs, tokens)],
+        "sentences": [] if story is None else [asdict(said) for said in story.tell(mine, theirs, tokens)],
     }

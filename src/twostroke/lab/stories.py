@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from twostroke.lab.claims import Remark, Seen, Sentence, StoryClaim, sentences
+from twostroke.lab.claims import Remark, Seen, Sentence, StoryClaim
 from twostroke.lab.figures import Measured, Tokens
 from twostroke.lab.workload import LabWorkload
 
 _FEW_BYTES = 8 << 20
 """Of KV memory: little enough that it decides who runs."""
+_LONG_AMONG_SHORT = LabWorkload(prompt_words=10, min_output=80, max_output=150, every_nth_is_long=3)
+"""Each third request has a long prompt, which comes while others read their answers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,13 +46,14 @@ class Story:
 
     def tell(self, a: Measured, b: Measured, tokens: Tokens) -> list[Sentence]:
         """What came of it and why, by what was measured."""
-        return sentences(self.claims, Seen(a, b, tokens))
+        seen = Seen(a, b, tokens)
+        return [claim.told(seen) for claim in self.claims]
 
     def to_dict(self) -> dict[str, Any]:
         """As it is sent, before it has run."""
         texts = ("name", "title", "question", "a_title", "b_title", "figure", "figure_title")
         shown = {name: getattr(self, name) for name in texts}
-        return shown | {"a": dict(self.a), "b": dict(self.b), "workload": self.workload.to_dict()}
+        return shown | {"a": dict(self.a), "b": dict(self.b), "workload": asdict(self.workload)}
 
 
 STORIES = (
@@ -107,16 +110,7 @@ STORIES = (
             "enable_prefix_caching": False,
             "max_num_seqs": 16,
         },
-        workload=LabWorkload(
-            seed=2,
-            num_requests=12,
-            rate=5,
-            prompt_words=10,
-            min_output=80,
-            max_output=150,
-            every_nth_is_long=3,
-            long_words=400,
-        ),
+        workload=replace(_LONG_AMONG_SHORT, seed=2, num_requests=12, rate=5, long_words=400),
         figure_title="longest gap between two tokens, ms",
         claims=(
             StoryClaim(
@@ -277,16 +271,7 @@ STORIES = (
         a={"pools": "one"},
         b_title="a prefill and a decode process",
         b={"pools": "prefill and decode"},
-        workload=LabWorkload(
-            seed=6,
-            num_requests=9,
-            rate=4,
-            prompt_words=10,
-            min_output=80,
-            max_output=150,
-            every_nth_is_long=3,
-            long_words=500,
-        ),
+        workload=replace(_LONG_AMONG_SHORT, seed=6, num_requests=9, rate=4, long_words=500),
         figure_title="TTFT p50, ms",
         claims=(
             StoryClaim(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from random import Random
 from typing import Any, Literal, get_args
 
@@ -76,10 +76,6 @@ class LabWorkload:
             if name not in known:
                 raise UnknownParameter(name, known, "the workload")
         return cls(**given)
-
-    def to_dict(self) -> dict[str, Any]:
-        """As it is sent."""
-        return asdict(self)
 
     def requests(self) -> list[AskedFor]:
         """The same for the same fields, in the order of their arrival.
