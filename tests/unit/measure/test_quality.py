@@ -22,7 +22,7 @@ from twostroke.errors import InvalidParameter, SetupError, UnknownParameter
 from twostroke.measure.peers.peer import Peer
 from twostroke.measure.quality import peer
 from twostroke.measure.quality.configuration import RESERVED, keywords_of
-from twostroke.measure.quality.distance import FLOAT32, Distance, WholeDistributions, kept_distributions
+from twostroke.measure.quality.distance import FLOAT32, Distance, WholeDistributions, Window, kept_distributions
 from twostroke.measure.quality.run import (
     KV_CONFIGURATIONS,
     MIN_TEXT_TOKENS,
@@ -188,7 +188,7 @@ def test_the_float32_side_is_that_of_transformers(random_models: dict[str, Path]
     """The text takes two passes of up to 512 tokens, and some of qwen2's layers have a window."""
     ids = [(7 * i * i + 3 * i) % 256 for i in range(600)]
     config = EngineConfig.from_keywords(model=str(random_models[family]), max_model_len=640, threads=1, **FLOAT32)
-    ours = torch.cat(list(WholeDistributions(config, 640, as_numbers=True).log_probs(ids, 100)))
+    ours = torch.cat(list(WholeDistributions(config, 640, as_numbers=True).log_probs(Window(tuple(ids), 100))))
     theirs = transformers.AutoModelForCausalLM.from_pretrained(random_models[family]).float().eval()
     with torch.no_grad():
         expected = theirs(torch.tensor([ids])).logits[0, 99:-1].log_softmax(-1)
@@ -201,7 +201,7 @@ def test_what_is_measured_is_what_an_engine_computes(random_models: dict[str, Pa
     ids = [(7 * i * i + 3 * i) % 256 for i in range(90)]
     given: dict[str, Any] = {"max_model_len": 128, "threads": 1, "kv_cache_dtype": kv_cache_dtype}
     config = EngineConfig.from_keywords(model=str(random_models["qwen2"]), **given)
-    measured = torch.cat(list(WholeDistributions(config, 128).log_probs(ids, 1)))
+    measured = torch.cat(list(WholeDistributions(config, 128).log_probs(Window(tuple(ids), 1))))
     with LLM(str(random_models["qwen2"]), **given) as llm:
         params = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=0)
         (output,) = llm.generate([{"prompt_token_ids": ids}], params)

@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 import shutil
 import tempfile
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,6 +44,9 @@ from twostroke.startup.preparation import prepare
 from twostroke.startup.prepared import Prepared
 
 _GIB = 2**30
+
+LogProbs = Callable[["Window"], Iterable[Tensor]]
+"""Gives the log-probabilities at each scored position of a window, a few rows at a time: float32 [rows, vocab_size]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +118,11 @@ class Distance:
         """Perplexity of float32 at the same positions."""
         return math.exp(self.float32_nats / self.num_positions)
 
+    @property
+    def rise(self) -> float:
+        """Rise of the perplexity over that of float32, as a share."""
+        return self.perplexity / self.float32_perplexity - 1
+
     def as_json(self) -> dict[str, Any]:
         """Return the figures for a result."""
         return {
@@ -124,7 +132,7 @@ class Distance:
             "top1_agreement": self.top1_agreement,
             "perplexity": self.perplexity,
             "float32_perplexity": self.float32_perplexity,
-            "perplexity_rise": self.perplexity / self.float32_perplexity - 1,
+            "perplexity_rise": self.rise,
         }
 
 
@@ -134,20 +142,25 @@ class KeptDistributions:
     def __init__(self, path: Path, num_positions: int, vocab_size: int) -> None:
         self._rows: npt.NDArray[np.float32] = np.memmap(path, np.float32, "w+", shape=(num_positions, vocab_size))
 
-    def put(self, at: int, found: Iterable[Tensor]) -> None:
-        """Store rows from position `at` on."""
-        for rows in found:
-            self._rows[at : at + len(rows)] = rows.cpu().numpy()
-            at += len(rows)
+    def put(self, windows: Iterable[Window], log_probs: LogProbs) -> None:
+        """Store the distributions of windows, one behind the other."""
+        at = 0
+        for window in windows:
+            for rows in log_probs(window):
+                self._rows[at : at + len(rows)] = rows.cpu().numpy()
+                at += len(rows)
 
-    def compare(self, distance: Distance, at: int, window: Window, found: Iterable[Tensor]) -> None:
-        """Add a window's distributions to `distance`; its first scored position is the `at`-th of the file."""
-        done = 0
-        for rows in found:
-            reference = torch.from_numpy(np.array(self._rows[at + done : at + done + len(rows)]))
-            distance.add(reference, rows.cpu(), window.scored[done : done + len(rows)])
-            done += len(rows)
-        assert done == window.num_scored, f"{done} of {window.num_scored} positions"
+    def distance(self, windows: Iterable[Window], log_probs: LogProbs) -> Distance:
+        """Compare other distributions of the windows that were stored."""
+        distance, at = Distance(), 0
+        for window in windows:
+            done = 0
+            for rows in log_probs(window):
+                reference = torch.from_numpy(np.array(self._rows[at : at + len(rows)]))
+                distance.add(reference, rows.cpu(), window.scored[done : done + len(rows)])
+                done, at = done + len(rows), at + len(rows)
+            assert done == window.num_scored, f"{done} of {window.num_scored} positions"
+        return distance
 
 
 def first_positions(windows: Iterable[Window], most: int) -> list[Window]:
@@ -246,16 +259,16 @@ class WholeDistributions:
         self._kv, self._block_tables = _storage(prepared, context)
         self._attention_layout = self._kv.attention_layout(self._model.num_heads)
 
-    def log_probs(self, token_ids: Sequence[int], first: int) -> Iterator[Tensor]:
+    def log_probs(self, window: Window) -> Iterator[Tensor]:
         """Yield log-probabilities of each scored position, a few rows at a time.
 
         Args:
-            token_ids: of a window.
-            first: index of the first token that is scored; 1 or more.
+            window: its first scored token has index 1 or more.
 
         Yields:
-            float32 [rows, vocab_size]; all together one row for each of token_ids[first:].
+            float32 [rows, vocab_size]; all together one row for each scored token.
         """
+        token_ids, first = window.token_ids, window.first
         end = len(token_ids) - 1  # the last token is only predicted
         slice_rows = num_slice_rows(self.vocab_size)
         for begin in range(0, end, _CHUNK):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -78,10 +79,7 @@ class PeerScorer:
         try:
             process = PeerProcess(LLAMA_CPP, self.interpreter)
             about = process.load(self._order(windows, kv_type), _ANSWER_LIMIT_S)
-            distance, at = Distance(), 0
-            for window in windows:
-                kept.compare(distance, at, window, self._log_probs(process, window))
-                at += window.num_scored
+            distance = kept.distance(windows, partial(self._log_probs, process))
         except PeerFailed as failure:
             why = str(failure).replace(str(self.model), self.model.name)
             return PeerRow(name, about, None, why.replace(str(self.interpreter), self.interpreter.name))

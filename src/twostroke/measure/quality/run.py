@@ -212,10 +212,7 @@ def _distances(
     float32 = WholeDistributions(_engine_config(options, FLOAT32, context), context, as_numbers=True)
     vocab_size, num_positions = float32.vocab_size, sum(window.num_scored for window in cut)
     with kept_distributions(num_positions, vocab_size) as (kept, folder):
-        at = 0
-        for window in cut:
-            kept.put(at, float32.log_probs(window.token_ids, window.first))
-            at += window.num_scored
+        kept.put(cut, float32.log_probs)
         del float32
         apart = {
             configuration: _distance(options, configuration, cut, kept, context) for configuration in configurations
@@ -234,11 +231,7 @@ def _distance(
 ) -> Distance:
     keywords = keywords_of(configuration) if configuration else {}
     model = WholeDistributions(_engine_config(options, keywords, context), context)
-    distance, at = Distance(), 0
-    for window in cut:
-        kept.compare(distance, at, window, model.log_probs(window.token_ids, window.first))
-        at += window.num_scored
-    return distance
+    return kept.distance(cut, model.log_probs)
 
 
 def _engine_config(options: QualityOptions, keywords: Mapping[str, Any], context: int) -> EngineConfig:
@@ -367,7 +360,7 @@ def _distance_table(quality: Quality) -> Table:
             f"{distance.top1_agreement:.2%}",
             f"{distance.perplexity:.4f}",
             f"{distance.float32_perplexity:.4f}",
-            f"{distance.perplexity / distance.float32_perplexity - 1:+.2%}",
+            f"{distance.rise:+.2%}",
         )
     return table
 
