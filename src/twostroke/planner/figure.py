@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from twostroke.measure.figure import MEASURED, PREDICTED, save_figure
+from twostroke.measure.figure import MEASURED, PREDICTED, finish, save_figure
 from twostroke.planner.plan import Plan
 from twostroke.planner.replay import Replayed
 from twostroke.served_run import Run
@@ -37,11 +37,10 @@ def draw_plan(plan: Plan, path: Path) -> Path:
                 axes.annotate(str(batch), (rate, seconds * 1e3), fontsize=7, color=colour, **place)
         axes.set_xlim(left=0)
         axes.set_ylim(bottom=0)
-        axes.set_xlabel("output tokens/s of all requests (numbers: requests at once)")
-        axes.set_ylabel("TPOT, ms")
         axes.set_title(f"{plan.memory.model} on {plan.machine.name}, {plan.context} tokens of context", fontsize=9)
         axes.legend(fontsize=8, frameon=False, loc="upper left")
-        axes.spines[["top", "right"]].set_visible(False)
+        xlabel = "output tokens/s of all requests (numbers: requests at once)"
+        finish(axes, legend=False, xlabel=xlabel, ylabel="TPOT, ms")
 
     return save_figure(draw, path, instead="go without the picture (leave --png out)")
 
@@ -75,13 +74,10 @@ def draw_replayed(found: Replayed, path: Path) -> Path:
             shares = [(i + 1) / len(ttfts) for i in range(len(ttfts))]
             waits.step(ttfts, shares, color=colour, where="post")
         gaps.set_yscale("log")
-        gaps.set_xlabel("s after the first request")
-        gaps.set_ylabel("ms from one token of a request to its next")
         gaps.legend(fontsize=7, frameon=False, loc="lower left", bbox_to_anchor=(0, 1.0), ncols=2)
-        waits.set_xlabel("TTFT, ms")
-        waits.set_ylabel("share of the requests")
-        for axes in (gaps, waits):
-            axes.spines[["top", "right"]].set_visible(False)
+        ylabel = "ms from one token of a request to its next"
+        finish(gaps, legend=False, xlabel="s after the first request", ylabel=ylabel)
+        finish(waits, legend=False, xlabel="TTFT, ms", ylabel="share of the requests")
 
     return save_figure(draw, path, size=(9.0, 4.0), instead="go without the picture (leave --png out)")
 
