@@ -86,6 +86,24 @@ class LatencyLimits:
     """Share of all requests that must keep both."""
 
 
+class LatencyOutcome(NamedTuple):
+    """One latency of a run, beside its limit."""
+
+    option: str
+    """The limit, as the option spells it."""
+    limit_s: float
+    num_within: int
+    """Number of requests that keep it; one without this latency does."""
+    p50_s: float
+    """Median; 0 where no request has this latency."""
+    p99_s: float
+
+    @property
+    def name(self) -> str:
+        """TTFT or TPOT."""
+        return self.option.split("_")[0].upper()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlacementOutcome:
     """A candidate's run at one rate."""
@@ -93,15 +111,10 @@ class PlacementOutcome:
     rate_factor: float
     """Requests arrive this many times as fast as in the workload."""
     num_requests: int
-    num_within_ttft: int
-    num_within_tpot: int
     num_within: int
     """Number of requests that keep both limits."""
-    ttft_p50_s: float
-    ttft_p99_s: float
-    tpot_p50_s: float
-    """Median TPOT; 0 where no request has a second token."""
-    tpot_p99_s: float
+    ttft: LatencyOutcome
+    tpot: LatencyOutcome
     duration_s: float
     """Seconds from the first arrival to the last token."""
     num_output_tokens: int
@@ -128,9 +141,9 @@ class PlacementOutcome:
         return self.num_within >= num_that_must_keep(self.num_requests, limits)
 
     @property
-    def worse_limit(self) -> str:
-        """The limit that more requests miss, as the option spells it."""
-        return "ttft_target_s" if self.num_within_ttft <= self.num_within_tpot else "tpot_target_s"
+    def worse(self) -> LatencyOutcome:
+        """The latency whose limit more requests miss."""
+        return min(self.ttft, self.tpot, key=lambda one: one.num_within)
 
 
 Simulate = Callable[[Candidate, float], PlacementOutcome]
@@ -228,7 +241,7 @@ def search(
         places = sorted([*places, found], key=lambda one: -one.goodput_per_device)[:num_places]
     nearest = None
     if not places:
-        nearest = max(misses, key=lambda one: _nearness(one.missed, limits), default=None)
+        nearest = max(misses, key=lambda one: _nearness(one.missed), default=None)
     return Ranking(tuple(places), unsplit, nearest, num_simulations, num_skipped)
 
 
@@ -246,11 +259,10 @@ def _climb(
     return Found(candidate, best, None), len(rates)
 
 
-def _nearness(outcome: PlacementOutcome | None, limits: LatencyLimits) -> tuple[int, float]:
+def _nearness(outcome: PlacementOutcome | None) -> tuple[int, float]:
     """Return a sort key: how many requests keep both limits, then how closely the worse of the two limits is missed."""
     assert outcome is not None, "a candidate without a place has missed a limit"
-    over = max(outcome.ttft_p99_s / limits.ttft_target_s, outcome.tpot_p99_s / limits.tpot_target_s)
-    return outcome.num_within, -over
+    return outcome.num_within, -max(one.p99_s / one.limit_s for one in (outcome.ttft, outcome.tpot))
 
 
 def outcome_of(run: Run, limits: LatencyLimits, *, rate_factor: float, num_requests: int) -> PlacementOutcome:
@@ -262,27 +274,26 @@ def outcome_of(run: Run, limits: LatencyLimits, *, rate_factor: float, num_reque
         rate_factor: multiple of the workload's arrival rate.
         num_requests: requests of the workload.
     """
-    times = [request.times for request in run.requests]
-    ttft = sorted(one.ttft_s for one in times)
-    tpot = sorted(one.tpot_s for one in times if one.tpot_s is not None)
-    within = [
-        (one.ttft_s <= limits.ttft_target_s, one.tpot_s is None or one.tpot_s <= limits.tpot_target_s) for one in times
-    ]
+    ttft = [request.times.ttft_s for request in run.requests]
+    tpot = [request.times.tpot_s for request in run.requests]
+    in_ttft = [seconds <= limits.ttft_target_s for seconds in ttft]
+    in_tpot = [seconds is None or seconds <= limits.tpot_target_s for seconds in tpot]
     limited = Counter(step.limited_by for step in run.steps if step.limited_by is not Limit.NONE)
     return PlacementOutcome(
         rate_factor=rate_factor,
         num_requests=num_requests,
-        num_within_ttft=sum(in_ttft for in_ttft, _ in within),
-        num_within_tpot=sum(in_tpot for _, in_tpot in within),
-        num_within=sum(in_ttft and in_tpot for in_ttft, in_tpot in within),
-        ttft_p50_s=_quantile(ttft, 0.5),
-        ttft_p99_s=_quantile(ttft, 0.99),
-        tpot_p50_s=_quantile(tpot, 0.5),
-        tpot_p99_s=_quantile(tpot, 0.99),
+        num_within=sum(map(all, zip(in_ttft, in_tpot, strict=True))),
+        ttft=_beside("ttft_target_s", limits.ttft_target_s, sum(in_ttft), ttft),
+        tpot=_beside("tpot_target_s", limits.tpot_target_s, sum(in_tpot), tpot),
         duration_s=run.duration_s,
         num_output_tokens=run.num_output_tokens,
         scheduler_limit=limited.most_common(1)[0][0] if limited else Limit.NONE,
     )
+
+
+def _beside(option: str, limit_s: float, num_within: int, seconds: Sequence[float | None]) -> LatencyOutcome:
+    known = sorted(one for one in seconds if one is not None)
+    return LatencyOutcome(option, limit_s, num_within, _quantile(known, 0.5), _quantile(known, 0.99))
 
 
 def _quantile(ordered: Sequence[float], share: float) -> float:

@@ -276,20 +276,16 @@ def _unreachable(ranking: Ranking, limits: LatencyLimits, num_candidates: int) -
     found = ranking.nearest
     assert found is not None, "somebody is the nearest"
     assert found.missed is not None, "who has no place has missed a limit"
-    missed, name = found.missed, found.missed.worse_limit
-    given = getattr(limits, name)
-    p99, kept = (
-        (missed.ttft_p99_s, missed.num_within_ttft)
-        if name == "ttft_target_s"
-        else (missed.tpot_p99_s, missed.num_within_tpot)
-    )
+    missed, worse = found.missed, found.missed.worse
+    kept, flag = worse.num_within / missed.num_requests, worse.option.replace("_", "-")
     limit = (
         f"is kept by none of {num_candidates} candidates at {missed.rate_factor:g} times the workload's rate. The "
-        f"nearest ({found.candidate}) keeps it for {kept / missed.num_requests:.1%} of the requests, of which "
-        f"{limits.attainment:.1%} must keep both limits; its p99 is {p99:.4g} s, {p99 / given:.2f} times the limit"
+        f"nearest ({found.candidate}) keeps it for {kept:.1%} of the requests, of which "
+        f"{limits.attainment:.1%} must keep both limits; its p99 is {worse.p99_s:.4g} s, "
+        f"{worse.p99_s / worse.limit_s:.2f} times the limit"
     )
-    remedy = f"Give a larger --{name.replace('_', '-')}, a lower --attainment or lower --rate-factors, or more devices."
-    return InvalidParameter(name, given, limit, remedy)
+    remedy = f"Give a larger --{flag}, a lower --attainment or lower --rate-factors, or more devices."
+    return InvalidParameter(worse.option, worse.limit_s, limit, remedy)
 
 
 def _price(plan: PlanOptions) -> float | None:

@@ -14,7 +14,7 @@ from rich.table import Table
 from twostroke.batch import Limit
 from twostroke.cost.price import cost_per_million_tokens
 from twostroke.plain_words import counted
-from twostroke.planner.placement import Found, LatencyLimits, PlacementOutcome
+from twostroke.planner.placement import Found, PlacementOutcome
 from twostroke.planner.search import Searched
 from twostroke.planner.words import milliseconds, significant
 from twostroke.tables import plain_table, print_line, print_table
@@ -55,7 +55,7 @@ def print_search(found: Searched, console: Console | None = None) -> None:
 def conclusions(found: Searched) -> list[str]:
     """Return the conclusions that the table does not show, one sentence per line."""
     winner, unsplit = found.ranking.places[0], found.ranking.unsplit
-    lines = [f"best: {winner.candidate}; {binds(winner, found.limits)}"]
+    lines = [f"best: {winner.candidate}; {binds(winner)}"]
     replicas = num_replicas(found, winner)
     if replicas is not None:
         num_devices = replicas * winner.candidate.num_devices
@@ -72,18 +72,15 @@ def conclusions(found: Searched) -> list[str]:
     return lines
 
 
-def binds(found: Found, limits: LatencyLimits) -> str:
+def binds(found: Found) -> str:
     """Return the limit that keeps a candidate from more goodput."""
     if found.missed is None:
         return "it keeps the limits at every rate that was tried (add faster --rate-factors)"
-    missed = found.missed
-    if missed.worse_limit == "ttft_target_s":
-        name, share, p99, limit = "TTFT", missed.num_within_ttft, missed.ttft_p99_s, limits.ttft_target_s
-    else:
-        name, share, p99, limit = "TPOT", missed.num_within_tpot, missed.tpot_p99_s, limits.tpot_target_s
+    missed, worse = found.missed, found.missed.worse
+    kept = worse.num_within / missed.num_requests
     words = (
-        f"{name} binds: at {missed.rate_factor:g} times the rate {share / missed.num_requests:.1%} keep it, p99 "
-        f"{milliseconds(p99)} of {milliseconds(limit)}"
+        f"{worse.name} binds: at {missed.rate_factor:g} times the rate {kept:.1%} keep it, p99 "
+        f"{milliseconds(worse.p99_s)} of {milliseconds(worse.limit_s)}"
     )
     scheduler = _SCHEDULER_LIMITS.get(missed.scheduler_limit)
     return words if scheduler is None else f"{words}; its steps were limited most by {scheduler}"
@@ -149,14 +146,14 @@ def _place_json(found: Searched, one: Found) -> dict[str, Any]:
         "rate_factor": one.best.rate_factor,
         "replicas_for_the_workload": num_replicas(found, one),
         "share_within_limits": one.best.share,
-        "ttft_p50_s": one.best.ttft_p50_s,
-        "ttft_p99_s": one.best.ttft_p99_s,
-        "tpot_p50_s": one.best.tpot_p50_s,
-        "tpot_p99_s": one.best.tpot_p99_s,
+        "ttft_p50_s": one.best.ttft.p50_s,
+        "ttft_p99_s": one.best.ttft.p99_s,
+        "tpot_p50_s": one.best.tpot.p50_s,
+        "tpot_p99_s": one.best.tpot.p99_s,
         "output_tokens_per_s": one.best.output_tokens_per_s,
         "price_per_million_tokens": price_per_million(found, one),
-        "binds": None if one.missed is None else one.missed.worse_limit,
-        "why": binds(one, found.limits),
+        "binds": None if one.missed is None else one.missed.worse.option,
+        "why": binds(one),
     }
 
 
@@ -192,7 +189,7 @@ def _tables(found: Searched) -> Iterator[Table]:
         "good/s": lambda one, _: significant(one.goodput),
         f"per {found.device}": lambda one, _: significant(one.goodput_per_device),
         "rate": lambda _, best: f"x{best.rate_factor:g}",
-        "binds": lambda one, _: _bound_by(one),
+        "binds": lambda one, _: "rates" if one.missed is None else one.missed.worse.name,
     }
     if found.price_per_device_hour is not None:
         candidates["per M"] = lambda one, _: significant(price_per_million(found, one) or 0)
@@ -200,10 +197,10 @@ def _tables(found: Searched) -> Iterator[Table]:
     yield _table(
         found,
         {
-            "TTFT p50 ms": lambda _, best: significant(best.ttft_p50_s * 1e3),
-            "TTFT p99 ms": lambda _, best: significant(best.ttft_p99_s * 1e3),
-            "TPOT p50 ms": lambda _, best: significant(best.tpot_p50_s * 1e3),
-            "TPOT p99 ms": lambda _, best: significant(best.tpot_p99_s * 1e3),
+            "TTFT p50 ms": lambda _, best: significant(best.ttft.p50_s * 1e3),
+            "TTFT p99 ms": lambda _, best: significant(best.ttft.p99_s * 1e3),
+            "TPOT p50 ms": lambda _, best: significant(best.tpot.p50_s * 1e3),
+            "TPOT p99 ms": lambda _, best: significant(best.tpot.p99_s * 1e3),
         },
     )
 
@@ -224,7 +221,3 @@ def _table(found: Searched, columns: Mapping[str, _Cell]) -> Table:
 def _split(found: Found) -> str:
     candidate = found.candidate
     return f"{candidate.prefill}:{candidate.decode}" if candidate.is_split else "one"
-
-
-def _bound_by(one: Found) -> str:
-    return "rates" if one.missed is None else one.missed.worse_limit.split("_")[0].upper()

@@ -158,7 +158,7 @@ def test_the_nearest_keeps_the_limits_most_often() -> None:
     assert not ranking.places
     assert ranking.nearest is not None
     assert ranking.nearest.missed is not None
-    assert (ranking.nearest.candidate, ranking.nearest.missed.worse_limit) == (split, "ttft_target_s")
+    assert (ranking.nearest.candidate, ranking.nearest.missed.worse.option) == (split, "ttft_target_s")
 
 
 def test_candidates_are_one_process_and_splits_that_are_no_multiples_of_others() -> None:
