@@ -15,7 +15,6 @@ of a step is a part of its curve.
 from __future__ import annotations
 
 import bisect
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -125,11 +124,10 @@ def _scaled(curve: Curve, factor: float) -> Curve:
     return Curve(curve.counts, tuple(value * factor for value in curve.seconds))
 
 
-def knots(largest: int, extra: Sequence[int] = ()) -> tuple[int, ...]:
+def knots(largest: int) -> tuple[int, ...]:
     """Where a curve gets its points: each doubling up to the largest count, and that.
 
-    >>> knots(6), knots(64, extra=(48,))
-    ((1, 2, 4, 6), (1, 2, 4, 8, 16, 32, 48, 64))
+    >>> knots(6), knots(8)
+    ((1, 2, 4, 6), (1, 2, 4, 8))
     """
-    doublings = {1 << i for i in range(largest.bit_length())}
-    return tuple(sorted(n for n in doublings | {largest, *extra} if n <= largest))
+    return tuple(sorted({1 << i for i in range(largest.bit_length())} | {largest}))

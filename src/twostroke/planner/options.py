@@ -69,12 +69,8 @@ class PlanOptions:
 
     def __post_init__(self) -> None:
         """Checks what needs no model."""
-        read_sizes(self, "memory")
-        if self.memory is not None:
-            whole_number("memory", self.memory, 1, MAX_BYTES)
-        if self.context is not None:
-            whole_number("context", self.context, 1, MAX_TOKENS)
-        for name in ("requests", "batch", "max_tokens"):
+        _check_machine(self)
+        for name in ("context", "requests", "batch", "max_tokens"):
             if getattr(self, name) is not None:
                 whole_number(name, getattr(self, name), 1, MAX_TOKENS)
         if self.prompt is not None:
@@ -88,8 +84,6 @@ class PlanOptions:
         _ = self.prompts
         for name in self.others:
             find_device(name, "compare")
-        if self.device_name is not None:
-            find_device(self.device_name)
 
     def _check_prompt(self) -> None:
         if self.prompt is not None:
@@ -128,12 +122,16 @@ class TraceOptions:
 
     def __post_init__(self) -> None:
         """Checks what needs no trace."""
-        read_sizes(self, "memory")
-        if self.device_name is not None:
-            find_device(self.device_name)
-        if self.memory is not None:
-            whole_number("memory", self.memory, 1, MAX_BYTES)
+        _check_machine(self)
         whole_number("trace_divisor", self.trace_divisor, 1)
+
+
+def _check_machine(options: PlanOptions | TraceOptions) -> None:
+    read_sizes(options, "memory")
+    if options.memory is not None:
+        whole_number("memory", options.memory, 1, MAX_BYTES)
+    if options.device_name is not None:
+        find_device(options.device_name)
 
 
 MAX_RATE_FACTORS = 32

@@ -211,15 +211,15 @@ class _Case:
 
 def _batch(options: PlanOptions, num_requests: int, context: int, scheduler: SchedulerConfig) -> int:
     batch = options.batch
-    if batch > num_requests:
-        limit = f"does not fit: at most {num_requests} requests of {context} tokens do"
-        raise InvalidParameter("batch", batch, limit, "Lower it, or --context.")
-    if batch > scheduler.max_num_seqs:
-        limit = f"is more than run at once, {scheduler.max_num_seqs}"
-        raise InvalidParameter("batch", batch, limit, "Raise --max-num-seqs.")
-    if batch > scheduler.max_num_batched_tokens:
-        limit = f"is more than the tokens of a step, {scheduler.max_num_batched_tokens}"
-        raise InvalidParameter("batch", batch, limit, "Raise --max-num-batched-tokens.")
+    seqs, tokens = scheduler.max_num_seqs, scheduler.max_num_batched_tokens
+    does_not_fit = f"does not fit: at most {num_requests} requests of {context} tokens do"
+    for most, limit, remedy in (
+        (num_requests, does_not_fit, "Lower it, or --context."),
+        (seqs, f"is more than run at once, {seqs}", "Raise --max-num-seqs."),
+        (tokens, f"is more than the tokens of a step, {tokens}", "Raise --max-num-batched-tokens."),
+    ):
+        if batch > most:
+            raise InvalidParameter("batch", batch, limit, remedy)
     return batch
 
 
