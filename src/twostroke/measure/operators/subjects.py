@@ -42,18 +42,18 @@ class Subject:
     """One operator."""
 
     operator: str
-    kind: str
+    kind: str = "bf16"
     """What of it: the type of the weights, or what it works on."""
     points: tuple[Point, ...]
-    constant_bytes: int
+    constant_bytes: int = 0
     """Of what a run reads again each time: so large are the copies that keep it out of the caches."""
-    product: str
+    product: str = "float32"
     """Whose rate limits it: float32, bfloat16 or int8."""
     build: Callable[[Operators], Callable[[int], Tensor]]
     """A copy of the constants on a backend; what is returned runs the point of that index."""
     error: Callable[[int, Tensor], float]
     """How wrong a point's result is; see `relative_error`."""
-    tolerance: float
+    tolerance: float = 0.01
     """Largest error that is rounding."""
 
 
@@ -233,7 +233,6 @@ def _starts(lens: np.ndarray) -> np.ndarray:
     return np.concatenate(([0], np.cumsum(lens))).astype(np.int32)
 
 
-_TOLERANCE = 0.01
 _ROWS, _QUICK_ROWS = (1, 32, 512), (32,)
 _TOP_K = 50
 
@@ -249,7 +248,7 @@ def norm_subjects(config: ModelConfig, *, quick: bool) -> Iterator[Subject]:
         return lambda point: operators.rms_norm(inputs[point], weight, config.norm_eps)
 
     points = tuple(Point(f"{m} rows of {n}", 2 * m * n * _DTYPE.itemsize, 4.0 * m * n) for m in rows)
-    yield _of_rows("rms_norm", points, build)
+    yield Subject(operator="rms_norm", points=points, build=build, error=against_reference(build))
 
 
 def rotate_subjects(config: ModelConfig, *, quick: bool) -> Iterator[Subject]:
@@ -273,22 +272,7 @@ def rotate_subjects(config: ModelConfig, *, quick: bool) -> Iterator[Subject]:
 
     size = heads * dim
     points = tuple(Point(f"{m} tokens, {heads} heads", 2 * m * size * _DTYPE.itemsize, 3.0 * m * size) for m in rows)
-    yield _of_rows("rotate", points, build)
-
-
-def _of_rows(
-    operator: str, points: tuple[Point, ...], build: Callable[[Operators], Callable[[int], Tensor]]
-) -> Subject:
-    return Subject(
-        operator=operator,
-        kind="bf16",
-        points=points,
-        constant_bytes=0,
-        product="float32",
-        build=build,
-        error=against_reference(build),
-        tolerance=_TOLERANCE,
-    )
+    yield Subject(operator="rotate", points=points, build=build, error=against_reference(build))
 
 
 def sampling_subjects(config: ModelConfig, *, quick: bool) -> Iterator[Subject]:
@@ -331,7 +315,6 @@ def sampling_subjects(config: ModelConfig, *, quick: bool) -> Iterator[Subject]:
             kind=kind,
             points=points,
             constant_bytes=int(points[-1].num_bytes),
-            product="float32",
             build=build,
             error=error,
             tolerance=0.0,

@@ -46,26 +46,19 @@ from twostroke.tables import plain_table, print_table
 def print_sweep(results: Mapping[str, Any], console: Console | None = None) -> None:
     """Every point, the fit, and what follows from them."""
     console = console or Console()
-    print_table(
-        _table(
-            "TTFT",
-            {"prompt": "prompt_length", "ms": "ttft_s", "fitted": "fitted_s", "tok/s": "tok_s", "floor": "floor_s"},
-            results["ttft"],
-        ),
-        console,
-    )
+
+    def print_points(title: str, columns: Mapping[str, str], points: Sequence[Mapping[str, float]]) -> None:
+        print_table(_table(title, {**columns, "tok/s": "tok_s", "floor": "floor_s"}, points), console)
+
+    print_points("TTFT", {"prompt": "prompt_length", "ms": "ttft_s", "fitted": "fitted_s"}, results["ttft"])
     fit = results["fit"]
     console.print(
         f"TTFT(n) = {1e3 * fit['a']:.3g} ms + {1e6 * fit['b']:.3g} us n + {1e9 * fit['c']:.3g} ns n^2, "
         f"R^2 = {fit['r_squared']:.5f}\n",
         highlight=False,
     )
-    columns = {"tok/s": "tok_s", "floor": "floor_s"}
-    print_table(
-        _table("TPOT over context", {"context": "context", "ms": "tpot_s"} | columns, results["tpot_by_context"]),
-        console,
-    )
-    print_table(_table("Batch", {"requests": "num_requests", "ms": "tpot_s"} | columns, results["by_batch"]), console)
+    print_points("TPOT over context", {"context": "context", "ms": "tpot_s"}, results["tpot_by_context"])
+    print_points("Batch", {"requests": "num_requests", "ms": "tpot_s"}, results["by_batch"])
     for title, name in (
         ("prefill / decode, tokens per second", "prefill_to_decode"),
         ("device-seconds per 1,000 tokens", "device_seconds_per_1k_tokens"),
