@@ -24,6 +24,7 @@ from rich.console import Console
 from tqdm.auto import tqdm
 
 from benchmarks.goals import GATE
+from benchmarks.spec.synthetic import SyntheticProposer, predicted_speedup
 from benchmarks.spec.watched import Overlap, WatchedDrafter
 from twostroke.config.checks import one_of, whole_number
 from twostroke.config.load import LoadConfig
@@ -42,9 +43,7 @@ from twostroke.measure.spec.measure import (
     PromptIds,
     SpecEngine,
     SpecRun,
-    SyntheticProposer,
     Task,
-    predicted_speedup,
     prompts,
 )
 from twostroke.measure.workload_options import check_name

@@ -13,6 +13,7 @@ import pytest
 from rich.console import Console
 
 from benchmarks.spec.run import SpecOptions, off_from, print_spec, run_spec
+from benchmarks.spec.synthetic import SyntheticProposer, predicted_speedup
 from twostroke.config.load import LoadConfig
 from twostroke.config.speculation import SpeculativeConfig
 from twostroke.errors import InvalidParameter
@@ -20,9 +21,7 @@ from twostroke.measure.spec.measure import (
     DecodeStep,
     SpecEngine,
     SpecRun,
-    SyntheticProposer,
     Task,
-    predicted_speedup,
     prompts,
 )
 from twostroke.model.model_files import find_model
