@@ -39,7 +39,7 @@ from twostroke.cost.step_model import StepTimeModel
 from twostroke.errors import ClientError, InvalidParameter, SetupError
 from twostroke.hardware import Hardware
 from twostroke.measure.report import model_name, settings
-from twostroke.measure.spec.measure import DecodeStep, PromptIds, SpecEngine, SpecRun, acceptance_of, prompts
+from twostroke.measure.spec.measure import DecodeStep, PromptIds, SpecEngine, SpecRun, acceptance_of, prompts, read_text
 from twostroke.measure.steps import measure_steps
 from twostroke.model.model_files import find_model, find_model_of
 from twostroke.speculation.proposer import DraftRequest, Drafts
@@ -79,21 +79,13 @@ def pieces(
     """
     if data is None:
         return prompts("code", count, length, tokenizer, vocab_size, seed, "context_tokens")
-    ids = tokenizer.encode(_read(data), add_special_tokens=False)
+    ids = tokenizer.encode(read_text("data", data), add_special_tokens=False)
     if len(ids) < length:
         limit = f"has {len(ids)} tokens; a prompt has {length}"
         raise InvalidParameter("data", str(data), limit, "Give a longer text, or a smaller --context-tokens.")
     dice = Random(seed)
     begins = [dice.randrange(len(ids) - length + 1) for _ in range(count)]
     return [tuple(ids[begin : begin + length]) for begin in begins]
-
-
-def _read(data: Path) -> str:
-    try:
-        return data.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
-        raise InvalidParameter("data", str(data), f"cannot be read ({reason})", "Give a UTF-8 text.") from error
 
 
 def calibrate(

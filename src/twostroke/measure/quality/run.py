@@ -43,9 +43,8 @@ from twostroke.measure.quality.scoring import (
     windows,
 )
 from twostroke.measure.report import DEFAULT_FOLDER, check_folder, last_part, record, settings
-from twostroke.measure.spec.measure import held_out_texts
+from twostroke.measure.spec.measure import held_out_texts, read_text
 from twostroke.model.model_files import ModelFiles, find_model
-from twostroke.plain_words import reason_of
 from twostroke.tables import plain_table, print_table
 from twostroke.tokenizer.tokenizer import Tokenizer
 
@@ -252,7 +251,7 @@ def _configurations(options: QualityOptions, files: ModelFiles) -> tuple[str, ..
 
 
 def _documents(options: QualityOptions, tokenizer: Tokenizer) -> list[Document]:
-    texts = held_out_texts() if options.text is None else [_read(options.text)]
+    texts = held_out_texts() if options.text is None else [read_text("text", options.text)]
     before = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else tokenizer.eos_token_id
     left = options.max_text_tokens
     documents: list[Document] = []
@@ -271,13 +270,6 @@ def _documents(options: QualityOptions, tokenizer: Tokenizer) -> list[Document]:
         limit = f"has {num_tokens} tokens; at least {MIN_TEXT_TOKENS} are needed for figures that mean anything"
         raise InvalidParameter("text", str(options.text), limit, "Give a longer text.")
     return documents
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidParameter("text", str(path), f"cannot be read as UTF-8 text ({reason_of(error)})") from error
 
 
 def _measure(

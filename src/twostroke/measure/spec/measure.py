@@ -26,6 +26,7 @@ from twostroke.engine.generation import GenerationRequest
 from twostroke.errors import InvalidParameter
 from twostroke.events import Event, StepCommitted, StepScheduled
 from twostroke.measure.report import median
+from twostroke.plain_words import reason_of
 from twostroke.sampling_params import SamplingParams
 from twostroke.startup.assembly import build_engine
 from twostroke.startup.prepared import Drafter
@@ -218,6 +219,19 @@ def held_out_texts() -> list[str]:
     root = Path(sysconfig.get_path("stdlib"))
     paths = (root / name for name in MODULES)
     return [path.read_text(encoding="utf-8") for path in paths if path.is_file()]
+
+
+def read_text(name: str, path: Path) -> str:
+    """Return the text of the file that the setting `name` names.
+
+    Raises:
+        InvalidParameter: it cannot be read, or is no UTF-8.
+    """
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        limit = f"cannot be read as UTF-8 text ({reason_of(error)})"
+        raise InvalidParameter(name, str(path), limit, "Give a UTF-8 text.") from error
 
 
 Task = Literal["code", "edit", "random"]

@@ -92,30 +92,24 @@ def draw(figure: Any, results: Mapping[str, Any]) -> None:
     """TTFT with its fit, TPOT over context and throughput over batch size, each beside its floor."""
     ttft, tpot, batch = figure.subplots(1, 3)
     fit = results["fit"]
-    lengths = [point["prompt_length"] for point in results["ttft"]]
-    smooth = np.linspace(0, lengths[-1], 100)
-    _dots(ttft, lengths, [1e3 * point["ttft_s"] for point in results["ttft"]])
+    prompts, by_context, by_batch = results["ttft"], results["tpot_by_context"], results["by_batch"]
+    _beside_limit(ttft, [(p["prompt_length"], 1e3 * p["ttft_s"], 1e3 * p["floor_s"]) for p in prompts])
+    smooth = np.linspace(0, prompts[-1]["prompt_length"], 100)
     curve = 1e3 * (fit["a"] + fit["b"] * smooth + fit["c"] * smooth**2)
     ttft.plot(smooth, curve, color=MEASURED, linewidth=1, label=f"fit, R² = {fit['r_squared']:.4f}")
-    _floor(ttft, lengths, [1e3 * point["floor_s"] for point in results["ttft"]])
-    contexts = [point["context"] for point in results["tpot_by_context"]]
-    _dots(tpot, contexts, [1e3 * point["tpot_s"] for point in results["tpot_by_context"]])
-    _floor(tpot, contexts, [1e3 * point["floor_s"] for point in results["tpot_by_context"]])
+    _beside_limit(tpot, [(p["context"], 1e3 * p["tpot_s"], 1e3 * p["floor_s"]) for p in by_context])
     tpot.set_ylim(bottom=0)
-    sizes = [point["num_requests"] for point in results["by_batch"]]
-    _dots(batch, sizes, [point["tok_s"] for point in results["by_batch"]])
-    _floor(batch, sizes, [point["num_requests"] / point["floor_s"] for point in results["by_batch"]])
+    _beside_limit(batch, [(p["num_requests"], p["tok_s"], p["num_requests"] / p["floor_s"]) for p in by_batch])
     labels = (("prompt tokens", "TTFT, ms"), ("context", "TPOT, ms"), ("requests at once", "output tokens per second"))
     for axes, (x, y) in zip((ttft, tpot, batch), labels, strict=True):
         finish(axes, xlabel=x, ylabel=y)
 
 
-def _dots(axes: Any, x: Sequence[float], y: Sequence[float]) -> None:
-    axes.plot(x, y, "o", color=MEASURED, label="measured")
-
-
-def _floor(axes: Any, x: Sequence[float], y: Sequence[float]) -> None:
-    axes.plot(x, y, "--", color=PREDICTED, label="limit of this machine")
+def _beside_limit(axes: Any, points: Sequence[tuple[float, float, float]]) -> None:
+    """Draw points of x, what was measured there, and the limit."""
+    x, measured, limit = zip(*points, strict=True)
+    axes.plot(x, measured, "o", color=MEASURED, label="measured")
+    axes.plot(x, limit, "--", color=PREDICTED, label="limit of this machine")
 
 
 def decodes_of_a_thousand(results: Mapping[str, Any]) -> float:
