@@ -34,7 +34,7 @@ from twostroke.planner.constraint import Binding, constraint_of
 from twostroke.planner.faults import Fault, faults_of
 from twostroke.planner.levers import HELPS, Lever, levers_of
 from twostroke.planner.read_signals import signals_of
-from twostroke.planner.replay import check_predictable, figures, measured_steps, predict
+from twostroke.planner.replay import check_predictable, figures, measured_steps, predict, since
 from twostroke.planner.signals import Signals
 from twostroke.served_run import Run
 from twostroke.simulation.after_gap import after_gap
@@ -219,12 +219,7 @@ def _latest(recording: RecordedRun, measured: Run, num_steps: int) -> tuple[Reco
     times_s = [one.arrival.arrival_time_s for one in requests]
     calm_s = [time_s for time_s in times_s[max(0, first - count) : first + 1] if is_empty_at(time_s)]
     begin_s = calm_s[-1] if calm_s else times_s[first]
-    kept = tuple(
-        replace(one, arrival=replace(one.arrival, arrival_time_s=one.arrival.arrival_time_s - begin_s))
-        for one in requests
-        if one.arrival.arrival_time_s >= begin_s
-    )
-    return replace(recording, requests=kept), _run_since(measured, begin_s)
+    return replace(recording, requests=since(requests, begin_s)), _run_since(measured, begin_s)
 
 
 def _empty_queue(run: Run) -> Callable[[float], bool]:

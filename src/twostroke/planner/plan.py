@@ -47,6 +47,11 @@ class Asked:
     most_of_all: int | None
     """With all of a card's memory in use; None: no share of a card decides how many fit."""
 
+    @property
+    def fits(self) -> bool:
+        """Whether so many fit."""
+        return self.num_requests <= self.most
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:

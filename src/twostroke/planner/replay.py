@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -26,7 +26,7 @@ from twostroke.scheduler.replay import DecisionDifference, replay
 from twostroke.served_run import Run
 from twostroke.simulation.observed import observed_steps
 from twostroke.simulation.pools import HandOvers, PoolSimulation
-from twostroke.simulation.requests import RecordedRun, faster, recording_of
+from twostroke.simulation.requests import RecordedRun, SimulatedRequest, faster, recording_of
 from twostroke.simulation.settings import WhatIf, check_rate_factor, with_block_size
 from twostroke.simulation.simulate import simulate
 from twostroke.simulation.whole import check_whole
@@ -112,6 +112,15 @@ def check_predictable(started: EngineStarted) -> None:
     if started.speculation is not None:
         limit = "drafts; how many of them stand is not in it as a decision, so its time cannot be simulated"
         raise InvalidParameter("event_log", started.process, limit)
+
+
+def since(requests: Iterable[SimulatedRequest], begin_s: float) -> tuple[SimulatedRequest, ...]:
+    """Return the requests that arrive from `begin_s` on, which becomes 0 s."""
+    return tuple(
+        replace(one, arrival=replace(one.arrival, arrival_time_s=one.arrival.arrival_time_s - begin_s))
+        for one in requests
+        if one.arrival.arrival_time_s >= begin_s
+    )
 
 
 def measured_steps(events: Sequence[Event]) -> list[TimedStep]:

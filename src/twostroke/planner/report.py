@@ -10,7 +10,7 @@ from twostroke.planner.after_run import AfterRun
 from twostroke.planner.back_test import errors
 from twostroke.planner.floors import FrontierPoint, TTFTPoint
 from twostroke.planner.memory import MemoryPlan
-from twostroke.planner.plan import Asked, Plan
+from twostroke.planner.plan import Plan
 from twostroke.planner.what_if import Change, TwoPools
 
 _NO_PLAIN_VALUES = ("kinds", "layout", "cache", "max_tokens_per_step")
@@ -42,14 +42,10 @@ def as_json(plan: Plan, after: AfterRun | None = None) -> dict[str, Any]:
         "what_if": [_of_change(change) for change in plan.changes],
         "verification": {"batch": plan.verified_batch, "steps": [asdict(point) for point in plan.verification]},
         "prompt": None if plan.prompt is None else {**asdict(plan.prompt), "basis": plan.prompt.basis},
-        "requests": None if plan.asked is None else _of_asked(plan.asked),
+        "requests": None if plan.asked is None else {**asdict(plan.asked), "fit": plan.asked.fits},
         "drafting": [_of_choice(choice) for choice in plan.drafting],
         "two_pools": None if plan.two_pools is None else _of_pools(plan.two_pools),
     }
-
-
-def _of_asked(asked: Asked) -> dict[str, Any]:
-    return {**asdict(asked), "fit": asked.num_requests <= asked.most}
 
 
 def _of_memory(memory: MemoryPlan) -> dict[str, Any]:

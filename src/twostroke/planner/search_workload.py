@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,6 +14,7 @@ from twostroke.errors import InvalidParameter
 from twostroke.plain_words import counted
 from twostroke.planner.back_test import LEAST_REQUESTS, WITH_FEWER, too_few
 from twostroke.planner.options import SearchOptions
+from twostroke.planner.replay import since
 from twostroke.request import Arrival
 from twostroke.simulation.requests import SimulatedRequest, recording_of
 from twostroke.simulation.settings import with_block_size
@@ -149,16 +150,9 @@ def _fitting(workload: SearchWorkload, options: SearchOptions, longest: int) -> 
         elif len(workload.requests) >= options.num_requests:  # a file may hold more
             remedy = f"Give more requests (--num-requests). {remedy}"
         raise InvalidParameter(name, value, limit, remedy)
-    return replace(workload, requests=_from_0(fits), num_too_long=len(workload.requests) - len(fits))
-
-
-def _from_0(requests: Sequence[SimulatedRequest]) -> tuple[SimulatedRequest, ...]:
-    ordered = sorted(requests, key=lambda one: one.arrival.arrival_time_s)
-    first_s = ordered[0].arrival.arrival_time_s
-    return tuple(
-        replace(one, arrival=replace(one.arrival, arrival_time_s=one.arrival.arrival_time_s - first_s))
-        for one in ordered
-    )
+    ordered = sorted(fits, key=lambda one: one.arrival.arrival_time_s)
+    requests = since(ordered, ordered[0].arrival.arrival_time_s)
+    return replace(workload, requests=requests, num_too_long=len(workload.requests) - len(fits))
 
 
 def _num_tokens(request: SimulatedRequest) -> int:

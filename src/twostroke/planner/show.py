@@ -136,11 +136,10 @@ def _prompt(plan: Plan, prompt: PromptCost) -> str:
 def _users(plan: Plan, asked: Asked) -> str:
     """Return whether so many users fit, in words, with the limit."""
     memory = plan.memory
-    fits = asked.num_requests <= asked.most
     more = "" if asked.most_of_all is None else f", {asked.most_of_all:,} at 100%"
     what = f"{asked.num_requests:,} requests of {memory.max_model_len:,} tokens"
-    line = f"{what} {'fit' if fits else 'do not fit'}: at most {asked.most:,} do{_decided_by(memory)}{more}"
-    if fits and asked.num_requests > memory.max_num_seqs:
+    line = f"{what} {'fit' if asked.fits else 'do not fit'}: at most {asked.most:,} do{_decided_by(memory)}{more}"
+    if asked.fits and asked.num_requests > memory.max_num_seqs:
         line += f"; only {memory.max_num_seqs:,} run at once (--max-num-seqs)"
     return line
 
