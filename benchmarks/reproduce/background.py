@@ -14,12 +14,13 @@ from dataclasses import replace
 
 from benchmarks.claim import Claim, ReproduceOptions, Reproduction
 from benchmarks.reproduce.recorded import serve_and_simulate
+from benchmarks.side_by_side import medians
 from twostroke.config.cache import CacheConfig
 from twostroke.config.scheduler import SchedulerConfig
 from twostroke.cost.step_fit import fit_step_model
 from twostroke.cost.step_model import StepTimeModel
-from twostroke.measure.figure import MEASURED, PREDICTED, bar_chart
-from twostroke.measure.report import median, percentiles
+from twostroke.measure.figure import bar_chart
+from twostroke.measure.report import percentiles
 from twostroke.measure.steps import measure_steps
 from twostroke.measure.workload import Workload, with_arrivals
 from twostroke.model.model_files import find_model
@@ -33,6 +34,7 @@ OUTPUTS = 16
 BACKGROUND = (64, 48)
 """Tokens of prompt and output of each background request."""
 _LATENCIES = ("ttft_p50_s", "ttft_p99_s", "itl_p50_s", "itl_p99_s")
+_DRAWN = ("ttft_p99_s ratio", "itl_p99_s ratio", "share")
 
 
 def reproduce(options: ReproduceOptions) -> Reproduction:
@@ -56,7 +58,7 @@ def reproduce(options: ReproduceOptions) -> Reproduction:
         measured, guessed = _round(options, config, interactive, (count - 1) * every_s, step_times, alone, beside)
         found.append(measured | {"every_s": every_s})
         predicted.append(guessed)
-    middle, guess = ({key: median([r[key] for r in runs]) for key in runs[0]} for runs in (found, predicted))
+    middle, guess = medians(found), medians(predicted)
     # a round has few samples behind its 99th percentile, and this machine's hiccups are among them: all rounds together
     was, is_now = _latencies(alone), _latencies(beside)
     middle |= was | {f"{key} ratio": value / was[key] for key, value in is_now.items()}
@@ -84,7 +86,7 @@ def reproduce(options: ReproduceOptions) -> Reproduction:
         details={"medians": middle, "predicted": guess, "rounds": found},
         draw=bar_chart(
             ["p99 TTFT,\nbeside / alone", "p99 ITL,\nbeside / alone", "share of the\nidle time"],
-            {"measured": (_drawn(middle), MEASURED), "predicted": (_drawn(guess), PREDICTED)},
+            {name: [of[key] for key in _DRAWN] for name, of in (("predicted", guess), ("measured", middle))},
             "",
             lines=(1.1, 0.8),
         ),
@@ -169,7 +171,3 @@ def _latencies(requests: Sequence[ServedRequest]) -> dict[str, float]:
     ttft = percentiles([request.times.ttft_s for request in requests])
     itl = percentiles([gap for request in requests for gap in request.times.itl_s])
     return {f"{name}_{q}_s": of[q] for name, of in (("ttft", ttft), ("itl", itl)) for q in ("p50", "p99")}
-
-
-def _drawn(found: dict[str, float]) -> list[float]:
-    return [found[key] for key in ("ttft_p99_s ratio", "itl_p99_s ratio", "share")]

@@ -43,7 +43,7 @@ from twostroke.errors import EngineError, SetupError, TwostrokeError
 from twostroke.events import EventRing
 from twostroke.kernels.dispatch import operators_for
 from twostroke.log import get_logger
-from twostroke.measure.figure import MEASURED, bar_chart
+from twostroke.measure.figure import bar_chart
 from twostroke.measure.model_engine import ModelEngine, model_engine
 from twostroke.measure.report import settings
 from twostroke.measure.sweep.points import DecodePoint, measure_decode, measure_prefill, output_length
@@ -253,7 +253,7 @@ class _Bench:
             workload={**self._workload.description, **{f.name: _plain(getattr(sizes, f.name)) for f in fields(sizes)}},
             details=self._details,
             remarks=tuple(self._remarks),
-            draw=bar_chart(names, {"measured": (measured, MEASURED)}, "share", lines=(1.0,)) if shares else None,
+            draw=bar_chart(names, {"measured": measured}, "share", lines=(1.0,)) if shares else None,
             figure_size=(9.0, 4.0),
             warmup=1,
             repeats=sizes.repeats,

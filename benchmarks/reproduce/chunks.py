@@ -22,21 +22,21 @@ alone in the time to the first.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import closing
+from dataclasses import replace
 from typing import Any
 
 from benchmarks.claim import Claim, ReproduceOptions, Reproduction
-from benchmarks.reproduce.recorded import serve_and_simulate
+from benchmarks.reproduce.recorded import serve_and_simulate, served
+from benchmarks.side_by_side import in_turn, medians
 from twostroke.config.cache import CacheConfig
 from twostroke.config.scheduler import SchedulerConfig
 from twostroke.cost.step_cost import Layers
 from twostroke.cost.step_fit import fit_step_model
 from twostroke.cost.step_model import StepTimeModel
 from twostroke.measure.figure import MEASURED, PREDICTED, bar_chart, finish
-from twostroke.measure.model_engine import model_engine
 from twostroke.measure.report import median, percentiles
 from twostroke.measure.steps import measure_steps
-from twostroke.measure.workload import Lengths, Workload, of_lengths, with_arrivals
+from twostroke.measure.workload import Lengths, Workload, with_arrivals
 from twostroke.model.model_files import find_model
 from twostroke.served_run import Run
 
@@ -62,18 +62,13 @@ def reproduce(options: ReproduceOptions) -> Reproduction:
     step_s = step_times.seconds(measured_steps.layers.work([(SHORT_PROMPT, 1, 1)] * NUM_DECODES))
     workload = _workload(prompt, num_prompts, step_times, measured_steps.layers, options)
     limits = {f"itl_slo {times:g}x": times * step_s for times in SLO_TIMES}
-    found: dict[str, list[dict[str, Any]]] = {}
-    predicted: dict[str, dict[str, Any]] = {}
-    alone = workload.first(NUM_DECODES)
-    floor: list[float] = []
-    for _ in range(rounds):
-        run, _ = serve_and_simulate(options, scheduler, alone, step_times)
-        floor.append(percentiles([gap for request in run.requests for gap in request.times.itl_s])["p99"])
-        for name, config in _configs(budgets, limits, scheduler).items():
-            run, simulated = serve_and_simulate(options, config, workload, step_times)
-            found.setdefault(name, []).append(_figures(run))
-            predicted[name] = _figures(simulated)
-    middle = {name: {key: median([r[key] for r in runs]) for key in runs[0]} for name, runs in found.items()}
+    configs = {"alone": scheduler, **_configs(budgets, limits, scheduler)}
+    loads = {name: workload.first(NUM_DECODES) if name == "alone" else workload for name in configs}
+    runs = in_turn(rounds, configs, lambda name, _: serve_and_simulate(options, configs[name], loads[name], step_times))
+    floor = [_itl_p99_s(run) for run, _ in runs.pop("alone")]
+    found = {name: [_figures(run) for run, _ in of] for name, of in runs.items()}
+    predicted = {name: _figures(of[-1][1]) for name, of in runs.items()}
+    middle = {name: medians(of) for name, of in found.items()}
     return Reproduction(
         claims=(
             Claim.reported("p99 ITL ms, no prompts at all: the machine", median(floor) * 1e3, step_s * 1e3),
@@ -120,24 +115,13 @@ def _workload(
 def _configs(
     budgets: Sequence[int], limits: dict[str, float], scheduler: SchedulerConfig
 ) -> dict[str, SchedulerConfig]:
-    slots = scheduler.max_num_seqs
-    fixed = {
-        _name(budget): SchedulerConfig(
-            max_num_seqs=slots,
-            max_num_batched_tokens=budget or 2048,
-            enable_chunked_prefill=budget != UNCHUNKED,
-        )
-        for budget in budgets
-    }
-    paced = {
-        name: SchedulerConfig(max_num_seqs=slots, max_num_batched_tokens=2048, itl_slo=limit)
-        for name, limit in limits.items()
-    }
-    return fixed | paced
+    whole = {"unchunked": replace(scheduler, enable_chunked_prefill=False)}
+    fixed = {f"budget {budget}": replace(scheduler, max_num_batched_tokens=budget) for budget in budgets if budget}
+    return whole | fixed | {name: replace(scheduler, itl_slo=limit) for name, limit in limits.items()}
 
 
-def _name(budget: int) -> str:
-    return f"budget {budget}" if budget else "unchunked"
+def _itl_p99_s(run: Run) -> float:
+    return percentiles([gap for request in run.requests for gap in request.times.itl_s])["p99"]
 
 
 def _figures(run: Run) -> dict[str, float]:
@@ -214,13 +198,12 @@ def _draw(
 
 
 BUDGET, SLOTS = 256, 16
+BOTH = SchedulerConfig(max_num_batched_tokens=BUDGET, max_num_seqs=SLOTS)
 VARIANTS = {
-    "prefill first": SchedulerConfig(
-        mixing="prefill_first", enable_chunked_prefill=False, max_num_batched_tokens=BUDGET, max_num_seqs=SLOTS
-    ),
-    "mixed": SchedulerConfig(enable_chunked_prefill=False, max_num_batched_tokens=BUDGET, max_num_seqs=SLOTS),
-    "chunked": SchedulerConfig(mixing="prefill_first", max_num_batched_tokens=BUDGET, max_num_seqs=SLOTS),
-    "both": SchedulerConfig(max_num_batched_tokens=BUDGET, max_num_seqs=SLOTS),
+    "prefill first": replace(BOTH, mixing="prefill_first", enable_chunked_prefill=False),
+    "mixed": replace(BOTH, enable_chunked_prefill=False),
+    "chunked": replace(BOTH, mixing="prefill_first"),
+    "both": BOTH,
 }
 LONGEST_OUTPUT = 96
 SHARE = 0.6
@@ -231,12 +214,9 @@ def reproduce_ablation(options: ReproduceOptions) -> Reproduction:
     """Measures the four, round by round."""
     count, rounds = (60, 3) if options.full else (8, 1)
     capacity = _capacity(options)
-    found: dict[str, list[dict[str, float]]] = {name: [] for name in VARIANTS}
-    for round_ in range(rounds):
-        workload = _load(options, count, SHARE * capacity, seed=round_)
-        for name, config in VARIANTS.items():
-            found[name].append(_serve(options, config, workload))
-    middle = {name: {key: median([r[key] for r in runs]) for key in runs[0]} for name, runs in found.items()}
+    loads = [_load(options, count, SHARE * capacity, seed=number) for number in range(rounds)]
+    found = in_turn(rounds, VARIANTS, lambda name, number: _serve(options, VARIANTS[name], loads[number]))
+    middle = {name: medians(runs) for name, runs in found.items()}
     mixed, chunked, both = (middle[name] for name in ("mixed", "chunked", "both"))
     claims = (
         Claim.at_least("p99 ITL, mixing alone / both", 1.0, mixed["itl_p99_s"] / both["itl_p99_s"]),
@@ -257,8 +237,8 @@ def reproduce_ablation(options: ReproduceOptions) -> Reproduction:
         draw=bar_chart(
             list(middle),
             {
-                "median TTFT": ([of["ttft_p50_s"] * 1e3 for of in middle.values()], PREDICTED),
-                "p99 ITL": ([of["itl_p99_s"] * 1e3 for of in middle.values()], MEASURED),
+                "median TTFT": [of["ttft_p50_s"] * 1e3 for of in middle.values()],
+                "p99 ITL": [of["itl_p99_s"] * 1e3 for of in middle.values()],
             },
             "ms",
         ),
@@ -267,30 +247,19 @@ def reproduce_ablation(options: ReproduceOptions) -> Reproduction:
 
 
 def _load(options: ReproduceOptions, count: int, rate: float | None, seed: int) -> Workload:
-    prompts, outputs = Lengths.uniform(64, _longest(options)), Lengths.uniform(16, LONGEST_OUTPUT)
+    longest = 1200 if options.full else 400  # several budgets of them, or a quick look's
+    prompts, outputs = Lengths.uniform(64, longest), Lengths.uniform(16, LONGEST_OUTPUT)
     return options.drawn(count, prompts, outputs, rate=rate, seed=seed)
-
-
-def _longest(options: ReproduceOptions) -> int:
-    """Tokens of a prompt: several budgets of them, or a quick look's."""
-    return 1200 if options.full else 400
 
 
 def _capacity(options: ReproduceOptions) -> float:
     """Requests a second when it is never without work."""
     workload = _load(options, 24, None, seed=99)
-    return len(workload) / _serve(options, VARIANTS["both"], workload)["duration_s"]
+    return len(workload) / _serve(options, BOTH, workload)["duration_s"]
 
 
 def _serve(options: ReproduceOptions, config: SchedulerConfig, workload: Workload) -> dict[str, float]:
-    load = options.load(_longest(options) + LONGEST_OUTPUT)
-    cache = CacheConfig(enable_prefix_caching=False)
-    with closing(model_engine(load, config, cache)) as engine:
-        engine.run(of_lengths([(64, 2)] * 2, vocab_size=options.vocab_size()))
-        run = engine.run(workload)
-    gaps = percentiles([gap for r in run.requests for gap in r.times.itl_s])
-    return {
-        "ttft_p50_s": percentiles([r.times.ttft_s for r in run.requests])["p50"],
-        "itl_p99_s": gaps["p99"],
-        "duration_s": run.duration_s,
-    }
+    warm_up = options.of_lengths([(64, 2)] * 2)
+    run = served(options, config, CacheConfig(enable_prefix_caching=False), workload, warm_up=warm_up)
+    ttft_s = median([request.times.ttft_s for request in run.requests])
+    return {"ttft_p50_s": ttft_s, "itl_p99_s": _itl_p99_s(run), "duration_s": run.duration_s}

@@ -12,19 +12,20 @@ a run with a fault ──► diagnose ──► lever, its metric as predicted �
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from types import MappingProxyType
 from typing import Any
 
 from benchmarks.claim import Claim, ReproduceOptions, Reproduction
 from benchmarks.reproduce.recorded import recorded, with_values
+from benchmarks.side_by_side import in_turn, medians
 from twostroke.config.cache import CacheConfig
 from twostroke.config.scheduler import SchedulerConfig
 from twostroke.cost.step_fit import fit_step_model
 from twostroke.cost.step_model import StepTimeModel
 from twostroke.events import Event
-from twostroke.measure.figure import MEASURED, PREDICTED, Draw, bar_chart
+from twostroke.measure.figure import Draw, bar_chart
 from twostroke.measure.from_log import run_of_log
 from twostroke.measure.report import median
 from twostroke.measure.workload import Workload, of_lengths, with_arrivals
@@ -117,10 +118,7 @@ LOADS: dict[str, DoctorLoad] = {
 def reproduce(options: ReproduceOptions) -> Reproduction:
     """Run every load, in turn and once or five times, and diagnose each log."""
     rounds = ROUNDS if options.full else 1
-    rows: dict[str, list[dict[str, Any]]] = {name: [] for name in LOADS}
-    for _ in range(rounds):  # in turn, so that a slow period of the machine affects all loads
-        for name, load in LOADS.items():
-            rows[name].append(_verdict(options, load))
+    rows = in_turn(rounds, LOADS, lambda name, _: _verdict(options, LOADS[name]))
     return Reproduction(
         claims=tuple(_claim(name, LOADS[name], of_load) for name, of_load in rows.items()),
         config={"model": options.model_name, "rounds": rounds},
@@ -158,16 +156,11 @@ CONTEXT = 576
 
 def reproduce_levers(options: ReproduceOptions) -> Reproduction:
     """Diagnoses every load, pulls the lever, and compares."""
-    rounds = 5 if options.full else 1
-    claims: list[Claim] = []
-    details: dict[str, Any] = {}
+    rounds = ROUNDS if options.full else 1
     cases = _cases(full=options.full)
-    for name, load in cases.items():
-        runs = [_pulled(options, load) for _ in range(rounds)]
-        details[name] = runs
-        claims += _claims(name, load, runs, full=options.full)
+    details = {name: [_pulled(options, load) for _ in range(rounds)] for name, load in cases.items()}
     return Reproduction(
-        claims=tuple(claims),
+        claims=tuple(c for name, load in cases.items() for c in _claims(name, load, details[name], full=options.full)),
         config={"model": options.model_name, "context": CONTEXT},
         workload=dict.fromkeys(cases, "see the source"),
         details=details,
@@ -204,19 +197,17 @@ def _pulled(options: ReproduceOptions, load: DoctorLoad) -> dict[str, Any]:
     }
 
 
-def _claims(name: str, load: DoctorLoad, runs: list[dict[str, Any]], *, full: bool) -> list[Claim]:
+def _claims(name: str, load: DoctorLoad, runs: list[dict[str, Any]], *, full: bool) -> Iterator[Claim]:
     right = sum(run["lever"] == load.lever for run in runs)
-    claims = [
-        Claim.equal(f"{name}: runs that name {load.lever!r}", len(runs), right).judged(full),
-        Claim.at_most(f"{name}: seconds to a diagnosis", 1.0, max(run["diagnosed_s"] for run in runs)).judged(full),
-    ]
+    yield Claim.equal(f"{name}: runs that name {load.lever!r}", len(runs), right).judged(full)
+    slowest_s = max(run["diagnosed_s"] for run in runs)
+    yield Claim.at_most(f"{name}: seconds to a diagnosis", 1.0, slowest_s).judged(full)
     pulled = [run for run in runs if "really" in run]
     if pulled:
-        was, predicted, really = (median([run[key] for run in pulled]) for key in ("was", "predicted", "really"))
+        of = medians(pulled, ("was", "predicted", "really"))
         words = f"{name}: change of {pulled[0]['metric']}, times"
         # a change is predicted, so the change is what is compared
-        claims.append(Claim.within(words, predicted / was - 1, really / was - 1, GOAL).judged(full))
-    return claims
+        yield Claim.within(words, of["predicted"] / of["was"] - 1, of["really"] / of["was"] - 1, GOAL).judged(full)
 
 
 def _cases(*, full: bool) -> dict[str, DoctorLoad]:
@@ -265,16 +256,11 @@ def _cases(*, full: bool) -> dict[str, DoctorLoad]:
 
 
 def _chart(details: dict[str, list[dict[str, Any]]]) -> Draw:
-    pulled = {name: [run for run in runs if "really" in run] for name, runs in details.items()}
-    names = [name for name, runs in pulled.items() if runs]
-
-    def times(key: str) -> list[float]:
-        """Of the metric without the lever."""
-        return [median([run[key] / run["was"] for run in pulled[name]]) for name in names]
-
-    return bar_chart(
-        [f"{name}\n{pulled[name][0]['metric']}" for name in names],
-        {"measured": (times("really"), MEASURED), "predicted": (times("predicted"), PREDICTED)},
-        "times",
-        lines=(1.0,),
-    )
+    pulled = {name: kept for name, runs in details.items() if (kept := [run for run in runs if "really" in run])}
+    # times the metric without the lever
+    times = {
+        words: [median([run[key] / run["was"] for run in runs]) for runs in pulled.values()]
+        for words, key in (("predicted", "predicted"), ("measured", "really"))
+    }
+    labels = [f"{name}\n{runs[0]['metric']}" for name, runs in pulled.items()]
+    return bar_chart(labels, times, "times", lines=(1.0,))

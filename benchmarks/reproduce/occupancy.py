@@ -10,15 +10,14 @@ The real scheduler counts the series with an executor that computes nothing. The
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing
 from itertools import pairwise
 from typing import Any
 
 from benchmarks.claim import Claim, ReproduceOptions, Reproduction
 from benchmarks.counting_engine import batching, count_slots
+from benchmarks.reproduce.recorded import served
 from benchmarks.slots import SCHEDULES, SlotCount, SlotStep
 from twostroke.measure.figure import MEASURED, PREDICTED, finish
-from twostroke.measure.model_engine import model_engine
 from twostroke.measure.workload import Lengths, Workload
 from twostroke.served_run import Run
 
@@ -39,7 +38,12 @@ def reproduce(options: ReproduceOptions) -> Reproduction:
     claims = list(_claims(workload, ideal, counted, runs))
     details: dict[str, Any] = {"slots_by_step": counted}
     if options.with_model:
-        timed = {mode: _model(mode, workload, options) for mode in MODES}
+        warm_up = workload.first(SLOTS).cut_outputs(4)
+        title = "occupancy on the model, "
+        timed = {
+            mode: served(options, *batching(mode, SLOTS), workload, warm_up=warm_up, title=title + mode)
+            for mode in MODES
+        }
         details["slots_over_time"] = {
             mode: {"end_s": [round(s.end_s, 6) for s in run.steps], "num_seqs": [s.num_seqs for s in run.steps]}
             for mode, run in timed.items()
@@ -104,12 +108,6 @@ def _num_differing(ideal: Sequence[int], found: Sequence[int]) -> int:
     same_length = min(len(ideal), len(found))
     differing = sum(a != b for a, b in zip(ideal[:same_length], found[:same_length], strict=True))
     return differing + abs(len(ideal) - len(found))
-
-
-def _model(mode: str, workload: Workload, options: ReproduceOptions) -> Run:
-    with closing(model_engine(options.load(workload.max_request_tokens), *batching(mode, SLOTS))) as engine:
-        engine.run(workload.first(SLOTS).cut_outputs(4))  # warms up
-        return engine.run(workload, progress=f"occupancy on the model, {mode}")
 
 
 def _draw(figure: Any, details: Mapping[str, Any]) -> None:

@@ -21,7 +21,7 @@ from typing import Any
 from benchmarks.claim import Claim, ReproduceOptions, Reproduction
 from benchmarks.serving.local_server import local_server
 from twostroke.errors import SetupError
-from twostroke.measure.figure import MEASURED, PREDICTED, bar_chart
+from twostroke.measure.figure import bar_chart
 from twostroke.measure.report import percentiles
 from twostroke.measure.serve.figures import Slo, failures, figures_of
 from twostroke.measure.serve.load import Origin
@@ -70,10 +70,7 @@ def reproduce(options: ReproduceOptions) -> Reproduction:
         details={"at_capacity": at_capacity, "overload": over, "goodput_requests_per_s": goodput},
         draw=bar_chart(
             ["capacity,\ngoodput", "offered,\ncompleted"],
-            {
-                "before": ([capacity, rate], PREDICTED),
-                "under overload": ([goodput, over["throughput"]["requests_per_s"]], MEASURED),
-            },
+            {"before": [capacity, rate], "under overload": [goodput, over["throughput"]["requests_per_s"]]},
             "requests per second",
         ),
         figure_size=(5.0, 4.0),
@@ -102,9 +99,9 @@ def measure_capacity(target: ServerTarget, options: ReproduceOptions) -> tuple[d
     Raises:
         SetupError: a request failed.
     """
-    run_loads([TargetLoad(target, drawn(options, SLOTS, None, 10**6), max_concurrency=SLOTS)])
     count = SLOTS * (16 if options.full else 4)
-    (run,) = run_loads([TargetLoad(target, drawn(options, count, None, 10**6 + 1), max_concurrency=SLOTS)])
+    workloads = (drawn(options, number, None, 10**6 + i) for i, number in enumerate((SLOTS, count)))
+    _, run = (run_loads([TargetLoad(target, workload, max_concurrency=SLOTS)])[0] for workload in workloads)
     found = figures_of(run, Slo({}))
     if found["num_completed"] != count:
         raise SetupError(f"the server refuses what it should have room for: {found['failures']}")
@@ -174,10 +171,7 @@ def reproduce_two_tenants(options: ReproduceOptions) -> Reproduction:
         details={"ttft_s": ttft_s, "capacity_requests_per_s": capacity, "flood": failures(flood)},
         draw=bar_chart(
             ["p50", "p99"],
-            {
-                name: ([1000 * ttft_s[name][q] for q in ("p50", "p99")], colour)
-                for name, colour in (("alone", PREDICTED), ("beside", MEASURED))
-            },
+            {name: [1000 * ttft_s[name][q] for q in ("p50", "p99")] for name in ("alone", "beside")},
             "TTFT of the quiet tenant, ms",
         ),
         figure_size=(5.0, 4.0),

@@ -68,7 +68,7 @@ def reproduce(options: ReproduceOptions) -> Reproduction:
         details=found,
         draw=bar_chart(
             ["time to start", "tokens/s,\nP idle", "requests/s,\nhalf of the threads each"],
-            {"predicted": ([1.0, 1.0, predicted], PREDICTED), "measured": ([start, idle, split], MEASURED)},
+            {"predicted": [1.0, 1.0, predicted], "measured": [start, idle, split]},
             "two pools / one process",
             lines=(1.0,),
         ),

@@ -19,7 +19,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
@@ -29,6 +28,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from benchmarks.claim import Claim, ReproduceOptions, Reproduction
+from benchmarks.side_by_side import in_turn, open_together, ratio
 from twostroke.batch import ScheduledBatch
 from twostroke.config.cache import MAX_BLOCK_SIZE, CacheConfig
 from twostroke.config.kv_format import KVFormat
@@ -37,11 +37,12 @@ from twostroke.config.scheduler import SchedulerConfig
 from twostroke.kernels.interface import GroupShape, Scoring
 from twostroke.kernels.reference.attention import PagedAttention
 from twostroke.kernels.reference.linear import PackedLinear
-from twostroke.measure.figure import MEASURED, PREDICTED, bar_chart
+from twostroke.measure.figure import bar_chart
 from twostroke.measure.model_engine import ModelEngine, model_engine
 from twostroke.measure.report import median
 from twostroke.measure.workload import Workload, of_lengths
 from twostroke.model.model_files import find_model
+from twostroke.served_run import StepSample
 
 BLOCK_SIZE = 16
 CASES = ((1, 128), (1, 512), (1, 2048), (8, 128), (8, 512), (8, 2048), (32, 128), (32, 512))
@@ -91,7 +92,7 @@ class PagedCase:
     def price(self, layout: str, *, operators_only: bool = False) -> float:
         """Return how many times as long a step over scattered blocks takes: the median of the rounds' ratios."""
         times = self.operator_s if operators_only else self.step_s
-        return median([a / b for a, b in zip(times["scattered"], times[layout], strict=True)])
+        return ratio(times["scattered"], times[layout])
 
 
 def reproduce(options: ReproduceOptions) -> Reproduction:
@@ -99,11 +100,8 @@ def reproduce(options: ReproduceOptions) -> Reproduction:
     rounds, steps = (4, 32) if options.full else (2, 4)
     cases = CASES if options.full else ((1, 64), (4, 128))
     watches = {layout: TableWatch() for layout in LAYOUTS}
-    with ExitStack() as open_ones:
-        engines = {
-            layout: open_ones.enter_context(closing(_engine(options, layout, cases, steps, watches[layout])))
-            for layout in LAYOUTS
-        }
+    made = {layout: _engine(options, layout, cases, steps, watch) for layout, watch in watches.items()}
+    with open_together(made) as engines:
         engines["scattered"].run(_mixing(cases, options.seed), progress="paging price, mixing the pool")
         measured = {case: _measure(case, engines, watches, rounds, steps) for case in cases}
     return Reproduction(
@@ -121,8 +119,8 @@ def reproduce(options: ReproduceOptions) -> Reproduction:
         draw=bar_chart(
             [_name(case) for case in measured],
             {
-                "over blocks in order": ([found.price("in order") for found in measured.values()], PREDICTED),
-                "over contiguous KV": ([found.price("contiguous") for found in measured.values()], MEASURED),
+                "over blocks in order": [found.price("in order") for found in measured.values()],
+                "over contiguous KV": [found.price("contiguous") for found in measured.values()],
             },
             "step over scattered blocks, times as long",
             "requests x context",
@@ -189,17 +187,17 @@ def _measure(
 ) -> PagedCase:
     batch, context = case
     workload = of_lengths([(context, steps + 1)] * batch, vocab_size=_SOME_TOKENS)
-    step_s: dict[str, list[float]] = {layout: [] for layout in engines}
-    operator_s: dict[str, list[float]] = {layout: [] for layout in engines}
     apart: dict[str, float] = {}
-    for number in range(rounds + 1):
-        for layout, engine in engines.items():
-            watches[layout].tables.clear()
-            run = engine.run(workload, progress=f"paging price, {_name(case)}, {layout}")
-            apart[layout] = round(watches[layout].take_share_apart(), 4)
-            if number:  # the first round warms up
-                step_s[layout].append(median([s.wall_s for s in run.decode_steps(batch)]))
-                operator_s[layout].append(median([s.operator_s for s in run.decode_steps(batch)]))
+
+    def measure(layout: str, _: int) -> list[StepSample]:
+        watches[layout].tables.clear()
+        run = engines[layout].run(workload, progress=f"paging price, {_name(case)}, {layout}")
+        apart[layout] = round(watches[layout].take_share_apart(), 4)
+        return run.decode_steps(batch)
+
+    found = in_turn(rounds, engines, measure, warm_up=1)
+    step_s = {layout: [median([s.wall_s for s in steps]) for steps in of] for layout, of in found.items()}
+    operator_s = {layout: [median([s.operator_s for s in steps]) for steps in of] for layout, of in found.items()}
     return PagedCase(step_s, operator_s, apart)
 
 
@@ -248,7 +246,7 @@ def reproduce_invariance(options: ReproduceOptions) -> Reproduction:
         repeats=repeats,
         draw=bar_chart(
             [str(rows) for rows in linear],
-            {"tiled / plain": ([case["ratio"] for case in linear.values()], MEASURED)},
+            {"tiled / plain": [case["ratio"] for case in linear.values()]},
             "time of a layer's products, tiled / plain",
             "rows",
             lines=(1.0,),
@@ -307,16 +305,14 @@ def _attention(
 
 def _side_by_side(ours: Operator, plain: Operator, repeats: int) -> dict[str, float]:
     """Median milliseconds of both, and the median of their ratios."""
-    ours_s: list[float] = []
-    plain_s: list[float] = []
-    for repeat in range(repeats + 2):
-        for operator, times in ((ours, ours_s), (plain, plain_s)):
-            start_s = time.perf_counter()
-            operator()
-            if repeat >= 2:  # the first ones warm up
-                times.append(time.perf_counter() - start_s)
-    ratios = [ours / plain for ours, plain in zip(ours_s, plain_s, strict=True)]
-    return {"ms": 1000 * median(ours_s), "plain_ms": 1000 * median(plain_s), "ratio": median(ratios)}
+
+    def seconds(operator: Operator, _: int) -> float:
+        start_s = time.perf_counter()
+        operator()
+        return time.perf_counter() - start_s
+
+    ours_s, plain_s = in_turn(repeats, (ours, plain), seconds, warm_up=2).values()
+    return {"ms": 1000 * median(ours_s), "plain_ms": 1000 * median(plain_s), "ratio": ratio(ours_s, plain_s)}
 
 
 def _attention_name(shape: tuple[int, int, int]) -> str:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from benchmarks.claim import Claim, ReproduceOptions, Reproduction
+from benchmarks.side_by_side import in_turn, open_together, ratio
 from twostroke.config.cache import CacheConfig
 from twostroke.config.scheduler import SchedulerConfig
 from twostroke.measure.figure import MEASURED, PREDICTED, finish
 from twostroke.measure.model_engine import ModelEngine, model_engine
 from twostroke.measure.report import median
 from twostroke.measure.workload import Lengths, Workload
-from twostroke.served_run import Run
 
 NUM_SEQS = 16
 MOST = 0.02
@@ -22,18 +22,15 @@ def reproduce(options: ReproduceOptions) -> Reproduction:
     """Runs both in turn and compares medians."""
     repeats = 7 if options.full else 2
     workloads = [_workload(options, i) for i in range(repeats + 1)]
-    engines = {name: _engine(options, name == "on") for name in ("off", "on")}
-    for engine in engines.values():
-        engine.run(workloads[-1], progress="R11 warm-up")
-    runs: dict[str, list[Run]] = {name: [] for name in engines}
-    for workload in workloads[:-1]:
-        for name, engine in engines.items():
-            runs[name].append(engine.run(workload, progress=f"R11, caching {name}"))
-    for engine in engines.values():
-        engine.close()
+    with open_together({name: _engine(options, name == "on") for name in ("off", "on")}) as engines:
+        runs = in_turn(
+            repeats,
+            engines,
+            lambda name, number: engines[name].run(workloads[number], progress=f"R11, caching {name}"),
+            warm_up=1,  # its number is -1: the last of the workloads
+        )
     seconds = {name: [run.duration_s for run in of] for name, of in runs.items()}
-    # each pair ran back to back; their ratio is less noisy than the ratio of two medians
-    overhead = median([on / off for on, off in zip(seconds["on"], seconds["off"], strict=True)]) - 1
+    overhead = ratio(seconds["on"], seconds["off"]) - 1
     found = sum(r.num_cached_tokens for run in runs["on"] for r in run.requests)
     return Reproduction(
         claims=(

@@ -6,16 +6,14 @@ computed once and each output but the last once more: 500 + 199 = 699. That is 1
 
 from __future__ import annotations
 
-from contextlib import closing
 from typing import Any
 
 from benchmarks.claim import Claim, ReproduceOptions, Reproduction
 from benchmarks.counting_engine import counting_engine
+from benchmarks.reproduce.recorded import served
 from twostroke.config.cache import CacheConfig
 from twostroke.config.scheduler import SchedulerConfig
-from twostroke.measure.figure import MEASURED, PREDICTED, bars
-from twostroke.measure.model_engine import model_engine
-from twostroke.measure.workload import Workload
+from twostroke.measure.figure import bars
 from twostroke.served_run import Run
 
 PROMPT, OUTPUT = 500, 200
@@ -26,13 +24,15 @@ def reproduce(options: ReproduceOptions) -> Reproduction:
     """Counts on the fake executor and on the model; the times are the model's."""
     predicted = {"without": sum(PROMPT + i for i in range(OUTPUT)), "with": PROMPT + OUTPUT - 1}
     workload = options.of_lengths([(PROMPT, OUTPUT)])
-    counted = {mode: _passes(_count(mode, workload)) for mode in MODES}
+    counted = {
+        mode: _passes(counting_engine(*_configs(mode), max_model_len=PROMPT + OUTPUT).run(workload)) for mode in MODES
+    }
     claims = [Claim.equal(f"token-passes {mode} a cache, counted", predicted[mode], counted[mode]) for mode in MODES]
     details: dict[str, Any] = {"token_passes": counted}
     ratio = predicted["without"] / predicted["with"]
     claims.append(Claim.within("token-passes: without / with", ratio, counted["without"] / counted["with"], 1e-9))
     if options.with_model:
-        runs = {mode: _model(mode, workload, options) for mode in MODES}
+        runs = {mode: served(options, *_configs(mode), workload, title=f"R14, {mode} a cache") for mode in MODES}
         passes = {mode: _passes(run) for mode, run in runs.items()}
         claims += [
             Claim.equal(f"token-passes {mode} a cache, on the model", predicted[mode], passes[mode]) for mode in MODES
@@ -56,17 +56,6 @@ def _configs(mode: str) -> tuple[SchedulerConfig, CacheConfig]:
     return scheduler, CacheConfig(enable_prefix_caching=False, enable_kv_cache=with_cache)
 
 
-def _count(mode: str, workload: Workload) -> Run:
-    scheduler, cache = _configs(mode)
-    return counting_engine(scheduler, cache, max_model_len=PROMPT + OUTPUT).run(workload)
-
-
-def _model(mode: str, workload: Workload, options: ReproduceOptions) -> Run:
-    scheduler, cache = _configs(mode)
-    with closing(model_engine(options.load(PROMPT + OUTPUT), scheduler, cache)) as engine:
-        return engine.run(workload, progress=f"R14, {mode} a cache")
-
-
 def _passes(run: Run) -> int:
     return sum(step.num_tokens for step in run.steps)
 
@@ -74,8 +63,8 @@ def _passes(run: Run) -> int:
 def _draw(figure: Any, counted: dict[str, int], seconds: dict[str, float] | None) -> None:
     columns = figure.subplots(1, 2 if seconds else 1, squeeze=False)[0]
     labels = [f"{mode} a cache" for mode in MODES]
-    bars(columns[0], labels, {"token-passes": ([counted[mode] for mode in MODES], PREDICTED)}, "token-passes")
+    bars(columns[0], labels, {"token-passes": [counted[mode] for mode in MODES]}, "token-passes")
     if seconds:
-        bars(columns[1], labels, {"wall time": ([seconds[mode] for mode in MODES], MEASURED)}, "seconds")
+        bars(columns[1], labels, {"wall time": [seconds[mode] for mode in MODES]}, "seconds")
     for axes in columns:
         axes.set_yscale("log")

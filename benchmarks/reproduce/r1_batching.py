@@ -19,14 +19,14 @@ from typing import Any
 
 from benchmarks.claim import Claim, ReproduceOptions, Reproduction
 from benchmarks.counting_engine import batching, count_slots
-from benchmarks.slots import SCHEDULES, SlotCount, SlotStep, continuous_schedule, static_schedule
+from benchmarks.side_by_side import in_turn, open_together, ratio
+from benchmarks.slots import SCHEDULES, SlotCount, SlotStep
 from twostroke.config.cache import CacheConfig
 from twostroke.config.load import LoadConfig
 from twostroke.config.scheduler import SchedulerConfig
 from twostroke.events import EventRing
-from twostroke.measure.figure import MEASURED, PREDICTED, bars
-from twostroke.measure.model_engine import model_engine
-from twostroke.measure.report import median
+from twostroke.measure.figure import bars
+from twostroke.measure.model_engine import ModelEngine, model_engine
 from twostroke.measure.sweep.points import measure_decode
 from twostroke.measure.workload import Lengths, Workload
 from twostroke.served_run import Run
@@ -143,10 +143,11 @@ def _slot_steps(kind: str, lengths: Lengths, num_slots: int, options: ReproduceO
     num_groups = GROUPS[kind][num_slots] // (1 if options.full else 10)
     workload = _workload(lengths, num_slots * num_groups, options)
     drawn = workload.output_lengths
+    ideal = {mode: SlotCount.of(SCHEDULES[mode](drawn, num_slots), num_slots) for mode in BATCHINGS}
     predicted = {
         "textbook": lengths.textbook_max_over_mean(num_slots),
         "closed_form": lengths.expected_max(num_slots) / lengths.expected,
-        "drawn_lengths": _ideal_ratio(drawn, num_slots),
+        "drawn_lengths": num_slots / ideal["static"].tokens_per_step,
     }
     runs = {mode: count_slots(mode, num_slots, workload, f"R1 {kind}, {num_slots} slots, {mode}") for mode in BATCHINGS}
     # while somebody waits; a static batch wastes as much in the last group as in any other
@@ -161,17 +162,10 @@ def _slot_steps(kind: str, lengths: Lengths, num_slots: int, options: ReproduceO
         "measured_with_drain": whole["continuous"] / whole["static"],
         "static_useful_share": rates["static"] / num_slots,
         "continuous_useful_share": rates["continuous"] / num_slots,
-        "static_steps": len(runs["static"].steps),
-        "static_steps_ideal": SlotCount.of(static_schedule(drawn, num_slots), num_slots).num_steps,
-        "continuous_steps": len(runs["continuous"].steps),
-        "continuous_steps_ideal": SlotCount.of(continuous_schedule(drawn, num_slots), num_slots).num_steps,
+        **{f"{mode}_steps": len(run.steps) for mode, run in runs.items()},
+        **{f"{mode}_steps_ideal": count.num_steps for mode, count in ideal.items()},
         "num_requests": len(workload),
     }
-
-
-def _ideal_ratio(lengths: Sequence[int], num_slots: int) -> float:
-    static = SlotCount.of(static_schedule(lengths, num_slots), num_slots)
-    return num_slots / static.tokens_per_step
 
 
 def _tokens_per_step(run: Run, *, saturated_only: bool) -> float:
@@ -185,13 +179,17 @@ def _tokens_per_step(run: Run, *, saturated_only: bool) -> float:
 @dataclass(frozen=True, slots=True)
 class _WallCase:
     name: str
-    lengths: Sequence[int]
     num_slots: int
     workload: Workload
 
     def predict_s(self, mode: str, times: StepTimeGrid) -> float:
         """Step times summed over the ideal schedule, its drain included."""
-        return sum(_part_s(part, times) for part in SCHEDULES[mode](self.lengths, self.num_slots))
+        return sum(_part_s(part, times) for part in SCHEDULES[mode](self.workload.output_lengths, self.num_slots))
+
+    def measure_s(self, mode: str, engines: Mapping[tuple[str, int], ModelEngine]) -> float:
+        """Return the seconds of a run."""
+        engine = engines[mode, self.num_slots]
+        return engine.run(self.workload, progress=f"R1 wall {self.name}, {mode}").duration_s
 
 
 def _part_s(part: SlotStep, times: StepTimeGrid) -> float:
@@ -202,10 +200,9 @@ def _part_s(part: SlotStep, times: StepTimeGrid) -> float:
 def _wall(options: ReproduceOptions) -> Mapping[str, dict[str, Any]]:
     num_groups = WALL_GROUPS if options.full else 3
     cases = [
-        _WallCase(f"{kind}, {num_slots}", workload.output_lengths, num_slots, workload)
+        _WallCase(f"{kind}, {num_slots}", num_slots, _workload(lengths, num_slots * num_groups, options))
         for kind, lengths in LENGTHS.items()
         for num_slots in SLOTS
-        for workload in [_workload(lengths, num_slots * num_groups, options)]
     ]
     longest = max(case.workload.max_request_tokens for case in cases)
     times = measure_step_times(
@@ -214,24 +211,19 @@ def _wall(options: ReproduceOptions) -> Mapping[str, dict[str, Any]]:
         contexts=(8, 96, longest - STEPS_PER_POINT - 2) if options.full else (8, 64),
         steps=STEPS_PER_POINT,
     )
-    predicted = {case.name: {mode: case.predict_s(mode, times) for mode in BATCHINGS} for case in cases}
-    engines = {(mode, n): model_engine(options.load(longest), *batching(mode, n)) for mode in BATCHINGS for n in SLOTS}
     results: dict[str, dict[str, Any]] = {}
-    for case in cases:
-        measured: dict[str, list[float]] = {mode: [] for mode in BATCHINGS}
-        for _ in range(WALL_ROUNDS if options.full else 1):
-            for mode, seconds in measured.items():
-                run = engines[mode, case.num_slots].run(case.workload, progress=f"R1 wall {case.name}, {mode}")
-                seconds.append(run.duration_s)
-        ratios = [s / c for s, c in zip(measured["static"], measured["continuous"], strict=True)]
-        results[case.name] = {
-            "predicted": predicted[case.name]["static"] / predicted[case.name]["continuous"],
-            "measured": median(ratios),
-            "predicted_s": predicted[case.name],
-            "measured_s": measured,
-        }
-    for engine in engines.values():
-        engine.close()
+    rounds = WALL_ROUNDS if options.full else 1
+    load = options.load(longest)
+    with open_together({(m, n): model_engine(load, *batching(m, n)) for m in BATCHINGS for n in SLOTS}) as engines:
+        for case in cases:
+            predicted = {mode: case.predict_s(mode, times) for mode in BATCHINGS}
+            measured = in_turn(rounds, BATCHINGS, lambda mode, _, case=case: case.measure_s(mode, engines))
+            results[case.name] = {
+                "predicted": predicted["static"] / predicted["continuous"],
+                "measured": ratio(measured["static"], measured["continuous"]),
+                "predicted_s": predicted,
+                "measured_s": measured,
+            }
     return results
 
 
@@ -248,12 +240,11 @@ def _draw(figure: Any, details: Mapping[str, Any]) -> None:
         axes = figure.add_subplot(1, len(LENGTHS), i + 1)
         cases = [details["slot_steps"][f"{kind}-{n}"] for n in SLOTS]
         groups = {
-            "slot-steps, closed form": ([c["closed_form"] for c in cases], PREDICTED),
-            "slot-steps, measured": ([c["measured"] for c in cases], MEASURED),
+            "slot-steps, closed form": [c["closed_form"] for c in cases],
+            "slot-steps, measured": [c["measured"] for c in cases],
         }
         if details["wall"]:
             walls = [details["wall"][f"{kind}, {n}"] for n in SLOTS]
-            groups["wall time, predicted"] = ([w["predicted"] for w in walls], "#c5ccd3")
-            groups["wall time, measured"] = ([w["measured"] for w in walls], "#f0a57f")
+            groups |= {f"wall time, {of}": [w[of] for w in walls] for of in ("predicted", "measured")}
         bars(axes, [str(n) for n in SLOTS], groups, "static / continuous" if i == 0 else "")
         axes.set_xlabel(f"slots, {kind} output lengths", fontsize=9)

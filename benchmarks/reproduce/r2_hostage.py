@@ -11,7 +11,7 @@ from typing import Any
 
 from benchmarks.claim import Claim, ReproduceOptions, Reproduction
 from benchmarks.counting_engine import count_slots
-from benchmarks.slots import SlotCount, continuous_schedule, static_schedule
+from benchmarks.slots import SCHEDULES, SlotCount
 from twostroke.measure.figure import MEASURED, PREDICTED, bars, finish
 from twostroke.measure.report import median
 from twostroke.measure.workload import of_lengths, with_arrivals
@@ -20,6 +20,7 @@ from twostroke.served_run import Run
 SLOTS = 10
 LONG, SHORT = 2000, 20
 GROUP = (LONG, *(SHORT,) * 9)
+MODES = ("static", "continuous")
 GROUPS = {True: 100, False: 12}
 """Times ten requests, by whether the size is full."""
 STEPS_BETWEEN_ARRIVALS = LONG // SLOTS * 1.1
@@ -30,13 +31,12 @@ def reproduce(options: ReproduceOptions) -> Reproduction:
     """Predicts and measures throughput with a full queue, and latency just below saturation."""
     num_groups = GROUPS[options.full]
     outputs = GROUP * num_groups
-    static = SlotCount.of(static_schedule(outputs, SLOTS), SLOTS)
-    continuous = SlotCount.of(continuous_schedule(outputs, SLOTS), SLOTS)
+    static, continuous = (SlotCount.of(SCHEDULES[mode](outputs, SLOTS), SLOTS) for mode in MODES)
     ideal_steps_each = sum(GROUP) / SLOTS / len(GROUP)  # every slot busy
     useful_share, ratio = static.useful_share, static.num_steps / len(outputs) / ideal_steps_each
 
     full_queue = of_lengths([(1, output) for output in outputs], seed=options.seed)
-    saturated = {mode: count_slots(mode, SLOTS, full_queue, f"R2, {mode}") for mode in ("static", "continuous")}
+    saturated = {mode: count_slots(mode, SLOTS, full_queue, f"R2, {mode}") for mode in MODES}
     arrivals = [i * STEPS_BETWEEN_ARRIVALS for i in range(len(full_queue))]
     spread = {mode: count_slots(mode, SLOTS, with_arrivals(full_queue, arrivals), f"R2, {mode}") for mode in saturated}
 
@@ -88,5 +88,5 @@ def _draw(figure: Any, runs: dict[str, Run], short_p50: dict[str, float]) -> Non
         left.plot([s.num_seqs for s in run.steps[: 3 * LONG]], color=colour, label=mode, linewidth=0.8)
     finish(left, legend=False, xlabel="step", ylabel="slots in use, of 10")
     left.legend(fontsize=8, frameon=False, loc="center right")
-    bars(right, list(short_p50), {"short requests": (list(short_p50.values()), MEASURED)}, "median latency, steps")
+    bars(right, list(short_p50), {"short requests": list(short_p50.values())}, "median latency, steps")
     right.set_yscale("log")

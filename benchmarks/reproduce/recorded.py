@@ -61,6 +61,31 @@ def recorded(
     return events
 
 
+def served(
+    options: ReproduceOptions,
+    scheduler: SchedulerConfig,
+    cache: CacheConfig,
+    workload: Workload,
+    *,
+    warm_up: Workload | None = None,
+    title: str | None = None,
+) -> Run:
+    """Return the run of a workload through an engine of its own.
+
+    Args:
+        options: of the command.
+        scheduler: its settings.
+        cache: its settings.
+        workload: what arrives when.
+        warm_up: runs before.
+        title: of a progress bar.
+    """
+    with closing(model_engine(options.load(workload.max_request_tokens), scheduler, cache)) as engine:
+        if warm_up is not None:
+            engine.run(warm_up)
+        return engine.run(workload, progress=title)
+
+
 def serve_and_simulate(
     options: ReproduceOptions,
     config: SchedulerConfig,

@@ -10,16 +10,16 @@ that others work on, single rounds differ by a third.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from benchmarks.claim import Claim, ReproduceOptions, Reproduction
 from benchmarks.serving.local_server import local_server
+from benchmarks.side_by_side import ratio
 from twostroke.client.input_processor import Prompt
-from twostroke.events import Event, StepCommitted, TokensDelivered
+from twostroke.events import StepCommitted, TokensDelivered
 from twostroke.llm import LLM
-from twostroke.measure.figure import MEASURED, PREDICTED, bar_chart
+from twostroke.measure.figure import bar_chart
 from twostroke.measure.report import median, percentiles
 from twostroke.measure.serve.figures import latencies
 from twostroke.measure.serve.load import LoadRun, giving_way
@@ -37,29 +37,6 @@ LONG_STEP_S = 0.010
 """The delay of an event is held against its goal where a step takes at least this long."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Sides:
-    """Output tokens per second of runs side by side, and processor time of the HTTP process per token."""
-
-    offline: list[float]
-    server: list[float]
-    us_per_token: list[float]
-    client_us_per_token: list[float]
-
-    @property
-    def ratio(self) -> float:
-        return median([a / b for a, b in zip(self.server, self.offline, strict=True)])
-
-    def as_json(self) -> dict[str, Any]:
-        return {
-            "offline_tok_s": self.offline,
-            "server_tok_s": self.server,
-            "ratio": self.ratio,
-            "http_us_per_token": self.us_per_token,
-            "client_us_per_token": self.client_us_per_token,
-        }
-
-
 def reproduce(options: ReproduceOptions) -> Reproduction:
     """Alternates the two, with one model thread and then with two."""
     rounds, outputs = _size(options)
@@ -67,17 +44,15 @@ def reproduce(options: ReproduceOptions) -> Reproduction:
     threads = sorted({1, options.threads or 2})
     sides = {n: _side_by_side(options, workload, n, rounds) for n in threads}
     by_round, step_s, latency = _delays(options, workload, rounds)
-    delays = _Delays.of_all(by_round)
-    one, p99_s = sides[1], {name: [of.percentiles()[name]["p99"] for of in by_round] for name in _Delays.__slots__}
-    delay_ms = 1000 * median(p99_s["sampled_to_read"])
-    claims = [
-        Claim.at_least("throughput, one model thread: server / offline", GOAL_RATIO, one.ratio).judged(options.full),
-        Claim.at_most("HTTP process, us of processor a token", GOAL_US_PER_TOKEN, median(one.us_per_token)).judged(
-            options.full
-        ),
-        Claim.at_most("event at the client after its sample, p99 ms", GOAL_DELAY_MS, delay_ms).judged(
-            options.full and step_s >= LONG_STEP_S
-        ),
+    streams = [stream for of_round in by_round for stream in of_round]
+    segments = [_by_segment(of_round) for of_round in by_round]
+    one, p99_s = sides[1], {name: [of_round[name]["p99"] for of_round in segments] for name in SEGMENTS}
+    delay_ms, us_per_token = 1000 * median(p99_s["sampled_to_read"]), median(one["http_us_per_token"])
+    delay = Claim.at_most("event at the client after its sample, p99 ms", GOAL_DELAY_MS, delay_ms)
+    claims = (
+        Claim.at_least("throughput, one model thread: server / offline", GOAL_RATIO, one["ratio"]).judged(options.full),
+        Claim.at_most("HTTP process, us of processor a token", GOAL_US_PER_TOKEN, us_per_token).judged(options.full),
+        delay.judged(options.full and step_s >= LONG_STEP_S),
         *(
             Claim.reported(f"of this, {name.replace('_', ' ')}, p99 ms", 1000 * median(of_rounds))
             for name, of_rounds in p99_s.items()
@@ -85,28 +60,28 @@ def reproduce(options: ReproduceOptions) -> Reproduction:
         ),
         Claim.reported("a step, median ms", 1000 * step_s),
         *(
-            Claim.reported(f"throughput, {n} model threads: server / offline", of.ratio)
+            Claim.reported(f"throughput, {n} model threads: server / offline", of["ratio"])
             for n, of in sides.items()
             if n > 1
         ),
-    ]
+    )
     return Reproduction(
-        claims=tuple(claims),
+        claims=claims,
         config={"model": options.model_name, "streams": STREAMS, "threads": threads, "block_size": BLOCK_SIZE},
         workload={**workload.description, "prompt_tokens": workload.num_prompt_tokens},
         details={
-            "sides": {str(n): of.as_json() for n, of in sides.items()},
+            "sides": {str(n): of for n, of in sides.items()},
             "delay_p99_s": p99_s,
-            "delay_s": delays.percentiles(),
-            "delay_by_token_s": delays.by_place(),
+            "delay_s": _by_segment(streams),
+            "delay_by_token_s": _by_place(streams),
             "step_s": step_s,
             "latency": latency,
         },
         draw=bar_chart(
             [f"{n} model thread{'s' if n > 1 else ''}" for n in sides],
             {
-                "offline API": ([median(of.offline) for of in sides.values()], PREDICTED),
-                "server": ([median(of.server) for of in sides.values()], MEASURED),
+                "offline API": [median(of["offline_tok_s"]) for of in sides.values()],
+                "server": [median(of["server_tok_s"]) for of in sides.values()],
             },
             "output tokens per second",
         ),
@@ -134,23 +109,29 @@ def _engine_settings(threads: int, longest: int) -> dict[str, Any]:
     }
 
 
-def _side_by_side(options: ReproduceOptions, workload: Workload, threads: int, rounds: int) -> _Sides:
+def _side_by_side(options: ReproduceOptions, workload: Workload, threads: int, rounds: int) -> dict[str, Any]:
+    """Return output tokens per second of both, round by round, and processor time per token beside the server."""
     settings = _engine_settings(threads, workload.max_request_tokens)
-    sides = _Sides([], [], [], [])
+    num_tokens = workload.num_output_tokens
+    found: list[dict[str, float]] = []
     with local_server(options.model, settings) as server, LLM(options.model, **settings) as llm:
         warm_up = workload.cut_outputs(8)
         _offline(llm, warm_up)
         server.run(options.model, warm_up)
         for _ in range(rounds):
-            sides.offline.append(workload.num_output_tokens / _offline(llm, workload))
-            before_s = server.http_cpu_s()
+            offline_s, before_s = _offline(llm, workload), server.http_cpu_s()
             with giving_way():  # it is the server that is measured here, as clients elsewhere find it
                 run = server.run(options.model, workload)
-            num_tokens = workload.num_output_tokens
-            sides.us_per_token.append(1e6 * (server.http_cpu_s() - before_s) / num_tokens)
-            sides.client_us_per_token.append(1e6 * run.generator_cpu_s / num_tokens)
-            sides.server.append(num_tokens / run.duration_s)
-    return sides
+            found.append(
+                {
+                    "offline_tok_s": num_tokens / offline_s,
+                    "server_tok_s": num_tokens / run.duration_s,
+                    "http_us_per_token": 1e6 * (server.http_cpu_s() - before_s) / num_tokens,
+                    "client_us_per_token": 1e6 * run.generator_cpu_s / num_tokens,
+                }
+            )
+    sides = {name: [of_round[name] for of_round in found] for name in found[0]}
+    return {**sides, "ratio": ratio(sides["server_tok_s"], sides["offline_tok_s"])}
 
 
 def _offline(llm: LLM, workload: Workload) -> float:
@@ -162,43 +143,39 @@ def _offline(llm: LLM, workload: Workload) -> float:
     return time.monotonic() - start_s
 
 
-@dataclass(frozen=True, slots=True)
-class _Delays:
-    """Seconds between the points that a token passes; one list per stream, in token order."""
-
-    sampled_to_sent: list[list[float]]
-    """Time in which the engine accounts for the step and encodes its report."""
-    sent_to_received: list[list[float]]
-    """Time between the processes, until the event loop has read the report."""
-    received_to_written: list[list[float]]
-    """Time in which the HTTP process makes and writes the step's events, until the last one is written."""
-    received_to_read: list[list[float]]
-    """Time from the report in the HTTP process to this token's event at the client."""
-    sampled_to_read: list[list[float]]
-    """Time from sampling to the client."""
-
-    @classmethod
-    def of_all(cls, rounds: Sequence[_Delays]) -> _Delays:
-        """Return the streams of all rounds as those of one."""
-        return cls(*([stream for of in rounds for stream in getattr(of, name)] for name in cls.__slots__))
-
-    def percentiles(self) -> dict[str, dict[str, float]]:
-        """Return the percentiles of each segment over all tokens."""
-        return {name: percentiles([s for stream in getattr(self, name) for s in stream]) for name in self.__slots__}
-
-    def by_place(self) -> dict[str, dict[str, float]]:
-        """Return the percentiles of the whole delay by the token's place in its stream."""
-        streams = self.sampled_to_read
-        return {
-            "first": percentiles([stream[0] for stream in streams]),
-            "between": percentiles([s for stream in streams for s in stream[1:-1]]),
-            "last": percentiles([stream[-1] for stream in streams]),
-        }
+Hop = tuple[TokensDelivered, float]
+"""The way of a token: its step's delivery, and when the client had read it (seconds)."""
+SEGMENTS: Mapping[str, Callable[[TokensDelivered, float], float]] = {
+    # the engine accounts for the step and encodes its report
+    "sampled_to_sent": lambda step, _: step.sent_s - step.sampled_s,
+    # between the processes, until the event loop has read the report
+    "sent_to_received": lambda step, _: step.received_s - step.sent_s,
+    # the HTTP process makes and writes the step's events, until the last one is written
+    "received_to_written": lambda step, _: step.time_s - step.received_s,
+    # from the report in the HTTP process to this token's event at the client
+    "received_to_read": lambda step, read_s: read_s - step.received_s,
+    # the whole delay
+    "sampled_to_read": lambda step, read_s: read_s - step.sampled_s,
+}
+"""Seconds between the points that a token passes."""
 
 
-def _delays(options: ReproduceOptions, workload: Workload, rounds: int) -> tuple[list[_Delays], float, dict[str, Any]]:
-    """Return each round's delays, the median step (seconds), and the latencies of all rounds at the client."""
-    found: list[_Delays] = []
+def _by_segment(streams: Sequence[Sequence[Hop]]) -> dict[str, dict[str, float]]:
+    """Return the percentiles of each segment over all tokens."""
+    return {name: percentiles([of(*hop) for stream in streams for hop in stream]) for name, of in SEGMENTS.items()}
+
+
+def _by_place(streams: Sequence[Sequence[Hop]]) -> dict[str, dict[str, float]]:
+    """Return the percentiles of the whole delay by the token's place in its stream."""
+    places = {"first": slice(1), "between": slice(1, -1), "last": slice(-1, None)}
+    return {name: _by_segment([s[place] for s in streams])["sampled_to_read"] for name, place in places.items()}
+
+
+def _delays(
+    options: ReproduceOptions, workload: Workload, rounds: int
+) -> tuple[list[list[list[Hop]]], float, dict[str, Any]]:
+    """Return each round's streams, the median step (seconds), and the latencies of all rounds at the client."""
+    found: list[list[list[Hop]]] = []
     exchanges: list[Exchange] = []
     steps: list[StepCommitted] = []
     with local_server(options.model, _engine_settings(1, workload.max_request_tokens)) as server:
@@ -209,16 +186,12 @@ def _delays(options: ReproduceOptions, workload: Workload, rounds: int) -> tuple
                 run = server.run(options.model, workload, names)
             events = server.events()
             steps = [event for event in events if isinstance(event, StepCommitted)]
-            found.append(_segments(steps, _delivered(events), _read_s(run, names)))
+            delivered = {event.sampled_s: event for event in events if isinstance(event, TokensDelivered)}
+            found.append(_streams(steps, delivered, _read_s(run, names)))
             exchanges += run.exchanges
     # the recorder still has the steps of the rounds before
     step_s = median([step.operator_time_s for step in steps if len(step.commits) == STREAMS])
     return found, step_s, latencies(exchanges)
-
-
-def _delivered(events: Sequence[Event]) -> dict[float, TokensDelivered]:
-    """Return delivery events by the time (seconds) of their step's result."""
-    return {event.sampled_s: event for event in events if isinstance(event, TokensDelivered)}
 
 
 def _read_s(run: LoadRun, names: Sequence[str]) -> dict[str, list[float]]:
@@ -230,10 +203,10 @@ def _read_s(run: LoadRun, names: Sequence[str]) -> dict[str, list[float]]:
     return found
 
 
-def _segments(
+def _streams(
     steps: Sequence[StepCommitted], delivered: Mapping[float, TokensDelivered], read_s: Mapping[str, Sequence[float]]
-) -> _Delays:
-    """Match the times at which each token was sampled, sent, received, written and read.
+) -> list[list[Hop]]:
+    """Match the times at which each token was sampled, sent, received, written and read; a list per stream.
 
     Args:
         steps: steps in order, with the tokens that each made by request.
@@ -245,12 +218,7 @@ def _segments(
         for commit in step.commits:
             caller, _, _ = commit.request_id.rpartition("#")  # the engine appends a number of its own
             sampled.setdefault(caller, []).extend([step.time_s] * commit.num_tokens)
-    delays = _Delays([], [], [], [], [])
-    for caller, reads in read_s.items():
-        hops = [(delivered[at_s], read) for at_s, read in zip(sampled[caller], reads, strict=True)]
-        delays.sampled_to_sent.append([hop.sent_s - hop.sampled_s for hop, _ in hops])
-        delays.sent_to_received.append([hop.received_s - hop.sent_s for hop, _ in hops])
-        delays.received_to_written.append([hop.time_s - hop.received_s for hop, _ in hops])
-        delays.received_to_read.append([read - hop.received_s for hop, read in hops])
-        delays.sampled_to_read.append([read - hop.sampled_s for hop, read in hops])
-    return delays
+    return [
+        [(delivered[at_s], read) for at_s, read in zip(sampled[caller], reads, strict=True)]
+        for caller, reads in read_s.items()
+    ]

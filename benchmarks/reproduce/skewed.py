@@ -24,7 +24,7 @@ from benchmarks.counting_engine import counting_engine
 from twostroke.config.cache import CacheConfig
 from twostroke.config.scheduler import SchedulerConfig
 from twostroke.kv_cache.manager import KVCacheManager
-from twostroke.measure.figure import MEASURED, PREDICTED, bar_chart
+from twostroke.measure.figure import bar_chart
 from twostroke.measure.report import percentiles
 from twostroke.measure.workload import TraceSpec, Workload, of_lengths, of_trace
 from twostroke.served_run import Run
@@ -212,8 +212,5 @@ def _remarks(workloads: Mapping[str, Workload], options: ReproduceOptions) -> tu
     return (f"no trace in {options.traces_name}: only the imitated workload was run",)
 
 
-def _beside(claims: Sequence[Claim], predicted: str = "predicted") -> dict[str, tuple[list[float], str]]:
-    return {
-        predicted: ([claim.predicted or 0.0 for claim in claims], PREDICTED),
-        "measured": ([claim.measured for claim in claims], MEASURED),
-    }
+def _beside(claims: Sequence[Claim], predicted: str = "predicted") -> dict[str, list[float]]:
+    return {predicted: [claim.predicted or 0.0 for claim in claims], "measured": [claim.measured for claim in claims]}

@@ -40,8 +40,7 @@ def reproduce(options: ReproduceOptions) -> Reproduction:
         "max_model_len": workload.max_request_tokens,
         "num_kv_blocks": STREAMS * -(-workload.max_request_tokens // 16),
     }
-    without: list[float] = []
-    beside: list[float] = []
+    tok_s: dict[bool, list[float]] = {False: [], True: []}
     http_s: dict[bool, list[float]] = {False: [], True: []}
     num_frames = 0
     with local_server(options.model, settings) as server:
@@ -50,32 +49,31 @@ def reproduce(options: ReproduceOptions) -> Reproduction:
             for are_there in (False, True) if number % 2 else (True, False):
                 with _viewers(server) if are_there else contextlib.nullcontext([0]) as counted:
                     begin_s = server.http_cpu_s()
-                    (beside if are_there else without).append(_rate(server, options.model, workload))
+                    tok_s[are_there].append(_rate(server, options.model, workload))
                     http_s[are_there].append(server.http_cpu_s() - begin_s)
                 num_frames += sum(counted)
         events = server.events()
-    ratios = [b / a for a, b in zip(without, beside, strict=True)]
-    fold_us = _fold_us(events)
+    ratios = [b / a for a, b in zip(tok_s[False], tok_s[True], strict=True)]
     low, high = _of_median(ratios)
     extra_s = median([b - a for a, b in zip(http_s[False], http_s[True], strict=True)])
+    beside_s = sum(workload.num_output_tokens / rate for rate in tok_s[True])
     claims = (
         Claim.at_least("throughput: two viewers / none", GOAL_RATIO, median(ratios)).judged(options.full),
         Claim.reported("the true median is more than this, in 19 of 20 runs", low),
         Claim.reported("and less than this", high),
         Claim.reported(
-            "processor time of the HTTP process for two viewers, share of a core",
-            extra_s / (_seconds(beside, workload) / rounds),
+            "processor time of the HTTP process for two viewers, share of a core", extra_s / (beside_s / rounds)
         ),
-        Claim.reported("the fold of the log, viewers or not, us a token", fold_us),
-        Claim.reported("frames a second and viewer", num_frames / NUM_VIEWERS / _seconds(beside, workload)),
+        Claim.reported("the fold of the log, viewers or not, us a token", _fold_us(events)),
+        Claim.reported("frames a second and viewer", num_frames / NUM_VIEWERS / beside_s),
     )
     return Reproduction(
         claims=claims,
         config={"model": options.model_name, "streams": STREAMS, "viewers": NUM_VIEWERS, **settings},
         workload=dict(workload.description),
         details={
-            "without_tok_s": without,
-            "with_viewers_tok_s": beside,
+            "without_tok_s": tok_s[False],
+            "with_viewers_tok_s": tok_s[True],
             "ratios": ratios,
             "http_s_without": http_s[False],
             "http_s_with_viewers": http_s[True],
@@ -99,10 +97,6 @@ def _of_median(values: list[float]) -> tuple[float, float]:
         left += math.comb(num_values, skipped) * 0.5**num_values
     first = max(0, skipped - 1)
     return ordered[first], ordered[num_values - 1 - first]
-
-
-def _seconds(rates: list[float], workload: Workload) -> float:
-    return sum(workload.num_output_tokens / rate for rate in rates)
 
 
 def _rate(server: LocalServer, model: str, workload: Workload) -> float:

@@ -7,16 +7,16 @@ runs that stood side by side. Of transformers' attention implementations the fas
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from benchmarks.claim import Claim, ReproduceOptions, Reproduction
+from benchmarks.side_by_side import in_turn, open_together, ratio
 from benchmarks.transformers_peer import TransformersPeer, fastest_peer
 from twostroke.config.cache import CacheConfig
 from twostroke.config.scheduler import SchedulerConfig
-from twostroke.measure.figure import MEASURED, PREDICTED, bar_chart
+from twostroke.measure.figure import bar_chart
 from twostroke.measure.model_engine import ModelEngine, model_engine
 from twostroke.measure.report import median
 from twostroke.measure.workload import Lengths, Workload
@@ -27,22 +27,6 @@ BATCH = 16
 PROMPTS = Lengths.uniform(16, 96)
 GOALS = {"batch 1": 1.0, "exponential": 3.0}
 """Least ratio of throughputs, on the embedded model."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Rates:
-    """Output tokens per second, of runs side by side."""
-
-    ours: list[float]
-    theirs: list[float]
-
-    @property
-    def ratio(self) -> float:
-        return median([a / b for a, b in zip(self.ours, self.theirs, strict=True)])
-
-    def as_json(self) -> dict[str, Any]:
-        medians = {"ours_median": median(self.ours), "theirs_median": median(self.theirs)}
-        return {"ours_tok_s": self.ours, "theirs_tok_s": self.theirs, **medians, "ratio": self.ratio}
 
 
 def reproduce(options: ReproduceOptions) -> Reproduction:
@@ -56,23 +40,20 @@ def reproduce(options: ReproduceOptions) -> Reproduction:
     many = options.drawn(groups * BATCH, PROMPTS, Lengths.exponential(mean))
     longest = max(one.max_request_tokens, many.max_request_tokens)
     threads = options.threads or torch.get_num_threads()
-    engines = {num_seqs: _engine(options, num_seqs, longest) for num_seqs in (1, BATCH, 4 * BATCH)}
-    torch.set_num_threads(threads)  # native kernels leave torch one, and the peer is to have as many as we
-    sample = many.first(BATCH)
-    peer, tried = fastest_peer(folder, config.dtype, _prompts(sample), [16] * BATCH, BATCH)
-    batched = {f"exponential, ours with {BATCH} slots": engines[BATCH], "exponential": engines[4 * BATCH]}
-    rates = {
-        **_side_by_side({"batch 1": engines[1]}, peer, one, 1, rounds),
-        **_side_by_side(batched, peer, many, BATCH, rounds),
-    }
-    for engine in engines.values():
-        engine.close()
-    claims = [
-        Claim.at_least(f"throughput, {name}: ours / theirs", GOALS.get(name, 0.0), of.ratio).judged(
-            options.full and is_embedded and name in GOALS
-        )
-        for name, of in rates.items()
-    ]
+    with open_together(
+        {num_seqs: _engine(options, num_seqs, longest) for num_seqs in (1, BATCH, 4 * BATCH)}
+    ) as engines:
+        torch.set_num_threads(threads)  # native kernels leave torch one, and the peer is to have as many as we
+        peer, tried = fastest_peer(folder, config.dtype, _prompts(many.first(BATCH)), [16] * BATCH, BATCH)
+        batched = {f"exponential, ours with {BATCH} slots": engines[BATCH], "exponential": engines[4 * BATCH]}
+        rates = {
+            **_side_by_side({"batch 1": engines[1]}, peer, one, 1, rounds),
+            **_side_by_side(batched, peer, many, BATCH, rounds),
+        }
+    claims: list[Claim] = []
+    for name, of in rates.items():
+        claim = Claim.at_least(f"throughput, {name}: ours / theirs", GOALS.get(name, 0.0), of["ratio"])
+        claims.append(claim.judged(options.full and is_embedded and name in GOALS))
     return Reproduction(
         claims=tuple(claims),
         config={
@@ -83,12 +64,12 @@ def reproduce(options: ReproduceOptions) -> Reproduction:
             "attention": peer.attention,
         },
         workload={"one": one.description, "many": many.description},
-        details={**{name: of.as_json() for name, of in rates.items()}, "attention_tried_s": tried},
+        details={**rates, "attention_tried_s": tried},
         draw=bar_chart(
             [name.replace(", ", ",\n") for name in rates],
             {
-                "transformers": ([median(of.theirs) for of in rates.values()], PREDICTED),
-                "ours": ([median(of.ours) for of in rates.values()], MEASURED),
+                "transformers": [of["theirs_median"] for of in rates.values()],
+                "ours": [of["ours_median"] for of in rates.values()],
             },
             "output tokens per second",
         ),
@@ -105,20 +86,35 @@ def _engine(options: ReproduceOptions, num_seqs: int, longest: int) -> ModelEngi
 
 def _side_by_side(
     engines: Mapping[str, ModelEngine], peer: TransformersPeer, workload: Workload, batch_size: int, rounds: int
-) -> dict[str, _Rates]:
-    """Rounds of every engine of ours and then the peer; the peer's rates stand beside each of ours."""
+) -> dict[str, dict[str, Any]]:
+    """Rounds of every engine of ours and then the peer; the peer's rates stand beside each of ours.
+
+    Returns:
+        Output tokens per second, their medians and ratio.
+    """
     prompts, tokens = _prompts(workload), workload.num_output_tokens
     warm_up = workload.first(batch_size).cut_outputs(4)
     for engine in engines.values():
         engine.run(warm_up)
     peer.run_static(_prompts(warm_up), warm_up.output_lengths, batch_size)
-    ours: dict[str, list[float]] = {name: [] for name in engines}
-    theirs: list[float] = []
-    for _ in range(rounds):
-        for name, engine in engines.items():
-            ours[name].append(tokens / engine.run(workload, progress=f"ours, {name}").duration_s)
-        theirs.append(tokens / peer.run_static(prompts, workload.output_lengths, batch_size))
-    return {name: _Rates(of, theirs) for name, of in ours.items()}
+
+    def rate(name: str, _: int) -> float:
+        if name in engines:
+            return tokens / engines[name].run(workload, progress=f"ours, {name}").duration_s
+        return tokens / peer.run_static(prompts, workload.output_lengths, batch_size)
+
+    found = in_turn(rounds, (*engines, "transformers"), rate)
+    theirs = found.pop("transformers")
+    return {
+        name: {
+            "ours_tok_s": ours,
+            "theirs_tok_s": theirs,
+            "ours_median": median(ours),
+            "theirs_median": median(theirs),
+            "ratio": ratio(ours, theirs),
+        }
+        for name, ours in found.items()
+    }
 
 
 def _prompts(workload: Workload) -> list[tuple[int, ...]]:

@@ -10,10 +10,11 @@ from typing import Any
 
 from benchmarks.claim import Claim, NotOnThisMachine, ReproduceOptions, Reproduction
 from benchmarks.reproduce.recorded import recorded, with_values
+from benchmarks.side_by_side import medians
 from twostroke.config.cache import CacheConfig
 from twostroke.config.scheduler import SchedulerConfig
 from twostroke.events import Event
-from twostroke.measure.figure import MEASURED, PREDICTED, bars
+from twostroke.measure.figure import bars
 from twostroke.measure.from_log import run_of_log
 from twostroke.measure.report import median
 from twostroke.measure.workload import Lengths, Workload
@@ -59,10 +60,7 @@ def reproduce(options: ReproduceOptions) -> Reproduction:
             found[name].append(figures(run_of_log(_run(options, workload, settings))))
     if len(refusals) == rounds:
         raise NotOnThisMachine(refusals[-1])
-    middle, guesses = (
-        {name: {key: median([run[key] for run in runs]) for key in COMPARED} for name, runs in of.items()}
-        for of in (found, predicted)
-    )
+    middle, guesses = ({name: medians(runs, COMPARED) for name, runs in of.items()} for of in (found, predicted))
     return Reproduction(
         claims=(*_claims(middle, guesses, full=options.full), Claim.reported("simulated s in a s", median(speeds))),
         config={"model": options.model_name, "slots": SLOTS, "what_ifs": WHAT_IFS},
@@ -99,9 +97,7 @@ def _draw(figure: Any, middle: dict[str, dict[str, float]], guesses: dict[str, d
     for place, (key, words) in enumerate(COMPARED.items(), 1):
         axes = figure.add_subplot(1, len(COMPARED), place)
         scale = 1.0 if key == "output_tok_s" else 1e3
-        groups = {
-            "measured": ([of[key] * scale for of in middle.values()], MEASURED),
-            "predicted": ([of[key] * scale for of in guesses.values()], PREDICTED),
-        }
+        both = {"predicted": guesses, "measured": middle}
+        groups = {name: [of[key] * scale for of in figures.values()] for name, figures in both.items()}
         bars(axes, [name.replace(" ", "\n") for name in middle], groups, words)
         axes.tick_params(axis="x", labelsize=6)

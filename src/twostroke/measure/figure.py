@@ -64,8 +64,10 @@ def check_png(path: Path | None) -> None:
         raise InvalidParameter("png", str(path), limit, f"Name it {path.with_suffix('.png').name or 'plan.png'}.")
 
 
-Groups = Mapping[str, tuple[Sequence[float], str]]
-"""Names of bars: their values, one per label, and their colour."""
+Groups = Mapping[str, Sequence[float]]
+"""Names of bars: their values, one per label. What is predicted comes before what is measured."""
+_COLOURS = (PREDICTED, MEASURED, "#c5ccd3", "#f0a57f")
+"""Of groups of bars, in their order; one group alone is measured."""
 
 
 def bar_chart(
@@ -101,9 +103,10 @@ def finish(*plots: Any, legend: bool = True, **labels: Any) -> None:
 def bars(axes: Any, labels: Sequence[str], groups: Groups, ylabel: str) -> None:
     """Bars side by side: for each name of `groups`, one value per label in one colour."""
     width = 0.8 / len(groups)
-    for i, (name, (values, colour)) in enumerate(groups.items()):
+    colours = _COLOURS if len(groups) > 1 else (MEASURED,)
+    for i, (name, values) in enumerate(groups.items()):
         places = [place - 0.4 + width * (i + 0.5) for place in range(len(labels))]
-        drawn = axes.bar(places, values, width * 0.94, label=name, color=colour)
+        drawn = axes.bar(places, values, width * 0.94, label=name, color=colours[i % len(colours)])
         axes.bar_label(drawn, fmt="%.3g", fontsize=6, padding=1)
     axes.set_xticks(range(len(labels)), labels, fontsize=8)
     finish(axes, legend=False, ylabel=ylabel)

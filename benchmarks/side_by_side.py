@@ -1,0 +1,61 @@
+"""Runs that stand side by side: several ways in turn, A B A B, so that a slow hour of the machine meets all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TypeVar
+
+from twostroke.measure.model_engine import ModelEngine
+from twostroke.measure.report import median
+
+Way = TypeVar("Way")
+Result = TypeVar("Result")
+
+
+@contextmanager
+def open_together(engines: Mapping[Way, ModelEngine]) -> Generator[Mapping[Way, ModelEngine]]:
+    """Close engines that stand side by side at the end."""
+    try:
+        yield engines
+    finally:
+        for engine in engines.values():
+            engine.close()
+
+
+def in_turn(
+    rounds: int, ways: Iterable[Way], measure: Callable[[Way, int], Result], *, warm_up: int = 0
+) -> dict[Way, list[Result]]:
+    """Measure every way once a round, and return what each gave, round by round.
+
+    Args:
+        rounds: that count.
+        ways: names of what is compared.
+        measure: given a way and the number of the round.
+        warm_up: rounds before the others, with negative numbers, that do not count.
+    """
+    found: dict[Way, list[Result]] = {way: [] for way in ways}
+    for number in range(-warm_up, rounds):
+        for way, results in found.items():
+            result = measure(way, number)
+            if number >= 0:
+                results.append(result)
+    return found
+
+
+def ratio(ones: Sequence[float], others: Sequence[float]) -> float:
+    """Return the median of the ratios of neighbours in time, which is less noisy than the ratio of two medians.
+
+    >>> ratio([1.0, 9.0, 2.0], [1.0, 3.0, 1.0])
+    2.0
+    """
+    return median([one / other for one, other in zip(ones, others, strict=True)])
+
+
+def medians(rounds: Sequence[Mapping[str, float]], keys: Iterable[str] | None = None) -> dict[str, float]:
+    """Return the median of each figure over the rounds; of those of `keys` alone where given.
+
+    >>> medians([{"a": 1.0}, {"a": 5.0}, {"a": 2.0}])
+    {'a': 2.0}
+    """
+    return {key: median([of_round[key] for of_round in rounds]) for key in keys or rounds[0]}
