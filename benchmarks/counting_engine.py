@@ -20,6 +20,7 @@ from twostroke.cost.step_cost import ModelShape
 from twostroke.engine.engine import Engine
 from twostroke.engine.event_sinks import JsonlEventLog
 from twostroke.engine.journal import Journal, engine_started
+from twostroke.events import EventLog
 from twostroke.kv_cache.layout import KVLayout
 from twostroke.kv_cache.manager import KVCacheManager
 from twostroke.kv_check import KVCheck, KVDifference
@@ -102,9 +103,10 @@ def counting_engine(
     cache: CacheConfig,
     *,
     max_model_len: int,
-    event_log: Path | None = None,
+    event_log: Path | EventLog | None = None,
     at_submit: Callable[[KVCacheManager], None] | None = None,
     specs: Sequence[KVSpec] = (KVSpec(num_kv_heads=1, head_dim=1),),
+    step_time_s: float = 1.0,
 ) -> CountingEngine:
     """Builds one.
 
@@ -112,9 +114,10 @@ def counting_engine(
         scheduler: as for any engine.
         cache: as for any engine; without num_kv_blocks there is room for every running request at its longest.
         max_model_len: longest prompt plus output.
-        event_log: a file for the event log.
+        event_log: a file for the event log, or who hears every event.
         at_submit: called with the KV memory's account when a step is decided.
         specs: KV of each layer of its model.
+        step_time_s: how long a step takes in simulated time.
     """
     layers = tuple(
         LayerSpec(num_heads=1, kv=spec, rope=RopeConfig(DEFAULT_ROPE_THETA), intermediate_size=1) for spec in specs
@@ -129,7 +132,7 @@ def counting_engine(
         if at_submit is not None:
             at_submit(kv)
 
-    executor = RecordingExecutor(CountingExecutor(clock=clock), look)
+    executor = RecordingExecutor(CountingExecutor(clock=clock, step_time_s=step_time_s), look)
     started = engine_started(
         scheduler,
         cache,
@@ -139,12 +142,14 @@ def counting_engine(
         model="none: an executor that counts",
         now_s=clock(),
     )
+    file = JsonlEventLog(event_log) if isinstance(event_log, Path) else None
+    listeners = () if event_log is None or isinstance(event_log, Path) else (event_log,)
     engine = Engine(
         Scheduler(scheduler, kv, max_model_len=max_model_len),
         executor,
         block_size=layout.block_size,
         hashes_blocks=cache.enable_prefix_caching,
-        journal=Journal(started, shape, None if event_log is None else JsonlEventLog(event_log)),
+        journal=Journal(started, shape, file, listeners),
         clock=clock,
     )
     return CountingEngine(engine, executor, kv, clock)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,6 +23,7 @@ from twostroke.config.model import ModelConfig
 from twostroke.config.rope import RopeConfig
 from twostroke.errors import SetupError, UnsupportedModel
 from twostroke.model.checkpoint import Checkpoint, read_model_config
+from twostroke.model.gguf.names import gguf_name, gguf_names
 from twostroke.plain_words import reason_of
 
 if TYPE_CHECKING:
@@ -30,23 +31,6 @@ if TYPE_CHECKING:
 
 _ARCHITECTURES = {"LlamaForCausalLM": ("llama", "llama-bpe"), "Qwen3ForCausalLM": ("qwen3", "qwen2")}
 """The graph in llama.cpp, and what its tokenizer splits texts by (which matters to nobody who sends token ids)."""
-
-_OF_MODEL = {
-    "token_embd": "model.embed_tokens",
-    "output_norm": "model.norm",
-}
-_OF_LAYER = {
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
-_OF_QK_NORM = {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
 
 _NORMAL, _CONTROL, _UNUSED = 1, 3, 5
 """Kinds of token, as the specification numbers them."""
@@ -195,28 +179,19 @@ def _tensors(checkpoint: Checkpoint, config: ModelConfig, kind: GGMLQuantization
 
     block = GGML_QUANT_SIZES[kind][0]
     layer = config.layers[0]
-    interleaved = {"attn_q": layer.num_heads, "attn_k": layer.kv.num_kv_heads}
-    if config.architecture != "LlamaForCausalLM":
-        interleaved = {}
-
-    def tensor(name: str, source: str, heads: int | None = None) -> _Tensor:
-        shape = checkpoint.shapes[source]
+    is_llama = config.architecture == "LlamaForCausalLM"
+    interleaved = {"attn_q": layer.num_heads, "attn_k": layer.kv.num_kv_heads} if is_llama else {}
+    for source, shape in checkpoint.shapes.items():
+        if not gguf_names(source) or (source == "lm_head.weight" and config.tie_word_embeddings):
+            continue
         if len(shape) > 1 and shape[-1] % block:
             raise SetupError(f"{source} has rows of {shape[-1]} numbers; {kind.name} needs multiples of {block}.")
-        of_type = kind if len(shape) > 1 else GGMLQuantizationType.F32
-        return _Tensor(name, shape, of_type, checkpoint, source, heads)
-
-    of_model = _OF_MODEL if config.tie_word_embeddings else {**_OF_MODEL, "output": "lm_head"}
-    for theirs, ours in of_model.items():
-        yield tensor(f"{theirs}.weight", f"{ours}.weight")
+        name, of_type = gguf_name(source), kind if len(shape) > 1 else GGMLQuantizationType.F32
+        yield _Tensor(name, shape, of_type, checkpoint, source, interleaved.get(name.split(".")[-2]))
     factors = _rope_factors(*config.ropes[0])
     if factors is not None:
         shape = tuple(factors.shape)
         yield _Tensor("rope_freqs.weight", shape, GGMLQuantizationType.F32, checkpoint, None, values=factors)
-    of_layer: Mapping[str, str] = {**_OF_LAYER, **(_OF_QK_NORM if layer.qk_norm == "heads" else {})}
-    for i in range(config.num_layers):
-        for theirs, ours in of_layer.items():
-            yield tensor(f"blk.{i}.{theirs}.weight", f"model.layers.{i}.{ours}.weight", interleaved.get(theirs))
 
 
 def _rope_factors(rope: RopeConfig, head_dim: int) -> torch.Tensor | None:

@@ -1,12 +1,11 @@
 """The live view in a browser: pictures a second with 1,000 requests and 100,000 blocks, memory over an hour's frames.
 
-The page is a real server's. A stand-in between it and the browser answers for the engine, with made-up frames, far more
-of them than a server sends. Needs playwright and Chromium.
+The page is a real server's. A stand-in between it and the browser answers for the engine: another one, which computes
+nothing and is always full, and whose frames are far more than a server sends. Needs playwright and Chromium.
 """
 
 from __future__ import annotations
 
-import json
 import shutil
 import threading
 import time
@@ -18,13 +17,22 @@ from importlib import import_module
 from random import Random
 from typing import Any
 
+import msgspec
 from tqdm.auto import tqdm
 
 from benchmarks.claim import Claim, ReproduceOptions, Reproduction
+from benchmarks.counting_engine import counting_engine
 from benchmarks.serving.local_server import local_server
+from twostroke.batch import NewRequest
+from twostroke.config.cache import CacheConfig
+from twostroke.config.scheduler import SchedulerConfig
+from twostroke.engine.generation import GenerationRequest
 from twostroke.errors import SetupError
-from twostroke.live.rows import FIELDS
+from twostroke.events import Event
+from twostroke.live.state import LiveState
 from twostroke.measure.report import median
+from twostroke.metrics.engine_metrics import FleetMetrics
+from twostroke.sampling_params import SamplingParams
 
 NUM_REQUESTS = 1_000
 NUM_RUNNING = 256
@@ -32,6 +40,8 @@ NUM_BLOCKS = 100_000
 FRAMES_SENT_PER_S = 60
 FRAMES_OF_AN_HOUR = 36_000
 """A server sends at most ten a second. Memory would grow with frames, not with time: they are sent faster here."""
+STEP_S = 0.01
+"""Of the engine's own clock."""
 GOAL_FRAMES_PER_S = 30.0
 GOAL_GROWTH_MB = 1.0
 MIN_SAMPLES = 4
@@ -123,7 +133,7 @@ class _StandIn(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.server_url = server_url
         self.url = f"http://127.0.0.1:{self.server_port}"
-        self.engine = _MadeUpEngine()
+        self.engine = _FullEngine()
 
 
 @contextmanager
@@ -142,7 +152,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._send_events()
             return
         if self.path == "/live/state":
-            content, kind = json.dumps(self.server.engine.state()).encode(), "application/json"
+            content, kind = msgspec.json.encode(self.server.engine.state()), "application/json"
         else:
             with urllib.request.urlopen(self.server.server_url + self.path) as answer:
                 content, kind = answer.read(), answer.headers["content-type"]
@@ -166,160 +176,62 @@ class _Handler(BaseHTTPRequestHandler):
         except OSError:
             return  # the browser has left
 
-    def _write(self, name: str, content: dict[str, Any]) -> None:
-        self.wfile.write(f"event: {name}\ndata: {json.dumps(content)}\n\n".encode())
+    def _write(self, name: str, content: dict[str, Any] | None) -> None:
+        self.wfile.write(b"event: %b\ndata: %b\n\n" % (name.encode(), msgspec.json.encode(content)))
 
     def log_message(self, format: str, *args: object) -> None:
         """Says nothing."""
 
 
-class _MadeUpEngine:
-    """An engine that is always full: some decode, some prefill, many wait; who ends is followed by another."""
+class _FullEngine:
+    """An engine that is always full, and computes nothing: some decode, some prefill, many wait."""
 
     def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._events: list[Event] = []
+        self._metrics = FleetMetrics("made up", lambda _: None)
+        self._live = LiveState(self._metrics)
         self._dice = Random(0)
-        self._seq = 0
-        self._step = 0
+        self._num_arrived = 0
         self.num_frames = 0
         """Deltas made so far."""
-        self._time_s = 1000.0
-        self._next = NUM_REQUESTS
-        self._running = dict.fromkeys(range(NUM_RUNNING), 100)
-        """Output tokens so far, by request."""
-        self._rows = {number: [number * 64 + entry for entry in range(32)] for number in range(NUM_RUNNING)}
+        scheduler = SchedulerConfig(max_num_seqs=NUM_RUNNING, max_num_batched_tokens=2048)
+        cache = CacheConfig(num_kv_blocks=NUM_BLOCKS)
+        built = counting_engine(scheduler, cache, max_model_len=4096, event_log=self._events, step_time_s=STEP_S)
+        self._engine, self._clock = built.engine, built.clock
+        for _ in range(NUM_REQUESTS):
+            self._arrive()
+        for _ in range(NUM_RUNNING):
+            self._step()
 
     def state(self) -> dict[str, Any]:
-        """A State."""
-        waiting = [self._request(number, "waiting") for number in range(NUM_RUNNING, NUM_REQUESTS)]
-        running = [self._request(number, "running") for number in self._running]
-        engine = {
-            **self._figures(),
-            "process": "engine-1",
-            "lost": "",
-            "config": {
-                "num_blocks": NUM_BLOCKS,
-                "block_size": 16,
-                "block_tokens": [16],
-                "num_groups": 1,
-                "windows": [None],
-                "max_num_seqs": NUM_RUNNING,
-                "max_num_batched_tokens": 512,
-                "max_model_len": 4096,
-                "kv_cache_dtype": "auto",
-                "enable_prefix_caching": True,
-                "speculation": None,
-            },
-            "steps": [],
-            "requests": [*running, *waiting],
-            "rows": {f"r{number}#{number}.0": [[0, row]] for number, row in self._rows.items()},
-            "blocks": {"runs": [[self._dice.choice([0, 1, 3]), 100] for _ in range(NUM_BLOCKS // 100)], "written": []},
-        }
-        return {
-            "v": 1,
-            "seq": self._seq,
-            "time_s": self._time_s,
-            "model": "made up",
-            "version": "0",
-            "recording": None,
-            "fields": FIELDS,
-            "slo": {"ttft_s": 0.5, "itl_s": None},
-            "engines": {"engine": engine},
-            "links": [],
-            "pools": None,
-        }
+        """A State, from which deltas go on."""
+        with self._lock:
+            self._live.watch(True)
+            return self._live.whole("made up", self._clock())
 
-    def delta(self) -> dict[str, Any]:
-        """A Delta: two steps, every running request a token or two further, a few that end and begin."""
-        self._seq += 1
-        self.num_frames += 1
-        self._time_s += 0.02
-        dice, requests, gone, grown = self._dice, [], [], {}
-        for number in dice.sample(list(self._running), 4):
-            del self._running[number], self._rows[number]
-            gone.append(f"r{number}#{number}.0")
-            self._running[self._next] = 0
-            self._rows[self._next] = []
-            self._next += 1
-        written: list[int] = []
-        for number in self._running:
-            self._running[number] += 2
-            if dice.random() < 1 / 8:
-                block, row = dice.randrange(NUM_BLOCKS), self._rows[number]
-                grown[f"r{number}#{number}.0"] = [[len(row), 0, [block]]]
-                row.append(block)
-                written.append(block)
-            requests.append(self._request(number, "running"))
-        changed = [
-            [dice.randrange(NUM_BLOCKS - 8), dice.randrange(1, 8), dice.choice([0, 1, 2, 3])] for _ in range(200)
-        ]
-        engine = {
-            **self._figures(),
-            "steps": [self._made_step() for _ in range(2)],
-            "requests": requests,
-            "gone": gone,
-            "rows": grown,
-            "blocks": {"set": changed, "written": written},
-        }
-        return {"seq": self._seq, "time_s": self._time_s, "engines": {"engine": engine}, "links": [], "pools": None}
+    def delta(self) -> dict[str, Any] | None:
+        """A Delta: two steps, every running request two tokens further, a few that end and begin."""
+        with self._lock:
+            self._step()
+            self._step()
+            self.num_frames += 1
+            return self._live.changes(self._clock())
 
-    def _request(self, number: int, state: str) -> list[Any]:
-        values: dict[str, Any] = dict.fromkeys(FIELDS["request"], 0)
-        is_running = state == "running"
-        values |= {
-            "id": f"r{number}#{number}.0",
-            "state": state,
-            "stroke": "decode" if is_running else "",
-            "tenant_is_other": False,
-            "arrival_s": self._time_s - 3,
-            "scheduled_s": self._time_s - 2 if is_running else None,
-            "first_token_s": self._time_s - 1 if is_running else None,
-            "last_token_s": self._time_s if is_running else None,
-            "finish_s": None,
-            "finish": "",
-            "num_prompt": 512,
-            "num_output": self._running.get(number, 0),
-            "max_tokens": 1000,
-            "itl_ms": 10.0,
-            "background": False,
-        }
-        return list(values.values())
+    def _step(self) -> None:
+        """One step; as many requests arrive as end in it."""
+        for update in self._engine.step():
+            if update.finish_reason is not None:
+                self._arrive()
+        for event in self._events:
+            self._metrics.observe(event)
+            self._live.observe(event)
+        self._events.clear()
 
-    def _made_step(self) -> list[Any]:
-        self._step += 1
-        values: dict[str, Any] = dict.fromkeys(FIELDS["step"], 0)
-        values |= {
-            "step": self._step,
-            "at_s": self._time_s,
-            "ms": 8 + 4 * self._dice.random(),
-            "floor_ms": 5.0,
-            "bound": "memory",
-            "decode": NUM_RUNNING,
-            "prefill": self._dice.choice([0, 0, 256]),
-            "limit": "seqs",
-            "wait": f"seqs: {NUM_RUNNING} of {NUM_RUNNING} running",
-            "head": f"r{NUM_RUNNING}#{NUM_RUNNING}.0",
-            "num_running": NUM_RUNNING,
-            "num_waiting": NUM_REQUESTS - NUM_RUNNING,
-            "preempted": [],
-        }
-        return list(values.values())
-
-    def _figures(self) -> dict[str, Any]:
-        names = ("preempted", "num_preemptions", "prompt_tokens", "cached_tokens", "cache_queries", "cache_hits")
-        figures: dict[str, Any] = dict.fromkeys(names, 100)
-        figures |= {
-            "running": NUM_RUNNING,
-            "waiting": NUM_REQUESTS - NUM_RUNNING,
-            "num_steps": self._step,
-            "generation_tokens": self._step * NUM_RUNNING,
-            "kv_usage": 0.5,
-            "prefill_tokens_per_s": 1000.0 * self._dice.random(),
-            "decode_tokens_per_s": 20_000.0 * self._dice.random(),
-            "step_ms": 10.0,
-            "floor_ms": 5.0,
-        }
-        bounds = [0.001 * 2**power for power in range(12)]
-        histogram = {"bounds": bounds, "counts": [self._step] * 13, "sum": 1.0, "count": 13 * self._step}
-        waiting = {"slots": NUM_REQUESTS - NUM_RUNNING, "tokens": 0, "kv": 0, "step": 0}
-        histograms = dict.fromkeys(("ttft", "tpot", "itl"), histogram)
-        return {"figures": figures, "waiting_by_reason": waiting, "histograms": histograms}
+    def _arrive(self) -> None:
+        """A prompt that no other has, and 64 to 192 tokens of output."""
+        number, max_tokens = self._num_arrived, self._dice.randrange(64, 192)
+        self._num_arrived += 1
+        params = SamplingParams(max_tokens=max_tokens, ignore_eos=True)
+        request = NewRequest(f"r{number}", tuple(range(number, number + 512)), params, seed=0)
+        self._engine.add_request(GenerationRequest(request, self._clock(), max_tokens))

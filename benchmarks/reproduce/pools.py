@@ -28,6 +28,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import os
 import time
 from collections.abc import Generator, Sequence
@@ -37,12 +38,13 @@ from typing import Any
 from benchmarks.claim import Claim, ReproduceOptions, Reproduction
 from benchmarks.handover.link import slow_loopback, why_no_link
 from benchmarks.pools.clients import Engine, answer_all, started
+from benchmarks.side_by_side import in_turn
 from twostroke.cluster.routed_placer import LeastBusy
 from twostroke.config.engine import EngineConfig
 from twostroke.config.pools import PoolConfig
 from twostroke.measure.figure import MEASURED, PREDICTED, bar_chart
 from twostroke.measure.report import median, percentiles
-from twostroke.measure.workload import Lengths, Workload, of_lengths
+from twostroke.measure.workload import Lengths, Workload
 from twostroke.outputs import RequestTimes
 
 GOAL_START, GOAL_IDLE = 1.5, 0.95
@@ -95,14 +97,14 @@ PARTS = (
 async def _measure(options: ReproduceOptions, threads: int, rounds: int, num_requests: int) -> dict[str, list[float]]:
     names = ("start", "idle", "split", "split_predicted", *PARTS)
     found: dict[str, list[float]] = {name: [] for name in names}
-    whole, half = _config(options, threads), _config(options, max(1, threads // 2))
+    whole, half = (_config(options, max(1, threads // share), sum(MIXED)) for share in (1, 2))
     for _ in range(rounds):
         one_s, two_s = await _start_s(whole, None), await _start_s(whole, TWO)
         found["start"].append(two_s / one_s)
 
     def load(lengths: tuple[int, int], seed: int, number: int = num_requests) -> Workload:
         """With a new seed new prompts: nothing of them is cached."""
-        return of_lengths([lengths] * number, vocab_size=options.vocab_size(), seed=seed)
+        return options.of_lengths([lengths] * number, seed=seed)
 
     async with started(whole) as one, started(whole, TWO) as idle:
         for i in range(rounds + 1):
@@ -129,13 +131,14 @@ async def _measure(options: ReproduceOptions, threads: int, rounds: int, num_req
     return found
 
 
-def _config(options: ReproduceOptions, threads: int) -> EngineConfig:
+def _config(options: ReproduceOptions, threads: int, num_tokens: int) -> EngineConfig:
+    """Return settings with room for four requests of so many tokens in each slot."""
     return EngineConfig.from_keywords(
         model=options.model,
         threads=threads,
-        max_model_len=sum(MIXED) + 16,
+        max_model_len=num_tokens + 16,
         max_num_seqs=SLOTS,
-        num_kv_blocks=4 * SLOTS * (sum(MIXED) // 16 + 2),
+        num_kv_blocks=4 * SLOTS * (num_tokens // 16 + 2),
     )
 
 
@@ -163,7 +166,6 @@ TTFT_TIMES, TPOT_TIMES = 6.0, {"loose": 8.0, "tight": 2.0}
 class SetUp:
     """Something that serves the load."""
 
-    name: str
     pools: PoolConfig | None = None
     hands_over: bool = False
     """Every prompt; False: the router decides."""
@@ -176,7 +178,7 @@ def reproduce_disaggregation(options: ReproduceOptions) -> Reproduction:
     for_s, rounds = (8.0, 3) if options.full else (2.0, 1)
     no_link = why_no_link()
     links = () if no_link else LINKS_MBIT if options.full else LINKS_MBIT[:1]
-    found = asyncio.run(_measure_goodput(options, threads, for_s, links, rounds))
+    found = _measure_goodput(options, threads, for_s, links, rounds)
     goodputs: dict[str, dict[str, float]] = found["goodput"]
     bytes_each = PROMPT * found["kv_bytes_per_token"]
     one = {slo: goodputs[slo]["one process"] for slo in TPOT_TIMES}
@@ -208,84 +210,78 @@ def reproduce_disaggregation(options: ReproduceOptions) -> Reproduction:
     )
 
 
-async def _measure_goodput(
+def _measure_goodput(
     options: ReproduceOptions, threads: int, for_s: float, links: Sequence[int], rounds: int
 ) -> dict[str, Any]:
     """All set-ups in turn, as often as there are rounds, each with loads of its own; medians count."""
-    config = {share: _disaggregated_config(options, max(1, threads // share)) for share in (1, 2)}
-    vocab_size = options.vocab_size()
-    async with started(config[1]) as one:
-        kv_bytes_per_token = one.facts.kv_bytes_per_token
-        await answer_all(one, of_lengths([(PROMPT, OUTPUT)], vocab_size=vocab_size, seed=1))
-        alone = [
-            (await answer_all(one, of_lengths([(PROMPT, OUTPUT)], vocab_size=vocab_size, seed=2 + i)))[0]
-            for i in range(5)
-        ]
-        capacity = await _rate(one, of_lengths([(PROMPT, OUTPUT)] * 3 * SLOTS, vocab_size=vocab_size, seed=9))
-    async with started(config[2]) as half:
-        prefill = await _rate(half, of_lengths([(PROMPT, 1)] * SLOTS, vocab_size=vocab_size, seed=10))
-        decode = await _rate(half, of_lengths([(16, OUTPUT)] * 3 * SLOTS, vocab_size=vocab_size, seed=11))
+    whole, half = (_config(options, max(1, threads // share), PROMPT + OUTPUT) for share in (1, 2))
+    alone, capacity, kv_bytes_per_token = asyncio.run(_one_process(options, whole))
+    split_most = asyncio.run(_each_stroke(options, half))
     ttft_s = TTFT_TIMES * median([times.ttft_s for times in alone])
     token_s = median([times.tpot_s or 0.0 for times in alone])
-    pools = {transport: PoolConfig(prefill=1, decode=1, kv_transport=transport) for transport in ("shm", "tcp")}
-    set_ups = [
-        SetUp("one process"),
-        *(SetUp(f"{mbit} Mbit/s", pools["tcp"], hands_over=True, link_mbit=mbit) for mbit in links),
-        SetUp("shared memory", pools["shm"], hands_over=True),
-        *(SetUp(f"{mbit} Mbit/s, routed", pools["tcp"], link_mbit=mbit) for mbit in links[:1]),
-        SetUp("shared memory, routed", pools["shm"]),
-    ]
-    good: dict[str, dict[str, list[list[float]]]] = {slo: {} for slo in TPOT_TIMES}
-    done: dict[str, list[float]] = {}
-    latencies: dict[str, list[Any]] = {}
     limits_s = {slo: times * token_s for slo, times in TPOT_TIMES.items()}
-    for round_ in range(rounds):
-        for set_up in set_ups:
-            with _network(set_up) as prefix:
-                async with started(
-                    config[1 if set_up.pools is None else 2],
-                    set_up.pools,
-                    placer=LeastBusy() if set_up.hands_over else None,
-                    prefix=prefix,
-                ) as engine:
-                    seed, of_last = 100 * round_, 0.0
-                    await answer_all(engine, _load(options, 4.0, 0.25 * capacity, seed=seed + 7))
-                    for i, share in enumerate(SHARES):  # new prompts for each: nothing of them is cached
-                        answers = await answer_all(
-                            engine, _load(options, for_s, share * capacity, seed=seed + 1000 * (i + 1))
-                        )
-                        took_s = max(for_s, *(times.arrival_s + times.e2e_s for times in answers))
-                        for slo, limit_s in limits_s.items():
-                            kept = [t for t in answers if t.ttft_s <= ttft_s and (t.tpot_s or 0.0) <= limit_s]
-                            by_share = good[slo].setdefault(set_up.name, [[] for _ in SHARES])
-                            by_share[i].append(len(kept) / took_s)
-                        latencies.setdefault(f"{set_up.name} at {share:g}", []).append(_latencies(answers))
-                        of_last = len(answers) / took_s
-                    done.setdefault(set_up.name, []).append(of_last)
-    goodput = {
-        slo: {name: max(map(median, by_share)) for name, by_share in of_set_ups.items()}
-        for slo, of_set_ups in good.items()
+    shm, tcp = (PoolConfig(prefill=1, decode=1, kv_transport=transport) for transport in ("shm", "tcp"))
+    set_ups = {
+        "one process": SetUp(),
+        **{f"{mbit} Mbit/s": SetUp(tcp, hands_over=True, link_mbit=mbit) for mbit in links},
+        "shared memory": SetUp(shm, hands_over=True),
+        **{f"{mbit} Mbit/s, routed": SetUp(tcp, link_mbit=mbit) for mbit in links[:1]},
+        "shared memory, routed": SetUp(shm),
+    }
+
+    def serve(name: str, number: int) -> list[list[RequestTimes]]:
+        """Return the answers to each load."""
+        loads = [_load(options, 4.0, 0.25 * capacity, seed=100 * number + 7)]
+        for i, share in enumerate(SHARES, 1):  # new prompts for each: nothing of them is cached
+            loads.append(_load(options, for_s, share * capacity, seed=100 * number + 1000 * i))
+        return asyncio.run(_answers(set_ups[name], half if set_ups[name].pools else whole, loads))
+
+    served = {name: list(zip(*of, strict=True)) for name, of in in_turn(rounds, set_ups, serve).items()}
+    good = {
+        slo: {
+            name: [[_rate(answers, for_s, ttft_s, limit_s) for answers in of_share] for of_share in by_share]
+            for name, by_share in served.items()
+        }
+        for slo, limit_s in limits_s.items()
     }
     return {
-        "goodput": goodput,
+        "goodput": {slo: {name: max(map(median, of)) for name, of in names.items()} for slo, names in good.items()},
         "goodput_by_share_and_round": good,
-        "done": {name: median(rates) for name, rates in done.items()},
-        "latencies": latencies,
+        "done": {name: median([_rate(answers, for_s) for answers in of[-1]]) for name, of in served.items()},
+        "latencies": {
+            f"{name} at {share:g}": [_latencies(answers) for answers in of_share]
+            for name, by_share in served.items()
+            for share, of_share in zip(SHARES, by_share, strict=True)
+        },
         "slo": {"ttft_s": ttft_s, **{f"tpot_{slo}_s": limit for slo, limit in limits_s.items()}},
         "capacity": capacity,
-        "split_most": min(prefill, decode),
+        "split_most": split_most,
         "kv_bytes_per_token": kv_bytes_per_token,
     }
 
 
-def _disaggregated_config(options: ReproduceOptions, threads: int) -> EngineConfig:
-    return EngineConfig.from_keywords(
-        model=options.model,
-        threads=threads,
-        max_model_len=PROMPT + OUTPUT + 16,
-        max_num_seqs=SLOTS,
-        num_kv_blocks=4 * SLOTS * ((PROMPT + OUTPUT) // 16 + 2),
-    )
+async def _one_process(options: ReproduceOptions, config: EngineConfig) -> tuple[list[RequestTimes], float, int]:
+    """Return the times of requests that are alone, requests a second, and KV bytes of a token."""
+    async with started(config) as one:
+        _, *alone = [(await answer_all(one, options.of_lengths([(PROMPT, OUTPUT)], seed=1 + i)))[0] for i in range(6)]
+        capacity = _rate(await answer_all(one, options.of_lengths([(PROMPT, OUTPUT)] * 3 * SLOTS, seed=9)))
+        return alone, capacity, one.facts.kv_bytes_per_token
+
+
+async def _each_stroke(options: ReproduceOptions, config: EngineConfig) -> float:
+    """Return requests a second of the slower stroke, each with a process of its own."""
+    async with started(config) as half:
+        prefill = _rate(await answer_all(half, options.of_lengths([(PROMPT, 1)] * SLOTS, seed=10)))
+        decode = _rate(await answer_all(half, options.of_lengths([(16, OUTPUT)] * 3 * SLOTS, seed=11)))
+    return min(prefill, decode)
+
+
+async def _answers(set_up: SetUp, config: EngineConfig, loads: Sequence[Workload]) -> list[list[RequestTimes]]:
+    """Return the answers of a set-up to each load but the first, which warms up."""
+    with _network(set_up) as prefix:
+        placer = LeastBusy() if set_up.hands_over else None
+        async with started(config, set_up.pools, placer=placer, prefix=prefix) as engine:
+            return [await answer_all(engine, load) for load in loads][1:]
 
 
 def _load(options: ReproduceOptions, for_s: float, rate: float, seed: int) -> Workload:
@@ -293,10 +289,12 @@ def _load(options: ReproduceOptions, for_s: float, rate: float, seed: int) -> Wo
     return options.drawn(count, Lengths.fixed(PROMPT), Lengths.fixed(OUTPUT), rate=rate, seed=seed)
 
 
-async def _rate(engine: Engine, workload: Workload) -> float:
-    """Requests a second when it is never without work."""
-    answers = await answer_all(engine, workload)
-    return len(answers) / max(times.arrival_s + times.e2e_s for times in answers)
+def _rate(
+    answers: Sequence[RequestTimes], least_s: float = 0.0, ttft_s: float = math.inf, tpot_s: float = math.inf
+) -> float:
+    """Return the requests a second that keep both limits; none is counted to have ended before `least_s`."""
+    took_s = max(least_s, *(times.arrival_s + times.e2e_s for times in answers))
+    return sum(times.ttft_s <= ttft_s and (times.tpot_s or 0.0) <= tpot_s for times in answers) / took_s
 
 
 def _latencies(answers: Sequence[RequestTimes]) -> dict[str, Any]:
