@@ -57,9 +57,10 @@ from twostroke.tokenizer.chat_template import ChatTemplate
 from twostroke.tokenizer.template_process import template_process_id
 
 _MACHINE = MachineLimits(1e11, 1e10)
-BATCH = "requests.jsonl"
-"""The file of a batch's requests."""
+BATCH, EVENTS, CALIBRATION, TEMPLATE = "requests.jsonl", "events.jsonl", "calibration.json", "chat_template.jinja"
+"""Files of a batch's requests, and of the kinds of these names."""
 _GGUF = "small.gguf"
+_WEIGHTS = ("model-1.safetensors", "model-2.safetensors")
 _HEAD_BYTES = 3000
 """Bytes at the head of the sound GGUF file; its header is a little longer."""
 _CONVERSATION: list[dict[str, Any]] = [
@@ -81,14 +82,16 @@ class FileKind:
 
     Attributes:
         name: of the kind.
+        files: of which one is changed.
         write: writes a sound one, or several, into a folder.
-        mutate: changes what is there.
+        mutated: changes the content of a file.
         read: reads it as whoever uses it does.
     """
 
     name: str
+    files: tuple[str, ...]
     write: Callable[[Path], object]
-    mutate: Callable[[Path, Random], None]
+    mutated: Callable[[bytes, Random], bytes]
     read: Callable[[Path], object]
 
 
@@ -114,7 +117,9 @@ def mutated_copy(kind: FileKind, sound: Path, folder: Path, seed: int) -> Path:
     """
     shutil.rmtree(folder, ignore_errors=True)
     shutil.copytree(sound, folder)
-    kind.mutate(folder, Random(f"{kind.name} {seed}"))
+    random = Random(f"{kind.name} {seed}")
+    path = folder / (kind.files[0] if len(kind.files) == 1 else random.choice(kind.files))
+    path.write_bytes(kind.mutated(path.read_bytes(), random))
     return folder
 
 
@@ -127,57 +132,38 @@ def _open_model(path: Path) -> None:
     built.engine.close()
 
 
-def _mutate_json(file_name: str) -> Callable[[Path, Random], None]:
-    def mutate(folder: Path, random: Random) -> None:
-        path = folder / file_name
-        text = mutated_json(json.loads(path.read_text(encoding="utf-8")), random)
-        path.write_bytes(text.encode("utf-8", "surrogateescape"))
-
-    return mutate
+def _mutated_json(content: bytes, random: Random) -> bytes:
+    return mutated_json(json.loads(content), random).encode("utf-8", "surrogateescape")
 
 
-def _mutate_weights(folder: Path, random: Random) -> None:
-    path = folder / random.choice(("model-1.safetensors", "model-2.safetensors"))
-    content = path.read_bytes()
+def _mutated_weights(content: bytes, random: Random) -> bytes:
     size = int.from_bytes(content[:8], "little")
     if random.random() < 0.5:
-        head = mutated_json(json.loads(content[8 : 8 + size]), random).encode("utf-8", "surrogateescape")
-        path.write_bytes(len(head).to_bytes(8, "little") + head + content[8 + size :])
-    else:
-        path.write_bytes(mutated_bytes(content, random, first=8 + size))
+        head = _mutated_json(content[8 : 8 + size], random)
+        return len(head).to_bytes(8, "little") + head + content[8 + size :]
+    return mutated_bytes(content, random, first=8 + size)
 
 
-def _write_gguf(folder: Path) -> None:
-    write_gguf(folder / _GGUF)
-
-
-def _mutate_gguf(folder: Path, random: Random) -> None:
-    path = folder / _GGUF
-    content = path.read_bytes()
+def _mutated_gguf(content: bytes, random: Random) -> bytes:
     # most of the head is the vocabulary; the keys before it and the tensors behind it are few bytes
-    first = random.choice((300, 900, _HEAD_BYTES, 12_000, None))
-    path.write_bytes(mutated_bytes(content, random, first=first))
+    return mutated_bytes(content, random, first=random.choice((300, 900, _HEAD_BYTES, 12_000, None)))
 
 
-def _mutate_lines(file_name: str) -> Callable[[Path, Random], None]:
-    def mutate(folder: Path, random: Random) -> None:
-        path = folder / file_name
-        lines = path.read_text(encoding="utf-8").splitlines()
-        for _ in range(random.randint(1, 3)):
-            place = random.randrange(len(lines))
-            match random.randrange(5):
-                case 0:
-                    lines.insert(random.randrange(len(lines)), lines[place])
-                case 1 if len(lines) > 1:
-                    del lines[place]
-                case _:
-                    try:
-                        lines[place] = mutated_json(json.loads(lines[place]), random)
-                    except (ValueError, RecursionError):  # it was mutated before
-                        lines[place] = lines[place][: len(lines[place]) // 2]
-        path.write_bytes(("\n".join(lines) + "\n").encode("utf-8", "surrogateescape"))
-
-    return mutate
+def _mutated_lines(content: bytes, random: Random) -> bytes:
+    lines = content.decode().splitlines()
+    for _ in range(random.randint(1, 3)):
+        place = random.randrange(len(lines))
+        match random.randrange(5):
+            case 0:
+                lines.insert(random.randrange(len(lines)), lines[place])
+            case 1 if len(lines) > 1:
+                del lines[place]
+            case _:
+                try:
+                    lines[place] = mutated_json(json.loads(lines[place]), random)
+                except (ValueError, RecursionError):  # it was mutated before
+                    lines[place] = lines[place][: len(lines[place]) // 2]
+    return ("\n".join(lines) + "\n").encode("utf-8", "surrogateescape")
 
 
 def _write_event_log(folder: Path) -> None:
@@ -185,14 +171,14 @@ def _write_event_log(folder: Path) -> None:
         SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=64),
         CacheConfig(block_size=16, num_kv_blocks=12),
         max_model_len=128,
-        event_log=folder / "events.jsonl",
+        event_log=folder / EVENTS,
     )
     with closing(built.engine):
         built.run(of_lengths([(40, 6), (20, 12), (70, 3), (40, 30)], vocab_size=500))
 
 
 def _read_event_log(folder: Path) -> None:
-    paths = [folder / "events.jsonl"]
+    paths = [folder / EVENTS]
     events = list(merged_events(paths))
     with one_history(paths):
         json.dumps(trace_of(events))
@@ -219,11 +205,11 @@ def _write_calibration(folder: Path) -> None:
         scheduler={"max_num_seqs": 8},
         cache={"block_size": 16},
         drafters=drafters,
-    ).write(folder / "calibration.json")
+    ).write(folder / CALIBRATION)
 
 
 def _read_calibration(folder: Path) -> None:
-    found = Calibration.read(folder / "calibration.json")
+    found = Calibration.read(folder / CALIBRATION)
     choices_of(found)
     found.verify_s(3)
 
@@ -251,18 +237,12 @@ def _read_batch(folder: Path) -> None:
         str(line).encode("utf-8", "surrogatepass")
 
 
-def _write_template(folder: Path) -> None:
-    (folder / "chat_template.jinja").write_text(CHATML, encoding="utf-8")
-
-
-def _mutate_template(folder: Path, random: Random) -> None:
-    path = folder / "chat_template.jinja"
-    source = mutated_template(path.read_text(encoding="utf-8"), random)
-    path.write_bytes(source.encode("utf-8", "surrogatepass"))
+def _mutated_template(content: bytes, random: Random) -> bytes:
+    return mutated_template(content.decode(), random).encode("utf-8", "surrogatepass")
 
 
 def _read_template(folder: Path) -> None:
-    source = (folder / "chat_template.jinja").read_bytes().decode("utf-8", "surrogatepass")
+    source = (folder / TEMPLATE).read_bytes().decode("utf-8", "surrogatepass")
     template = ChatTemplate({"default": source}, {"eos_token": "<|end|>"})
     template.render(_CONVERSATION, tools=_TOOLS)
 
@@ -278,13 +258,21 @@ _JSON_FILES = (
 KINDS = {
     kind.name: kind
     for kind in (
-        FileKind("gguf", _write_gguf, _mutate_gguf, lambda folder: _open_model(folder / _GGUF)),
-        FileKind("safetensors", write_folder, _mutate_weights, _open_model),
-        *(FileKind(name, write_folder, _mutate_json(name), _open_model) for name in _JSON_FILES),
-        FileKind("template", _write_template, _mutate_template, _read_template),
-        FileKind("event log", _write_event_log, _mutate_lines("events.jsonl"), _read_event_log),
-        FileKind("calibration", _write_calibration, _mutate_json("calibration.json"), _read_calibration),
-        FileKind("batch file", _write_batch, _mutate_lines(BATCH), _read_batch),
+        FileKind(
+            "gguf", (_GGUF,), lambda to: write_gguf(to / _GGUF), _mutated_gguf, lambda at: _open_model(at / _GGUF)
+        ),
+        FileKind("safetensors", _WEIGHTS, write_folder, _mutated_weights, _open_model),
+        *(FileKind(name, (name,), write_folder, _mutated_json, _open_model) for name in _JSON_FILES),
+        FileKind(
+            "template",
+            (TEMPLATE,),
+            lambda to: (to / TEMPLATE).write_text(CHATML, "utf-8"),
+            _mutated_template,
+            _read_template,
+        ),
+        FileKind("event log", (EVENTS,), _write_event_log, _mutated_lines, _read_event_log),
+        FileKind("calibration", (CALIBRATION,), _write_calibration, _mutated_json, _read_calibration),
+        FileKind("batch file", (BATCH,), _write_batch, _mutated_lines, _read_batch),
     )
 }
 """By name."""
