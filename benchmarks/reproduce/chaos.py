@@ -43,22 +43,14 @@ _FLIGHT_MINUTES = 0.5
 """The server's own record of its past is full within the warm-up."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Size:
-    num_clients: int
-    for_s: float
-    num_killed: int
-    """Clients that wait when the engine is killed."""
-
-
 @dataclass(slots=True)
 class _Chaos:
     """What the clients saw, and the memory of both processes meanwhile."""
 
     endings: Counter[tuple[Way, Ending]] = field(default_factory=Counter[tuple[Way, Ending]])
     times_s: list[float] = field(default_factory=list[float])
-    http_bytes: list[int] = field(default_factory=list[int])
-    engine_bytes: list[int] = field(default_factory=list[int])
+    memory: dict[str, list[int]] = field(default_factory=lambda: {"http": [], "engine": []})
+    """Bytes by process at these times."""
 
     def count(self, *endings: Ending, way: Way | None = None) -> int:
         """Visits that ended so."""
@@ -67,7 +59,7 @@ class _Chaos:
 
 def reproduce(options: ReproduceOptions) -> Reproduction:
     """Lets the clients in, then kills the engine."""
-    size = _Size(500, 300.0, 64) if options.full else _Size(40, 6.0, 12)
+    num_clients, for_s, num_killed = (500, 300.0, 64) if options.full else (40, 6.0, 12)
     settings: dict[str, Any] = {
         "threads": options.threads or 1,
         "max_num_seqs": 64,
@@ -78,14 +70,13 @@ def reproduce(options: ReproduceOptions) -> Reproduction:
     with local_server(options.model, settings) as server:
         before = at_rest(server)
         answers_before = metrics_of(server)
-        chaos = asyncio.run(_let_in(server, size, options.seed))
+        chaos = asyncio.run(_let_in(server, num_clients, for_s, options.seed))
         after = at_rest(server)
         counted = metrics_of(server).since(answers_before)["counted"]
-        killed, back_s = asyncio.run(_kill(server, size, options.seed))
+        killed, back_s = asyncio.run(_kill(server, num_killed, options.seed))
         restarted = at_rest(server)
     growth = {
-        "http": growth_mb_per_minute(chaos.times_s, chaos.http_bytes, warm_up=_WARM_UP),
-        "engine": growth_mb_per_minute(chaos.times_s, chaos.engine_bytes, warm_up=_WARM_UP),
+        name: growth_mb_per_minute(chaos.times_s, sizes, warm_up=_WARM_UP) for name, sizes in chaos.memory.items()
     }
     told = sum(killed[ending] for ending in (Ending.WHOLE, Ending.ERROR, Ending.REFUSED))
     claims = (
@@ -105,11 +96,11 @@ def reproduce(options: ReproduceOptions) -> Reproduction:
     return Reproduction(
         claims=claims,
         config={"model": options.model_name, **settings},
-        workload={"num_clients": size.num_clients, "for_s": size.for_s, "think_s": _THINK_S, "seed": options.seed},
+        workload={"num_clients": num_clients, "for_s": for_s, "think_s": _THINK_S, "seed": options.seed},
         details={
             "endings": {way: _of_way(chaos, way) for way in Way},
             "endings_when_killed": dict(killed),
-            "memory_mb": {"http": _outline(chaos.http_bytes), "engine": _outline(chaos.engine_bytes)},
+            "memory_mb": {name: _outline(sizes) for name, sizes in chaos.memory.items()},
             "longest_pause_of_the_drill_s": round(float(np.diff(chaos.times_s).max(initial=0.0)), 1),
             "counted_by_the_server": counted,
         },
@@ -119,10 +110,10 @@ def reproduce(options: ReproduceOptions) -> Reproduction:
 # ---------------------------------------------------------------------- clients
 
 
-async def _let_in(server: LocalServer, size: _Size, seed: int) -> _Chaos:
+async def _let_in(server: LocalServer, num_clients: int, for_s: float, seed: int) -> _Chaos:
     """Clients that vanish, until time is up and the last one has left."""
     chaos, origin = _Chaos(), Origin.parse(server.url)
-    until_s = monotonic_clock() + size.for_s
+    until_s = monotonic_clock() + for_s
 
     async def client(number: int) -> None:
         random = Random(seed * 1_000_003 + number)
@@ -132,18 +123,18 @@ async def _let_in(server: LocalServer, size: _Size, seed: int) -> _Chaos:
             chaos.endings[planned.way, await visit(origin, planned)] += 1
 
     async def watch() -> None:
-        engine = server.engine_pid()
+        pids = {"http": server.pid, "engine": server.engine_pid()}
         while monotonic_clock() < until_s:
             chaos.times_s.append(monotonic_clock())
-            chaos.http_bytes.append(resident_bytes(server.pid))
-            chaos.engine_bytes.append(resident_bytes(engine))
+            for name, pid in pids.items():
+                chaos.memory[name].append(resident_bytes(pid))
             await asyncio.sleep(_SAMPLE_S)
 
-    await asyncio.gather(watch(), *(client(number) for number in range(size.num_clients)))
+    await asyncio.gather(watch(), *(client(number) for number in range(num_clients)))
     return chaos
 
 
-async def _kill(server: LocalServer, size: _Size, seed: int) -> tuple[Counter[Ending], float]:
+async def _kill(server: LocalServer, num_clients: int, seed: int) -> tuple[Counter[Ending], float]:
     """The engine's process, while clients read and wait; what became of them, and how long until one is served."""
     origin, has_begun = Origin.parse(server.url), asyncio.Event()
     random = Random(seed)
@@ -152,7 +143,7 @@ async def _kill(server: LocalServer, size: _Size, seed: int) -> tuple[Counter[En
         token_ids = tuple(random.randrange(300, 4000) for _ in range(16))
         return Visit(Way.STAYS, token_ids, max_tokens=200, stream=number % 2 == 0)
 
-    waiting = [asyncio.create_task(visit(origin, planned(n), has_begun.set)) for n in range(size.num_killed)]
+    waiting = [asyncio.create_task(visit(origin, planned(n), has_begun.set)) for n in range(num_clients)]
     await has_begun.wait()
     os.kill(server.engine_pid(), signal.SIGKILL)
     killed_s = monotonic_clock()

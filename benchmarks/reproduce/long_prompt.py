@@ -17,7 +17,8 @@ import bisect
 import json
 import shutil
 import tempfile
-from dataclasses import dataclass, replace
+from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from benchmarks.counting_engine import counting_engine
 from benchmarks.serving.local_server import local_server
 from twostroke.config.cache import CacheConfig
 from twostroke.config.kv_format import resolve_kv_format
+from twostroke.config.model import ModelConfig
 from twostroke.config.scheduler import SchedulerConfig
 from twostroke.engine.event_sinks import read_events
 from twostroke.kv_cache.layout import KVLayout
@@ -33,9 +35,11 @@ from twostroke.measure.figure import MEASURED, PREDICTED
 from twostroke.measure.from_log import run_of_log
 from twostroke.measure.model_engine import model_engine
 from twostroke.measure.report import percentiles
+from twostroke.measure.serve.openai_wire import Exchange
 from twostroke.measure.workload import Workload, of_lengths
 from twostroke.model.checkpoint import read_model_config
 from twostroke.model.model_files import find_folder_only
+from twostroke.outputs import RequestTimes
 from twostroke.process_memory import peak_resident_bytes, reset_peak, resident_bytes
 from twostroke.served_run import Run
 
@@ -44,47 +48,19 @@ MORE_TOKENS = 64
 """Output tokens of each short request beyond one per step of the long prompt, because it may begin a little later."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Served:
-    """Measurements of the served run."""
-
-    run: Run
-    """The run as the engine's event log records it."""
-    http_growth_bytes: int
-    """Largest growth of the HTTP process's memory."""
-    engine_growth_bytes: int
-    """Largest growth of the engine process's memory, KV included: memory becomes resident when it is first written."""
-    kv_bytes: int
-    ttft_s: float
-    """TTFT of the long prompt, at the client."""
-    itl_s: dict[str, float]
-    """ITL percentiles of the short requests, at the client."""
-    log_bytes: int
-
-    @property
-    def num_starved(self) -> int:
-        """Steps between a request's first and last token that brought it no token, summed over all requests."""
-        ends = [step.end_s for step in self.run.steps]
-        starved = 0
-        for request in self.run.requests:
-            times_s = request.times.token_times_s
-            num_steps = bisect.bisect_right(ends, times_s[-1]) - bisect.bisect_left(ends, times_s[0])
-            starved += num_steps - len(times_s)
-        return starved
-
-    def as_json(self) -> dict[str, Any]:
-        """Return the figures for a result."""
-        return {
-            "http_growth_bytes": self.http_growth_bytes,
-            "engine_growth_bytes": self.engine_growth_bytes,
-            "kv_bytes": self.kv_bytes,
-            "ttft_long_s": self.ttft_s,
-            "itl_s": self.itl_s,
-            "event_log_bytes": self.log_bytes,
-        }
+def num_starved(run: Run) -> int:
+    """Return the steps between a request's first and last token that brought it no token, over all requests."""
+    ends = [step.end_s for step in run.steps]
+    starved = 0
+    for request in run.requests:
+        times_s = request.times.token_times_s
+        starved += bisect.bisect_right(ends, times_s[-1]) - bisect.bisect_left(ends, times_s[0]) - len(times_s)
+    return starved
 
 
-def serve_long_prompt(long_prompt: int, num_short: int, budget: int, *, threads: int | None, seed: int) -> Served:
+def serve_long_prompt(
+    long_prompt: int, num_short: int, budget: int, *, threads: int | None, seed: int
+) -> tuple[Run, dict[str, Any]]:
     """Serve one long prompt beside short requests, over HTTP.
 
     Args:
@@ -93,6 +69,10 @@ def serve_long_prompt(long_prompt: int, num_short: int, budget: int, *, threads:
         budget: tokens per step.
         threads: threads of the model; None: one for each processor of this machine.
         seed: seed of the prompts.
+
+    Returns:
+        The run as the engine's event log records it, and figures: the largest growth of each process's memory (the
+        engine's with its KV: memory becomes resident when it is first written), and latencies at the client.
 
     Raises:
         SetupError: the server does not start, or a request failed.
@@ -125,20 +105,26 @@ def serve_long_prompt(long_prompt: int, num_short: int, budget: int, *, threads:
             grown = [peak_resident_bytes(pid) - was for pid, was in zip(pids, before, strict=True)]
         seen = run_of_log(read_events(log))
         log_bytes = log.stat().st_size
-    kv_format = resolve_kv_format("auto", config.dtype)
-    layout = KVLayout.of(config.kv_specs, block_size=BLOCK_SIZE, kv_format=kv_format)
     *short, long = run.exchanges
     assert long.ttft_s is not None, "a request that ended well has a first token"
-    gaps = [gap for exchange in short for gap in exchange.itl_s]
-    return Served(
-        run=seen,
-        http_growth_bytes=grown[0],
-        engine_growth_bytes=grown[1],
-        kv_bytes=num_blocks * layout.bytes_per_block,
-        ttft_s=long.ttft_s,
-        itl_s={**percentiles(gaps), "max": max(gaps)},
-        log_bytes=log_bytes,
-    )
+    return seen, {
+        "http_growth_bytes": grown[0],
+        "engine_growth_bytes": grown[1],
+        "kv_bytes": num_blocks * _bytes_per_block(config, BLOCK_SIZE),
+        "ttft_long_s": long.ttft_s,
+        "itl_s": _itl_s(short),
+        "event_log_bytes": log_bytes,
+    }
+
+
+def _bytes_per_block(config: ModelConfig, block_size: int) -> int:
+    kv_format = resolve_kv_format("auto", config.dtype)
+    return KVLayout.of(config.kv_specs, block_size=block_size, kv_format=kv_format).bytes_per_block
+
+
+def _itl_s(requests: Iterable[Exchange | RequestTimes]) -> dict[str, float]:
+    gaps = [gap for request in requests for gap in request.itl_s]
+    return {**percentiles(gaps), "max": max(gaps)}
 
 
 def _one_layer(target: Path, num_tokens: int) -> Path:
@@ -192,9 +178,9 @@ def reproduce(options: ReproduceOptions) -> Reproduction:
         claims.append(Claim.reported("TTFT of the long prompt, s", details["ttft_long_s"]))
         stall = details["itl_s"]["max"] / details["chunk_step_s"]["p50"]
         claims.append(Claim.reported("longest gap between tokens of a short request, in median chunk steps", stall))
-        served = serve_long_prompt(long_prompt, NUM_SHORT, BUDGET, threads=options.threads, seed=options.seed)
-        claims += _served_claims(served)
-        details["served"] = served.as_json()
+        run, served = serve_long_prompt(long_prompt, NUM_SHORT, BUDGET, threads=options.threads, seed=options.seed)
+        claims += _served_claims(run, served)
+        details["served"] = served
     return Reproduction(
         title=f"A prompt of {long_prompt:,} tokens beside {NUM_SHORT} short requests",
         claims=tuple(claims),
@@ -218,14 +204,14 @@ def _step_claims(where: str, run: Run, num_steps: int) -> list[Claim]:
     ]
 
 
-def _served_claims(served: Served) -> list[Claim]:
-    working = max(0, served.engine_growth_bytes - served.kv_bytes)
+def _served_claims(run: Run, served: dict[str, Any]) -> list[Claim]:
+    working = max(0, served["engine_growth_bytes"] - served["kv_bytes"])
     return [
-        Claim.equal("steps in which a request that had begun got no token, served", 0, served.num_starved),
+        Claim.equal("steps in which a request that had begun got no token, served", 0, num_starved(run)),
         Claim.at_most("engine process beyond KV, served, MiB", WORKING_BYTES >> 20, working >> 20),
-        Claim.at_most("HTTP process, growth, served, MiB", HTTP_BYTES >> 20, served.http_growth_bytes >> 20),
-        Claim.reported("TTFT of the long prompt, served, one layer, s", served.ttft_s),
-        Claim.reported("ITL of the short requests, served, one layer, p99 s", served.itl_s["p99"]),
+        Claim.at_most("HTTP process, growth, served, MiB", HTTP_BYTES >> 20, served["http_growth_bytes"] >> 20),
+        Claim.reported("TTFT of the long prompt, served, one layer, s", served["ttft_long_s"]),
+        Claim.reported("ITL of the short requests, served, one layer, p99 s", served["itl_s"]["p99"]),
     ]
 
 
@@ -246,13 +232,7 @@ def _model(
     run = engine.run(workload, progress="long prompt")
     peak = peak_resident_bytes()
     engine.close()
-    layout = KVLayout.of(
-        config.kv_specs,
-        block_size=cache.block_size,
-        kv_format=resolve_kv_format(cache.kv_cache_dtype, config.dtype),
-    )
-    kv_bytes = num_blocks * layout.bytes_per_block
-    gaps = [gap for request in run.requests[:NUM_SHORT] for gap in request.times.itl_s]
+    kv_bytes = num_blocks * _bytes_per_block(config, cache.block_size)
     return run, {
         "kv_bytes": kv_bytes,
         "resident_before_bytes": before,
@@ -260,7 +240,7 @@ def _model(
         "peak_is_of_this_run": resets,
         "working_mib": max(0, peak - before - kv_bytes) >> 20,
         "ttft_long_s": run.requests[NUM_SHORT].times.ttft_s,
-        "itl_s": {**percentiles(gaps), "max": max(gaps)},
+        "itl_s": _itl_s(request.times for request in run.requests[:NUM_SHORT]),
         "chunk_step_s": percentiles([s.wall_s for s in run.steps[1:] if s.num_prefill_tokens]),
         "decode_step_s": percentiles([s.wall_s for s in run.steps if not s.num_prefill_tokens]),
     }
