@@ -17,7 +17,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from twostroke.config.checks import number, one_of, switch, text, whole_number
+from twostroke.config.checks import number, one_of, switch, text, whole_number, whole_numbers
 from twostroke.config.load import MAX_THREADS, ActivationQuantization
 from twostroke.errors import InvalidParameter
 from twostroke.measure.peers.peer import IK_LLAMA_CPP, LLAMA_CPP, Peer, PeerFailed
@@ -169,11 +169,10 @@ class CompareOptions:
                 limit = "is about quantized weights"
                 raise InvalidParameter("activation_quantization", self.activation_quantization, limit, "Leave it out.")
         whole_number("threads", 1 if self.threads is None else self.threads, 1, MAX_THREADS)
-        whole_number("rounds", self.rounds, 1)
         for name in ("time_limit", "answer_limit"):
             number(name, getattr(self, name), 1.0, _MAX_SECONDS, f"1 to {_MAX_SECONDS:g} seconds")
-        whole_number("prefill_length", self.prefill_length, 1)
-        whole_number("prompt_length", self.prompt_length, 1)
+        for name in ("rounds", "prefill_length", "prompt_length"):
+            whole_number(name, getattr(self, name), 1)
         whole_number("output_length", self.output_length, 3)  # a first token, a decode, a last token
         whole_number("seed", self.seed, 0, 2**32 - 1)
         switch("plots", self.plots)
@@ -218,16 +217,9 @@ class CompareOptions:
     @property
     def works(self) -> tuple[PeerWork, ...]:
         """In the order they are done."""
-        try:
-            sizes = sorted({int(size) for size in self.batch_sizes.split(",")})
-        except ValueError:
-            sizes = [0]
-        if sizes[0] < 1 or sizes[-1] > 1024:
-            raise InvalidParameter("batch_sizes", self.batch_sizes, "must be whole numbers from 1 to 1024, with commas")
-        return (
-            PeerWork(1, self.prefill_length, 1),
-            *(PeerWork(size, self.prompt_length, self.output_length) for size in sizes),
-        )
+        sizes = whole_numbers("batch_sizes", self.batch_sizes, 1, 1024)
+        others = (PeerWork(size, self.prompt_length, self.output_length) for size in sizes)
+        return (PeerWork(1, self.prefill_length, 1), *others)
 
     @property
     def max_request_tokens(self) -> int:

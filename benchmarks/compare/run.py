@@ -16,8 +16,8 @@ from __future__ import annotations
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -60,6 +60,16 @@ class PeerStanding:
     failure: str | None = None
     figures: dict[str, dict[int, float]] = field(default_factory=dict[str, dict[int, float]])
     """Tokens per second of each round, by figure."""
+    process: PeerProcess | None = None
+    """While it runs."""
+    places: tuple[Path, ...] = ()
+    """What a result must not name: whose machine it was is nobody's affair."""
+
+    def close(self) -> None:
+        """Ends its process."""
+        if self.process is not None:
+            self.process.close()
+            self.process = None
 
     def add(self, round_number: int, figures: Mapping[str, float]) -> None:
         """Puts down one work of one round."""
@@ -149,19 +159,6 @@ def draw(figure: Any, results: Mapping[str, Any]) -> None:
 
 
 @dataclass(slots=True)
-class _Contestant:
-    peer: Peer
-    standing: PeerStanding
-    process: PeerProcess | None = None
-    places: tuple[Path, ...] = ()
-    """What a result must not name: whose machine it was is nobody's affair."""
-
-    @property
-    def is_running(self) -> bool:
-        return self.process is not None and self.standing.failure is None
-
-
-@dataclass(slots=True)
 class Contest:
     """Engines, loaded one after the other and then measured in turn."""
 
@@ -169,24 +166,24 @@ class Contest:
     vocab_size: int
     threads: int
     clock: Callable[[], float] = time.monotonic
-    contestants: list[_Contestant] = field(default_factory=list[_Contestant])
+    contestants: list[PeerStanding] = field(default_factory=list[PeerStanding])
     _num_prompts_drawn: int = 0
 
     @property
     def standings(self) -> list[PeerStanding]:
         """In the order in which the engines were entered."""
-        return [contestant.standing for contestant in self.contestants]
+        return self.contestants
 
     def refuse(self, peer: Peer, why: str) -> None:
         """Enters an engine that cannot even be started: a row that says why."""
-        self.contestants.append(_Contestant(peer, PeerStanding(peer.name, failure=why)))
+        self.contestants.append(PeerStanding(peer.name, failure=why))
 
     def enter(self, peer: Peer, interpreter: Path, model: Path) -> None:
         """Starts and warms up one engine, and stops it until its turn; a failure becomes its row."""
-        entered = _Contestant(peer, PeerStanding(peer.name), places=(model, interpreter))
+        entered = PeerStanding(peer.name, places=(model, interpreter))
         self.contestants.append(entered)
         begin_s = self.clock()
-        try:
+        with self._in_turn(entered):
             entered.process = PeerProcess(peer, interpreter)
             order = {
                 "model": str(model),
@@ -196,15 +193,11 @@ class Contest:
                 "max_model_len": self.options.max_request_tokens,
                 "max_num_seqs": self.options.max_num_requests,
             }
-            entered.standing.about = entered.process.load(order, self.options.answer_limit)
+            entered.about = entered.process.load(order, self.options.answer_limit)
             for work in WARM_UP:
-                self._run(entered, work)
+                self._tokens(entered, work, self._prompts(work))
                 if work is READY:
-                    entered.standing.ready_after_s = self.clock() - begin_s
-        except PeerFailed as failure:
-            self._give_up(entered, failure)
-        else:
-            entered.process.pause()
+                    entered.ready_after_s = self.clock() - begin_s
 
     def measure(self, deadline_s: float, *, progress: bool = True) -> int:
         """Every work, in every round, by every engine in turn.
@@ -232,8 +225,11 @@ class Contest:
                         continue
                     prompts = self._prompts(work)
                     for contestant in self.contestants:
-                        bar.set_postfix_str(f"round {round_number + 1}, {work.name}, {contestant.peer.name}")
-                        self._turn(contestant, work, prompts, round_number)
+                        bar.set_postfix_str(f"round {round_number + 1}, {work.name}, {contestant.name}")
+                        if contestant.process is not None:
+                            with self._in_turn(contestant):
+                                figures = figures_of(work, self._tokens(contestant, work, prompts))
+                                contestant.add(round_number, figures)
                         bar.update()
                     lasted_s[work] = self.clock() - begin_s
         return num_left_out
@@ -241,37 +237,31 @@ class Contest:
     def close(self) -> None:
         """Ends every process."""
         for contestant in self.contestants:
-            if contestant.process is not None:
-                contestant.process.close()
-                contestant.process = None
+            contestant.close()
 
-    def _turn(
-        self, contestant: _Contestant, work: PeerWork, prompts: Sequence[Sequence[int]], round_number: int
-    ) -> None:
-        if not contestant.is_running or contestant.process is None:
-            return
-        contestant.process.resume()
+    @contextmanager
+    def _in_turn(self, contestant: PeerStanding) -> Generator[None]:
+        """Let one engine run, and stop it until its next turn; one that fails has none."""
+        if contestant.process is not None:
+            contestant.process.resume()
         try:
-            answer = contestant.process.run(prompts, work.output_length, self.options.answer_limit)
-            contestant.standing.add(round_number, figures_of(work, checked_tokens(answer, work)))
+            yield
         except PeerFailed as failure:
-            self._give_up(contestant, failure)
+            why = str(failure)
+            for place in contestant.places:
+                why = why.replace(str(place), place.name)
+            contestant.failure = why
+            contestant.close()
         else:
+            assert contestant.process is not None
             contestant.process.pause()
 
-    def _run(self, contestant: _Contestant, work: PeerWork) -> None:
+    def _tokens(
+        self, contestant: PeerStanding, work: PeerWork, prompts: Sequence[Sequence[int]]
+    ) -> list[tuple[float, int]]:
         assert contestant.process is not None
-        answer = contestant.process.run(self._prompts(work), work.output_length, self.options.answer_limit)
-        checked_tokens(answer, work)
-
-    def _give_up(self, contestant: _Contestant, failure: PeerFailed) -> None:
-        why = str(failure)
-        for place in contestant.places:
-            why = why.replace(str(place), place.name)
-        contestant.standing.failure = why
-        if contestant.process is not None:
-            contestant.process.close()
-            contestant.process = None
+        answer = contestant.process.run(prompts, work.output_length, self.options.answer_limit)
+        return checked_tokens(answer, work)
 
     def _prompts(self, work: PeerWork) -> list[tuple[int, ...]]:
         """New ones each time: nobody can have seen them."""
