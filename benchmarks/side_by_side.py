@@ -24,8 +24,8 @@ def open_together(engines: Mapping[Way, ModelEngine]) -> Generator[Mapping[Way, 
 
 
 def in_turn(
-    rounds: int, ways: Iterable[Way], measure: Callable[[Way, int], Result], *, warm_up: int = 0
-) -> dict[Way, list[Result]]:
+    rounds: int, ways: Iterable[str], measure: Callable[[str, int], Result], *, warm_up: int = 0
+) -> dict[str, list[Result]]:
     """Measure every way once a round, and return what each gave, round by round.
 
     Args:
@@ -34,7 +34,7 @@ def in_turn(
         measure: given a way and the number of the round.
         warm_up: rounds before the others, with negative numbers, that do not count.
     """
-    found: dict[Way, list[Result]] = {way: [] for way in ways}
+    found: dict[str, list[Result]] = {way: [] for way in ways}
     for number in range(-warm_up, rounds):
         for way, results in found.items():
             result = measure(way, number)

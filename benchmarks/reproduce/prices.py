@@ -306,12 +306,14 @@ def _attention(
 def _side_by_side(ours: Operator, plain: Operator, repeats: int) -> dict[str, float]:
     """Median milliseconds of both, and the median of their ratios."""
 
-    def seconds(operator: Operator, _: int) -> float:
+    operators = {"ours": ours, "plain": plain}
+
+    def seconds(name: str, _: int) -> float:
         start_s = time.perf_counter()
-        operator()
+        operators[name]()
         return time.perf_counter() - start_s
 
-    ours_s, plain_s = in_turn(repeats, (ours, plain), seconds, warm_up=2).values()
+    ours_s, plain_s = in_turn(repeats, operators, seconds, warm_up=2).values()
     return {"ms": 1000 * median(ours_s), "plain_ms": 1000 * median(plain_s), "ratio": ratio(ours_s, plain_s)}
 
 
