@@ -13,49 +13,40 @@ Schema = Mapping[str, Any]
 Build = Callable[[Any], Any]
 """Puts a value into a body."""
 
-_PART: Schema = {
-    "type": "object",
-    "required": ["type", "text"],
-    "properties": {"type": {"const": "text", "type": "string"}, "text": {"type": "string"}},
-}
-_CONVERSATION: Schema = {
-    "type": "array",
-    "items": {
-        "type": "object",
-        "required": ["role", "content"],
-        "properties": {
-            "role": {"const": "user", "type": "string"},
-            "content": {
-                "anyOf": [
-                    {"type": "string"},
-                    {"type": "array", "items": {"anyOf": [_PART, {"type": "string"}]}},
-                ]
-            },
-            "name": {"type": "string"},
-            "refusal": {"type": "string"},
-            "reasoning_content": {"type": "string"},
-            "tool_call_id": {"type": "string"},
-            "tool_calls": {
-                "type": "array",
-                "items": {
-                    "type": "object",
-                    "required": ["function"],
-                    "properties": {
-                        "id": {"type": "string"},
-                        "function": {
-                            "type": "object",
-                            "required": ["name"],
-                            "properties": {
-                                "name": {"type": "string"},
-                                "arguments": {"anyOf": [{"type": "string"}, {"type": "object"}]},
-                            },
-                        },
-                    },
-                },
-            },
-        },
-    },
-}
+_TEXT: Schema = {"type": "string"}
+
+
+def _fixed(text: str) -> Schema:
+    return {"const": text, **_TEXT}
+
+
+def _any_of(*options: Schema) -> Schema:
+    return {"anyOf": list(options)}
+
+
+def _list_of(items: Schema) -> Schema:
+    return {"type": "array", "items": items}
+
+
+def _object_of(*required: str, **properties: Schema) -> Schema:
+    return {"type": "object", "required": list(required), "properties": properties}
+
+
+_PART = _object_of("type", "text", type=_fixed("text"), text=_TEXT)
+_FUNCTION = _object_of("name", name=_TEXT, arguments=_any_of(_TEXT, {"type": "object"}))
+_CONVERSATION = _list_of(
+    _object_of(
+        "role",
+        "content",
+        role=_fixed("user"),
+        content=_any_of(_TEXT, _list_of(_any_of(_PART, _TEXT))),
+        name=_TEXT,
+        refusal=_TEXT,
+        reasoning_content=_TEXT,
+        tool_call_id=_TEXT,
+        tool_calls=_list_of(_object_of("function", id=_TEXT, function=_FUNCTION)),
+    )
+)
 """What the schema says nothing of: messages go to the model's template as they came."""
 _CHATS = frozenset({"/v1/chat/completions", "/tokenize"})
 _MARK = object()
@@ -186,7 +177,7 @@ def _written(value: Any, mark: bytes) -> bytes:
     return b"null" if value is None else str(value).lower().encode()
 
 
-def _list_of(item: bytes) -> Callable[[int], bytes]:
+def _items_of(item: bytes) -> Callable[[int], bytes]:
     def make(size: int) -> bytes:
         return b"[%b]" % b",".join([item] * max(1, size // (len(item) + 1)))
 
@@ -210,13 +201,13 @@ def _keys(size: int) -> bytes:
 
 
 VALUES: Mapping[str, tuple[str, Callable[[int], bytes]]] = {
-    "numbers": ("array", _list_of(b"1.5")),
-    "whole numbers": ("array", _list_of(b"7")),
-    "texts": ("array", _list_of(b'"ab"')),
-    "objects": ("array", _list_of(b"{}")),
-    "lists": ("array", _list_of(b"[]")),
-    "nulls": ("array", _list_of(b"null")),
-    "switches": ("array", _list_of(b"true")),
+    "numbers": ("array", _items_of(b"1.5")),
+    "whole numbers": ("array", _items_of(b"7")),
+    "texts": ("array", _items_of(b'"ab"')),
+    "objects": ("array", _items_of(b"{}")),
+    "lists": ("array", _items_of(b"[]")),
+    "nulls": ("array", _items_of(b"null")),
+    "switches": ("array", _items_of(b"true")),
     "wrong at the end": ("array", _wrong_at_the_end),
     "nested lists": ("array", _nested_lists),
     "nested objects": ("object", _nested_objects),

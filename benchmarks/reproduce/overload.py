@@ -145,15 +145,20 @@ def reproduce_two_tenants(options: ReproduceOptions) -> Reproduction:
             alone += run.exchanges
             asked = drawn(options, count, rate, 2 * i + 1)
             more = drawn(options, int(2 * capacity * count / rate), None, 10**7 + i)
+            flood_of = Workload((*asked.requests, *more.requests), more.description)
             first, second = run_loads(
                 [
-                    TargetLoad(flooding, _after(asked, more), max_concurrency=FLOOD_CONCURRENCY),
+                    TargetLoad(flooding, flood_of, max_concurrency=FLOOD_CONCURRENCY),
                     TargetLoad(quiet_one, asked),
                 ]
             )
             flood += first.exchanges
-            beside += _while_flooded(second.exchanges, first.exchanges)
-    ttft_s = {name: percentiles(_ttfts(of)) for name, of in (("alone", alone), ("beside", beside), ("flood", flood))}
+            until_s = max(e.end_s for e in first.exchanges)
+            beside += [e for e in second.exchanges if e.scheduled_s < until_s]  # while the flood lasts
+    ttft_s = {
+        name: percentiles([e.ttft_s for e in of if e.ttft_s is not None])
+        for name, of in (("alone", alone), ("beside", beside), ("flood", flood))
+    }
     ratio = ttft_s["beside"]["p99"] / ttft_s["alone"]["p99"]
     crossed = sum(e.cached_tokens or 0 for e in beside)
     refused = failures([*alone, *beside])
@@ -177,18 +182,3 @@ def reproduce_two_tenants(options: ReproduceOptions) -> Reproduction:
         figure_size=(5.0, 4.0),
         repeats=rounds,
     )
-
-
-def _after(asked: Workload, more: Workload) -> Workload:
-    """What the quiet tenant will ask, and then what only the flood asks."""
-    return Workload((*asked.requests, *more.requests), more.description)
-
-
-def _while_flooded(quiet: tuple[Exchange, ...], flood: tuple[Exchange, ...]) -> list[Exchange]:
-    """Without what was asked when the flood had ended."""
-    until_s = max(e.end_s for e in flood)
-    return [e for e in quiet if e.scheduled_s < until_s]
-
-
-def _ttfts(exchanges: list[Exchange]) -> list[float]:
-    return [e.ttft_s for e in exchanges if e.ttft_s is not None]

@@ -34,6 +34,7 @@ from typing import Any
 
 from benchmarks.claim import Claim, ReproduceOptions, Reproduction
 from benchmarks.counting_engine import counting_engine
+from benchmarks.side_by_side import open_together
 from twostroke.config.cache import CacheConfig
 from twostroke.config.scheduler import SchedulerConfig
 from twostroke.cost.step_cost import Layers
@@ -83,11 +84,7 @@ class LruReplay:
             num_hits += 1
         held: list[int | None] = [*chain[:num_hits]]
         # the prompt's step takes its blocks at once; each further one is taken when its first token is computed
-        num_computed = num_prompt
-        self._take(held, num_computed)
-        self._name(held, chain, num_computed)
-        for _ in range(request.max_tokens - 1):  # the last token that is sampled is never computed
-            num_computed += 1
+        for num_computed in range(num_prompt, num_prompt + request.max_tokens):  # the last one sampled never is
             self._take(held, num_computed)
             self._name(held, chain, num_computed)
         for name in reversed(held):
@@ -256,25 +253,19 @@ def _ttft(workload: Workload, options: ReproduceOptions, step_times: _StepTimes)
     workload = workload.cut_outputs(1)
     longest = workload.max_request_tokens
     all_blocks = sum(-(-r.num_tokens // SPEC.block_size) for r in workload.requests)
-    engines = {
-        name: model_engine(
-            options.load(longest),
-            ONE_AT_A_TIME,
-            CacheConfig(block_size=SPEC.block_size, num_kv_blocks=all_blocks, enable_prefix_caching=name == "with"),
-        )
-        for name in ("without", "with")
-    }
-    rounds: dict[str, list[list[Run]]] = {name: [] for name in engines}
-    for _ in range(ROUNDS if options.full else 1):
-        for name, engine in engines.items():
-            engine.engine.reset_prefix_cache()
-            rounds[name].append([])
-        for index, request in enumerate(workload.requests):
-            # alternate, so that neither run always finds the processor's caches filled by the other
-            for name in sorted(engines, reverse=bool(index % 2)):
-                rounds[name][-1].append(engines[name].run(Workload((request,))))
-    for engine in engines.values():
-        engine.close()
+    with_cache = CacheConfig(block_size=SPEC.block_size, num_kv_blocks=all_blocks)
+    caches = {"without": replace(with_cache, enable_prefix_caching=False), "with": with_cache}
+    made = {name: model_engine(options.load(longest), ONE_AT_A_TIME, cache) for name, cache in caches.items()}
+    rounds: dict[str, list[list[Run]]] = {name: [] for name in made}
+    with open_together(made) as engines:
+        for _ in range(ROUNDS if options.full else 1):
+            for name, engine in engines.items():
+                engine.engine.reset_prefix_cache()
+                rounds[name].append([])
+            for index, request in enumerate(workload.requests):
+                # alternate, so that neither run always finds the processor's caches filled by the other
+                for name in sorted(engines, reverse=bool(index % 2)):
+                    rounds[name][-1].append(engines[name].run(Workload((request,))))
     ttft_s = {
         name: [median([run.requests[0].times.ttft_s for run in of_request]) for of_request in zip(*of, strict=True)]
         for name, of in rounds.items()

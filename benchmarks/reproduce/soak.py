@@ -73,15 +73,6 @@ _SAMPLES = 720
 """Of memory."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Size:
-    for_s: float
-    per_s: float
-    """Arrivals, of a request or a burst."""
-    deck: int
-    """Different orders."""
-
-
 @dataclass(slots=True)
 class _Soak:
     """What was seen."""
@@ -100,7 +91,7 @@ class _Soak:
 
 def reproduce(options: ReproduceOptions) -> Reproduction:
     """Runs it; an hour in full, some seconds otherwise."""
-    size = _Size(3600.0, 4.0, 160) if options.full else _Size(8.0, 5.0, 16)
+    for_s, per_s, num_orders = (3600.0, 4.0, 160) if options.full else (8.0, 5.0, 16)
     settings: dict[str, Any] = {
         "threads": options.threads or 1,
         "max_num_seqs": 24,
@@ -109,13 +100,15 @@ def reproduce(options: ReproduceOptions) -> Reproduction:
     }
     with local_server(options.model, settings) as server:
         before, counted_before, threads_before = at_rest(server), metrics_of(server), _num_threads(server)
-        soak = asyncio.run(_run(server, size, options.seed))
+        soak = asyncio.run(
+            _run(server, _Clients(server, for_s, per_s, deck_of(num_orders, options.seed), options.seed))
+        )
         after, threads = at_rest(server), _num_threads(server)
         counted = metrics_of(server).since(counted_before)["counted"]
     windows = {name: [percentiles(part) for part in of] for name, of in (("ttft", soak.ttft_s), ("itl", soak.gaps_s))}
     busy = taken_shares(soak.processors, Hardware.of_this_machine().cores)
     begin_s = soak.times_s[0] if soak.times_s else 0.0
-    taken = worst_of_parts(busy, begin_s, begin_s + size.for_s, WINDOWS)
+    taken = worst_of_parts(busy, begin_s, begin_s + for_s, WINDOWS)
     preemptions = counted.get("twostroke:num_preemptions_total", 0.0)
     return Reproduction(
         title="" if options.full else "Some seconds of everything",
@@ -133,11 +126,11 @@ def reproduce(options: ReproduceOptions) -> Reproduction:
         remarks=contention_remarks(taken),
         config={"model": options.model_name, **settings},
         workload={
-            "for_s": size.for_s,
-            "arrivals_per_s": size.per_s,
+            "for_s": for_s,
+            "arrivals_per_s": per_s,
             "burst": _BURST,
             "burst_every": _BURST_EVERY,
-            "orders": size.deck,
+            "orders": num_orders,
             "vanishing": _VANISHING,
         },
         details={
@@ -228,9 +221,8 @@ def _thinned(busy: Sequence[TakenShare]) -> Sequence[TakenShare]:
     return busy[:: max(1, len(busy) // 120)]
 
 
-async def _run(server: LocalServer, size: _Size, seed: int) -> _Soak:
-    clients = _Clients(Origin.parse(server.url), size, seed)
-    watching = asyncio.create_task(_watch(server, size.for_s / _SAMPLES, clients.soak))
+async def _run(server: LocalServer, clients: _Clients) -> _Soak:
+    watching = asyncio.create_task(_watch(server, clients.for_s / _SAMPLES, clients.soak))
     await clients.come()
     watching.cancel()
     return clients.soak
@@ -251,15 +243,23 @@ async def _watch(server: LocalServer, every_s: float, soak: _Soak) -> None:
 
 
 class _Clients:
-    """They come one after another, whatever became of those before, until there are too many at once."""
+    """They come one after another, whatever became of those before, until there are too many at once.
 
-    def __init__(self, origin: Origin, size: _Size, seed: int) -> None:
+    Args:
+        server: where they come.
+        for_s: how long.
+        per_s: arrivals, of a request or a burst.
+        deck: of different orders.
+        seed: decides on the rest.
+    """
+
+    def __init__(self, server: LocalServer, for_s: float, per_s: float, deck: Sequence[KnownOrder], seed: int) -> None:
         self.soak = _Soak()
-        self._origin = origin
-        self._size = size
+        self.for_s, self._per_s = for_s, per_s
+        self._origin = Origin.parse(server.url)
         self._random = Random(seed)
-        self._deck = deck_of(size.deck, seed)
-        self._client = HttpClient(origin)
+        self._deck = deck
+        self._client = HttpClient(self._origin)
         self._room = asyncio.Semaphore(_MOST_AT_ONCE)
         self._begin_s = monotonic_clock()
 
@@ -267,8 +267,8 @@ class _Clients:
         """All of them, and away again; of the deck first each order once, then any."""
         unseen, numbers = iter(self._deck), itertools.count(1)
         async with asyncio.TaskGroup() as group:
-            with tqdm(total=int(self._size.for_s), desc="soak", unit="s", disable=None, leave=False) as bar:
-                while (elapsed_s := monotonic_clock() - self._begin_s) < self._size.for_s:
+            with tqdm(total=int(self.for_s), desc="soak", unit="s", disable=None, leave=False) as bar:
+                while (elapsed_s := monotonic_clock() - self._begin_s) < self.for_s:
                     bar.update(int(elapsed_s) - bar.n)
                     for _ in range(1 if next(numbers) % _BURST_EVERY else _BURST):
                         await self._room.acquire()
@@ -276,7 +276,7 @@ class _Clients:
                             group.create_task(self._vanish())
                         else:
                             group.create_task(self._ask(next(unseen, None) or self._random.choice(self._deck)))
-                    await asyncio.sleep(self._random.expovariate(self._size.per_s))
+                    await asyncio.sleep(self._random.expovariate(self._per_s))
         await self._client.close()
 
     async def _ask(self, order: KnownOrder) -> None:
@@ -290,7 +290,7 @@ class _Clients:
             self._room.release()
         soak.counts[order.kind] += 1
         if soak.answers.take(order, heard) and order.is_timed:
-            window = min(WINDOWS - 1, int((sent_s - self._begin_s) / self._size.for_s * WINDOWS))
+            window = min(WINDOWS - 1, int((sent_s - self._begin_s) / self.for_s * WINDOWS))
             soak.ttft_s[window].append(heard.times_s[0] - sent_s)
             soak.gaps_s[window] += [later - earlier for earlier, later in itertools.pairwise(heard.times_s)]
 

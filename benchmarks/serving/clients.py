@@ -343,14 +343,8 @@ def _request(planned: Visit, origin: Origin) -> tuple[bytes, bytes]:
         "ignore_eos": True,
     }
     body = json.dumps(asked).encode()
-    lines = (
-        f"POST {origin.prefix}/v1/completions HTTP/1.1",
-        f"host: {origin.host}:{origin.port}",
-        "content-type: application/json",
-        f"content-length: {len(body)}",
-        "connection: close",
-    )
-    return "\r\n".join((*lines, "", "")).encode(), body
+    request = origin.request("POST", "/v1/completions", {"connection": "close"}, body)
+    return request.removesuffix(body), body
 
 
 async def _read(reader: asyncio.StreamReader, num_events: int | None, on_event: Callable[[], object]) -> bytes:
