@@ -82,10 +82,11 @@ class GatewayPrices:
 
 def gateway_prices() -> GatewayPrices:
     """Measures them."""
-    few, many = _journal(STREAM_PROMPT_TOKENS[0]), _journal(STREAM_PROMPT_TOKENS[1])
-    prompt_bytes = (many.stream_bytes - few.stream_bytes) / (STREAM_PROMPT_TOKENS[1] - STREAM_PROMPT_TOKENS[0])
-    stream_bytes = few.stream_bytes - STREAM_PROMPT_TOKENS[0] * prompt_bytes
-    return GatewayPrices(asyncio.run(_heartbeat_us()), many.update_us, prompt_bytes, many.token_bytes, stream_bytes)
+    few, many = STREAM_PROMPT_TOKENS
+    (_, _, of_few), (update_us, token_bytes, of_many) = _journal(few), _journal(many)
+    prompt_bytes = (of_many - of_few) / (many - few)
+    stream_bytes = of_few - few * prompt_bytes
+    return GatewayPrices(asyncio.run(_heartbeat_us()), update_us, prompt_bytes, token_bytes, stream_bytes)
 
 
 async def _heartbeat_us() -> float:
@@ -102,15 +103,8 @@ async def _heartbeat_us() -> float:
         await process.stop()
 
 
-@dataclass(frozen=True, slots=True)
-class _Journal:
-    update_us: float
-    token_bytes: float
-    stream_bytes: float
-    """Prompt included."""
-
-
-def _journal(num_prompt_tokens: int) -> _Journal:
+def _journal(num_prompt_tokens: int) -> tuple[float, float, float]:
+    """Return microseconds of an update, bytes of an output's token, and of a stream, its prompt included."""
     dispatcher = Dispatcher(LeastBusy())
     dispatcher.worker_ready(ReadyWorker("decode-0.1", Role.DECODE, None, 16))
     tracemalloc.start()
@@ -134,7 +128,7 @@ def _journal(num_prompt_tokens: int) -> _Journal:
         dispatcher.take_in("decode-0.1", step)
     update_us = 1e6 * (time.process_time() - began_s) / (NUM_STREAMS * STREAM_OUTPUT_TOKENS // 2)
     token_bytes = grown / (NUM_STREAMS * STREAM_OUTPUT_TOKENS // 2)
-    return _Journal(update_us, token_bytes, empty / NUM_STREAMS)
+    return update_us, token_bytes, empty / NUM_STREAMS
 
 
 TOKEN_US = 28.69
@@ -156,6 +150,8 @@ TWENTY_TIMES = WorkerSpeed(
 )
 """A worker that is assumed, not measured: an accelerator that does twenty times as much of everything."""
 
+WORKERS = {"measured": MEASURED, "twenty_times": TWENTY_TIMES}
+
 Tables = dict[str, list[FleetLimits]]
 
 
@@ -171,7 +167,7 @@ def fleets(
         prices: of the gateway.
     """
     found: Tables = {}
-    for name, worker in (("measured", MEASURED), ("twenty_times", TWENTY_TIMES)):
+    for name, worker in WORKERS.items():
         rows = found[name] = []
         for size in sorted(size for size in route_us if size >= 2):
             costs = FrontCosts(
@@ -191,9 +187,8 @@ def fleets(
 
 def figures(tables: Tables) -> dict[str, Any]:
     """For a result."""
-    workers = {"measured": MEASURED, "twenty_times": TWENTY_TIMES}
     return {
-        name: {"worker": asdict(workers[name]), "fleets": [msgspec.to_builtins(row) for row in rows]}
+        name: {"worker": asdict(WORKERS[name]), "fleets": [msgspec.to_builtins(row) for row in rows]}
         for name, rows in tables.items()
     }
 
@@ -314,48 +309,39 @@ def _row(size: int, options: RouterOptions) -> RouterRow:
     router, whole = Router(RoutingConfig()), Router(RoutingConfig(num_candidates=size))
     compares = size <= _SEARCHED_WHOLE
     told = (router, whole) if compares else (router,)
-    for number in range(size):
-        _tell(told, _member(number, size, rng))
+    for member in [_member(number, size, rng) for number in range(size)]:
+        for one in told:
+            one.put(member)
     decoder = msgspec.msgpack.Decoder(Member)
-    route_us, placed_us, put_us, decode_us, whole_us, cost_ratios = (list[float]() for _ in range(6))
-    num_hand_overs, num_warm = 0, options.decisions // 2
+    steps, whole_us, cost_ratios = list[tuple[float, ...]](), list[float](), list[float]()
+    num_warm = options.decisions // 2
     for step in range(num_warm + options.decisions):
-        request, counts = _request(prefixes, rng), step >= num_warm
-        taken_us, route = _timed(lambda asked=request: router.route(asked))
-        if counts:
-            route_us.append(taken_us)
-            num_hand_overs += route.prefill_id is not None
-        if compares and counts and step % 10 == 0:
+        request = _request(prefixes, rng)
+        route_us, route = _timed(lambda asked=request: router.route(asked))
+        if compares and step >= num_warm and step % 10 == 0:
             taken_us, best = _timed(lambda asked=request: whole.route(asked))
             whole_us.append(taken_us)
             if route.chosen is not None and best.chosen is not None:
                 cost_ratios.append(route.chosen.cost_s / best.chosen.cost_s)
-        taken_us, _ = _timed(lambda asked=request, chosen=route: router.placed(asked, chosen))
+        placed_us, _ = _timed(lambda asked=request, chosen=route: router.placed(asked, chosen))
         message = msgspec.msgpack.encode(_member(rng.randrange(size), size, rng))
-        decoded_us, reporting = _timed(lambda message=message: decoder.decode(message))
-        reported_us, _ = _timed(lambda member=reporting: router.put(member))
-        if counts:
-            placed_us.append(taken_us)
-            put_us.append(reported_us)
-            decode_us.append(decoded_us)
+        decode_us, reporting = _timed(lambda message=message: decoder.decode(message))
+        put_us, _ = _timed(lambda member=reporting: router.put(member))
+        steps.append((route_us, placed_us, put_us, decode_us, float(route.prefill_id is not None)))
         if compares:
             whole.placed(request, route)
             whole.put(reporting)
+    route_us, placed_us, put_us, decode_us, hands_over = zip(*steps[num_warm:], strict=True)
     return RouterRow(
         size,
         percentiles(route_us),
         median(placed_us),
         median(put_us),
         median(decode_us),
-        num_hand_overs / options.decisions,
+        sum(hands_over) / options.decisions,
         median(whole_us) if compares else None,
         sum(cost_ratios) / len(cost_ratios) if cost_ratios else None,
     )
-
-
-def _tell(routers: Sequence[Router], member: Member) -> None:
-    for router in routers:
-        router.put(member)
 
 
 def _timed(call: Callable[[], Answer]) -> tuple[float, Answer]:

@@ -12,10 +12,8 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 
-from benchmarks.pools.clients import outputs_of
+from benchmarks.pools.clients import asked, outputs_of
 from twostroke.client.engine_client import EngineState
-from twostroke.client.output_processor import OutputKind
-from twostroke.client.submission import Submission
 from twostroke.cluster.gateway_log import log_of
 from twostroke.cluster.pooled_engine import PooledEngine
 from twostroke.cluster.routed_placer import LeastBusy
@@ -80,15 +78,9 @@ class Drill:
 def prompts(number: int) -> list[tuple[str, SamplingParams]]:
     """So many requests, no two alike: greedy and sampled, short and long."""
     dice = random.Random(7)
-    words = [
-        "def f(x):\n",
-        "    return x\n",
-        "for i in range(9):\n",
-        "class A:\n",
-        "    pass\n",
-        "import os\n",
-        "x = 1\n",
-    ]
+    words = "def f(x):\n    return x\nfor i in range(9):\nclass A:\n    pass\nimport os\nx = 1\n".splitlines(
+        keepends=True
+    )
     made: list[tuple[str, SamplingParams]] = []
     for i in range(number):
         text = "".join(dice.choice(words) for _ in range(dice.choice([1, 8, 30, 60]))) + f"# {i}\n"
@@ -132,19 +124,20 @@ async def run(
     disturbing = asyncio.create_task(_disturb(engine, drill, faults, seen))
     resizing = asyncio.create_task(_resize(engine, pools, drill, faults))
     try:
-        rounds = 0
         while True:
             answers = await asyncio.gather(
-                *(ask(engine, f"{rounds}-{i}", *request, seen.delivered) for i, request in enumerate(requests))
+                *(
+                    ask(engine, f"{drill.num_rounds}-{i}", *request, seen.delivered)
+                    for i, request in enumerate(requests)
+                )
             )
             for i, (token_ids, logprobs, text) in enumerate(answers):
                 name = str(i)
                 known = drill.token_ids.setdefault(name, token_ids)
-                assert token_ids == known, f"request {i} in round {rounds}: {token_ids} and before {known}"
+                assert token_ids == known, f"request {i} in round {drill.num_rounds}: {token_ids} and before {known}"
                 assert drill.logprobs.setdefault(name, logprobs) == logprobs
                 assert drill.texts.setdefault(name, text) == text
-            rounds += 1
-            drill.num_rounds = rounds
+            drill.num_rounds += 1
             progress(drill)
             if disturbing.done():
                 break
@@ -230,10 +223,7 @@ async def ask(
     """
     while True:
         try:
-            prompt, now_s = engine.inputs.process(text, params), engine.now_s()
-            stream = engine.generate(
-                Submission(prompt=prompt, request_id=name, arrival_time_s=now_s, kind=OutputKind.DELTA)
-            )
+            stream = asked(engine, name, text, params, engine.now_s())
             break
         except EngineUnavailable:  # nobody decodes just now: ask again, as the error says
             await asyncio.sleep(0.05)

@@ -7,6 +7,7 @@ import contextlib
 from collections.abc import AsyncGenerator
 
 from twostroke.client.engine_client import OutputStream
+from twostroke.client.input_processor import Prompt
 from twostroke.client.output_processor import OutputKind
 from twostroke.client.submission import Submission
 from twostroke.cluster.engine_process import COMMAND
@@ -63,19 +64,19 @@ async def answer_all(engine: Engine, workload: Workload) -> list[RequestTimes]:
 async def _answer(engine: Engine, name: str, request: WorkloadRequest, began_s: float) -> RequestTimes:
     await asyncio.sleep(began_s + request.arrival_s - engine.now_s())
     params = SamplingParams(max_tokens=request.max_tokens, ignore_eos=request.ignore_eos, seed=request.seed)
-    stream = engine.generate(
-        Submission(
-            prompt=engine.inputs.process({"prompt_token_ids": list(request.prompt_token_ids)}, params),
-            request_id=name,
-            arrival_time_s=began_s + request.arrival_s,
-            kind=OutputKind.DELTA,
-        )
-    )
+    prompt: Prompt = {"prompt_token_ids": list(request.prompt_token_ids)}
+    stream = asked(engine, name, prompt, params, began_s + request.arrival_s)
     times = RequestTimes(request.arrival_s)
     async for outputs in outputs_of(stream):
         num_tokens = sum(len(completion.token_ids) for output in outputs for completion in output.outputs)
         times.token_times_s += [engine.now_s() - began_s] * num_tokens
     return times
+
+
+def asked(engine: Engine, name: str, prompt: Prompt, params: SamplingParams, arrival_s: float) -> OutputStream:
+    """Return the stream of a request that has just been sent."""
+    checked = engine.inputs.process(prompt, params)
+    return engine.generate(Submission(prompt=checked, request_id=name, arrival_time_s=arrival_s, kind=OutputKind.DELTA))
 
 
 async def outputs_of(stream: OutputStream) -> AsyncGenerator[list[RequestOutput]]:
