@@ -32,10 +32,7 @@ class Study:
     """Of the module."""
 
 
-_TIMES = "times need a model: nothing was run"
-_STEPS = "times of steps need a model: nothing was run"
-_SERVER = "a server needs a model: nothing was run"
-_PROCESSES = "processes need a model: nothing was run"
+_MODEL = "this needs a model: nothing was run"
 
 RESULTS: Mapping[str, Study] = {
     "r1": Study("r1_batching", "R1: continuous against static batching"),
@@ -43,65 +40,36 @@ RESULTS: Mapping[str, Study] = {
     "r2": Study("r2_hostage", "R2: one long request holds nine short ones hostage"),
     "r3": Study("skewed", "R3: share of allocated KV slots that hold nothing", function="reproduce_waste"),
     "r4": Study("skewed", "R4: requests running at once in equal KV memory", function="reproduce_concurrency"),
-    "r5": Study("chunks", "R5: p99 ITL against TTFT, by the budget of a step", _TIMES),
-    "r6": Study("chunks", "R6: chunks and mixed batches, each alone and both", _TIMES, "reproduce_ablation"),
-    "r7": Study(
-        "pools", "R7: goodput with and without disaggregation", _PROCESSES, function="reproduce_disaggregation"
-    ),
+    "r5": Study("chunks", "R5: p99 ITL against TTFT, by the budget of a step", _MODEL),
+    "r6": Study("chunks", "R6: chunks and mixed batches, each alone and both", _MODEL, "reproduce_ablation"),
+    "r7": Study("pools", "R7: goodput with and without disaggregation", _MODEL, "reproduce_disaggregation"),
     "r10": Study("r10_prefix_cache", "R10: prefix-cache hits on request traces"),
-    "r11": Study(
-        "r11_cache_overhead",
-        "R11: the cost of prefix caching without hits",
-        "R11 compares times of a model: nothing was run",
-    ),
-    "r13": Study(
-        "step_times", "R13: decode beside its roofline", "left out: it needs a model", function="reproduce_roofline"
-    ),
+    "r11": Study("r11_cache_overhead", "R11: the cost of prefix caching without hits", _MODEL),
+    "r13": Study("step_times", "R13: decode beside its roofline", _MODEL, "reproduce_roofline"),
     "step-content": Study(
-        "step_times", "Time of a decode step over the content of its tokens", _STEPS, function="reproduce_content"
+        "step_times", "Time of a decode step over the content of its tokens", _MODEL, "reproduce_content"
     ),
-    "paging-price": Study("prices", "The price of paging: steps over scattered blocks beside KV in one piece", _STEPS),
+    "paging-price": Study("prices", "The price of paging: steps over scattered blocks beside KV in one piece", _MODEL),
     "r14": Study("r14_no_cache", "R14: what the KV cache saves"),
     "engine-time": Study("step_times", "The engine's own time per step"),
-    "vs-transformers": Study(
-        "vs_transformers",
-        "Ours beside transformers.generate",
-        "this compares two engines on a model: nothing was run",
-    ),
-    "invariance-price": Study(
-        "prices",
-        "The price of batch invariance",
-        "left out: it needs a model's shapes",
-        function="reproduce_invariance",
-    ),
-    "card": Study("card", "A card beside what it can do at best", "left out: it needs a model's shape"),
-    "server-throughput": Study("server_throughput", "The server beside the offline API, 64 streams", _SERVER),
-    "overload": Study("overload", "3 times the capacity of a server", _SERVER),
-    "two-tenants": Study("overload", "Two tenants, one of which floods the server", _SERVER, "reproduce_two_tenants"),
-    "what-if": Study("what_ifs", "What-ifs from one recorded run, and the runs they predict", _TIMES),
-    "doctor": Study("loads", "The doctor's levers, pulled", _TIMES, "reproduce_levers"),
-    "doctor-loads": Study("loads", "Five loads, and the doctor's verdict on each", _TIMES),
-    "background": Study("background", "Background work beside interactive requests", _TIMES),
-    "pools": Study("pools", "two pools on one machine beside one process", _PROCESSES),
-    "chaos": Study("chaos", "clients that vanish, and an engine that is killed", _SERVER),
-    "hostile-bodies": Study("hostile_bodies", "Bodies that mean harm", _SERVER),
-    "soak": Study("soak", "An hour of everything", _SERVER),
-    "viewers": Study("viewers", "The live view: 2 viewers and none, 64 streams", _SERVER),
-    "live-page": Study(
-        "live_page",
-        "The live view in a browser: 1,000 requests, 100,000 blocks",
-        "the page comes from a server, and a server needs a model: nothing was run",
-    ),
-    "stories": Study(
-        "stories",
-        "The six stories of the switchboard, told by their buttons",
-        "a story needs a model: nothing was run",
-    ),
-    "hostile-files": Study(
-        "hostile_files",
-        "mutated files of every kind that comes from elsewhere",
-        "it loads models: nothing was run",
-    ),
+    "vs-transformers": Study("vs_transformers", "Ours beside transformers.generate", _MODEL),
+    "invariance-price": Study("prices", "The price of batch invariance", _MODEL, "reproduce_invariance"),
+    "card": Study("card", "A card beside what it can do at best", _MODEL),
+    "server-throughput": Study("server_throughput", "The server beside the offline API, 64 streams", _MODEL),
+    "overload": Study("overload", "3 times the capacity of a server", _MODEL),
+    "two-tenants": Study("overload", "Two tenants, one of which floods the server", _MODEL, "reproduce_two_tenants"),
+    "what-if": Study("what_ifs", "What-ifs from one recorded run, and the runs they predict", _MODEL),
+    "doctor": Study("loads", "The doctor's levers, pulled", _MODEL, "reproduce_levers"),
+    "doctor-loads": Study("loads", "Five loads, and the doctor's verdict on each", _MODEL),
+    "background": Study("background", "Background work beside interactive requests", _MODEL),
+    "pools": Study("pools", "two pools on one machine beside one process", _MODEL),
+    "chaos": Study("chaos", "clients that vanish, and an engine that is killed", _MODEL),
+    "hostile-bodies": Study("hostile_bodies", "Bodies that mean harm", _MODEL),
+    "soak": Study("soak", "An hour of everything", _MODEL),
+    "viewers": Study("viewers", "The live view: 2 viewers and none, 64 streams", _MODEL),
+    "live-page": Study("live_page", "The live view in a browser: 1,000 requests, 100,000 blocks", _MODEL),
+    "stories": Study("stories", "The six stories of the switchboard, told by their buttons", _MODEL),
+    "hostile-files": Study("hostile_files", "mutated files of every kind that comes from elsewhere", _MODEL),
     "long-prompt": Study("long_prompt", "A prompt of 131,072 tokens beside 8 short requests"),
 }
 """Everything that can be reproduced, by name."""
