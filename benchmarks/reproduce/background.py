@@ -13,15 +13,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from benchmarks.claim import Claim, ReproduceOptions, Reproduction
-from benchmarks.reproduce.recorded import serve_and_simulate
+from benchmarks.reproduce.recorded import FittedSteps, serve_and_simulate
 from benchmarks.side_by_side import medians
-from twostroke.config.cache import CacheConfig
 from twostroke.config.scheduler import SchedulerConfig
-from twostroke.cost.step_fit import fit_step_model
 from twostroke.cost.step_model import StepTimeModel
 from twostroke.measure.figure import bar_chart
 from twostroke.measure.report import percentiles
-from twostroke.measure.steps import measure_steps
 from twostroke.measure.workload import Workload, with_arrivals
 from twostroke.model.model_files import find_model
 from twostroke.served_run import Run, ServedRequest
@@ -43,7 +40,7 @@ def reproduce(options: ReproduceOptions) -> Reproduction:
     prompt = min(1024, context - OUTPUTS) if options.full else 256
     count, rounds = (40, 5) if options.full else (6, 1)
     config = SchedulerConfig(max_num_seqs=SLOTS)
-    step_times = fit_step_model(measure_steps(options.load(min(2048, context)), config, CacheConfig()).steps)
+    step_times = FittedSteps.measured(options, config).model
 
     found: list[dict[str, float]] = []
     predicted: list[dict[str, float]] = []

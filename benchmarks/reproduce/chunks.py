@@ -26,18 +26,13 @@ from dataclasses import replace
 from typing import Any
 
 from benchmarks.claim import Claim, ReproduceOptions, Reproduction
-from benchmarks.reproduce.recorded import serve_and_simulate, served
+from benchmarks.reproduce.recorded import FittedSteps, serve_and_simulate, served
 from benchmarks.side_by_side import in_turn, medians
 from twostroke.config.cache import CacheConfig
 from twostroke.config.scheduler import SchedulerConfig
-from twostroke.cost.step_cost import Layers
-from twostroke.cost.step_fit import fit_step_model
-from twostroke.cost.step_model import StepTimeModel
 from twostroke.measure.figure import MEASURED, PREDICTED, bar_chart, finish
 from twostroke.measure.report import median, percentiles
-from twostroke.measure.steps import measure_steps
 from twostroke.measure.workload import Lengths, Workload, with_arrivals
-from twostroke.model.model_files import find_model
 from twostroke.served_run import Run
 
 NUM_DECODES = 8
@@ -54,17 +49,16 @@ def reproduce(options: ReproduceOptions) -> Reproduction:
     """Measures every budget and the controller, round by round."""
     prompt, num_prompts, rounds = (1536, 6, 3) if options.full else (256, 2, 1)
     budgets = BUDGETS if options.full else (UNCHUNKED, 128, 64)
-    longest = max(prompt + 8, 2048)
     scheduler = SchedulerConfig(max_num_seqs=NUM_DECODES + num_prompts, max_num_batched_tokens=2048)
-    load = options.load(min(longest, find_model(options.model).config().max_context))
-    measured_steps = measure_steps(load, scheduler, CacheConfig())
-    step_times = fit_step_model(measured_steps.steps)
-    step_s = step_times.seconds(measured_steps.layers.work([(SHORT_PROMPT, 1, 1)] * NUM_DECODES))
-    workload = _workload(prompt, num_prompts, step_times, measured_steps.layers, options)
+    step_times = FittedSteps.measured(options, scheduler)
+    step_s = step_times.seconds([(SHORT_PROMPT, 1, 1)] * NUM_DECODES)
+    workload = _workload(prompt, num_prompts, step_times, step_s, options)
     limits = {f"itl_slo {times:g}x": times * step_s for times in SLO_TIMES}
     configs = {"alone": scheduler, **_configs(budgets, limits, scheduler)}
     loads = {name: workload.first(NUM_DECODES) if name == "alone" else workload for name in configs}
-    runs = in_turn(rounds, configs, lambda name, _: serve_and_simulate(options, configs[name], loads[name], step_times))
+    runs = in_turn(
+        rounds, configs, lambda name, _: serve_and_simulate(options, configs[name], loads[name], step_times.model)
+    )
     floor = [_itl_p99_s(run) for run, _ in runs.pop("alone")]
     found = {name: [_figures(run) for run, _ in of] for name, of in runs.items()}
     predicted = {name: _figures(of[-1][1]) for name, of in runs.items()}
@@ -99,12 +93,10 @@ def _unkeepable(limits: dict[str, float], floor_s: float) -> Iterator[str]:
 
 
 def _workload(
-    prompt: int, num_prompts: int, step_times: StepTimeModel, layers: Layers, options: ReproduceOptions
+    prompt: int, num_prompts: int, step_times: FittedSteps, step_s: float, options: ReproduceOptions
 ) -> Workload:
     """Prompts far enough from each other, and answers that last until the last of them is through."""
-    work = layers.work([(0, prompt, 1)])
-    every_s = 2.5 * step_times.seconds(work)
-    step_s = step_times.seconds(layers.work([(SHORT_PROMPT, 1, 1)] * NUM_DECODES))
+    every_s = 2.5 * step_times.seconds([(0, prompt, 1)])
     lasts_s = every_s * (num_prompts + 1)
     most = min(1500, 8 + round(lasts_s / step_s))
     lengths = [(SHORT_PROMPT, most)] * NUM_DECODES + [(prompt, 2)] * num_prompts

@@ -34,16 +34,13 @@ from typing import Any
 
 from benchmarks.claim import Claim, ReproduceOptions, Reproduction
 from benchmarks.counting_engine import counting_engine
+from benchmarks.reproduce.recorded import FittedSteps
 from benchmarks.side_by_side import open_together
 from twostroke.config.cache import CacheConfig
 from twostroke.config.scheduler import SchedulerConfig
-from twostroke.cost.step_cost import Layers
-from twostroke.cost.step_fit import fit_step_model
-from twostroke.cost.step_model import StepTimeModel
 from twostroke.measure.figure import MEASURED, PREDICTED, finish
 from twostroke.measure.model_engine import model_engine
 from twostroke.measure.report import median, percentiles
-from twostroke.measure.steps import measure_steps
 from twostroke.measure.workload import TraceSpec, Workload, WorkloadRequest, of_trace
 from twostroke.served_run import Run
 from twostroke.simulation.trace import TraceEntry, read_trace
@@ -142,7 +139,8 @@ def reproduce(options: ReproduceOptions) -> Reproduction:
     claims: list[Claim] = []
     details: dict[str, Any] = {}
     remarks: list[str] = []
-    step_times = _measured_step_times(options) if options.with_model else None
+    four, blocks = replace(ONE_AT_A_TIME, max_num_seqs=4), CacheConfig(block_size=SPEC.block_size)
+    step_times = FittedSteps.measured(options, four, blocks) if options.with_model else None
     for trace, published in PUBLISHED.items():
         path = options.traces / f"mooncake_{trace}.jsonl"
         if not path.exists():
@@ -205,50 +203,32 @@ def _hits(workload: Workload, entries: list[TraceEntry], capacity: int | None, t
     }
 
 
-@dataclass(frozen=True, slots=True)
-class _StepTimes:
-    """Step times of this model on this machine."""
-
-    model: StepTimeModel
-    layers: Layers
-
-    def prefill_s(self, num_prompt: int, num_cached: int) -> float:
-        """Return the seconds of a prompt's chunks, with the first `num_cached` tokens cached."""
-        seconds = 0.0
-        for start in range(num_cached, num_prompt, ONE_AT_A_TIME.max_num_batched_tokens):
-            count = min(ONE_AT_A_TIME.max_num_batched_tokens, num_prompt - start)
-            seconds += self.model.seconds(self.layers.work([(start, count, start + count == num_prompt)]))
-        return seconds
-
-    @property
-    def fixed_s(self) -> float:
-        """Seconds of a one-token step without context: the part that no hit saves."""
-        return self.model.seconds(self.layers.work([(0, 1, 1)]))
+def _prefill_s(step_times: FittedSteps, num_prompt: int, num_cached: int) -> float:
+    """Return the seconds of a prompt's chunks, with the first `num_cached` tokens cached."""
+    seconds, budget = 0.0, ONE_AT_A_TIME.max_num_batched_tokens
+    for start in range(num_cached, num_prompt, budget):
+        count = min(budget, num_prompt - start)
+        seconds += step_times.seconds([(start, count, start + count == num_prompt)])
+    return seconds
 
 
-def _measured_step_times(options: ReproduceOptions) -> _StepTimes:
-    steps = measure_steps(
-        options.load(2048), replace(ONE_AT_A_TIME, max_num_seqs=4), CacheConfig(block_size=SPEC.block_size)
-    )
-    return _StepTimes(fit_step_model(steps.steps), steps.layers)
-
-
-def _predicted(workload: Workload, step_times: _StepTimes) -> dict[str, float]:
+def _predicted(workload: Workload, step_times: FittedSteps) -> dict[str, float]:
     """Return the predicted effect of the cache on TTFTs, from lengths and predicted hits alone."""
     replay = LruReplay(None, SPEC.block_size)
     lengths = [len(request.prompt_token_ids) for request in workload.requests]
     found = [replay.run(request) * SPEC.block_size for request in workload.requests]
-    without = sum(step_times.prefill_s(length, 0) for length in lengths)
-    with_cache = sum(step_times.prefill_s(length, cached) for length, cached in zip(lengths, found, strict=True))
+    without = sum(_prefill_s(step_times, length, 0) for length in lengths)
+    with_cache = sum(_prefill_s(step_times, length, cached) for length, cached in zip(lengths, found, strict=True))
+    fixed_s = step_times.seconds([(0, 1, 1)])  # a one-token step without context: the part that no hit saves
     return {
         "predicted_ratio": without / with_cache,
-        "predicted_fixed_share": len(lengths) * step_times.fixed_s / with_cache,
+        "predicted_fixed_share": len(lengths) * fixed_s / with_cache,
         "predicted_mean_s_without": without / len(lengths),
         "predicted_mean_s_with": with_cache / len(lengths),
     }
 
 
-def _ttft(workload: Workload, options: ReproduceOptions, step_times: _StepTimes) -> dict[str, Any]:
+def _ttft(workload: Workload, options: ReproduceOptions, step_times: FittedSteps) -> dict[str, Any]:
     """Two engines side by side, request by request, so that the machine's moods hit both alike."""
     workload = workload.cut_outputs(1)
     longest = workload.max_request_tokens

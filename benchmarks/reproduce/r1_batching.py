@@ -5,88 +5,26 @@ mean / E[longest of B]; continuous batching uses every slot while anybody waits.
 harmonic number for exponential lengths, 2 B / (B + 1) for uniform ones, nothing for constant ones.
 
 In seconds the gain is smaller, because a step with few live rows is cheaper than a full one (static mode computes no
-dead rows). Its own prediction: step time is measured as a function of live rows and context, then summed over the ideal
+dead rows). Its own prediction: step time is measured over live rows and context, fitted, then summed over the ideal
 schedules of both modes.
 """
 
 from __future__ import annotations
 
-import bisect
-from collections.abc import Mapping, Sequence
-from contextlib import closing
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.claim import Claim, ReproduceOptions, Reproduction
 from benchmarks.counting_engine import batching, count_slots
+from benchmarks.reproduce.recorded import FittedSteps
 from benchmarks.side_by_side import in_turn, open_together, ratio
 from benchmarks.slots import SCHEDULES, SlotCount, SlotStep
-from twostroke.config.cache import CacheConfig
-from twostroke.config.load import LoadConfig
 from twostroke.config.scheduler import SchedulerConfig
-from twostroke.events import EventRing
 from twostroke.measure.figure import bars
 from twostroke.measure.model_engine import ModelEngine, model_engine
-from twostroke.measure.sweep.points import measure_decode
 from twostroke.measure.workload import Lengths, Workload
 from twostroke.served_run import Run
-
-
-@dataclass(frozen=True, slots=True)
-class StepTimeGrid:
-    """A grid of measured step times, linear in between."""
-
-    rows: tuple[int, ...]
-    contexts: tuple[float, ...]
-    seconds: tuple[tuple[float, ...], ...]
-    """[rows][contexts]"""
-
-    def at(self, live: int, context: float) -> float:
-        """Seconds of a step with `live` decoding requests of `context` tokens on average.
-
-        >>> StepTimes((1, 3), (0.0, 10.0), ((1.0, 2.0), (3.0, 4.0))).at(2, 5.0)
-        2.5
-        """
-        by_context = [_linear(self.contexts, per_row, context) for per_row in self.seconds]
-        return _linear(self.rows, by_context, live)
-
-
-def _linear(places: Sequence[float], values: Sequence[float], at: float) -> float:
-    """Linear between the two nearest places, and beyond the last ones."""
-    if len(places) == 1:
-        return values[0]
-    right = min(max(bisect.bisect_left(places, at), 1), len(places) - 1)
-    low, high = places[right - 1], places[right]
-    return values[right - 1] + (values[right] - values[right - 1]) * (at - low) / (high - low)
-
-
-def measure_step_times(
-    load: LoadConfig, *, rows: Sequence[int], contexts: Sequence[int], steps: int, progress: bool = True
-) -> StepTimeGrid:
-    """Measures decode steps only.
-
-    Args:
-        load: which model; its context is cut to what is measured.
-        rows: numbers of live requests to measure at.
-        contexts: prompt lengths to measure at, in tokens.
-        steps: steps at each point; their median counts.
-        progress: show what is being measured.
-    """
-    load = replace(load, max_model_len=max(contexts) + steps + 2)
-    # a budget that takes all prompts at once, so that every other step is decode only
-    scheduler = SchedulerConfig(max_num_seqs=max(rows), max_num_batched_tokens=max(rows) * max(contexts))
-
-    def point(num_rows: int, context: int, steps: int) -> float:
-        title = f"step times, {num_rows} rows, context {context}" if progress else None
-        return measure_decode(engine, num_rows, context, steps + 1, title).tpot_s
-
-    costed = EventRing(1)  # where nobody listens, the journal works out no costs
-    with closing(model_engine(load, scheduler, CacheConfig(enable_prefix_caching=False), [costed])) as engine:
-        point(max(rows), contexts[0], steps=4)  # warm-up
-        seconds = tuple(tuple(point(n, c, steps) for c in contexts) for n in rows)
-    # the first decode step of a prompt of c tokens sees c + 1, the last one c + steps
-    return StepTimeGrid(tuple(rows), tuple(c + (steps + 1) / 2 for c in contexts), seconds)
-
 
 SLOTS = (4, 8, 16, 32)
 LENGTHS = {"exponential": Lengths.exponential(64), "uniform": Lengths.uniform(1, 128), "constant": Lengths.fixed(64)}
@@ -98,9 +36,6 @@ GROUPS: Mapping[str, Mapping[int, int]] = {
 """Static batches: enough that the mean of their longest is within a percent or two of its expectation."""
 WALL_GROUPS, WALL_ROUNDS = 5, 2
 """Static batches per size on the model, and how often both modes run them in turn."""
-ROWS = (1, 2, 3, 4, 6, 8, 10, 12, 14, 16, 17, 20, 24, 28, 32)
-"""Live rows at which step times are measured."""
-STEPS_PER_POINT = 24
 BATCHINGS = ("static", "continuous")
 
 
@@ -182,7 +117,7 @@ class _WallCase:
     num_slots: int
     workload: Workload
 
-    def predict_s(self, mode: str, times: StepTimeGrid) -> float:
+    def predict_s(self, mode: str, times: FittedSteps) -> float:
         """Step times summed over the ideal schedule, its drain included."""
         return sum(_part_s(part, times) for part in SCHEDULES[mode](self.workload.output_lengths, self.num_slots))
 
@@ -192,9 +127,9 @@ class _WallCase:
         return engine.run(self.workload, progress=f"R1 wall {self.name}, {mode}").duration_s
 
 
-def _part_s(part: SlotStep, times: StepTimeGrid) -> float:
-    # a request that has made n tokens has a context of its prompt's one token and those n
-    return part.num_steps * times.at(part.live, 1 + part.mean_age)
+def _part_s(part: SlotStep, times: FittedSteps) -> float:
+    # a prompt is one token: a request that has made n tokens has computed n, and computes the last one of them
+    return part.num_steps * times.seconds([(round(part.mean_age), 1, 1)] * part.live)
 
 
 def _wall(options: ReproduceOptions) -> Mapping[str, dict[str, Any]]:
@@ -205,12 +140,7 @@ def _wall(options: ReproduceOptions) -> Mapping[str, dict[str, Any]]:
         for num_slots in SLOTS
     ]
     longest = max(case.workload.max_request_tokens for case in cases)
-    times = measure_step_times(
-        options.load(longest),
-        rows=ROWS if options.full else ROWS[::3],
-        contexts=(8, 96, longest - STEPS_PER_POINT - 2) if options.full else (8, 64),
-        steps=STEPS_PER_POINT,
-    )
+    times = FittedSteps.measured(options, SchedulerConfig(max_num_seqs=max(SLOTS)))
     results: dict[str, dict[str, Any]] = {}
     rounds = WALL_ROUNDS if options.full else 1
     load = options.load(longest)

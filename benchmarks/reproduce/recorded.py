@@ -2,22 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import closing
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from benchmarks.claim import ReproduceOptions
 from twostroke.config.cache import CacheConfig
 from twostroke.config.scheduler import SchedulerConfig
+from twostroke.cost.step_cost import Layers
+from twostroke.cost.step_fit import fit_step_model
 from twostroke.cost.step_model import StepTimeModel
 from twostroke.events import Event
 from twostroke.measure.from_log import run_of_log
 from twostroke.measure.model_engine import drive, model_engine
+from twostroke.measure.steps import measure_steps
 from twostroke.measure.workload import Workload, of_lengths
+from twostroke.model.model_files import find_model
 from twostroke.served_run import Run
 from twostroke.simulation.requests import recording_of
 from twostroke.simulation.simulate import simulate
+
+
+@dataclass(frozen=True, slots=True)
+class FittedSteps:
+    """Step times of a model on this machine, measured just now."""
+
+    model: StepTimeModel
+    layers: Layers
+
+    @classmethod
+    def measured(
+        cls, options: ReproduceOptions, scheduler: SchedulerConfig, cache: CacheConfig | None = None
+    ) -> FittedSteps:
+        """Time steps of all sizes, in contexts of up to 2,048 tokens, and fit a model to them."""
+        load = options.load(min(2048, find_model(options.model).config().max_context))
+        found = measure_steps(load, scheduler, cache or CacheConfig())
+        return cls(fit_step_model(found.steps), found.layers)
+
+    def seconds(self, shares: Iterable[tuple[int, int, int]]) -> float:
+        """Return the seconds of a step; of each request, tokens computed before, query tokens, rows of logits."""
+        return self.model.seconds(self.layers.work(shares))
+
 
 _WARM_UP = (48, 2)
 """Tokens of prompt and output."""

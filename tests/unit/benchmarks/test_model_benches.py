@@ -16,7 +16,6 @@ from benchmarks.claim import ReproduceOptions, Reproduction
 from benchmarks.reproduce import long_prompt, r1_batching, r10_prefix_cache, r14_no_cache, vs_transformers
 from benchmarks.reproduce import prices as invariance_price
 from benchmarks.reproduce import step_times as engine_time
-from benchmarks.reproduce.r1_batching import StepTimeGrid, measure_step_times
 from benchmarks.reproduce.run import reproduce
 from twostroke.cli.bench import app as bench_app
 from twostroke.cli.flags import LoadByFlags
@@ -181,21 +180,8 @@ def test_offline_refuses_a_workload_that_cannot_fit(model: str, tmp_path: Path) 
         run_offline(options, LoadConfig(model=model))
 
 
-def test_step_times_are_a_grid(model: str) -> None:
-    times = measure_step_times(
-        LoadConfig(model=model, threads=1), rows=(1, 2), contexts=(4, 8), steps=3, progress=False
-    )
-    assert times.contexts == (6.0, 10.0)
-    assert all(seconds > 0 for row in times.seconds for seconds in row)
-    plane = StepTimeGrid((1, 3), (0.0, 10.0), ((1.0, 2.0), (3.0, 4.0)))
-    assert plane.at(1, 0.0) == 1.0
-    assert plane.at(3, 20.0) == 5.0  # beyond the grid the last slope goes on
-    assert StepTimeGrid((4,), (2.0,), ((7.0,),)).at(1, 99.0) == 7.0
-
-
 def test_r1_wall_time_has_a_prediction(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(r1_batching, "SLOTS", (2,))
-    monkeypatch.setattr(r1_batching, "ROWS", (1, 2))
     monkeypatch.setattr(r1_batching, "LENGTHS", {"exponential": Lengths.exponential(6)})
     monkeypatch.setattr(r1_batching, "GROUPS", {"exponential": {2: 40}})
     found = _reproduce("r1", model, tmp_path)
