@@ -44,13 +44,13 @@ RESULTS: Mapping[str, Study] = {
     "r6": Study("chunks", "R6: chunks and mixed batches, each alone and both", _MODEL, "reproduce_ablation"),
     "r7": Study("pools", "R7: goodput with and without disaggregation", _MODEL, "reproduce_disaggregation"),
     "r10": Study("r10_prefix_cache", "R10: prefix-cache hits on request traces"),
-    "r11": Study("r11_cache_overhead", "R11: the cost of prefix caching without hits", _MODEL),
+    "r11": Study("caches", "R11: the cost of prefix caching without hits", _MODEL),
     "r13": Study("step_times", "R13: decode beside its roofline", _MODEL, "reproduce_roofline"),
     "step-content": Study(
         "step_times", "Time of a decode step over the content of its tokens", _MODEL, "reproduce_content"
     ),
     "paging-price": Study("prices", "The price of paging: steps over scattered blocks beside KV in one piece", _MODEL),
-    "r14": Study("r14_no_cache", "R14: what the KV cache saves"),
+    "r14": Study("caches", "R14: what the KV cache saves", function="reproduce_without"),
     "engine-time": Study("step_times", "The engine's own time per step"),
     "vs-transformers": Study("vs_transformers", "Ours beside transformers.generate", _MODEL),
     "invariance-price": Study("prices", "The price of batch invariance", _MODEL, "reproduce_invariance"),
@@ -66,8 +66,10 @@ RESULTS: Mapping[str, Study] = {
     "chaos": Study("chaos", "clients that vanish, and an engine that is killed", _MODEL),
     "hostile-bodies": Study("hostile_bodies", "Bodies that mean harm", _MODEL),
     "soak": Study("soak", "An hour of everything", _MODEL),
-    "viewers": Study("viewers", "The live view: 2 viewers and none, 64 streams", _MODEL),
-    "live-page": Study("live_page", "The live view in a browser: 1,000 requests, 100,000 blocks", _MODEL),
+    "viewers": Study("live_view", "The live view: 2 viewers and none, 64 streams", _MODEL),
+    "live-page": Study(
+        "live_view", "The live view in a browser: 1,000 requests, 100,000 blocks", _MODEL, "reproduce_page"
+    ),
     "stories": Study("stories", "The six stories of the switchboard, told by their buttons", _MODEL),
     "hostile-files": Study("hostile_files", "mutated files of every kind that comes from elsewhere", _MODEL),
     "long-prompt": Study("long_prompt", "A prompt of 131,072 tokens beside 8 short requests"),

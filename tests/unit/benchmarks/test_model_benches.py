@@ -13,7 +13,8 @@ import torch
 from rich.console import Console
 
 from benchmarks.claim import ReproduceOptions, Reproduction
-from benchmarks.reproduce import long_prompt, r1_batching, r10_prefix_cache, r14_no_cache, vs_transformers
+from benchmarks.reproduce import caches as r14_no_cache
+from benchmarks.reproduce import long_prompt, r1_batching, r10_prefix_cache, vs_transformers
 from benchmarks.reproduce import prices as invariance_price
 from benchmarks.reproduce import step_times as engine_time
 from benchmarks.reproduce.run import reproduce
