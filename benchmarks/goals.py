@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
 
+from benchmarks.claim import Claim
 from benchmarks.compare.options import BEFORE
 from twostroke.measure.report import BenchResult
 
 GATE = 0.97
 """Of the rate without drafts: what the gate of speculation may cost (`benchmarks spec`)."""
 SPEEDUPS = {"draft_model": 1.5, "medusa": 1.5, "eagle": 1.3, "early_exit": 1.3}
-"""Goal of `benchmarks spec` for one request, on every model: the speed-up with the best number of drafts."""
+"""Claim of `benchmarks spec` for one request, on every model: the speed-up with the best number of drafts."""
 EDIT_SPEEDUP = 2.0
 """The same of n-gram drafts in edits."""
 SYNTHETIC_ERROR = 0.15
@@ -46,77 +46,57 @@ BESIDE_BEFORE = 0.99
 """Of the rate of another version of ours: what a change may cost (`--peers twostroke-before`)."""
 
 
-@dataclass(frozen=True, slots=True)
-class Goal:
-    """One figure of a result that has to keep a rule."""
-
-    figure: str
-    measured: float
-    rule: str
-    holds: bool
-
-    @classmethod
-    def at_least(cls, figure: str, bound: float, measured: float) -> Goal:
-        """Return a lower bound."""
-        return cls(figure, measured, f">= {bound:g}", measured >= bound)
-
-    @classmethod
-    def at_most(cls, figure: str, bound: float, measured: float) -> Goal:
-        """Return an upper bound."""
-        return cls(figure, measured, f"<= {bound:g}", measured <= bound)
-
-
-def goals_of(result: BenchResult) -> list[Goal]:
+def goals_of(result: BenchResult) -> list[Claim]:
     """Return the goals of a result; none where figures are only reported."""
     found = [goals(result) for name, goals in _KINDS.items() if name in result.results]
     return [goal for goals in found for goal in goals]
 
 
-def _claims(result: BenchResult) -> Iterator[Goal]:
+def _claims(result: BenchResult) -> Iterator[Claim]:
     for claim in result.results["claims"]:
         if claim["holds"] is not None:
             rule, predicted = claim["rule"], claim["predicted"]
             if rule == "equal" or rule.startswith("within"):
                 rule = f"{rule.replace('equal', '=')} {'of ' if rule != 'equal' else ''}{predicted:.4g}"
-            yield Goal(claim["what"], claim["measured"], rule, claim["holds"])
+            yield Claim(claim["what"], predicted, claim["measured"], rule, claim["holds"])
 
 
-def _prediction(result: BenchResult) -> Iterator[Goal]:
-    yield Goal.at_most("error of predicted times, median", PREDICTION_MEDIAN, result.results["median_error"])
-    yield Goal.at_most("error of predicted times, p95", PREDICTION_P95, result.results["p95_error"])
+def _prediction(result: BenchResult) -> Iterator[Claim]:
+    yield Claim.at_most("error of predicted times, median", PREDICTION_MEDIAN, result.results["median_error"])
+    yield Claim.at_most("error of predicted times, p95", PREDICTION_P95, result.results["p95_error"])
 
 
-def _handovers(result: BenchResult) -> Iterator[Goal]:
+def _handovers(result: BenchResult) -> Iterator[Claim]:
     for row in result.results["handovers"]:
         what = f"{row['transport']}, {row['megabytes']} MB"
-        yield Goal.at_least(f"{what}: bytes over the formula's", 1.0, float(row["is_exact"]))
-        yield Goal.at_most(f"{what}: layer by layer", LAYERWISE, row["layerwise"]["ratio"])
+        yield Claim.at_least(f"{what}: bytes over the formula's", 1.0, float(row["is_exact"]))
+        yield Claim.at_most(f"{what}: layer by layer", LAYERWISE, row["layerwise"]["ratio"])
         if "share_of_link" in row:
-            yield Goal.at_least(f"{what}: share of the link", LINK_SHARE, row["share_of_link"])
+            yield Claim.at_least(f"{what}: share of the link", LINK_SHARE, row["share_of_link"])
         if row["transport"] == "shm":
-            yield Goal.at_least(f"{what}: GB/s", SHARED_MEMORY_GB_S, row["gb_per_s"])
+            yield Claim.at_least(f"{what}: GB/s", SHARED_MEMORY_GB_S, row["gb_per_s"])
 
 
-def _gate(result: BenchResult) -> Iterator[Goal]:
+def _gate(result: BenchResult) -> Iterator[Claim]:
     for row in result.results["gate"]:
         if row["method"] != "none":
             given = "" if row["set_acceptance"] is None else f" at {row['set_acceptance']:g}"
-            yield Goal.at_least(f"gate, {row['method']}{given}, batch {row['batch']}", GATE, row["speedup"])
+            yield Claim.at_least(f"gate, {row['method']}{given}, batch {row['batch']}", GATE, row["speedup"])
 
 
-def _drafts(result: BenchResult) -> Iterator[Goal]:
+def _drafts(result: BenchResult) -> Iterator[Claim]:
     rows, model = result.results["fixed"], result.results["model"]
     least = SPEEDUPS | ({"ngram": EDIT_SPEEDUP} if result.config["options"]["task"] == "edit" else {})
     for method in dict.fromkeys(row["method"] for row in rows if row["method"] in least):
         best = max(row["speedup"] for row in rows if row["method"] == method)
-        yield Goal.at_least(f"{method}, best number of drafts", least[method], best)
+        yield Claim.at_least(f"{method}, best number of drafts", least[method], best)
     for row in rows:
         if model == "qwen3" and row["method"] == "synthetic":
             what = f"synthetic at {row['set_acceptance']:g}, {row['num_drafts']} drafts: error of the prediction"
-            yield Goal.at_most(what, SYNTHETIC_ERROR, abs(row["speedup"] / row["predicted"] - 1))
+            yield Claim.at_most(what, SYNTHETIC_ERROR, abs(row["speedup"] / row["predicted"] - 1))
 
 
-def _compare(result: BenchResult) -> Iterator[Goal]:
+def _compare(result: BenchResult) -> Iterator[Claim]:
     engines: Mapping[str, Any] = result.results["engines"]
     ours = engines["twostroke"]
     ratios = {
@@ -130,20 +110,20 @@ def _compare(result: BenchResult) -> Iterator[Goal]:
     if BEFORE.name in engines:
         for figure, of_peers in ratios.items():
             if BEFORE.name in of_peers:
-                yield Goal.at_least(f"{figure}, of the version before", BESIDE_BEFORE, of_peers[BEFORE.name])
+                yield Claim.at_least(f"{figure}, of the version before", BESIDE_BEFORE, of_peers[BEFORE.name])
         return
     bits = _bits(result)
     for figure, least in BESIDE_PEERS[bits].items():
         if ratios.get(figure):
-            yield Goal.at_least(f"{figure}, of the best peer", least, min(ratios[figure].values()))
+            yield Claim.at_least(f"{figure}, of the best peer", least, min(ratios[figure].values()))
     over_llama_cpp = ratios.get("end to end, batch 32", {}).get("llama.cpp")
     if over_llama_cpp is not None and bits < 16:
-        yield Goal.at_least("end to end, batch 32, of llama.cpp", OVER_LLAMA_CPP, over_llama_cpp)
+        yield Claim.at_least("end to end, batch 32, of llama.cpp", OVER_LLAMA_CPP, over_llama_cpp)
     weights = re.search(r"([\d,]+) bytes of weights", ours["about"]["startup"])
     if weights and "decode, batch 1" in ours["figures"]:
         read_gb_s = int(weights[1].replace(",", "")) * ours["figures"]["decode, batch 1"]["median_tok_s"] / 1e9
         share = read_gb_s / result.results["limits"]["read_gb_s"]
-        yield Goal.at_least("decode, batch 1, weights over the memory's rate", MEMORY_SHARE, share)
+        yield Claim.at_least("decode, batch 1, weights over the memory's rate", MEMORY_SHARE, share)
 
 
 def _bits(result: BenchResult) -> int:
@@ -155,46 +135,46 @@ def _bits(result: BenchResult) -> int:
     return 16 if named is None else 4 if int(named[1]) <= 4 else 8
 
 
-def _drill(result: BenchResult) -> Iterator[Goal]:
+def _drill(result: BenchResult) -> Iterator[Claim]:
     found = result.results
-    yield Goal.at_most("streams that came out different", 0, found["different_streams"])
-    yield Goal.at_most("blocks left", 0, sum(found["blocks_left"].values()))
-    yield Goal.at_most("gap of a stream, median ms", MEDIAN_GAP_MS, found["gap_ms"]["p50"])
+    yield Claim.at_most("streams that came out different", 0, found["different_streams"])
+    yield Claim.at_most("blocks left", 0, sum(found["blocks_left"].values()))
+    yield Claim.at_most("gap of a stream, median ms", MEDIAN_GAP_MS, found["gap_ms"]["p50"])
     pause_ms = found["last_decode_pause_ms"]["p99"]
-    yield Goal.at_most("pause at the death of the only decode worker, p99 ms", LAST_WORKER_PAUSE_MS, pause_ms)
+    yield Claim.at_most("pause at the death of the only decode worker, p99 ms", LAST_WORKER_PAUSE_MS, pause_ms)
 
 
-def _quality(result: BenchResult) -> Iterator[Goal]:
+def _quality(result: BenchResult) -> Iterator[Claim]:
     for name, row in result.results.items():
         if row.get("most_rise") is not None:
-            yield Goal.at_most(f"{name}: rise of perplexity", row["most_rise"], row["perplexity_rise"])
+            yield Claim.at_most(f"{name}: rise of perplexity", row["most_rise"], row["perplexity_rise"])
 
 
-def _start(result: BenchResult) -> Iterator[Goal]:
+def _start(result: BenchResult) -> Iterator[Claim]:
     for name, row in result.results.items():
         if isinstance(row, Mapping):
-            yield Goal.at_most(f"{name}: first token, s", FIRST_TOKEN_S, row["first_token_s"])
-            yield Goal.at_most(f"{name}: memory over weights and KV", START_MEMORY, row["memory_ratio"])
+            yield Claim.at_most(f"{name}: first token, s", FIRST_TOKEN_S, row["first_token_s"])
+            yield Claim.at_most(f"{name}: memory over weights and KV", START_MEMORY, row["memory_ratio"])
 
 
-def _sweep(result: BenchResult) -> Iterator[Goal]:
+def _sweep(result: BenchResult) -> Iterator[Claim]:
     found = result.results
     tpots = [point["tpot_s"] for point in found["tpot_by_context"]]
     fall = max((1 - after / before for before, after in combinations(tpots, 2)), default=0.0)
-    yield Goal.at_most("TPOT, largest fall from one context to a longer one", FALL, max(0.0, fall))
+    yield Claim.at_most("TPOT, largest fall from one context to a longer one", FALL, max(0.0, fall))
     of_one = found["prefill_to_decode"]["of_one_request"]
-    yield Goal.at_least("prefill's rate over one request's decode", PREFILL_TO_DECODE, of_one)
+    yield Claim.at_least("prefill's rate over one request's decode", PREFILL_TO_DECODE, of_one)
     seconds = found["device_seconds_per_1k_tokens"]
     gain = seconds["output_alone"] / seconds["output_in_the_largest_batch"]
-    yield Goal.at_least("largest batch's rate over one request's", BATCH_GAIN, gain)
+    yield Claim.at_least("largest batch's rate over one request's", BATCH_GAIN, gain)
 
 
-def _clients(result: BenchResult) -> Iterator[Goal]:
+def _clients(result: BenchResult) -> Iterator[Claim]:
     for name, row in result.results.items():
-        yield Goal.at_least(f"{name} runs", 1, float(row["holds"]))
+        yield Claim.at_least(f"{name} runs", 1, float(row["holds"]))
 
 
-_KINDS: Mapping[str, Callable[[BenchResult], Iterator[Goal]]] = {
+_KINDS: Mapping[str, Callable[[BenchResult], Iterator[Claim]]] = {
     "claims": _claims,
     "p95_error": _prediction,
     "handovers": _handovers,

@@ -11,7 +11,6 @@ wrong in the same hour: so a model's calibration stands right before its points,
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -22,6 +21,7 @@ from rich.console import Console
 from tqdm.auto import tqdm
 
 from benchmarks.goals import PREDICTION_MEDIAN, PREDICTION_P95
+from benchmarks.side_by_side import medians
 from twostroke.config.cache import CacheConfig
 from twostroke.config.checks import whole_number, whole_numbers
 from twostroke.config.load import LoadConfig, QuantizationOnLoad
@@ -107,10 +107,11 @@ def run_prediction(options: PredictionOptions) -> dict[str, Any]:
     check_folder(options.results)
     rows = [row for load in _loads(options) for row in _points_of(load, options)]
     off = [abs(row[name]["error"]) for row in rows for name in COMPARED]
+    errors = percentiles(off)
     results = {
-        "median_error": statistics.median(off),
-        "p95_error": percentiles(off)["p95"],
-        "holds": statistics.median(off) <= PREDICTION_MEDIAN and percentiles(off)["p95"] <= PREDICTION_P95,
+        "median_error": errors["p50"],
+        "p95_error": errors["p95"],
+        "holds": errors["p50"] <= PREDICTION_MEDIAN and errors["p95"] <= PREDICTION_P95,
         "by_figure": {name: percentiles([abs(row[name]["error"]) for row in rows]) for name in COMPARED},
         "rows": rows,
     }
@@ -194,7 +195,6 @@ def _row(
         "prompt": prompt,
         "batch": batch,
     }
-    for name in COMPARED:
-        value = statistics.median(each[name] for each in measured)
+    for name, value in medians(measured, COMPARED).items():
         row[name] = {"measured": value, "predicted": predicted[name], "error": predicted[name] / value - 1}
     return row

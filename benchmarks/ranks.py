@@ -6,7 +6,6 @@ and one of two ranks with a thread each decode the same requests, in turn as wel
 
 from __future__ import annotations
 
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -18,12 +17,13 @@ from typing import Any
 import torch
 from rich.console import Console
 
+from benchmarks.side_by_side import in_turn
 from twostroke.client.input_processor import Prompt
 from twostroke.communicator.interface import Communicator
 from twostroke.communicator.rendezvous import await_ranks, join, listen
 from twostroke.config.checks import whole_number
 from twostroke.llm import LLM
-from twostroke.measure.report import DEFAULT_FOLDER, check_folder, record, settings
+from twostroke.measure.report import DEFAULT_FOLDER, check_folder, median, percentiles, record, settings
 from twostroke.sampling_params import SamplingParams
 from twostroke.startup.ranks import connect
 from twostroke.tables import plain_table, print_table
@@ -66,21 +66,14 @@ def run_ranks(options: RanksOptions) -> dict[str, Any]:
         SetupError: the model cannot be loaded, or not by two ranks.
     """
     check_folder(options.results)
-    gathers: dict[str, list[list[float]]] = {"shared memory": [], "sockets": []}
-    for _ in range(2):
-        for backend in gathers:
-            gathers[backend] += _gather_times(backend, options.gathers)
-    engines: dict[str, list[float]] = {"1 rank, 2 threads": [], "2 ranks, 1 thread each": []}
-    tokens: list[list[int]] = []
-    for _ in range(options.repeats):
-        for (_, rates), (size, threads) in zip(engines.items(), ((1, 2), (2, 1)), strict=True):
-            rate, made = _decode(options, size, threads)
-            rates.append(rate)
-            tokens.append(made)
+    gathers = in_turn(2, ("shared memory", "sockets"), lambda name, _: _gather_times(name, options.gathers))
+    engines = {"1 rank, 2 threads": (1, 2), "2 ranks, 1 thread each": (2, 1)}
+    found = in_turn(options.repeats, engines, lambda name, _: _decode(options, *engines[name]))
+    rates = {name: [rate for rate, _ in runs] for name, runs in found.items()}
     results = {
-        "all_gather_us": {backend: _by_size(found) for backend, found in gathers.items()},
-        "output_tokens_per_s": {name: {"median": statistics.median(r), "runs": r} for name, r in engines.items()},
-        "tokens_are_equal": all(made == tokens[0] for made in tokens),
+        "all_gather_us": {name: _by_size([times for turn in of for times in turn]) for name, of in gathers.items()},
+        "output_tokens_per_s": {name: {"median": median(of), "runs": of} for name, of in rates.items()},
+        "tokens_are_equal": len({tuple(made) for runs in found.values() for _, made in runs}) == 1,
     }
     record(
         "python -m benchmarks ranks",
@@ -111,8 +104,8 @@ def _by_size(times: list[list[float]]) -> dict[str, dict[str, float]]:
     """Of two turns, each with a list of times for each size."""
     found: dict[str, dict[str, float]] = {}
     for i, size in enumerate(SIZES):
-        all_us = sorted(1e6 * time_s for of_size in times[i :: len(SIZES)] for time_s in of_size)
-        found[str(size)] = {"median": statistics.median(all_us), "p99": all_us[int(0.99 * (len(all_us) - 1))]}
+        all_us = percentiles([1e6 * time_s for of_size in times[i :: len(SIZES)] for time_s in of_size])
+        found[str(size)] = {"median": all_us["p50"], "p99": all_us["p99"]}
     return found
 
 

@@ -52,6 +52,11 @@ def ratio(ones: Sequence[float], others: Sequence[float]) -> float:
     return median([one / other for one, other in zip(ones, others, strict=True)])
 
 
+def columns(rounds: Sequence[Mapping[str, float]]) -> dict[str, list[float]]:
+    """Return each figure, round by round."""
+    return {key: [of_round[key] for of_round in rounds] for key in rounds[0]}
+
+
 def medians(rounds: Sequence[Mapping[str, float]], keys: Iterable[str] | None = None) -> dict[str, float]:
     """Return the median of each figure over the rounds; of those of `keys` alone where given.
 

@@ -108,12 +108,9 @@ def _code_lines(text: str) -> set[int]:
 
 def _docstring_lines(tree: ast.Module) -> Iterator[int]:
     for node in ast.walk(tree):
-        match node:
-            case ast.Expr(value=ast.Constant(value=str())):
-                assert node.end_lineno is not None
-                yield from range(node.lineno, node.end_lineno + 1)
-            case _:
-                pass
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            assert node.end_lineno is not None
+            yield from range(node.lineno, node.end_lineno + 1)
 
 
 _TRACER = Path(__file__).parent

@@ -221,7 +221,9 @@ def _model(
     longest = workload.max_request_tokens
     with tempfile.TemporaryDirectory(prefix="twostroke-bench-") as temporary:
         own = find_folder_only(options.model, "its context is lengthened in a folder's config.json")
-        folder = _with_longer_context(own, Path(temporary), longest)
+        # what it writes beyond the contexts that it was made for is nonsense; what that costs is not
+        most = max(longest, read_model_config(own).max_position_embeddings)
+        folder = _copied(own, Path(temporary), "*", {"max_position_embeddings": most})
         config = read_model_config(folder)
         num_blocks = sum(-(-r.num_tokens // cache.block_size) for r in workload.requests)
         engine = model_engine(
@@ -244,12 +246,6 @@ def _model(
         "chunk_step_s": percentiles([s.wall_s for s in run.steps[1:] if s.num_prefill_tokens]),
         "decode_step_s": percentiles([s.wall_s for s in run.steps if not s.num_prefill_tokens]),
     }
-
-
-def _with_longer_context(folder: Path, target: Path, num_tokens: int) -> Path:
-    """The same model, said to be made for longer contexts. What it writes there is nonsense; what it costs is not."""
-    most = max(num_tokens, read_model_config(folder).max_position_embeddings)
-    return _copied(folder, target, "*", {"max_position_embeddings": most})
 
 
 def _draw(figure: Any, run: Run) -> None:

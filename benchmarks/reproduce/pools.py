@@ -38,7 +38,7 @@ from typing import Any
 from benchmarks.claim import Claim, ReproduceOptions, Reproduction
 from benchmarks.handover.link import slow_loopback, why_no_link
 from benchmarks.pools.clients import Engine, answer_all, started
-from benchmarks.side_by_side import in_turn
+from benchmarks.side_by_side import columns, in_turn
 from twostroke.cluster.routed_placer import LeastBusy
 from twostroke.config.engine import EngineConfig
 from twostroke.config.pools import PoolConfig
@@ -81,26 +81,17 @@ def reproduce(options: ReproduceOptions) -> Reproduction:
 
 PREFILLS, DECODES, MIXED = (512, 1), (16, 96), (512, 96)
 """Prompt and output tokens of a request: all prefill, nearly all decode, and both."""
-PARTS = (
-    "one prefill",
-    "one decode",
-    "half prefill",
-    "half decode",
-    "first prompt",
-    "last answer",
-    "one mixed",
-    "split mixed",
-)
-"""What the split is predicted from, and what it is, in seconds."""
 
 
 async def _measure(options: ReproduceOptions, threads: int, rounds: int, num_requests: int) -> dict[str, list[float]]:
-    names = ("start", "idle", "split", "split_predicted", *PARTS)
-    found: dict[str, list[float]] = {name: [] for name in names}
+    """Return ratios, and seconds that the split is predicted from."""
+    start: list[float] = []
+    idles: list[float] = []
+    parts: list[dict[str, float]] = []
     whole, half = (_config(options, max(1, threads // share), sum(MIXED)) for share in (1, 2))
     for _ in range(rounds):
         one_s, two_s = await _start_s(whole, None), await _start_s(whole, TWO)
-        found["start"].append(two_s / one_s)
+        start.append(two_s / one_s)
 
     def load(lengths: tuple[int, int], seed: int, number: int = num_requests) -> Workload:
         """With a new seed new prompts: nothing of them is cached."""
@@ -110,7 +101,7 @@ async def _measure(options: ReproduceOptions, threads: int, rounds: int, num_req
         for i in range(rounds + 1):
             alone_s = await _took_s(one, load(DECODES, i))
             beside_s = await _took_s(idle, load(DECODES, i))
-            found["idle"] += [alone_s / beside_s] if i else []
+            idles.append(alone_s / beside_s)
     half_each = started(half, TWO, placer=LeastBusy())
     async with started(whole) as one, started(half) as left, started(half) as right, half_each as split:
         for i in range(rounds + 1):
@@ -121,14 +112,21 @@ async def _measure(options: ReproduceOptions, threads: int, rounds: int, num_req
             half_prefill_s, half_decode_s = await asyncio.gather(_took_s(left, prompts), _took_s(right, mixed))
             both_s, last_s = await _took_s(left, single), await _took_s(left, single)
             first_s = max(0.0, both_s - last_s)
-            parts = (prefill_s, decode_s, half_prefill_s, half_decode_s, first_s, last_s, one_s, split_s)
-            if i:
-                for name, seconds in zip(PARTS, parts, strict=True):
-                    found[name].append(seconds)
-                predicted_s = max(half_prefill_s + last_s, first_s + half_decode_s)
-                found["split"].append(one_s / split_s)
-                found["split_predicted"].append(one_s / predicted_s)
-    return found
+            parts.append(
+                {
+                    "split": one_s / split_s,
+                    "split_predicted": one_s / max(half_prefill_s + last_s, first_s + half_decode_s),
+                    "one prefill": prefill_s,
+                    "one decode": decode_s,
+                    "half prefill": half_prefill_s,
+                    "half decode": half_decode_s,
+                    "first prompt": first_s,
+                    "last answer": last_s,
+                    "one mixed": one_s,
+                    "split mixed": split_s,
+                }
+            )
+    return {"start": start, "idle": idles[1:], **columns(parts[1:])}  # the first rounds warm up
 
 
 def _config(options: ReproduceOptions, threads: int, num_tokens: int) -> EngineConfig:

@@ -15,7 +15,7 @@ from typing import Any
 
 from benchmarks.claim import Claim, ReproduceOptions, Reproduction
 from benchmarks.serving.local_server import local_server
-from benchmarks.side_by_side import ratio
+from benchmarks.side_by_side import columns, ratio
 from twostroke.client.input_processor import Prompt
 from twostroke.events import StepCommitted, TokensDelivered
 from twostroke.llm import LLM
@@ -130,7 +130,7 @@ def _side_by_side(options: ReproduceOptions, workload: Workload, threads: int, r
                     "client_us_per_token": 1e6 * run.generator_cpu_s / num_tokens,
                 }
             )
-    sides = {name: [of_round[name] for of_round in found] for name in found[0]}
+    sides = columns(found)
     return {**sides, "ratio": ratio(sides["server_tok_s"], sides["offline_tok_s"])}
 
 

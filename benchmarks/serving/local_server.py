@@ -59,15 +59,18 @@ class LocalServer:
         Raises:
             SetupError: there is none now.
         """
-        for children in Path(f"/proc/{self.pid}/task").glob("*/children"):
-            for child in children.read_text(encoding="utf-8").split():
-                if _TEMPLATES not in Path(f"/proc/{child}/cmdline").read_bytes():
-                    return int(child)
+        for child in _children(self.pid):
+            if _TEMPLATES not in Path(f"/proc/{child}/cmdline").read_bytes():
+                return child
         raise SetupError(f"the server (process {self.pid}) has no engine process now.")
 
     def family(self) -> Iterator[int]:
         """Yield the server's processes, its children's included; those that end meanwhile are left out."""
-        return _family(self.pid)
+        left = [self.pid]
+        while left:
+            pid = left.pop()
+            left += _children(pid)
+            yield pid
 
     def ask(self, path: str, body: object = None) -> str:
         """Return the answer to one request, on a connection of its own, which urllib closes."""
@@ -105,15 +108,10 @@ class LocalServer:
         return len(os.listdir(f"/proc/{self.pid}/fd"))
 
 
-def _family(pid: int) -> Iterator[int]:
-    yield pid
+def _children(pid: int) -> Iterator[int]:
     for children in Path(f"/proc/{pid}/task").glob("*/children"):
-        try:
-            found = children.read_text(encoding="utf-8").split()
-        except OSError:
-            continue
-        for child in found:
-            yield from _family(int(child))
+        with contextlib.suppress(OSError):  # a thread that has just ended
+            yield from map(int, children.read_text(encoding="utf-8").split())
 
 
 def as_flags(settings: Mapping[str, Any]) -> list[str]:

@@ -58,6 +58,14 @@ CONTROL = "none"
 """Method of a second engine without drafts, in place of one under the gate: shows how much two equal engines differ."""
 KNOWN = (SYNTHETIC, "ngram", *OF_A_MODEL, CONTROL)
 
+_LISTS: Mapping[str, tuple[float, float]] = {
+    "acceptances": (0.0, 1.0),
+    "gate_acceptances": (0.0, 1.0),
+    "num_drafts": (1, MAX_DRAFTS),
+    "batch_sizes": (1, 1024),
+    "temperatures": (0.0, 100.0),
+}
+"""Options that are lists with commas between: the range of their numbers, of whole ones where it is whole."""
 _REMEDY = "Give numbers with commas between, or '' for none."
 
 
@@ -101,11 +109,8 @@ class SpecOptions:
                 limit = f"names {method!r}; known: {', '.join(KNOWN)}"
                 raise InvalidParameter("methods", self.methods, limit, "Name some of these with commas between.")
         one_of("task", self.task, get_args(Task))
-        numbers("acceptances", self.acceptances, 0.0, 1.0)
-        numbers("gate_acceptances", self.gate_acceptances, 0.0, 1.0)
-        whole_numbers("num_drafts", self.num_drafts, 1, MAX_DRAFTS)
-        whole_numbers("batch_sizes", self.batch_sizes, 1, 1024)
-        numbers("temperatures", self.temperatures, 0.0, 100.0)
+        for name in _LISTS:
+            self.numbers(name)
         for name in ("prompt_tokens", "output_tokens", "rounds"):
             whole_number(name, getattr(self, name), 2, 1 << 20)
         for name, method in (("draft_model", "draft_model"), ("exit_layer", "early_exit")):
@@ -119,37 +124,29 @@ class SpecOptions:
         """The methods, each once."""
         return tuple(dict.fromkeys(filter(None, self.methods.split(","))))
 
+    def numbers(self, name: str) -> tuple[float, ...]:
+        """Return the numbers of an option; an empty text has none.
 
-def numbers(name: str, given: str, low: float, high: float) -> tuple[float, ...]:
-    """A list with commas between; an empty text is an empty one.
+        Raises:
+            InvalidParameter: what is no number, no whole one where it has to be, or out of range.
+        """
+        (low, high), given, found = _LISTS[name], getattr(self, name), list[float]()
+        for part in filter(None, given.split(",")):
+            try:
+                found.append(float(part))
+            except ValueError:
+                limit = f"has {part!r}, which is no number; from {low:g} to {high:g}"
+                raise InvalidParameter(name, given, limit, _REMEDY) from None
+            if not low <= found[-1] <= high:
+                raise InvalidParameter(name, given, f"has {part}; from {low:g} to {high:g}", _REMEDY)
+            if isinstance(low, int) and not found[-1].is_integer():
+                limit = f"has {part}, which is no whole number; from {low} to {high}"
+                raise InvalidParameter(name, given, limit, _REMEDY)
+        return tuple(found)
 
-    Raises:
-        InvalidParameter: what is no number, or outside low to high.
-    """
-    found: list[float] = []
-    for part in filter(None, given.split(",")):
-        try:
-            found.append(float(part))
-        except ValueError:
-            limit = f"has {part!r}, which is no number; from {low:g} to {high:g}"
-            raise InvalidParameter(name, given, limit, _REMEDY) from None
-        if not low <= found[-1] <= high:
-            raise InvalidParameter(name, given, f"has {part}; from {low:g} to {high:g}", _REMEDY)
-    return tuple(found)
-
-
-def whole_numbers(name: str, given: str, low: int, high: int) -> tuple[int, ...]:
-    """The same of whole numbers.
-
-    Raises:
-        InvalidParameter: what is no whole number, or outside low to high.
-    """
-    found = numbers(name, given, low, high)
-    for value in found:
-        if not value.is_integer():
-            limit = f"has {value:g}, which is no whole number; from {low} to {high}"
-            raise InvalidParameter(name, given, limit, _REMEDY)
-    return tuple(map(int, found))
+    def whole_numbers(self, name: str) -> tuple[int, ...]:
+        """Return the same of an option with whole numbers."""
+        return tuple(map(int, self.numbers(name)))
 
 
 def run_spec(options: SpecOptions | None = None, load: LoadConfig | None = None) -> BenchResult:
@@ -158,8 +155,7 @@ def run_spec(options: SpecOptions | None = None, load: LoadConfig | None = None)
     check_folder(options.results)
     bench = _SpecBench(options, load)
     fixed = [row for method in options.who for row in bench.fixed(method)]
-    batches = whole_numbers("batch_sizes", options.batch_sizes, 1, 1024)
-    gate = [row for batch in batches for row in bench.gate(batch)]
+    gate = [row for batch in options.whole_numbers("batch_sizes") for row in bench.gate(batch)]
     alpha = [row for method in options.who if method in OF_A_MODEL for row in bench.alpha(method)]
     return record(
         "python -m benchmarks spec",
@@ -191,9 +187,8 @@ class _SpecBench:
             return rows
         asked = self._prompts(method, options.rounds + 1)
         plain = self._engine(1, None)
-        accepted = numbers("acceptances", options.acceptances, 0, 1) if method == SYNTHETIC else (None,)
-        drafts = whole_numbers("num_drafts", options.num_drafts, 1, MAX_DRAFTS)
-        for k in tqdm(drafts, desc=f"{method}, fixed", leave=False, disable=None):
+        accepted = options.numbers("acceptances") if method == SYNTHETIC else (None,)
+        for k in tqdm(options.whole_numbers("num_drafts"), desc=f"{method}, fixed", leave=False, disable=None):
             engine = self._engine(1, method, k)
             for acceptance in accepted:
                 pairs = self._pairs(plain, engine, [[prompt] for prompt in asked], acceptance)
@@ -211,7 +206,7 @@ class _SpecBench:
             engine = self._engine(batch, method, AUTO)
             asked = self._prompts(method, batch * (options.rounds + 1))
             groups = [asked[i : i + batch] for i in range(0, len(asked), batch)]
-            accepted = numbers("gate_acceptances", options.gate_acceptances, 0, 1) if method == SYNTHETIC else (None,)
+            accepted = options.numbers("gate_acceptances") if method == SYNTHETIC else (None,)
             for acceptance in accepted:
                 pairs = self._pairs(plain, engine, groups, acceptance)
                 rows.append(_gate_row(method, batch, acceptance, pairs))
@@ -222,7 +217,7 @@ class _SpecBench:
     def alpha(self, method: str) -> list[dict[str, Any]]:
         """One request, a row a temperature. One draft in every step: none counts only because others stood."""
         options = self._options
-        temperatures = numbers("temperatures", options.temperatures, 0, 100)
+        temperatures = options.numbers("temperatures")
         if not temperatures:
             return []
         rows: list[dict[str, Any]] = []

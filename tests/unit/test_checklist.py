@@ -91,7 +91,7 @@ def test_a_reproduction_has_a_result(name: str) -> None:
 def test_exactly_the_goals_that_are_missed_are_listed() -> None:
     """Every file of results, every figure that has a goal: as `benchmarks.goals` reads them."""
     missed = {
-        f"| {path.stem} | {goal.figure} | {goal.measured:,.4g} | {goal.rule} |"
+        f"| {path.stem} | {goal.what} | {goal.measured:,.4g} | {goal.rule} |"
         for path in WITH_GOALS
         for goal in goals_of(load(path))
         if not goal.holds

@@ -32,7 +32,7 @@ def test_a_limit_is_kept_by_tests_that_ran_passed_and_took_no_longer() -> None:
 
 def test_one_run_that_misses_is_told_with_the_others() -> None:
     result = result_of({"test": [RUN, replace(RUN, seconds=400.0)], "ci": [RUN]}, 2)
-    goals = [(goal.figure, goal.measured, goal.rule, goal.holds) for goal in goals_of(result)]
+    goals = [(goal.what, goal.measured, goal.rule, goal.holds) for goal in goals_of(result)]
     assert goals == [
         ("test, s", 400.0, "<= 360", False),
         ("test, tests that fail", 0, "<= 0", True),

@@ -12,7 +12,7 @@ from twostroke.measure.report import BenchResult
 
 def _missed(results: dict[str, Any], **config: Any) -> dict[str, float]:
     result = BenchResult(bench="x", command="", config=config, workload={}, results=results)
-    return {f"{goal.figure} {goal.rule}": goal.measured for goal in goals_of(result) if not goal.holds}
+    return {f"{goal.what} {goal.rule}": goal.measured for goal in goals_of(result) if not goal.holds}
 
 
 def test_a_claim_that_fails_is_a_goal_with_its_prediction() -> None:
