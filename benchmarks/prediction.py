@@ -38,7 +38,6 @@ from twostroke.measure.report import (
     model_name,
     percentiles,
     record,
-    settings,
 )
 from twostroke.measure.steps import measure_steps
 from twostroke.measure.workload import of_lengths
@@ -118,7 +117,6 @@ def run_prediction(options: PredictionOptions) -> dict[str, Any]:
     record(
         "python -m benchmarks prediction",
         options,
-        config=settings(options),
         workload={"points": options.points},
         results=results,
         warmup=1,

@@ -23,7 +23,7 @@ from twostroke.communicator.interface import Communicator
 from twostroke.communicator.rendezvous import await_ranks, join, listen
 from twostroke.config.checks import whole_number
 from twostroke.llm import LLM
-from twostroke.measure.report import DEFAULT_FOLDER, check_folder, median, percentiles, record, settings
+from twostroke.measure.report import DEFAULT_FOLDER, check_folder, median, percentiles, record
 from twostroke.sampling_params import SamplingParams
 from twostroke.startup.ranks import connect
 from twostroke.tables import plain_table, print_table
@@ -78,7 +78,6 @@ def run_ranks(options: RanksOptions) -> dict[str, Any]:
     record(
         "python -m benchmarks ranks",
         options,
-        config=settings(options),
         workload={"bytes_of_a_part": list(SIZES), "prompt_tokens": len(_PROMPT)},
         results=results,
         warmup=_WARMUP,

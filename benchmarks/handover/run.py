@@ -29,7 +29,7 @@ from twostroke.config.checks import number, one_of, whole_number
 from twostroke.errors import InvalidParameter
 from twostroke.kv_transfer.address import Address
 from twostroke.kv_transfer.nixl_reads import check_nixl
-from twostroke.measure.report import DEFAULT_FOLDER, BenchResult, check_folder, median, record, settings
+from twostroke.measure.report import DEFAULT_FOLDER, BenchResult, check_folder, median, record
 from twostroke.tables import plain_table, print_table
 
 
@@ -123,7 +123,6 @@ def run_handover(options: HandoverOptions | None = None) -> BenchResult:
     return record(
         "python -m benchmarks handover",
         options,
-        config=settings(options),
         workload={
             "layers": len(LAYOUT.groups[0].layer_ids),
             "kv_heads": LAYER.num_kv_heads,

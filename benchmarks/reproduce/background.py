@@ -44,20 +44,19 @@ def reproduce(options: ReproduceOptions) -> Reproduction:
 
     found: list[dict[str, float]] = []
     predicted: list[dict[str, float]] = []
-    alone: list[ServedRequest] = []
-    beside: list[ServedRequest] = []
+    seen: dict[str, list[ServedRequest]] = {"alone": [], "beside": []}
     for _ in range(rounds):
         every_s = _every_s(options, config, prompt, step_times)  # a machine's clock moves: the load is that of the hour
         interactive = with_arrivals(
             options.of_lengths([(prompt, OUTPUTS)] * count),
             [i * every_s for i in range(count)],
         )
-        measured, guessed = _round(options, config, interactive, (count - 1) * every_s, step_times, alone, beside)
+        measured, guessed = _round(options, config, interactive, (count - 1) * every_s, step_times, seen)
         found.append(measured | {"every_s": every_s})
         predicted.append(guessed)
     middle, guess = medians(found), medians(predicted)
     # a round has few samples behind its 99th percentile, and this machine's hiccups are among them: all rounds together
-    was, is_now = _latencies(alone), _latencies(beside)
+    was, is_now = _latencies(seen["alone"]), _latencies(seen["beside"])
     middle |= was | {f"{key} ratio": value / was[key] for key, value in is_now.items()}
     claims = (
         Claim.at_most("p99 TTFT, beside / alone", 1.10, middle["ttft_p99_s ratio"], guess["ttft_p99_s ratio"]),
@@ -104,8 +103,7 @@ def _round(
     interactive: Workload,
     last_s: float,
     step_times: StepTimeModel,
-    all_alone: list[ServedRequest],
-    all_beside: list[ServedRequest],
+    seen: dict[str, list[ServedRequest]],
 ) -> tuple[dict[str, float], dict[str, float]]:
     """As measured, and as predicted; latencies as measured go to those of all rounds, too."""
     some = options.of_lengths([BACKGROUND] * (4 * SLOTS), seed=1)
@@ -121,8 +119,8 @@ def _round(
     num_blocks = sum(-(-r.num_tokens // 16) + 1 for r in interactive.requests[:SLOTS])
     beside = serve_and_simulate(options, config, Workload(tuple(both)), step_times, num_blocks)
     is_background = [request.background for request in both]
-    all_alone += alone[0].requests
-    all_beside += [request for request in beside[0].requests if not is_background[_place(request)]]
+    seen["alone"] += alone[0].requests
+    seen["beside"] += [request for request in beside[0].requests if not is_background[_place(request)]]
     measured, guessed = (
         _figures(of_alone, of_beside, of_most, is_background, interactive, last_s)
         for of_alone, of_beside, of_most in zip(alone, beside, most, strict=True)

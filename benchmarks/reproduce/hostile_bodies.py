@@ -44,6 +44,13 @@ ROOM_BYTES = 64 * 2**20
 """The server's own limit, --max-unfinished-body-bytes."""
 _TAIL_BYTES = 1024
 _MOST_TRIES = 3
+_HOLDERS = {
+    "digits": "4 MB of digits",
+    "long_texts": "a long text",
+    "heavy": "a large right request",
+    "many_parts": "a body of many parts",
+}
+"""What may hold the loop, by kind."""
 
 
 def reproduce(options: ReproduceOptions) -> Reproduction:
@@ -53,39 +60,38 @@ def reproduce(options: ReproduceOptions) -> Reproduction:
     with local_server(options.model, settings) as server, Probe(server).running() as probe:
         fields = fields_of(json.loads(server.ask("/openapi.json")))
         cases = list(_cases(fields, every=1 if options.full else 8))
-        effects = {f"{field}: {name}": _effect(probe, field, name, size) for field, name in cases}
+        effects = {
+            f"{field}: {name}": _settled(probe, field.route, field.body(value_of(name, size)), name)
+            for field, name in cases
+        }
         right_within = {f"{field}: {name}" for field, name in cases if is_right_within(field, name)}
         unfinished = _unfinished(server, NUM_UNFINISHED if options.full else 40)
         longest: int = json.loads(server.ask("/v1/models"))["data"][0]["max_model_len"]
         divisor = 1 if options.full else 8
-        digits = _effects(probe, "digits", _digits())
-        texts = _effects(probe, "text", long_texts(DIGITS_BYTES // divisor))
-        heavy = _effects(probe, "heavy", heavy_requests(longest, divisor))
-        parts = _effects(probe, "parts", many_parts(divisor))
+        of_kinds = {
+            "digits": _effects(probe, "digits", _digits()),
+            "long_texts": _effects(probe, "text", long_texts(DIGITS_BYTES // divisor)),
+            "heavy": _effects(probe, "heavy", heavy_requests(longest, divisor)),
+            "many_parts": _effects(probe, "parts", many_parts(divisor)),
+        }
         gap_ms, scored_ms = _gaps_ms(server, probe, longest, 64 if options.full else 16)
     worst_held = max(effects, key=lambda name: effects[name].beyond_parsing_s)
     wrong = {name: effect for name, effect in effects.items() if name not in right_within}
     worst_size = max(wrong, key=lambda name: wrong[name].times_body)
     many_size = max((effects[name].times_body for name in right_within), default=0.0)
+    large_texts = max(effect.times_body for kind in ("digits", "long_texts") for effect in of_kinds[kind].values())
+    room, of_room = "times the room for them", unfinished["grown_bytes"] / ROOM_BYTES
     limits = (
         ("longest time the loop was held beyond parsing the body, ms", GOAL_HELD_MS, _held_ms(effects)),
         ("most memory a body of a wrong type took, times its size", GOAL_TIMES_BODY, wrong[worst_size].times_body),
-        ("longest time 4 MB of digits held the loop beyond parsing, ms", GOAL_HELD_MS, _held_ms(digits)),
-        ("longest time a long text held the loop beyond parsing, ms", GOAL_HELD_MS, _held_ms(texts)),
-        (
-            "most memory that a long text took, times its size",
-            GOAL_TIMES_BODY,
-            max(effect.times_body for effect in (*digits.values(), *texts.values())),
+        *(
+            (f"longest time {words} held the loop beyond parsing, ms", GOAL_HELD_MS, _held_ms(of_kinds[kind]))
+            for kind, words in _HOLDERS.items()
         ),
-        ("longest time a large right request held the loop beyond parsing, ms", GOAL_HELD_MS, _held_ms(heavy)),
-        ("longest time a body of many parts held the loop beyond parsing, ms", GOAL_HELD_MS, _held_ms(parts)),
-        (
-            f"memory of {unfinished['num_bodies']} unfinished bodies, times the room for them",
-            3.0,
-            unfinished["grown_bytes"] / ROOM_BYTES,
-        ),
+        ("most memory that a long text took, times its size", GOAL_TIMES_BODY, large_texts),
+        (f"memory of {unfinished['num_bodies']} unfinished bodies, {room}", 3.0, of_room),
     )
-    statuses = [effect.status for found in (effects, digits, texts, heavy, parts) for effect in found.values()]
+    statuses = [effect.status for found in (effects, *of_kinds.values()) for effect in found.values()]
     claims = (
         Claim.equal("answers of 5xx", 0, sum(status >= 500 for status in statuses)),
         *(Claim.at_most(what, bound, measured).judged(options.full) for what, bound, measured in limits),
@@ -102,10 +108,7 @@ def reproduce(options: ReproduceOptions) -> Reproduction:
         details={
             "worst_held": {worst_held: as_json(effects[worst_held])},
             "worst_size": {worst_size: as_json(effects[worst_size])},
-            "digits": _figures(digits),
-            "long_texts": _figures(texts),
-            "heavy": _figures(heavy),
-            "many_parts": _figures(parts),
+            **{kind: {name: as_json(effect) for name, effect in found.items()} for kind, found in of_kinds.items()},
             "unfinished": unfinished,
             "by_value": _worst(effects, lambda name: name.rpartition(": ")[2]),
             "by_route": _worst(effects, lambda name: name.partition(" ")[0]),
@@ -120,10 +123,6 @@ def _effects(probe: Probe, kind: str, requests: Iterable[Heavy]) -> dict[str, Ef
 
 def _held_ms(effects: Mapping[str, Effect]) -> float:
     return 1000 * max(effect.beyond_parsing_s for effect in effects.values())
-
-
-def _figures(effects: Mapping[str, Effect]) -> dict[str, dict[str, Any]]:
-    return {name: as_json(effect) for name, effect in effects.items()}
 
 
 def _worst(effects: Mapping[str, Effect], group_of: Callable[[str], str]) -> dict[str, dict[str, Any]]:
@@ -146,10 +145,6 @@ def _cases(fields: list[Field], *, every: int) -> Iterator[tuple[Field, str]]:
     """Yield fields with the values that are wrong for them; of all pairs each `every`-th."""
     pairs = ((field, name) for field in fields for name in wrong_for(field))
     return (pair for number, pair in enumerate(pairs) if number % every == 0)
-
-
-def _effect(probe: Probe, field: Field, name: str, size: int) -> Effect:
-    return _settled(probe, field.route, field.body(value_of(name, size)), name)
 
 
 def _settled(probe: Probe, route: str, body: bytes, kind: str) -> Effect:

@@ -141,8 +141,9 @@ def record(words: str, options: Any, *others: Any, name: str = "", **measured: A
         options: its options, with the folder of results.
         others: more options of the command line.
         name: of the file; default: that of the options.
-        measured: see `BenchResult.now`.
+        measured: see `BenchResult.now`; without `config` that is the options.
     """
+    measured.setdefault("config", settings(options))
     result = BenchResult.now(name or options.name, command_line(words, options, *others), **measured)
     save(result, options.results)
     return result
