@@ -27,11 +27,10 @@ from twostroke.config.checks import whole_number, whole_numbers
 from twostroke.config.load import LoadConfig, QuantizationOnLoad
 from twostroke.config.scheduler import SchedulerConfig
 from twostroke.cost.step_fit import fit_step_model
-from twostroke.cost.step_model import StepTimeModel
 from twostroke.errors import InvalidParameter
 from twostroke.events import Event
 from twostroke.measure.from_log import run_of_log
-from twostroke.measure.model_engine import ModelEngine, model_engine
+from twostroke.measure.model_engine import model_engine
 from twostroke.measure.report import (
     DEFAULT_FOLDER,
     check_folder,
@@ -162,37 +161,22 @@ def _points_of(load: LoadConfig, options: PredictionOptions) -> list[dict[str, A
     with closing(model_engine(replace(load, max_model_len=longest), scheduler, cache, [events])) as engine:
         engine.run(of_lengths([(16, 4)] * 2, vocab_size=_SOME_TOKENS))
         started = events[0]
-        return [
-            _row(engine, events, started, point, step_times, load, options)
-            for point in tqdm(points, desc=title, leave=False)
-        ]
 
+        def row(prompt: int, batch: int) -> dict[str, Any]:
+            measured: list[dict[str, Any]] = []
+            predicted: dict[str, Any] = {}
+            for i in range(options.repeats):
+                events[:] = [started]
+                engine.run(of_lengths([(prompt, options.output_tokens)] * batch, vocab_size=_SOME_TOKENS, seed=i))
+                measured.append(figures_of(run_of_log(events)))
+                if not predicted:
+                    recording = recording_of(events)
+                    predicted = figures_of(simulate(recording.started, recording.requests, step_times))
+            precision = load.quantization or "none"
+            named = {"model": model_name(load.model), "precision": precision, "prompt": prompt, "batch": batch}
+            return named | {
+                name: {"measured": value, "predicted": predicted[name], "error": predicted[name] / value - 1}
+                for name, value in medians(measured, COMPARED).items()
+            }
 
-def _row(
-    engine: ModelEngine,
-    events: list[Event],
-    started: Event,
-    point: tuple[int, int],
-    step_times: StepTimeModel,
-    load: LoadConfig,
-    options: PredictionOptions,
-) -> dict[str, Any]:
-    prompt, batch = point
-    measured: list[dict[str, Any]] = []
-    predicted: dict[str, Any] = {}
-    for i in range(options.repeats):
-        events[:] = [started]
-        engine.run(of_lengths([(prompt, options.output_tokens)] * batch, vocab_size=_SOME_TOKENS, seed=i))
-        measured.append(figures_of(run_of_log(events)))
-        if not predicted:
-            recording = recording_of(events)
-            predicted = figures_of(simulate(recording.started, recording.requests, step_times))
-    row: dict[str, Any] = {
-        "model": model_name(load.model),
-        "precision": load.quantization or "none",
-        "prompt": prompt,
-        "batch": batch,
-    }
-    for name, value in medians(measured, COMPARED).items():
-        row[name] = {"measured": value, "predicted": predicted[name], "error": predicted[name] / value - 1}
-    return row
+        return [row(*point) for point in tqdm(points, desc=title, leave=False)]

@@ -11,8 +11,9 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -149,29 +150,19 @@ def _write_vocabulary(writer: GGUFWriter, folder: Path, vocab_size: int, pre: st
 
 @dataclass(frozen=True, slots=True)
 class _Tensor:
-    """One tensor of the file, read when its turn comes."""
+    """One tensor of the file."""
 
     name: str
     shape: tuple[int, ...]
     kind: GGMLQuantizationType
-    checkpoint: Checkpoint
-    source: str | None
-    """Its name in the folder; None for one that is computed."""
-    num_interleaved_heads: int | None = None
-    """Whose rows change from halves to pairs, which is how llama.cpp's llama graph rotates."""
-    values: torch.Tensor | None = None
+    read: Callable[[], torch.Tensor]
+    """When its turn comes: in the order that the file wants, in the type of the folder."""
 
-    def read(self) -> torch.Tensor:
-        """In the order that the file wants, in the type of the folder."""
-        if self.source is None:
-            assert self.values is not None, self.name
-            return self.values
-        found = self.checkpoint.read(self.source)
-        if self.num_interleaved_heads is None:
-            return found
-        rows, columns = found.shape
-        halves = found.reshape(self.num_interleaved_heads, 2, -1, columns)
-        return halves.transpose(1, 2).reshape(rows, columns)
+
+def _read_in_pairs(read: Callable[[], torch.Tensor], num_heads: int) -> torch.Tensor:
+    """Change the rows of each head from halves to pairs, which is how llama.cpp's llama graph rotates."""
+    found = read()
+    return found.reshape(num_heads, 2, -1, found.shape[1]).transpose(1, 2).reshape(found.shape)
 
 
 def _tensors(checkpoint: Checkpoint, config: ModelConfig, kind: GGMLQuantizationType) -> Iterator[_Tensor]:
@@ -187,11 +178,11 @@ def _tensors(checkpoint: Checkpoint, config: ModelConfig, kind: GGMLQuantization
         if len(shape) > 1 and shape[-1] % block:
             raise SetupError(f"{source} has rows of {shape[-1]} numbers; {kind.name} needs multiples of {block}.")
         name, of_type = gguf_name(source), kind if len(shape) > 1 else GGMLQuantizationType.F32
-        yield _Tensor(name, shape, of_type, checkpoint, source, interleaved.get(name.split(".")[-2]))
+        read, heads = partial(checkpoint.read, source), interleaved.get(name.split(".")[-2])
+        yield _Tensor(name, shape, of_type, partial(_read_in_pairs, read, heads) if heads else read)
     factors = _rope_factors(*config.ropes[0])
     if factors is not None:
-        shape = tuple(factors.shape)
-        yield _Tensor("rope_freqs.weight", shape, GGMLQuantizationType.F32, checkpoint, None, values=factors)
+        yield _Tensor("rope_freqs.weight", tuple(factors.shape), GGMLQuantizationType.F32, lambda: factors)
 
 
 def _rope_factors(rope: RopeConfig, head_dim: int) -> torch.Tensor | None:

@@ -9,13 +9,14 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import queue
 import re
+import signal
 import subprocess
 import sys
 import threading
 import time
 import urllib.request
+from collections import deque
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -159,27 +160,20 @@ def local_server(
 
 def _url(process: subprocess.Popen[str]) -> str:
     """What the server says where it is; what it says later is read, too, so that it never waits to say it."""
-    lines: queue.Queue[str] = queue.Queue()
-
-    def read() -> None:
-        assert process.stderr is not None
+    assert process.stderr is not None
+    watch = threading.Timer(_START_LIMIT_S, os.killpg, (process.pid, signal.SIGKILL))
+    watch.start()
+    said: deque[str] = deque(maxlen=_LAST_LINES)
+    try:
         for line in process.stderr:
-            lines.put(line)
-        lines.put("")
-
-    threading.Thread(target=read, daemon=True).start()
-    said: list[str] = []
-    while True:
-        try:
-            line = lines.get(timeout=_START_LIMIT_S)
-        except queue.Empty:
-            line = ""
-        if not line:
-            last = "".join(said[-_LAST_LINES:]).strip()
-            raise SetupError(f"twostroke serve did not start within {_START_LIMIT_S:g} s, or ended; it said: {last}")
-        said.append(line)
-        if found := _URL.search(line):
-            return found[0]
+            said.append(line)
+            if found := _URL.search(line):
+                threading.Thread(target=deque[str], args=(process.stderr, 0), daemon=True).start()
+                return found[0]
+    finally:
+        watch.cancel()
+    last = "".join(said).strip()
+    raise SetupError(f"twostroke serve did not start within {_START_LIMIT_S:g} s, or ended; it said: {last}")
 
 
 _REST_S = 30.0
