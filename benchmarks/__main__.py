@@ -25,6 +25,17 @@ from twostroke.cli.numbers import read_numbers
 from twostroke.errors import InvalidParameter
 from twostroke.measure.report import DEFAULT_FOLDER
 
+RouterFlags = Annotated[RouterOptions, Parameter(name="*", group="Router")]
+RanksFlags = Annotated[RanksOptions, Parameter(name="*", group="Ranks")]
+DrillFlags = Annotated[DrillOptions, Parameter(name="*", group="Drill")]
+PredictionFlags = Annotated[PredictionOptions, Parameter(name="*", group="Prediction")]
+ReproduceFlags = Annotated[ReproduceOptions, Parameter(name="*", group="Reproduction")]
+CompareFlags = Annotated[CompareOptions, Parameter(name="*", group="Comparison")]
+ServersFlags = Annotated[ServersOptions, Parameter(name="*", group="Servers")]
+SpecFlags = Annotated[SpecOptions, Parameter(name="*", group="Speculation")]
+HandoverFlags = Annotated[HandoverOptions, Parameter(name="*", group="Hand-over")]
+PathFlags = Annotated[PathOptions, Parameter(name="*", group="Path")]
+
 app = App(
     name="python -m benchmarks",
     help="Reproduce this project's own results, each beside what was predicted, and compare engines.",
@@ -33,10 +44,7 @@ app = App(
 
 
 @app.command
-def router(
-    *,
-    options: Annotated[RouterOptions, Parameter(name="*", group="Router")] = RouterOptions(),
-) -> None:
+def router(*, options: RouterFlags = RouterOptions()) -> None:
     """Processor time of a routing decision between two pools of up to 10,000 members, and of their reports.
 
     And what fleets of these sizes would take in front of them, worked out from it.
@@ -47,21 +55,19 @@ def router(
 
 
 @app.command
-def ranks(*, options: Annotated[RanksOptions, Parameter(name="*", group="Ranks")] = RanksOptions()) -> None:
+def ranks(*, options: RanksFlags = RanksOptions()) -> None:
     """All-gathers between two ranks through shared memory and sockets, and two ranks beside two threads of one."""
     print_ranks(run_ranks(options))
 
 
 @app.command
-def drill(*, options: Annotated[DrillOptions, Parameter(name="*", group="Drill")] = DrillOptions()) -> None:
+def drill(*, options: DrillFlags = DrillOptions()) -> None:
     """Streams through two pools whose processes are killed and frozen: none may differ from the undisturbed."""
     print_drill(run_drill(options))
 
 
 @app.command
-def prediction(
-    *, options: Annotated[PredictionOptions, Parameter(name="*", group="Prediction")] = PredictionOptions()
-) -> None:
+def prediction(*, options: PredictionFlags = PredictionOptions()) -> None:
     """How far predicted TTFT, TPOT and throughput are off, on workloads that the calibration has not seen."""
     found = run_prediction(options)
     print_prediction(found)
@@ -70,10 +76,7 @@ def prediction(
 
 
 @app.command
-def reproduce(
-    *names: str,
-    options: Annotated[ReproduceOptions, Parameter(name="*", group="Reproduction")] = ReproduceOptions(),
-) -> None:
+def reproduce(*names: str, options: ReproduceFlags = ReproduceOptions()) -> None:
     """Results of the field, predicted first, then measured.
 
     Parameters
@@ -91,7 +94,7 @@ def reproduce(
 
 
 @app.command
-def compare(*, options: Annotated[CompareOptions, Parameter(name="*", group="Comparison")] = CompareOptions()) -> None:
+def compare(*, options: CompareFlags = CompareOptions()) -> None:
     """Twostroke beside other engines on this machine: the same weights, threads and work, in turn.
 
     Nothing is installed: each peer is looked for in the environment whose Python is given (--env vllm=PYTHON). One that
@@ -106,17 +109,13 @@ def compare(*, options: Annotated[CompareOptions, Parameter(name="*", group="Com
 
 
 @app.command
-def servers(*, options: Annotated[ServersOptions, Parameter(name="*", group="Servers")] = ServersOptions()) -> None:
+def servers(*, options: ServersFlags = ServersOptions()) -> None:
     """Our server beside others of the same model, each started by its own command line: the same load, in turn."""
     print_servers(run_servers(options))
 
 
 @app.command
-def spec(
-    *,
-    options: Annotated[SpecOptions, Parameter(name="*", group="Speculation")] = SpecOptions(),
-    load: LoadFlags = LoadByFlags(),
-) -> None:
+def spec(*, options: SpecFlags = SpecOptions(), load: LoadFlags = LoadByFlags()) -> None:
     """Drafts against none, in turn: the speed-up beside the predicted one, and whether the gate ever loses.
 
     And how many drafts stand, beside how many would if they were accepted with probability min(1, p/q).
@@ -125,10 +124,7 @@ def spec(
 
 
 @app.command
-def handover(
-    *,
-    options: Annotated[HandoverOptions, Parameter(name="*", group="Hand-over")] = HandoverOptions(),
-) -> None:
+def handover(*, options: HandoverFlags = HandoverOptions()) -> None:
     """The KV of a prompt from one process to another, by each transport: whole, and layer by layer beside its prefill.
 
     The exit code is 1 when the bytes that went over are not those of the formula.
@@ -140,7 +136,7 @@ def handover(
 
 
 @app.command
-def path(*, options: Annotated[PathOptions, Parameter(name="*", group="Path")] = PathOptions()) -> None:
+def path(*, options: PathFlags = PathOptions()) -> None:
     """Functions, files and lines of code that a plain request runs through, beside the committed figures.
 
     The exit code is 1 when a path has become longer.

@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, get_args
 
 from rich.console import Console
@@ -32,7 +31,7 @@ from twostroke.events import Event
 from twostroke.measure.from_log import run_of_log
 from twostroke.measure.model_engine import model_engine
 from twostroke.measure.report import (
-    DEFAULT_FOLDER,
+    ResultOptions,
     check_folder,
     model_name,
     percentiles,
@@ -50,7 +49,7 @@ _SOME_TOKENS = 128
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PredictionOptions:
+class PredictionOptions(ResultOptions):
     """The grid, and where the result goes."""
 
     models: str = "embedded"
@@ -68,9 +67,6 @@ class PredictionOptions:
     most_prompt_tokens: int = 12_000
     """Of a point: those with more are left out, as they would take minutes."""
     name: str = "prediction"
-    """Of the file that is written."""
-    results: Path = DEFAULT_FOLDER
-    """Where it goes."""
 
     def __post_init__(self) -> None:
         """Checks what needs no model."""

@@ -6,9 +6,8 @@ A figure of a saved result is its place in the JSON and its format.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from twostroke.errors import InvalidParameter
@@ -26,7 +25,15 @@ def claim(what: str, form: str = "{:.2f}", part: str = "measured") -> Figure:
         form: format of the number.
         part: "measured" or "predicted".
     """
-    return partial(_claim, what, form, part)
+
+    def figure(result: BenchResult) -> str:
+        claims = {found["what"]: found for found in result.results["claims"]}
+        if what not in claims:
+            known = ", ".join(map(repr, claims))
+            raise InvalidParameter("result", result.bench, f"has no claim {what!r}; it has {known}")
+        return form.format(claims[what][part])
+
+    return figure
 
 
 def predicted(what: str, form: str = "{:.2f}") -> Figure:
@@ -36,32 +43,20 @@ def predicted(what: str, form: str = "{:.2f}") -> Figure:
 
 def at(*path: str, form: str = "{:.2f}") -> Figure:
     """Return the figure under a path of names in `results`."""
-    return partial(_at, path, form)
+
+    def figure(result: BenchResult) -> str:
+        found: Any = result.results
+        for name in path:
+            if not isinstance(found, Mapping) or name not in found:
+                raise InvalidParameter("result", result.bench, f"has no {' / '.join(path)}")
+            found = found[name]
+        return form.format(found)
+
+    return figure
 
 
-def tokens_per_s() -> Figure:
+def tokens_per_s(result: BenchResult) -> str:
     """Return the number of concurrent requests divided by their median TPOT, for `bench offline`."""
-    return _tokens_per_s
-
-
-def _claim(what: str, form: str, part: str, result: BenchResult) -> str:
-    for found in result.results["claims"]:
-        if found["what"] == what:
-            return form.format(found[part])
-    known = ", ".join(repr(found["what"]) for found in result.results["claims"])
-    raise InvalidParameter("result", result.bench, f"has no claim {what!r}; it has {known}")
-
-
-def _at(path: Sequence[str], form: str, result: BenchResult) -> str:
-    found: Any = result.results
-    for name in path:
-        if not isinstance(found, Mapping) or name not in found:
-            raise InvalidParameter("result", result.bench, f"has no {' / '.join(path)}")
-        found = found[name]
-    return form.format(found)
-
-
-def _tokens_per_s(result: BenchResult) -> str:
     batch: int = result.config["scheduler"]["max_num_seqs"]
     return f"{batch / result.results['latency']['tpot_s']['p50']:.0f}"
 
@@ -141,7 +136,7 @@ _WASTE = (("trace: paged, predicted to the slot", "{:.2%}"), ("trace: contiguous
 
 def _offline(name: str, what: str) -> tuple[TableRow, ...]:
     return tuple(
-        TableRow(f"{what}, batch {batch}: tokens/s", f"{name}-batch{batch}", (tokens_per_s(),)) for batch in (1, 8, 32)
+        TableRow(f"{what}, batch {batch}: tokens/s", f"{name}-batch{batch}", (tokens_per_s,)) for batch in (1, 8, 32)
     )
 
 
