@@ -377,7 +377,6 @@ def reproduce(options: ReproduceOptions) -> Reproduction:
     )
     return Reproduction(
         claims=claims,
-        config={},
         workload={"files": numbers, "seed": options.seed},
         details={
             "kinds": {kind: _of_kind([case for case in found if case.kind == kind]) for kind in KINDS},

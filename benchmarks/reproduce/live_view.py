@@ -31,7 +31,7 @@ from tqdm.auto import tqdm
 
 from benchmarks.claim import Claim, ReproduceOptions, Reproduction
 from benchmarks.counting_engine import counting_engine
-from benchmarks.serving.local_server import LocalServer, local_server
+from benchmarks.serving.local_server import LocalServer, local_server, room_for
 from twostroke.batch import NewRequest
 from twostroke.config.cache import CacheConfig
 from twostroke.config.scheduler import SchedulerConfig
@@ -54,12 +54,7 @@ def reproduce(options: ReproduceOptions) -> Reproduction:
     """Alternates the two."""
     rounds, outputs = (40, 384) if options.full else (2, 32)
     workload = options.drawn(STREAMS, Lengths.uniform(16, 64), Lengths.fixed(outputs))
-    settings: dict[str, Any] = {
-        "threads": 1,
-        "max_num_seqs": STREAMS,
-        "max_model_len": workload.max_request_tokens,
-        "num_kv_blocks": STREAMS * -(-workload.max_request_tokens // 16),
-    }
+    settings: dict[str, Any] = {"threads": 1, **room_for(STREAMS, workload.max_request_tokens)}
     tok_s: dict[bool, list[float]] = {False: [], True: []}
     http_s: dict[bool, list[float]] = {False: [], True: []}
     num_frames = 0
@@ -206,7 +201,6 @@ def reproduce_page(options: ReproduceOptions) -> Reproduction:
     return Reproduction(
         claims=claims,
         config=config,
-        workload={},
         details={"pictures_per_s": rates, "heap_mb": heap_mb, "heap_every_s": every_s},
         warmup=1,
         repeats=len(rates),

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from benchmarks.claim import Claim, ReproduceOptions, Reproduction
-from benchmarks.serving.local_server import local_server
+from benchmarks.serving.local_server import local_server, room_for
 from twostroke.errors import SetupError
 from twostroke.measure.figure import bar_chart
 from twostroke.measure.report import percentiles
@@ -79,13 +79,7 @@ def reproduce(options: ReproduceOptions) -> Reproduction:
 
 def engine_settings(options: ReproduceOptions) -> dict[str, Any]:
     """One model thread, few slots, and room for all of them."""
-    longest = int(PROMPTS.high + OUTPUTS.high)
-    return {
-        "threads": options.threads or 1,
-        "max_num_seqs": SLOTS,
-        "max_model_len": longest,
-        "num_kv_blocks": 4 * SLOTS * -(-longest // 16),
-    }
+    return {"threads": options.threads or 1, **room_for(SLOTS, int(PROMPTS.high + OUTPUTS.high), times=4)}
 
 
 def drawn(options: ReproduceOptions, count: int, rate: float | None, seed: int = 0) -> Workload:

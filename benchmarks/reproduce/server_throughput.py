@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from benchmarks.claim import Claim, ReproduceOptions, Reproduction
-from benchmarks.serving.local_server import local_server
+from benchmarks.serving.local_server import local_server, room_for
 from benchmarks.side_by_side import columns, ratio
 from twostroke.client.input_processor import Prompt
 from twostroke.events import StepCommitted, TokensDelivered
@@ -99,14 +99,8 @@ def _size(options: ReproduceOptions) -> tuple[int, int]:
 
 def _engine_settings(threads: int, longest: int) -> dict[str, Any]:
     """Settings that both sides have: room for all streams at their longest, and no prefix found a second time."""
-    return {
-        "threads": threads,
-        "max_num_seqs": STREAMS,
-        "max_model_len": longest,
-        "block_size": BLOCK_SIZE,
-        "num_kv_blocks": STREAMS * -(-longest // BLOCK_SIZE),
-        "enable_prefix_caching": False,
-    }
+    others = {"block_size": BLOCK_SIZE, "enable_prefix_caching": False}
+    return {"threads": threads, **room_for(STREAMS, longest), **others}
 
 
 def _side_by_side(options: ReproduceOptions, workload: Workload, threads: int, rounds: int) -> dict[str, Any]:

@@ -13,8 +13,8 @@ not there yet.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -111,80 +111,80 @@ class WasteSampler:
         return 1 - self.used / self.allocated
 
 
+_Found = tuple[tuple[Claim, ...], dict[str, Any]]
+"""Claims of one workload, and what they rest on."""
+
+
 def reproduce_waste(options: ReproduceOptions) -> Reproduction:
     """R3: predict from the lengths alone, then count."""
+    found = _reproduction(options, _waste, {"max_num_seqs": NUM_SEQS})
+    shown = [claim for claim in found.claims if claim.predicted is not None]
+    labels = [claim.what.replace(": ", "\n").replace(", ", ",\n") for claim in shown]
+    draw = bar_chart(labels, _beside(shown), "share of allocated slots that is empty")
+    return replace(found, draw=draw, figure_size=(9.0, 4.0))
+
+
+def _waste(name: str, workload: Workload, residence: Residence) -> _Found:
     # every prompt in one step, so that a request's tokens are known from its age
     scheduler = SchedulerConfig(max_num_seqs=NUM_SEQS, enable_chunked_prefill=False)
-    claims: list[Claim] = []
-    details: dict[str, Any] = {}
-    workloads = skewed_workloads(options)
-    for name, workload in workloads.items():
-        residence = Residence.of(workload, BLOCK_SIZE)
-        samplers = {kind: WasteSampler() for kind in KINDS}
-        for kind, sampler in samplers.items():
-            _run("R3", workload, kind, scheduler, at_submit=sampler)
-        measured = {kind: sampler.waste for kind, sampler in samplers.items()}
-        rule_of_thumb = (BLOCK_SIZE - 1) / 2 / residence.mean_len
-        claims += [
-            Claim.within(f"{name}: paged, predicted to the slot", residence.paged_waste, measured["paged"], 1e-9),
-            Claim.at_most(f"{name}: paged, predicted as 7.5 / mean", 0.04, measured["paged"], rule_of_thumb),
-            Claim.within(f"{name}: contiguous", residence.contiguous_waste, measured["contiguous"], 1e-9),
-            Claim.at_least(f"{name}: contiguous, of max_model_len", 0.60, measured["contiguous"]),
-        ]
-        details[name] = {"mean_len": residence.mean_len, "max_len": residence.max_len, "waste": measured}
-    shown = [claim for claim in claims if claim.predicted is not None]
-    return Reproduction(
-        claims=tuple(claims),
-        config={"block_size": BLOCK_SIZE, "max_num_seqs": NUM_SEQS},
-        workload={name: workload.description for name, workload in workloads.items()},
-        details=details,
-        remarks=_remarks(workloads, options),
-        draw=bar_chart(
-            [claim.what.replace(": ", "\n").replace(", ", ",\n") for claim in shown],
-            _beside(shown),
-            "share of allocated slots that is empty",
-        ),
-        figure_size=(9.0, 4.0),
+    samplers = {kind: WasteSampler() for kind in KINDS}
+    for kind, sampler in samplers.items():
+        _run("R3", workload, kind, scheduler, at_submit=sampler)
+    measured = {kind: sampler.waste for kind, sampler in samplers.items()}
+    rule_of_thumb = (BLOCK_SIZE - 1) / 2 / residence.mean_len
+    claims = (
+        Claim.within(f"{name}: paged, predicted to the slot", residence.paged_waste, measured["paged"], 1e-9),
+        Claim.at_most(f"{name}: paged, predicted as 7.5 / mean", 0.04, measured["paged"], rule_of_thumb),
+        Claim.within(f"{name}: contiguous", residence.contiguous_waste, measured["contiguous"], 1e-9),
+        Claim.at_least(f"{name}: contiguous, of max_model_len", 0.60, measured["contiguous"]),
     )
+    return claims, {"mean_len": residence.mean_len, "max_len": residence.max_len, "waste": measured}
 
 
 def reproduce_concurrency(options: ReproduceOptions) -> Reproduction:
     """R4: predict from the lengths, then count running requests while somebody waits for KV memory."""
+    found = _reproduction(options, _concurrency, {"longest_that_fit": LONGEST_THAT_FIT})
+    ratios = [claim for claim in found.claims if claim.rule.startswith("within") and "/" in claim.what]
+    shown = _beside(ratios, "predicted: max / mean length")
+    return replace(found, draw=bar_chart(list(found.details), shown, "requests at once, paged / contiguous"))
+
+
+def _concurrency(name: str, workload: Workload, residence: Residence) -> _Found:
     scheduler = SchedulerConfig(max_num_seqs=4096, max_num_batched_tokens=1 << 20)
-    claims: list[Claim] = []
-    details: dict[str, Any] = {}
+    num_blocks = LONGEST_THAT_FIT * -(-residence.max_len // BLOCK_SIZE)
+    # the mean over requests and steps of what is filled, by what it takes to hold it
+    predicted = residence.max_len / (residence.mean_len / (1 - residence.paged_waste))
+    runs = {kind: _run("R4", workload, kind, scheduler, num_blocks) for kind in KINDS}
+    running = {kind: [step.num_seqs for step in run.steps if step.num_waiting] for kind, run in runs.items()}
+    mean = {kind: percentiles(counts)["mean"] for kind, counts in running.items()}
+    ratio = mean["paged"] / mean["contiguous"]
+    claims = (
+        Claim.within(f"{name}: running at once, contiguous", LONGEST_THAT_FIT, mean["contiguous"], 1e-9),
+        Claim.within(f"{name}: running at once, paged / contiguous", predicted, ratio, 0.2),
+        Claim.at_least(f"{name}: most at once, paged / contiguous", 5.0, max(running["paged"]) / LONGEST_THAT_FIT),
+    )
+    return claims, {
+        "num_blocks": num_blocks,
+        "max_len": residence.max_len,
+        "mean_len": residence.mean_len,
+        "max_over_mean": residence.max_len / residence.mean_len,
+        "running": {kind: percentiles(counts) for kind, counts in running.items()},
+    }
+
+
+def _reproduction(
+    options: ReproduceOptions, measure: Callable[[str, Workload, Residence], _Found], config: dict[str, int]
+) -> Reproduction:
+    """Every workload, and a remark where there is no trace."""
     workloads = skewed_workloads(options)
-    for name, workload in workloads.items():
-        residence = Residence.of(workload, BLOCK_SIZE)
-        num_blocks = LONGEST_THAT_FIT * -(-residence.max_len // BLOCK_SIZE)
-        # the mean over requests and steps of what is filled, by what it takes to hold it
-        predicted = residence.max_len / (residence.mean_len / (1 - residence.paged_waste))
-        runs = {kind: _run("R4", workload, kind, scheduler, num_blocks) for kind in KINDS}
-        running = {kind: [step.num_seqs for step in run.steps if step.num_waiting] for kind, run in runs.items()}
-        mean = {kind: percentiles(counts)["mean"] for kind, counts in running.items()}
-        ratio = mean["paged"] / mean["contiguous"]
-        claims += [
-            Claim.within(f"{name}: running at once, contiguous", LONGEST_THAT_FIT, mean["contiguous"], 1e-9),
-            Claim.within(f"{name}: running at once, paged / contiguous", predicted, ratio, 0.2),
-            Claim.at_least(f"{name}: most at once, paged / contiguous", 5.0, max(running["paged"]) / LONGEST_THAT_FIT),
-        ]
-        details[name] = {
-            "num_blocks": num_blocks,
-            "max_len": residence.max_len,
-            "mean_len": residence.mean_len,
-            "max_over_mean": residence.max_len / residence.mean_len,
-            "running": {kind: percentiles(counts) for kind, counts in running.items()},
-        }
-    ratios = [claim for claim in claims if claim.rule.startswith("within") and "/" in claim.what]
+    found = {name: measure(name, workload, Residence.of(workload, BLOCK_SIZE)) for name, workload in workloads.items()}
+    missing = f"no trace in {options.traces_name}: only the imitated workload was run"
     return Reproduction(
-        claims=tuple(claims),
-        config={"block_size": BLOCK_SIZE, "longest_that_fit": LONGEST_THAT_FIT},
+        claims=tuple(claim for of_workload, _ in found.values() for claim in of_workload),
+        config={"block_size": BLOCK_SIZE, **config},
         workload={name: workload.description for name, workload in workloads.items()},
-        details=details,
-        remarks=_remarks(workloads, options),
-        draw=bar_chart(
-            list(details), _beside(ratios, "predicted: max / mean length"), "requests at once, paged / contiguous"
-        ),
+        details={name: of_workload for name, (_, of_workload) in found.items()},
+        remarks=() if "trace" in workloads else (missing,),
     )
 
 
@@ -204,12 +204,6 @@ def _run(
     )
     engine = counting_engine(scheduler, cache, max_model_len=workload.max_request_tokens, at_submit=at_submit)
     return engine.run(workload, progress=f"{title}, {kind}")
-
-
-def _remarks(workloads: Mapping[str, Workload], options: ReproduceOptions) -> tuple[str, ...]:
-    if "trace" in workloads:
-        return ()
-    return (f"no trace in {options.traces_name}: only the imitated workload was run",)
 
 
 def _beside(claims: Sequence[Claim], predicted: str = "predicted") -> dict[str, list[float]]:

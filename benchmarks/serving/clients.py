@@ -21,7 +21,7 @@ import socket
 import struct
 from collections import defaultdict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from random import Random
 from typing import Any
@@ -30,6 +30,7 @@ import msgspec
 
 from twostroke.measure.serve.load import Origin
 from twostroke.measure.serve.openai_wire import EventReader
+from twostroke.measure.serve.target import WholeAnswer
 
 MOST_TOKENS = 480
 """Of prompt and output of any order."""
@@ -111,22 +112,21 @@ def _tokens(random: Random, count: int) -> list[int]:
     return [random.randrange(300, 4000) for _ in range(count)]
 
 
-@dataclass(slots=True)
-class Heard:
-    """An answer while it comes; an AnswerReader."""
+class Heard(WholeAnswer):
+    """An answer while it comes."""
 
-    status: int = 0
-    is_stream: bool = False
-    times_s: list[float] = field(default_factory=list[float])
-    """When something of the body came."""
-    _body: bytearray = field(default_factory=bytearray)
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_stream = False
+        self.times_s: list[float] = []
+        """When something of the body came."""
 
     def on_head(self, status: int, headers: Mapping[bytes, bytes], time_s: float) -> None:
-        self.status = status
+        super().on_head(status, headers, time_s)
         self.is_stream = headers.get(b"content-type", b"").startswith(b"text/event-stream")
 
     def on_body(self, part: bytes, time_s: float) -> None:
-        self._body += part
+        super().on_body(part, time_s)
         self.times_s.append(time_s)
 
     @property
@@ -136,7 +136,7 @@ class Heard:
         Raises:
             ValueError: it is no whole answer.
         """
-        choices = _streamed(bytes(self._body)) if self.is_stream else _whole(bytes(self._body))
+        choices = (_streamed if self.is_stream else _whole)(bytes(self.content))
         return hashlib.blake2b(msgspec.json.encode(choices), digest_size=16).hexdigest()
 
 

@@ -132,6 +132,11 @@ def as_flags(settings: Mapping[str, Any]) -> list[str]:
     return flags
 
 
+def room_for(slots: int, longest: int, times: int = 1) -> dict[str, int]:
+    """Return settings of a server with KV blocks for so many times as many requests of the greatest length as slots."""
+    return {"max_num_seqs": slots, "max_model_len": longest, "num_kv_blocks": times * slots * -(-longest // 16)}
+
+
 @contextlib.contextmanager
 def local_server(
     model: str, settings: Mapping[str, Any], environment: Mapping[str, str] | None = None

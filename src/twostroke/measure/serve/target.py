@@ -256,7 +256,7 @@ class Questions:
             raise SetupError(f"{path} was answered with what is no JSON ({error})") from error
 
     async def _ask(self, method: str, path: str, content: bytes | None = None) -> tuple[int, bytes]:
-        answer = _WholeAnswer()
+        answer = WholeAnswer()
         try:
             async with asyncio.timeout(_QUESTION_LIMIT_S):
                 await self._client.send(self._client.origin.request(method, path, self._headers, content), answer)
@@ -267,7 +267,7 @@ class Questions:
         return answer.status, bytes(answer.content)
 
 
-class _WholeAnswer:
+class WholeAnswer:
     """Keeps an answer; an AnswerReader."""
 
     def __init__(self) -> None:
