@@ -11,7 +11,7 @@ from cyclopts import App, Parameter
 from benchmarks.claim import ReproduceOptions
 from benchmarks.compare.options import CompareOptions
 from benchmarks.compare.servers import ServersOptions, print_servers, run_servers
-from benchmarks.drill.run import DrillOptions, print_drill, run_drill
+from benchmarks.drill import DrillOptions, print_drill, run_drill
 from benchmarks.handover.run import HandoverOptions, print_handover, run_handover
 from benchmarks.measured.render import put_into, read_page, render
 from benchmarks.path.run import PathOptions, run_path

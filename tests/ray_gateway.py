@@ -20,7 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.drill.streams import ask, prompts
+from benchmarks.drill import ask, prompts
 from ray_cluster import kill_all
 from twostroke.cluster.pooled_engine import PooledEngine
 from twostroke.cluster.routed_placer import LeastBusy

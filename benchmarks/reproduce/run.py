@@ -58,9 +58,11 @@ RESULTS: Mapping[str, Study] = {
     "server-throughput": Study("server_throughput", "The server beside the offline API, 64 streams", _MODEL),
     "overload": Study("overload", "3 times the capacity of a server", _MODEL),
     "two-tenants": Study("overload", "Two tenants, one of which floods the server", _MODEL, "reproduce_two_tenants"),
-    "what-if": Study("what_ifs", "What-ifs from one recorded run, and the runs they predict", _MODEL),
-    "doctor": Study("loads", "The doctor's levers, pulled", _MODEL, "reproduce_levers"),
-    "doctor-loads": Study("loads", "Five loads, and the doctor's verdict on each", _MODEL),
+    "what-if": Study(
+        "planner", "What-ifs from one recorded run, and the runs they predict", _MODEL, "reproduce_what_ifs"
+    ),
+    "doctor": Study("planner", "The doctor's levers, pulled", _MODEL, "reproduce_levers"),
+    "doctor-loads": Study("planner", "Five loads, and the doctor's verdict on each", _MODEL),
     "background": Study("background", "Background work beside interactive requests", _MODEL),
     "pools": Study("pools", "two pools on one machine beside one process", _MODEL),
     "chaos": Study("chaos", "clients that vanish, and an engine that is killed", _MODEL),

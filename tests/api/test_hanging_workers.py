@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.drill.streams import Drill, ask, prompts, run
+from benchmarks.drill import Drill, ask, prompts, run
 from twostroke.client.engine_client import EngineState
 from twostroke.cluster import pool_worker
 from twostroke.cluster.forking import can_fork

@@ -15,7 +15,7 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from benchmarks.drill.streams import Drill, Faults, ask, prompts, run
+from benchmarks.drill import Drill, Faults, ask, prompts, run
 from factories import submitted
 from forked_process import forked_engines
 from twostroke.api.routes.operations import pools_router

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.drill.streams import ask, prompts
+from benchmarks.drill import ask, prompts
 from twostroke.batch import NewRequest, ScheduledBatch, StepResult
 from twostroke.cluster.pooled_engine import PooledEngine
 from twostroke.cluster.routed_placer import LeastBusy

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.drill.streams import Drill, prompts, run
+from benchmarks.drill import Drill, prompts, run
 from benchmarks.handover.link import why_no_link
 from ray_cluster import CLOCK_AHEAD_S, CPUS, Cluster, cluster
 from server_process import ServerProcess

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from benchmarks.claim import ReproduceOptions
-from benchmarks.reproduce import loads
+from benchmarks.reproduce import planner as loads
 from timed_engine import STEP_TIMES, history
 from twostroke.config.cache import CacheConfig
 from twostroke.config.scheduler import SchedulerConfig

@@ -1,4 +1,6 @@
-"""Five loads on a real engine, and the doctor's verdict on each: the right lever, or nothing to do.
+"""What the planner says of recorded runs, held against runs: the doctor's verdicts and levers, and what-ifs.
+
+Five loads on a real engine, and the doctor's verdict on each: the right lever, or nothing to do.
 
     a run with a user's settings ──► event log ──► diagnose ──► constraint and first lever ──► right or wrong
 
@@ -7,6 +9,11 @@ Verdicts do not depend on the machine's speed or its other work, so small runs a
 Loads that are bound by different things; the doctor names a lever for each, and then it is pulled.
 
 a run with a fault ──► diagnose ──► lever, its metric as predicted ──► the same run with the lever ──► as measured
+
+What-ifs on a recorded run, and then the runs that they predict.
+
+One run is recorded with the default settings. From its log alone, each what-if is predicted as `twostroke replay LOG
+--set …` does: step times fitted to the log's own steps, the scheduler in simulated time. Then each is really run.
 """
 
 from __future__ import annotations
@@ -17,7 +24,7 @@ from dataclasses import asdict, dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-from benchmarks.claim import Claim, ReproduceOptions, Reproduction
+from benchmarks.claim import Claim, NotOnThisMachine, ReproduceOptions, Reproduction
 from benchmarks.reproduce.recorded import recorded, with_values
 from benchmarks.side_by_side import in_turn, medians
 from twostroke.config.cache import CacheConfig
@@ -25,15 +32,16 @@ from twostroke.config.scheduler import SchedulerConfig
 from twostroke.cost.step_fit import fit_step_model
 from twostroke.cost.step_model import StepTimeModel
 from twostroke.events import Event
-from twostroke.measure.figure import Draw, bar_chart
+from twostroke.measure.figure import Draw, bar_chart, bars
 from twostroke.measure.from_log import run_of_log
 from twostroke.measure.report import median
-from twostroke.measure.workload import Workload, of_lengths, with_arrivals
+from twostroke.measure.workload import Lengths, Workload, of_lengths, with_arrivals
 from twostroke.planner.constraint import Binding
 from twostroke.planner.doctor import Diagnosis, diagnose
-from twostroke.planner.replay import figures
+from twostroke.planner.replay import figures, replay_log
 from twostroke.planner.show_doctor import diagnosis_json
 from twostroke.simulation.observed import observed_steps
+from twostroke.simulation.settings import WhatIf
 
 ROUNDS = 5
 
@@ -264,3 +272,90 @@ def _chart(details: dict[str, list[dict[str, Any]]]) -> Draw:
     }
     labels = [f"{name}\n{runs[0]['metric']}" for name, runs in pulled.items()]
     return bar_chart(labels, times, "times", lines=(1.0,))
+
+
+SLOTS = 16
+WHAT_IFS: dict[str, dict[str, Any]] = {
+    "as recorded": {},
+    "budget 128": {"max_num_batched_tokens": 128},
+    "budget 2048": {"max_num_batched_tokens": 2048},
+    "4 slots": {"max_num_seqs": 4},
+    "little KV": {"num_kv_blocks": 160},
+    "no chunks": {"enable_chunked_prefill": False},
+    "static": {"batching": "static"},
+}
+COMPARED = {"itl_p99": "p99 ITL ms", "output_tok_s": "tokens/s", "ttft_p50": "median TTFT ms"}
+MOST_OFF = 0.2
+"""For p99 ITL and throughput."""
+
+
+def reproduce_what_ifs(options: ReproduceOptions) -> Reproduction:
+    """Records, predicts, runs, round by round."""
+    count, rounds = (96, 3) if options.full else (16, 1)
+    # all at once, so that throughput is the engine's
+    workload = options.drawn(count, Lengths.uniform(16, 480), Lengths.uniform(8, 96))
+    found: dict[str, list[dict[str, Any]]] = {name: [] for name in WHAT_IFS}
+    predicted: dict[str, list[dict[str, Any]]] = {name: [] for name in WHAT_IFS}
+    speeds: list[float] = []
+    refusals: list[str] = []
+    for round_number in range(1, rounds + 1):
+        log = _log_of(options, workload, {})
+        asked = [WhatIf(settings=settings) for settings in WHAT_IFS.values()]
+        replayed = replay_log(log, asked)
+        assert replayed.difference is None, f"a batch was decided differently: {replayed.difference}"
+        if replayed.refusal:
+            refusals.append(f"round {round_number} was left out: {replayed.refusal}")
+            continue
+        for name, guess in zip(WHAT_IFS, replayed.what_ifs, strict=True):
+            predicted[name].append(figures(guess.run))
+            speeds.append(guess.speed)
+        for name, settings in WHAT_IFS.items():
+            found[name].append(figures(run_of_log(_log_of(options, workload, settings))))
+    if len(refusals) == rounds:
+        raise NotOnThisMachine(refusals[-1])
+    middle, guesses = ({name: medians(runs, COMPARED) for name, runs in of.items()} for of in (found, predicted))
+    return Reproduction(
+        claims=(
+            *_claims_of_what_ifs(middle, guesses, full=options.full),
+            Claim.reported("simulated s in a s", median(speeds)),
+        ),
+        config={"model": options.model_name, "slots": SLOTS, "what_ifs": WHAT_IFS},
+        workload=dict(workload.description),
+        details={"measured": middle, "predicted": guesses, "rounds": found},
+        draw=lambda figure: _draw_what_ifs(figure, middle, guesses),
+        figure_size=(10.0, 4.0),
+        repeats=rounds,
+        remarks=tuple(refusals),
+    )
+
+
+def _log_of(options: ReproduceOptions, workload: Workload, settings: dict[str, Any]) -> list[Event]:
+    scheduler, cache = with_values(
+        settings,
+        SchedulerConfig(max_num_seqs=SLOTS),
+        CacheConfig(enable_prefix_caching=False, num_kv_blocks=SLOTS * 36),
+    )
+    return recorded(options, scheduler, cache, workload, max_model_len=576)
+
+
+def _claims_of_what_ifs(
+    middle: dict[str, dict[str, float]], guesses: dict[str, dict[str, float]], *, full: bool
+) -> list[Claim]:
+    claims: list[Claim] = []
+    for name in WHAT_IFS:
+        for key, words in COMPARED.items():
+            scale = 1.0 if key == "output_tok_s" else 1e3
+            guess, measured = guesses[name][key] * scale, middle[name][key] * scale
+            claim = Claim.within(f"{words}, {name}", guess, measured, MOST_OFF)
+            claims.append(claim.judged(full and key != "ttft_p50"))
+    return claims
+
+
+def _draw_what_ifs(figure: Any, middle: dict[str, dict[str, float]], guesses: dict[str, dict[str, float]]) -> None:
+    for place, (key, words) in enumerate(COMPARED.items(), 1):
+        axes = figure.add_subplot(1, len(COMPARED), place)
+        scale = 1.0 if key == "output_tok_s" else 1e3
+        both = {"predicted": guesses, "measured": middle}
+        groups = {name: [of[key] * scale for of in figures.values()] for name, figures in both.items()}
+        bars(axes, [name.replace(" ", "\n") for name in middle], groups, words)
+        axes.tick_params(axis="x", labelsize=6)

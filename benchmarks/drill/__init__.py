@@ -1,1 +1,0 @@
-"""The drill of two pools: processes are killed and frozen while streams run."""
