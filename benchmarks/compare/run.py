@@ -276,14 +276,13 @@ class Contest:
         return [request.prompt_token_ids for request in synthetic(spec).requests]
 
 
-def run_compare(options: CompareOptions | None = None) -> BenchResult:
+def run_compare(options: CompareOptions) -> BenchResult:
     """Runs the contest, saves JSON and PNG.
 
     Raises:
         InvalidParameter: the work does not fit the model's context, or results cannot be written.
         SetupError: the model cannot be read, or matplotlib is missing while plots are wanted.
     """
-    options = options or CompareOptions()
     began_s = time.monotonic()
     check_folder(options.results)
     files = find_model(options.model)

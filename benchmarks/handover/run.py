@@ -98,14 +98,13 @@ class HandoverOptions(ResultOptions):
             raise InvalidParameter("transports", self.transports, "nothing is left to measure", "Name one, or --netns.")
 
 
-def run_handover(options: HandoverOptions | None = None) -> BenchResult:
+def run_handover(options: HandoverOptions) -> BenchResult:
     """Measures, saves, and returns what was found.
 
     Raises:
         SetupError: no link between namespaces can be made here; NIXL is not installed; a hand-over failed, or brought
             other bytes.
     """
-    options = options or HandoverOptions()
     check_folder(options.results)
     if NIXL in options.transports:
         check_nixl()

@@ -184,23 +184,19 @@ def reproduce_page(options: ReproduceOptions) -> Reproduction:
         heap_mb = _heap_mb(page, lambda: stand_in.engine.num_frames - first, num_frames, every_s)
     # what is compiled and cached at first is no growth
     early, late = heap_mb[len(heap_mb) // 6 : len(heap_mb) // 3], heap_mb[-max(1, len(heap_mb) // 6) :]
-    growth_mb = median(late) - median(early)
-    claims = (
-        Claim.at_least("pictures a second", GOAL_FRAMES_PER_S, median(rates)).judged(options.full),
-        Claim.at_most(f"growth of the heap over {num_frames:,} frames, MB", GOAL_GROWTH_MB, growth_mb).judged(
-            options.full
-        ),
-        Claim.reported("the heap at the end, MB", median(late)),
-    )
-    config = {
-        "requests": NUM_REQUESTS,
-        "running": NUM_RUNNING,
-        "blocks": NUM_BLOCKS,
-        "frames_sent_per_s": FRAMES_SENT_PER_S,
-    }
+    growth, words = median(late) - median(early), f"growth of the heap over {num_frames:,} frames, MB"
     return Reproduction(
-        claims=claims,
-        config=config,
+        claims=(
+            Claim.at_least("pictures a second", GOAL_FRAMES_PER_S, median(rates)).judged(options.full),
+            Claim.at_most(words, GOAL_GROWTH_MB, growth).judged(options.full),
+            Claim.reported("the heap at the end, MB", median(late)),
+        ),
+        config={
+            "requests": NUM_REQUESTS,
+            "running": NUM_RUNNING,
+            "blocks": NUM_BLOCKS,
+            "frames_sent_per_s": FRAMES_SENT_PER_S,
+        },
         details={"pictures_per_s": rates, "heap_mb": heap_mb, "heap_every_s": every_s},
         warmup=1,
         repeats=len(rates),

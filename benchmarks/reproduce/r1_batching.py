@@ -12,7 +12,6 @@ schedules of both modes.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.claim import Claim, ReproduceOptions, Reproduction
@@ -22,7 +21,7 @@ from benchmarks.side_by_side import in_turn, open_together, ratio
 from benchmarks.slots import SCHEDULES, SlotCount, SlotStep
 from twostroke.config.scheduler import SchedulerConfig
 from twostroke.measure.figure import bars
-from twostroke.measure.model_engine import ModelEngine, model_engine
+from twostroke.measure.model_engine import model_engine
 from twostroke.measure.workload import Lengths, Workload
 from twostroke.served_run import Run
 
@@ -111,20 +110,9 @@ def _tokens_per_step(run: Run, *, saturated_only: bool) -> float:
 # ---------------------------------------------------------------------- wall time
 
 
-@dataclass(frozen=True, slots=True)
-class _WallCase:
-    name: str
-    num_slots: int
-    workload: Workload
-
-    def predict_s(self, mode: str, times: FittedSteps) -> float:
-        """Step times summed over the ideal schedule, its drain included."""
-        return sum(_part_s(part, times) for part in SCHEDULES[mode](self.workload.output_lengths, self.num_slots))
-
-    def measure_s(self, mode: str, engines: Mapping[tuple[str, int], ModelEngine]) -> float:
-        """Return the seconds of a run."""
-        engine = engines[mode, self.num_slots]
-        return engine.run(self.workload, progress=f"R1 wall {self.name}, {mode}").duration_s
+def _predicted_s(mode: str, num_slots: int, workload: Workload, times: FittedSteps) -> float:
+    """Return the step times summed over the ideal schedule, its drain included."""
+    return sum(_part_s(part, times) for part in SCHEDULES[mode](workload.output_lengths, num_slots))
 
 
 def _part_s(part: SlotStep, times: FittedSteps) -> float:
@@ -134,21 +122,22 @@ def _part_s(part: SlotStep, times: FittedSteps) -> float:
 
 def _wall(options: ReproduceOptions) -> Mapping[str, dict[str, Any]]:
     num_groups = WALL_GROUPS if options.full else 3
-    cases = [
-        _WallCase(f"{kind}, {num_slots}", num_slots, _workload(lengths, num_slots * num_groups, options))
-        for kind, lengths in LENGTHS.items()
-        for num_slots in SLOTS
-    ]
-    longest = max(case.workload.max_request_tokens for case in cases)
+    workloads = {
+        (kind, n): _workload(lengths, n * num_groups, options) for kind, lengths in LENGTHS.items() for n in SLOTS
+    }
+    load = options.load(max(workload.max_request_tokens for workload in workloads.values()))
     times = FittedSteps.measured(options, SchedulerConfig(max_num_seqs=max(SLOTS)))
     results: dict[str, dict[str, Any]] = {}
-    rounds = WALL_ROUNDS if options.full else 1
-    load = options.load(longest)
     with open_together({(m, n): model_engine(load, *batching(m, n)) for m in BATCHINGS for n in SLOTS}) as engines:
-        for case in cases:
-            predicted = {mode: case.predict_s(mode, times) for mode in BATCHINGS}
-            measured = in_turn(rounds, BATCHINGS, lambda mode, _, case=case: case.measure_s(mode, engines))
-            results[case.name] = {
+
+        def seconds(mode: str, kind: str, n: int) -> float:
+            return engines[mode, n].run(workloads[kind, n], progress=f"R1 wall {kind}, {n}, {mode}").duration_s
+
+        for case, workload in workloads.items():
+            predicted = {mode: _predicted_s(mode, case[1], workload, times) for mode in BATCHINGS}
+            rounds = WALL_ROUNDS if options.full else 1
+            measured = in_turn(rounds, BATCHINGS, lambda mode, _, case=case: seconds(mode, *case))
+            results[f"{case[0]}, {case[1]}"] = {
                 "predicted": predicted["static"] / predicted["continuous"],
                 "measured": ratio(measured["static"], measured["continuous"]),
                 "predicted_s": predicted,

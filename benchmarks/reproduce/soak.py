@@ -189,10 +189,8 @@ def latency_claims(
         if found:
             middle = statistics.median(found)
             yield Claim.reported(f"{words} ms, the median twelfth", middle * 1e3)
-            is_judged = full and len(found) >= _FEWEST_JUDGED
-            yield Claim.at_most(f"{words}, the worst twelfth over it", GOAL_WORST_WINDOW, max(found) / middle).judged(
-                is_judged
-            )
+            worst = Claim.at_most(f"{words}, the worst twelfth over it", GOAL_WORST_WINDOW, max(found) / middle)
+            yield worst.judged(full and len(found) >= _FEWEST_JUDGED)
 
 
 def contention_remarks(taken: Sequence[float | None]) -> tuple[str, ...]:

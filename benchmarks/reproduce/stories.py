@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from benchmarks.claim import Claim, ReproduceOptions, Reproduction
+from benchmarks.side_by_side import in_turn
 from twostroke.errors import SetupError
 from twostroke.lab.lab import Lab
 from twostroke.lab.settings import Side
@@ -55,18 +56,14 @@ def reproduce(options: ReproduceOptions) -> Reproduction:
     its_own = (
         "stories have seeds of their own, and half of the cores for each process: --seed and --threads change nothing"
     )
-    told: dict[str, list[Told]] = {story.name: [] for story in stories}
-    for _ in range(num_times):  # in rounds, so that an hour that is busier meets all of them
-        for story in stories:
-            told[story.name].append(asyncio.run(tell(story)))
+    named = {story.name: story for story in stories}
+    told = in_turn(num_times, named, lambda name, _: asyncio.run(tell(named[name])))
     return Reproduction(
         claims=tuple(claim for story in stories for claim in _claims(story, told[story.name], options)),
         config={story.name: {"a": dict(story.a), "b": dict(story.b)} for story in stories},
         workload={story.name: asdict(story.workload) for story in stories},
         details={
-            name: [
-                {"took_s": one.took_s, "verdict": dict(one.verdict), "figures": dict(one.figures)} for one in all_times
-            ]
+            name: [{"took_s": one.took_s, "verdict": one.verdict, "figures": one.figures} for one in all_times]
             for name, all_times in told.items()
         },
         remarks=(its_own,) if options.seed or options.threads else (),

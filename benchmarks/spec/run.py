@@ -145,9 +145,8 @@ class SpecOptions(ResultOptions):
         return tuple(map(int, self.numbers(name)))
 
 
-def run_spec(options: SpecOptions | None = None, load: LoadConfig | None = None) -> BenchResult:
+def run_spec(options: SpecOptions, load: LoadConfig) -> BenchResult:
     """Measures, saves, and returns what was found."""
-    options, load = options or SpecOptions(), load or LoadConfig()
     check_folder(options.results)
     bench = _SpecBench(options, load)
     fixed = [row for method in options.who for row in bench.fixed(method)]
