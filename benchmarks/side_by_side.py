@@ -52,6 +52,11 @@ def ratio(ones: Sequence[float], others: Sequence[float]) -> float:
     return median([one / other for one, other in zip(ones, others, strict=True)])
 
 
+def in_ms(times_s: Mapping[str, Sequence[float]]) -> dict[str, list[float]]:
+    """Return times in milliseconds, for a result."""
+    return {name: [round(1e3 * value, 4) for value in of] for name, of in times_s.items()}
+
+
 def columns(rounds: Sequence[Mapping[str, float]]) -> dict[str, list[float]]:
     """Return each figure, round by round."""
     return {key: [of_round[key] for of_round in rounds] for key in rounds[0]}

@@ -308,7 +308,20 @@ def run_compare(options: CompareOptions) -> BenchResult:
                 contest.enter(peer, interpreters.get(name, Path(sys.executable)), theirs)
         num_left_out = contest.measure(began_s + options.time_limit)
         after = _limits(threads)
-    result = _record(options, contest, threads, before.best_of(after), num_left_out)
+    ours = contest.standings[0]
+    result = record(
+        "python -m benchmarks compare",
+        options,
+        config=options.as_json() | {"threads": threads},
+        workload={"works": [work.name for work in options.works], "seed": options.seed},
+        results={
+            "engines": {standing.name: standing.as_json(ours) for standing in contest.standings},
+            "limits": before.best_of(after).as_json(),
+            "works_left_out_of_a_round": num_left_out,
+        },
+        warmup=1,
+        repeats=options.rounds,
+    )
     if options.plots:
         path = options.results / f"{options.name}.png"
         save_figure(lambda figure: draw(figure, result.results), path, size=(11, 6))
@@ -326,26 +339,6 @@ def _model_of(peer: Peer, model: Path, weights: str, gguf_folder: Path) -> Path:
             raise UnsupportedModel(f"{peer.name} is compared on model folders; its driver loads no GGUF file.")
         return model
     return model if peer.gguf_types is None else write_gguf(model, peer.gguf_types[weights], gguf_folder)
-
-
-def _record(
-    options: CompareOptions, contest: Contest, threads: int, limits: MachineRates, num_left_out: int
-) -> BenchResult:
-    ours = contest.standings[0]
-    results: Mapping[str, Any] = {
-        "engines": {standing.name: standing.as_json(ours) for standing in contest.standings},
-        "limits": limits.as_json(),
-        "works_left_out_of_a_round": num_left_out,
-    }
-    return record(
-        "python -m benchmarks compare",
-        options,
-        config=options.as_json() | {"threads": threads},
-        workload={"works": [work.name for work in options.works], "seed": options.seed},
-        results=results,
-        warmup=1,
-        repeats=options.rounds,
-    )
 
 
 def _limits(threads: int) -> MachineRates:

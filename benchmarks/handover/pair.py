@@ -79,18 +79,13 @@ class Pair:
         self._num_leases += 1
         lend = ("lend", self._num_leases, self._theirs, prefill_s)
         borrow = ("borrow", KVSource(self._address, self._epoch, self._num_leases), self._ours, self._theirs)
-        lent: tuple[float, float]
-        borrowed: Borrowed
-        if prefill_s:
+        if prefill_s:  # the borrower asks before it begins
             self._borrower.send(*borrow)
-            self._lender.send(*lend)
-            lent, borrowed = self._lender.receive(), self._borrower.receive()
-        else:
-            self._lender.send(*lend)
-            lent = self._lender.receive()
+        self._lender.send(*lend)
+        began_s, ended_s = self._lender.receive()
+        if not prefill_s:
             self._borrower.send(*borrow)
-            borrowed = self._borrower.receive()
-        began_s, ended_s = lent
+        borrowed: Borrowed = self._borrower.receive()
         if borrowed.problem or not borrowed.is_equal:
             raise SetupError(f"a hand-over failed: {borrowed.problem or 'its bytes are not those that were lent'}.")
         return Handover(

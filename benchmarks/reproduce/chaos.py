@@ -98,7 +98,9 @@ def reproduce(options: ReproduceOptions) -> Reproduction:
         config={"model": options.model_name, **settings},
         workload={"num_clients": num_clients, "for_s": for_s, "think_s": _THINK_S, "seed": options.seed},
         details={
-            "endings": {way: _of_way(chaos, way) for way in Way},
+            "endings": {
+                way: {ending: n for (of, ending), n in sorted(chaos.endings.items()) if of is way} for way in Way
+            },
             "endings_when_killed": dict(killed),
             "memory_mb": {name: _outline(sizes) for name, sizes in chaos.memory.items()},
             "longest_pause_of_the_drill_s": round(float(np.diff(chaos.times_s).max(initial=0.0)), 1),
@@ -162,7 +164,3 @@ def _outline(sizes: Sequence[int]) -> list[float]:
     """Some thirty of the samples, the first and the last among them."""
     chosen = np.linspace(0, len(sizes) - 1, num=min(31, len(sizes))).astype(int)
     return [round(sizes[index] / MB, 1) for index in chosen]
-
-
-def _of_way(chaos: _Chaos, way: Way) -> dict[str, int]:
-    return {ending: number for (its_way, ending), number in sorted(chaos.endings.items()) if its_way is way}

@@ -28,7 +28,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from benchmarks.claim import Claim, ReproduceOptions, Reproduction
-from benchmarks.side_by_side import in_turn, open_together, ratio
+from benchmarks.side_by_side import in_ms, in_turn, open_together, ratio
 from twostroke.batch import ScheduledBatch
 from twostroke.config.cache import MAX_BLOCK_SIZE, CacheConfig
 from twostroke.config.kv_format import KVFormat
@@ -110,8 +110,8 @@ def reproduce(options: ReproduceOptions) -> Reproduction:
         workload={"requests and context": cases, "steps": steps, "seed": options.seed},
         details={
             _name(case): {
-                "step_ms": _in_ms(found.step_s),
-                "operator_ms": _in_ms(found.operator_s),
+                "step_ms": in_ms(found.step_s),
+                "operator_ms": in_ms(found.operator_s),
                 "neighbouring_blocks_apart": found.apart,
             }
             for case, found in measured.items()
@@ -203,10 +203,6 @@ def _measure(
 
 def _name(case: tuple[int, int]) -> str:
     return f"{case[0]} x {case[1]}"
-
-
-def _in_ms(times_s: Mapping[str, Sequence[float]]) -> dict[str, list[float]]:
-    return {layout: [round(1e3 * value, 4) for value in of] for layout, of in times_s.items()}
 
 
 ROWS = (1, 3, 8, 32, 33, 64, 200, 512)

@@ -28,7 +28,6 @@ from tqdm.auto import tqdm
 from benchmarks.claim import Claim, ReproduceOptions, Reproduction
 from benchmarks.processor_shares import (
     ProcessorTimes,
-    TakenShare,
     read_processor_times,
     taken_shares,
     worst_of_parts,
@@ -139,7 +138,10 @@ def reproduce(options: ReproduceOptions) -> Reproduction:
             "windows": windows,
             "taken_by_others": {
                 "worst_by_twelfth": taken,
-                "intervals": [{"others": part.others, "stolen": part.stolen} for part in _thinned(busy)],
+                # about 120 of them at most
+                "intervals": [
+                    {"others": one.others, "stolen": one.stolen} for one in busy[:: max(1, len(busy) // 120)]
+                ],
             },
             "memory_mb": {
                 name: [round(size / MB, 2) for size in sizes[:: max(1, len(sizes) // 60)]]
@@ -212,11 +214,6 @@ def contention_remarks(taken: Sequence[float | None]) -> tuple[str, ...]:
     if all(share is None for share in taken):
         remarks.append("this machine does not say what other processes take, so p99 is judged in every twelfth")
     return tuple(remarks)
-
-
-def _thinned(busy: Sequence[TakenShare]) -> Sequence[TakenShare]:
-    """Return about 120 of the intervals at most."""
-    return busy[:: max(1, len(busy) // 120)]
 
 
 async def _run(server: LocalServer, clients: _Clients) -> _Soak:

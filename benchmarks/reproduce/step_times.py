@@ -25,7 +25,7 @@ import torch
 
 from benchmarks.claim import Claim, ReproduceOptions, Reproduction
 from benchmarks.counting_engine import counting_engine
-from benchmarks.side_by_side import in_turn
+from benchmarks.side_by_side import in_ms, in_turn
 from twostroke.config.cache import CacheConfig
 from twostroke.config.load import LoadConfig
 from twostroke.config.scheduler import SchedulerConfig
@@ -124,7 +124,7 @@ def reproduce_content(options: ReproduceOptions) -> Reproduction:
         claims=tuple(claims_of(measured, full=options.full)),
         config={"model": options.model_name, "max_num_seqs": max(BATCHES)},
         workload={"context": CONTEXT, "batches": BATCHES, "contents": CONTENTS, "steps": steps, "seed": options.seed},
-        details={"step_ms": {str(n): _in_ms(of_batch) for n, of_batch in measured.items()}},
+        details={"step_ms": {str(n): in_ms(of_batch) for n, of_batch in measured.items()}},
         draw=lambda figure: _draw_content(figure, measured),
         figure_size=(9.0, 4.0),
         warmup=1,
@@ -170,10 +170,6 @@ def _prompts(content: str, options: ReproduceOptions) -> Prompts:
         return [tuple(tokens) * (CONTEXT // 2)] * count
     task = "code" if content == "code" else "random"
     return prompts(task, count, CONTEXT, files.tokenizer(), vocab_size, options.seed)
-
-
-def _in_ms(of_batch: Mapping[str, Sequence[float]]) -> dict[str, list[float]]:
-    return {content: [round(1e3 * value, 4) for value in seconds] for content, seconds in of_batch.items()}
 
 
 def _draw_content(figure: Any, measured: Mapping[int, Mapping[str, Sequence[float]]]) -> None:
