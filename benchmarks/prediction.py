@@ -38,14 +38,13 @@ from twostroke.measure.report import (
     record,
 )
 from twostroke.measure.steps import measure_steps
-from twostroke.measure.workload import of_lengths
+from twostroke.measure.workload import SOME_TOKENS, of_lengths
 from twostroke.planner.replay import figures as figures_of
 from twostroke.simulation.requests import recording_of
 from twostroke.simulation.simulate import simulate
 from twostroke.tables import plain_table, print_table
 
 COMPARED = ("ttft_p50", "tpot_p50", "output_tok_s")
-_SOME_TOKENS = 128
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,7 +154,7 @@ def _points_of(load: LoadConfig, options: PredictionOptions) -> list[dict[str, A
     cache = CacheConfig(enable_prefix_caching=False, num_kv_blocks=num_blocks)
     events: list[Event] = []
     with closing(model_engine(replace(load, max_model_len=longest), scheduler, cache, [events])) as engine:
-        engine.run(of_lengths([(16, 4)] * 2, vocab_size=_SOME_TOKENS))
+        engine.run(of_lengths([(16, 4)] * 2, vocab_size=SOME_TOKENS))
         started = events[0]
 
         def row(prompt: int, batch: int) -> dict[str, Any]:
@@ -163,7 +162,7 @@ def _points_of(load: LoadConfig, options: PredictionOptions) -> list[dict[str, A
             predicted: dict[str, Any] = {}
             for i in range(options.repeats):
                 events[:] = [started]
-                engine.run(of_lengths([(prompt, options.output_tokens)] * batch, vocab_size=_SOME_TOKENS, seed=i))
+                engine.run(of_lengths([(prompt, options.output_tokens)] * batch, vocab_size=SOME_TOKENS, seed=i))
                 measured.append(figures_of(run_of_log(events)))
                 if not predicted:
                     recording = recording_of(events)

@@ -47,7 +47,7 @@ from twostroke.measure.figure import bar_chart
 from twostroke.measure.model_engine import ModelEngine, model_engine
 from twostroke.measure.report import settings
 from twostroke.measure.sweep.points import DecodePoint, measure_decode, measure_prefill, output_length
-from twostroke.measure.workload import Lengths, SyntheticSpec, Workload, of_lengths, synthetic
+from twostroke.measure.workload import SOME_TOKENS, Lengths, SyntheticSpec, Workload, of_lengths, synthetic
 from twostroke.model.checkpoint import read_model_config
 from twostroke.model.model_files import find_folder_only
 
@@ -60,9 +60,6 @@ SETTINGS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("kernels=reference", {"kernels": "reference"}),
 )
 """What is compared with the default, the slowest last: a name, and fields of LoadConfig or SchedulerConfig."""
-
-_SOME_TOKENS = 128
-"""Ids that every vocabulary has; which ones does not matter for time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -326,7 +323,7 @@ class _Bench:
         def idle() -> Iterable[Claim]:
             outputs = self._num_outputs(sizes.batch, TracedSteps.num_outputs(sizes.traced_steps))
             self._traced.arm(sizes.batch, sizes.traced_steps)
-            engine.run(of_lengths([(sizes.context, outputs)] * sizes.batch, vocab_size=_SOME_TOKENS))
+            engine.run(of_lengths([(sizes.context, outputs)] * sizes.batch, vocab_size=SOME_TOKENS))
             busy = self._traced.take()
             if busy is None:
                 raise SetupError("the profiler saw no work of the device (is it allowed to, and is CUPTI there?).")

@@ -25,6 +25,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -359,12 +360,8 @@ def reproduce(options: ReproduceOptions) -> Reproduction:
     """Reads them all."""
     others = (_TOTAL - sum(_NUMBERS.values())) // (len(KINDS) - len(_NUMBERS)) + 1
     numbers = {kind: _NUMBERS.get(kind, others) // (1 if options.full else _SMALL_SHARE) for kind in KINDS}
-    found: list[Case] = []
-    with tqdm(total=sum(numbers.values()), desc="files", disable=None, leave=False) as bar:
-        for kind, number in numbers.items():
-            for case in cases(kind, options.seed * _TOTAL, number):
-                found.append(case)
-                bar.update()
+    read = chain.from_iterable(cases(kind, options.seed * _TOTAL, number) for kind, number in numbers.items())
+    found = list(tqdm(read, total=sum(numbers.values()), desc="files", disable=None, leave=False))
     wrong = [case for case in found if case.outcome.startswith("!")]
     slowest = max(found, key=lambda case: case.seconds)
     largest = max(found, key=lambda case: case.num_bytes)

@@ -40,7 +40,7 @@ from twostroke.kernels.reference.linear import PackedLinear
 from twostroke.measure.figure import bar_chart
 from twostroke.measure.model_engine import ModelEngine, model_engine
 from twostroke.measure.report import median
-from twostroke.measure.workload import Workload, of_lengths
+from twostroke.measure.workload import SOME_TOKENS, Workload, of_lengths
 from twostroke.model.model_files import find_model
 from twostroke.served_run import StepSample
 
@@ -171,11 +171,7 @@ def _mixing(cases: Sequence[tuple[int, int]], seed: int) -> Workload:
     tokens_each = -(-max(batch * context for batch, context in cases) // most)
     outputs = dice.integers(3 * tokens_each // 4, 5 * tokens_each // 4, most)
     lengths = [(BLOCK_SIZE, min(int(output), longest - BLOCK_SIZE)) for output in outputs]
-    return of_lengths(lengths, vocab_size=_SOME_TOKENS, seed=seed)
-
-
-_SOME_TOKENS = 128
-"""Token ids that every vocabulary has; step time does not depend on the ids."""
+    return of_lengths(lengths, vocab_size=SOME_TOKENS, seed=seed)
 
 
 def _measure(
@@ -186,7 +182,7 @@ def _measure(
     steps: int,
 ) -> PagedCase:
     batch, context = case
-    workload = of_lengths([(context, steps + 1)] * batch, vocab_size=_SOME_TOKENS)
+    workload = of_lengths([(context, steps + 1)] * batch, vocab_size=SOME_TOKENS)
     apart: dict[str, float] = {}
 
     def measure(layout: str, _: int) -> list[StepSample]:

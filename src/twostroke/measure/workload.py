@@ -144,6 +144,9 @@ MIN_RATE, MAX_RATE = 1e-6, 1e9
 MIN_BURSTINESS = 1e-3
 """Below, nearly all requests arrive at once and the rest never."""
 
+SOME_TOKENS = 128
+"""Ids that every vocabulary has; which ones does not matter for time."""
+
 RESERVED_TOKEN_IDS = 16
 """Ids below this are not drawn: models keep their special tokens there."""
 

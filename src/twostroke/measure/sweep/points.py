@@ -15,10 +15,7 @@ from twostroke.errors import InvalidParameter
 from twostroke.events import MeasurementBegan, StepScheduled
 from twostroke.measure.model_engine import ModelEngine
 from twostroke.measure.report import median
-from twostroke.measure.workload import of_lengths
-
-_SOME_TOKENS = 128
-"""Ids that every vocabulary has; which ones does not matter for time."""
+from twostroke.measure.workload import SOME_TOKENS, of_lengths
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +72,7 @@ def measure_prefill(engine: ModelEngine, prompt_length: int, repeats: int, progr
     """Median TTFT of a prompt that has the engine to itself."""
     times: list[float] = []
     for repeat in range(repeats):
-        workload = of_lengths([(prompt_length, 1)], vocab_size=_SOME_TOKENS, seed=repeat)
+        workload = of_lengths([(prompt_length, 1)], vocab_size=SOME_TOKENS, seed=repeat)
         times.append(engine.run(workload, progress=progress).requests[0].times.ttft_s)
     return PrefillPoint(prompt_length, median(times), tuple(step.cost for step in _steps(engine) if step.cost))
 
@@ -103,7 +100,7 @@ def measure_decode(
         num_outputs: see `output_length`.
         progress: title of a progress bar.
     """
-    run = engine.run(of_lengths([(context, num_outputs)] * num_requests, vocab_size=_SOME_TOKENS), progress=progress)
+    run = engine.run(of_lengths([(context, num_outputs)] * num_requests, vocab_size=SOME_TOKENS), progress=progress)
     seconds = [step.wall_s for step in run.decode_steps(num_requests)]
     costs = [
         step.cost
