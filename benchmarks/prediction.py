@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, get_args
 
 from rich.console import Console
@@ -31,7 +32,7 @@ from twostroke.events import Event
 from twostroke.measure.from_log import run_of_log
 from twostroke.measure.model_engine import model_engine
 from twostroke.measure.report import (
-    ResultOptions,
+    DEFAULT_FOLDER,
     check_folder,
     model_name,
     percentiles,
@@ -48,7 +49,7 @@ COMPARED = ("ttft_p50", "tpot_p50", "output_tok_s")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PredictionOptions(ResultOptions):
+class PredictionOptions:
     """The grid, and where the result goes."""
 
     models: str = "embedded"
@@ -66,6 +67,9 @@ class PredictionOptions(ResultOptions):
     most_prompt_tokens: int = 12_000
     """Of a point: those with more are left out, as they would take minutes."""
     name: str = "prediction"
+    """Of the file that is written."""
+    results: Path = DEFAULT_FOLDER
+    """Where it goes."""
 
     def __post_init__(self) -> None:
         """Checks what needs no model."""

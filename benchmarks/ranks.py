@@ -11,6 +11,7 @@ import sys
 import tempfile
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,7 +23,7 @@ from twostroke.communicator.interface import Communicator
 from twostroke.communicator.rendezvous import await_ranks, join, listen
 from twostroke.config.checks import whole_number
 from twostroke.llm import LLM
-from twostroke.measure.report import ResultOptions, check_folder, median, percentiles, record
+from twostroke.measure.report import DEFAULT_FOLDER, check_folder, median, percentiles, record
 from twostroke.sampling_params import SamplingParams
 from twostroke.startup.ranks import connect
 from twostroke.tables import plain_table, print_table
@@ -34,7 +35,7 @@ _PROMPT = list(range(32, 96))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RanksOptions(ResultOptions):
+class RanksOptions:
     """What is measured, and where the result goes."""
 
     model: str = "embedded"
@@ -48,6 +49,9 @@ class RanksOptions(ResultOptions):
     repeats: int = 3
     """Of each engine."""
     name: str = "ranks"
+    """Of the file that is written."""
+    results: Path = DEFAULT_FOLDER
+    """Where it goes."""
 
     def __post_init__(self) -> None:
         """Checks ranges."""

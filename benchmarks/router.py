@@ -17,6 +17,7 @@ import time
 import tracemalloc
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
@@ -34,7 +35,7 @@ from twostroke.cost.fleet import FleetLimits, FrontCosts, WorkerSpeed, fleet_lim
 from twostroke.engine.generation import GenerationRequest
 from twostroke.engine.token_update import TokenUpdate
 from twostroke.kv_cache.prefix_cache import hash_blocks
-from twostroke.measure.report import ResultOptions, check_folder, median, percentiles, record, settings
+from twostroke.measure.report import DEFAULT_FOLDER, check_folder, median, percentiles, record, settings
 from twostroke.pools.directory import PrefixDirectory
 from twostroke.pools.member import Member, Role
 from twostroke.pools.route import RouteRequest
@@ -215,7 +216,7 @@ Answer = TypeVar("Answer")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RouterOptions(ResultOptions):
+class RouterOptions:
     """How many members and decisions, and where the result goes."""
 
     members: tuple[int, ...] = ()
@@ -225,6 +226,9 @@ class RouterOptions(ResultOptions):
     seed: int = 0
     """Of the members' loads and the requests."""
     name: str = "router"
+    """Of the file that is written."""
+    results: Path = DEFAULT_FOLDER
+    """Where it goes."""
 
     def __post_init__(self) -> None:
         """Checks ranges."""

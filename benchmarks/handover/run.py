@@ -29,7 +29,7 @@ from twostroke.config.checks import number, one_of, whole_number
 from twostroke.errors import InvalidParameter
 from twostroke.kv_transfer.address import Address
 from twostroke.kv_transfer.nixl_reads import check_nixl
-from twostroke.measure.report import BenchResult, ResultOptions, check_folder, median, record
+from twostroke.measure.report import DEFAULT_FOLDER, BenchResult, check_folder, median, record
 from twostroke.tables import plain_table, print_table
 
 
@@ -70,7 +70,7 @@ _MOST_MEGABYTES = 1 << 14
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HandoverOptions(ResultOptions):
+class HandoverOptions:
     """What goes over, how, and where the result goes."""
 
     megabytes: tuple[int, ...] = (33, 256)
@@ -85,6 +85,9 @@ class HandoverOptions(ResultOptions):
     repeats: int = 9
     """Of each way, in turn; medians count."""
     name: str = "handover"
+    """Of the file that is written."""
+    results: Path = DEFAULT_FOLDER
+    """Where it goes."""
 
     def __post_init__(self) -> None:
         """Checks."""

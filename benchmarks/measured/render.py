@@ -163,10 +163,8 @@ def _compared(compared: Sequence[tuple[str, str]], sources: Sources) -> str:
         engines: Mapping[str, Any] = result.results["engines"]
         for index, (work, ours) in enumerate(engines["twostroke"]["figures"].items()):
             theirs = (_beside(engines.get(peer), work) for peer in PEERS)
-            shown = f"{ours['median_tok_s']:,.0f}" if ours["median_tok_s"] >= 100 else f"{ours['median_tok_s']:.1f}"
-            lines.append(
-                _line("" if index else model, work, operators_of(result), shown, *theirs, sources.cell(result))
-            )
+            first = ("" if index else model, work, operators_of(result), _rate(ours["median_tok_s"]))
+            lines.append(_line(*first, *theirs, sources.cell(result)))
     return "\n".join(lines)
 
 
@@ -175,10 +173,13 @@ def _beside(peer: Mapping[str, Any] | None, work: str) -> str:
     figure = None if peer is None else peer["figures"].get(work)
     if figure is None:
         return ""
-    tokens_per_s, ratio = figure["median_tok_s"], figure["twostroke_to_this"]
-    shown = f"{tokens_per_s:,.0f}" if tokens_per_s >= 100 else f"{tokens_per_s:.1f}"
+    ratio = figure["twostroke_to_this"]
     factor = f"{ratio:.2f}x"
-    return f"{shown} ({f'**{factor}**' if ratio < 1 else factor})"
+    return f"{_rate(figure['median_tok_s'])} ({f'**{factor}**' if ratio < 1 else factor})"
+
+
+def _rate(tokens_per_s: float) -> str:
+    return f"{tokens_per_s:,.0f}" if tokens_per_s >= 100 else f"{tokens_per_s:.1f}"
 
 
 def _quality(quality: Sequence[tuple[str, Sequence[str]]], sources: Sources) -> str:

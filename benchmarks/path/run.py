@@ -228,12 +228,8 @@ def run_path(options: PathOptions) -> bool:
     console = Console()
     print_table(table, console)
     for name, size in found.items() if options.files else ():
-        print_table(_files_table(name, size), console)
+        of_files = Table(f"file of {name}", "lines of code")
+        for file, num_lines in sorted(size.lines_by_file.items(), key=lambda item: -item[1]):
+            of_files.add_row(file, str(num_lines))
+        print_table(of_files, console)
     return all(figures[name][key] <= committed[name][key] for name in figures for key in ("files", "lines"))
-
-
-def _files_table(name: str, size: PathSize) -> Table:
-    table = Table(f"file of {name}", "lines of code")
-    for file, num_lines in sorted(size.lines_by_file.items(), key=lambda item: -item[1]):
-        table.add_row(file, str(num_lines))
-    return table

@@ -15,7 +15,7 @@ import tempfile
 import time
 from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import AbstractContextManager, closing, contextmanager
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -238,6 +238,7 @@ class _Bench:
         self._details["seconds"] = time.monotonic() - self._begin_s
         given = {**settings(load), "model": self._subject.name}
         shares = {claim.what: claim.measured for claim in self._claims if "share of" in claim.what}
+        of_sizes = {name: str(of) if isinstance(of, Lengths) else of for name, of in settings(sizes).items()}
         names, measured = [name.replace(": ", ":\n") for name in shares], list(shares.values())
         return Reproduction(
             claims=tuple(self._claims),
@@ -247,7 +248,7 @@ class _Bench:
                 "dtype": self._subject.config.dtype,
                 "transformers": self._peer,
             },
-            workload={**self._workload.description, **{f.name: _plain(getattr(sizes, f.name)) for f in fields(sizes)}},
+            workload={**self._workload.description, **of_sizes},
             details=self._details,
             remarks=tuple(self._remarks),
             draw=bar_chart(names, {"measured": measured}, "share", lines=(1.0,)) if shares else None,
@@ -264,22 +265,20 @@ class _Bench:
 
     def _engine(self, load: LoadConfig, scheduler: SchedulerConfig) -> ModelEngine:
         """With room for what is measured and no more, so that the peer and other settings find as much."""
-        sizes, load = self._sizes, replace(load, max_model_len=self._longest())
+        sizes, decode = self._sizes, self._longest_decode()
+        longest = max(decode, sizes.prefill + 2, self._workload.max_request_tokens)
         scheduler = replace(scheduler, max_num_seqs=sizes.batch, max_num_batched_tokens=max(sizes.prefill, sizes.batch))
         blocks = kv_blocks(
-            max(sizes.batch * self._longest_decode(), sizes.prefill + 1, _most_at_once(self._workload, sizes.batch)),
+            max(sizes.batch * decode, sizes.prefill + 1, _most_at_once(self._workload, sizes.batch)),
             sizes.batch,
             CacheConfig().block_size,
         )
         cache = CacheConfig(enable_prefix_caching=False, num_kv_blocks=blocks)
         begin_s = time.monotonic()
         costed = EventRing(1)  # where nobody listens, the journal works out no costs
-        engine = model_engine(load, scheduler, cache, [costed], at_submit=self._traced)
+        engine = model_engine(replace(load, max_model_len=longest), scheduler, cache, [costed], at_submit=self._traced)
         self._say(f"loaded in {time.monotonic() - begin_s:.1f} s")
         return engine
-
-    def _longest(self) -> int:
-        return max(self._longest_decode(), self._sizes.prefill + 2, self._workload.max_request_tokens)
 
     def _longest_decode(self) -> int:
         """Tokens of a request whose decodes are timed or traced."""
@@ -426,7 +425,3 @@ def kv_blocks(num_tokens: int, num_requests: int, block_size: int) -> int:
 def _most_at_once(workload: Workload, num_slots: int) -> int:
     """Tokens of the longest requests that may run together."""
     return sum(sorted((request.num_tokens for request in workload.requests), reverse=True)[:num_slots])
-
-
-def _plain(value: Any) -> Any:
-    return str(value) if isinstance(value, Lengths) else value

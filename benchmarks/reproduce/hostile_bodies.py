@@ -26,7 +26,7 @@ from dataclasses import replace
 from typing import Any
 
 from benchmarks.claim import Claim, ReproduceOptions, Reproduction
-from benchmarks.hostile.fields import Field, fields_of, is_right_within, value_of, wrong_for
+from benchmarks.hostile.fields import fields_of, is_right_within, value_of, wrong_for
 from benchmarks.hostile.heavy import Heavy, heavy_requests, long_texts, many_parts
 from benchmarks.hostile.probe import Effect, Probe, as_json
 from benchmarks.serving.local_server import LocalServer, local_server
@@ -59,7 +59,8 @@ def reproduce(options: ReproduceOptions) -> Reproduction:
     settings: dict[str, Any] = {"threads": options.threads or 1, "max_num_seqs": 8, "tool_call_parser": "hermes"}
     with local_server(options.model, settings) as server, Probe(server).running() as probe:
         fields = fields_of(json.loads(server.ask("/openapi.json")))
-        cases = list(_cases(fields, every=1 if options.full else 8))
+        pairs = [(field, name) for field in fields for name in wrong_for(field)]
+        cases = pairs if options.full else pairs[::8]
         effects = {
             f"{field}: {name}": _settled(probe, field.route, field.body(value_of(name, size)), name)
             for field, name in cases
@@ -139,12 +140,6 @@ def _worst(effects: Mapping[str, Effect], group_of: Callable[[str], str]) -> dic
         }
         for name, found in groups.items()
     }
-
-
-def _cases(fields: list[Field], *, every: int) -> Iterator[tuple[Field, str]]:
-    """Yield fields with the values that are wrong for them; of all pairs each `every`-th."""
-    pairs = ((field, name) for field in fields for name in wrong_for(field))
-    return (pair for number, pair in enumerate(pairs) if number % every == 0)
 
 
 def _settled(probe: Probe, route: str, body: bytes, kind: str) -> Effect:

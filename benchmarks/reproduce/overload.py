@@ -125,9 +125,7 @@ def reproduce_two_tenants(options: ReproduceOptions) -> Reproduction:
     """The quiet tenant alone and beside the flood, in turn."""
     rounds, count = (4, 100) if options.full else (1, 10)
     settings = {**engine_settings(options), "api_key": (QUIET, FLOOD)}
-    alone: list[Exchange] = []
-    beside: list[Exchange] = []
-    flood: list[Exchange] = []
+    alone, beside, flood = (list[Exchange]() for _ in range(3))
     with local_server(options.model, settings) as server:
         origin = Origin.parse(server.url)
         quiet_one, flooding = (ServerTarget(origin=origin, model=options.model, api_key=key) for key in (QUIET, FLOOD))

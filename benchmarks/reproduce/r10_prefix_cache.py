@@ -252,13 +252,8 @@ def _ttft(workload: Workload, options: ReproduceOptions, step_times: FittedSteps
     }
     tokens = {name: sum(s.num_prefill_tokens for run in of[0] for s in run.steps) for name, of in rounds.items()}
     found = [run.requests[0].num_cached_tokens for run in rounds["with"][0]]
-    halves = [
-        without / with_cache
-        for without, with_cache, cached, request in zip(
-            ttft_s["without"], ttft_s["with"], found, workload.requests, strict=True
-        )
-        if 2 * cached >= len(request.prompt_token_ids)
-    ]
+    both = zip(ttft_s["without"], ttft_s["with"], found, workload.requests, strict=True)
+    halves = [was / now for was, now, cached, request in both if 2 * cached >= len(request.prompt_token_ids)]
     return {
         "ratio": sum(ttft_s["without"]) / sum(ttft_s["with"]),
         **_predicted(workload, step_times),

@@ -35,6 +35,8 @@ GROUPS: Mapping[str, Mapping[int, int]] = {
 """Static batches: enough that the mean of their longest is within a percent or two of its expectation."""
 WALL_GROUPS, WALL_ROUNDS = 5, 2
 """Static batches per size on the model, and how often both modes run them in turn."""
+STEPS_PER_HEIGHT = 24
+"""Steps that are timed at each number of live requests."""
 BATCHINGS = ("static", "continuous")
 
 
@@ -126,7 +128,7 @@ def _wall(options: ReproduceOptions) -> Mapping[str, dict[str, Any]]:
         (kind, n): _workload(lengths, n * num_groups, options) for kind, lengths in LENGTHS.items() for n in SLOTS
     }
     load = options.load(max(workload.max_request_tokens for workload in workloads.values()))
-    times = FittedSteps.measured(options, SchedulerConfig(max_num_seqs=max(SLOTS)))
+    times = FittedSteps.measured(options, SchedulerConfig(max_num_seqs=max(SLOTS)), repeats=STEPS_PER_HEIGHT)
     results: dict[str, dict[str, Any]] = {}
     with open_together({(m, n): model_engine(load, *batching(m, n)) for m in BATCHINGS for n in SLOTS}) as engines:
 

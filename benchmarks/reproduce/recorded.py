@@ -33,11 +33,16 @@ class FittedSteps:
 
     @classmethod
     def measured(
-        cls, options: ReproduceOptions, scheduler: SchedulerConfig, cache: CacheConfig | None = None
+        cls,
+        options: ReproduceOptions,
+        scheduler: SchedulerConfig,
+        cache: CacheConfig | None = None,
+        *,
+        repeats: int = 10,
     ) -> FittedSteps:
-        """Time steps of all sizes, in contexts of up to 2,048 tokens, and fit a model to them."""
+        """Time steps of all sizes, in contexts of up to 2,048 tokens, and fit a model to them; see `measure_steps`."""
         load = options.load(min(2048, find_model(options.model).config().max_context))
-        found = measure_steps(load, scheduler, cache or CacheConfig())
+        found = measure_steps(load, scheduler, cache or CacheConfig(), repeats=repeats)
         return cls(fit_step_model(found.steps), found.layers)
 
     def seconds(self, shares: Iterable[tuple[int, int, int]]) -> float:

@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, get_args
 
 import numpy as np
@@ -30,8 +31,8 @@ from twostroke.config.load import LoadConfig
 from twostroke.config.speculation import AUTO, MAX_AUTO_DRAFTS, MAX_DRAFTS, SpeculativeConfig
 from twostroke.errors import InvalidParameter
 from twostroke.measure.report import (
+    DEFAULT_FOLDER,
     BenchResult,
-    ResultOptions,
     check_folder,
     median,
     model_name,
@@ -69,7 +70,7 @@ _REMEDY = "Give numbers with commas between, or '' for none."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SpecOptions(ResultOptions):
+class SpecOptions:
     """What is compared."""
 
     methods: str = ",".join(KNOWN)
@@ -97,6 +98,9 @@ class SpecOptions(ResultOptions):
     rounds: int = 7
     """Pairs of runs; medians count."""
     name: str = "spec"
+    """Of the file that is written."""
+    results: Path = DEFAULT_FOLDER
+    """Where it goes."""
 
     def __post_init__(self) -> None:
         """Checks what needs no model."""

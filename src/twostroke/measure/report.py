@@ -27,16 +27,6 @@ DEFAULT_FOLDER = Path("benchmarks/results")
 """Where results go, seen from the repository's root."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ResultOptions:
-    """Where a result goes; a base of options."""
-
-    name: str
-    """Of the file that is written."""
-    results: Path = DEFAULT_FOLDER
-    """Where it goes."""
-
-
 @dataclass(frozen=True, slots=True)
 class CodeState:
     """The state of the code that was measured."""

@@ -18,6 +18,7 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import IO, Any, cast
 
 import torch
@@ -27,7 +28,7 @@ from twostroke.config.checks import whole_number
 from twostroke.config.load import LoadConfig
 from twostroke.errors import SetupError
 from twostroke.kernels.dispatch import operators_for
-from twostroke.measure.report import ResultOptions, check_folder, record, settings
+from twostroke.measure.report import DEFAULT_FOLDER, check_folder, record, settings
 from twostroke.model.model_files import ModelFiles, find_model
 from twostroke.model.weight_size import weight_bytes
 from twostroke.process_memory import anonymous_bytes
@@ -39,7 +40,7 @@ _SAMPLE_S = 0.005
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StartOptions(ResultOptions):
+class StartOptions:
     """What is started, and where the result goes."""
 
     model: str = "embedded"
@@ -52,6 +53,9 @@ class StartOptions(ResultOptions):
     repeats: int = 3
     """Starts of each; the first also warms the page cache. Times are medians, memory is the most."""
     name: str = "start"
+    """Of the file that is written."""
+    results: Path = DEFAULT_FOLDER
+    """Where it goes."""
 
     def __post_init__(self) -> None:
         """Checks what needs no model."""
