@@ -18,7 +18,7 @@ import tempfile
 import time
 import urllib.request
 from collections.abc import Generator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -136,10 +136,11 @@ def run_servers(options: ServersOptions) -> dict[str, Any]:
             if name != OURS
         },
     }
+    told = replace(options, model=model_name(options.model), server=tuple(map(_without_folders, options.server)))
     record(
         "python -m benchmarks servers",
-        options,
-        config={**settings(options), "commands": {name: shlex.join(words) for name, words in options.commands.items()}},
+        told,
+        config=settings(told),
         workload=workloads[-1].description,
         results=results,
         warmup=1,
@@ -156,6 +157,12 @@ def print_servers(results: Mapping[str, Any], console: Console | None = None) ->
         ttft_ms = 1e3 * median(results["ttft_p50_s"][name])
         rows.add_row(name, f"{median(rates):,.0f}", f"{ttft_ms:,.0f}", "" if ratio is None else f"{ratio:.2f}")
     print_table(rows, console or Console())
+
+
+def _without_folders(given: str) -> str:
+    """NAME=COMMAND with files by their names alone: a result names no place."""
+    name, _, command = given.partition("=")
+    return f"{name}={shlex.join(Path(word).name if '/' in word else word for word in shlex.split(command))}"
 
 
 def _drawn(options: ServersOptions, vocab_size: int, number: int) -> Workload:

@@ -28,7 +28,8 @@ def test_ours_beside_another(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert results["ratios"].keys() == {"again"}
     saved = json.loads((tmp_path / "servers-embedded.json").read_text())
     assert saved["results"] == results
-    assert saved["config"]["commands"]["again"].endswith("--threads 1")
+    again = f"again={Path(sys.executable).name} -m twostroke serve embedded --port '{{port}}' --threads 1"
+    assert saved["config"]["server"] == [again], "no folder of this machine"
     print_servers(results)
     assert "again" in capsys.readouterr().out
 
