@@ -58,9 +58,10 @@ def load(server: ServerProcess, num_clients: int, max_tokens: int = 60) -> Itera
     over = threading.Event()
 
     def ask(number: int) -> None:
-        while not over.is_set():
-            body = {"prompt": PROMPT * (1 + number % 4), "max_tokens": max_tokens, "seed": number}
-            httpx.post(f"{server.url}/v1/completions", json=body, timeout=60)
+        body = {"prompt": PROMPT * (1 + number % 4), "max_tokens": max_tokens, "seed": number}
+        with httpx.Client(timeout=60) as client:  # a new one for each request would ask too slowly for anybody to wait
+            while not over.is_set():
+                client.post(f"{server.url}/v1/completions", json=body)
 
     clients = [threading.Thread(target=ask, args=(number,)) for number in range(num_clients)]
     for client in clients:
