@@ -239,13 +239,19 @@ ROWS: tuple[TableRow, ...] = (
 
 COMPARED: tuple[tuple[str, str], ...] = (
     ("SmolLM2-135M-Instruct, Q4_1", "compare-SmolLM2-135M-Instruct.Q4_1"),
+    ("the same, with AVX-512", "compare-avx512-SmolLM2-135M-Instruct.Q4_1"),
     ("Qwen2.5-Coder-1.5B, Q4_K_M", "compare-Qwen2.5-Coder-1.5B.Q4_K_M"),
+    ("the same, with AVX-512", "compare-avx512-Qwen2.5-Coder-1.5B.Q4_K_M"),
     ("the same on a processor with AVX2 alone", "compare-avx2-Qwen2.5-Coder-1.5B.Q4_K_M"),
     ("Gemma 3 270M, Q4_K_M", "compare-gemma-3-270m.Q4_K_M"),
+    ("the same, with AVX-512", "compare-avx512-gemma-3-270m.Q4_K_M"),
     ("Qwen3-0.6B's shape, bf16", "compare-qwen3-bf16"),
-    ("the same, 8 bits", "compare-qwen3-int8"),
-    ("the same, 4 bits", "compare-qwen3-int4"),
-    ("the same, `--activation-quantization none`", "compare-qwen3-int4-activations-none"),
+    ("the same, with AVX-512", "compare-avx512-qwen3-bf16"),
+    ("Qwen3-0.6B's shape, 8 bits", "compare-qwen3-int8"),
+    ("the same, with AVX-512", "compare-avx512-qwen3-int8"),
+    ("Qwen3-0.6B's shape, 4 bits", "compare-qwen3-int4"),
+    ("the same, with AVX-512", "compare-avx512-qwen3-int4"),
+    ("Qwen3-0.6B's shape, 4 bits, `--activation-quantization none`", "compare-qwen3-int4-activations-none"),
     ("Llama-3.2-1B's shape, 8 bits", "compare-llama1b-int8"),
 )
 """Rows of the second table: models, and the results of `benchmarks compare`."""
