@@ -44,6 +44,8 @@ BESIDE_PEERS = {
 """By the bits of a weight: how many times the best peer's rate (`benchmarks compare`)."""
 BESIDE_BEFORE = 0.99
 """Of the rate of another version of ours: what a change may cost (`--peers twostroke-before`)."""
+BESIDE_SERVERS = {"llama-server": 4.5, "vllm": 1.2}
+"""By the name of a server: how many times its output tokens a second (`benchmarks servers`)."""
 
 
 def goals_of(result: BenchResult) -> list[Claim]:
@@ -126,6 +128,12 @@ def _compare(result: BenchResult) -> Iterator[Claim]:
         yield Claim.at_least("decode, batch 1, weights over the memory's rate", MEMORY_SHARE, share)
 
 
+def _servers(result: BenchResult) -> Iterator[Claim]:
+    for name, ratio in result.results["ratios"].items():
+        if name in BESIDE_SERVERS:
+            yield Claim.at_least(f"output tokens a second, of {name}", BESIDE_SERVERS[name], ratio)
+
+
 def _bits(result: BenchResult) -> int:
     """Return the bits of a weight: of the precision, or of the type in a GGUF file's name."""
     precision: str = result.config["precision"]
@@ -181,6 +189,7 @@ _KINDS: Mapping[str, Callable[[BenchResult], Iterator[Claim]]] = {
     "gate": _gate,
     "fixed": _drafts,
     "engines": _compare,
+    "ttft_p50_s": _servers,
     "last_decode_pause_ms": _drill,
     "base": _quality,
     "torch_alone_bytes": _start,

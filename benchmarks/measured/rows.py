@@ -231,6 +231,11 @@ ROWS: tuple[TableRow, ...] = (
         "server-throughput",
         (claim("event at the client after its sample, p99 ms", "{:.1f} ms"),),
     ),
+    TableRow(
+        "SmolLM2-135M-Instruct Q4_1, `serve` beside llama-server, 32 streams: output tokens/s, ours / theirs",
+        "servers-SmolLM2-135M-Instruct.Q4_1.gguf",
+        (at("ratios", "llama-server", form="{:.2f}x"),),
+    ),
     *_offline("qwen3-0.6b-bf16", "Qwen3-0.6B's shape (random weights), bf16"),
     *_offline("qwen3-0.6b-int8", "the same, 8-bit weights"),
     *_offline("qwen3-0.6b-int4", "the same, 4-bit weights"),

@@ -51,6 +51,11 @@ def test_the_best_number_of_drafts_counts() -> None:
         assert of_another == _missed(found, options={"task": task})
 
 
+def test_a_server_is_held_to_the_goal_beside_the_one_that_it_was_measured_with() -> None:
+    found = {"ttft_p50_s": {}, "ratios": {"llama-server": 4.4, "vllm": 1.2, "another": 0.5}}
+    assert _missed(found) == {"output tokens a second, of llama-server >= 4.5": 4.4}
+
+
 def test_a_sweep_is_held_to_a_tpot_that_rises_and_to_the_two_strokes() -> None:
     def sweep(*tpots: float, prefill: float, alone: float, together: float) -> dict[str, Any]:
         seconds = {"output_alone": alone, "output_in_the_largest_batch": together}
