@@ -131,7 +131,7 @@ def _journal(num_prompt_tokens: int) -> tuple[float, float, float]:
     return update_us, token_bytes, empty / NUM_STREAMS
 
 
-TOKEN_US = 28.69
+TOKEN_US = 22.89
 """benchmarks/results/server-throughput.json: the HTTP process, microseconds of a processor a token."""
 REQUEST_US = 500.0
 """docs/decisions/017: a request's own half millisecond."""
