@@ -15,6 +15,8 @@ from twostroke.errors import InvalidParameter
 from twostroke.measure.report import BenchResult, load, save
 
 ROOT = Path(__file__).parents[3]
+QWEN, SMOLLM2 = "Qwen2.5-Coder-1.5B.Q4_K_M", "SmolLM2-135M-Instruct.Q4_1"
+ONE, BATCH_32 = "decode, batch 1", "end to end, batch 32"
 
 
 def _saved(folder: Path, name: str, results: dict[str, Any], **config: Any) -> BenchResult:
@@ -252,3 +254,32 @@ def test_negative_results_quote_the_gain_of_the_prefix_cache() -> None:
     claims = load(ROOT / "benchmarks/results/r10.json").results["claims"]
     (gain,) = (c["measured"] for c in claims if c["what"].startswith("conversation: mean TTFT without / with"))
     assert f"(`r10`: {gain:.2f}x)" in (ROOT / "docs/negative-results.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("row", "of"),
+    [
+        ("| Qwen2.5-Coder, decode at batch 1: 1.25 of llama.cpp | {} |", (QWEN, "llama.cpp", ONE)),
+        ("| the same: 1.1 of ik_llama.cpp | {} |", (QWEN, "ik_llama.cpp", ONE)),
+        ("| prefill of 512: 2.4 of llama.cpp | {}, ", (QWEN, "llama.cpp", "prefill 512")),
+        ("| batch 8 end to end: 2.8 | {} of llama.cpp, ", (QWEN, "llama.cpp", "end to end, batch 8")),
+        ("| batch 32 end to end: 2.6 | {} of llama.cpp, ", (QWEN, "llama.cpp", BATCH_32)),
+        ("| SmolLM2, decode: 1.8 of llama.cpp, 1.1 of ik_llama.cpp | {}, ", (SMOLLM2, "llama.cpp", ONE)),
+        ("| prefill 4.5, batch 8 and 32 end to end 3.5 | {}, ", (SMOLLM2, "llama.cpp", "prefill 512")),
+        ("| Gemma 3 270M: no goal | decode {} of llama.cpp, ", ("gemma-3-270m.Q4_K_M", "llama.cpp", ONE)),
+        ("vLLM 1.2 | OpenVINO {} (int8), ", ("qwen3-int8", "openvino", "prefill 512")),
+        ("| batch 32 end to end: 1.8 of OpenVINO, 1.25 of vLLM | {} and ", ("qwen3-int8", "openvino", BATCH_32)),
+        ("(int8, int4); {} | missed; met |", ("qwen3-bf16", "vllm", BATCH_32)),
+    ],
+)
+def test_negative_results_quote_todays_comparisons(row: str, of: tuple[str, str, str]) -> None:
+    name, peer, figure = of
+    engines = load(ROOT / "benchmarks/results" / f"compare-avx512-{name}.json").results["engines"]
+    ratio = engines[peer]["figures"][figure]["twostroke_to_this"]
+    assert row.format(f"{ratio:.2f}") in (ROOT / "docs/negative-results.md").read_text()
+
+
+def test_negative_results_quote_what_serve_was_beside_llama_server() -> None:
+    ratio = load(ROOT / f"benchmarks/results/servers-{SMOLLM2}.gguf.json").results["ratios"]["llama-server"]
+    page = (ROOT / "docs/negative-results.md").read_text()
+    assert f"| `serve`, 32 streams: 4.5 times llama-server | {ratio:.2f} | met |" in page
