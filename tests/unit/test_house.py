@@ -45,16 +45,22 @@ def test_no_file_is_longer_than_a_reader_keeps_in_mind() -> None:
 def long_signatures(tree: ast.Module) -> Iterator[str]:
     """Yield the functions with more parameters than there should be, `self` and `cls` not counted."""
     for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
             given = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
             if len(given) - (given[0].arg in ("self", "cls") if given else 0) > MOST_PARAMETERS:
-                yield node.name
+                yield "a lambda" if isinstance(node, ast.Lambda) else node.name
 
 
 def test_no_function_outside_of_kernels_takes_more_than_seven_parameters() -> None:
     outside = {path: tree for path, tree in trees().items() if not path.startswith("src/twostroke/kernels/")}
     assert {path for path, tree in outside.items() if any(long_signatures(tree))} == SUPPRESSIONS
     assert {path for path in outside if re.search(r"noqa:[^\n]*PLR0913", modules()[path])} == SUPPRESSIONS
+
+
+def test_no_folder_but_those_of_kernels_and_tests_is_let_off() -> None:
+    ignores = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["ruff"]["lint"]
+    let_off = {path for path, rules in ignores["per-file-ignores"].items() if {"PLR0913", "PLR", "PL"} & set(rules)}
+    assert let_off == {"src/twostroke/kernels/cuda/*_programs.py", "tests/*"}
 
 
 def test_no_two_public_classes_have_one_name() -> None:

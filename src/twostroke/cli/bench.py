@@ -45,7 +45,7 @@ def _moved(name: str) -> Callable[..., None]:
 
 
 for _name in _IN_A_CLONE:
-    app.command(_moved(_name), name=_name, show=False)
+    app.command(_moved(_name), name=_name, show=False, help_flags=())  # --help says it, too
 
 
 @app.command

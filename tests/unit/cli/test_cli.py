@@ -178,6 +178,7 @@ def test_who_sees_the_refusal_needs_no_exit_code() -> None:
         (["bench", "summarize", "/no/such/file", "--price-per-hour", "nan"], "price_per_hour=nan"),
         (["bench", "offline", "--trace", "/no/such/file", "--request-rate", "2"], "beside a trace"),
         (["bench", "reproduce", "r2", "--seed", "1"], "In a clone of the repository: python -m benchmarks reproduce"),
+        (["bench", "compare", "--help"], "In a clone of the repository: python -m benchmarks compare"),
     ],
     ids=str,
 )
