@@ -10,6 +10,7 @@ from cyclopts import App, Parameter
 
 from benchmarks.claim import ReproduceOptions
 from benchmarks.compare.options import CompareOptions
+from benchmarks.compare.random_gguf import random_gguf
 from benchmarks.compare.servers import ServersOptions, print_servers, run_servers
 from benchmarks.drill import DrillOptions, print_drill, run_drill
 from benchmarks.handover.run import HandoverOptions, print_handover, run_handover
@@ -41,6 +42,9 @@ app = App(
     help="Reproduce this project's own results, each beside what was predicted, and compare engines.",
     config=(read_numbers,),
 )
+
+
+app.command(random_gguf)
 
 
 @app.command

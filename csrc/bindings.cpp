@@ -6,6 +6,7 @@
 #include <nanobind/stl/vector.h>
 
 #include "cpu.hpp"
+#include "experts.hpp"
 #include "ggml_blocks.hpp"
 #include "layer.hpp"
 #include "operators.hpp"
@@ -79,6 +80,17 @@ NB_MODULE(_native, m) {
              new (to) PackedLinear(kernels, w, bias, n, k, gate, type, QuantizedInputs{format, order, quantizes_inputs});
            })
       .def("multiply", &PackedLinear::multiply, release);
+  nb::class_<RouterRules>(m, "RouterRules")
+      .def("__init__",
+           [](RouterRules* to, int64_t num_experts, int64_t num_chosen, bool is_sigmoid, bool is_renormalized, double scale,
+              int64_t num_groups, int64_t num_chosen_groups) {
+             new (to) RouterRules{num_experts, num_chosen, is_sigmoid, is_renormalized, scale, num_groups, num_chosen_groups};
+           })
+      .def("route", &route, release);
+  nb::class_<PackedExperts>(m, "PackedExperts")
+      .def(nb::init<std::vector<const PackedLinear*>>())
+      .def("multiply", &PackedExperts::multiply, release)
+      .def("multiply_and_add", &PackedExperts::multiply_and_add, release);
   nb::class_<Norm>(m, "Norm").def("__init__", [](Norm* to, uintptr_t weight, float eps, int weight_type) {
     new (to) Norm{weight, eps, weight_type};
   });

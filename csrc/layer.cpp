@@ -13,11 +13,17 @@ int64_t row_bytes(int64_t n, int type) { return (n * element_bytes(type) + 63) /
 }  // namespace
 
 void PackedLinear::multiply(uintptr_t x, int64_t ldx, uintptr_t residual, uintptr_t y, int64_t ldy, int64_t m, bool wide_y) const {
+  RowGroup all = group(0, m);
+  multiply_groups(x, ldx, {&all, 1}, residual, y, ldy, m, wide_y);
+}
+
+void PackedLinear::multiply_groups(uintptr_t x, int64_t ldx, std::span<const RowGroup> groups, uintptr_t residual, uintptr_t y,
+                                   int64_t ldy, int64_t m, bool wide_y) const {
   if (quantized_)
-    quantized_linear(kernels_, x, ldx, w_, bias_, residual, y, ldy, m, n_, k_, gate_, type_, quantized_->format, quantized_->order,
+    quantized_linear(kernels_, x, ldx, groups, residual, y, ldy, m, n_, k_, gate_, type_, quantized_->format, quantized_->order,
                      quantized_->are_quantized, wide_y);
   else
-    linear(kernels_, x, ldx, w_, bias_, residual, y, ldy, m, n_, k_, gate_, type_, wide_y);
+    linear(kernels_, x, ldx, groups, residual, y, ldy, m, n_, k_, gate_, type_, wide_y);
 }
 
 DecoderLayer::DecoderLayer(const Kernels& kernels, const LayerParts& parts, int64_t hidden_size, int64_t q_size, int type)

@@ -24,9 +24,17 @@ class PackedLinear {
       : kernels_(kernels), w_(w), bias_(bias), n_(n), k_(k), gate_(gate), type_(type), quantized_(quantized) {}
 
   int64_t n() const { return n_; }
+  int64_t k() const { return k_; }
+  int type() const { return type_; }
 
   // x [m, k] with rows ldx elements apart to y [m, n] with rows ldy apart, as those of a residual are.
   void multiply(uintptr_t x, int64_t ldx, uintptr_t residual, uintptr_t y, int64_t ldy, int64_t m, bool wide_y) const;
+
+  // The same with groups of rows that other weights multiply, which are alike in all but their numbers.
+  void multiply_groups(uintptr_t x, int64_t ldx, std::span<const RowGroup> groups, uintptr_t residual, uintptr_t y, int64_t ldy,
+                       int64_t m, bool wide_y) const;
+
+  RowGroup group(int64_t first, int64_t count) const { return {w_, bias_, first, count}; }
 
  private:
   const Kernels& kernels_;

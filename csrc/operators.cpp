@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 #include <cstring>
+#include <span>
 #include <stdexcept>
 #include <vector>
 
@@ -91,15 +92,46 @@ static const float* widened(const uint16_t* x, int64_t ldx, int64_t m, int64_t k
 
 static int64_t panels_of(const LinearArgs& args) { return num_panels(channels_of(args.n, args.gate != Gate::none)); }
 
-void linear(const Kernels& kernels, uintptr_t x, int64_t ldx, uintptr_t w, uintptr_t bias, uintptr_t residual, uintptr_t y, int64_t ldy,
-            int64_t m, int64_t n, int64_t k, int gate, int type, bool wide_y) {
-  LinearArgs args{(const void*)x, ldx, (const void*)w, (const float*)bias, (const void*)residual, (void*)y, ldy, m, n, k,
-                  (Gate)gate, (Dtype)type, wide_y};
-  if (kernels.wide_inputs && args.type == Dtype::bf16) {
-    args.ldx = k + k % 2;
-    args.x = widened((const uint16_t*)x, ldx, m, k, args.ldx);
+// A group's part of what all rows have.
+static LinearArgs of_group(const LinearArgs& all, const RowGroup& group, int64_t element_bytes) {
+  LinearArgs own = all;
+  own.x = (const char*)all.x + group.first * all.ldx * element_bytes;
+  own.y = (char*)all.y + group.first * all.ldy * (all.wide_y || all.type == Dtype::f32 ? 4 : 2);
+  own.w = (const void*)group.w, own.bias = (const float*)group.bias;
+  own.m = group.count;
+  return own;
+}
+
+// Calls work(group, begin, end) for ranges of panels: those of all groups are one list of items.
+template <typename Work>
+static void parallel_panels(int64_t num_panels, std::span<const RowGroup> groups, const Work& work) {
+  parallel(num_panels * (int64_t)groups.size(), 1, [&](int64_t begin, int64_t end) {
+    while (begin < end) {
+      int64_t first = begin % num_panels, last = std::min(num_panels, first + end - begin);
+      work(groups[(size_t)(begin / num_panels)], first, last);
+      begin += last - first;
+    }
+  });
+}
+
+static void grouped_linear(const Kernels& kernels, LinearArgs args, std::span<const RowGroup> groups) {
+  bool is_widened = kernels.wide_inputs && args.type == Dtype::bf16;
+  if (is_widened) {
+    int64_t width = args.k + args.k % 2;
+    args.x = widened((const uint16_t*)args.x, args.ldx, args.m, args.k, width);
+    args.ldx = width;
   }
-  parallel(panels_of(args), 1, [&](int64_t begin, int64_t end) { kernels.linear_panels(args, begin, end); });
+  int64_t element_bytes = is_widened || args.type == Dtype::f32 ? 4 : 2;
+  parallel_panels(panels_of(args), groups, [&](const RowGroup& group, int64_t begin, int64_t end) {
+    kernels.linear_panels(of_group(args, group, element_bytes), begin, end);
+  });
+}
+
+void linear(const Kernels& kernels, uintptr_t x, int64_t ldx, std::span<const RowGroup> groups, uintptr_t residual, uintptr_t y,
+            int64_t ldy, int64_t m, int64_t n, int64_t k, int gate, int type, bool wide_y) {
+  LinearArgs args{(const void*)x, ldx, nullptr, nullptr, (const void*)residual, (void*)y, ldy, m, n, k,
+                  (Gate)gate, (Dtype)type, wide_y};
+  grouped_linear(kernels, args, groups);
 }
 
 // ---------------------------------------------------------------- quantized weights
@@ -214,56 +246,64 @@ static const T* inputs_in_order(const T* x, int64_t ldx, const int32_t* order, i
   return to;
 }
 
-static void decoded_linear(const Kernels& kernels, QuantizedArgs args, const int32_t* order) {
+static void decoded_linear(const Kernels& kernels, QuantizedArgs args, std::span<const RowGroup> groups, const int32_t* order) {
   LinearArgs& linear = args.linear;
-  bool is_f32 = linear.type == Dtype::f32;
+  bool is_f32 = linear.type == Dtype::f32, is_widened = kernels.wide_inputs && !is_f32;
   if (order || linear.k % 2) {
     linear.x = is_f32 ? (const void*)inputs_in_order((const float*)linear.x, linear.ldx, order, linear.m, linear.k)
                       : inputs_in_order((const uint16_t*)linear.x, linear.ldx, order, linear.m, linear.k);
     linear.ldx = linear.k + linear.k % 2;
   }
-  if (kernels.wide_inputs && !is_f32) {
+  if (is_widened) {
     int64_t width = linear.k + linear.k % 2;
     linear.x = widened((const uint16_t*)linear.x, linear.ldx, linear.m, linear.k, width);
     linear.ldx = width;
   }
+  int64_t element_bytes = is_widened || is_f32 ? 4 : 2;
   size_t num_bytes = (size_t)(args.groups * args.format.group * PANEL * (is_f32 ? 4 : 2));
-  parallel(panels_of(linear), 1, [&](int64_t begin, int64_t end) {
+  parallel_panels(panels_of(linear), groups, [&](const RowGroup& group, int64_t begin, int64_t end) {
     static thread_local std::vector<char> room;
     room.resize(std::max(room.size(), num_bytes + 64));
     QuantizedArgs mine = args;
+    mine.linear = of_group(args.linear, group, element_bytes);
     mine.decoded = room.data() + (64 - (uintptr_t)room.data() % 64) % 64;
     kernels.decoded_panels(mine, begin, end);
   });
 }
 
-static void integer_linear(const Kernels& kernels, QuantizedArgs args, const int32_t* order) {
+static void integer_linear(const Kernels& kernels, QuantizedArgs args, std::span<const RowGroup> groups, const int32_t* order) {
   const LinearArgs& linear = args.linear;
   static thread_local std::vector<int8_t> q;
   static thread_local std::vector<float> scales, weighted;
   static thread_local std::vector<int32_t> sums;
-  q.resize((size_t)(linear.m * args.groups * args.format.group));
+  int64_t width = args.groups * args.format.group;
+  q.resize((size_t)(linear.m * width));
   scales.resize((size_t)(linear.m * args.input_groups));
   sums.resize((size_t)(linear.m * args.groups));
   weighted.resize(sums.size());
   // a lambda would look a worker's own vectors up
   Integers<int8_t, float, int32_t> rows{q.data(), scales.data(), sums.data(), weighted.data()};
-  args.inputs = {rows.q, rows.scales, rows.sums, rows.weighted};
   parallel(linear.m, rows_per_task(linear.k), [&](int64_t begin, int64_t end) {
     kernels.quantize_rows(linear.x, linear.ldx, order, linear.k, args.format.group, rows, linear.type, begin, end);
   });
-  parallel(panels_of(linear), 1,
-           [&](int64_t begin, int64_t end) { kernels.quantized_panels(args, begin, end); });
+  parallel_panels(panels_of(linear), groups, [&](const RowGroup& group, int64_t begin, int64_t end) {
+    QuantizedArgs mine = args;
+    mine.linear = of_group(linear, group, linear.type == Dtype::f32 ? 4 : 2);
+    int64_t first = group.first;
+    mine.inputs = {rows.q + first * width, rows.scales + first * args.input_groups, rows.sums + first * args.groups,
+                   rows.weighted + first * args.groups};
+    kernels.quantized_panels(mine, begin, end);
+  });
 }
 
-void quantized_linear(const Kernels& kernels, uintptr_t x, int64_t ldx, uintptr_t w, uintptr_t bias, uintptr_t residual,
+void quantized_linear(const Kernels& kernels, uintptr_t x, int64_t ldx, std::span<const RowGroup> groups, uintptr_t residual,
                       uintptr_t y, int64_t ldy, int64_t m, int64_t n, int64_t k, int gate, int type, const WeightFormat& format,
                       uintptr_t order, bool quantizes_inputs, bool wide_y) {
-  LinearArgs linear{(const void*)x, ldx, (const void*)w, (const float*)bias, (const void*)residual, (void*)y, ldy, m, n, k,
+  LinearArgs linear{(const void*)x, ldx, nullptr, nullptr, (const void*)residual, (void*)y, ldy, m, n, k,
                     (Gate)gate, (Dtype)type, wide_y};
   auto parts_of = [k](int64_t width) { return (k + width - 1) / width; };
   QuantizedArgs args{linear, format, format.groups(k), parts_of(SPAN), parts_of(input_group(format.group)), {}, nullptr};
-  (quantizes_inputs ? integer_linear : decoded_linear)(kernels, args, (const int32_t*)order);
+  (quantizes_inputs ? integer_linear : decoded_linear)(kernels, args, groups, (const int32_t*)order);
 }
 
 void rms_norm(const Kernels& kernels, uintptr_t x, int64_t x_stride, uintptr_t weight, uintptr_t y, int64_t y_stride, int64_t rows,

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -27,9 +28,16 @@ void pack_linear(uintptr_t weight, uintptr_t packed, int64_t n, int64_t k, bool 
 // Rows of a packed weight (not a gated one), for embeddings: ids int64 [count], out [count, k].
 void unpack_rows(uintptr_t packed, uintptr_t ids, uintptr_t out, int64_t count, int64_t k, int type);
 
+// Rows [first, first + count) of x and y, and the weight that multiplies them.
+struct RowGroup {
+  uintptr_t w, bias;
+  int64_t first, count;
+};
+
 // x [m, k] with rows ldx elements apart to y [m, n] with rows ldy apart, as those of a residual are; bias in the panels' order, float32; gate is a Gate. In bfloat16 an odd k is read with the
 // element behind it, which has to be zero. wide_y: y is float32, see LinearArgs.
-void linear(const Kernels& kernels, uintptr_t x, int64_t ldx, uintptr_t w, uintptr_t bias, uintptr_t residual, uintptr_t y,
+// With a residual there is one group of all rows.
+void linear(const Kernels& kernels, uintptr_t x, int64_t ldx, std::span<const RowGroup> groups, uintptr_t residual, uintptr_t y,
             int64_t ldy, int64_t m, int64_t n, int64_t k, int gate, int type, bool wide_y);
 
 // The same for quantized weights; see kernels/quantized.hpp.
@@ -52,7 +60,7 @@ void quantize_weight(const Kernels& kernels, uintptr_t weight, uintptr_t codes, 
                      int64_t group, const std::vector<float>& steps, int type);
 
 // order int32 [k], or none, says which input comes where. Inputs are quantized on the fly, or multiplied as they are.
-void quantized_linear(const Kernels& kernels, uintptr_t x, int64_t ldx, uintptr_t w, uintptr_t bias, uintptr_t residual,
+void quantized_linear(const Kernels& kernels, uintptr_t x, int64_t ldx, std::span<const RowGroup> groups, uintptr_t residual,
                       uintptr_t y, int64_t ldy, int64_t m, int64_t n, int64_t k, int gate, int type, const WeightFormat& format,
                       uintptr_t order, bool quantizes_inputs, bool wide_y);
 

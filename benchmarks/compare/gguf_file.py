@@ -70,7 +70,7 @@ def write_gguf(folder: Path, file_type: str, target_folder: Path, *, progress: b
         _write_shape(writer, config)
         writer.add_file_type(gguf.LlamaFileType[f"MOSTLY_{file_type}"])
         writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
-        _write_vocabulary(writer, folder, config.vocab_size, pre)
+        write_vocabulary(writer, folder, config.vocab_size, pre)
         kind = gguf.GGMLQuantizationType[file_type]
         _write_tensors(writer, tuple(_tensors(Checkpoint(folder), config, kind)), progress=progress)
     finally:
@@ -117,7 +117,7 @@ def _write_shape(writer: GGUFWriter, config: ModelConfig) -> None:
     writer.add_vocab_size(config.vocab_size)
 
 
-def _write_vocabulary(writer: GGUFWriter, folder: Path, vocab_size: int, pre: str) -> None:
+def write_vocabulary(writer: GGUFWriter, folder: Path, vocab_size: int, pre: str) -> None:
     """The folder's byte-level BPE; rows of the embedding that have no token get a name that nobody writes."""
     try:
         given: dict[str, Any] = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))

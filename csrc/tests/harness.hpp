@@ -115,6 +115,7 @@ void test_quantized(const Kernels&);
 void test_attention(const Kernels&);
 void test_elementwise(const Kernels&);
 void test_sampling(const Kernels&);
+void test_experts(const Kernels&);
 void test_threads();
 
 }  // namespace twostroke::tests

@@ -18,6 +18,7 @@ namespace {
 constexpr std::pair<const char*, void (*)(const Kernels&)> PARTS[] = {
     {"linear", tests::test_linear},           {"quantized", tests::test_quantized}, {"attention", tests::test_attention},
     {"elementwise", tests::test_elementwise}, {"sampling", tests::test_sampling},
+    {"experts", tests::test_experts},
 };
 
 // "linear,sampling" has both; an empty list has all.

@@ -121,7 +121,8 @@ struct Case {
     std::vector<T> left;
     std::vector<T> some(x.begin() + first * k, x.begin() + (first + count) * k);
     if (full) left.assign(residual.begin() + first * n, residual.begin() + (first + count) * n);
-    quantized_linear(kernels, at(some), k, at(packed), at(panel_bias), at(left), at(found), n, count, n, k, (int)gate,
+    RowGroup all{at(packed), at(panel_bias), 0, count};
+    quantized_linear(kernels, at(some), k, {&all, 1}, at(left), at(found), n, count, n, k, (int)gate,
                      TYPE<T>, format, 0, true, !std::is_same_v<Y, T>);
     return found;
   }
@@ -139,9 +140,10 @@ struct Case {
     pack_linear(at(numbers), at(plain), n, k, gated, TYPE<T>);
     for (int64_t count : {(int64_t)1, (int64_t)5, ROWS}) {
       std::vector<T> found((size_t)(count * n)), expected(found.size());
-      quantized_linear(kernels, at(x), k, at(packed), at(panel_bias), at(residual), at(found), n, count, n, k, (int)gate,
+      RowGroup all{at(packed), at(panel_bias), 0, count}, all_plain{at(plain), at(panel_bias), 0, count};
+      quantized_linear(kernels, at(x), k, {&all, 1}, at(residual), at(found), n, count, n, k, (int)gate,
                        TYPE<T>, format, 0, false, false);
-      linear(kernels, at(padded), k + k % 2, at(plain), at(panel_bias), at(residual), at(expected), n, count, n, k, (int)gate, TYPE<T>,
+      linear(kernels, at(padded), k + k % 2, {&all_plain, 1}, at(residual), at(expected), n, count, n, k, (int)gate, TYPE<T>,
              false);
       expect(same_bits(found.data(), expected.data(), count * n), name + ": other bits than with the numbers themselves");
     }

@@ -65,6 +65,8 @@ def randomize_vectors(model: Any, kind: str) -> None:
     for name, buffer in model.named_buffers():
         if name.endswith("layer_scalar"):
             buffer.uniform_(0.5, 1.5)
+        elif name.endswith("e_score_correction_bias"):
+            buffer.uniform_(-0.3, 0.3)
 
 
 @torch.no_grad()

@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from twostroke.config.experts import ExpertTraits
 from twostroke.config.layer_spec import LayerSpec, NormKind, NormPlace, PlainActivation, QKNorm
 
 WindowRule = Literal["none", "all_layers", "by_layer", "unrotated", "by_type"]
@@ -55,6 +56,10 @@ class ArchitectureTraits:
     """Returns the layers with what else differs from one to another."""
     own_of_layers: Collection[str] = ()
     """Keys that `per_layer_config` may give a layer for itself; `unlike` reads them."""
+    has_prediction_layers: bool = False
+    """`num_nextn_predict_layers` are stored behind the others."""
+    experts: ExpertTraits | None = None
+    """None: no layer has experts."""
     only: Mapping[str, object] = field(default_factory=dict[str, object])
     """Keys of which one value is implemented."""
     activations: Mapping[str, PlainActivation] = field(default_factory=lambda: SILU)

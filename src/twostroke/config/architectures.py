@@ -10,6 +10,7 @@ from dataclasses import replace
 from twostroke.config.architecture_traits import GELU_TANH, RELU2, ArchitectureTraits
 from twostroke.config.gemma4 import GEMMA_4_ROPES, OWN_OF_LAYERS, gemma4_keys, gemma4_layers
 from twostroke.config.gpt_architectures import GPT_TRAITS
+from twostroke.config.sparse_architectures import SPARSE_TRAITS
 
 _GEMMA = ArchitectureTraits(
     reads_attention_bias=True,
@@ -278,5 +279,6 @@ ARCHITECTURE_TRAITS: dict[str, ArchitectureTraits] = {
         },
     ),
     **GPT_TRAITS,
+    **SPARSE_TRAITS,
 }
 """Architectures whose config.json can be read; model/registry.py says where their maths is."""

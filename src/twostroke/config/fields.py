@@ -41,6 +41,16 @@ def count(given: Mapping[str, Any], name: str, default: int | None = None, *, mo
     return value
 
 
+def at_least_0(given: Mapping[str, Any], name: str, most: int = MAX_COUNT) -> int:
+    """A whole number from 0 to `most`; absent ones are 0, and anything else is a CorruptCheckpoint."""
+    value = given.get(name)
+    if value is None:
+        return 0
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= most:
+        raise CorruptCheckpoint(f"config.json: {name} must be an integer from 0 to {most}, found {shown(value)}.")
+    return value
+
+
 def switch(given: Mapping[str, Any], name: str, *, default: bool = False) -> bool:
     """True or false; anything else is a CorruptCheckpoint."""
     value = given.get(name)

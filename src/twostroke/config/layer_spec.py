@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from twostroke.config.experts import ExpertsSpec
 from twostroke.config.kv_format import KVFormat, slot_bytes
 from twostroke.config.rope import RopeConfig
 
@@ -87,7 +88,7 @@ class KVSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerSpec:
-    """A decoder layer: attention, then an MLP."""
+    """A decoder layer: attention, then an MLP or experts."""
 
     num_heads: int
     """Query heads."""
@@ -95,7 +96,9 @@ class LayerSpec:
     rope: RopeConfig | None
     """None: q and k are not rotated (NoPE, Kazemnejad et al. 2023, arXiv:2305.19466)."""
     intermediate_size: int
-    """Rows of the MLP's up projection, and of its gate."""
+    """Rows of the MLP's up projection, and of its gate; 0: there is no MLP beside the experts."""
+    experts: ExpertsSpec | None = None
+    """None: every token goes through the MLP."""
     has_gate: bool = True
     """Whether the MLP is gated (Shazeer 2020, arXiv:2002.05202)."""
     is_parallel: bool = False

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from twostroke.config.architecture_traits import ArchitectureTraits
 from twostroke.config.architectures import ARCHITECTURE_TRAITS
-from twostroke.config.fields import count, is_number, list_of, mapping, switch, with_defaults
+from twostroke.config.experts import ExpertTraits
+from twostroke.config.fields import at_least_0, count, is_number, list_of, mapping, switch, with_defaults
 from twostroke.config.layer_kinds import is_original_given, layer_overrides, layer_windows, layers_with_rope, ropes_of
 from twostroke.config.layer_spec import KVSpec, LayerSpec, NormKind, NormPlace, PlainActivation
 from twostroke.config.nearest import nearest_known, writes_no_text
@@ -61,6 +62,8 @@ class ModelConfig:
     """Type of the checkpoint's floats as config.json states it."""
     quantization: QuantizationConfig | Fp8Config | None = None
     """How the weights are stored that are no floats."""
+    num_prediction_layers: int = 0
+    """Layers behind the last one that only predict further tokens. They are stored, and not read."""
     early_exit_layers: tuple[int, ...] = ()
     """After so many layers the model was trained to go on with its norm and head right away."""
 
@@ -169,6 +172,8 @@ class ModelConfig:
             for window, is_rotated in zip(windows, has_rope, strict=True)
         )
         layer_overrides(given, num_layers, traits.own_of_layers)  # refuses what no `unlike` reads
+        if traits.experts is not None:
+            layers = _with_experts(given, traits.experts, layers)
         read = cls(
             architecture=architecture,
             layers=layers if traits.unlike is None else traits.unlike(given, layers),
@@ -192,6 +197,7 @@ class ModelConfig:
             position_offset=traits.position_offset,
             dtype=_dtype(given),
             quantization=_quantization(mapping(given, "quantization_config") or mapping(given, "compression_config")),
+            num_prediction_layers=at_least_0(given, "num_nextn_predict_layers") if traits.has_prediction_layers else 0,
             early_exit_layers=_early_exit_layers(given, num_layers),
         )
         if any(rope.rope_type == "dynamic" and (rope.rotary_dim or head_dim) < 4 for rope in (full_rope, window_rope)):
@@ -204,6 +210,15 @@ class ModelConfig:
                 f"context of {read.max_context} tokens."
             )
         return read
+
+
+def _with_experts(given: Mapping[str, Any], traits: ExpertTraits, layers: Sequence[LayerSpec]) -> tuple[LayerSpec, ...]:
+    experts = traits.read(given)
+    are_sparse = traits.sparse_layers(given, len(layers))
+    return tuple(
+        replace(layer, experts=experts, intermediate_size=0) if is_sparse else layer
+        for layer, is_sparse in zip(layers, are_sparse, strict=True)
+    )
 
 
 def _quantization(given: Mapping[str, Any]) -> QuantizationConfig | Fp8Config | None:
@@ -221,7 +236,8 @@ def _architecture(config: Mapping[str, Any]) -> str:
     if not names and kind is not None:
         what += f" beside model_type {shown(kind)}"
     name = name_shown(names[0]) if names else "".join(part.capitalize() for part in name_shown(kind or "").split("_"))
-    near = nearest_known(name, config, known, reads_images=TEXT_MODELS)
+    sparse = [other for other, traits in ARCHITECTURE_TRAITS.items() if traits.experts is not None]
+    near = nearest_known(name, config, known, reads_images=TEXT_MODELS, has_experts=sparse)
     is_bare = bool(names) and writes_no_text(name) and "without" not in near
     told = "a model of this name writes no text; " if is_bare else ""
     raise UnsupportedModel(f"config.json names {what}; {told}{near}known: {', '.join(known)}.")

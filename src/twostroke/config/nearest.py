@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Collection, Container, Iterable, Mapping
 from difflib import SequenceMatcher
 from typing import Any, cast
 
@@ -83,7 +83,12 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
 
 
 def nearest_known(
-    name: str, config: Mapping[str, Any], known: Iterable[str], *, reads_images: Container[str] = ()
+    name: str,
+    config: Mapping[str, Any],
+    known: Iterable[str],
+    *,
+    reads_images: Container[str] = (),
+    has_experts: Container[str] = (),
 ) -> str:
     """Return which known architecture is nearest, and what that lacks, for a message; "" where nothing is to be said.
 
@@ -92,24 +97,27 @@ def nearest_known(
         config: the parsed config.json, or the metadata of a GGUF file without the prefix of their keys.
         known: the names that there are.
         reads_images: those among them for which images are no difference.
+        has_experts: those among them that have experts.
 
     >>> nearest_known("qwen3moe", {"expert_count": 128}, ["qwen2", "qwen3"])
     'the nearest is qwen3, without experts (expert_count=128); '
     """
     near = nearest(name, known)
-    parts = " or ".join(unknown_parts(name, config, reads_images=near is None or near in reads_images))
+    parts_of = {"images": reads_images, "experts": has_experts}
+    known_parts = {part for part, names in parts_of.items() if near in names or (near is None and names)}
+    parts = " or ".join(unknown_parts(name, config, known_parts))
     if near is None:
         return f"none that is known has {parts}; " if parts else ""
     return f"the nearest is {near}, without {parts}; " if parts else f"the nearest is {near}; "
 
 
-def unknown_parts(name: str, config: Mapping[str, Any], *, reads_images: bool = False) -> list[str]:
+def unknown_parts(name: str, config: Mapping[str, Any], known_parts: Collection[str] = ()) -> list[str]:
     """Return what a config has that no known architecture has, each with the key that says so.
 
     Args:
         name: of the architecture.
         config: the parsed config.json.
-        reads_images: whether images are no difference.
+        known_parts: parts that are no difference.
 
     >>> unknown_parts("Qwen2MoeForCausalLM", {"num_experts": 60, "kv_lora_rank": None})
     ['experts (num_experts=60)']
@@ -117,7 +125,7 @@ def unknown_parts(name: str, config: Mapping[str, Any], *, reads_images: bool = 
     text = config.get("text_config")
     config = {**config, **cast(Mapping[str, Any], text)} if isinstance(text, Mapping) else config
     kinds = {str(kind) for key in _LISTS_OF_LAYERS for kind in list_of(config, key)}
-    absent = {"images"} if reads_images else set[str]()
+    absent = set(known_parts)
     if kinds and kinds <= _LAYER_TYPES:
         absent.add("recurrent layers")  # their sizes may stand there all the same
     found: list[str] = []

@@ -35,15 +35,16 @@ def roofline(shape: ModelShape, machine: MachineLimits, *, most_tokens: int = 51
     """
     q_size = mean(layer.q_size for layer in shape.layers)
     kv_bytes = mean(layer.kv.bytes_per_token(shape.kv_format) for layer in shape.layers)
+    counts = knots(most_tokens)
+    num_head = shape.num_head_parameters
+
+    def seconds(num_read: float, num_multiplied: int) -> float:
+        return max(num_read * shape.bytes_per_weight / machine.bytes_per_s, 2 * num_multiplied / machine.flops_per_s)
+
+    of_layers = (seconds(shape.num_parameters_read(n), shape.num_parameters_per_token * n) for n in counts)
     return StepTimeModel(
-        layers=_curve(shape.num_layer_parameters, shape, machine, most_tokens),
-        head=_curve(shape.num_head_parameters, shape, machine, most_tokens),
+        layers=Curve(counts, tuple(of_layers)),
+        head=Curve(counts, tuple(seconds(num_head, num_head * n) for n in counts)),
         pair_s=4 * q_size / machine.flops_per_s,
         seen_s=kv_bytes / machine.bytes_per_s,
     )
-
-
-def _curve(num_parameters: int, shape: ModelShape, machine: MachineLimits, most: int) -> Curve:
-    read_s = num_parameters * shape.bytes_per_weight / machine.bytes_per_s
-    counts = knots(most)
-    return Curve(counts, tuple(max(read_s, 2 * num_parameters * n / machine.flops_per_s) for n in counts))

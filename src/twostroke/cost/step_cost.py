@@ -2,10 +2,11 @@
 
 Per query token, with P the parameters of a layer's matrices and c the keys it sees (itself included):
 
-    operations   2 P                          each weight is multiplied once and added once
+    operations   2 P                          each weight is multiplied once and added once; of experts, the chosen ones
                  4 x num_heads x head_dim x c   q·k and p·v, two operations per pair and dimension, in each layer
                  2 x hidden x vocab           only for rows that get logits
-    bytes        all weights, once a step     whatever the number of tokens: this is what batching shares
+    bytes        all weights, once a step     whatever the number of tokens: this is what batching shares. Of experts,
+                                              those that so many tokens are expected to hit
                  K and V that are seen        once per request and layer; here num_kv_heads counts, not num_heads
                  K and V that are written     one token's worth for each query token and layer
 
@@ -33,6 +34,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
 from twostroke.batch import ScheduledBatch, ScheduledRequest
+from twostroke.config.experts import ExpertsSpec
 from twostroke.config.kv_format import KVFormat
 from twostroke.config.layer_spec import LayerSpec
 
@@ -159,6 +161,21 @@ class LayersAlike:
     """Whether they have K and V of their own."""
 
 
+@dataclass(frozen=True, slots=True)
+class ExpertsAlike:
+    """Experts of layers that have the same ones."""
+
+    spec: ExpertsSpec
+    num_layers: int
+    parameters_each: int
+    """Weights of one expert of one layer."""
+
+    @property
+    def num_parameters(self) -> int:
+        """Weights of one expert of each of these layers."""
+        return self.num_layers * self.parameters_each
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelShape:
     """The numbers of a decoder that its costs depend on."""
@@ -172,7 +189,9 @@ class ModelShape:
     kinds: tuple[LayersAlike, ...] = field(init=False, repr=False, compare=False)
     """In the order in which kinds appear. Every step asks for these, so they are counted once."""
     num_layer_parameters: int = field(init=False, repr=False, compare=False)
-    """Of the matrices of all layers."""
+    """Of the matrices of all layers that every token goes through."""
+    experts: tuple[ExpertsAlike, ...] = field(init=False, repr=False, compare=False)
+    """The experts of all layers; empty where there are none."""
     num_head_parameters: int = field(init=False, repr=False, compare=False)
     """Of the LM head."""
 
@@ -189,15 +208,35 @@ class ModelShape:
             for layer, num in counts.items()
         )
         object.__setattr__(self, "kinds", kinds)
+        of_experts = Counter(layer.experts for layer in self.layers if layer.experts is not None)
+        experts = tuple(
+            ExpertsAlike(spec, num, 3 * self.hidden_size * spec.intermediate_size) for spec, num in of_experts.items()
+        )
+        object.__setattr__(self, "experts", experts)
         num_parameters = sum(num * self._num_parameters(layer) for layer, num in counts.items())
         object.__setattr__(self, "num_layer_parameters", num_parameters)
         object.__setattr__(self, "num_head_parameters", self.hidden_size * self.vocab_size)
 
     def _num_parameters(self, layer: LayerSpec) -> int:
-        """Return the number of weights in the matrices of a layer: q, k, v, o, up, down, and a gate if it has one; and
-        those of what each token brings to it, if there is such."""
+        """Return the number of weights in the matrices of a layer that every token goes through.
+
+        These are q, k, v, o, up, down, a gate if it has one, those of what each token brings to it, a router and a
+        shared expert.
+        """
         of_mlp = (3 if layer.has_gate else 2) * layer.intermediate_size
+        if layer.experts is not None:
+            of_mlp += layer.experts.num_experts + layer.experts.has_shared_gate + 3 * layer.experts.shared_size
         return self.hidden_size * (2 * layer.q_size + layer.projected_kv_size + of_mlp + 3 * layer.token_input_size)
+
+    @property
+    def num_parameters_per_token(self) -> int:
+        """Weights of all layers that a token is multiplied with."""
+        return self.num_layer_parameters + sum(alike.spec.num_chosen * alike.num_parameters for alike in self.experts)
+
+    def num_parameters_read(self, num_tokens: int) -> float:
+        """Return the weights of all layers that a step of so many tokens is expected to read."""
+        of_experts = sum(alike.spec.expected_distinct(num_tokens) * alike.num_parameters for alike in self.experts)
+        return self.num_layer_parameters + of_experts
 
     @property
     def windows(self) -> tuple[int | None, ...]:
@@ -312,8 +351,9 @@ def step_cost(shape: ModelShape, shares: Iterable[Share], machine: MachineLimits
         num_kv_read += kind.kv_bytes_per_token * sum(num_seen(*span) for span in spans)
         num_kv_written += kind.kv_bytes_per_token * num_tokens if kind.writes_kv else 0
 
-    num_streamed = shape.num_layer_parameters
-    operations = 2.0 * num_streamed * num_tokens + score_operations + 2.0 * shape.num_head_parameters * num_logits_rows
+    num_streamed = shape.num_parameters_read(num_tokens)
+    multiplied = shape.num_parameters_per_token * num_tokens + shape.num_head_parameters * num_logits_rows
+    operations = 2.0 * multiplied + score_operations
     if num_logits_rows:
         num_streamed += shape.num_head_parameters
     weight_bytes = float(num_streamed * shape.bytes_per_weight) if num_tokens else 0.0

@@ -18,6 +18,11 @@ _GELU_LINEAR, _GELU_CUBIC = 1.5957691216057308, 0.07135481282553325
 _SQRT_HALF = 0.5**0.5
 
 
+def logistic(x: Tensor) -> Tensor:
+    """Return 1 / (1 + exp(-x)) of floats [...], as a tensor of its own."""
+    return torch.neg(x).exp_().add_(1.0).reciprocal_()
+
+
 def activated(x: Tensor, activation: PlainActivation) -> Tensor:
     """Return the activation of x, float32 [...], as a tensor of its own."""
     if activation == "relu":

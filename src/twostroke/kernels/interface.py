@@ -18,6 +18,7 @@ from torch import Tensor
 from twostroke.config.kv_format import KV_FORMATS, KVFormat, slot_bytes
 from twostroke.config.layer_spec import Activation, KVSpec
 from twostroke.config.load import QuantizationOnLoad
+from twostroke.kernels.expert_operators import ExpertLinears, GatedExperts, Route
 from twostroke.kernels.head_order import HeadOrder
 from twostroke.kernels.quantized_weight import QuantizedFormat, QuantizedWeight
 from twostroke.kernels.stacked_weight import StackedWeight
@@ -400,6 +401,11 @@ class Operators:
     """How many threads compute, for the whole process; those of its own go where the caller may."""
     pack_linear: Callable[[Weight, Tensor | None], Linear]
     pack_gated: Callable[[Weight, Tensor | None, Activation], GatedLinear]
+    route: Route
+    pack_gated_experts: Callable[[Sequence[Weight], Tensor | None, Activation], GatedExperts]
+    """Of the weights [2 N, K] of all experts, G above U, and biases [num_experts, 2 N]."""
+    pack_expert_linears: Callable[[Sequence[Weight], Tensor | None], ExpertLinears]
+    """Of the weights [N, K] of all experts, and biases [num_experts, N]."""
     packed_sizes: PackedSizes
     keeps_quantized: bool
     """Whether a quantized weight stays one when it is packed; else it takes the room of the numbers it stands for."""

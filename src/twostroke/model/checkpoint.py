@@ -87,6 +87,18 @@ def is_unread_kv(name: str, config: ModelConfig) -> bool:
     return 0 <= layer_id < config.num_layers and config.layers[layer_id].kv_source is not None
 
 
+_OF_A_LAYER = re.compile(r"(?:model\.layers|blk)\.(?P<layer>\d+)\..+")
+
+
+def is_of_prediction(name: str, config: ModelConfig) -> bool:
+    """Whether a tensor, by its name in a checkpoint or a GGUF file, is of a layer behind the last one.
+
+    Such layers predict further tokens (multi-token prediction) and are not read.
+    """
+    found = _OF_A_LAYER.fullmatch(name)
+    return config.num_prediction_layers > 0 and found is not None and int(found["layer"]) >= config.num_layers
+
+
 log = get_logger(__name__)
 
 _EMBEDDED = Path(__file__).resolve().parent.parent / "embedded"

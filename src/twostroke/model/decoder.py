@@ -35,6 +35,8 @@ class Parameter:
     """Whether it is kept in float32, whatever the type of the model."""
     is_table: bool = False
     """Whether its rows are only looked up."""
+    is_router: bool = False
+    """Whether it chooses among experts: it stays in float32, and every rank has all of it."""
     num_copies: int = 1
     """How often it is kept, of all ranks together: for each head, say."""
 

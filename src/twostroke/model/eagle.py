@@ -103,7 +103,7 @@ class EagleHead:
         embedded = embedded[:, : self.config.hidden_size]  # a target may carry more behind the residual stream
         x = torch.cat((layer.attention_norm(embedded), self._hidden_norm(h)), dim=-1)
         y = layer.output.add_to(h, layer.attend(x, self._rotary(positions), attention, kv))
-        return layer.down.add_to(y, layer.inner(layer.mlp_norm(y)))
+        return layer.feed_forward.add_to(y, layer.mlp_norm(y))
 
     @torch.inference_mode()
     def logits(self, y: Tensor) -> Tensor:

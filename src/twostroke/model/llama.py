@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -15,7 +15,7 @@ from torch import Tensor
 from twostroke.config.layer_spec import LayerSpec, NormPlace, PlainActivation
 from twostroke.config.model import ModelConfig
 from twostroke.kernels.activation import activated
-from twostroke.kernels.interface import LayerParts, Linear, Operators, WholeLayer
+from twostroke.kernels.interface import GatedLinear, LayerParts, Linear, Operators, WholeLayer
 from twostroke.kernels.quantized_weight import QuantizedWeight
 from twostroke.kernels.soft_cap import soft_cap
 from twostroke.kernels.streamed_weight import Matrix, StreamedWeight
@@ -30,6 +30,31 @@ _NORMS: Mapping[NormPlace, tuple[str, ...]] = {
     "shared": ("attention_norm",),
 }
 _QK_NORMS = ("q_norm", "k_norm")
+
+
+class FeedForward(Protocol):
+    """A branch beside the residual stream: what an MLP or experts make of rows, or the output projection."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[num_tokens, K] -> [num_tokens, hidden_size]."""
+        ...
+
+    def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
+        """Return residual [num_tokens, hidden_size] + what `__call__` returns."""
+        ...
+
+
+class MLP:
+    """down(inner(x)); a FeedForward."""
+
+    def __init__(self, inner: GatedLinear, down: Linear) -> None:
+        self.inner, self.down = inner, down
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.down(self.inner(x))
+
+    def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
+        return self.down.add_to(residual, self.inner(x))
 
 
 class LlamaLayer:
@@ -63,10 +88,16 @@ class LlamaLayer:
         self._attention = Attention(layer_id, spec, operators, head_norm, slopes)
         output = operators.pack_linear(weights["output.weight"], weights.get("output.bias"))
         self.output = split.linear(output, config.hidden_size)
-        self.inner = self.pack_mlp(spec, weights, placement)
-        down = operators.pack_linear(weights["down.weight"], weights.get("down.bias"))
-        self.down = split.linear(down, config.hidden_size)
+        self.feed_forward = self.pack_feed_forward(config, spec, weights, placement)
         self._whole = self._as_one_call(spec, norms, head_norm, operators)
+
+    def pack_feed_forward(
+        self, config: ModelConfig, spec: LayerSpec, weights: Mapping[str, Any], placement: Placement
+    ) -> FeedForward:
+        """Return what follows attention and the norm behind it."""
+        inner = self.pack_mlp(spec, weights, placement)
+        down = placement.operators.pack_linear(weights["down.weight"], weights.get("down.bias"))
+        return MLP(inner, placement.split.linear(down, config.hidden_size))
 
     def pack_mlp(self, spec: LayerSpec, weights: Mapping[str, Any], placement: Placement) -> Callable[[Tensor], Tensor]:
         """Return what the MLP computes before its down projection: [num_tokens, hidden_size] -> intermediate_size."""
@@ -109,8 +140,7 @@ class LlamaLayer:
         attended = self.attend(normed, rotation, attention, kv, query_scales)
         x = self._added(normed if self._adds_to_normed else x, self.output, attended, self._attention_out_norm)
         normed = beside if self._is_parallel else self.mlp_norm(x)
-        inner = self.inner(normed)
-        return self._added(normed if self._adds_to_normed else x, self.down, inner, self._mlp_out_norm)
+        return self._added(normed if self._adds_to_normed else x, self.feed_forward, normed, self._mlp_out_norm)
 
     def center_keys(self, mean: Tensor) -> None:
         """Store quantized keys less `mean`, [num_kv_heads of this rank, head_dim], from now on."""
@@ -124,7 +154,7 @@ class LlamaLayer:
         if self._split.size > 1 or not adds_plainly or not spec.has_plain_attention:
             return None
         bound = {name: norm.bound for name, norm in norms.items() if isinstance(norm, RMSNorm)}
-        if len(bound) < len(norms):
+        if len(bound) < len(norms) or not isinstance(self.feed_forward, MLP):
             return None
         return operators.whole_layer(
             LayerParts(
@@ -137,15 +167,15 @@ class LlamaLayer:
                 head_dim=self._head_dim,
                 qkv=self._qkv,
                 output=self.output,
-                inner=self.inner,
-                down=self.down,
+                inner=self.feed_forward.inner,
+                down=self.feed_forward.down,
             )
         )
 
-    def _added(self, residual: Tensor, linear: Linear, x: Tensor, norm: Norm | None) -> Tensor:
+    def _added(self, residual: Tensor, branch: FeedForward, x: Tensor, norm: Norm | None) -> Tensor:
         if norm is None and self._residual_scale == 1.0:
-            return linear.add_to(residual, x)
-        added = linear(x) if norm is None else norm(linear(x))
+            return branch.add_to(residual, x)
+        added = branch(x) if norm is None else norm(branch(x))
         return residual + (added if self._residual_scale == 1.0 else added * self._residual_scale)
 
     def attend(
@@ -249,9 +279,11 @@ class Llama(DecoderModel):
         linears: dict[str, tuple[tuple[int, ...], int, bool]] = {
             "qkv": ((q, kv, kv), hidden, spec.qkv_bias),
             "output": ((hidden,), q, spec.output_bias),
-            "gate_up" if spec.has_gate else "up": ((wide, wide) if spec.has_gate else (wide,), hidden, spec.mlp_bias),
-            "down": ((hidden,), wide, spec.mlp_bias),
         }
+        if wide:
+            rows = (wide, wide) if spec.has_gate else (wide,)
+            linears["gate_up" if spec.has_gate else "up"] = rows, hidden, spec.mlp_bias
+            linears["down"] = (hidden,), wide, spec.mlp_bias
         found: dict[str, Parameter] = {}
         for norm in _NORMS[spec.norms]:
             found |= _norm_parameters(config, norm, hidden)

@@ -23,13 +23,14 @@ from twostroke.kernels.stacked_weight import StackedWeight, stack
 from twostroke.kernels.stored_rows import StoredRows
 from twostroke.kernels.streamed_weight import StreamedWeight
 from twostroke.log import get_logger
-from twostroke.model.checkpoint import Checkpoint, is_unread_kv
+from twostroke.model.checkpoint import Checkpoint, is_of_prediction, is_unread_kv
 from twostroke.model.decoder import DecoderModel, Parameter, Placement
 from twostroke.model.float_weights import FloatWeights
 from twostroke.model.packed_cache import CachedWeights, PackedCache
 from twostroke.model.quantized_checkpoint import Fp8Weights, QuantizedCheckpoint
 from twostroke.model.registry import architecture, model_class
 from twostroke.model.rotary_order import in_rotary_order
+from twostroke.model.stacked_experts import UnstackedExperts
 from twostroke.model.stacked_norms import StackedNorms
 from twostroke.model.tied_head import with_embedding
 from twostroke.model.transposed import Transposed
@@ -66,6 +67,8 @@ def open_weights(folder: Path, config: ModelConfig, quantization: Quantization |
         source = Transposed(source)
     if entry.has_norms_by_head:
         source = StackedNorms(source)
+    if any(layer.experts is not None for layer in config.layers):
+        source = UnstackedExperts(source)
     if config.tie_word_embeddings:
         (head,), (embedding,) = (checkpoint_names(entry.names, f"{name}.weight") for name in ("lm_head", "embedding"))
         source = with_embedding(source, head, embedding)
@@ -138,7 +141,10 @@ def load_model(
     pieces = {
         name: pieces_of(source, parts[name], parameter, placement.split.own) for name, parameter in parameters.items()
     }
-    weights = _Weights(source, pieces, dtype, placement.device, packed, _quantizer(quantization, group_size, operators))
+    wide = {name for name, shape in parameters.items() if shape.is_router}
+    weights = _Weights(
+        source, pieces, dtype, placement.device, packed, wide, _quantizer(quantization, group_size, operators)
+    )
     weights = weights if cache is None else CachedWeights(weights, packed, cache)
     if config.tie_word_embeddings:
         _check_tied_head(source, parts["embedding.weight"][0], dtype)
@@ -217,15 +223,18 @@ class _Weights(Mapping[str, Weight]):
         dtype: torch.dtype,
         device: torch.device,
         packed: Set[str],
+        wide: Set[str],
         quantize: Callable[[Tensor], QuantizedWeight] | None,
     ) -> None:
         self._source, self._pieces = source, pieces
         self._dtype, self._device = dtype, device
-        self._packed, self._quantize = packed, quantize
+        self._packed, self._wide, self._quantize = packed, wide, quantize
 
     def __getitem__(self, name: str) -> Weight:
         return_unused()  # what packing took before: holes that are a little too small next time would add up
         pieces = self._pieces[name]
+        if name in self._wide:
+            return self._read_wide(pieces[0].name)
         if name not in self._packed:
             found = stack([self._read_piece(piece, copy=True) for piece in pieces])
             assert not isinstance(found, StackedWeight), name
@@ -285,6 +294,13 @@ class _Weights(Mapping[str, Weight]):
 
     def _on_load(self, weight: Tensor | QuantizedWeight) -> Tensor | QuantizedWeight:
         return self._quantize(weight) if self._quantize is not None and isinstance(weight, Tensor) else weight
+
+    def _read_wide(self, name: str) -> Tensor:
+        """Return a whole weight in float32."""
+        found = _plain(self._source.read(name, torch.float32)).to(self._device, torch.float32, copy=True)
+        if not _is_finite(found):
+            _refuse_not_finite(self._source, name, torch.float32)
+        return found
 
     def _read(self, name: str, rows: slice = ALL_ROWS, *, copy: bool = False) -> Tensor | QuantizedWeight:
         """On the device. A copy is memory of our own, as who packs a matrix makes in any case: what the source's file
@@ -382,7 +398,7 @@ def _is_harmless(name: str, source: WeightSource, config: ModelConfig) -> bool:
     """Old checkpoints store the rotary frequencies, tied ones sometimes the head a second time, AutoGPTQ a bias of
     zeros for every map that it quantized, and Gemma 4's K and V of layers that read those of others.
     """
-    if is_unread_kv(name, config):
+    if is_unread_kv(name, config) or is_of_prediction(name, config):
         return True
     if name.endswith(".bias"):
         weight = source.weights.get(name.removesuffix("bias") + "weight")

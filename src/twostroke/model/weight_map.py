@@ -1,7 +1,7 @@
 """Checkpoint names to ours: one table per architecture, nothing else.
 
 A table maps a module of ours to the checkpoint's module, or to several whose rows are laid one under the other when
-they are loaded. `{i}` is the layer; `.weight` and `.bias` follow by themselves.
+they are loaded. `{i}` is the layer and `{e}` an expert; `.weight` and `.bias` follow by themselves.
 """
 
 from __future__ import annotations
@@ -173,6 +173,43 @@ OPT: NameTable = {
 }
 
 
+def _experts(block: str, *, parts: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")) -> NameTable:
+    """Return the names of a router and its experts; `parts` are an expert's gate, up and down."""
+    gate, up, down = (f"model.layers.{{i}}.{block}.experts.{{e}}.{part}" for part in parts)
+    return {
+        "layers.{i}.router": f"model.layers.{{i}}.{block}.gate",
+        "layers.{i}.experts.{e}.gate_up": (gate, up),
+        "layers.{i}.experts.{e}.down": down,
+    }
+
+
+def _shared_expert(module: str) -> NameTable:
+    """Return the names of the expert that computes every token."""
+    gate, up, down = (f"model.layers.{{i}}.{module}.{part}" for part in ("gate_proj", "up_proj", "down_proj"))
+    return {"layers.{i}.shared.gate_up": (gate, up), "layers.{i}.shared.down": down}
+
+
+MIXTRAL: NameTable = {**LLAMA, **_experts("block_sparse_moe", parts=("w1", "w3", "w2"))}
+
+QWEN2_MOE: NameTable = {
+    **LLAMA,
+    **_experts("mlp"),
+    **_shared_expert("mlp.shared_expert"),
+    "layers.{i}.shared_gate": "model.layers.{i}.mlp.shared_expert_gate",
+}
+
+QWEN3_MOE: NameTable = {**QWEN3, **_experts("mlp")}
+"""Qwen 3's sparse models, and OLMoE."""
+
+GRANITE_MOE: NameTable = {
+    **LLAMA,
+    **_experts("block_sparse_moe"),
+    "layers.{i}.router": "model.layers.{i}.block_sparse_moe.router.layer",
+}
+
+GLM4_MOE: NameTable = {**QWEN3_MOE, **_shared_expert("mlp.shared_experts")}
+
+
 def checkpoint_names(table: NameTable, name: str) -> tuple[str, ...]:
     """The checkpoint's tensors that make up ours.
 
@@ -180,10 +217,13 @@ def checkpoint_names(table: NameTable, name: str) -> tuple[str, ...]:
     ('model.layers.7.mlp.gate_proj.weight', 'model.layers.7.mlp.up_proj.weight')
     """
     module, _, kind = name.rpartition(".")
-    layer = ""
+    layer = expert = ""
     if module.startswith("layers."):
         _, layer, rest = module.split(".", 2)
+        if rest.startswith("experts."):
+            _, expert, rest = rest.split(".", 2)
+            rest = f"experts.{{e}}.{rest}"
         module = f"layers.{{i}}.{rest}"
     theirs = table[module]
     parts = (theirs,) if isinstance(theirs, str) else theirs
-    return tuple(f"{part.replace('{i}', layer)}.{kind}" for part in parts)
+    return tuple(f"{part.replace('{i}', layer).replace('{e}', expert)}.{kind}" for part in parts)

@@ -21,8 +21,10 @@ class Piece:
 
 
 def is_multiplied(name: str, config: ModelConfig, parameter: Parameter) -> bool:
-    """Whether it is a matrix of a product. A table is none, unless it is the head too, nor are norms' weights."""
-    is_matrix = parameter.columns is not None and not parameter.is_wide and not parameter.is_table
+    """Whether it is a matrix of a product in the model's type. A table is none, unless it is the head too, nor are
+    norms' weights and routers."""
+    is_other = parameter.is_wide or parameter.is_table or parameter.is_router
+    is_matrix = parameter.columns is not None and not is_other
     return is_matrix and (name != "embedding.weight" or config.tie_word_embeddings)
 
 

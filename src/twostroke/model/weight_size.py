@@ -107,10 +107,19 @@ class _Counts:
         return total
 
     def _of_tensor(self, parameter: Parameter, own: Callable[[int], range], num_ranks: int) -> int:
+        if parameter.is_router:
+            return self._of_router(parameter)
         num_rows = sum(len(parameter.own_rows(rows, own)) for rows in parameter.rows)
         num_copies = max(1, parameter.num_copies // num_ranks)
         dtype = torch.float32 if parameter.is_wide else self._dtype
         return num_copies * num_rows * (parameter.columns or 1) * dtype.itemsize
+
+    def _of_router(self, parameter: Parameter) -> int:
+        """A product in float32, or its bias, or a correction of scores."""
+        (num_rows,) = parameter.rows
+        if parameter.columns is None:
+            return num_rows * torch.float32.itemsize
+        return self._sizes.weight((num_rows, parameter.columns), None, torch.float32, gated=False)
 
     def _maps(self, pieces: Sequence[Piece]) -> list[tuple[int, QuantizedFormat | None]]:
         """Rows and format of each weight that is packed by itself (kernels.stacked_weight.stack)."""

@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 
+from twostroke.config.layer_spec import LayerSpec
 from twostroke.config.model import ModelConfig
 from twostroke.kernels.reference.attention_plan import MAX_GATHERED, MAX_SCORES, PARTITION
 from twostroke.kv_cache.layout import KVLayout
@@ -49,6 +50,7 @@ def step_bytes(model: ModelConfig, *, max_tokens: int, max_num_seqs: int, bytes_
         max(
             2 * (layer.q_size + 2 * layer.kv_size) + 3 * layer.q_size,
             (5 if layer.has_gate else without_gate) * layer.intermediate_size,
+            _of_experts(layer, model.hidden_size, bytes_per_element),
         )
         for layer in model.kinds
     )
@@ -59,6 +61,21 @@ def step_bytes(model: ModelConfig, *, max_tokens: int, max_num_seqs: int, bytes_
     results = MAX_SCORES * max(layer.kv.head_dim for layer in model.kinds) // PARTITION * _FLOAT32
     attention = gathered + MAX_SCORES * (bytes_per_element + 2 * _FLOAT32) + results
     return max_tokens * per_token + max(sampled, scored) * model.vocab_size * _FLOAT32 + attention
+
+
+def _of_experts(layer: LayerSpec, hidden_size: int, bytes_per_element: int) -> int:
+    """Return the most numbers that a layer's experts hold for each token.
+
+    For each chosen expert the rows that it reads, its product twice while parts are joined, its result and that in
+    float32; for the token its row in float32 for the router, the sum of experts in float32 and as it is, and what the
+    shared expert makes.
+    """
+    if layer.experts is None:
+        return 0
+    spec, floats = layer.experts, _FLOAT32 // bytes_per_element
+    of_pair = (4 + floats) * hidden_size + 6 * spec.intermediate_size
+    of_shared = 5 * spec.shared_size + 2 * hidden_size if spec.shared_size else 0
+    return spec.num_chosen * of_pair + (2 * floats + 2) * hidden_size + of_shared + 8 * spec.num_experts
 
 
 def _num_elements(model: ModelConfig, of_layers: Iterable[int]) -> int:
@@ -119,7 +136,11 @@ def _card_pass_bytes(model: ModelConfig, max_tokens: int, bytes_per_element: int
     """Return the part of `card_step_bytes` that is not logits."""
     without_gate = 2 + 4 * _FLOAT32 // bytes_per_element
     of_layers = (
-        max(2 * (layer.q_size + layer.kv_size), (3 if layer.has_gate else without_gate) * layer.intermediate_size)
+        max(
+            2 * (layer.q_size + layer.kv_size),
+            (3 if layer.has_gate else without_gate) * layer.intermediate_size,
+            _of_experts(layer, model.hidden_size, bytes_per_element),
+        )
         for layer in model.kinds
     )
     elements = _num_elements(model, of_layers)

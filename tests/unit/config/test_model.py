@@ -848,9 +848,9 @@ def test_windows_by_layer() -> None:
     [
         ({"architectures": ["MptForCausalLM"]}, UnsupportedModel, "names the architecture MptForCausalLM; known: "),
         (
-            {"architectures": ["Qwen2MoeForCausalLM"], "num_experts": 60},
+            {"architectures": ["SmolLM3MoeForCausalLM"], "num_experts": 60},
             UnsupportedModel,
-            "the nearest is Qwen2ForCausalLM, without experts (num_experts=60); known",
+            "the nearest is SmolLM3ForCausalLM, without experts (num_experts=60); known",
         ),
         (
             {"architectures": ["Qwen3NextForCausalLM"], "layer_types": ["linear_attention", "full_attention"]},
@@ -881,12 +881,12 @@ def test_windows_by_layer() -> None:
                     "mamba_d_state": 256,
                 },
                 UnsupportedModel,
-                f"the nearest is GraniteForCausalLM{without}; known",
+                f"the nearest is GraniteMoeForCausalLM{without}; known",
             )
             for key in ("layer_types", "layers_block_type")
             for num_experts, kind, without in (
                 (0, "attention", ""),
-                (64, "attention", ", without experts (num_local_experts=64)"),
+                (64, "attention", ""),
                 (0, "mamba", ", without recurrent layers (mamba_d_state=256) or layers of type mamba"),
             )
         ),
@@ -914,12 +914,12 @@ def test_windows_by_layer() -> None:
         (
             {"architectures": ["DeepseekV3ForCausalLM"], "n_routed_experts": 256, "kv_lora_rank": 512},
             UnsupportedModel,
-            "none that is known has experts (n_routed_experts=256) or latent attention (kv_lora_rank=512); known",
+            "none that is known has latent attention (kv_lora_rank=512); known",
         ),
         (
-            {"architectures": None, "model_type": "qwen3_moe"},
+            {"architectures": None, "model_type": "smollm3_moe"},
             UnsupportedModel,
-            "model_type 'qwen3_moe'; the nearest is Qwen3ForCausalLM, without experts; known",
+            "model_type 'smollm3_moe'; the nearest is SmolLM3ForCausalLM, without experts; known",
         ),
         ({"architectures": ["MambaForCausalLM"]}, UnsupportedModel, "none that is known has recurrent layers; known"),
         ({"architectures": None, "model_type": "mamba"}, UnsupportedModel, "no architecture beside model_type 'mamba'"),

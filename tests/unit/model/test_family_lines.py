@@ -14,7 +14,7 @@ from twostroke.model.registry import ARCHITECTURES
 
 REPOSITORY = Path(__file__).parents[3]
 SOURCE = REPOSITORY / "src" / "twostroke"
-SHARED = "twostroke.model.llama:Llama"
+SHARED = {"twostroke.model.llama:Llama", "twostroke.model.sparse:Sparse"}
 """The maths that families share; another file of maths is a family's own."""
 MOST_LINES = 40
 """Of a family without new maths."""
@@ -103,13 +103,15 @@ def costs() -> Mapping[str, tuple[int, int, int, int, int, int]]:
     """
     traits = read(SOURCE / "config" / "architectures.py", "ARCHITECTURE_TRAITS")
     of_gpt = read(SOURCE / "config" / "gpt_architectures.py", "GPT_TRAITS")
-    traits.lines |= of_gpt.lines
-    for beside in (of_gpt, *(read(SOURCE / "config" / name) for name in ("architecture_traits.py", "gemma4.py"))):
+    sparse = read(SOURCE / "config" / "sparse_architectures.py", "SPARSE_TRAITS")
+    traits.lines |= of_gpt.lines | sparse.lines
+    others = (read(SOURCE / "config" / name) for name in ("architecture_traits.py", "gemma4.py"))
+    for beside in (of_gpt, sparse, *others):
         traits.named |= beside.named
         traits.uses |= beside.uses
     registry = read(SOURCE / "model" / "registry.py", "ARCHITECTURES")
     tables = read(SOURCE / "model" / "weight_map.py")
-    seen_traits, seen_tables = {"ArchitectureTraits"}, {"LLAMA"}
+    seen_traits, seen_tables = {"ArchitectureTraits", "ExpertTraits"}, {"LLAMA"}
     of_gguf = gguf_lines()
     found: dict[str, tuple[int, int, int, int, int, int]] = {}
     for family, num_traits in traits.lines.items():
@@ -122,7 +124,7 @@ def costs() -> Mapping[str, tuple[int, int, int, int, int, int]]:
             registry.lines[family],
             of_gguf.get(family, 0),
             storage_lines(family),
-            0 if ARCHITECTURES[family].path == SHARED else len(own.read_text(encoding="utf-8").splitlines()),
+            0 if ARCHITECTURES[family].path in SHARED else len(own.read_text(encoding="utf-8").splitlines()),
         )
     return found
 

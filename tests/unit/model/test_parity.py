@@ -44,6 +44,24 @@ def longrope(num_pairs: int, *, original: int) -> dict[str, Any]:
     }
 
 
+QWEN3_MOE: dict[str, Any] = {
+    "head_dim": 16,
+    "num_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 48,
+}
+QWEN2_MOE: dict[str, Any] = {
+    "num_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 48,
+    "shared_expert_intermediate_size": 80,
+}
+GLM4_MOE: dict[str, Any] = {
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 48,
+}
+
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama-gqa": ("Llama", {}),
     "llama-mha-tied": ("Llama", {"num_key_value_heads": 4, "tie_word_embeddings": True}),
@@ -341,6 +359,47 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "activation_function": "gelu",
         },
     ),
+    "mixtral": ("Mixtral", {"num_local_experts": 4}),
+    "mixtral-window-tied": (
+        "Mixtral",
+        {"num_local_experts": 6, "num_experts_per_tok": 3, "sliding_window": 24, "tie_word_embeddings": True},
+    ),
+    "qwen2-moe": ("Qwen2Moe", QWEN2_MOE),
+    "qwen2-moe-renormalized": ("Qwen2Moe", {**QWEN2_MOE, "norm_topk_prob": True, "mlp_only_layers": [1]}),
+    "qwen3-moe": ("Qwen3Moe", QWEN3_MOE),
+    "qwen3-moe-dense-layers": (
+        "Qwen3Moe",
+        {**QWEN3_MOE, "norm_topk_prob": True, "decoder_sparse_step": 2, "attention_bias": True},
+    ),
+    "olmoe": ("Olmoe", {"num_experts": 8, "num_experts_per_tok": 3}),
+    "olmoe-renormalized": (
+        "Olmoe",
+        {"num_experts": 8, "num_experts_per_tok": 2, "norm_topk_prob": True, "attention_bias": True},
+    ),
+    "granite-moe": (
+        "GraniteMoe",
+        {
+            "num_local_experts": 4,
+            "embedding_multiplier": 2.0,
+            "attention_multiplier": 0.3,
+            "residual_multiplier": 0.7,
+            "logits_scaling": 3.0,
+        },
+    ),
+    "glm4-moe": ("Glm4Moe", GLM4_MOE),
+    "glm4-moe-groups": (
+        "Glm4Moe",
+        {
+            **GLM4_MOE,
+            "n_group": 4,
+            "topk_group": 2,
+            "n_shared_experts": 2,
+            "routed_scaling_factor": 2.5,
+            "use_qk_norm": True,
+            "attention_bias": True,
+        },
+    ),
+    "glm4-moe-weights-as-they-are": ("Glm4Moe", {**GLM4_MOE, "norm_topk_prob": False, "first_k_dense_replace": 2}),
     "gpt2": ("GPT2", {"num_key_value_heads": 4, "tie_word_embeddings": True}),
     "gpt2-scores-by-layer": (
         "GPT2",

@@ -69,7 +69,7 @@ def operators(level: str | None = None, activation_quantization: ActivationQuant
     Raises:
         SetupError: this processor cannot run that level.
     """
-    from twostroke.kernels.native import attention, extension, linear
+    from twostroke.kernels.native import attention, experts, extension, linear
     from twostroke.kernels.native import attention as layer
     from twostroke.kernels.native import extension as sampling
     from twostroke.kernels.native.extension import Elementwise, Quantizer
@@ -82,11 +82,16 @@ def operators(level: str | None = None, activation_quantization: ActivationQuant
     quantizes_inputs = activation_quantization == "int8"
     pack_part = partial(linear.NativeLinear, kernels, quantizes_inputs=quantizes_inputs)
     pack_whole = partial(linear.NativeGated, kernels, quantizes_inputs=quantizes_inputs)
+    linear_of = partial(pack_linear, pack_part)
+    gated_of = partial(pack_gated, pack_part, pack_whole)
     return Operators(
         name=f"native {kernels.level}",
         set_num_threads=extension.set_num_threads,
-        pack_linear=partial(pack_linear, pack_part),
-        pack_gated=partial(pack_gated, pack_part, pack_whole),
+        pack_linear=linear_of,
+        pack_gated=gated_of,
+        route=experts.route,
+        pack_gated_experts=partial(experts.pack_gated_experts, gated_of),
+        pack_expert_linears=partial(experts.pack_expert_linears, linear_of),
         packed_sizes=linear.PanelSizes(),
         keeps_quantized=True,
         quantize_per_channel=quantizer.per_channel,

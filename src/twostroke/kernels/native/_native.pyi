@@ -133,6 +133,37 @@ class PackedLinear:
         """Releases the GIL."""
         ...
 
+class RouterRules:
+    """csrc/experts.hpp."""
+
+    def __init__(
+        self,
+        num_experts: int,
+        num_chosen: int,
+        is_sigmoid: bool,
+        is_renormalized: bool,
+        scale: float,
+        num_groups: int,
+        num_chosen_groups: int,
+    ) -> None: ...
+    def route(self, logits: int, correction: int, m: int, tokens: int, starts: int, places: int, weights: int) -> None:
+        """Releases the GIL."""
+        ...
+
+class PackedExperts:
+    """csrc/experts.hpp. The maps outlive it."""
+
+    def __init__(self, experts: Sequence[PackedLinear]) -> None: ...
+    def multiply(self, x: int, ldx: int, tokens: int, starts: int, y: int, num_pairs: int) -> None:
+        """Releases the GIL."""
+        ...
+
+    def multiply_and_add(
+        self, x: int, ldx: int, starts: int, places: int, weights: int, y: int, m: int, num_chosen: int
+    ) -> None:
+        """Releases the GIL."""
+        ...
+
 class Norm:
     """csrc/layer.hpp."""
 

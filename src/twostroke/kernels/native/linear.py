@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import chain
 
@@ -28,7 +28,7 @@ _GATE_CODES: dict[Activation | None, int] = {None: 0, "silu": 1, "gelu_tanh": 2}
 _TABLE_CODES: dict[CodeTable | None, int] = {None: 0, "iq4": 1, "fp4": 2}
 
 
-class _Panels(ABC):
+class Panels(ABC):
     """A weight [N, K], or [2 N, K] with G above U, in the kernels' order, and its bias."""
 
     bound: native.PackedLinear
@@ -67,6 +67,18 @@ class _Panels(ABC):
         """Type of inputs and outputs."""
         return self._dtype
 
+    def is_like(self, other: Panels) -> bool:
+        """Whether they differ in their numbers alone, and take inputs in the order in which these come."""
+        of_weight = self._quantized, self._order is None, self.shape, self._gate, self._dtype, self._bias is None
+        return self._order is None and of_weight == (
+            other._quantized,
+            other._order is None,
+            other.shape,
+            other._gate,
+            other._dtype,
+            other._bias is None,
+        )
+
     @property
     def packed(self) -> PackedWeight:
         """The weight as it is packed, for a later start."""
@@ -90,6 +102,11 @@ class _Panels(ABC):
     @abstractmethod
     def rows(self, ids: Tensor) -> Tensor:
         """Rows of the weight, taken out of the panels: there is no other copy of it. int64 [n] to [n, K]"""
+
+
+def are_alike(panels: Sequence[Panels]) -> bool:
+    """Whether one call can multiply with all of them; see Panels.is_like."""
+    return all(one.is_like(panels[0]) for one in panels)
 
 
 _AT_ONCE = 1 << 20
@@ -122,7 +139,7 @@ def _panels(
     activation: Activation | None,
     *,
     quantizes_inputs: bool,
-) -> _Panels:
+) -> Panels:
     quantized = partial(_QuantizedPanels, kernels, weight, bias, activation, quantizes_inputs=quantizes_inputs)
     floats = partial(_FloatPanels, kernels, weight, bias, activation)
     if not isinstance(weight, StreamedWeight):
@@ -143,7 +160,7 @@ def _packed_panels(
     activation: Activation | None,
     quantized: Callable[..., _QuantizedPanels],
     floats: Callable[[], _FloatPanels],
-) -> _Panels:
+) -> Panels:
     stored = weight.stored if isinstance(weight, StreamedWeight) else None
     if stored is not None and stored.type_name in native.ggml_types():
         panels = quantized(stored.format)
@@ -156,7 +173,7 @@ def _packed_panels(
     return panels
 
 
-class _FloatPanels(_Panels):
+class _FloatPanels(Panels):
     """Weights of float32 or bfloat16."""
 
     def __init__(
@@ -177,7 +194,7 @@ class _FloatPanels(_Panels):
         return native.PackedLinear(self._kernels, packed, bias, *self.shape, self._gate, self._type)
 
     def pack(self, ranges: Iterator[_Range]) -> None:
-        """See _Panels."""
+        """See Panels."""
         gated = self._gated
         for begin, count, found in ranges:
             assert isinstance(found, Tensor), found
@@ -186,7 +203,7 @@ class _FloatPanels(_Panels):
             native.pack_linear(rows.data_ptr(), to, count, self._k, gated, self._type)
 
     def rows(self, ids: Tensor) -> Tensor:
-        """See _Panels."""
+        """See Panels."""
         found = torch.empty(len(ids), self._k, dtype=self._dtype)
         native.unpack_rows(
             self._packed.data_ptr(), ids.contiguous().data_ptr(), found.data_ptr(), len(ids), self._k, self._type
@@ -194,7 +211,7 @@ class _FloatPanels(_Panels):
         return found
 
 
-class _QuantizedPanels(_Panels):
+class _QuantizedPanels(Panels):
     """Weights of 2 to 8 bits; inputs are multiplied as they are, or quantized on the fly, each row by itself."""
 
     def __init__(
@@ -249,7 +266,7 @@ class _QuantizedPanels(_Panels):
         return is_good
 
     def pack(self, ranges: Iterator[_Range]) -> None:
-        """See _Panels."""
+        """See Panels."""
         for begin, count, rows in ranges:
             assert isinstance(rows, QuantizedWeight), rows
             found = rows.contiguous()
@@ -270,7 +287,7 @@ class _QuantizedPanels(_Panels):
         return native.packed_quantized_bytes(n, self._k, self._gated, self._format)
 
     def rows(self, ids: Tensor) -> Tensor:
-        """See _Panels."""
+        """See Panels."""
         found = torch.empty(len(ids), self._k)
         native.unpack_quantized_rows(
             self._packed.data_ptr(),

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from twostroke.config.architectures import ARCHITECTURE_TRAITS
 from twostroke.config.nearest import nearest_known
 from twostroke.errors import CorruptCheckpoint, UnsupportedModel, shown
 from twostroke.gguf.container import GGUFFile
@@ -29,6 +30,12 @@ class GGUFArchitecture:
     """Of modules of a layer that are called otherwise than elsewhere; see `names.gguf_names`."""
     windowed: str | None = None
     """The architecture of a file with a sliding window; None: it has none."""
+    sparse: str | None = None
+    """The architecture of a file with experts, where that is another one."""
+    renormalizes: bool = True
+    """Whether weights of experts are divided by their sum in a file that does not say it."""
+    has_prediction_layers: bool = False
+    """The number of layers counts those that only predict further tokens."""
     window: int | None = 0
     """The window of a file that names none; 0: there is none, None: the file must name it."""
     window_of: Mapping[int, int] = field(default_factory=dict[int, int])
@@ -194,7 +201,9 @@ _OF_BLOOM: dict[str, int | float | bool] = {"attention.max_alibi_bias": 8.0}
 _OF_APERTUS = {"mlp.act_fn.alpha_p": "xielu.alpha_p", "mlp.act_fn.alpha_n": "xielu.alpha_n"}
 
 GGUF_ARCHITECTURES = {
-    "llama": GGUFArchitecture("LlamaForCausalLM", windowed="MistralForCausalLM", has_permuted_heads=True),
+    "llama": GGUFArchitecture(
+        "LlamaForCausalLM", windowed="MistralForCausalLM", sparse="MixtralForCausalLM", has_permuted_heads=True
+    ),
     "mistral3": GGUFArchitecture("Ministral3ForCausalLM", has_permuted_heads=True, reads_yarn_factors=True),
     "olmo2": GGUFArchitecture("Olmo2ForCausalLM", _NORMS_BEHIND, windowed="Olmo3ForCausalLM"),
     "exaone4": GGUFArchitecture(
@@ -243,6 +252,16 @@ GGUF_ARCHITECTURES = {
     "falcon": GGUFArchitecture("FalconForCausalLM", _OF_FALCON, has_grouped_qkv=True, derived=_of_falcon),
     "bloom": GGUFArchitecture("BloomForCausalLM", has_grouped_qkv=True, other=_OF_BLOOM),
     "gpt2": GGUFArchitecture("GPT2LMHeadModel", derived=_of_gpt2),
+    "qwen2moe": GGUFArchitecture("Qwen2MoeForCausalLM", renormalizes=False),
+    "qwen3moe": GGUFArchitecture("Qwen3MoeForCausalLM"),
+    "olmoe": GGUFArchitecture("OlmoeForCausalLM", renormalizes=False),
+    "granitemoe": GGUFArchitecture("GraniteMoeForCausalLM", has_permuted_heads=True, numbers=_OF_GRANITE),
+    "glm4moe": GGUFArchitecture(
+        "Glm4MoeForCausalLM",
+        {"post_attention_layernorm": "post_attention_norm"},
+        renormalizes=False,
+        has_prediction_layers=True,
+    ),
 }
 """By `general.architecture`; Mistral's models are 'llama' there, Mistral 3's and Ministral 3's 'mistral3'."""
 
@@ -266,7 +285,9 @@ def gguf_architecture(metadata: Metadata) -> GGUFArchitecture:
     name = metadata.text("general.architecture")
     if name not in GGUF_ARCHITECTURES:
         known = ", ".join(GGUF_ARCHITECTURES)
-        told = _WRITE_NOTHING.get(name) or nearest_known(name, metadata.plain(f"{name}."), GGUF_ARCHITECTURES)
+        sparse = [kind for kind, one in GGUF_ARCHITECTURES.items() if ARCHITECTURE_TRAITS[one.name].experts is not None]
+        plain = metadata.plain(f"{name}.")
+        told = _WRITE_NOTHING.get(name) or nearest_known(name, plain, GGUF_ARCHITECTURES, has_experts=sparse)
         raise UnsupportedModel(
             f"{metadata.file_name}: general.architecture {shown(name)} is not implemented; {told}known: {known}."
         )

@@ -30,6 +30,7 @@ ROPE_FACTORS = {"short_factor": "rope_factors_short.weight", "long_factor": "rop
 
 _ATTENTION_FACTOR = "rope.scaling.attn_factor"
 """Of LongRoPE."""
+_PREDICTION_LAYERS = "nextn_predict_layers"
 _YARN_FACTORS = ("rope.scaling.yarn_log_multiplier", "attention.temperature_scale")
 
 _NEUTRAL: dict[str, int | float | bool] = {
@@ -43,7 +44,7 @@ _NEUTRAL: dict[str, int | float | bool] = {
     "rope.scaling.yarn_ext_factor": 1.0,
     "rope.scaling.yarn_log_multiplier": 0.0,
     "attention.temperature_scale": 0.0,
-    "nextn_predict_layers": 0,
+    _PREDICTION_LAYERS: 0,
     _ATTENTION_FACTOR: 1.0,
 }
 """Keys that change what is computed in a way that is not implemented, and the value at which they do not."""
@@ -61,6 +62,8 @@ def read_gguf_config(file: GGUFFile) -> ModelConfig:
     has_factors = any(name in file.tensors for name in ROPE_FACTORS.values())
     _refuse_unsupported(metadata, prefix, architecture, (_ATTENTION_FACTOR,) if has_factors else ())
     num_layers = metadata.count(f"{prefix}.block_count", most=MAX_LAYERS)  # before lists of so many are made
+    num_predicting = metadata.count(f"{prefix}.{_PREDICTION_LAYERS}", 0, least=0, most=num_layers - 1)
+    num_layers -= num_predicting
     num_heads = metadata.count(f"{prefix}.attention.head_count")
     hidden_size = metadata.count(f"{prefix}.embedding_length")
     head_dim, rotated = _head_sizes(metadata, prefix, hidden_size // num_heads, rotates_parts=traits.rotates_parts)
@@ -82,6 +85,7 @@ def read_gguf_config(file: GGUFFile) -> ModelConfig:
         "attention_out_bias": "blk.0.attn_output.bias" in file.tensors,
         "mlp_bias": has_biases,
         "dtype": _dtype(file),
+        "num_nextn_predict_layers": num_predicting,
     }
     if traits.bias_key is not None:
         given[traits.bias_key] = has_biases
@@ -104,6 +108,7 @@ def read_gguf_config(file: GGUFFile) -> ModelConfig:
     if architecture.derived is not None:
         given |= architecture.derived(file, prefix)
     given |= _window(metadata, prefix, architecture, given) | _of_gemma(metadata, prefix, given)
+    given |= _experts(metadata, prefix, architecture)
     try:
         config = ModelConfig.from_hf(given)
     except CorruptCheckpoint as error:
@@ -113,6 +118,47 @@ def read_gguf_config(file: GGUFFile) -> ModelConfig:
     if architecture.rotation_key and not metadata.flag(f"{prefix}.{architecture.rotation_key}", default=True):
         return replace(config, layers=tuple(replace(layer, rope=None) for layer in config.layers))
     return config if architecture.has_lists else _with_stored_frequencies(config, file)
+
+
+def _sparse(architecture: GGUFArchitecture) -> str | None:
+    """Return the architecture of a file with experts; None: it is not implemented."""
+    own = architecture.name if ARCHITECTURE_TRAITS[architecture.name].experts is not None else None
+    return architecture.sparse or own
+
+
+def _experts(metadata: Metadata, prefix: str, architecture: GGUFArchitecture) -> dict[str, Any]:
+    """What a file says of experts, in the words of its architecture's config.json; nothing where it has none."""
+    num_experts, name = metadata.count(f"{prefix}.expert_count", 0, least=0), _sparse(architecture)
+    if not num_experts or name is None:
+        return {}
+    traits = ARCHITECTURE_TRAITS[name].experts
+    assert traits is not None, name
+    inner = metadata.count(f"{prefix}.feed_forward_length", 0, least=0)
+    size = metadata.count(f"{prefix}.expert_feed_forward_length", inner)
+    gating, known = metadata.count(f"{prefix}.expert_gating_func", 0, least=0), _GATINGS[traits.scores]
+    if gating not in (0, known):
+        raise UnsupportedModel(
+            f"{metadata.file_name}: {prefix}.expert_gating_func={gating} is not implemented for {prefix!r}; known: "
+            f"{known}."
+        )
+    return {
+        "architectures": [name],
+        traits.num_experts_key: num_experts,
+        "num_experts_per_tok": metadata.count(f"{prefix}.expert_used_count"),
+        "intermediate_size": inner or size,
+        traits.size_key: size,
+        "shared_expert_intermediate_size": metadata.count(f"{prefix}.expert_shared_feed_forward_length", inner or size),
+        "n_shared_experts": metadata.count(f"{prefix}.expert_shared_count", 0, least=0),
+        "routed_scaling_factor": metadata.number(f"{prefix}.expert_weights_scale", 0.0) or 1.0,
+        "norm_topk_prob": metadata.flag(f"{prefix}.expert_weights_norm", default=architecture.renormalizes),
+        "n_group": metadata.count(f"{prefix}.expert_group_count", 1),
+        "topk_group": metadata.count(f"{prefix}.expert_group_used_count", 1),
+        "first_k_dense_replace": metadata.count(f"{prefix}.leading_dense_block_count", 0, least=0),
+    }
+
+
+_GATINGS = {"softmax": 1, "sigmoid": 2}
+"""As llama.cpp numbers them; 0 stands for an architecture's own."""
 
 
 def _has_sections(metadata: Metadata, key: str) -> bool:
@@ -167,6 +213,8 @@ def _refuse_unsupported(
     metadata: Metadata, prefix: str, architecture: GGUFArchitecture, also_read: tuple[str, ...]
 ) -> None:
     read = {*architecture.numbers, *also_read, *(_YARN_FACTORS if architecture.reads_yarn_factors else ())}
+    read |= {"expert_count"} if _sparse(architecture) else set()
+    read |= {_PREDICTION_LAYERS} if architecture.has_prediction_layers else set()
     for name, neutral in (_NEUTRAL | architecture.other).items():
         if name in read:
             continue

@@ -64,13 +64,36 @@ _OF_A_LAYER: ModuleNames = {
     "mlp.dense_4h_to_h": "ffn_down",
     "mlp.c_proj": "ffn_down",
     "mlp.fc2": "ffn_down",
+    "mlp.gate": "ffn_gate_inp",
+    "block_sparse_moe.gate": "ffn_gate_inp",
+    "block_sparse_moe.router.layer": "ffn_gate_inp",
+    "mlp.shared_expert.gate_proj": "ffn_gate_shexp",
+    "mlp.shared_expert.up_proj": "ffn_up_shexp",
+    "mlp.shared_expert.down_proj": "ffn_down_shexp",
+    "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
+    "mlp.shared_experts.gate_proj": "ffn_gate_shexp",
+    "mlp.shared_experts.up_proj": "ffn_up_shexp",
+    "mlp.shared_experts.down_proj": "ffn_down_shexp",
     "per_layer_input_gate": "inp_gate",
     "per_layer_projection": "proj",
     "post_per_layer_input_norm": "post_norm",
 }
 
-_WHOLE = {"layer_scalar": "layer_output_scale.weight"}
+_WHOLE = {
+    "layer_scalar": "layer_output_scale.weight",
+    "mlp.gate.e_score_correction_bias": "exp_probs_b.bias",
+}
 """Tensors of a layer that are no module's."""
+
+_OF_AN_EXPERT = {
+    "gate_proj": "ffn_gate",
+    "up_proj": "ffn_up",
+    "down_proj": "ffn_down",
+    "w1": "ffn_gate",
+    "w3": "ffn_up",
+    "w2": "ffn_down",
+}
+_EXPERT = re.compile(r"(?:mlp|block_sparse_moe)\.experts\.(?P<expert>\d+)\.(?P<part>\w+)\.(?P<kind>\w+)")
 
 _LAYER = re.compile(r"(?:model\.layers|gpt_neox\.layers|transformer\.h)\.(?P<layer>\d+)\.(?P<module>.+)")
 
@@ -88,6 +111,10 @@ def gguf_names(name: str, own_modules: ModuleNames | None = None) -> tuple[str, 
     place = of_layer(name)
     if place is not None and place[1] in _WHOLE:
         return (f"blk.{place[0]}.{_WHOLE[place[1]]}",)
+    expert = None if place is None else _EXPERT.fullmatch(place[1])
+    if place is not None and expert is not None:
+        part = _OF_AN_EXPERT[expert["part"]]
+        return (f"blk.{place[0]}.{part}.{expert['expert']}.{expert['kind']}",)
     module, _, kind = name.rpartition(".")
     found = _LAYER.fullmatch(module)
     prefix = "" if found is None else f"blk.{found['layer']}."
@@ -103,6 +130,20 @@ def gguf_name(name: str, own_modules: ModuleNames | None = None) -> str:
     'blk.7.attn_q.weight'
     """
     return gguf_names(name, own_modules)[0]
+
+
+def stack_of_experts(name: str) -> tuple[str, int] | None:
+    """Return the stack that has an expert's tensor of a checkpoint in a GGUF file, and its place there; None: it is of
+    no expert.
+
+    >>> stack_of_experts("model.layers.7.mlp.experts.3.up_proj.weight")
+    ('blk.7.ffn_up_exps.weight', 3)
+    """
+    place = of_layer(name)
+    expert = None if place is None else _EXPERT.fullmatch(place[1])
+    if place is None or expert is None:
+        return None
+    return f"blk.{place[0]}.{_OF_AN_EXPERT[expert['part']]}_exps.{expert['kind']}", int(expert["expert"])
 
 
 def of_layer(name: str) -> tuple[int, str] | None:

@@ -21,11 +21,11 @@ from twostroke.gguf.container import TYPES, GGUFFile, StoredTensor
 from twostroke.kernels.quantized_weight import LARGEST_SCALE, QuantizedFormat, QuantizedWeight
 from twostroke.kernels.stored_rows import StoredRows
 from twostroke.log import get_logger
-from twostroke.model.checkpoint import is_unread_kv
+from twostroke.model.checkpoint import is_of_prediction, is_unread_kv
 from twostroke.model.gguf.architectures import GGUFArchitecture, gguf_architecture, listed_number
 from twostroke.model.gguf.blocks import REPACKED, repack
 from twostroke.model.gguf.model_config import ROPE_FACTORS, ROPE_FREQS
-from twostroke.model.gguf.names import gguf_names, of_layer
+from twostroke.model.gguf.names import gguf_names, of_layer, stack_of_experts
 from twostroke.model.registry import architecture, model_class
 from twostroke.model.weight_map import checkpoint_names
 from twostroke.model.weight_source import ALL_ROWS, StoredWeight
@@ -60,15 +60,19 @@ class GGUFWeights:
             possible = [one for one in known if len(known) == 1 or one not in alone]
             stored = next((one for one in possible if one in file.tensors), possible[-1])
             found = file.tensors.get(stored) or _listed(file, name, theirs)
-            found = found or _part_of_qkv(file, name, config.layers[0])
+            found = found or _part_of_qkv(file, name, config.layers[0]) or _of_stack(file, name)
             if found is None:
                 missing.append(stored)
             else:
-                self._stored[name] = found
+                self._stored[name] = _as_matrix(name, found)
                 used.add(found.name)
         self._factors = {name: _factor(file, found) for name, found in self._stored.items()}
         used.update(name for found in self._stored.values() for name in _factor_names(found))
-        extra = [name for name in file.tensors if name not in used and not is_unread_kv(name, config)]
+        extra = [
+            name
+            for name in file.tensors
+            if name not in used and not is_unread_kv(name, config) and not is_of_prediction(name, config)
+        ]
         problems = [f"{what}: {shorten(found)}" for what, found in (("missing", missing), ("unknown", extra)) if found]
         if problems:
             raise CorruptCheckpoint(
@@ -203,6 +207,27 @@ def _part_of_qkv(file: GGUFFile, name: str, spec: LayerSpec) -> StoredTensor | N
         return stored.read(before + first, num_bytes)
 
     return replace(stored, shape=(num_rows, *stored.shape[1:]), read=read, begin=stored.begin + before)
+
+
+def _of_stack(file: GGUFFile, name: str) -> StoredTensor | None:
+    """One expert's matrix of a stack; None where the file has none."""
+    place = stack_of_experts(name)
+    stored = None if place is None else file.tensors.get(place[0])
+    if place is None or stored is None or len(stored.shape) != 3 or place[1] >= stored.shape[0]:
+        return None
+    size = stored.nbytes // stored.shape[0]
+    before = place[1] * size
+
+    def read(first: int, num_bytes: int) -> npt.NDArray[np.uint8]:
+        return stored.read(before + first, num_bytes)
+
+    return replace(stored, shape=stored.shape[1:], read=read, begin=stored.begin + before)
+
+
+def _as_matrix(name: str, stored: StoredTensor) -> StoredTensor:
+    """The gate of a shared expert is a vector in files, and a matrix of one row in checkpoints."""
+    is_gate = name.endswith("shared_expert_gate.weight") and len(stored.shape) == 1
+    return replace(stored, shape=(1, *stored.shape)) if is_gate else stored
 
 
 def _in_halves(num_rows: int, num_heads: int) -> Tensor:

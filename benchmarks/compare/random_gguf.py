@@ -1,0 +1,199 @@
+"""GGUF files of random blocks in published shapes: what sparse models of billions of weights cost, without a download.
+
+Speed does not depend on what the numbers are. Blocks are drawn in their own format, so that no quantizing of gigabytes
+comes first: scales are alike, codes are random, and weights are about as large as those of a model before training.
+Experts are hit as a random router hits them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import numpy as np
+import numpy.typing as npt
+from cyclopts import Parameter
+from tqdm.auto import tqdm
+
+from benchmarks.compare.gguf_file import write_vocabulary
+from twostroke.errors import InvalidParameter
+
+if TYPE_CHECKING:
+    from gguf import GGMLQuantizationType, GGUFWriter
+
+Bytes = npt.NDArray[np.uint8]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SparseShape:
+    """The numbers of a sparse model's file."""
+
+    graph: str
+    """As llama.cpp names it."""
+    pre: str
+    """What its tokenizer splits texts by."""
+    num_layers: int
+    hidden_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    num_experts: int
+    num_chosen: int
+    inner_size: int
+    """Of an expert."""
+    vocab_size: int
+    of_experts: str
+    """Format of experts, as GGUF calls it."""
+    others: str
+    """Format of the other matrices."""
+
+
+SHAPES = {
+    "qwen3-3b-a0.6b": SparseShape(
+        graph="qwen3moe",
+        pre="qwen2",
+        num_layers=24,
+        hidden_size=1024,
+        num_heads=16,
+        num_kv_heads=4,
+        head_dim=128,
+        num_experts=64,
+        num_chosen=8,
+        inner_size=512,
+        vocab_size=151_936,
+        of_experts="Q4_K",
+        others="Q4_K",
+    ),
+}
+"""A cut of Qwen3-30B-A3B: its graph with half the width, half the layers and half the experts."""
+
+
+def random_gguf(
+    shape: str,
+    *,
+    vocabulary: Path,
+    output: Path,
+    seed: int = 0,
+    progress: Annotated[bool, Parameter(negative="--no-progress")] = True,
+) -> None:
+    """Write a GGUF file of random weights in the shape of a sparse model.
+
+    Args:
+        shape: One of the known shapes.
+        vocabulary: A model folder whose tokenizer.json has a byte-level BPE.
+        output: The file.
+        seed: Of the weights.
+        progress: Show it.
+    """
+    import gguf
+
+    if shape not in SHAPES:
+        raise InvalidParameter("shape", shape, f"is not known; known: {', '.join(SHAPES)}")
+    sizes = SHAPES[shape]
+    writer = gguf.GGUFWriter(output, sizes.graph)
+    try:
+        _write_shape(writer, sizes)
+        write_vocabulary(writer, vocabulary, sizes.vocab_size, sizes.pre)
+        _write_tensors(writer, list(_tensors(sizes)), seed, progress=progress)
+    finally:
+        writer.close()
+
+
+def _write_shape(writer: GGUFWriter, sizes: SparseShape) -> None:
+    writer.add_block_count(sizes.num_layers)
+    writer.add_context_length(32_768)
+    writer.add_embedding_length(sizes.hidden_size)
+    writer.add_feed_forward_length(sizes.inner_size)
+    writer.add_head_count(sizes.num_heads)
+    writer.add_head_count_kv(sizes.num_kv_heads)
+    writer.add_key_length(sizes.head_dim)
+    writer.add_value_length(sizes.head_dim)
+    writer.add_rope_dimension_count(sizes.head_dim)
+    writer.add_rope_freq_base(1_000_000.0)
+    writer.add_layer_norm_rms_eps(1e-6)
+    writer.add_vocab_size(sizes.vocab_size)
+    writer.add_expert_count(sizes.num_experts)
+    writer.add_expert_used_count(sizes.num_chosen)
+    writer.add_expert_feed_forward_length(sizes.inner_size)
+
+
+@dataclass(frozen=True, slots=True)
+class _Tensor:
+    name: str
+    shape: tuple[int, ...]
+    kind: str
+
+
+def _tensors(sizes: SparseShape) -> Iterator[_Tensor]:
+    hidden, q, kv = sizes.hidden_size, sizes.num_heads * sizes.head_dim, sizes.num_kv_heads * sizes.head_dim
+    yield _Tensor("token_embd.weight", (sizes.vocab_size, hidden), sizes.others)
+    yield _Tensor("output_norm.weight", (hidden,), "F32")
+    yield _Tensor("output.weight", (sizes.vocab_size, hidden), sizes.others)
+    stack, inner = sizes.num_experts, sizes.inner_size
+    for layer in range(sizes.num_layers):
+        of_layer = {
+            "attn_norm": ((hidden,), "F32"),
+            "attn_q": ((q, hidden), sizes.others),
+            "attn_k": ((kv, hidden), sizes.others),
+            "attn_v": ((kv, hidden), sizes.others),
+            "attn_q_norm": ((sizes.head_dim,), "F32"),
+            "attn_k_norm": ((sizes.head_dim,), "F32"),
+            "attn_output": ((hidden, q), sizes.others),
+            "ffn_norm": ((hidden,), "F32"),
+            "ffn_gate_inp": ((stack, hidden), "F32"),
+            "ffn_gate_exps": ((stack, inner, hidden), sizes.of_experts),
+            "ffn_up_exps": ((stack, inner, hidden), sizes.of_experts),
+            "ffn_down_exps": ((stack, hidden, inner), sizes.of_experts),
+        }
+        for name, (shape, kind) in of_layer.items():
+            yield _Tensor(f"blk.{layer}.{name}.weight", shape, kind)
+
+
+def _write_tensors(writer: GGUFWriter, tensors: list[_Tensor], seed: int, *, progress: bool) -> None:
+    from gguf import GGMLQuantizationType, quant_shape_to_byte_shape
+
+    for tensor in tensors:
+        kind = GGMLQuantizationType[tensor.kind]
+        shape = quant_shape_to_byte_shape(tensor.shape, kind)
+        writer.add_tensor_info(tensor.name, shape, np.dtype(np.uint8), math.prod(shape), kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_ti_data_to_file()
+    rng = np.random.default_rng(seed)
+    for tensor in tqdm(tensors, desc="drawing", unit="tensor", disable=None if progress else True, leave=False):
+        writer.write_tensor_data(_drawn(tensor, GGMLQuantizationType[tensor.kind], rng))
+
+
+def _drawn(tensor: _Tensor, kind: GGMLQuantizationType, rng: np.random.Generator) -> Bytes:
+    """Return the bytes of a tensor; norms are 1."""
+    from gguf import GGML_QUANT_SIZES
+
+    if kind.name == "F32":
+        is_norm = len(tensor.shape) == 1
+        numbers = np.ones(tensor.shape) if is_norm else rng.normal(0.0, 1.0, tensor.shape)
+        return numbers.astype(np.float32).view(np.uint8)
+    numbers_of_block, bytes_of_block = GGML_QUANT_SIZES[kind]
+    num_blocks = math.prod(tensor.shape) // numbers_of_block
+    blocks = rng.integers(0, 256, (num_blocks, bytes_of_block), dtype=np.uint8)
+    _BLOCKS[kind.name](blocks)
+    return blocks
+
+
+def _half(*numbers: float) -> Bytes:
+    return np.array(numbers, np.float16).view(np.uint8)
+
+
+def _q4_k(blocks: Bytes) -> None:
+    """A factor of the scales, and one of the mins: about 0.02 either side of 0."""
+    blocks[:, :4] = _half(1e-4, 7.5e-4)
+
+
+def _mxfp4(blocks: Bytes) -> None:
+    """An exponent of 2: numbers up to 6, times 2**-8."""
+    blocks[:, 0] = 127 - 8
+
+
+_BLOCKS: dict[str, Callable[[Bytes], None]] = {"Q4_K": _q4_k, "MXFP4": _mxfp4}

@@ -1,0 +1,149 @@
+"""The experts of sparse layers, and the router that chooses among them, as a config.json says it; no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from twostroke.config.fields import at_least_0, count, is_number, list_of, switch
+from twostroke.errors import CorruptCheckpoint, shown
+
+_ALSO = "num_local_experts"
+RouterScores = Literal["softmax", "sigmoid"]
+"""What a router makes of its logits: a softmax over all experts, or a sigmoid of each."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertsSpec:
+    """The experts of one layer, and how each token's are chosen (Shazeer et al. 2017, arXiv:1701.06538)."""
+
+    num_experts: int
+    num_chosen: int
+    """Experts that compute a token."""
+    intermediate_size: int
+    """Rows of an expert's gate, and of its up projection."""
+    scores: RouterScores = "softmax"
+    is_renormalized: bool = True
+    """Whether the weights of a token's experts are divided by their sum."""
+    scale: float = 1.0
+    """Factor on these weights."""
+    has_correction: bool = False
+    """A bias on the scores that experts are chosen by; weights do not have it (DeepSeek-V3, arXiv:2412.19437)."""
+    num_groups: int = 1
+    """Groups of neighbouring experts. Those of the groups with the two largest scores together are chosen from."""
+    num_chosen_groups: int = 1
+    shared_size: int = 0
+    """Rows of the gate of the expert that computes every token; 0: there is none."""
+    has_shared_gate: bool = False
+    """Whether what that one adds is multiplied by a sigmoid of its own."""
+
+    def expected_distinct(self, num_tokens: int) -> float:
+        """Return how many experts that many tokens are expected to hit, where each chooses at random.
+
+        >>> spec = ExpertsSpec(num_experts=8, num_chosen=2, intermediate_size=64)
+        >>> [round(spec.expected_distinct(num), 2) for num in (0, 1, 2, 100)]
+        [0.0, 2.0, 3.5, 8.0]
+        """
+        return self.num_experts * (1 - (1 - self.num_chosen / self.num_experts) ** num_tokens)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertTraits:
+    """How the config.json of an architecture says what experts there are."""
+
+    num_experts_key: str = "num_experts"
+    """Its name for their number; transformers 5 also writes `num_local_experts`, which goes before it."""
+    size_key: str = "moe_intermediate_size"
+    scores: RouterScores = "softmax"
+    reads_renormalization: bool = True
+    """Whether `norm_topk_prob` says it; else weights are renormalized."""
+    has_correction: bool = False
+    reads_groups: bool = False
+    """`n_group`, `topk_group` and `routed_scaling_factor`."""
+    dense_layers: Literal["none", "steps", "first"] = "none"
+    """Layers with an MLP instead of experts: none; those that `decoder_sparse_step` and `mlp_only_layers` leave; the
+    first `first_k_dense_replace`."""
+    shared: Literal["none", "size", "number"] = "none"
+    """The shared expert: none; `shared_expert_intermediate_size` rows; `n_shared_experts` times those of an expert."""
+    has_shared_gate: bool = False
+
+    def read(self, given: Mapping[str, Any]) -> ExpertsSpec:
+        """Return the experts of a config.
+
+        Raises:
+            CorruptCheckpoint: a number that is absent, or contradicts another.
+        """
+        key = _ALSO if given.get(_ALSO) is not None else self.num_experts_key
+        num_experts = count(given, key)
+        size = count(given, self.size_key)
+        num_groups = count(given, "n_group", 1) if self.reads_groups else 1
+        spec = ExpertsSpec(
+            num_experts=num_experts,
+            num_chosen=count(given, "num_experts_per_tok"),
+            intermediate_size=size,
+            scores=self.scores,
+            is_renormalized=switch(given, "norm_topk_prob") if self.reads_renormalization else True,
+            scale=_scale(given) if self.reads_groups else 1.0,
+            has_correction=self.has_correction,
+            num_groups=num_groups,
+            num_chosen_groups=count(given, "topk_group", 1) if self.reads_groups else 1,
+            shared_size=self._shared_size(given, size),
+            has_shared_gate=self.has_shared_gate,
+        )
+        _check(spec, key)
+        return spec
+
+    def sparse_layers(self, given: Mapping[str, Any], num_layers: int) -> tuple[bool, ...]:
+        """Return of each layer whether it has experts."""
+        if self.dense_layers == "first":
+            num_dense = at_least_0(given, "first_k_dense_replace", num_layers)
+            return tuple(layer_id >= num_dense for layer_id in range(num_layers))
+        if self.dense_layers == "none":
+            return (True,) * num_layers
+        step, dense = count(given, "decoder_sparse_step", 1), list_of(given, "mlp_only_layers")
+        if any(isinstance(one, bool) or not isinstance(one, int) for one in dense):
+            raise CorruptCheckpoint(f"config.json: mlp_only_layers must be numbers of layers, found {shown(dense)}.")
+        return tuple(layer_id not in dense and (layer_id + 1) % step == 0 for layer_id in range(num_layers))
+
+    def _shared_size(self, given: Mapping[str, Any], size: int) -> int:
+        if self.shared == "none":
+            return 0
+        if self.shared == "size":
+            return count(given, "shared_expert_intermediate_size")
+        return size * at_least_0(given, "n_shared_experts")
+
+
+def _check(spec: ExpertsSpec, num_experts_key: str) -> None:
+    if spec.num_chosen > spec.num_experts:
+        raise CorruptCheckpoint(
+            f"config.json: num_experts_per_tok {spec.num_chosen} is more than {num_experts_key} {spec.num_experts}."
+        )
+    if spec.num_experts % spec.num_groups:
+        raise CorruptCheckpoint(
+            f"config.json: {num_experts_key} {spec.num_experts} is no multiple of n_group {spec.num_groups}."
+        )
+    if spec.num_chosen_groups > spec.num_groups:
+        raise CorruptCheckpoint(
+            f"config.json: topk_group {spec.num_chosen_groups} is more than n_group {spec.num_groups}."
+        )
+    of_group = spec.num_experts // spec.num_groups
+    if spec.num_groups > 1 and of_group < 2:
+        raise CorruptCheckpoint(
+            f"config.json: n_group {spec.num_groups} leaves one of {spec.num_experts} experts in a group; groups are "
+            "chosen by the two largest scores in them."
+        )
+    if spec.num_chosen > of_group * spec.num_chosen_groups:
+        raise CorruptCheckpoint(
+            f"config.json: num_experts_per_tok {spec.num_chosen} is more than the {of_group * spec.num_chosen_groups} "
+            f"experts of topk_group {spec.num_chosen_groups} groups."
+        )
+
+
+def _scale(given: Mapping[str, Any]) -> float:
+    value = given.get("routed_scaling_factor", 1.0)
+    if not is_number(value) or not 0 < value < 1e6:
+        raise CorruptCheckpoint(
+            f"config.json: routed_scaling_factor must be a number above 0 and below 1e6, found {shown(value)}."
+        )
+    return float(value)

@@ -1,0 +1,58 @@
+"""The operators of experts: what each backend implements of them, see kernels/interface.py."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
+
+from torch import Tensor
+
+from twostroke.config.experts import ExpertsSpec
+
+
+class Routing(NamedTuple):
+    """The experts of each token of a step.
+
+    A pair is a token and one of its experts. Pairs are sorted by expert, those of an expert by token.
+    """
+
+    tokens: Tensor
+    """int64 [num_pairs]: the token of each pair."""
+    starts: Tensor
+    """int64 [num_experts + 1]: where the pairs of each expert begin."""
+    places: Tensor
+    """int64 [num_tokens, num_chosen]: the pairs of each token, by rising expert."""
+    weights: Tensor
+    """float32 [num_tokens, num_chosen]: what the results of these pairs are multiplied with."""
+
+
+class ExpertRouter(NamedTuple):
+    """How experts are chosen from a router's logits."""
+
+    spec: ExpertsSpec
+    correction: Tensor | None
+    """float32 [num_experts], added to the scores that experts are chosen by; None: nothing is."""
+
+
+Route = Callable[[Tensor, ExpertRouter], Routing]
+"""The choice by logits, float32 [num_tokens, num_experts]. Of equal scores the first expert's counts as larger."""
+
+
+class GatedExperts(Protocol):
+    """The gated products of all experts: activation(x G_e^T) * (x U_e^T) for each pair."""
+
+    def __call__(self, x: Tensor, routing: Routing) -> Tensor:
+        """[num_tokens, K] -> [num_pairs, N], in the order of the pairs."""
+        ...
+
+
+class ExpertLinears(Protocol):
+    """The down projections of all experts, and the sum of what a token's experts make."""
+
+    def __call__(self, inner: Tensor, routing: Routing) -> Tensor:
+        """[num_pairs, K] -> [num_tokens, N].
+
+        Each product is rounded to its type. The products of a token, times their weights, are added in float32 by
+        rising expert, and the sum is rounded once.
+        """
+        ...

@@ -1,0 +1,123 @@
+"""Experts against packed panels: a router's choice, and the products of all experts in one call (csrc/experts.hpp)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cache
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from twostroke.config.experts import ExpertsSpec
+from twostroke.config.layer_spec import Activation
+from twostroke.kernels.expert_operators import ExpertLinears, ExpertRouter, GatedExperts, Routing
+from twostroke.kernels.interface import GatedLinear, Linear, Weight
+from twostroke.kernels.memory import empty
+from twostroke.kernels.native.extension import address, native
+from twostroke.kernels.native.linear import NativeGated, NativeLinear, Panels, are_alike
+from twostroke.kernels.reference import experts as one_by_one
+
+
+def route(logits: Tensor, router: ExpertRouter) -> Routing:
+    """Choose experts; see Route."""
+    spec, num_tokens = router.spec, logits.shape[0]
+    num_pairs = num_tokens * spec.num_chosen
+    tokens, starts = torch.empty(num_pairs, dtype=torch.int64), torch.empty(spec.num_experts + 1, dtype=torch.int64)
+    places = torch.empty(num_tokens, spec.num_chosen, dtype=torch.int64)
+    weights = torch.empty(num_tokens, spec.num_chosen)
+    _rules(spec).route(
+        logits.contiguous().data_ptr(),
+        address(router.correction),
+        num_tokens,
+        tokens.data_ptr(),
+        starts.data_ptr(),
+        places.data_ptr(),
+        weights.data_ptr(),
+    )
+    return Routing(tokens, starts, places, weights)
+
+
+@cache
+def _rules(spec: ExpertsSpec) -> native.RouterRules:
+    return native.RouterRules(
+        spec.num_experts,
+        spec.num_chosen,
+        spec.scores == "sigmoid",
+        spec.is_renormalized,
+        spec.scale,
+        spec.num_groups,
+        spec.num_chosen_groups,
+    )
+
+
+class NativeGatedExperts:
+    """The gated products of experts in one format; see GatedExperts."""
+
+    def __init__(self, panels: Sequence[Panels]) -> None:
+        """Takes the packed weights."""
+        self._panels, self._n = panels, panels[0].shape[0]
+        self._bound = native.PackedExperts([one.bound for one in panels])
+
+    def __call__(self, x: Tensor, routing: Routing) -> Tensor:
+        """See GatedExperts."""
+        assert x.dtype is self._panels[0].dtype, x.dtype
+        num_pairs = len(routing.tokens)
+        y = empty((num_pairs, self._n), x.dtype)
+        x = x if x.stride(-1) == 1 else x.contiguous()
+        self._bound.multiply(
+            x.data_ptr(), x.stride(0), routing.tokens.data_ptr(), routing.starts.data_ptr(), y.data_ptr(), num_pairs
+        )
+        return y
+
+
+class NativeExpertLinears:
+    """The down projections of experts in one format; see ExpertLinears."""
+
+    def __init__(self, panels: Sequence[Panels]) -> None:
+        """Takes the packed weights."""
+        self._panels, self._n = panels, panels[0].shape[0]
+        self._bound = native.PackedExperts([one.bound for one in panels])
+
+    def __call__(self, inner: Tensor, routing: Routing) -> Tensor:
+        """See ExpertLinears."""
+        assert inner.dtype is self._panels[0].dtype, inner.dtype
+        inner = F.pad(inner, (0, 1)) if self._panels[0].pads_inputs else inner.contiguous()
+        num_tokens, num_chosen = routing.places.shape
+        y = empty((num_tokens, self._n), inner.dtype)
+        self._bound.multiply_and_add(
+            inner.data_ptr(),
+            inner.stride(0),
+            routing.starts.data_ptr(),
+            routing.places.data_ptr(),
+            routing.weights.data_ptr(),
+            y.data_ptr(),
+            num_tokens,
+            num_chosen,
+        )
+        return y
+
+
+def pack_gated_experts(
+    pack: Callable[[Weight, Tensor | None, Activation], GatedLinear],
+    weights: Sequence[Weight],
+    biases: Tensor | None,
+    activation: Activation,
+) -> GatedExperts:
+    """Return experts in one call where they are of one format, and one by one otherwise; see Operators."""
+    experts = [pack(*one, activation) for one in zip(weights, one_by_one.biases_of(biases, weights), strict=True)]
+    panels = [one.panels for one in experts if isinstance(one, NativeGated)]
+    if len(panels) == len(experts) and are_alike(panels):
+        return NativeGatedExperts(panels)
+    return one_by_one.GatedExpertsOneByOne(experts)
+
+
+def pack_expert_linears(
+    pack: Callable[[Weight, Tensor | None], Linear], weights: Sequence[Weight], biases: Tensor | None
+) -> ExpertLinears:
+    """Return experts in one call where they are of one format, and one by one otherwise; see Operators."""
+    experts = [pack(*one) for one in zip(weights, one_by_one.biases_of(biases, weights), strict=True)]
+    panels = [one.panels for one in experts if isinstance(one, NativeLinear)]
+    if len(panels) == len(experts) and are_alike(panels):
+        return NativeExpertLinears(panels)
+    return one_by_one.ExpertLinearsOneByOne(experts)

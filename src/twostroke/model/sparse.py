@@ -1,0 +1,106 @@
+"""Sparse layers: a router sends each token to a few experts (Shazeer et al. 2017, arXiv:1701.06538). Mixtral
+(arXiv:2401.04088), Qwen2-MoE, Qwen3-MoE (arXiv:2505.09388), OLMoE (arXiv:2409.02060), Granite-MoE, GLM-4.5
+(arXiv:2508.06471)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+from twostroke.config.experts import ExpertsSpec
+from twostroke.config.layer_spec import LayerSpec
+from twostroke.config.model import ModelConfig
+from twostroke.kernels.activation import logistic
+from twostroke.kernels.expert_operators import ExpertRouter
+from twostroke.kernels.memory import wide
+from twostroke.model.decoder import Parameter, Placement
+from twostroke.model.llama import MLP, FeedForward, Llama, LlamaLayer
+
+_CORRECTION = "router.e_score_correction_bias"
+
+
+class Experts:
+    """The sum of what a token's experts make, and what the shared one makes; a FeedForward."""
+
+    def __init__(self, config: ModelConfig, spec: LayerSpec, weights: Mapping[str, Any], placement: Placement) -> None:
+        """Takes the weights of a layer."""
+        assert spec.experts is not None, spec
+        assert spec.activation in ("silu", "gelu_tanh"), spec
+        experts, operators, self._split = spec.experts, placement.operators, placement.split
+        self._size, self._hidden_size = experts.intermediate_size, config.hidden_size
+        self._logits = operators.pack_linear(weights["router.weight"], None)
+        self._router, self._route = ExpertRouter(experts, weights.get(_CORRECTION)), operators.route
+        gated, down = ([weights[name] for name in _names(experts, kind)] for kind in ("gate_up", "down"))
+        self._inner = operators.pack_gated_experts(gated, None, spec.activation)
+        self._down = operators.pack_expert_linears(down, None)
+        self._shared, self._shared_gate = None, None
+        if experts.shared_size:
+            inner = operators.pack_gated(weights["shared.gate_up.weight"], None, spec.activation)
+            shared_down = operators.pack_linear(weights["shared.down.weight"], None)
+            self._shared = MLP(
+                placement.split.gated(inner, experts.shared_size),
+                placement.split.linear(shared_down, config.hidden_size),
+            )
+        if experts.has_shared_gate:
+            self._shared_gate = operators.pack_linear(weights["shared_gate.weight"], None)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        in_float32 = wide(x)
+        routing = self._route(self._logits(in_float32), self._router)
+        inner = self._split.gather(self._inner(x, routing), self._size)
+        found = self._split.gather(self._down(inner, routing), self._hidden_size)
+        if self._shared is None:
+            return found
+        if self._shared_gate is None:
+            return self._shared.add_to(found, x)
+        return found + (wide(self._shared(x)) * logistic(self._shared_gate(in_float32))).to(found.dtype)
+
+    def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
+        return residual + self(x)
+
+
+class SparseLayer(LlamaLayer):
+    """A layer of Llama with experts in the place of its MLP, where its spec has some."""
+
+    def pack_feed_forward(
+        self, config: ModelConfig, spec: LayerSpec, weights: Mapping[str, Any], placement: Placement
+    ) -> FeedForward:
+        if spec.experts is None:
+            return super().pack_feed_forward(config, spec, weights, placement)
+        return Experts(config, spec, weights, placement)
+
+
+class Sparse(Llama):
+    """Llama with sparse layers."""
+
+    layer_class = SparseLayer
+
+    @classmethod
+    def layer_parameters(cls, config: ModelConfig, layer_id: int) -> dict[str, Parameter]:
+        found, spec = super().layer_parameters(config, layer_id), config.layers[layer_id]
+        return found if spec.experts is None else found | expert_parameters(spec.experts, config.hidden_size)
+
+
+def expert_parameters(spec: ExpertsSpec, hidden_size: int) -> dict[str, Parameter]:
+    """Return the tensors of a layer's router and experts."""
+    size = spec.intermediate_size
+    found = {"router.weight": Parameter((spec.num_experts,), hidden_size, is_router=True)}
+    if spec.has_correction:
+        found[_CORRECTION] = Parameter((spec.num_experts,), is_router=True)
+    for name in _names(spec, "gate_up"):
+        found[name] = Parameter((size, size), hidden_size, is_split=True, is_gated=True)
+    for name in _names(spec, "down"):
+        found[name] = Parameter((hidden_size,), size, is_split=True)
+    if spec.shared_size:
+        rows = (spec.shared_size, spec.shared_size)
+        found["shared.gate_up.weight"] = Parameter(rows, hidden_size, is_split=True, is_gated=True)
+        found["shared.down.weight"] = Parameter((hidden_size,), spec.shared_size, is_split=True)
+    if spec.has_shared_gate:
+        found["shared_gate.weight"] = Parameter((1,), hidden_size, is_router=True)
+    return found
+
+
+def _names(spec: ExpertsSpec, kind: str) -> list[str]:
+    return [f"experts.{expert}.{kind}.weight" for expert in range(spec.num_experts)]

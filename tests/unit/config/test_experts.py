@@ -1,0 +1,86 @@
+"""What a config.json says of experts: which layers have them, how many, and what is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from twostroke.config.experts import ExpertsSpec
+from twostroke.config.model import ModelConfig
+from twostroke.errors import CorruptCheckpoint, UnsupportedModel
+
+SMALL: dict[str, Any] = {
+    "vocab_size": 64,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+}
+QWEN3 = {"architectures": ["Qwen3MoeForCausalLM"], "num_experts": 8, "num_experts_per_tok": 2}
+GLM = {"architectures": ["Glm4MoeForCausalLM"], "n_routed_experts": 8, "num_experts_per_tok": 2}
+
+
+def experts_of(given: dict[str, Any]) -> list[bool]:
+    return [layer.experts is not None for layer in ModelConfig.from_hf(SMALL | given).layers]
+
+
+def test_layers_without_experts_keep_their_mlp() -> None:
+    assert experts_of(QWEN3) == [True] * 4
+    assert experts_of(QWEN3 | {"mlp_only_layers": [0, 3]}) == [False, True, True, False]
+    assert experts_of(QWEN3 | {"decoder_sparse_step": 2}) == [False, True, False, True]
+    assert experts_of(GLM) == [False, True, True, True]
+    assert experts_of(GLM | {"first_k_dense_replace": 3}) == [False, False, False, True]
+    sizes = [layer.intermediate_size for layer in ModelConfig.from_hf(SMALL | GLM).layers]
+    assert sizes == [96, 0, 0, 0]
+
+
+def test_a_config_says_how_experts_are_chosen() -> None:
+    groups = {"n_group": 4, "topk_group": 2, "routed_scaling_factor": 2.5, "n_shared_experts": 2}
+    layer = ModelConfig.from_hf(SMALL | GLM | groups | {"moe_intermediate_size": 48}).layers[1]
+    assert layer.experts == ExpertsSpec(
+        num_experts=8,
+        num_chosen=2,
+        intermediate_size=48,
+        scores="sigmoid",
+        is_renormalized=True,
+        scale=2.5,
+        has_correction=True,
+        num_groups=4,
+        num_chosen_groups=2,
+        shared_size=96,
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        (QWEN3 | {"num_experts_per_tok": 9}, "num_experts_per_tok 9 is more than num_experts 8"),
+        (QWEN3 | {"num_experts": 0}, "num_experts must be an integer above 0"),
+        (QWEN3 | {"mlp_only_layers": ["a"]}, "mlp_only_layers must be numbers of layers"),
+        (GLM | {"n_group": 3}, "n_routed_experts 8 is no multiple of n_group 3"),
+        (GLM | {"n_group": 2, "topk_group": 3}, "topk_group 3 is more than n_group 2"),
+        (GLM | {"n_group": 8, "topk_group": 2}, "leaves one of 8 experts in a group"),
+        (GLM | {"n_group": 4, "topk_group": 1, "num_experts_per_tok": 3}, "more than the 2 experts of topk_group 1"),
+        (GLM | {"first_k_dense_replace": 5}, "first_k_dense_replace must be an integer from 0 to 4"),
+        (GLM | {"routed_scaling_factor": -1.0}, "routed_scaling_factor must be a number above 0"),
+        (GLM | {"n_shared_experts": -1}, "n_shared_experts must be an integer from 0"),
+    ],
+)
+def test_numbers_that_contradict_each_other_are_refused(given: dict[str, Any], told: str) -> None:
+    with pytest.raises(CorruptCheckpoint, match=told):
+        ModelConfig.from_hf(SMALL | given)
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        (QWEN3 | {"use_sliding_window": True}, "use_sliding_window=true"),
+        ({"architectures": ["OlmoeForCausalLM"], "clip_qkv": 8.0}, "clip_qkv=8"),
+    ],
+)
+def test_what_is_not_implemented_is_refused(given: dict[str, Any], told: str) -> None:
+    with pytest.raises(UnsupportedModel, match=told):
+        ModelConfig.from_hf(SMALL | given)
