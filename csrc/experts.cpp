@@ -76,7 +76,8 @@ void keep_groups(const RouterRules& rules, std::vector<double>& choice) {
 }
 
 // The experts of one token in rising order, and their weights.
-void choose(const RouterRules& rules, const float* logits, const float* correction, int64_t* chosen, float* weights) {
+void choose(const RouterRules& rules, const float* logits, const float* correction, const float* expert_scales, int64_t* chosen,
+            float* weights) {
   static thread_local std::vector<double> scores, choice;
   scores.resize((size_t)rules.num_experts);
   score(rules, logits, scores.data());
@@ -90,7 +91,8 @@ void choose(const RouterRules& rules, const float* logits, const float* correcti
   if (rules.is_sigmoid) sum += LEAST_SUM;
   for (int64_t i = 0; i < rules.num_chosen; i++) {
     double weight = scores[(size_t)chosen[i]];
-    weights[i] = (float)((rules.is_renormalized ? weight / sum : weight) * rules.scale);
+    weight = (rules.is_renormalized ? weight / sum : weight) * rules.scale;
+    weights[i] = (float)(expert_scales ? weight * (double)expert_scales[chosen[i]] : weight);
   }
 }
 
@@ -103,13 +105,13 @@ uint16_t to_bf16(float x) {
 
 }  // namespace
 
-void route(const RouterRules& rules, uintptr_t logits, uintptr_t correction, int64_t m, uintptr_t tokens, uintptr_t starts,
-           uintptr_t places, uintptr_t weights) {
+void route(const RouterRules& rules, uintptr_t logits, uintptr_t correction, uintptr_t expert_scales, int64_t m, uintptr_t tokens,
+           uintptr_t starts, uintptr_t places, uintptr_t weights) {
   int64_t k = rules.num_chosen, *chosen = (int64_t*)places, *begins = (int64_t*)starts;
   parallel(m, rows_per_task(rules.num_experts * 8), [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; row++)
-      choose(rules, (const float*)logits + row * rules.num_experts, (const float*)correction, chosen + row * k,
-             (float*)weights + row * k);
+      choose(rules, (const float*)logits + row * rules.num_experts, (const float*)correction, (const float*)expert_scales,
+             chosen + row * k, (float*)weights + row * k);
   });
   std::fill(begins, begins + rules.num_experts + 1, 0);
   for (int64_t i = 0; i < m * k; i++) begins[chosen[i] + 1]++;

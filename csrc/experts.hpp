@@ -18,14 +18,15 @@ struct RouterRules {
 
 // Chooses the experts of each token and sorts the pairs of both by expert.
 //
-//   logits      float32 [m, num_experts]
-//   correction  float32 [num_experts], or 0
-//   tokens      int64 [m * num_chosen]: the token of each pair
-//   starts      int64 [num_experts + 1]: where the pairs of each expert begin
-//   places      int64 [m, num_chosen]: the pairs of each token, by rising expert
-//   weights     float32 [m, num_chosen]
-void route(const RouterRules& rules, uintptr_t logits, uintptr_t correction, int64_t m, uintptr_t tokens, uintptr_t starts,
-           uintptr_t places, uintptr_t weights);
+//   logits         float32 [m, num_experts]
+//   correction     float32 [num_experts], or 0
+//   expert_scales  float32 [num_experts], factors of the weights of each expert, or 0
+//   tokens         int64 [m * num_chosen]: the token of each pair
+//   starts         int64 [num_experts + 1]: where the pairs of each expert begin
+//   places         int64 [m, num_chosen]: the pairs of each token, by rising expert
+//   weights        float32 [m, num_chosen]
+void route(const RouterRules& rules, uintptr_t logits, uintptr_t correction, uintptr_t expert_scales, int64_t m, uintptr_t tokens,
+           uintptr_t starts, uintptr_t places, uintptr_t weights);
 
 // The same map of all experts, in one format. All outlive it.
 class PackedExperts {

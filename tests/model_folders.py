@@ -96,6 +96,25 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
             "layer_types": [*["sliding_attention"] * 2, "full_attention", "sliding_attention", "full_attention"],
         },
     ),
+    "gemma4_experts": (
+        "Gemma4",
+        {
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "num_global_key_value_heads": 1,
+            "attention_k_eq_v": True,
+            "head_dim": 16,
+            "global_head_dim": 32,
+            "num_hidden_layers": 3,
+            "hidden_size_per_layer_input": 0,
+            "sliding_window": 24,
+            "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+            "enable_moe_block": True,
+            "num_experts": 8,
+            "top_k_experts": 3,
+            "moe_intermediate_size": 64,
+        },
+    ),
     "granite": (
         "Granite",
         {

@@ -52,7 +52,7 @@ struct Choice {
     std::vector<float> logits = random_elements<float>(random, m * EXPERTS, Values::normal);
     tokens.resize((size_t)(m * CHOSEN)), places.resize(tokens.size()), weights.resize(tokens.size());
     starts.resize(EXPERTS + 1);
-    route(rules, at(logits), 0, m, at(tokens), at(starts), at(places), at(weights));
+    route(rules, at(logits), 0, 0, m, at(tokens), at(starts), at(places), at(weights));
     for (int64_t row = 0; row < m; row++) {
       float sum = 0;
       for (int64_t i = row * CHOSEN; i < (row + 1) * CHOSEN; i++) {

@@ -60,6 +60,8 @@ def randomize_vectors(model: Any, kind: str) -> None:
                 parameter.mul_(0.3)  # scores have no factor 1 / sqrt(head_dim) there; trained weights make up for it
         elif name.endswith("bias"):
             parameter.normal_(0, 0.5)
+        elif name.endswith(("router.scale", "per_expert_scale")):
+            parameter.uniform_(0.5, 1.5)
         elif "alpha" in name:
             parameter.uniform_(-1.0, 1.0)
     for name, buffer in model.named_buffers():

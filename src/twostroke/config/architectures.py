@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from twostroke.config.architecture_traits import GELU_TANH, RELU2, ArchitectureTraits
-from twostroke.config.gemma4 import GEMMA_4_ROPES, OWN_OF_LAYERS, gemma4_keys, gemma4_layers
+from twostroke.config.gemma4 import GEMMA_4_EXPERTS, GEMMA_4_ROPES, OWN_OF_LAYERS, gemma4_keys, gemma4_layers
 from twostroke.config.gpt_architectures import GPT_TRAITS
 from twostroke.config.sparse_architectures import SPARSE_TRAITS
 
@@ -104,7 +104,7 @@ ARCHITECTURE_TRAITS: dict[str, ArchitectureTraits] = {
         derived=gemma4_keys,
         unlike=gemma4_layers,
         own_of_layers=OWN_OF_LAYERS,
-        only={"enable_moe_block": False},
+        experts=GEMMA_4_EXPERTS,
         defaults={
             "tie_word_embeddings": True,
             "rope_parameters": GEMMA_4_ROPES,

@@ -37,6 +37,10 @@ class ExpertsSpec:
     """Rows of the gate of the expert that computes every token; 0: there is none."""
     has_shared_gate: bool = False
     """Whether what that one adds is multiplied by a sigmoid of its own."""
+    norms_router_input: bool = False
+    """The router reads rows through an RMS norm of its own, times hidden_size ** -0.5."""
+    has_expert_scales: bool = False
+    """A factor of each expert on its weights, after they are renormalized."""
 
     def expected_distinct(self, num_tokens: int) -> float:
         """Return how many experts that many tokens are expected to hit, where each chooses at random.
@@ -55,6 +59,11 @@ class ExpertTraits:
     num_experts_key: str = "num_experts"
     """Its name for their number; transformers 5 also writes `num_local_experts`, which goes before it."""
     size_key: str = "moe_intermediate_size"
+    chosen_key: str = "num_experts_per_tok"
+    switch_key: str | None = None
+    """A switch without which no layer has experts; None: there is none."""
+    keeps_mlp: bool = False
+    """Whether layers with experts have an MLP beside them."""
     scores: RouterScores = "softmax"
     reads_renormalization: bool = True
     """Whether `norm_topk_prob` says it; else weights are renormalized."""
@@ -67,6 +76,8 @@ class ExpertTraits:
     shared: Literal["none", "size", "number"] = "none"
     """The shared expert: none; `shared_expert_intermediate_size` rows; `n_shared_experts` times those of an expert."""
     has_shared_gate: bool = False
+    norms_router_input: bool = False
+    has_expert_scales: bool = False
 
     def read(self, given: Mapping[str, Any]) -> ExpertsSpec:
         """Return the experts of a config.
@@ -80,7 +91,7 @@ class ExpertTraits:
         num_groups = count(given, "n_group", 1) if self.reads_groups else 1
         spec = ExpertsSpec(
             num_experts=num_experts,
-            num_chosen=count(given, "num_experts_per_tok"),
+            num_chosen=count(given, self.chosen_key),
             intermediate_size=size,
             scores=self.scores,
             is_renormalized=switch(given, "norm_topk_prob") if self.reads_renormalization else True,
@@ -90,12 +101,16 @@ class ExpertTraits:
             num_chosen_groups=count(given, "topk_group", 1) if self.reads_groups else 1,
             shared_size=self._shared_size(given, size),
             has_shared_gate=self.has_shared_gate,
+            norms_router_input=self.norms_router_input,
+            has_expert_scales=self.has_expert_scales,
         )
-        _check(spec, key)
+        _check(spec, key, self.chosen_key)
         return spec
 
     def sparse_layers(self, given: Mapping[str, Any], num_layers: int) -> tuple[bool, ...]:
         """Return of each layer whether it has experts."""
+        if self.switch_key is not None and not switch(given, self.switch_key):
+            return (False,) * num_layers
         if self.dense_layers == "first":
             num_dense = at_least_0(given, "first_k_dense_replace", num_layers)
             return tuple(layer_id >= num_dense for layer_id in range(num_layers))
@@ -114,10 +129,10 @@ class ExpertTraits:
         return size * at_least_0(given, "n_shared_experts")
 
 
-def _check(spec: ExpertsSpec, num_experts_key: str) -> None:
+def _check(spec: ExpertsSpec, num_experts_key: str, chosen_key: str) -> None:
     if spec.num_chosen > spec.num_experts:
         raise CorruptCheckpoint(
-            f"config.json: num_experts_per_tok {spec.num_chosen} is more than {num_experts_key} {spec.num_experts}."
+            f"config.json: {chosen_key} {spec.num_chosen} is more than {num_experts_key} {spec.num_experts}."
         )
     if spec.num_experts % spec.num_groups:
         raise CorruptCheckpoint(
@@ -135,7 +150,7 @@ def _check(spec: ExpertsSpec, num_experts_key: str) -> None:
         )
     if spec.num_chosen > of_group * spec.num_chosen_groups:
         raise CorruptCheckpoint(
-            f"config.json: num_experts_per_tok {spec.num_chosen} is more than the {of_group * spec.num_chosen_groups} "
+            f"config.json: {chosen_key} {spec.num_chosen} is more than the {of_group * spec.num_chosen_groups} "
             f"experts of topk_group {spec.num_chosen_groups} groups."
         )
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from twostroke.config.experts import ExpertTraits
 from twostroke.config.fields import count, list_of, switch
 from twostroke.config.layer_kinds import layer_overrides
 from twostroke.config.layer_spec import LayerSpec
@@ -15,6 +16,14 @@ GEMMA_4_ROPES: Mapping[str, Any] = {
     "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
     "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1_000_000.0},
 }
+GEMMA_4_EXPERTS = ExpertTraits(
+    chosen_key="top_k_experts",
+    switch_key="enable_moe_block",
+    keeps_mlp=True,
+    reads_renormalization=False,
+    norms_router_input=True,
+    has_expert_scales=True,
+)
 OWN_OF_LAYERS = ("head_dim", "num_key_value_heads")
 """Keys that `per_layer_config` may give a layer."""
 _WINDOW_EVERY = 6

@@ -213,10 +213,14 @@ class ModelConfig:
 
 
 def _with_experts(given: Mapping[str, Any], traits: ExpertTraits, layers: Sequence[LayerSpec]) -> tuple[LayerSpec, ...]:
-    experts = traits.read(given)
     are_sparse = traits.sparse_layers(given, len(layers))
+    if not any(are_sparse):
+        return tuple(layers)
+    experts = traits.read(given)
     return tuple(
-        replace(layer, experts=experts, intermediate_size=0) if is_sparse else layer
+        replace(layer, experts=experts, intermediate_size=layer.intermediate_size if traits.keeps_mlp else 0)
+        if is_sparse
+        else layer
         for layer, is_sparse in zip(layers, are_sparse, strict=True)
     )
 

@@ -32,6 +32,8 @@ class ExpertRouter(NamedTuple):
     spec: ExpertsSpec
     correction: Tensor | None
     """float32 [num_experts], added to the scores that experts are chosen by; None: nothing is."""
+    expert_scales: Tensor | None = None
+    """float32 [num_experts], factors of the weights of each expert; None: there are none."""
 
 
 Route = Callable[[Tensor, ExpertRouter], Routing]

@@ -1,4 +1,5 @@
-"""Gemma 4: Llama with heads by kind of layer, K and V of earlier layers, and what each token brings to each layer."""
+"""Gemma 4: Llama with heads by kind of layer, K and V of earlier layers, what each token brings to each layer, and experts
+beside an MLP."""
 
 from __future__ import annotations
 
@@ -14,12 +15,37 @@ from twostroke.config.layer_spec import LayerSpec
 from twostroke.config.model import ModelConfig
 from twostroke.kernels.activation import activated
 from twostroke.kernels.interface import Operators
+from twostroke.kernels.memory import wide
 from twostroke.layers.attention import AttentionMetadata, KVTensors
 from twostroke.layers.elementwise import RMSNorm, Rotation
 from twostroke.model.decoder import Parameter, Placement
-from twostroke.model.llama import Llama, LlamaLayer, norm_weight, rows_reader
+from twostroke.model.llama import FeedForward, Llama, LlamaLayer, norm_weight, rows_reader
+from twostroke.model.sparse import Experts, expert_parameters
 
 _SCALAR = "whole.layer_scalar"
+_EXPERT_NORMS = ("dense_out_norm", "experts_norm", "experts_out_norm")
+
+
+class ExpertsBesideMLP(Experts):
+    """norm(mlp(norm(x))) + norm(experts(norm(x))), each norm with weights of its own; a FeedForward.
+
+    The router reads x by a norm of its own, too.
+    """
+
+    def __init__(
+        self, config: ModelConfig, spec: LayerSpec, weights: Mapping[str, Any], placement: Placement, dense: FeedForward
+    ) -> None:
+        """Takes the weights of a layer, and the MLP that stands beside the experts."""
+        super().__init__(config, spec, weights, placement)
+        self._dense = dense
+        self._dense_norm, self._dense_out_norm, self._norm, self._out_norm = (
+            RMSNorm(norm_weight(config, weights[f"{name}.weight"]), config.norm_eps, placement.operators)
+            for name in ("mlp_norm", *_EXPERT_NORMS)
+        )
+
+    def __call__(self, x: Tensor) -> Tensor:
+        dense = self._dense_out_norm(self._dense(self._dense_norm(x)))
+        return dense + self._out_norm(self.compute(self._norm(x), self.choose(wide(x))))
 
 
 class Gemma4Layer(LlamaLayer):
@@ -29,6 +55,9 @@ class Gemma4Layer(LlamaLayer):
         spec, name = config.layers[layer_id], _projection(config.layers[layer_id])
         own = {f"qkv.{kind}": weights[f"{name}.{kind}"] for kind in ("weight", "bias") if f"{name}.{kind}" in weights}
         super().__init__(config, {**weights, **own}, layer_id, placement)
+        if spec.experts is not None:
+            self.mlp_norm = _same  # MLP, experts and router read x by norms of their own
+            self.feed_forward = ExpertsBesideMLP(config, spec, weights, placement, self.feed_forward)
         self._has_value_projection, self._makes_kv = spec.has_value_projection, spec.kv_source is None
         self._rms_norm_, self._eps = placement.operators.rms_norm_, config.norm_eps
         self._scalar, self._hidden_size = weights[_SCALAR], config.hidden_size
@@ -83,6 +112,10 @@ class Gemma4Layer(LlamaLayer):
         return self._split.gather(self._attention(heads, rotation, attention, kv), self._width)
 
 
+def _same(x: Tensor) -> Tensor:
+    return x
+
+
 @cache
 def _ones(num_heads: int, head_dim: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     """Make the weight of a norm that has none, once for all layers."""
@@ -126,6 +159,9 @@ class Gemma4(Llama):
         if spec.kv_source is not None:
             del found["k_norm.weight"]
         found[_SCALAR] = Parameter((1,))
+        if spec.experts is not None:
+            found |= expert_parameters(spec.experts, hidden)
+            found |= {f"{name}.weight": Parameter((hidden,), is_wide=True) for name in _EXPERT_NORMS}
         if spec.token_input_size:
             found["input_gate.weight"] = Parameter((spec.token_input_size,), hidden)
             found["input_up.weight"] = Parameter((hidden,), spec.token_input_size)

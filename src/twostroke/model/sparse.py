@@ -13,12 +13,15 @@ from twostroke.config.experts import ExpertsSpec
 from twostroke.config.layer_spec import LayerSpec
 from twostroke.config.model import ModelConfig
 from twostroke.kernels.activation import logistic
-from twostroke.kernels.expert_operators import ExpertRouter
+from twostroke.kernels.expert_operators import ExpertRouter, Routing
 from twostroke.kernels.memory import wide
+from twostroke.layers.elementwise import RMSNorm
 from twostroke.model.decoder import Parameter, Placement
 from twostroke.model.llama import MLP, FeedForward, Llama, LlamaLayer
 
 _CORRECTION = "router.e_score_correction_bias"
+_INPUT_SCALES = "routing.scale"
+_EXPERT_SCALES = "routing.per_expert_scale"
 
 
 class Experts:
@@ -31,7 +34,11 @@ class Experts:
         experts, operators, self._split = spec.experts, placement.operators, placement.split
         self._size, self._hidden_size = experts.intermediate_size, config.hidden_size
         self._logits = operators.pack_linear(weights["router.weight"], None)
-        self._router, self._route = ExpertRouter(experts, weights.get(_CORRECTION)), operators.route
+        self._router = ExpertRouter(experts, weights.get(_CORRECTION), weights.get(_EXPERT_SCALES))
+        self._route, self._router_norm = operators.route, None
+        if experts.norms_router_input:
+            norm = weights[_INPUT_SCALES] * config.hidden_size**-0.5
+            self._router_norm = RMSNorm(norm, config.norm_eps, operators)
         gated, down = ([weights[name] for name in _names(experts, kind)] for kind in ("gate_up", "down"))
         self._inner = operators.pack_gated_experts(gated, None, spec.activation)
         self._down = operators.pack_expert_linears(down, None)
@@ -46,11 +53,19 @@ class Experts:
         if experts.has_shared_gate:
             self._shared_gate = operators.pack_linear(weights["shared_gate.weight"], None)
 
+    def choose(self, in_float32: Tensor) -> Routing:
+        """Choose the experts of rows, float32 [num_tokens, hidden_size]."""
+        normed = in_float32 if self._router_norm is None else self._router_norm(in_float32)
+        return self._route(self._logits(normed), self._router)
+
+    def compute(self, x: Tensor, routing: Routing) -> Tensor:
+        """Return the sum of what the chosen experts make of rows, [num_tokens, hidden_size]."""
+        inner = self._split.gather(self._inner(x, routing), self._size)
+        return self._split.gather(self._down(inner, routing), self._hidden_size)
+
     def __call__(self, x: Tensor) -> Tensor:
         in_float32 = wide(x)
-        routing = self._route(self._logits(in_float32), self._router)
-        inner = self._split.gather(self._inner(x, routing), self._size)
-        found = self._split.gather(self._down(inner, routing), self._hidden_size)
+        found = self.compute(x, self.choose(in_float32))
         if self._shared is None:
             return found
         if self._shared_gate is None:
@@ -89,6 +104,10 @@ def expert_parameters(spec: ExpertsSpec, hidden_size: int) -> dict[str, Paramete
     found = {"router.weight": Parameter((spec.num_experts,), hidden_size, is_router=True)}
     if spec.has_correction:
         found[_CORRECTION] = Parameter((spec.num_experts,), is_router=True)
+    if spec.norms_router_input:
+        found[_INPUT_SCALES] = Parameter((hidden_size,), is_router=True)
+    if spec.has_expert_scales:
+        found[_EXPERT_SCALES] = Parameter((spec.num_experts,), is_router=True)
     for name in _names(spec, "gate_up"):
         found[name] = Parameter((size, size), hidden_size, is_split=True, is_gated=True)
     for name in _names(spec, "down"):

@@ -74,6 +74,16 @@ GEMMA4: NameTable = {
     "layers.{i}.input_gate": "model.layers.{i}.per_layer_input_gate",
     "layers.{i}.input_up": "model.layers.{i}.per_layer_projection",
     "layers.{i}.input_norm": "model.layers.{i}.post_per_layer_input_norm",
+    "layers.{i}.router": "model.layers.{i}.router.proj",
+    "layers.{i}.routing": "model.layers.{i}.router",
+    "layers.{i}.experts.{e}.gate_up": (
+        "model.layers.{i}.experts.{e}.gate_proj",
+        "model.layers.{i}.experts.{e}.up_proj",
+    ),
+    "layers.{i}.experts.{e}.down": "model.layers.{i}.experts.{e}.down_proj",
+    "layers.{i}.dense_out_norm": "model.layers.{i}.post_feedforward_layernorm_1",
+    "layers.{i}.experts_norm": "model.layers.{i}.pre_feedforward_layernorm_2",
+    "layers.{i}.experts_out_norm": "model.layers.{i}.post_feedforward_layernorm_2",
 }
 
 PHI: NameTable = {

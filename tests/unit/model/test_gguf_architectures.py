@@ -163,6 +163,10 @@ def gemma4(writer: GGUFWriter, config: Any) -> None:
         writer.add_head_count_kv(heads)
     else:
         writer.add_head_count_kv(full.num_key_value_heads)
+    if config.enable_moe_block:
+        writer.add_expert_count(config.num_experts)
+        writer.add_expert_used_count(config.top_k_experts)
+        writer.add_expert_feed_forward_length(config.moe_intermediate_size)
     if config.final_logit_softcapping:
         writer.add_final_logit_softcapping(config.final_logit_softcapping)
     ropes = config.rope_parameters
@@ -191,6 +195,21 @@ YARN = {
     "mscale_all_dim": 1.0,
     "beta_fast": 32.0,
     "beta_slow": 1.0,
+}
+GEMMA4_EXPERTS: dict[str, Any] = {
+    "num_hidden_layers": 4,
+    "head_dim": 16,
+    "global_head_dim": 32,
+    "num_global_key_value_heads": 1,
+    "attention_k_eq_v": True,
+    "hidden_size_per_layer_input": 0,
+    "sliding_window": 24,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+    "enable_moe_block": True,
+    "num_experts": 8,
+    "top_k_experts": 3,
+    "moe_intermediate_size": 48,
+    "tie_word_embeddings": True,
 }
 PAD: dict[str, Any] = {"pad_token_id": 0}
 CASES: dict[str, Case] = {
@@ -290,8 +309,13 @@ CASES: dict[str, Case] = {
         },
         keys=gemma4,
     ),
+    "gemma4-experts": Case("Gemma4", "gemma4", GEMMA4_EXPERTS, keys=gemma4),
     "gpt2": Case("GPT2", "gpt2", tensor=gpt2, layer_norm=True),
 }
+
+
+SCALES = {"router.scale": "ffn_gate_inp.scale", "router.per_expert_scale": "ffn_down_exps.scale"}
+"""What the converter names by itself."""
 
 
 def of(config: Any, *names: str, default: Any = None) -> Any:
@@ -364,9 +388,12 @@ def write(path: Path, case: Case, model: Any, changed: Mapping[str, Floats | Non
             continue
         if name.endswith((".attn.bias", "masked_bias", "rotary_emb.inv_freq")):
             continue
-        known = f"{name}.weight" if name.endswith("layer_scalar") else name
+        known = f"{name}.weight" if name.endswith(("layer_scalar", "experts.gate_up_proj", "experts.down_proj")) else name
         known = known.removeprefix("transformer.") if case.kind == "Bloom" else known
         stored = names.get_name(known, try_suffixes=(".weight", ".bias"))
+        for module, ours in SCALES.items():
+            if name.endswith(module):
+                stored = f"blk.{name.split('.')[2]}.{ours}"
         assert stored is not None, name
         writer.add_tensor(stored, np.ascontiguousarray(case.tensor(config, name, array)))
     for name, numbers in activations.items():

@@ -61,6 +61,12 @@ GLM4_MOE: dict[str, Any] = {
     "num_experts_per_tok": 3,
     "moe_intermediate_size": 48,
 }
+GEMMA4_EXPERTS: dict[str, Any] = {
+    "enable_moe_block": True,
+    "num_experts": 8,
+    "top_k_experts": 3,
+    "moe_intermediate_size": 48,
+}
 
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama-gqa": ("Llama", {}),
@@ -160,6 +166,35 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "sliding_window": 37,
             "use_bidirectional_attention": "vision",
             "attention_bias": True,
+        },
+    ),
+    "gemma4-experts": (  # as 26B-A4B is
+        "Gemma4",
+        {
+            **GEMMA4_EXPERTS,
+            "num_hidden_layers": 4,
+            "head_dim": 16,
+            "global_head_dim": 32,
+            "num_global_key_value_heads": 1,
+            "attention_k_eq_v": True,
+            "hidden_size_per_layer_input": 0,
+            "sliding_window": 37,
+            "layer_types": ["sliding_attention", "full_attention"] * 2,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "gemma4-experts-and-token-inputs": (
+        "Gemma4",
+        {
+            **GEMMA4_EXPERTS,
+            "num_hidden_layers": 4,
+            "head_dim": 16,
+            "global_head_dim": 32,
+            "num_kv_shared_layers": 2,
+            "use_double_wide_mlp": True,
+            "hidden_size_per_layer_input": 8,
+            "vocab_size_per_layer_input": 199,
+            "layer_types": ["sliding_attention", "full_attention"] * 2,
         },
     ),
     "gemma4-equal-heads": (  # saved without a word about full layers

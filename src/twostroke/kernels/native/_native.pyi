@@ -146,7 +146,17 @@ class RouterRules:
         num_groups: int,
         num_chosen_groups: int,
     ) -> None: ...
-    def route(self, logits: int, correction: int, m: int, tokens: int, starts: int, places: int, weights: int) -> None:
+    def route(
+        self,
+        logits: int,
+        correction: int,
+        expert_scales: int,
+        m: int,
+        tokens: int,
+        starts: int,
+        places: int,
+        weights: int,
+    ) -> None:
         """Releases the GIL."""
         ...
 

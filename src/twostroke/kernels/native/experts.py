@@ -29,6 +29,7 @@ def route(logits: Tensor, router: ExpertRouter) -> Routing:
     _rules(spec).route(
         logits.contiguous().data_ptr(),
         address(router.correction),
+        address(router.expert_scales),
         num_tokens,
         tokens.data_ptr(),
         starts.data_ptr(),

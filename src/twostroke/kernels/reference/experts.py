@@ -32,7 +32,10 @@ def route(logits: Tensor, router: ExpertRouter) -> Routing:
     if spec.is_renormalized:
         total = _sum(weights)
         weights = weights / (total + _LEAST_SUM if spec.scores == "sigmoid" else total)
-    return routing_of(chosen, (weights * spec.scale).float(), spec.num_experts)
+    weights = weights * spec.scale
+    if router.expert_scales is not None:
+        weights = weights * router.expert_scales[chosen]
+    return routing_of(chosen, weights.float(), spec.num_experts)
 
 
 def routing_of(chosen: Tensor, weights: Tensor, num_experts: int) -> Routing:

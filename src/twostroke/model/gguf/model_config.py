@@ -133,7 +133,7 @@ def _experts(metadata: Metadata, prefix: str, architecture: GGUFArchitecture) ->
         return {}
     traits = ARCHITECTURE_TRAITS[name].experts
     assert traits is not None, name
-    inner = metadata.count(f"{prefix}.feed_forward_length", 0, least=0)
+    inner = _one_for_all(metadata, f"{prefix}.feed_forward_length", 0, least=0)
     size = metadata.count(f"{prefix}.expert_feed_forward_length", inner)
     gating, known = metadata.count(f"{prefix}.expert_gating_func", 0, least=0), _GATINGS[traits.scores]
     if gating not in (0, known):
@@ -144,7 +144,8 @@ def _experts(metadata: Metadata, prefix: str, architecture: GGUFArchitecture) ->
     return {
         "architectures": [name],
         traits.num_experts_key: num_experts,
-        "num_experts_per_tok": metadata.count(f"{prefix}.expert_used_count"),
+        **({} if traits.switch_key is None else {traits.switch_key: True}),
+        traits.chosen_key: metadata.count(f"{prefix}.expert_used_count"),
         "intermediate_size": inner or size,
         traits.size_key: size,
         "shared_expert_intermediate_size": metadata.count(f"{prefix}.expert_shared_feed_forward_length", inner or size),
@@ -166,10 +167,10 @@ def _has_sections(metadata: Metadata, key: str) -> bool:
     return key in metadata and all(size > 0 for size in metadata.whole_numbers(key)[:2])
 
 
-def _one_for_all(metadata: Metadata, key: str, default: int | None = None) -> int:
+def _one_for_all(metadata: Metadata, key: str, default: int | None = None, *, least: int = 1) -> int:
     """A number of all layers; of a list the first, where an architecture reads the rest by itself."""
     if key not in metadata or not metadata.is_list(key):
-        return metadata.count(key, default)
+        return metadata.count(key, default, least=least)
     found = metadata.whole_numbers(key)
     if not found or (len(set(found)) > 1 and not gguf_architecture(metadata).has_lists):
         raise metadata.refuse(key, "one number for all layers")

@@ -77,11 +77,17 @@ _OF_A_LAYER: ModuleNames = {
     "per_layer_input_gate": "inp_gate",
     "per_layer_projection": "proj",
     "post_per_layer_input_norm": "post_norm",
+    "router.proj": "ffn_gate_inp",
+    "post_feedforward_layernorm_1": "post_ffw_norm_1",
+    "pre_feedforward_layernorm_2": "pre_ffw_norm_2",
+    "post_feedforward_layernorm_2": "post_ffw_norm_2",
 }
 
 _WHOLE = {
     "layer_scalar": "layer_output_scale.weight",
     "mlp.gate.e_score_correction_bias": "exp_probs_b.bias",
+    "router.scale": "ffn_gate_inp.scale",
+    "router.per_expert_scale": "ffn_down_exps.scale",
 }
 """Tensors of a layer that are no module's."""
 
@@ -93,7 +99,7 @@ _OF_AN_EXPERT = {
     "w3": "ffn_up",
     "w2": "ffn_down",
 }
-_EXPERT = re.compile(r"(?:mlp|block_sparse_moe)\.experts\.(?P<expert>\d+)\.(?P<part>\w+)\.(?P<kind>\w+)")
+_EXPERT = re.compile(r"(?:(?:mlp|block_sparse_moe)\.)?experts\.(?P<expert>\d+)\.(?P<part>\w+)\.(?P<kind>\w+)")
 
 _LAYER = re.compile(r"(?:model\.layers|gpt_neox\.layers|transformer\.h)\.(?P<layer>\d+)\.(?P<module>.+)")
 
