@@ -18,6 +18,8 @@ TEXT_MODELS: Mapping[str, Mapping[str, str]] = {
     },
     "Qwen2_5_VLForConditionalGeneration": {"qwen2_5_vl_text": "Qwen2ForCausalLM", "qwen2_5_vl": "Qwen2ForCausalLM"},
     "Qwen3VLForConditionalGeneration": {"qwen3_vl_text": "Qwen3ForCausalLM"},
+    "Qwen3VLMoeForConditionalGeneration": {"qwen3_vl_moe_text": "Qwen3MoeForCausalLM"},
+    "Glm4vMoeForConditionalGeneration": {"glm4v_moe_text": "Glm4MoeForCausalLM"},
 }
 """By the architecture of the whole and the text model's `model_type`: the architecture of the text model. The first is
 that of a config without a `model_type`."""
@@ -62,6 +64,29 @@ _DEFAULTS: Mapping[str, Mapping[str, Any]] = {
         "num_attention_heads": 32,
         "max_position_embeddings": 128_000,
         "rope_theta": 500_000.0,
+    },
+    "qwen3_vl_moe_text": {
+        "vocab_size": 151_936,
+        "hidden_size": 2048,
+        "intermediate_size": 5632,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 16,
+        "max_position_embeddings": 128_000,
+        "rope_theta": 500_000.0,
+        "num_experts": 60,
+        "num_experts_per_tok": 4,
+        "moe_intermediate_size": 1408,
+        "norm_topk_prob": True,
+    },
+    "glm4v_moe_text": {
+        "vocab_size": 151_424,
+        "hidden_size": 4096,
+        "intermediate_size": 10_944,
+        "num_hidden_layers": 46,
+        "num_attention_heads": 96,
+        "max_position_embeddings": 65_536,
+        "attention_bias": True,
     },
 }
 """By the text model's `model_type`: values of absent keys, where they differ from those of its architecture or where

@@ -67,8 +67,9 @@ def open_weights(folder: Path, config: ModelConfig, quantization: Quantization |
         source = Transposed(source)
     if entry.has_norms_by_head:
         source = StackedNorms(source)
-    if any(layer.experts is not None for layer in config.layers):
-        source = UnstackedExperts(source)
+    experts = next((layer.experts for layer in config.layers if layer.experts is not None), None)
+    if experts is not None:
+        source = UnstackedExperts(source, config.hidden_size, experts.intermediate_size)
     if config.tie_word_embeddings:
         (head,), (embedding,) = (checkpoint_names(entry.names, f"{name}.weight") for name in ("lm_head", "embedding"))
         source = with_embedding(source, head, embedding)

@@ -4,7 +4,9 @@ model.layers.0.mlp.experts.gate_up_proj [8, 2 I, H]  ─►  model.layers.0.mlp.
                                                          model.layers.0.mlp.experts.0.up_proj.weight [I, H] …
 model.layers.0.mlp.experts.down_proj [8, H, I]       ─►  model.layers.0.mlp.experts.0.down_proj.weight [H, I] …
 
-Granite's are `block_sparse_moe.input_linear.weight` and `block_sparse_moe.output_linear.weight`.
+Granite's are `block_sparse_moe.input_linear.weight` and `block_sparse_moe.output_linear.weight`. Published checkpoints of
+Qwen3-VL have matrices the other way round, [8, H, 2 I] and [8, I, H], and those that transformers writes do not: the
+shape tells, as in transformers.
 """
 
 from __future__ import annotations
@@ -30,32 +32,50 @@ _PARTS = {
 class UnstackedExperts(WrappedSource):
     """Gives each part of a stored stack [num_experts, N, K] a name of its own."""
 
-    def __init__(self, source: WeightSource) -> None:
-        """Takes the weights as they are stored."""
+    def __init__(self, source: WeightSource, hidden_size: int, intermediate_size: int) -> None:
+        """Takes the weights as they are stored, and the sizes of an expert."""
+        shapes = {2: (2 * intermediate_size, hidden_size), 1: (hidden_size, intermediate_size)}
+        self._turned: set[str] = set()
+        """Stacks of matrices [inputs, outputs]."""
+        self._last: tuple[str, int, Tensor] | None = None
+        """The last matrix that was read of one of these, with its stack and expert: its rows lie apart, so it is read
+        as a whole, and they are asked for a few at a time."""
         self._places: dict[str, tuple[str, int, slice]] = {}
         """Stack, expert and rows, by the name of a matrix."""
         found: dict[str, StoredWeight] = {}
         for name, weight in source.weights.items():
             block, _, last = name.removesuffix(".weight").rpartition(".")
             parts = _PARTS.get(last, ())
-            if len(weight.shape) != 3 or not parts or weight.shape[1] % len(parts):
+            shape = weight.shape[1:]
+            if len(weight.shape) == 3 and parts and shape == shapes[len(parts)][::-1] != shapes[len(parts)]:
+                self._turned.add(name)
+                shape = shape[::-1]
+            if len(weight.shape) != 3 or not parts or shape[0] % len(parts):
                 found[name] = weight
                 continue
-            block, num_rows = block.removesuffix(".experts"), weight.shape[1] // len(parts)
+            block, num_rows = block.removesuffix(".experts"), shape[0] // len(parts)
             for expert in range(weight.shape[0]):
                 for place, part in enumerate(parts):
                     own = f"{block}.experts.{expert}.{part}.weight"
                     self._places[own] = name, expert, slice(place * num_rows, (place + 1) * num_rows)
-                    found[own] = replace(
-                        weight, shape=(num_rows, weight.shape[2]), stored_name=f"{part} of {name}[{expert}]"
-                    )
+                    told = f"{part} of {name}[{expert}]"
+                    found[own] = replace(weight, shape=(num_rows, shape[1]), stored_name=told)
         super().__init__(source, found)
 
     def read(self, name: str, dtype: torch.dtype, rows: slice = ALL_ROWS) -> Tensor | QuantizedWeight:
         if name not in self._places:
             return super().read(name, dtype, rows)
         stack, expert, of_part = self._places[name]
+        return self._matrix(stack, expert, dtype)[of_part][rows]
+
+    def _matrix(self, stack: str, expert: int, dtype: torch.dtype) -> Tensor:
+        """Return an expert's matrix of a stack, [outputs, inputs]."""
+        if self._last is not None and self._last[:2] == (stack, expert):
+            return self._last[2]
         found = self._source.read(stack, dtype, slice(expert, expert + 1))
         if not isinstance(found, Tensor):
             raise UnsupportedModel(f"{self.path}: {stack} is a stack of quantized experts, which is not implemented.")
-        return found[0, of_part][rows]
+        if stack not in self._turned:
+            return found[0]
+        self._last = stack, expert, found[0].t()
+        return self._last[2]

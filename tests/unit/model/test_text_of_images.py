@@ -34,6 +34,21 @@ PIXTRAL: dict[str, Any] = {
     "patch_size": 14,
 }
 MROPE = {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [2, 3, 3]}
+GEMMA4_VISION: dict[str, Any] = {
+    **PIXTRAL,
+    "model_type": "gemma4_vision",
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "position_embedding_size": 16,
+}
+QWEN3_VL_VISION: dict[str, Any] = {**TINY, "num_position_embeddings": 16, "deepstack_visual_indexes": [0]}
+QWEN3_VL_MOE: dict[str, Any] = {
+    "head_dim": 16,
+    "rope_parameters": {**MROPE, "mrope_interleaved": True},
+    "num_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 48,
+}
 CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "gemma3": (
         "Gemma3",
@@ -51,13 +66,7 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
             "vocab_size_per_layer_input": 199,
             "pad_token_id": 0,
         },
-        {
-            **PIXTRAL,
-            "model_type": "gemma4_vision",
-            "num_key_value_heads": 2,
-            "head_dim": 8,
-            "position_embedding_size": 16,
-        },
+        GEMMA4_VISION,
     ),
     "mistral3": ("Mistral3", {"model_type": "mistral", "head_dim": 16, "sliding_window": None}, PIXTRAL),
     "mistral3-of-ministral3": ("Mistral3", {"model_type": "ministral3", "head_dim": 16}, PIXTRAL),
@@ -65,7 +74,41 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "qwen3-vl": (
         "Qwen3VL",
         {"head_dim": 16, "rope_parameters": {**MROPE, "mrope_interleaved": True}},
-        {**TINY, "num_position_embeddings": 16, "deepstack_visual_indexes": [0]},
+        QWEN3_VL_VISION,
+    ),
+    "gemma4-experts": (
+        "Gemma4",
+        {
+            "head_dim": 16,
+            "global_head_dim": 32,
+            "sliding_window": 24,
+            "num_hidden_layers": 6,
+            "hidden_size_per_layer_input": 0,
+            "pad_token_id": 0,
+            "enable_moe_block": True,
+            "num_experts": 8,
+            "top_k_experts": 3,
+            "moe_intermediate_size": 48,
+        },
+        GEMMA4_VISION,
+    ),
+    "qwen3-vl-moe": ("Qwen3VLMoe", QWEN3_VL_MOE, QWEN3_VL_VISION),
+    "qwen3-vl-moe-square-experts": (
+        "Qwen3VLMoe",
+        {**QWEN3_VL_MOE, "moe_intermediate_size": 32, "mlp_only_layers": [1]},
+        QWEN3_VL_VISION,
+    ),
+    "glm4v-moe": (
+        "Glm4vMoe",
+        {
+            "head_dim": 16,
+            "n_routed_experts": 8,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 48,
+            "attention_bias": True,
+            "rope_parameters": {**MROPE, "mrope_section": [1, 1, 2], "partial_rotary_factor": 0.5},
+        },
+        {**TINY, "intermediate_size": 32, "image_size": 28, "patch_size": 14},
     ),
 }
 """transformers' kind, what its text model's config has beside the usual, and a small tower."""
@@ -97,6 +140,24 @@ def test_a_text_has_transformers_logits(case: str, tmp_path: Path, caplog: pytes
     found = driver.logits(driver.step([(driver.add(token_ids), len(token_ids))])[0]).log_softmax(-1)
     expected = naive_model.logits(theirs, token_ids).log_softmax(-1)
     assert (found - expected).abs().max().item() <= 1e-4
+
+
+@pytest.mark.parametrize("case", ["qwen3-vl-moe", "qwen3-vl-moe-square-experts"])
+def test_published_experts_of_qwen3_vl_lie_the_other_way_round(case: str, tmp_path: Path) -> None:
+    """Square ones are taken as they lie, as transformers does."""
+    theirs = build(tmp_path, *CASES[case])
+    path = tmp_path / "model.safetensors"
+    tensors = load_file(path)
+    stacks = [name for name in tensors if "mlp.experts." in name]
+    turned = {name: tensors[name].mT.contiguous() for name in stacks if tensors[name].shape[1] != tensors[name].shape[2]}
+    assert len(turned) == len(stacks) // (1 if case == "qwen3-vl-moe" else 2)
+    save_file({**tensors, **turned}, path, {"format": "pt"})
+    config = read_model_config(tmp_path)
+    operators = operators_for(CPU, torch.float32, "auto")
+    model = load_model(open_weights(tmp_path, config), config, Placement(operators, torch.float32, CPU, 256))
+    driver, token_ids = PagedDriver(model, num_blocks=8), [3, 1, 4, 1, 5, 9]
+    found = driver.logits(driver.step([(driver.add(token_ids), len(token_ids))])[0])
+    torch.testing.assert_close(found, naive_model.logits(theirs, token_ids), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("case", ["mistral3", "mistral3-of-ministral3", "qwen3-vl"])
