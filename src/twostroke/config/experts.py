@@ -70,11 +70,13 @@ class ExpertTraits:
     has_correction: bool = False
     reads_groups: bool = False
     """`n_group`, `topk_group` and `routed_scaling_factor`."""
-    dense_layers: Literal["none", "steps", "first"] = "none"
+    dense_layers: Literal["none", "steps", "first", "outside"] = "none"
     """Layers with an MLP instead of experts: none; those that `decoder_sparse_step` and `mlp_only_layers` leave; the
-    first `first_k_dense_replace`."""
+    first `first_k_dense_replace`; those outside `moe_layer_start_index` to `moe_layer_end_index`, and between every
+    `moe_layer_interval`."""
     shared: Literal["none", "size", "number"] = "none"
-    """The shared expert: none; `shared_expert_intermediate_size` rows; `n_shared_experts` times those of an expert."""
+    """The shared expert: none; `shared_expert_intermediate_size` rows; `shared_key` times those of an expert."""
+    shared_key: str = "n_shared_experts"
     has_shared_gate: bool = False
     norms_router_input: bool = False
     has_expert_scales: bool = False
@@ -116,6 +118,8 @@ class ExpertTraits:
             return tuple(layer_id >= num_dense for layer_id in range(num_layers))
         if self.dense_layers == "none":
             return (True,) * num_layers
+        if self.dense_layers == "outside":
+            return _between(given, num_layers)
         step, dense = count(given, "decoder_sparse_step", 1), list_of(given, "mlp_only_layers")
         if any(isinstance(one, bool) or not isinstance(one, int) for one in dense):
             raise CorruptCheckpoint(f"config.json: mlp_only_layers must be numbers of layers, found {shown(dense)}.")
@@ -126,7 +130,15 @@ class ExpertTraits:
             return 0
         if self.shared == "size":
             return count(given, "shared_expert_intermediate_size")
-        return size * at_least_0(given, "n_shared_experts")
+        return size * at_least_0(given, self.shared_key)
+
+
+def _between(given: Mapping[str, Any], num_layers: int) -> tuple[bool, ...]:
+    """Return of each layer whether it has experts, by the first one, the last one, and the step; -1: the model's."""
+    step = count(given, "moe_layer_interval", 1)
+    first, last = at_least_0(given, "moe_layer_start_index"), given.get("moe_layer_end_index", -1)
+    last = num_layers - 1 if last in (None, -1) else at_least_0(given, "moe_layer_end_index")
+    return tuple(first <= layer_id <= last and (layer_id + 1) % step == 0 for layer_id in range(num_layers))
 
 
 def _check(spec: ExpertsSpec, num_experts_key: str, chosen_key: str) -> None:

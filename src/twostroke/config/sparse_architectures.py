@@ -5,10 +5,30 @@ Defaults of absent keys are those of transformers 5.24.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from twostroke.config.architecture_traits import ArchitectureTraits
 from twostroke.config.experts import ExpertTraits
+from twostroke.config.fields import count
+from twostroke.config.rope import rotary_share
 
 _MIXTRAL = ExpertTraits(num_experts_key="num_local_experts", size_key="intermediate_size", reads_renormalization=False)
+
+
+def _of_minimax_m2(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Published configs say in `rotary_dim` how much of a head is rotated."""
+    if given.get("rotary_dim") is None or given.get("partial_rotary_factor") is not None:
+        return {}
+    head_dim = count(given, "head_dim")
+    return {"partial_rotary_factor": rotary_share(count(given, "rotary_dim", most=head_dim), head_dim)}
+
+
+def _of_dots1(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Windows are in use whatever `use_sliding_window` says."""
+    del given
+    return {"use_sliding_window": True}
+
 
 SPARSE_TRAITS: dict[str, ArchitectureTraits] = {
     "MixtralForCausalLM": ArchitectureTraits(
@@ -87,5 +107,65 @@ SPARSE_TRAITS: dict[str, ArchitectureTraits] = {
             "norm_topk_prob": True,
             "num_nextn_predict_layers": 1,
         },
+    ),
+    "MiniMaxM2ForCausalLM": ArchitectureTraits(
+        rotates_parts=True,
+        qk_norm="rows",
+        derived=_of_minimax_m2,
+        experts=ExpertTraits(
+            num_experts_key="num_local_experts",
+            size_key="intermediate_size",
+            scores="sigmoid",
+            reads_renormalization=False,
+            has_correction=True,
+        ),
+        only={"scoring_func": "sigmoid", "use_qk_norm": True},
+        defaults={
+            "num_key_value_heads": 8,
+            "head_dim": 128,
+            "num_local_experts": 256,
+            "num_experts_per_tok": 8,
+            "rope_theta": 5_000_000.0,
+        },
+    ),
+    "Ernie4_5_MoeForCausalLM": ArchitectureTraits(
+        interleaves_rotation=True,
+        has_prediction_layers=True,
+        experts=ExpertTraits(
+            num_experts_key="moe_num_experts",
+            chosen_key="moe_k",
+            reads_renormalization=False,
+            has_correction=True,
+            dense_layers="outside",
+            shared="number",
+            shared_key="moe_num_shared_experts",
+        ),
+        only={"use_bias": False},
+        defaults={
+            "num_key_value_heads": 4,
+            "rms_norm_eps": 1e-5,
+            "tie_word_embeddings": True,
+            "rope_theta": 500_000.0,
+            "moe_num_experts": 64,
+            "moe_num_shared_experts": 2,
+            "moe_k": 6,
+            "moe_intermediate_size": 1536,
+            "moe_layer_start_index": 1,
+        },
+    ),
+    "Dots1ForCausalLM": ArchitectureTraits(
+        reads_attention_bias=True,
+        qk_norm="heads",
+        windows="by_layer",
+        derived=_of_dots1,
+        experts=ExpertTraits(
+            num_experts_key="n_routed_experts",
+            scores="sigmoid",
+            has_correction=True,
+            reads_groups=True,
+            dense_layers="first",
+            shared="number",
+        ),
+        defaults={"max_window_layers": 62, "moe_intermediate_size": 1408},
     ),
 }

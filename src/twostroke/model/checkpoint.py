@@ -91,12 +91,13 @@ _OF_A_LAYER = re.compile(r"(?:model\.layers|blk)\.(?P<layer>\d+)\..+")
 
 
 def is_of_prediction(name: str, config: ModelConfig) -> bool:
-    """Whether a tensor, by its name in a checkpoint or a GGUF file, is of a layer behind the last one.
+    """Whether a tensor, by its name in a checkpoint or a GGUF file, is of a layer behind the last one, or of ERNIE's.
 
     Such layers predict further tokens (multi-token prediction) and are not read.
     """
     found = _OF_A_LAYER.fullmatch(name)
-    return config.num_prediction_layers > 0 and found is not None and int(found["layer"]) >= config.num_layers
+    is_behind = found is not None and int(found["layer"]) >= config.num_layers
+    return config.num_prediction_layers > 0 and (is_behind or name.startswith("model.mtp_"))
 
 
 log = get_logger(__name__)

@@ -14,6 +14,7 @@ from twostroke.model.weight_map import (
     APERTUS,
     ARCEE,
     BLOOM,
+    ERNIE4_5_MOE,
     FALCON,
     GEMMA2,
     GEMMA4,
@@ -25,6 +26,7 @@ from twostroke.model.weight_map import (
     GPTJ,
     GRANITE_MOE,
     LLAMA,
+    MINIMAX_M2,
     MIXTRAL,
     OLMO2,
     OPT,
@@ -104,6 +106,9 @@ ARCHITECTURES: dict[str, Architecture] = {
     "OlmoeForCausalLM": Architecture("twostroke.model.sparse:Sparse", QWEN3_MOE, can_split=True),
     "GraniteMoeForCausalLM": Architecture("twostroke.model.sparse:Sparse", GRANITE_MOE, can_split=True),
     "Glm4MoeForCausalLM": Architecture("twostroke.model.sparse:Sparse", GLM4_MOE, can_split=True),
+    "MiniMaxM2ForCausalLM": Architecture("twostroke.model.sparse:Sparse", MINIMAX_M2, can_split=True),
+    "Ernie4_5_MoeForCausalLM": Architecture("twostroke.model.sparse:Sparse", ERNIE4_5_MOE, can_split=True),
+    "Dots1ForCausalLM": Architecture("twostroke.model.sparse:Sparse", GLM4_MOE, can_split=True),
 }
 
 

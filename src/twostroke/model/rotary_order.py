@@ -38,10 +38,11 @@ def in_rotary_order(source: WeightSource, config: ModelConfig) -> WeightSource:
             for kind in ("weight", "bias"):
                 parts = checkpoint_names(entry.names, f"layers.{layer_id}.qkv.{kind}")
                 rows |= _qkv_rows(parts, layer, order, by_kv_head=entry.has_qkv_by_kv_head)
-        if order is not None and layer.qk_norm in ("heads", "own_heads"):
-            for norm in ("q_norm", "k_norm"):
+        if order is not None and layer.qk_norm != "none":
+            for norm, num_heads in (("q_norm", layer.num_heads), ("k_norm", layer.kv.num_kv_heads)):
                 parts = checkpoint_names(entry.names, f"layers.{layer_id}.{norm}.weight")
-                (rows if layer.qk_norm == "heads" else columns).update(dict.fromkeys(parts, order))
+                of_norm = _of_heads(torch.arange(num_heads), order) if layer.qk_norm == "rows" else order
+                (columns if layer.qk_norm == "own_heads" else rows).update(dict.fromkeys(parts, of_norm))
     return _Ordered(source, rows, columns) if rows else source
 
 

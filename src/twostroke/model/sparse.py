@@ -1,6 +1,6 @@
 """Sparse layers: a router sends each token to a few experts (Shazeer et al. 2017, arXiv:1701.06538). Mixtral
 (arXiv:2401.04088), Qwen2-MoE, Qwen3-MoE (arXiv:2505.09388), OLMoE (arXiv:2409.02060), Granite-MoE, GLM-4.5
-(arXiv:2508.06471)."""
+(arXiv:2508.06471), MiniMax-M2, ERNIE 4.5, dots.llm1 (arXiv:2506.05767)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from twostroke.layers.elementwise import RMSNorm
 from twostroke.model.decoder import Parameter, Placement
 from twostroke.model.llama import MLP, FeedForward, Llama, LlamaLayer
 
-_CORRECTION = "router.e_score_correction_bias"
+_CORRECTION = "routing.e_score_correction_bias"
 _INPUT_SCALES = "routing.scale"
 _EXPERT_SCALES = "routing.per_expert_scale"
 

@@ -28,6 +28,9 @@ _PARTS = {
 }
 """What the rows of each expert's matrix in a stack are, in equal parts."""
 
+_CORRECTION = "e_score_correction_bias"
+"""A vector, which ERNIE stores as a matrix of one row."""
+
 
 class UnstackedExperts(WrappedSource):
     """Gives each part of a stored stack [num_experts, N, K] a name of its own."""
@@ -44,6 +47,9 @@ class UnstackedExperts(WrappedSource):
         """Stack, expert and rows, by the name of a matrix."""
         found: dict[str, StoredWeight] = {}
         for name, weight in source.weights.items():
+            if name.endswith(_CORRECTION) and weight.shape[:-1] == (1,):
+                found[name] = replace(weight, shape=weight.shape[1:])
+                continue
             block, _, last = name.removesuffix(".weight").rpartition(".")
             parts = _PARTS.get(last, ())
             shape = weight.shape[1:]
@@ -64,7 +70,8 @@ class UnstackedExperts(WrappedSource):
 
     def read(self, name: str, dtype: torch.dtype, rows: slice = ALL_ROWS) -> Tensor | QuantizedWeight:
         if name not in self._places:
-            return super().read(name, dtype, rows)
+            found = super().read(name, dtype, rows)
+            return found.flatten() if isinstance(found, Tensor) and name.endswith(_CORRECTION) else found
         stack, expert, of_part = self._places[name]
         return self._matrix(stack, expert, dtype)[of_part][rows]
 

@@ -217,7 +217,25 @@ GRANITE_MOE: NameTable = {
     "layers.{i}.router": "model.layers.{i}.block_sparse_moe.router.layer",
 }
 
-GLM4_MOE: NameTable = {**QWEN3_MOE, **_shared_expert("mlp.shared_experts")}
+GLM4_MOE: NameTable = {
+    **QWEN3_MOE,
+    **_shared_expert("mlp.shared_experts"),
+    "layers.{i}.routing": "model.layers.{i}.mlp.gate",
+}
+"""GLM 4.5 and dots.llm1."""
+
+MINIMAX_M2: NameTable = {
+    **QWEN3,
+    **_experts("block_sparse_moe", parts=("w1", "w3", "w2")),
+    "layers.{i}.routing": "model.layers.{i}.block_sparse_moe",
+}
+
+ERNIE4_5_MOE: NameTable = {
+    **LLAMA,
+    **_experts("mlp"),
+    **_shared_expert("mlp.shared_experts"),
+    "layers.{i}.routing": "model.layers.{i}.mlp.moe_statics",
+}
 
 
 def checkpoint_names(table: NameTable, name: str) -> tuple[str, ...]:

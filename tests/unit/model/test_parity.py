@@ -61,11 +61,14 @@ GLM4_MOE: dict[str, Any] = {
     "num_experts_per_tok": 3,
     "moe_intermediate_size": 48,
 }
+MINIMAX_M2: dict[str, Any] = {"head_dim": 16, "num_local_experts": 8, "num_experts_per_tok": 3}
+ERNIE4_5_MOE: dict[str, Any] = {"moe_num_experts": 8, "moe_k": 3, "moe_intermediate_size": 48}
 GEMMA4_EXPERTS: dict[str, Any] = {
     "enable_moe_block": True,
     "num_experts": 8,
     "top_k_experts": 3,
     "moe_intermediate_size": 48,
+    "final_logit_softcapping": 3.0,
 }
 
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -435,6 +438,37 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "glm4-moe-weights-as-they-are": ("Glm4Moe", {**GLM4_MOE, "norm_topk_prob": False, "first_k_dense_replace": 2}),
+    "minimax-m2": ("MiniMaxM2", {**MINIMAX_M2, "rotary_dim": 8}),
+    "minimax-m2-whole-heads-tied": ("MiniMaxM2", {**MINIMAX_M2, "tie_word_embeddings": True}),
+    "ernie4.5-moe": ("Ernie4_5_Moe", ERNIE4_5_MOE),
+    "ernie4.5-moe-some-layers": (
+        "Ernie4_5_Moe",
+        {
+            **ERNIE4_5_MOE,
+            "num_hidden_layers": 6,
+            "moe_layer_start_index": 2,
+            "moe_layer_end_index": 4,
+            "moe_layer_interval": 2,
+            "moe_num_shared_experts": 0,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "dots1": ("Dots1", {**GLM4_MOE, "n_shared_experts": 2}),
+    "dots1-groups-windows": (
+        "Dots1",
+        {
+            **GLM4_MOE,
+            "n_shared_experts": 1,
+            "n_group": 4,
+            "topk_group": 2,
+            "routed_scaling_factor": 2.5,
+            "norm_topk_prob": True,
+            "first_k_dense_replace": 1,
+            "attention_bias": True,
+            "sliding_window": 37,
+            "max_window_layers": 2,
+        },
+    ),
     "gpt2": ("GPT2", {"num_key_value_heads": 4, "tie_word_embeddings": True}),
     "gpt2-scores-by-layer": (
         "GPT2",

@@ -254,6 +254,7 @@ GGUF_ARCHITECTURES = {
     "gpt2": GGUFArchitecture("GPT2LMHeadModel", derived=_of_gpt2),
     "qwen2moe": GGUFArchitecture("Qwen2MoeForCausalLM", renormalizes=False),
     "qwen3moe": GGUFArchitecture("Qwen3MoeForCausalLM"),
+    "qwen3vlmoe": GGUFArchitecture("Qwen3MoeForCausalLM"),
     "olmoe": GGUFArchitecture("OlmoeForCausalLM", renormalizes=False),
     "granitemoe": GGUFArchitecture("GraniteMoeForCausalLM", has_permuted_heads=True, numbers=_OF_GRANITE),
     "glm4moe": GGUFArchitecture(
@@ -262,6 +263,9 @@ GGUF_ARCHITECTURES = {
         renormalizes=False,
         has_prediction_layers=True,
     ),
+    "minimax-m2": GGUFArchitecture("MiniMaxM2ForCausalLM"),
+    "ernie4_5-moe": GGUFArchitecture("Ernie4_5_MoeForCausalLM"),
+    "dots1": GGUFArchitecture("Dots1ForCausalLM", renormalizes=False),
 }
 """By `general.architecture`; Mistral's models are 'llama' there, Mistral 3's and Ministral 3's 'mistral3'."""
 

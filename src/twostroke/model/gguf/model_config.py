@@ -141,6 +141,7 @@ def _experts(metadata: Metadata, prefix: str, architecture: GGUFArchitecture) ->
             f"{metadata.file_name}: {prefix}.expert_gating_func={gating} is not implemented for {prefix!r}; known: "
             f"{known}."
         )
+    num_dense = metadata.count(f"{prefix}.leading_dense_block_count", 0, least=0)
     return {
         "architectures": [name],
         traits.num_experts_key: num_experts,
@@ -149,12 +150,14 @@ def _experts(metadata: Metadata, prefix: str, architecture: GGUFArchitecture) ->
         "intermediate_size": inner or size,
         traits.size_key: size,
         "shared_expert_intermediate_size": metadata.count(f"{prefix}.expert_shared_feed_forward_length", inner or size),
-        "n_shared_experts": metadata.count(f"{prefix}.expert_shared_count", 0, least=0),
+        traits.shared_key: metadata.count(f"{prefix}.expert_shared_count", 0, least=0),
         "routed_scaling_factor": metadata.number(f"{prefix}.expert_weights_scale", 0.0) or 1.0,
         "norm_topk_prob": metadata.flag(f"{prefix}.expert_weights_norm", default=architecture.renormalizes),
         "n_group": metadata.count(f"{prefix}.expert_group_count", 1),
         "topk_group": metadata.count(f"{prefix}.expert_group_used_count", 1),
-        "first_k_dense_replace": metadata.count(f"{prefix}.leading_dense_block_count", 0, least=0),
+        "first_k_dense_replace": num_dense,
+        "moe_layer_start_index": num_dense,
+        "moe_layer_interval": metadata.count(f"{prefix}.interleave_moe_layer_step", 1),
     }
 
 

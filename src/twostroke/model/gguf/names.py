@@ -86,6 +86,8 @@ _OF_A_LAYER: ModuleNames = {
 _WHOLE = {
     "layer_scalar": "layer_output_scale.weight",
     "mlp.gate.e_score_correction_bias": "exp_probs_b.bias",
+    "mlp.moe_statics.e_score_correction_bias": "exp_probs_b.bias",
+    "block_sparse_moe.e_score_correction_bias": "exp_probs_b.bias",
     "router.scale": "ffn_gate_inp.scale",
     "router.per_expert_scale": "ffn_down_exps.scale",
 }
