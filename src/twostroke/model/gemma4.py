@@ -1,5 +1,5 @@
-"""Gemma 4: Llama with heads by kind of layer, K and V of earlier layers, what each token brings to each layer, and experts
-beside an MLP."""
+"""Gemma 4: Llama with heads by kind of layer, K and V of earlier layers, what each token brings to each layer, and
+experts beside an MLP."""
 
 from __future__ import annotations
 

@@ -4,8 +4,8 @@ model.layers.0.mlp.experts.gate_up_proj [8, 2 I, H]  ─►  model.layers.0.mlp.
                                                          model.layers.0.mlp.experts.0.up_proj.weight [I, H] …
 model.layers.0.mlp.experts.down_proj [8, H, I]       ─►  model.layers.0.mlp.experts.0.down_proj.weight [H, I] …
 
-Granite's are `block_sparse_moe.input_linear.weight` and `block_sparse_moe.output_linear.weight`. Published checkpoints of
-Qwen3-VL have matrices the other way round, [8, H, 2 I] and [8, I, H], and those that transformers writes do not: the
+Granite's are `block_sparse_moe.input_linear.weight` and `block_sparse_moe.output_linear.weight`. Published checkpoints
+of Qwen3-VL have matrices the other way round, [8, H, 2 I] and [8, I, H]. Those that transformers writes do not: the
 shape tells, as in transformers.
 """
 

@@ -177,6 +177,43 @@ def gemma4(writer: GGUFWriter, config: Any) -> None:
     writer.add_tensor("rope_freqs.weight", np.array(divisors, np.float32))
 
 
+def experts(writer: GGUFWriter, config: Any) -> None:
+    """What is there of the keys that converters of sparse architectures write."""
+    keys: dict[str, Callable[[Any], None]] = {
+        "num_local_experts num_experts n_routed_experts moe_num_experts": writer.add_expert_count,
+        "num_experts_per_tok moe_k": writer.add_expert_used_count,
+        "moe_intermediate_size": writer.add_expert_feed_forward_length,
+        "shared_expert_intermediate_size": writer.add_expert_shared_feed_forward_length,
+        "n_shared_experts moe_num_shared_experts": writer.add_expert_shared_count,
+        "routed_scaling_factor": writer.add_expert_weights_scale,
+        "norm_topk_prob": writer.add_expert_weights_norm,
+        "n_group": writer.add_expert_group_count,
+        "topk_group": writer.add_expert_group_used_count,
+        "first_k_dense_replace moe_layer_start_index": writer.add_leading_dense_block_count,
+        "moe_layer_interval": writer.add_interleave_moe_layer_step,
+        "attention_multiplier": writer.add_attention_scale,
+        "embedding_multiplier": writer.add_embedding_scale,
+        "residual_multiplier": writer.add_residual_scale,
+        "logits_scaling": writer.add_logit_scale,
+    }
+    for names, add in keys.items():
+        if (found := of(config, *names.split())) is not None:
+            add(found)
+    if (share := config.rope_parameters.get("partial_rotary_factor")) is not None:
+        writer.add_rope_dimension_count(int((of(config, "head_dim") or 16) * share))
+
+
+QWEN_MOE: dict[str, Any] = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 48}
+GLM_MOE: dict[str, Any] = {
+    "n_routed_experts": 8,
+    "n_shared_experts": 2,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 48,
+    "n_group": 4,
+    "topk_group": 2,
+    "routed_scaling_factor": 1.5,
+    "norm_topk_prob": True,
+}
 LONG = {
     "rope_type": "longrope",
     "rope_theta": 10_000.0,
@@ -310,12 +347,49 @@ CASES: dict[str, Case] = {
         keys=gemma4,
     ),
     "gemma4-experts": Case("Gemma4", "gemma4", GEMMA4_EXPERTS, keys=gemma4),
+    "mixtral": Case("Mixtral", "llama", {"num_local_experts": 4}, permuted, experts),
+    "qwen2_moe": Case(
+        "Qwen2Moe",
+        "qwen2moe",
+        {**QWEN_MOE, "shared_expert_intermediate_size": 80, "norm_topk_prob": False},
+        keys=experts,
+    ),
+    "qwen3_moe": Case("Qwen3Moe", "qwen3moe", {**QWEN_MOE, "head_dim": 16, "norm_topk_prob": True}, keys=experts),
+    "qwen3_vl_moe": Case("Qwen3Moe", "qwen3vlmoe", {**QWEN_MOE, "head_dim": 16, "norm_topk_prob": True}, keys=experts),
+    "olmoe": Case("Olmoe", "olmoe", {"num_experts": 8, "num_experts_per_tok": 3}, keys=experts),
+    "granite_moe": Case("GraniteMoe", "granitemoe", {"num_local_experts": 4}, permuted, experts),
+    "glm4_moe": Case("Glm4Moe", "glm4moe", {**GLM_MOE, "use_qk_norm": True}, keys=experts),
+    "minimax_m2": Case(
+        "MiniMaxM2",
+        "minimax-m2",
+        {"head_dim": 16, "num_local_experts": 8, "num_experts_per_tok": 3, "rotary_dim": 8},
+        keys=experts,
+    ),
+    "ernie4_5_moe": Case(
+        "Ernie4_5_Moe",
+        "ernie4_5-moe",
+        {
+            "num_hidden_layers": 4,
+            "moe_num_experts": 8,
+            "moe_k": 3,
+            "moe_intermediate_size": 48,
+            "moe_layer_interval": 2,
+        },
+        keys=experts,
+    ),
+    "dots1": Case("Dots1", "dots1", {**GLM_MOE, "head_dim": 16, "first_k_dense_replace": 1}, keys=experts),
     "gpt2": Case("GPT2", "gpt2", tensor=gpt2, layer_norm=True),
 }
 
 
-SCALES = {"router.scale": "ffn_gate_inp.scale", "router.per_expert_scale": "ffn_down_exps.scale"}
-"""What the converter names by itself."""
+BY_ITSELF = {
+    "router.scale": "ffn_gate_inp.scale",
+    "router.per_expert_scale": "ffn_down_exps.scale",
+    "e_score_correction_bias": "exp_probs_b.bias",
+    "block_sparse_moe.router.weight": "ffn_gate_inp.weight",
+    "block_sparse_moe.experts.down_proj": "ffn_down_exps.weight",
+}
+"""What the converter names by itself, and what has another name in folders."""
 
 
 def of(config: Any, *names: str, default: Any = None) -> Any:
@@ -358,6 +432,22 @@ def stacked_norms(tensors: Mapping[str, Floats]) -> dict[str, Floats]:
     }
 
 
+def in_file(case: Case, names: gguf.TensorNameMap, name: str, array: Floats) -> list[tuple[str, Floats]]:
+    """What the converter makes of a tensor."""
+    layer = f"blk.{name.split('.')[2]}" if name.count(".") > 2 else ""
+    if name.endswith("experts.gate_up_proj") and case.kind != "Gemma4":  # apart in folders, too
+        gates, ups = np.split(array, 2, axis=1)
+        return [(f"{layer}.ffn_gate_exps.weight", gates), (f"{layer}.ffn_up_exps.weight", ups)]
+    for module, stored in BY_ITSELF.items():
+        if name.endswith(module):
+            return [(f"{layer}.{stored}", array.flatten() if "exp_probs" in stored else array)]
+    known = f"{name}.weight" if name.endswith(("layer_scalar", "gate_up_proj", "down_proj")) else name
+    known = known.removeprefix("transformer.") if case.kind == "Bloom" else known
+    found = names.get_name(known, try_suffixes=(".weight", ".bias"))
+    assert found is not None, name
+    return [(found, array)]
+
+
 class Changed(GGUFWriter):
     """Writes another tensor in one's place, or none."""
 
@@ -388,14 +478,8 @@ def write(path: Path, case: Case, model: Any, changed: Mapping[str, Floats | Non
             continue
         if name.endswith((".attn.bias", "masked_bias", "rotary_emb.inv_freq")):
             continue
-        known = f"{name}.weight" if name.endswith(("layer_scalar", "experts.gate_up_proj", "experts.down_proj")) else name
-        known = known.removeprefix("transformer.") if case.kind == "Bloom" else known
-        stored = names.get_name(known, try_suffixes=(".weight", ".bias"))
-        for module, ours in SCALES.items():
-            if name.endswith(module):
-                stored = f"blk.{name.split('.')[2]}.{ours}"
-        assert stored is not None, name
-        writer.add_tensor(stored, np.ascontiguousarray(case.tensor(config, name, array)))
+        for stored, part in in_file(case, names, name, array):
+            writer.add_tensor(stored, np.ascontiguousarray(case.tensor(config, name, part)))
     for name, numbers in activations.items():
         getattr(writer, f"add_xielu_{name}")(numbers)
     writer.write_header_to_file()

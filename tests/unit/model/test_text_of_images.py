@@ -149,7 +149,9 @@ def test_published_experts_of_qwen3_vl_lie_the_other_way_round(case: str, tmp_pa
     path = tmp_path / "model.safetensors"
     tensors = load_file(path)
     stacks = [name for name in tensors if "mlp.experts." in name]
-    turned = {name: tensors[name].mT.contiguous() for name in stacks if tensors[name].shape[1] != tensors[name].shape[2]}
+    turned = {
+        name: tensors[name].mT.contiguous() for name in stacks if tensors[name].shape[1] != tensors[name].shape[2]
+    }
     assert len(turned) == len(stacks) // (1 if case == "qwen3-vl-moe" else 2)
     save_file({**tensors, **turned}, path, {"format": "pt"})
     config = read_model_config(tmp_path)
