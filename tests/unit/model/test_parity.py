@@ -198,7 +198,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "hidden_size_per_layer_input": 8,
             "vocab_size_per_layer_input": 199,
             "layer_types": ["sliding_attention", "full_attention"] * 2,
-            "initializer_range": 0.1,
+            "num_experts": 4,
+            "top_k_experts": 2,
         },
     ),
     "gemma4-equal-heads": (  # saved without a word about full layers
