@@ -61,6 +61,9 @@ struct Choice {
       }
       expect_close(sum, 1.0, 1e-6, [] { return std::string("sum of weights"); });
     }
+    std::vector<float> scales(EXPERTS, 0.5f), halves(weights.size());
+    route(rules, at(logits), 0, at(scales), m, at(tokens), at(starts), at(places), at(halves));
+    for (size_t i = 0; i < weights.size(); i++) expect(halves[i] == 0.5f * weights[i], "factors of experts");
     expect(starts.front() == 0 && starts.back() == m * CHOSEN && std::is_sorted(starts.begin(), starts.end()), "starts");
   }
 };

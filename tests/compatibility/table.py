@@ -78,7 +78,7 @@ def markdown() -> str:
         for feature in features:
             number = FEATURES.index(feature) + 1
             lines.append(f"| {number} | {feature.name} | {_code(feature.how)} | {group} |")
-    names = [f"`{model_class(kind).__name__}`" for kind, _ in SHAPES.values()]
+    names = {f"`{model_class(kind).__name__}`" for kind, _ in SHAPES.values()}
     lines.append(_FAMILIES.format(num_families=len(names), names=", ".join(sorted(names))).rstrip())
     return "\n".join(lines) + "\n"
 

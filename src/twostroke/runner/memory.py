@@ -68,14 +68,15 @@ def _of_experts(layer: LayerSpec, hidden_size: int, bytes_per_element: int) -> i
 
     For each chosen expert the rows that it reads, its product twice while parts are joined, its result and that in
     float32; for the token its row in float32 for the router, the sum of experts in float32 and as it is, and what the
-    shared expert makes.
+    shared expert makes. Beside an MLP also its result, what experts read, and the router's normed row in float32.
     """
     if layer.experts is None:
         return 0
     spec, floats = layer.experts, _FLOAT32 // bytes_per_element
     of_pair = (4 + floats) * hidden_size + 6 * spec.intermediate_size
     of_shared = 5 * spec.shared_size + 2 * hidden_size if spec.shared_size else 0
-    return spec.num_chosen * of_pair + (2 * floats + 2) * hidden_size + of_shared + 8 * spec.num_experts
+    beside_mlp = (floats + 2) * hidden_size if layer.intermediate_size else 0
+    return spec.num_chosen * of_pair + (2 * floats + 2) * hidden_size + of_shared + beside_mlp + 8 * spec.num_experts
 
 
 def _num_elements(model: ModelConfig, of_layers: Iterable[int]) -> int:

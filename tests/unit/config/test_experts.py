@@ -22,6 +22,9 @@ SMALL: dict[str, Any] = {
 QWEN3 = {"architectures": ["Qwen3MoeForCausalLM"], "num_experts": 8, "num_experts_per_tok": 2}
 GLM = {"architectures": ["Glm4MoeForCausalLM"], "n_routed_experts": 8, "num_experts_per_tok": 2}
 
+MINIMAX = {"architectures": ["MiniMaxM2ForCausalLM"], "head_dim": 16}
+ERNIE = {"architectures": ["Ernie4_5_MoeForCausalLM"]}
+
 
 def experts_of(given: dict[str, Any]) -> list[bool]:
     return [layer.experts is not None for layer in ModelConfig.from_hf(SMALL | given).layers]
@@ -31,10 +34,24 @@ def test_layers_without_experts_keep_their_mlp() -> None:
     assert experts_of(QWEN3) == [True] * 4
     assert experts_of(QWEN3 | {"mlp_only_layers": [0, 3]}) == [False, True, True, False]
     assert experts_of(QWEN3 | {"decoder_sparse_step": 2}) == [False, True, False, True]
+    assert experts_of(ERNIE) == [False, True, True, True]
+    assert experts_of(ERNIE | {"moe_layer_start_index": 0, "moe_layer_end_index": 2}) == [True, True, True, False]
+    assert experts_of(ERNIE | {"moe_layer_start_index": 2, "moe_layer_interval": 2}) == [False, False, False, True]
     assert experts_of(GLM) == [False, True, True, True]
     assert experts_of(GLM | {"first_k_dense_replace": 3}) == [False, False, False, True]
     sizes = [layer.intermediate_size for layer in ModelConfig.from_hf(SMALL | GLM).layers]
     assert sizes == [96, 0, 0, 0]
+
+
+def test_an_mlp_stays_beside_gemma_4s_experts() -> None:
+    gemma4 = {"num_experts": 8, "top_k_experts": 2, "moe_intermediate_size": 48, "hidden_size_per_layer_input": 0}
+    given = SMALL | {"architectures": ["Gemma4ForCausalLM"], **gemma4}
+    assert experts_of(given) == [False] * 4
+    layers = ModelConfig.from_hf(given | {"enable_moe_block": True}).layers
+    assert [layer.intermediate_size for layer in layers] == [96] * 4
+    assert layers[0].experts == ExpertsSpec(
+        num_experts=8, num_chosen=2, intermediate_size=48, norms_router_input=True, has_expert_scales=True
+    )
 
 
 def test_a_config_says_how_experts_are_chosen() -> None:
@@ -66,6 +83,9 @@ def test_a_config_says_how_experts_are_chosen() -> None:
         (GLM | {"n_group": 4, "topk_group": 1, "num_experts_per_tok": 3}, "more than the 2 experts of topk_group 1"),
         (GLM | {"first_k_dense_replace": 5}, "first_k_dense_replace must be an integer from 0 to 4"),
         (GLM | {"routed_scaling_factor": -1.0}, "routed_scaling_factor must be a number above 0"),
+        (ERNIE | {"moe_k": 65}, "moe_k 65 is more than moe_num_experts 64"),
+        (ERNIE | {"moe_layer_end_index": -2}, "moe_layer_end_index must be an integer from 0"),
+        (MINIMAX | {"rotary_dim": 32}, "rotary_dim must be an integer above 0"),
         (GLM | {"n_shared_experts": -1}, "n_shared_experts must be an integer from 0"),
     ],
 )
@@ -79,6 +99,9 @@ def test_numbers_that_contradict_each_other_are_refused(given: dict[str, Any], t
     [
         (QWEN3 | {"use_sliding_window": True}, "use_sliding_window=true"),
         ({"architectures": ["OlmoeForCausalLM"], "clip_qkv": 8.0}, "clip_qkv=8"),
+        (ERNIE | {"use_bias": True}, "use_bias=true"),
+        (MINIMAX | {"scoring_func": "softmax"}, "scoring_func='softmax'"),
+        (MINIMAX | {"use_qk_norm": False}, "use_qk_norm=false"),
     ],
 )
 def test_what_is_not_implemented_is_refused(given: dict[str, Any], told: str) -> None:

@@ -701,7 +701,13 @@ def test_gemma_4_layer_by_layer() -> None:
 @pytest.mark.parametrize(
     ("size", "changes", "error", "said"),
     [
-        ("31b", {"enable_moe_block": True}, UnsupportedModel, "enable_moe_block=true is not implemented"),
+        ("31b", {"enable_moe_block": True}, CorruptCheckpoint, "num_experts must be an integer above 0 .*found null"),
+        (
+            "31b",
+            {"enable_moe_block": True, "num_experts": 4, "top_k_experts": 5, "moe_intermediate_size": 48},
+            CorruptCheckpoint,
+            "top_k_experts 5 is more than num_experts 4",
+        ),
         ("31b", {"use_bidirectional_attention": "all"}, UnsupportedModel, "use_bidirectional_attention"),
         ("e2b", {"num_kv_shared_layers": 35}, CorruptCheckpoint, "no layer whose K and V layer 0 could read"),
         ("e2b", {"vocab_size_per_layer_input": 1000}, UnsupportedModel, "vocab_size_per_layer_input=1000"),

@@ -61,6 +61,7 @@ def check_is_whole(routing: Routing, num_tokens: int, num_experts: int) -> None:
     num_groups=st.sampled_from([1, 2, 4]),
     is_renormalized=st.booleans(),
     has_correction=st.booleans(),
+    has_expert_scales=st.booleans(),
 )
 def test_native_choices_are_those_of_the_reference(
     logits: list[list[float]],
@@ -69,6 +70,7 @@ def test_native_choices_are_those_of_the_reference(
     num_groups: int,
     is_renormalized: bool,
     has_correction: bool,
+    has_expert_scales: bool,
 ) -> None:
     """Ties included: of equal scores the first expert's counts as larger."""
     rules = spec(
@@ -80,7 +82,8 @@ def test_native_choices_are_those_of_the_reference(
         is_renormalized=is_renormalized,
         scale=1.5,
     )
-    router = ExpertRouter(rules, numbers(8, seed=1) if has_correction else None)
+    correction = numbers(8, seed=1) if has_correction else None
+    router = ExpertRouter(rules, correction, numbers(8, seed=2) if has_expert_scales else None)
     expected = one_by_one.route(torch.tensor(logits), router)
     check_is_whole(expected, len(logits), 8)
     for operators in BACKENDS[1:]:

@@ -666,6 +666,23 @@ def test_one_norm_of_two_never_stands_for_the_other(gone: str, tmp_path: Path) -
         files.weights(files.config(), None)
 
 
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"blk.0.ffn_down_exps.scale": None}, r"missing: blk\.0\.ffn_down_exps\.scale"),
+        ({"blk.1.ffn_gate_inp.scale": None}, r"missing: blk\.1\.ffn_gate_inp\.scale"),
+        ({"blk.1.ffn_gate_up_exps.weight": None}, r"missing: blk\.1\.ffn_gate\.0\.weight, "),
+        ({"blk.0.ffn_gate_up_exps.weight": np.zeros((7, 96, 64), np.float32)}, r"missing: blk\.0\.ffn_gate\.7\.weight"),
+    ],
+)
+def test_experts_that_are_not_whole_are_refused(changed: dict[str, Floats | None], said: str, tmp_path: Path) -> None:
+    case = CASES["gemma4-experts"]
+    write(tmp_path / "x.gguf", case, naive_model.build(tmp_path, case.kind, **case.changes), changed)
+    files = find_model(str(tmp_path / "x.gguf"))
+    with pytest.raises(CorruptCheckpoint, match=said):
+        files.weights(files.config(), None)
+
+
 @pytest.mark.parametrize("name", ["llama", "cohere2", "gemma4"])
 def test_more_layers_than_any_model_has_are_refused_at_once(name: str, tmp_path: Path) -> None:
     """Before a list of so many is made."""
