@@ -166,6 +166,6 @@ SPARSE_TRAITS: dict[str, ArchitectureTraits] = {
             dense_layers="first",
             shared="number",
         ),
-        defaults={"max_window_layers": 62, "moe_intermediate_size": 1408},
+        defaults={"num_key_value_heads": 32, "max_window_layers": 62, "moe_intermediate_size": 1408},
     ),
 }

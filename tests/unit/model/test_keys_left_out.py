@@ -98,12 +98,17 @@ def test_what_is_left_out_is_as_in_transformers(case: str) -> None:
     check(naive_model.model_class(kind).__name__, written, theirs)
 
 
+NEEDED = {"Dots1": {"n_routed_experts": 8, "n_shared_experts": 1, "num_experts_per_tok": 2}}
+"""Sizes without which transformers cannot build a model."""
+
+
 @pytest.mark.parametrize("architecture", ARCHITECTURE_TRAITS)
 def test_a_file_with_sizes_alone_is_as_in_transformers(architecture: str) -> None:
     kind = architecture.removesuffix("ForCausalLM").removesuffix("LMHeadModel")
     # heads that are a multiple of every family's KV heads
     written = {**SIZES, "vocab_size": 262_144, "hidden_size": 10_240, "num_attention_heads": 160, "ffn_dim": 96}
     del written["num_key_value_heads"]
+    written |= NEEDED.get(kind, {})
     check(architecture, written, naive_model.config_class(kind)(**written).to_dict())
 
 
