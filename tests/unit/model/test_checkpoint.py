@@ -382,3 +382,36 @@ def test_k_and_v_that_a_layer_takes_from_another_are_not_read(tmp_path: Path) ->
     save_file({**tensors, "model.layers.1.self_attn.v_norm.weight": torch.ones(32)}, path)
     with pytest.raises(CorruptCheckpoint, match=r"not of this architecture: model.layers.1.self_attn.v_norm.weight"):
         load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("kind", "config", "behind"),
+    [
+        ("Ernie4_5_Moe", {"moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 32}, "model.mtp_block.0"),
+        ("Glm4Moe", {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}, "model.layers.3"),
+    ],
+)
+def test_layers_that_only_predict_further_tokens_are_left_out(
+    kind: str, config: dict[str, int], behind: str, tmp_path: Path
+) -> None:
+    """Where config.json says that there are some; else they are refused by name."""
+    naive_model.build(tmp_path, kind, **config, num_nextn_predict_layers=1)
+    expected = logits(load(tmp_path))
+    weights, told = tmp_path / "model.safetensors", tmp_path / "config.json"
+    save_file({**load_file(weights), f"{behind}.input_layernorm.weight": torch.ones(64)}, weights)
+    assert torch.equal(logits(load(tmp_path)), expected)
+    told.write_text(json.dumps({**json.loads(told.read_text()), "num_nextn_predict_layers": 0}))
+    with pytest.raises(CorruptCheckpoint, match=f"not of this architecture: {behind}.input_layernorm.weight"):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize("gone", ["router.per_expert_scale", "router.scale", "post_feedforward_layernorm_1.weight"])
+def test_a_sparse_gemma_4_that_is_not_whole_is_refused(gone: str, tmp_path: Path) -> None:
+    experts = {"enable_moe_block": True, "num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 32}
+    naive_model.build(tmp_path, "Gemma4", hidden_size_per_layer_input=0, **experts)
+    path = tmp_path / "model.safetensors"
+    tensors = load_file(path)
+    del tensors[f"model.layers.1.{gone}"]
+    save_file(tensors, path)
+    with pytest.raises(CorruptCheckpoint, match=f"missing: model.layers.1.{gone}"):
+        load(tmp_path)
