@@ -2,58 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from chat_output import NOW, PARIS, TOOLS, Output, same_output
+from sparse_chat_outputs import GLM45, HARMONY
+from twostroke.api.parsers.output import ToolCall
 
-from twostroke.api.parsers.output import ParsedMessage, ToolCall
-from twostroke.api.parsers.tool_choice import Tool
-
-TOOLS = (
-    Tool(
-        "get_weather",
-        {
-            "type": "object",
-            "properties": {
-                "city": {"type": "string"},
-                "days": {"type": "integer"},
-                "fresh": {"type": "boolean"},
-                "options": {"type": "object"},
-                "unit": {"type": ["string", "null"]},
-                "anything": {},
-            },
-        },
-    ),
-    Tool("now"),
-)
-
-PARIS = ToolCall("get_weather", '{"city": "Paris"}')
-NOW = ToolCall("now", "{}")
-
-
-@dataclass(frozen=True)
-class Output:
-    """One generation."""
-
-    name: str
-    tool_call_parser: str | None
-    text: str
-    content: str = ""
-    tool_calls: tuple[ToolCall, ...] = ()
-    reasoning: str = ""
-    reasoning_parser: str | None = None
-    prompt: str = ""
-
-    @property
-    def message(self) -> ParsedMessage:
-        return ParsedMessage(self.reasoning, self.content, self.tool_calls)
-
-    def __str__(self) -> str:
-        return f"{self.tool_call_parser or self.reasoning_parser}-{self.name}".replace(" ", "-")
-
-
-def _same(name: str, parser: str, text: str, **more: Any) -> Output:
-    """An output that holds no call."""
-    return Output(name, parser, text, content=text, **more)
+__all__ = ("NOW", "OUTPUTS", "PARIS", "TOOLS", "Output")
 
 
 def _hermes(inner: str) -> str:
@@ -116,7 +69,7 @@ HERMES = (
         ", why: 1}\n</tool_call>",
         (NOW,),
     ),
-    _same("an id without end", "hermes", _hermes('{"id": "' + "x" * 600 + '", "name": "now"}')),
+    same_output("an id without end", "hermes", _hermes('{"id": "' + "x" * 600 + '", "name": "now"}')),
     Output("a name as an escape", "hermes", _hermes(r'{"name": "n\u006fw", "arguments": {}}'), "", (NOW,)),
     Output(
         "raw newline in a string",
@@ -150,15 +103,15 @@ HERMES = (
         (ToolCall("f", '{"a": tru,}'),),
     ),
     Output("call after a broken one", "hermes", "<tool_call>no " + _hermes('{"name": "now"}'), "<tool_call>no", (NOW,)),
-    _same("not JSON", "hermes", "<tool_call>\nget_weather(Paris)\n</tool_call>"),
-    _same("other keys", "hermes", _hermes('{"function": "now", "arguments": {}}')),
-    _same("Python's quotes", "hermes", _hermes("{'name': 'now', 'arguments': {}}")),
-    _same("arguments no object", "hermes", _hermes('{"name": "now", "arguments": [1]}')),
-    _same("name no name", "hermes", _hermes('{"name": "a b", "arguments": {}}')),
-    _same("lone surrogate", "hermes", _hermes(r'{"name": "\ud800", "arguments": {}}')),
-    _same("a name without end", "hermes", _hermes('{"name": "' + "x" * 600 + '", "arguments": {}}')),
-    _same("cut off in the head", "hermes", '<tool_call>\n{"name": "get_wea'),
-    _same("spaces are kept", "hermes", "  a < b <tool_cal \n"),
+    same_output("not JSON", "hermes", "<tool_call>\nget_weather(Paris)\n</tool_call>"),
+    same_output("other keys", "hermes", _hermes('{"function": "now", "arguments": {}}')),
+    same_output("Python's quotes", "hermes", _hermes("{'name': 'now', 'arguments': {}}")),
+    same_output("arguments no object", "hermes", _hermes('{"name": "now", "arguments": [1]}')),
+    same_output("name no name", "hermes", _hermes('{"name": "a b", "arguments": {}}')),
+    same_output("lone surrogate", "hermes", _hermes(r'{"name": "\ud800", "arguments": {}}')),
+    same_output("a name without end", "hermes", _hermes('{"name": "' + "x" * 600 + '", "arguments": {}}')),
+    same_output("cut off in the head", "hermes", '<tool_call>\n{"name": "get_wea'),
+    same_output("spaces are kept", "hermes", "  a < b <tool_cal \n"),
     Output(
         "cut off in the arguments",
         "hermes",
@@ -251,7 +204,7 @@ QWEN3_CODER = (
         "<parameter=" + "x" * 600,
         (NOW,),
     ),
-    _same("no function", "qwen3_coder", "<tool_call>\nnow()\n</tool_call> <function="),
+    same_output("no function", "qwen3_coder", "<tool_call>\nnow()\n</tool_call> <function="),
 )
 
 LLAMA3_JSON = (
@@ -264,8 +217,8 @@ LLAMA3_JSON = (
         (PARIS, NOW),
     ),
     Output("with a type", "llama3_json", '{"type": "function", "name": "now", "parameters": {}} ', "", (NOW,)),
-    _same("JSON that is no call", "llama3_json", '{"name": "Ann", "parameters": {"age": 3}}'),
-    _same("JSON later", "llama3_json", 'So: {"name": "now", "parameters": {}}'),
+    same_output("JSON that is no call", "llama3_json", '{"name": "Ann", "parameters": {"age": 3}}'),
+    same_output("JSON later", "llama3_json", 'So: {"name": "now", "parameters": {}}'),
 )
 
 PYTHONIC = (
@@ -293,12 +246,12 @@ PYTHONIC = (
     ),
     Output("cut off", "pythonic", '[now(), get_weather(city="Par', ', get_weather(city="Par', (NOW,)),
     Output("the second is none", "pythonic", "[now(), later()]", ", later()]", (NOW,)),
-    _same("a list", "pythonic", "[1, 2, (3)]"),
-    _same("no keyword", "pythonic", "[get_weather('Paris')]"),
-    _same("no literal", "pythonic", "[get_weather(city=now())]"),
-    _same("bytes", "pythonic", "[get_weather(city=b'Paris')]"),
-    _same("infinity", "pythonic", "[get_weather(city=1e999)]"),
-    _same("brackets crossed", "pythonic", "[get_weather(city=[1)])]"),
+    same_output("a list", "pythonic", "[1, 2, (3)]"),
+    same_output("no keyword", "pythonic", "[get_weather('Paris')]"),
+    same_output("no literal", "pythonic", "[get_weather(city=now())]"),
+    same_output("bytes", "pythonic", "[get_weather(city=b'Paris')]"),
+    same_output("infinity", "pythonic", "[get_weather(city=1e999)]"),
+    same_output("brackets crossed", "pythonic", "[get_weather(city=[1)])]"),
     Output(
         "with tags",
         "llama4_pythonic",
@@ -321,9 +274,9 @@ MISTRAL = (
     Output("arguments marked", "mistral", 'Ok.[TOOL_CALLS]get_weather[ARGS]{"city": "Paris"}', "Ok.", (PARIS,)),
     Output("with an id", "mistral", '[TOOL_CALLS]get_weather[CALL_ID]a1b2c3d4e[ARGS]{"city": "Paris"}', "", (PARIS,)),
     Output("with thoughts", "mistral", "[THINK]Hm.[/THINK][TOOL_CALLS]now{}", "", (NOW,), "Hm.", "mistral"),
-    _same("an id without end", "mistral", "[TOOL_CALLS]now[CALL_ID]" + "x" * 600 + "[ARGS]{}"),
-    _same("no arguments", "mistral", "[TOOL_CALLS]now and then"),
-    _same("no name", "mistral", '[TOOL_CALLS] "now" {}'),
+    same_output("an id without end", "mistral", "[TOOL_CALLS]now[CALL_ID]" + "x" * 600 + "[ARGS]{}"),
+    same_output("no arguments", "mistral", "[TOOL_CALLS]now and then"),
+    same_output("no name", "mistral", '[TOOL_CALLS] "now" {}'),
 )
 
 _V3_CALL = '<｜tool▁call▁begin｜>function<｜tool▁sep｜>get_weather\n```json\n{"city": "Paris"}\n```<｜tool▁call▁end｜>'  # noqa: RUF001
@@ -343,7 +296,7 @@ DEEPSEEK = (
     Output(
         "cut off", "deepseek_v3", f"<｜tool▁calls▁begin｜>{_V3_CALL[:-19]}", "", (PARIS,)  # noqa: RUF001
     ),
-    _same("empty", "deepseek_v3", "<｜tool▁calls▁begin｜> <｜tool▁calls▁end｜>"),  # noqa: RUF001
+    same_output("empty", "deepseek_v3", "<｜tool▁calls▁begin｜> <｜tool▁calls▁end｜>"),  # noqa: RUF001
     Output(
         "one call",
         "deepseek_v31",
@@ -374,7 +327,7 @@ OTHERS = (
     ),
     Output("one call", "jamba", '<tool_calls>[\n  {"name": "now", "arguments": {}}\n]</tool_calls>', "", (NOW,)),
     Output("one call", "phi4_mini_json", 'functools[{"name": "now", "arguments": {}}]', "", (NOW,)),
-    _same("the word", "phi4_mini_json", "Use functools[0]."),
+    same_output("the word", "phi4_mini_json", "Use functools[0]."),
     Output(
         "two",
         "kimi_k2",
@@ -402,4 +355,4 @@ REASONING = (
     Output("tokens", None, "[THINK]Hm.[/THINK]Yes.", "Yes.", (), "Hm.", "mistral"),
 )  # fmt: skip
 
-OUTPUTS = (*HERMES, *QWEN3_CODER, *LLAMA3_JSON, *PYTHONIC, *MISTRAL, *DEEPSEEK, *OTHERS, *REASONING)
+OUTPUTS = (*HERMES, *QWEN3_CODER, *LLAMA3_JSON, *PYTHONIC, *MISTRAL, *DEEPSEEK, *OTHERS, *GLM45, *HARMONY, *REASONING)

@@ -9,13 +9,15 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 
+from oracle import naive_harmony
 from oracle.naive_json_calls import arguments_call, bare, json_calls, json_family
-from oracle.naive_tagged_calls import mistral, python_family, qwen3_coder, section_family
+from oracle.naive_tagged_calls import glm45, mistral, python_family, qwen3_coder, section_family
 from twostroke.api.parsers.output import ParsedMessage, ToolCall
 from twostroke.api.parsers.tool_choice import NamedTool, Tool, ToolChoice
 
 REASONING_TAGS = {
     "deepseek_r1": ("<think>", "</think>"),
+    "glm45": ("<think>", "</think>"),
     "qwen3": ("<think>", "</think>"),
     "granite": (r"Here(?: i|')s my thought process:", r"Here(?: i|')s my response:"),
     "mistral": (r"\[THINK\]", r"\[/THINK\]"),
@@ -31,11 +33,26 @@ def parse(
     tool_choice: ToolChoice = "auto",
     starts_in_reasoning: bool = False,
 ) -> ParsedMessage:
-    reasoning, text = split_reasoning(reasoning_parser, text, starts_in_reasoning)
+    has_channels = reasoning_parser == "openai_gptoss"
+    if has_channels:
+        reasoning = ""
+    else:
+        reasoning, text = split_reasoning(reasoning_parser, text, starts_in_reasoning)
     if isinstance(tool_choice, NamedTool):
         pieces = bare(text, "{", lambda at: arguments_call(text, at, tool_choice.name))
     elif tool_choice == "required":
         pieces = bare(text, "[", lambda at: json_calls(text, at, [tool.name for tool in tools], ""))
+    elif tool_call_parser == "openai" or has_channels:
+        found = naive_harmony.pieces(
+            text,
+            tools,
+            takes_calls=tool_call_parser is not None and tool_choice == "auto" and bool(tools),
+            starts_inside=has_channels and starts_in_reasoning,
+        )
+        reasoning = naive_harmony.joined_thoughts(reasoning, found)
+        pieces = [piece for piece in found if not isinstance(piece, naive_harmony.Thought)]
+        content = naive_harmony.lines_of(content_of(pieces))
+        return ParsedMessage(reasoning, content, tuple(p for p in pieces if isinstance(p, ToolCall)))
     elif tool_call_parser is None or tool_choice == "none" or not tools:
         return ParsedMessage(reasoning, text, ())
     else:
@@ -88,6 +105,8 @@ PARSERS: dict[str, Callable[[str, Sequence[Tool]], list[str | ToolCall]]] = {
         "<｜tool▁call▁end｜>",  # noqa: RUF001
         "<｜tool▁calls▁end｜>",  # noqa: RUF001
     ),
+    "glm45": glm45,
+    "glm47": glm45,
     "granite": json_family(r"<\|tool_call\|>|<tool_call>"),
     "hermes": json_family("<tool_call>", "</tool_call>"),
     "internlm": json_family(r"<\|action_start\|><\|plugin\|>", "<|action_end|>"),
@@ -101,6 +120,9 @@ PARSERS: dict[str, Callable[[str, Sequence[Tool]], list[str | ToolCall]]] = {
     "llama3_json": json_family(r"<\|python_tag\|>", first="{"),
     "llama4_pythonic": python_family("<|python_start|>", "<|python_end|>"),
     "mistral": mistral,
+    "openai": lambda text, tools: [
+        piece for piece in naive_harmony.pieces(text, tools) if not isinstance(piece, naive_harmony.Thought)
+    ],
     "phi4_mini_json": json_family("functools"),
     "pythonic": python_family(),
     "qwen3_coder": qwen3_coder,

@@ -107,6 +107,54 @@ def parameters(text: str, at: int, properties: Any) -> tuple[str, int]:
     return (inside, len(text)) if cut else (inside + "}", at)
 
 
+def glm45(text: str, tools: Sequence[Tool]) -> list[str | ToolCall]:
+    properties = {tool.name: tool.properties for tool in tools}
+
+    def find(at: int, marker: str) -> Found | None:
+        head = re.compile(r"((?:(?!<arg_key>|</tool_call>).)*)(?=<arg_key>|</tool_call>)", re.DOTALL).match(text, at)
+        if not head or len(head.group(1)) > 512 or not re.fullmatch(NAME, head.group(1).strip()):
+            return None
+        name = head.group(1).strip()
+        arguments, at = keys_and_values(text, head.end(), properties.get(name, {}))
+        return [ToolCall(name, arguments)], at
+
+    return marked(text, "<tool_call>", find)
+
+
+def keys_and_values(text: str, at: int, properties: Any) -> tuple[str, int]:
+    members: list[str] = []
+    while begin := re.compile(r"\s*<arg_key>((?:(?!</arg_key>).)*)(</arg_key>|\Z)", re.DOTALL).match(text, at):
+        if len(begin.group(1)) > 512:
+            break
+        if not begin.group(2):
+            return "{" + ", ".join(members), len(text)
+        if not re.fullmatch(r"\s*[^<>\s]{1,128}\s*", begin.group(1)):
+            break
+        opening = re.compile(r"\s*<arg_value>").match(text, begin.end())
+        if not opening and re.compile(rf"{closing('<arg_value>')}\Z").match(text, begin.end()):
+            return "{" + ", ".join(members), len(text)
+        if not opening:
+            break
+        value = re.compile(r"(.*?)(</arg_value>|(?=\n<arg_key>)|(?=\n</tool_call>)|(\Z))", re.DOTALL).match(
+            text, opening.end()
+        )
+        assert value
+        key = json.dumps(begin.group(1).strip(), ensure_ascii=False) + ": "
+        schema = properties.get(begin.group(1).strip(), {})
+        if value.group(3) is not None:
+            is_string = schema == {"type": "string"}
+            rest = '"' + json.dumps(value.group(1), ensure_ascii=False)[1:-1] if is_string else value.group(1)
+            return "{" + ", ".join([*members, key + rest]), len(text)
+        members.append(key + plain_value(value.group(1), schema))
+        at = value.end()
+    inside = "{" + ", ".join(members)
+    end = re.compile(r"\s*</tool_call>").match(text, at)
+    if end:
+        return inside + "}", end.end()
+    cut = re.compile(rf"{closing('<arg_key>')}\Z|{closing('</tool_call>')}\Z").match(text, at)
+    return (inside, len(text)) if cut else (inside + "}", at)
+
+
 def plain_value(text: str, schema: Any) -> str:
     """For the schemas of the tests: string, integer, number, boolean, object, array, ["string", "null"], {}."""
     kind = schema.get("type", "")

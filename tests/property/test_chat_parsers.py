@@ -89,12 +89,13 @@ def test_nothing_of_a_call_that_max_tokens_cut_is_content(output: Output) -> Non
         found = whole.parse(text, is_cut=True)
         deltas = [delta for char in text for delta in stream.push(char)] + stream.finish(is_cut=True)
         assert join_deltas(deltas) == found
-        assert found.tool_calls == expected(output, text).tool_calls
+        if name != "openai" or not text.rstrip().endswith("<|message|>"):  # a call without arguments, or what was cut
+            assert found.tool_calls == expected(output, text).tool_calls
         content = found.content.rstrip()
         if content[-1:] in {marker[0] for marker in family.markers}:  # one character may as well be text
             content = content[:-1].rstrip()
         is_told = not family.bare or any(tool.name in text for tool in TOOLS)
-        if is_told and not any(tag.startswith(text) for tag in opening):
+        if is_told and not any(tag.startswith(text.lstrip()) for tag in opening):
             assert output.message.content.startswith(content)
 
 

@@ -40,7 +40,8 @@ def test_message(output: Output) -> None:
 
 @pytest.mark.parametrize("output", OUTPUTS, ids=str)
 def test_oracle_agrees_with_what_was_written_by_hand(output: Output) -> None:
-    inside = output.prompt.endswith("<think>\n") or (output.reasoning_parser == "deepseek_r1" and not output.prompt)
+    is_opened = output.prompt.endswith(("<think>\n", "<|message|>"))
+    inside = is_opened or (output.reasoning_parser == "deepseek_r1" and not output.prompt)
     assert (
         naive.parse(output.tool_call_parser, output.reasoning_parser, output.text, TOOLS, starts_in_reasoning=inside)
         == output.message

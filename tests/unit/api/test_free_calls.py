@@ -61,6 +61,8 @@ WRITTEN = {
     "<｜tool▁call▁end｜><｜tool▁calls▁end｜>",  # noqa: RUF001
     "deepseek_v31": "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>now<｜tool▁sep｜>{}<｜tool▁call▁end｜>"  # noqa: RUF001
     "<｜tool▁calls▁end｜>",  # noqa: RUF001
+    "glm45": "<tool_call>now\n</tool_call>",
+    "glm47": "<tool_call>now</tool_call>",
     "granite": '<|tool_call|>[{"name": "now", "arguments": {}}]',
     "hermes": '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>',
     "internlm": '<|action_start|><|plugin|>\n{"name": "now", "parameters": {}}\n<|action_end|>',
@@ -70,6 +72,7 @@ WRITTEN = {
     "llama3_json": '{"name": "now", "parameters": {}}',
     "llama4_pythonic": "<|python_start|>[now()]<|python_end|>",
     "mistral": '[TOOL_CALLS][{"name": "now", "arguments": {}}]',
+    "openai": "<|channel|>commentary to=functions.now <|constrain|>json<|message|>{}<|call|>",
     "phi4_mini_json": 'functools[{"name": "now", "arguments": {}}]',
     "pythonic": "[now()]",
     "qwen3_coder": "<tool_call>\n<function=now>\n</function>\n</tool_call>",

@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from twostroke.api.parsers.families import (
+    CHANNELS_WITHOUT_CALLS,
     REQUIRED,
     TOOL_CALL_FAMILIES,
     ToolCallFamily,
@@ -24,6 +25,7 @@ from twostroke.api.parsers.families import (
     read_content,
     read_plain_content,
 )
+from twostroke.api.parsers.harmony import ANALYSIS_HEADER, read_analysis
 from twostroke.api.parsers.output import Delta, HearContent, Output, ParsedMessage, join_deltas
 from twostroke.api.parsers.source import Reading, Source, Stops
 from twostroke.api.parsers.tool_choice import NO_TOOLS, ChatTools, NamedTool, Tool, checked_tool_choice
@@ -42,6 +44,8 @@ class ReasoningFamily:
     closes: tuple[str, ...]
     starts_open: bool = False
     """Whether the generation begins within it even if neither the prompt nor the model has opened it."""
+    has_channels: bool = False
+    """Whether each message of a turn says by its channel whether it is reasoning; it may come after content then."""
 
     def is_open_after(self, prompt: str, said: str = "") -> bool:
         """Whether the generation begins within the reasoning, which many templates open, or close at once.
@@ -75,6 +79,7 @@ REASONING_FAMILIES: dict[str, ReasoningFamily] = {
         ("Here is my thought process:", "Here's my thought process:"), ("Here is my response:", "Here's my response:")
     ),
     "mistral": ReasoningFamily(("[THINK]",), ("[/THINK]",)),
+    "openai_gptoss": ReasoningFamily((ANALYSIS_HEADER,), ("<|end|>",), has_channels=True),
     "qwen3": THINK,
     "seed_oss": ReasoningFamily(("<seed:think>",), ("</seed:think>",)),
 }
@@ -90,10 +95,13 @@ def read_reasoning(source: Source, output: Output, family: ReasoningFamily, *, i
         source.position = start
     if not (has_tag or is_open):
         return False
+    if not is_open:
+        output.reasoning_tokens.begin(0)
     closing = yield from source.copy_until(Stops(*family.closes), output.reasoning)
     source.position += len(closing)
     if closing:
         output.end_reasoning()
+        output.reasoning_tokens.end(source.place)
     return True
 
 
@@ -133,12 +141,6 @@ class ChatParser:
         self._starts_in_reasoning = starts_in_reasoning
         self._source = Source()
         self._output = Output(max_tool_calls, hear_content)
-        self._num_chars = 0
-        self._reasoning_end: int | None = None
-        """How many characters the reasoning has with its tags, 0 without reasoning; None until that is known."""
-        self._token_lengths: list[int] = []
-        """Characters of each token, as far as the reasoning goes."""
-        self._num_token_chars = 0
         self._reading = self._read()
 
     @property
@@ -153,16 +155,7 @@ class ChatParser:
 
         The same whether a generation is read at once or as it comes. 0 before it is known that there is reasoning.
         """
-        if self._reasoning_end is None:
-            is_known = self._starts_in_reasoning or self._output.has_reasoning
-            return len(self._token_lengths) if is_known else 0
-        num_tokens, num_chars_left = 0, self._reasoning_end
-        for length in self._token_lengths:
-            if num_chars_left <= 0:
-                break
-            num_chars_left -= length
-            num_tokens += 1
-        return num_tokens
+        return self._output.reasoning_tokens.num_tokens
 
     @property
     def has_half_call(self) -> bool:
@@ -172,7 +165,7 @@ class ChatParser:
     @property
     def place(self) -> int:
         """Characters before what is read now."""
-        return self._source.num_forgotten + self._source.position
+        return self._source.place
 
     @property
     def num_decided(self) -> int:
@@ -188,14 +181,9 @@ class ChatParser:
                 goes.
         """
         assert not self._source.has_ended, "text after the end"
-        self._num_chars += len(text)
         self._source.append(text)
         next(self._reading, None)
-        for token_text in token_texts if self._is_reasoning_uncounted else ():
-            self._token_lengths.append(len(token_text))
-            self._num_token_chars += len(token_text)
-            if not self._is_reasoning_uncounted:
-                break
+        self._output.reasoning_tokens.take(token_texts)
         return self._output.drain()
 
     def finish(self, *, is_cut: bool = False) -> list[Delta]:
@@ -214,23 +202,26 @@ class ChatParser:
         """A whole generation as a message; the arguments are those of `push` and `finish`."""
         return join_deltas(self.push(text, token_texts) + self.finish(is_cut=is_cut))
 
-    @property
-    def _is_reasoning_uncounted(self) -> bool:
-        return self._reasoning_end is None or self._num_token_chars < self._reasoning_end
-
     def _read(self) -> Reading[None]:
-        if self._reasoning is not None and (
-            yield from read_reasoning(self._source, self._output, self._reasoning, is_open=self._starts_in_reasoning)
-        ):
-            self._reasoning_end = self._num_chars - self._source.num_unread
-            yield from self._source.every(_NEWLINES)
-            self._source.forget()
-        else:
-            self._reasoning_end = 0
+        source, output = self._source, self._output
+        if self._starts_in_reasoning:
+            output.reasoning_tokens.begin(0)
+        if self._reasoning is None or not self._reasoning.has_channels:
+            if self._reasoning is not None:
+                yield from self._read_reasoning(self._reasoning)
+            output.reasoning_tokens.close()
+        elif self._starts_in_reasoning:
+            yield from read_analysis(source, output)
         if self._tool_calls is None:
-            yield from read_plain_content(self._source, self._output.verbatim_content)
+            yield from read_plain_content(source, output.verbatim_content)
         else:
-            yield from read_content(self._source, self._output, self._tool_calls, self._tools)
+            yield from read_content(source, output, self._tool_calls, self._tools)
+
+    def _read_reasoning(self, family: ReasoningFamily) -> Reading[None]:
+        source, output = self._source, self._output
+        if (yield from read_reasoning(source, output, family, is_open=self._starts_in_reasoning)):
+            yield from source.every(_NEWLINES)
+            source.forget()
 
 
 def make_parser(
@@ -268,6 +259,8 @@ def make_parser(
         family = None
     elif family is not None and calls_come_first:
         family = replace(family, comes_first=True)
+    if family is None and reasoning is not None and reasoning.has_channels:
+        family = CHANNELS_WITHOUT_CALLS
     return ChatParser(
         family,
         reasoning,

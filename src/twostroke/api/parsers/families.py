@@ -4,9 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from twostroke.api.parsers import beginnings
 from twostroke.api.parsers.beginnings import text
+from twostroke.api.parsers.glm45 import MARKERS as GLM45_MARKERS
+from twostroke.api.parsers.glm45 import MARKUP as GLM45_MARKUP
+from twostroke.api.parsers.glm45 import read_glm45_call
+from twostroke.api.parsers.harmony import MARKERS as HARMONY_MARKERS
+from twostroke.api.parsers.harmony import MARKUP as HARMONY_MARKUP
+from twostroke.api.parsers.harmony import TURN_ENDS, read_message
 from twostroke.api.parsers.json_calls import (
     DEEPSEEK_SEPARATOR,
     DEEPSEEK_V3,
@@ -54,6 +61,10 @@ class ToolCallFamily:
     """Whether a marker with which the text begins is that of a call for certain, and there are none behind content."""
     has_content: bool = True
     """Whether what is no call is content; otherwise it is the grammar of a call that was cut, and nobody sees it."""
+    turn_ends: tuple[str, ...] = ()
+    """Tokens with which the model ends its turn, whether or not its settings have them among the end-of-text tokens."""
+    reasoning_parser: str = ""
+    """The only reasoning parser that it goes with; empty for any, or none."""
 
 
 def read_content(source: Source, output: Output, family: ToolCallFamily, tools: Tools) -> Reading[None]:
@@ -193,11 +204,29 @@ MISTRAL = ToolCallFamily(
     markup=MISTRAL_MARKUP,
     heads=(f'({beginnings.JSON_HEAD} | WS? name ("[CALL_ID]" /[A-Za-z0-9]{{1,32}}/ "[ARGS]" | "[ARGS]"?) WS? open)',),
 )
+GLM45 = ToolCallFamily(
+    GLM45_MARKERS,
+    read_glm45_call,
+    markup=GLM45_MARKUP,
+    heads=('WS? name WS? ("<arg_key>" | "</tool_call>")',),
+)
+HARMONY = ToolCallFamily(
+    HARMONY_MARKERS,
+    read_message,
+    markup=HARMONY_MARKUP,
+    heads=('"commentary to=functions." name " "? ("<|constrain|>"? "json")? "<|message|>" WS? open',),
+    turn_ends=TURN_ENDS,
+    reasoning_parser="openai_gptoss",
+)
+CHANNELS_WITHOUT_CALLS = replace(HARMONY, read_calls=partial(read_message, takes_calls=False))
+"""The output of a model that writes channels where the request offers no tools."""
 
 TOOL_CALL_FAMILIES: dict[str, ToolCallFamily] = {
     "deepseek_v3": _section(DEEPSEEK_V3, f'{{call}} "function" {text(DEEPSEEK_SEPARATOR)} name WS? {{after}}',
                             DEEPSEEK_SEPARATOR),
     "deepseek_v31": _section(DEEPSEEK_V31, "{call} WS? name WS? {after}"),
+    "glm45": GLM45,
+    "glm47": GLM45,
     "granite": _json("<|tool_call|>", "<tool_call>"),
     "hermes": _json("<tool_call>", end="</tool_call>"),
     "internlm": _json("<|action_start|><|plugin|>", end="<|action_end|>",
@@ -207,6 +236,7 @@ TOOL_CALL_FAMILIES: dict[str, ToolCallFamily] = {
     "llama3_json": _json("<|python_tag|>", bare="{"),
     "llama4_pythonic": _python("<|python_start|>", end="<|python_end|>"),
     "mistral": MISTRAL,
+    "openai": HARMONY,
     "phi4_mini_json": _json("functools"),
     "pythonic": _python(),
     "qwen3_coder": QWEN3_CODER,

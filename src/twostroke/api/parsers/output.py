@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from twostroke.api.parsers.json_text import is_whole_value
+from twostroke.api.parsers.reasoning_tokens import ReasoningTokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +113,8 @@ class _Margin:
         self._stripped = stripped
         """The characters in question; None for all whitespace."""
         self._kept: list[str] = []
+        self._begins_line = False
+        """Whether the next text has to stand on a line of its own."""
         self.has_text = False
         """Whether anything else has come."""
 
@@ -128,10 +131,16 @@ class _Margin:
             return ""
         certain = "".join(self._kept) + body
         self._kept = [text[len(body) :]]
-        if drop_before and not self.has_text:
+        if self._begins_line or (drop_before and not self.has_text):
             certain = certain.lstrip(self._stripped)
-        self.has_text = True
+        if self._begins_line:
+            certain = f"\n{certain}"
+        self._begins_line, self.has_text = False, True
         return certain
+
+    def begin_line(self) -> None:
+        """Put a line end between the text so far, if there is any, and the next."""
+        self._begins_line = self.has_text
 
     def rest(self) -> str:
         """What was kept back, given up."""
@@ -161,14 +170,10 @@ class Output:
         self._num_tool_calls = 0
         self._reasoning = _Margin("\n")
         self._content = _Margin(None)
+        self.reasoning_tokens = ReasoningTokens()
         self._last_arguments: list[str] = []
         self._call_is_last = False
         """Whether a call came after the last content."""
-
-    @property
-    def has_reasoning(self) -> bool:
-        """Whether there is any but its tags."""
-        return self._reasoning.has_text
 
     @property
     def has_half_call(self) -> bool:
@@ -183,6 +188,11 @@ class Output:
     def end_reasoning(self) -> None:
         """Its closing tag has come."""
         self._reasoning.rest()
+
+    def begin_message(self) -> None:
+        """A further message of the same turn begins; texts of several messages are lines of one."""
+        self._reasoning.begin_line()
+        self._content.begin_line()
 
     def content(self, text: str) -> None:
         """More content, which begins at the source's position."""

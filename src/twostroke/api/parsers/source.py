@@ -69,6 +69,11 @@ class Source:
         """Characters that have come and are not read."""
         return len(self.text) - self.position
 
+    @property
+    def place(self) -> int:
+        """Characters of the generation before what is read next."""
+        return self.num_forgotten + self.position
+
     def append(self, text: str) -> None:
         """More has come."""
         self.text += text

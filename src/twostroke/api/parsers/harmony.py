@@ -1,0 +1,138 @@
+"""Messages in channels, as gpt-oss writes them (OpenAI's harmony format).
+
+    <|channel|>analysis<|message|>They want the time.<|end|>                         reasoning
+    <|start|>assistant<|channel|>commentary<|message|>Let me look.<|end|>            content
+    <|start|>assistant<|channel|>commentary to=functions.now <|constrain|>json<|message|>{}<|call|>    a tool call
+    <|start|>assistant<|channel|>final<|message|>It is noon.<|return|>               content
+
+The prompt ends with `<|start|>assistant`, so the first message begins within its header. The recipient may stand before
+the channel. Models at a high temperature write headers with words too many; what counts is a channel or a function.
+Anything else before `<|message|>` is no header, and its text is content.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+
+from twostroke.api.parsers.json_calls import is_function_name, read_arguments
+from twostroke.api.parsers.output import Output
+from twostroke.api.parsers.source import Reading, Source, Stops
+
+TURN_ENDS = ("<|return|>", "<|call|>")
+"""What the model ends its turn with: behind the answer, and behind a call."""
+_MESSAGE_ENDS = ("<|end|>", *TURN_ENDS)
+_HEADER_BEGINS = ("<|channel|>", "<|start|>")
+MARKERS = (*_HEADER_BEGINS, "to=functions.", *_MESSAGE_ENDS)
+"""What stands before a message, or behind one."""
+MARKUP = ("<|constrain|>", "<|message|>")
+"""What stands within headers."""
+ANALYSIS_HEADER = "<|channel|>analysis<|message|>"
+
+_HEADER_ENDS = ("<|message|>", "<|start|>", *_MESSAGE_ENDS, "\n")
+"""What ends a header, or shows that there is none."""
+_REASONING_STOPS = Stops(*_HEADER_BEGINS, *_MESSAGE_ENDS)
+_CHANNEL = re.compile(r"analysis|commentary|final")
+_RECIPIENT = re.compile(r"to=([^\s<]+)")
+_FUNCTIONS = "functions."
+
+
+def read_message(
+    source: Source, output: Output, tools: Collection[str], marker: str, *, takes_calls: bool = True
+) -> Reading[bool]:
+    """Read what a marker begins: reasoning or a call as a whole, and of content the header alone.
+
+    Args:
+        source: behind the marker.
+        output: takes the message.
+        tools: names of the functions that there are.
+        marker: one of MARKERS.
+        takes_calls: whether a message to a function is a call; otherwise its channel says what it is.
+
+    Returns:
+        Whether the marker was one; if not, nothing is handed on.
+    """
+    if marker in _MESSAGE_ENDS:
+        output.begin_message()
+        return True
+    header = yield from _read_header(source, marker)
+    if header is None:
+        return False
+    function = _function_in(header, tools)
+    if function and takes_calls:
+        return (yield from _read_call(source, output, function))
+    output.begin_message()
+    if _channel_in(header) == "analysis":
+        output.reasoning_tokens.begin(source.num_forgotten)
+        yield from read_analysis(source, output)
+    return True
+
+
+def read_analysis(source: Source, output: Output) -> Reading[None]:
+    """Read the reasoning up to the end of its message, or to the header of the next where the end is missing."""
+    while stop := (yield from source.copy_until(_REASONING_STOPS, output.reasoning)):
+        source.position = len(stop)
+        if stop in _MESSAGE_ENDS:
+            break
+        header = yield from _read_header(source, stop)
+        if header is None and source.is_cut and source.lacks_text:
+            source.position = len(source.text)
+            return
+        source.position = 0
+        if header is not None:
+            break
+        output.reasoning(stop)
+        source.position = len(stop)
+    if stop:
+        output.end_reasoning()
+        output.reasoning_tokens.end(source.place)
+
+
+def _read_header(source: Source, marker: str) -> Reading[str | None]:
+    """Read a header behind its marker, and `<|message|>`; return its text, or None where there is none."""
+    rest = yield from source.until(*_HEADER_ENDS)
+    if rest is None or not (yield from source.literal("<|message|>")):
+        return None
+    header = marker + rest
+    if header.startswith("<|start|>") and not header.startswith("<|start|>assistant"):
+        return None  # a turn of somebody else, which the model has made up
+    return header if _channel_in(header) or _function_in(header, ()) else None
+
+
+def _channel_in(header: str) -> str:
+    """Return the channel that a header names last, or an empty text."""
+    _, mark, behind = header.rpartition("<|channel|>")
+    found = _CHANNEL.search(behind.partition("to=")[0]) if mark else None
+    return found.group() if found else ""
+
+
+def _function_in(header: str, tools: Collection[str]) -> str:
+    """Return the function that a header calls, or an empty text.
+
+    >>> _function_in("<|channel|>commentary to=functions.now <|constrain|>json", ())
+    'now'
+    """
+    found = _RECIPIENT.search(header)
+    recipient = found.group(1) if found else ""
+    if recipient in tools:  # without the namespace, which models forget at times
+        return recipient
+    name = recipient.removeprefix(_FUNCTIONS)
+    return name if name != recipient and is_function_name(name) else ""
+
+
+def _read_call(source: Source, output: Output, name: str) -> Reading[bool]:
+    """Read an object of arguments, or the end of a message that has none at all."""
+    yield from source.space()
+    start = source.position
+    if (yield from read_arguments(source, output, name)):
+        yield from source.closing(*_MESSAGE_ENDS)
+        output.begin_message()
+        return True
+    source.position = start
+    has_ended = yield from source.literal(*_MESSAGE_ENDS)
+    if not has_ended and (source.num_unread or source.is_cut):
+        return False
+    output.begin_tool_call(name)
+    output.arguments("{}")
+    output.begin_message()
+    return True
