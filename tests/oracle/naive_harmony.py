@@ -30,7 +30,8 @@ def pieces(text: str, tools: Sequence[Tool], *, takes_calls: bool = True, starts
     at = begin = 0
     if starts_inside:
         thought, at = thought_from(text, 0)
-        found, begin = [thought], at
+        found.append(thought)
+        begin = at
     while marker := re.compile(rf"<\|channel\|>|<\|start\|>|to=functions\.|{END}").search(text, at):
         at = marker.end()
         before = text[begin : marker.start()]

@@ -245,6 +245,7 @@ class Conversation(Opened):
         """Return what a parser asks of the text; stop strings are not looked for in reasoning and calls."""
         return AnswerForm(
             shown_tokens=self._parser().markup,
+            end_tokens=self._dialect.turn_ends,
             find_stops=lambda stops: AnswerStops(stops, self._parser),
             calls=self._dialect.free_calls(self.tools) if self._form_is_of_answer else None,
         )

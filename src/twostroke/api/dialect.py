@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Generator
 from dataclasses import dataclass
 
-from twostroke.api.parsers.chat_parser import make_parser
+from twostroke.api.parsers.chat_parser import REASONING_FAMILIES, make_parser
 from twostroke.api.parsers.families import TOOL_CALL_FAMILIES, free_calls
 from twostroke.api.parsers.tool_choice import ChatTools, NamedTool, Tool, ToolChoice, checked_tool_choice
 from twostroke.api.protocol.chat import ChatNamedTool, ChatRequest, ResponseFormat
@@ -29,8 +29,30 @@ class Dialect:
     reasoning_parser: str | None = None
 
     def __post_init__(self) -> None:
-        """Looks the names up."""
+        """Looks the names up, and that both read the same format."""
         make_parser(self.tool_call_parser, self.reasoning_parser)
+        calls = TOOL_CALL_FAMILIES.get(self.tool_call_parser or "")
+        reasoning = REASONING_FAMILIES.get(self.reasoning_parser or "")
+        if calls is not None and calls.reasoning_parser not in ("", self.reasoning_parser):
+            raise InvalidParameter(
+                "tool_call_parser",
+                self.tool_call_parser,
+                f"needs the reasoning parser {calls.reasoning_parser}: calls and reasoning are channels of one format",
+                f"Add --reasoning-parser {calls.reasoning_parser}.",
+            )
+        if calls is not None and reasoning is not None and reasoning.has_channels and not calls.reasoning_parser:
+            raise InvalidParameter(
+                "reasoning_parser",
+                self.reasoning_parser,
+                f"cannot be combined with the tool call parser {self.tool_call_parser}: channels hold the calls, too",
+                "Use --tool-call-parser openai.",
+            )
+
+    @property
+    def turn_ends(self) -> tuple[str, ...]:
+        """Texts of tokens with which the model ends its turn."""
+        reasoning = REASONING_FAMILIES.get(self.reasoning_parser or "")
+        return reasoning.turn_ends if reasoning is not None else ()
 
     def free_calls(self, tools: ChatTools) -> FreeCalls | None:
         """How the model writes the calls that it is free to make; None where there are none."""

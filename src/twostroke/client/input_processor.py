@@ -91,6 +91,8 @@ class AnswerForm:
     shown_tokens: Collection[str] = ()
     """Part of the output's text even where they are special tokens, which are left out otherwise: markup that the
     parser has to see."""
+    end_tokens: Collection[str] = ()
+    """Special tokens that end the text, beside the model's end-of-text tokens."""
     find_stops: Callable[[Sequence[str]], StopFinder] = StopStrings
     """As in PromptInput."""
     calls: FreeCalls | None = None
@@ -221,9 +223,12 @@ class InputProcessor:
         if answer is None:
             return self._process_text(text, params, frames, kept)
         prompt = self._process_text(text, params, frames, kept, answer.calls)
-        ids = (self._tokenizer.token_id(token) for token in answer.shown_tokens)
-        shown = self._tokenizer.special_token_ids.intersection(ids)
-        return dataclasses.replace(prompt, shown_token_ids=shown, find_stops=answer.find_stops)
+        return dataclasses.replace(
+            prompt,
+            shown_token_ids=self._special_ids(answer.shown_tokens),
+            eos_token_ids=prompt.eos_token_ids | self._special_ids(answer.end_tokens),
+            find_stops=answer.find_stops,
+        )
 
     def render_chat(self, chat: ChatInputs) -> str:
         """A conversation as the model reads it; see ChatTemplate.render."""
@@ -254,6 +259,10 @@ class InputProcessor:
                     f"the prompt has half a character (a lone surrogate) at position {error.start}; send valid Unicode."
                 ) from error
         return self._tokenizer.encode_compactly(text, add_special_tokens=add_special_tokens)
+
+    def _special_ids(self, tokens: Collection[str]) -> frozenset[int]:
+        """Return the ids of those of the tokens that are special tokens of this model."""
+        return self._tokenizer.special_token_ids.intersection(map(self._tokenizer.token_id, tokens))
 
     def _kept(self, framing: PromptFraming, params: SamplingParams) -> slice:
         """Return which of its tokens a prompt keeps."""

@@ -13,7 +13,7 @@ from typing import Any, cast
 from twostroke.config.checks import switch
 from twostroke.errors import InvalidParameter, InvalidPrompt, shorten
 from twostroke.log import get_logger
-from twostroke.tokenizer.messages import JSON, checked_messages, checked_tools, plain_json
+from twostroke.tokenizer.messages import JSON, checked_messages, checked_tools, plain_json, with_joined_content
 from twostroke.tokenizer.template_probes import ALWAYS_WRITTEN, ContentForms, DroppedRoles, Unwritten
 from twostroke.tokenizer.template_process import TemplateSource, TemplateStopped
 
@@ -103,6 +103,7 @@ class ChatTemplate:
             )
         if tools or any("tool_calls" in message for message in chat):
             self._tell_unwritten(chat, has_tools=bool(tools))
+            chat = [_with_one_text(message, template.unwritten) for message in chat]
         final_text = _mark_final_message(chat) if continue_final_message else None
         given = {
             **self._named_tokens,
@@ -199,6 +200,16 @@ class _Template:
         except TemplateStopped as error:
             self._stopped = error
             raise
+
+
+def _with_one_text(message: JSON, probes: Unwritten) -> JSON:
+    """Return a turn that calls tools with its text behind its reasoning, where the template takes but one of both."""
+    if "tool_calls" not in message or "thinking" not in message or not _says_something(message["content"]):
+        return message
+    if not probes.takes_one_text:
+        return message
+    text = f"{message['thinking']}\n{with_joined_content(message)['content']}"
+    return {**message, "content": "", "thinking": text, "reasoning_content": text}
 
 
 def _says_something(content: Any) -> bool:

@@ -238,6 +238,21 @@ class Unwritten:
             ]
         )
 
+    @cached_property
+    def takes_one_text(self) -> bool:
+        """Whether a turn that calls tools is refused with reasoning and a text, and taken with either (gpt-oss)."""
+        both = _called("f", "mark") | {"thinking": "mark", "reasoning_content": "mark"}
+        return not self._takes(both) and self._takes({**both, "content": self._call_content})
+
+    def _takes(self, turn: JSON) -> bool:
+        try:
+            self._text([_ASKED, turn, _RESULT], None)
+        except TemplateStopped:
+            return True
+        except InvalidPrompt:
+            return False
+        return True
+
     def _hides_calls(self, content: str | None) -> bool:
         return self._never_differ(
             [

@@ -25,7 +25,7 @@ from twostroke.api.parsers.families import (
     read_content,
     read_plain_content,
 )
-from twostroke.api.parsers.harmony import ANALYSIS_HEADER, read_analysis
+from twostroke.api.parsers.harmony import ANALYSIS_HEADER, TURN_ENDS, read_analysis
 from twostroke.api.parsers.output import Delta, HearContent, Output, ParsedMessage, join_deltas
 from twostroke.api.parsers.source import Reading, Source, Stops
 from twostroke.api.parsers.tool_choice import NO_TOOLS, ChatTools, NamedTool, Tool, checked_tool_choice
@@ -46,6 +46,8 @@ class ReasoningFamily:
     """Whether the generation begins within it even if neither the prompt nor the model has opened it."""
     has_channels: bool = False
     """Whether each message of a turn says by its channel whether it is reasoning; it may come after content then."""
+    turn_ends: tuple[str, ...] = ()
+    """Tokens with which the model ends its turn, whether or not its settings have them among the end-of-text tokens."""
 
     def is_open_after(self, prompt: str, said: str = "") -> bool:
         """Whether the generation begins within the reasoning, which many templates open, or close at once.
@@ -79,7 +81,7 @@ REASONING_FAMILIES: dict[str, ReasoningFamily] = {
         ("Here is my thought process:", "Here's my thought process:"), ("Here is my response:", "Here's my response:")
     ),
     "mistral": ReasoningFamily(("[THINK]",), ("[/THINK]",)),
-    "openai_gptoss": ReasoningFamily((ANALYSIS_HEADER,), ("<|end|>",), has_channels=True),
+    "openai_gptoss": ReasoningFamily((ANALYSIS_HEADER,), ("<|end|>",), has_channels=True, turn_ends=TURN_ENDS),
     "qwen3": THINK,
     "seed_oss": ReasoningFamily(("<seed:think>",), ("</seed:think>",)),
 }

@@ -13,7 +13,7 @@ from twostroke.api.parsers.glm45 import MARKUP as GLM45_MARKUP
 from twostroke.api.parsers.glm45 import read_glm45_call
 from twostroke.api.parsers.harmony import MARKERS as HARMONY_MARKERS
 from twostroke.api.parsers.harmony import MARKUP as HARMONY_MARKUP
-from twostroke.api.parsers.harmony import TURN_ENDS, read_message
+from twostroke.api.parsers.harmony import read_message
 from twostroke.api.parsers.json_calls import (
     DEEPSEEK_SEPARATOR,
     DEEPSEEK_V3,
@@ -61,8 +61,6 @@ class ToolCallFamily:
     """Whether a marker with which the text begins is that of a call for certain, and there are none behind content."""
     has_content: bool = True
     """Whether what is no call is content; otherwise it is the grammar of a call that was cut, and nobody sees it."""
-    turn_ends: tuple[str, ...] = ()
-    """Tokens with which the model ends its turn, whether or not its settings have them among the end-of-text tokens."""
     reasoning_parser: str = ""
     """The only reasoning parser that it goes with; empty for any, or none."""
 
@@ -214,8 +212,7 @@ HARMONY = ToolCallFamily(
     HARMONY_MARKERS,
     read_message,
     markup=HARMONY_MARKUP,
-    heads=('"commentary to=functions." name " "? ("<|constrain|>"? "json")? "<|message|>" WS? open',),
-    turn_ends=TURN_ENDS,
+    heads=('"commentary to=functions." name (" "? "<|constrain|>" "json" | " json")? "<|message|>" WS? open',),
     reasoning_parser="openai_gptoss",
 )
 CHANNELS_WITHOUT_CALLS = replace(HARMONY, read_calls=partial(read_message, takes_calls=False))
