@@ -176,6 +176,25 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
             "residual_multiplier": 0.6,
         },
     ),
+    "gpt_oss": (
+        "GptOss",
+        {
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "head_dim": 16,
+            "num_hidden_layers": 2,
+            "sliding_window": 24,
+            "num_local_experts": 6,
+            "num_experts_per_tok": 2,
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 10_000.0,
+                "factor": 10.0,
+                "original_max_position_embeddings": 64,
+                "truncate": False,
+            },
+        },
+    ),
     "glm4_moe": (
         "Glm4Moe",
         {

@@ -80,7 +80,7 @@ def norm_and_rotate() -> None:
     x = torch.zeros(4, 4096, dtype=torch.bfloat16)
     elementwise.rms_norm(x, x[0], 1e-6)
     elementwise.rms_norm(x, x[0].float(), 1e-6)
-    for activation in ("silu", "gelu_tanh"):
+    for activation in ("silu", "gelu_tanh", "clamped_swiglu"):
         elementwise.gate_and_mul(x, activation)
     heads = x.view(4, 32, 128)
     elementwise.rms_norm_(heads, torch.ones(32, 128, dtype=torch.bfloat16), 1e-6)

@@ -49,6 +49,17 @@ class SparseShape:
     """Format of experts, as GGUF calls it."""
     others: str
     """Format of the other matrices."""
+    rope_theta: float = 1_000_000.0
+    norms_heads: bool = False
+    """Whether q and k have norms over each head."""
+    mlp_norm: str = "ffn_norm"
+    """Name of the norm before the experts."""
+    window: int = 0
+    """Tokens that layers with a window see; 0: there are none."""
+    stretching: float = 1.0
+    """Factor of YaRN beyond a context of 4,096."""
+    has_biases: bool = False
+    """Whether all products have biases, and heads sinks."""
 
 
 SHAPES = {
@@ -66,9 +77,31 @@ SHAPES = {
         vocab_size=151_936,
         of_experts="Q4_K",
         others="Q4_K",
+        norms_heads=True,
+    ),
+    "gpt-oss-4l": SparseShape(
+        graph="gpt-oss",
+        pre="gpt-4o",
+        num_layers=4,
+        hidden_size=2880,
+        num_heads=64,
+        num_kv_heads=8,
+        head_dim=64,
+        num_experts=32,
+        num_chosen=4,
+        inner_size=2880,
+        vocab_size=201_088,
+        of_experts="MXFP4",
+        others="Q8_0",
+        rope_theta=150_000.0,
+        mlp_norm="post_attention_norm",
+        window=128,
+        stretching=32.0,
+        has_biases=True,
     ),
 }
-"""A cut of Qwen3-30B-A3B: its graph with half the width, half the layers and half the experts."""
+"""A cut of Qwen3-30B-A3B: its graph with half the width, half the layers and half the experts; and gpt-oss-20b with 4
+of its 24 layers."""
 
 
 def random_gguf(
@@ -112,7 +145,15 @@ def _write_shape(writer: GGUFWriter, sizes: SparseShape) -> None:
     writer.add_key_length(sizes.head_dim)
     writer.add_value_length(sizes.head_dim)
     writer.add_rope_dimension_count(sizes.head_dim)
-    writer.add_rope_freq_base(1_000_000.0)
+    writer.add_rope_freq_base(sizes.rope_theta)
+    if sizes.stretching != 1.0:
+        from gguf import RopeScalingType
+
+        writer.add_rope_scaling_type(RopeScalingType.YARN)
+        writer.add_rope_scaling_factor(sizes.stretching)
+        writer.add_rope_scaling_orig_ctx_len(4096)
+    if sizes.window:
+        writer.add_sliding_window(sizes.window)
     writer.add_layer_norm_rms_eps(1e-6)
     writer.add_vocab_size(sizes.vocab_size)
     writer.add_expert_count(sizes.num_experts)
@@ -139,17 +180,21 @@ def _tensors(sizes: SparseShape) -> Iterator[_Tensor]:
             "attn_q": ((q, hidden), sizes.others),
             "attn_k": ((kv, hidden), sizes.others),
             "attn_v": ((kv, hidden), sizes.others),
-            "attn_q_norm": ((sizes.head_dim,), "F32"),
-            "attn_k_norm": ((sizes.head_dim,), "F32"),
             "attn_output": ((hidden, q), sizes.others),
-            "ffn_norm": ((hidden,), "F32"),
+            sizes.mlp_norm: ((hidden,), "F32"),
             "ffn_gate_inp": ((stack, hidden), "F32"),
             "ffn_gate_exps": ((stack, inner, hidden), sizes.of_experts),
             "ffn_up_exps": ((stack, inner, hidden), sizes.of_experts),
             "ffn_down_exps": ((stack, hidden, inner), sizes.of_experts),
         }
+        if sizes.norms_heads:
+            of_layer |= dict.fromkeys(("attn_q_norm", "attn_k_norm"), ((sizes.head_dim,), "F32"))
+        if sizes.has_biases:
+            of_layer["attn_sinks"] = (sizes.num_heads,), "F32"
         for name, (shape, kind) in of_layer.items():
             yield _Tensor(f"blk.{layer}.{name}.weight", shape, kind)
+            if sizes.has_biases and len(shape) > 1:
+                yield _Tensor(f"blk.{layer}.{name}.bias", shape[:-1], "F32")
 
 
 def _write_tensors(writer: GGUFWriter, tensors: list[_Tensor], seed: int, *, progress: bool) -> None:
@@ -168,12 +213,14 @@ def _write_tensors(writer: GGUFWriter, tensors: list[_Tensor], seed: int, *, pro
 
 
 def _drawn(tensor: _Tensor, kind: GGMLQuantizationType, rng: np.random.Generator) -> Bytes:
-    """Return the bytes of a tensor; norms are 1."""
+    """Return the bytes of a tensor; norms are 1, biases and sinks 0."""
     from gguf import GGML_QUANT_SIZES
 
     if kind.name == "F32":
-        is_norm = len(tensor.shape) == 1
-        numbers = np.ones(tensor.shape) if is_norm else rng.normal(0.0, 1.0, tensor.shape)
+        if tensor.name.endswith((".bias", "_sinks.weight")):
+            numbers = np.zeros(tensor.shape)
+        else:
+            numbers = np.ones(tensor.shape) if len(tensor.shape) == 1 else rng.normal(0.0, 1.0, tensor.shape)
         return numbers.astype(np.float32).view(np.uint8)
     numbers_of_block, bytes_of_block = GGML_QUANT_SIZES[kind]
     num_blocks = math.prod(tensor.shape) // numbers_of_block
@@ -191,9 +238,14 @@ def _q4_k(blocks: Bytes) -> None:
     blocks[:, :4] = _half(1e-4, 7.5e-4)
 
 
+def _q8_0(blocks: Bytes) -> None:
+    """A scale: about 0.02 either side of 0."""
+    blocks[:, :2] = _half(2.7e-4)
+
+
 def _mxfp4(blocks: Bytes) -> None:
     """An exponent of 2: numbers up to 6, times 2**-8."""
     blocks[:, 0] = 127 - 8
 
 
-_BLOCKS: dict[str, Callable[[Bytes], None]] = {"Q4_K": _q4_k, "MXFP4": _mxfp4}
+_BLOCKS: dict[str, Callable[[Bytes], None]] = {"Q4_K": _q4_k, "Q8_0": _q8_0, "MXFP4": _mxfp4}

@@ -119,12 +119,19 @@ INLINE void put(const LinearArgs& args, int64_t row, int64_t channel, f32x16 val
   else set((T*)args.y + row * args.ldy + channel, value, count);
 }
 
-// What a gate lets through of x: SiLU is x / (1 + exp(-x)), and the tanh formula of GELU is x / (1 + exp(-2 u)) with
-// u = sqrt(2 / pi) (x + 0.044715 x^3).
-INLINE f32x16 activated(Gate gate, f32x16 x) {
+// What a gate x lets through of an up projection: SiLU is x / (1 + exp(-x)), and the tanh formula of GELU is
+// x / (1 + exp(-2 u)) with u = sqrt(2 / pi) (x + 0.044715 x^3). Clamped SwiGLU is x / (1 + exp(-1.702 x)) (1 + up), with x at
+// most 7 and up within 7 of 0.
+INLINE f32x16 gated(Gate gate, f32x16 x, f32x16 up) {
+  if (gate == Gate::clamped_swiglu) {
+    f32x16 limit = splat(7.0f);
+    x = select(x > limit, limit, x);
+    up = select(up > limit, limit, select(up < -limit, -limit, up)) + splat(1.0f);
+  }
   f32x16 slope = x;
   if (gate == Gate::gelu_tanh) slope = x * fma(x * x, splat(0.07135481282553325f), splat(1.5957691216057308f));
-  return x / (splat(1.0f) + exp(-slope));
+  if (gate == Gate::clamped_swiglu) slope = x * splat(1.702f);
+  return x / (splat(1.0f) + exp(-slope)) * up;
 }
 
 // Bias, gate and residual on the totals of one row's vectors [first, first + VECTORS) of panel p, and out.
@@ -135,7 +142,7 @@ INLINE void finish_row(const LinearArgs& args, f32x16 (&total)[VECTORS], int64_t
   if (args.gate != Gate::none)
     for (int v = 0; v < VECTORS; v += 2)
       put<T>(args, row, (p * PANEL_VECTORS + first + v) / 2 * LANES,
-             activated(args.gate, total[v]) * total[v + 1]);
+             gated(args.gate, total[v], total[v + 1]));
   else
     for (int v = 0; v < VECTORS; v++) put<T>(args, row, (p * PANEL_VECTORS + first + v) * LANES, total[v]);
 }

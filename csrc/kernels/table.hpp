@@ -6,7 +6,7 @@
 namespace twostroke {
 
 enum class Dtype : int32_t { f32 = 0, bf16 = 1 };
-enum class Gate : int32_t { none = 0, silu = 1, gelu_tanh = 2 };
+enum class Gate : int32_t { none = 0, silu = 1, gelu_tanh = 2, clamped_swiglu = 3 };
 enum class CodeTable : int32_t { none = 0, iq4 = 1, fp4 = 2 };
 enum class KvFormat : int32_t { f32 = 0, bf16 = 1, int8 = 2, int4 = 3 };  // see kv_format.hpp
 

@@ -1,6 +1,7 @@
 // What the tests of linear maps share, whatever the weights are made of.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <numbers>
 
@@ -27,13 +28,22 @@ struct Sum {
   double value = 0, error = 0;
 };
 
-constexpr Gate GATES[] = {Gate::none, Gate::silu, Gate::gelu_tanh};
+constexpr Gate GATES[] = {Gate::none, Gate::silu, Gate::gelu_tanh, Gate::clamped_swiglu};
 
-inline const char* name_of(Gate gate) { return gate == Gate::none ? " linear " : gate == Gate::silu ? " silu " : " gelu "; }
+inline const char* name_of(Gate gate) {
+  constexpr const char* NAMES[] = {" linear ", " silu ", " gelu ", " clamped swiglu "};
+  return NAMES[(int)gate];
+}
 
-// activation(x) * up
+// activation(x) * up, or what clamped SwiGLU makes of both
 inline Sum gated_product(Gate gate, Sum x, Sum up) {
+  if (gate == Gate::clamped_swiglu) {
+    x.value = std::min(x.value, 7.0);
+    up.value = std::clamp(up.value, -7.0, 7.0) + 1.0;
+    up.error += std::fabs(up.value) * 0x1p-23;
+  }
   double slope = x.value;
+  if (gate == Gate::clamped_swiglu) slope = 1.702 * x.value;
   if (gate == Gate::gelu_tanh) slope = 2 * std::sqrt(2 / std::numbers::pi) * (x.value + 0.044715 * x.value * x.value * x.value);
   double active = x.value / (1 + std::exp(-slope));
   // the curves' slopes are 1.13 at most; an error of exp's argument is one of its result, and exp and the division err by

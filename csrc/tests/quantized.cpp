@@ -166,7 +166,8 @@ struct Case {
     std::vector<T> shuffled(x.size()), found(y.size());
     for (int64_t row = 0; row < ROWS; row++)
       for (int64_t i = 0; i < k; i++) shuffled[(size_t)(row * k + order[(size_t)i])] = x[(size_t)(row * k + i)];
-    quantized_linear(kernels, at(shuffled), k, at(packed), at(panel_bias), at(residual), at(found), n, ROWS, n, k, (int)gate,
+    RowGroup all{at(packed), at(panel_bias), 0, ROWS};
+    quantized_linear(kernels, at(shuffled), k, {&all, 1}, at(residual), at(found), n, ROWS, n, k, (int)gate,
                      TYPE<T>, format, at(order), true, false);
     expect(same_bits(found.data(), y.data(), (int64_t)y.size()), name + ": other bits with inputs in order");
   }
@@ -298,7 +299,8 @@ void check_largest(const Kernels& kernels, WeightFormat format) {
       pack_quantized({at(codes), format.has_super_blocks ? at(bytes) : at(halves), format.has_min ? at(mins) : 0, at(halves), at(halves)},
                      at(packed), N, K, false, format);
       std::vector<float> x((size_t)(ROWS * K), input), y((size_t)(ROWS * N));
-      quantized_linear(kernels, at(x), K, at(packed), 0, 0, at(y), N, ROWS, N, K, false, TYPE<float>, format, 0, true, false);
+      RowGroup all{at(packed), 0, 0, ROWS};
+      quantized_linear(kernels, at(x), K, {&all, 1}, 0, at(y), N, ROWS, N, K, false, TYPE<float>, format, 0, true, false);
       double expected = (double)input * scale * format.value(code) * (double)K;
       for (float found : y)
         expect_close(found, expected, std::fabs(expected) * 1e-5,

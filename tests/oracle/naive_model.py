@@ -58,7 +58,7 @@ def randomize_vectors(model: Any, kind: str) -> None:
             parameter.uniform_(0.5 - stored, 1.5 - stored)
             if kind == "Gemma4" and "q_norm" in name:
                 parameter.mul_(0.3)  # scores have no factor 1 / sqrt(head_dim) there; trained weights make up for it
-        elif name.endswith("bias"):
+        elif name.endswith(("bias", "sinks")):
             parameter.normal_(0, 0.5)
         elif name.endswith(("router.scale", "per_expert_scale")):
             parameter.uniform_(0.5, 1.5)

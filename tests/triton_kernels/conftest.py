@@ -48,7 +48,7 @@ def interpreter_for_tests() -> None:
 @pytest.fixture(scope="session")
 def random_models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Those of all tests with a layer less: what comes behind the second is interpreted like the second."""
-    families = ("llama", "mistral", "qwen3", "bloom")
+    families = ("llama", "mistral", "qwen3", "bloom", "gpt_oss")
     return {
         family: write_random_model(tmp_path_factory.mktemp(family), family, num_hidden_layers=2) for family in families
     }

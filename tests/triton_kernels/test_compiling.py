@@ -22,7 +22,7 @@ PROGRAMS = {
     "multiply_floats": 5,
     "norm_rows": 3,
     "rotate_rows": 1,
-    "gate_times": 2,
+    "gate_times": 3,
     "write_slots": 4,
 }
 """What each becomes for the types and shapes of the compiler's process, however many rows a step has: one that is

@@ -43,6 +43,7 @@ OPERATORS: dict[str, Callable[[object, Tensor], Tensor]] = {
     "wide norm": lambda backend, x: backend.rms_norm(x, WEIGHT.to(x.device), 1e-6),
     "silu": lambda backend, x: backend.gate_and_mul(x, "silu"),
     "gelu": lambda backend, x: backend.gate_and_mul(x, "gelu_tanh"),
+    "clamped swiglu": lambda backend, x: backend.gate_and_mul(x, "clamped_swiglu"),
     "rotation": rotated,
 }
 BOUNDS = {

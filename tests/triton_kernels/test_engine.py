@@ -27,7 +27,7 @@ def tokens(model: Path, prompts: list[list[int]], params: list[SamplingParams], 
         ]
 
 
-@pytest.mark.parametrize("family", ["qwen3", "bloom"])
+@pytest.mark.parametrize("family", ["qwen3", "bloom", "gpt_oss"])
 def test_tokens_are_the_references_in_any_batch(family: str, random_models: dict[str, Path]) -> None:
     model = random_models[family]
     expected = tokens(model, PROMPTS, PARAMS, kernels="reference", device="cpu")

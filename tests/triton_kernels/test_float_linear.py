@@ -146,7 +146,7 @@ def test_a_share_of_the_outputs_has_the_bits_of_all() -> None:
 @pytest.mark.filterwarnings("ignore:overflow encountered in exp")  # numpy's, of the interpreter
 def test_both_factors_of_a_gated_map() -> None:
     weight, x = weight_of(), numbers(3, K, seed=3)
-    for activation in ("silu", "gelu_tanh"):
+    for activation in ("silu", "gelu_tanh", "clamped_swiglu"):
         expected = gate_and_mul(F.linear(x, weight), activation)
         torch.testing.assert_close(linear.pack_gated(weight, None, activation)(x), expected, rtol=1e-4, atol=1e-3)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from twostroke.config.experts import ExpertTraits
-from twostroke.config.layer_spec import LayerSpec, NormKind, NormPlace, PlainActivation, QKNorm
+from twostroke.config.layer_spec import LayerSpec, MLPActivation, NormKind, NormPlace, PlainActivation, QKNorm
 
 WindowRule = Literal["none", "all_layers", "by_layer", "unrotated", "by_type"]
 """Which layers have `sliding_window`:
@@ -62,7 +62,7 @@ class ArchitectureTraits:
     """None: no layer has experts."""
     only: Mapping[str, object] = field(default_factory=dict[str, object])
     """Keys of which one value is implemented."""
-    activations: Mapping[str, PlainActivation] = field(default_factory=lambda: SILU)
+    activations: Mapping[str, MLPActivation] = field(default_factory=lambda: SILU)
     """Activations of its MLP, by what its configs call them. One without a name means the first."""
     activation_keys: tuple[str, ...] = ("hidden_act",)
     """Keys that name it; the first that a config has counts. A config may leave it out."""
@@ -106,6 +106,8 @@ class ArchitectureTraits:
     reads_window_pattern: bool = False
     """`sliding_window_pattern` says another n."""
     rope_of_windows: RopeRule = "same"
+    has_sinks: bool = False
+    """Each head has a learned score for a key without a value."""
     has_alibi: bool = False
     """Scores fall with the distance of a key, and nothing is rotated."""
     has_embedding_norm: bool = False

@@ -41,6 +41,8 @@ class ExpertsSpec:
     """The router reads rows through an RMS norm of its own, times hidden_size ** -0.5."""
     has_expert_scales: bool = False
     """A factor of each expert on its weights, after they are renormalized."""
+    has_biases: bool = False
+    """Whether the router and every product of an expert have one."""
 
     def expected_distinct(self, num_tokens: int) -> float:
         """Return how many experts that many tokens are expected to hit, where each chooses at random.
@@ -80,6 +82,7 @@ class ExpertTraits:
     has_shared_gate: bool = False
     norms_router_input: bool = False
     has_expert_scales: bool = False
+    has_biases: bool = False
 
     def read(self, given: Mapping[str, Any]) -> ExpertsSpec:
         """Return the experts of a config.
@@ -105,6 +108,7 @@ class ExpertTraits:
             has_shared_gate=self.has_shared_gate,
             norms_router_input=self.norms_router_input,
             has_expert_scales=self.has_expert_scales,
+            has_biases=self.has_biases,
         )
         _check(spec, key, self.chosen_key)
         return spec

@@ -22,11 +22,16 @@ NormKind = Literal["rms", "layer", "layer_bias"]
 """RMS norm, or layer norm (Ba et al. 2016, arXiv:1607.06450) without or with a bias."""
 NormPlace = Literal["before", "after", "around", "shared"]
 """Where the norms of attention and MLP stand: at their input, at their output, at both, or one at the input of both."""
-Activation = Literal["silu", "gelu_tanh"]
-"""The function of an MLP's gate: SiLU, or GELU by its tanh formula (Hendrycks and Gimpel 2016, arXiv:1606.08415)."""
+Activation = Literal["silu", "gelu_tanh", "clamped_swiglu"]
+"""What a gated MLP makes of its gate g and of its up projection u: silu(g) u, or gelu(g) u by GELU's tanh formula
+(Hendrycks and Gimpel 2016, arXiv:1606.08415), or gpt-oss's min(g, 7) sigmoid(1.702 min(g, 7)) (1 + u), u within ±7
+(arXiv:2508.10925)."""
 PlainActivation = Literal["silu", "gelu_tanh", "gelu", "relu", "relu2", "xielu"]
 """The function between the two products of an MLP without a gate. `gelu` is exact, by the error function; `relu2` is
 the square of ReLU (So et al. 2021, arXiv:2109.08668); `xielu` has learned parameters (model/apertus.py)."""
+MLPActivation = Literal[Activation, PlainActivation]
+CLAMPED_SWIGLU = {"swiglu_limit": 7.0, "swiglu_alpha": 1.702}
+"""The numbers of `clamped_swiglu`, by their names in config.json."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,12 +115,14 @@ class LayerSpec:
     mlp_bias: bool = False
     qk_norm: QKNorm = "none"
     norms: NormPlace = "before"
-    activation: PlainActivation = "silu"
-    """With a gate, an Activation."""
+    activation: MLPActivation = "silu"
+    """With a gate an Activation, else a PlainActivation."""
     score_scale: float | None = None
     """Factor on q · k; None: 1 / sqrt(head_dim)."""
     score_cap: float | None = None
     """Scores are cap * tanh(score / cap) before the softmax (Gemma 2, arXiv:2408.00118); None: as they are."""
+    has_sinks: bool = False
+    """Each head has a score of its own, learned, for a key without a value that every query sees (gpt-oss)."""
     has_alibi: bool = False
     """Scores lose `slopes` for each token between query and key (ALiBi, Press et al. 2022, arXiv:2108.12409)."""
     residual_scale: float = 1.0
@@ -145,9 +152,9 @@ class LayerSpec:
     def centers_keys(self) -> bool:
         """Whether quantized KV stores the layer's keys less their mean.
 
-        All scores of a query fall alike then, so it has to be a softmax of the scores as they are that follows.
+        All scores of a query fall alike then, so it has to be a softmax of these scores as they are that follows.
         """
-        return self.kv_source is None and self.score_cap is None
+        return self.kv_source is None and self.score_cap is None and not self.has_sinks
 
     @property
     def has_plain_attention(self) -> bool:

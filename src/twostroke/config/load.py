@@ -65,7 +65,7 @@ Kernels = Literal[
 QuantizationOnLoad = Literal["int8", "int4", "fp8"]
 QuantizationOnFile = Literal["int8", "int4"]
 """What `twostroke quantize` writes."""
-Quantization = Literal["int8", "int4", "fp8", "awq", "gptq", "compressed-tensors", "gguf"]
+Quantization = Literal["int8", "int4", "fp8", "awq", "gptq", "compressed-tensors", "mxfp4", "gguf"]
 ActivationQuantization = Literal["int8", "none"]
 
 GROUP_SIZES = (32, 64, 128)
@@ -95,7 +95,7 @@ class LoadConfig:
     quantization: Quantization | None = None
     """Quantize the weights while loading: 'int8' or 'fp8' (e4m3; a scale per channel), or 'int4' (a scale per group of
     weights). A checkpoint that is quantized says so itself; the name of its method ('awq', 'gptq',
-    'compressed-tensors', 'gguf') is checked then."""
+    'compressed-tensors', 'mxfp4', 'gguf') is checked then."""
     group_size: int | None = None
     """Weights that share a scale in quantization 'int4': 32 (the default), 64 or 128; larger groups are less exact."""
     activation_quantization: ActivationQuantization | None = None

@@ -11,9 +11,9 @@ from twostroke.config.architectures import ARCHITECTURE_TRAITS
 from twostroke.config.experts import ExpertTraits
 from twostroke.config.fields import at_least_0, count, is_number, list_of, mapping, switch, with_defaults
 from twostroke.config.layer_kinds import is_original_given, layer_overrides, layer_windows, layers_with_rope, ropes_of
-from twostroke.config.layer_spec import KVSpec, LayerSpec, NormKind, NormPlace, PlainActivation
+from twostroke.config.layer_spec import KVSpec, LayerSpec, MLPActivation, NormKind, NormPlace
 from twostroke.config.nearest import nearest_known, writes_no_text
-from twostroke.config.quantization import Fp8Config, QuantizationConfig, is_fp8
+from twostroke.config.quantization import StoredQuantization, read_quantization
 from twostroke.config.rope import RopeConfig
 from twostroke.config.text_config import TEXT_MODELS, text_config, unread_text_config
 from twostroke.errors import CorruptCheckpoint, UnsupportedModel, name_shown, shorten, shown
@@ -60,7 +60,7 @@ class ModelConfig:
     """Row of position 0 in the table of positions, which is added to the embeddings of tokens; None: there is none."""
     dtype: str = "float32"
     """Type of the checkpoint's floats as config.json states it."""
-    quantization: QuantizationConfig | Fp8Config | None = None
+    quantization: StoredQuantization | None = None
     """How the weights are stored that are no floats."""
     num_prediction_layers: int = 0
     """Layers behind the last one that only predict further tokens. They are stored, and not read."""
@@ -157,6 +157,7 @@ class ModelConfig:
             activation=_activation(given, traits),
             score_scale=_score_scale(given, traits),
             score_cap=_soft_cap(given, "attn_logit_softcapping") if traits.reads_score_cap else None,
+            has_sinks=traits.has_sinks,
             has_alibi=traits.has_alibi,
             residual_scale=_number(given, "residual_multiplier") if traits.reads_multipliers else 1.0,
             adds_to_normed=traits.adds_to_normed_key is not None and switch(given, traits.adds_to_normed_key),
@@ -196,7 +197,9 @@ class ModelConfig:
             has_embedding_norm=traits.has_embedding_norm,
             position_offset=traits.position_offset,
             dtype=_dtype(given),
-            quantization=_quantization(mapping(given, "quantization_config") or mapping(given, "compression_config")),
+            quantization=read_quantization(
+                mapping(given, "quantization_config") or mapping(given, "compression_config")
+            ),
             num_prediction_layers=at_least_0(given, "num_nextn_predict_layers") if traits.has_prediction_layers else 0,
             early_exit_layers=_early_exit_layers(given, num_layers),
         )
@@ -223,10 +226,6 @@ def _with_experts(given: Mapping[str, Any], traits: ExpertTraits, layers: Sequen
         else layer
         for layer, is_sparse in zip(layers, are_sparse, strict=True)
     )
-
-
-def _quantization(given: Mapping[str, Any]) -> QuantizationConfig | Fp8Config | None:
-    return Fp8Config.from_hf(given) if is_fp8(given) else QuantizationConfig.from_hf(given)
 
 
 def _architecture(config: Mapping[str, Any]) -> str:
@@ -261,7 +260,7 @@ def _check_heads(given: Mapping[str, Any], hidden_size: int, num_heads: int, num
         raise CorruptCheckpoint(f"config.json: head_dim {head_dim} is odd; rotary embedding needs pairs.")
 
 
-def _activation(given: Mapping[str, Any], traits: ArchitectureTraits) -> PlainActivation:
+def _activation(given: Mapping[str, Any], traits: ArchitectureTraits) -> MLPActivation:
     named = ((key, given[key]) for key in traits.activation_keys if given.get(key) is not None)
     key, name = next(named, ("", next(iter(traits.activations))))
     if not isinstance(name, str) or name not in traits.activations:

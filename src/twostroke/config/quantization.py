@@ -3,7 +3,8 @@
 Every field that says how numbers are stored is read or refused. Which maps are quantized is seen from the tensors
 themselves; a map of a layer that is not must be named by the list for it (`modules_to_not_convert`, `ignore`, ...).
 
-Fp8Config is the same of a checkpoint whose matrices are floats of 8 bits (e4m3) with scales.
+Fp8Config is the same of a checkpoint whose matrices are floats of 8 bits (e4m3) with scales, and Mxfp4Config of one
+whose experts are floats of 4 bits (e2m1) with a power of two for 32 of them.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ class QuantizationConfig:
             return None
         method = given.get("quant_method")
         if method not in get_args(QuantMethod):
-            raise unsupported("quant_method", method, ", ".join((*get_args(QuantMethod), "fp8")))
+            raise unsupported("quant_method", method, ", ".join((*get_args(QuantMethod), "fp8", "mxfp4")))
         return _READERS[cast(QuantMethod, method)](given)
 
 
@@ -281,6 +282,26 @@ class Fp8Config:
         if given.get("fmt", "e4m3") not in (None, "e4m3", "float8_e4m3fn"):
             raise unsupported("fmt", given["fmt"], "e4m3")
         return cls(block_size=_block_size("weight_block_size", given.get("weight_block_size")))
+
+
+@dataclass(frozen=True, slots=True)
+class Mxfp4Config:
+    """Experts are stored as MXFP4 has it, in one layout; which tensors these are is seen from their names."""
+
+
+StoredQuantization = QuantizationConfig | Fp8Config | Mxfp4Config
+
+
+def read_quantization(given: Mapping[str, Any]) -> StoredQuantization | None:
+    """Return what a `quantization_config` says; an empty one is none.
+
+    Raises:
+        UnsupportedModel: a method, layout or number that is not implemented.
+        CorruptCheckpoint: a value of another kind than it must have.
+    """
+    if given.get("quant_method") == "mxfp4":
+        return Mxfp4Config()
+    return Fp8Config.from_hf(given) if is_fp8(given) else QuantizationConfig.from_hf(given)
 
 
 def is_fp8(given: Mapping[str, Any]) -> bool:

@@ -6,11 +6,13 @@ Defaults of absent keys are those of transformers 5.24.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from twostroke.config.architecture_traits import ArchitectureTraits
 from twostroke.config.experts import ExpertTraits
 from twostroke.config.fields import count
+from twostroke.config.layer_spec import CLAMPED_SWIGLU
 from twostroke.config.rope import rotary_share
 
 _MIXTRAL = ExpertTraits(num_experts_key="num_local_experts", size_key="intermediate_size", reads_renormalization=False)
@@ -29,6 +31,15 @@ def _of_dots1(given: Mapping[str, Any]) -> dict[str, Any]:
     del given
     return {"use_sliding_window": True}
 
+
+_YARN_OF_GPT_OSS = {
+    "rope_type": "yarn",
+    "factor": 32.0,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "truncate": False,
+    "original_max_position_embeddings": 4096,
+}
 
 SPARSE_TRAITS: dict[str, ArchitectureTraits] = {
     "MixtralForCausalLM": ArchitectureTraits(
@@ -79,6 +90,27 @@ SPARSE_TRAITS: dict[str, ArchitectureTraits] = {
         reads_multipliers=True,
         experts=_MIXTRAL,
         defaults={"num_local_experts": 8, "num_experts_per_tok": 2},
+    ),
+    "GptOssForCausalLM": ArchitectureTraits(
+        reads_attention_bias=True,
+        has_sinks=True,
+        has_wide_norms=True,
+        windows="by_type",
+        window_every=2,
+        activations={"silu": "clamped_swiglu"},
+        experts=replace(_MIXTRAL, has_biases=True),
+        only=CLAMPED_SWIGLU,
+        defaults={
+            "head_dim": 64,
+            "num_key_value_heads": 8,
+            "sliding_window": 128,
+            "attention_bias": True,
+            "num_local_experts": 128,
+            "num_experts_per_tok": 4,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 150_000.0,
+            "rope_parameters": _YARN_OF_GPT_OSS,
+        },
     ),
     "Glm4MoeForCausalLM": ArchitectureTraits(
         reads_attention_bias=True,

@@ -4,6 +4,9 @@ SiLU   x / (1 + exp(-x))
 GELU   0.5 x (1 + tanh(u)) with u = sqrt(2 / pi) (x + 0.044715 x^3), which equals x / (1 + exp(-2 u))
        exactly: 0.5 x (1 + erf(x / sqrt(2)))
 ReLU   max(x, 0), or its square
+
+And of a gate g and an up projection u: silu(g) u, gelu(g) u, or the clamped SwiGLU of gpt-oss,
+g / (1 + exp(-1.702 g)) (1 + u) with g at most 7, and u from -7 to 7.
 """
 
 from __future__ import annotations
@@ -11,7 +14,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from twostroke.config.layer_spec import PlainActivation
+from twostroke.config.layer_spec import CLAMPED_SWIGLU, Activation, PlainActivation
 
 _GELU_LINEAR, _GELU_CUBIC = 1.5957691216057308, 0.07135481282553325
 """2 sqrt(2 / pi), and 0.044715 times as much."""
@@ -21,6 +24,15 @@ _SQRT_HALF = 0.5**0.5
 def logistic(x: Tensor) -> Tensor:
     """Return 1 / (1 + exp(-x)) of floats [...], as a tensor of its own."""
     return torch.neg(x).exp_().add_(1.0).reciprocal_()
+
+
+def gated(gate: Tensor, up: Tensor, activation: Activation) -> Tensor:
+    """Return what a gate lets through of an up projection, float32 [...], as a tensor of its own."""
+    if activation != "clamped_swiglu":
+        return activated(gate, activation).mul_(up)
+    limit, slope = CLAMPED_SWIGLU["swiglu_limit"], CLAMPED_SWIGLU["swiglu_alpha"]
+    gate = gate.clamp(max=limit)
+    return (gate / (gate * -slope).exp_().add_(1.0)).mul_(up.clamp(-limit, limit).add_(1.0))
 
 
 def activated(x: Tensor, activation: PlainActivation) -> Tensor:

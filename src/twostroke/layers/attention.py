@@ -142,6 +142,7 @@ class Attention:
         operators: of the back end.
         head_norm: over each head of q and k, before they are rotated.
         slopes: see Scoring.
+        sinks: see Scoring.
     """
 
     def __init__(
@@ -151,10 +152,11 @@ class Attention:
         operators: Operators,
         head_norm: RMSNorm | None = None,
         slopes: Tensor | None = None,
+        sinks: Tensor | None = None,
     ) -> None:
         self._layer_id, self._kv_source = layer_id, layer_id if spec.kv_source is None else spec.kv_source
         self._writes_kv = self._kv_source == layer_id
-        self.scoring = Scoring(spec.softmax_scale, spec.score_cap, slopes=slopes)
+        self.scoring = Scoring(spec.softmax_scale, spec.score_cap, sinks, slopes)
         self._head_norm, self._rotate_heads_ = head_norm, operators.rotate_heads_
         self._key_mean: Tensor | None = None
 

@@ -6,13 +6,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, get_args
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from twostroke.config.layer_spec import LayerSpec, NormPlace, PlainActivation
+from twostroke.config.layer_spec import Activation, LayerSpec, NormPlace, PlainActivation
 from twostroke.config.model import ModelConfig
 from twostroke.kernels.activation import activated
 from twostroke.kernels.interface import GatedLinear, LayerParts, Linear, Operators, WholeLayer
@@ -30,6 +30,8 @@ _NORMS: Mapping[NormPlace, tuple[str, ...]] = {
     "shared": ("attention_norm",),
 }
 _QK_NORMS = ("q_norm", "k_norm")
+_SINKS = "attention.sinks"
+_GATES: tuple[Activation, ...] = get_args(Activation)
 
 
 class FeedForward(Protocol):
@@ -84,8 +86,8 @@ class LlamaLayer:
         self._qk_norms = [norms[name] for name in _QK_NORMS if name in norms]
         self._qkv = operators.pack_linear(weights["qkv.weight"], weights.get("qkv.bias"))
         head_norm = self.head_norm(config, weights, operators) if spec.qk_norm == "heads" else None
-        slopes = own_slopes(spec, placement)
-        self._attention = Attention(layer_id, spec, operators, head_norm, slopes)
+        sinks = weights[_SINKS].float() if spec.has_sinks else None
+        self._attention = Attention(layer_id, spec, operators, head_norm, own_slopes(spec, placement), sinks)
         output = operators.pack_linear(weights["output.weight"], weights.get("output.bias"))
         self.output = split.linear(output, config.hidden_size)
         self.feed_forward = self.pack_feed_forward(config, spec, weights, placement)
@@ -103,10 +105,11 @@ class LlamaLayer:
         """Return what the MLP computes before its down projection: [num_tokens, hidden_size] -> intermediate_size."""
         operators = placement.operators
         if spec.has_gate:
-            assert spec.activation in ("silu", "gelu_tanh"), spec
-            inner = operators.pack_gated(weights["gate_up.weight"], weights.get("gate_up.bias"), spec.activation)
+            gate_up = weights["gate_up.weight"]
+            inner = operators.pack_gated(gate_up, weights.get("gate_up.bias"), gate_activation(spec))
         else:
             up = operators.pack_linear(weights["up.weight"], weights.get("up.bias"))
+            assert spec.activation != "clamped_swiglu", spec
             inner = partial(_plain, up, spec.activation)
         return placement.split.gated(inner, spec.intermediate_size)
 
@@ -221,6 +224,12 @@ def own_slopes(spec: LayerSpec, placement: Placement) -> Tensor | None:
     return torch.tensor(spec.slopes[own.start : own.stop], dtype=torch.float32, device=placement.device)
 
 
+def gate_activation(spec: LayerSpec) -> Activation:
+    """Return the activation of a gated MLP, or of experts."""
+    assert spec.activation in _GATES, spec
+    return spec.activation
+
+
 def _plain(up: Linear, activation: PlainActivation, x: Tensor) -> Tensor:
     """Compute what an MLP without a gate does before its down projection."""
     inner = up(x)
@@ -294,6 +303,8 @@ class Llama(DecoderModel):
             )
             if has_bias:
                 found[f"{name}.bias"] = Parameter(rows, is_split=True, rows_together=together)
+        if spec.has_sinks:
+            found[_SINKS] = Parameter((spec.num_heads,), is_split=True, is_wide=True)
         if spec.qk_norm == "rows":
             found |= _norm_parameters(config, "q_norm", q) | _norm_parameters(config, "k_norm", kv)
         num_heads = {"q_norm": spec.num_heads, "k_norm": spec.kv.num_kv_heads}

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from twostroke.config.load import DEFAULT_GROUP_SIZE, GROUP_SIZES, Quantization, QuantizationOnLoad
 from twostroke.config.model import ModelConfig
-from twostroke.config.quantization import Fp8Config, QuantizationConfig
+from twostroke.config.quantization import Fp8Config, Mxfp4Config, QuantizationConfig, StoredQuantization
 from twostroke.errors import CorruptCheckpoint, InvalidParameter, ModelNotFound, SetupError, shorten
 from twostroke.kernels.interface import Operators, Weight
 from twostroke.kernels.memory import return_unused
@@ -26,6 +26,7 @@ from twostroke.log import get_logger
 from twostroke.model.checkpoint import Checkpoint, is_of_prediction, is_unread_kv
 from twostroke.model.decoder import DecoderModel, Parameter, Placement
 from twostroke.model.float_weights import FloatWeights
+from twostroke.model.mxfp4_checkpoint import Mxfp4Weights
 from twostroke.model.packed_cache import CachedWeights, PackedCache
 from twostroke.model.quantized_checkpoint import Fp8Weights, QuantizedCheckpoint
 from twostroke.model.registry import architecture, model_class
@@ -69,7 +70,7 @@ def open_weights(folder: Path, config: ModelConfig, quantization: Quantization |
         source = StackedNorms(source)
     experts = next((layer.experts for layer in config.layers if layer.experts is not None), None)
     if experts is not None:
-        source = UnstackedExperts(source, config.hidden_size, experts.intermediate_size)
+        source = UnstackedExperts(source, entry.expert_stacks, config.hidden_size, experts.intermediate_size)
     if config.tie_word_embeddings:
         (head,), (embedding,) = (checkpoint_names(entry.names, f"{name}.weight") for name in ("lm_head", "embedding"))
         source = with_embedding(source, head, embedding)
@@ -77,7 +78,7 @@ def open_weights(folder: Path, config: ModelConfig, quantization: Quantization |
     return source
 
 
-def _as_stored(checkpoint: Checkpoint, stored: QuantizationConfig | Fp8Config | None) -> WeightSource:
+def _as_stored(checkpoint: Checkpoint, stored: StoredQuantization | None) -> WeightSource:
     match stored:
         case None:
             return FloatWeights(checkpoint)
@@ -85,6 +86,8 @@ def _as_stored(checkpoint: Checkpoint, stored: QuantizationConfig | Fp8Config | 
             return Fp8Weights(checkpoint, stored)
         case QuantizationConfig():
             return QuantizedCheckpoint(checkpoint, stored)
+        case Mxfp4Config():
+            return Mxfp4Weights(checkpoint)
 
 
 def check_quantization(source: WeightSource, asked: Quantization | None) -> None:

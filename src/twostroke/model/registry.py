@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from importlib import import_module
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from twostroke.config.architecture_traits import ArchitectureTraits
 from twostroke.config.architectures import ARCHITECTURE_TRAITS
@@ -23,6 +23,7 @@ from twostroke.model.weight_map import (
     GLM4_MOE,
     GPT2,
     GPT_NEOX,
+    GPT_OSS,
     GPTJ,
     GRANITE_MOE,
     LLAMA,
@@ -43,6 +44,10 @@ from twostroke.model.weight_map import (
 if TYPE_CHECKING:
     from twostroke.model.decoder import DecoderModel
 
+ExpertStacks = Literal["rows", "interleaved_columns"]
+"""Matrices [outputs, inputs] whose rows are the gate's, then the up projection's; or [inputs, outputs] whose columns
+are of both in turn (gpt-oss)."""
+
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
@@ -57,6 +62,8 @@ class Architecture:
     """Whether checkpoints of floats store the matrices of layers as [inputs, outputs]."""
     has_norms_by_head: bool = False
     """Whether checkpoints store the weights of q's and k's norms as one tensor for each head."""
+    expert_stacks: ExpertStacks = "rows"
+    """How checkpoints of floats that keep a layer's experts in one tensor store each of them."""
     has_qkv_by_kv_head: bool = False
     """Whether checkpoints store q, k and v as one tensor, in which what belongs to one KV head lies together."""
 
@@ -105,6 +112,9 @@ ARCHITECTURES: dict[str, Architecture] = {
     "Qwen3MoeForCausalLM": Architecture("twostroke.model.sparse:Sparse", QWEN3_MOE, can_split=True),
     "OlmoeForCausalLM": Architecture("twostroke.model.sparse:Sparse", QWEN3_MOE, can_split=True),
     "GraniteMoeForCausalLM": Architecture("twostroke.model.sparse:Sparse", GRANITE_MOE, can_split=True),
+    "GptOssForCausalLM": Architecture(
+        "twostroke.model.sparse:Sparse", GPT_OSS, can_split=True, expert_stacks="interleaved_columns"
+    ),
     "Glm4MoeForCausalLM": Architecture("twostroke.model.sparse:Sparse", GLM4_MOE, can_split=True),
     "MiniMaxM2ForCausalLM": Architecture("twostroke.model.sparse:Sparse", MINIMAX_M2, can_split=True),
     "Ernie4_5_MoeForCausalLM": Architecture("twostroke.model.sparse:Sparse", ERNIE4_5_MOE, can_split=True),

@@ -1,12 +1,13 @@
 """Sparse layers: a router sends each token to a few experts (Shazeer et al. 2017, arXiv:1701.06538). Mixtral
-(arXiv:2401.04088), Qwen2-MoE, Qwen3-MoE (arXiv:2505.09388), OLMoE (arXiv:2409.02060), Granite-MoE, GLM-4.5
-(arXiv:2508.06471), MiniMax-M2, ERNIE 4.5, dots.llm1 (arXiv:2506.05767)."""
+(arXiv:2401.04088), Qwen2-MoE, Qwen3-MoE (arXiv:2505.09388), OLMoE (arXiv:2409.02060), Granite-MoE, gpt-oss
+(arXiv:2508.10925), GLM-4.5 (arXiv:2508.06471), MiniMax-M2, ERNIE 4.5, dots.llm1 (arXiv:2506.05767)."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from twostroke.config.experts import ExpertsSpec
@@ -17,7 +18,7 @@ from twostroke.kernels.expert_operators import ExpertRouter, Routing
 from twostroke.kernels.memory import wide
 from twostroke.layers.elementwise import RMSNorm
 from twostroke.model.decoder import Parameter, Placement
-from twostroke.model.llama import MLP, FeedForward, Llama, LlamaLayer
+from twostroke.model.llama import MLP, FeedForward, Llama, LlamaLayer, gate_activation
 
 _CORRECTION = "routing.e_score_correction_bias"
 _INPUT_SCALES = "routing.scale"
@@ -30,21 +31,21 @@ class Experts:
     def __init__(self, config: ModelConfig, spec: LayerSpec, weights: Mapping[str, Any], placement: Placement) -> None:
         """Takes the weights of a layer."""
         assert spec.experts is not None, spec
-        assert spec.activation in ("silu", "gelu_tanh"), spec
         experts, operators, self._split = spec.experts, placement.operators, placement.split
         self._size, self._hidden_size = experts.intermediate_size, config.hidden_size
-        self._logits = operators.pack_linear(weights["router.weight"], None)
+        self._logits = operators.pack_linear(weights["router.weight"], weights.get("router.bias"))
         self._router = ExpertRouter(experts, weights.get(_CORRECTION), weights.get(_EXPERT_SCALES))
         self._route, self._router_norm = operators.route, None
         if experts.norms_router_input:
             norm = weights[_INPUT_SCALES] * config.hidden_size**-0.5
             self._router_norm = RMSNorm(norm, config.norm_eps, operators)
+        activation = gate_activation(spec)
         gated, down = ([weights[name] for name in _names(experts, kind)] for kind in ("gate_up", "down"))
-        self._inner = operators.pack_gated_experts(gated, None, spec.activation)
-        self._down = operators.pack_expert_linears(down, None)
+        self._inner = operators.pack_gated_experts(gated, _biases(experts, weights, "gate_up"), activation)
+        self._down = operators.pack_expert_linears(down, _biases(experts, weights, "down"))
         self._shared, self._shared_gate = None, None
         if experts.shared_size:
-            inner = operators.pack_gated(weights["shared.gate_up.weight"], None, spec.activation)
+            inner = operators.pack_gated(weights["shared.gate_up.weight"], None, activation)
             shared_down = operators.pack_linear(weights["shared.down.weight"], None)
             self._shared = MLP(
                 placement.split.gated(inner, experts.shared_size),
@@ -112,6 +113,10 @@ def expert_parameters(spec: ExpertsSpec, hidden_size: int) -> dict[str, Paramete
         found[name] = Parameter((size, size), hidden_size, is_split=True, is_gated=True)
     for name in _names(spec, "down"):
         found[name] = Parameter((hidden_size,), size, is_split=True)
+    if spec.has_biases:
+        found["router.bias"] = Parameter((spec.num_experts,), is_router=True)
+        found |= {name: Parameter((size, size), is_split=True) for name in _names(spec, "gate_up", "bias")}
+        found |= {name: Parameter((hidden_size,), is_split=True) for name in _names(spec, "down", "bias")}
     if spec.shared_size:
         rows = (spec.shared_size, spec.shared_size)
         found["shared.gate_up.weight"] = Parameter(rows, hidden_size, is_split=True, is_gated=True)
@@ -121,5 +126,12 @@ def expert_parameters(spec: ExpertsSpec, hidden_size: int) -> dict[str, Paramete
     return found
 
 
-def _names(spec: ExpertsSpec, kind: str) -> list[str]:
-    return [f"experts.{expert}.{kind}.weight" for expert in range(spec.num_experts)]
+def _names(spec: ExpertsSpec, product: str, kind: str = "weight") -> list[str]:
+    return [f"experts.{expert}.{product}.{kind}" for expert in range(spec.num_experts)]
+
+
+def _biases(spec: ExpertsSpec, weights: Mapping[str, Any], product: str) -> Tensor | None:
+    """Return the biases of all experts, [num_experts, N]; None: they have none."""
+    if not spec.has_biases:
+        return None
+    return torch.stack([weights[name] for name in _names(spec, product, "bias")])

@@ -6,7 +6,8 @@ model.layers.0.mlp.experts.down_proj [8, H, I]       ─►  model.layers.0.mlp.
 
 Granite's are `block_sparse_moe.input_linear.weight` and `block_sparse_moe.output_linear.weight`. Published checkpoints
 of Qwen3-VL have matrices the other way round, [8, H, 2 I] and [8, I, H]. Those that transformers writes do not: the
-shape tells, as in transformers.
+shape tells, as in transformers. gpt-oss has biases, `gate_up_proj_bias` [8, 2 I] and `down_proj_bias` [8, H], matrices
+the other way round, and gate and up in turn.
 """
 
 from __future__ import annotations
@@ -18,54 +19,57 @@ from torch import Tensor
 
 from twostroke.errors import UnsupportedModel
 from twostroke.kernels.quantized_weight import QuantizedWeight
+from twostroke.model.registry import ExpertStacks
 from twostroke.model.weight_source import ALL_ROWS, StoredWeight, WeightSource, WrappedSource
 
-_PARTS = {
+PARTS = {
     "gate_up_proj": ("gate_proj", "up_proj"),
     "input_linear": ("gate_proj", "up_proj"),
     "down_proj": ("down_proj",),
     "output_linear": ("down_proj",),
 }
 """What the rows of each expert's matrix in a stack are, in equal parts."""
+_BIAS = "_bias"
 
 _CORRECTION = "e_score_correction_bias"
 """A vector, which ERNIE stores as a matrix of one row."""
 
 
 class UnstackedExperts(WrappedSource):
-    """Gives each part of a stored stack [num_experts, N, K] a name of its own."""
+    """Gives each part of a stored stack [num_experts, N, K], or of biases [num_experts, N], a name of its own."""
 
-    def __init__(self, source: WeightSource, hidden_size: int, intermediate_size: int) -> None:
-        """Takes the weights as they are stored, and the sizes of an expert."""
+    def __init__(self, source: WeightSource, stacks: ExpertStacks, hidden_size: int, intermediate_size: int) -> None:
+        """Takes the weights as they are stored, the order of those in stacks, and the sizes of an expert."""
+        self._stacks: ExpertStacks = stacks
         shapes = {2: (2 * intermediate_size, hidden_size), 1: (hidden_size, intermediate_size)}
         self._turned: set[str] = set()
         """Stacks of matrices [inputs, outputs]."""
-        self._last: tuple[str, int, Tensor] | None = None
-        """The last matrix that was read of one of these, with its stack and expert: its rows lie apart, so it is read
-        as a whole, and they are asked for a few at a time."""
         self._places: dict[str, tuple[str, int, slice]] = {}
-        """Stack, expert and rows, by the name of a matrix."""
+        """Stack, expert and rows, by the name of a matrix or a bias."""
+        self._last: tuple[str, int, Tensor] | None = None
+        """The expert's matrix that was read last, with its stack: rows of one that lies the other way round are read
+        as a whole, and asked for a few at a time."""
         found: dict[str, StoredWeight] = {}
         for name, weight in source.weights.items():
             if name.endswith(_CORRECTION) and weight.shape[:-1] == (1,):
                 found[name] = replace(weight, shape=weight.shape[1:])
                 continue
             block, _, last = name.removesuffix(".weight").rpartition(".")
-            parts = _PARTS.get(last, ())
-            shape = weight.shape[1:]
-            if len(weight.shape) == 3 and parts and shape == shapes[len(parts)][::-1] != shapes[len(parts)]:
+            kind = "bias" if last.endswith(_BIAS) else "weight"
+            parts, shape = PARTS.get(last.removesuffix(_BIAS), ()), weight.shape[1:]
+            if len(shape) == 2 and parts and self._is_turned(shape, shapes[len(parts)]):
                 self._turned.add(name)
                 shape = shape[::-1]
-            if len(weight.shape) != 3 or not parts or shape[0] % len(parts):
+            if len(weight.shape) != (3 if kind == "weight" else 2) or not parts or shape[0] % len(parts):
                 found[name] = weight
                 continue
             block, num_rows = block.removesuffix(".experts"), shape[0] // len(parts)
             for expert in range(weight.shape[0]):
                 for place, part in enumerate(parts):
-                    own = f"{block}.experts.{expert}.{part}.weight"
-                    self._places[own] = name, expert, slice(place * num_rows, (place + 1) * num_rows)
+                    own = f"{block}.experts.{expert}.{part}.{kind}"
+                    self._places[own] = name, expert, self._rows_of_part(place, len(parts), num_rows)
                     told = f"{part} of {name}[{expert}]"
-                    found[own] = replace(weight, shape=(num_rows, shape[1]), stored_name=told)
+                    found[own] = replace(weight, shape=(num_rows, *shape[1:]), stored_name=told)
         super().__init__(source, found)
 
     def read(self, name: str, dtype: torch.dtype, rows: slice = ALL_ROWS) -> Tensor | QuantizedWeight:
@@ -76,7 +80,7 @@ class UnstackedExperts(WrappedSource):
         return self._matrix(stack, expert, dtype)[of_part][rows]
 
     def _matrix(self, stack: str, expert: int, dtype: torch.dtype) -> Tensor:
-        """Return an expert's matrix of a stack, [outputs, inputs]."""
+        """Return what an expert has in a stack, [outputs, inputs] or [outputs]."""
         if self._last is not None and self._last[:2] == (stack, expert):
             return self._last[2]
         found = self._source.read(stack, dtype, slice(expert, expert + 1))
@@ -86,3 +90,11 @@ class UnstackedExperts(WrappedSource):
             return found[0]
         self._last = stack, expert, found[0].t()
         return self._last[2]
+
+    def _is_turned(self, shape: tuple[int, ...], expected: tuple[int, int]) -> bool:
+        return self._stacks == "interleaved_columns" or (shape == expected[::-1] and shape != expected)
+
+    def _rows_of_part(self, place: int, num_parts: int, num_rows: int) -> slice:
+        if self._stacks == "interleaved_columns":
+            return slice(place, num_parts * num_rows, num_parts)
+        return slice(place * num_rows, (place + 1) * num_rows)

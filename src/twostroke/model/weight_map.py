@@ -237,6 +237,13 @@ ERNIE4_5_MOE: NameTable = {
     "layers.{i}.routing": "model.layers.{i}.mlp.moe_statics",
 }
 
+GPT_OSS: NameTable = {
+    **LLAMA,
+    **_experts("mlp"),
+    "layers.{i}.router": "model.layers.{i}.mlp.router",
+    "layers.{i}.attention": "model.layers.{i}.self_attn",
+}
+
 
 def checkpoint_names(table: NameTable, name: str) -> tuple[str, ...]:
     """The checkpoint's tensors that make up ours.

@@ -77,7 +77,7 @@ class _Counts:
         return self._of_slopes(own) + sum(
             self._of_matrix(name, parameter, own)
             if is_packed(name, self._config, parameter, self._source, checkpoint_names(self._names, name))
-            else self._of_tensor(parameter, own, num_ranks)
+            else self._of_tensor(name, parameter, own, num_ranks)
             for name, parameter in self._parameters.items()
             if not self._is_packed_with_its_matrix(name)
         )
@@ -102,24 +102,29 @@ class _Counts:
             self._sizes.weight((num_rows, parameter.columns), weight_format, self._dtype, gated=gated)
             for num_rows, weight_format in maps
         )
-        if name.removesuffix("weight") + "bias" in self._parameters:
+        if self._has_bias(name):
             total += sum(self._sizes.bias(num_rows, self._dtype, gated=gated) for num_rows, _ in maps)
         return total
 
-    def _of_tensor(self, parameter: Parameter, own: Callable[[int], range], num_ranks: int) -> int:
+    def _of_tensor(self, name: str, parameter: Parameter, own: Callable[[int], range], num_ranks: int) -> int:
         if parameter.is_router:
-            return self._of_router(parameter)
+            return self._of_router(name, parameter)
         num_rows = sum(len(parameter.own_rows(rows, own)) for rows in parameter.rows)
         num_copies = max(1, parameter.num_copies // num_ranks)
         dtype = torch.float32 if parameter.is_wide else self._dtype
         return num_copies * num_rows * (parameter.columns or 1) * dtype.itemsize
 
-    def _of_router(self, parameter: Parameter) -> int:
-        """A product in float32, or its bias, or a correction of scores."""
+    def _of_router(self, name: str, parameter: Parameter) -> int:
+        """A product in float32 with its bias, or a correction of scores."""
         (num_rows,) = parameter.rows
         if parameter.columns is None:
             return num_rows * torch.float32.itemsize
-        return self._sizes.weight((num_rows, parameter.columns), None, torch.float32, gated=False)
+        bias = self._sizes.bias(num_rows, torch.float32, gated=False) if self._has_bias(name) else 0
+        return bias + self._sizes.weight((num_rows, parameter.columns), None, torch.float32, gated=False)
+
+    def _has_bias(self, name: str) -> bool:
+        """Whether a matrix of a product is packed with one."""
+        return name.removesuffix("weight") + "bias" in self._parameters
 
     def _maps(self, pieces: Sequence[Piece]) -> list[tuple[int, QuantizedFormat | None]]:
         """Rows and format of each weight that is packed by itself (kernels.stacked_weight.stack)."""

@@ -24,6 +24,15 @@ GLM = {"architectures": ["Glm4MoeForCausalLM"], "n_routed_experts": 8, "num_expe
 
 MINIMAX = {"architectures": ["MiniMaxM2ForCausalLM"], "head_dim": 16}
 ERNIE = {"architectures": ["Ernie4_5_MoeForCausalLM"]}
+YARN = {
+    "rope_type": "yarn",
+    "factor": 32.0,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "truncate": False,
+    "original_max_position_embeddings": 64,
+}
+GPT_OSS = {"architectures": ["GptOssForCausalLM"], "num_local_experts": 8, "num_experts_per_tok": 2}
 
 
 def experts_of(given: dict[str, Any]) -> list[bool]:
@@ -71,9 +80,32 @@ def test_a_config_says_how_experts_are_chosen() -> None:
     )
 
 
+def test_gpt_oss_has_windows_sinks_biases_and_a_gate_of_its_own() -> None:
+    read = ModelConfig.from_hf(SMALL | GPT_OSS)
+    assert read.layer_windows == (128, None, 128, None)
+    assert read.ropes[0][0].theta == 150_000.0
+    for layer in read.layers:
+        assert (layer.has_sinks, layer.qkv_bias, layer.output_bias, layer.activation) == (
+            True,
+            True,
+            True,
+            "clamped_swiglu",
+        )
+        assert not layer.centers_keys, "the score of a sink does not fall with the others"
+        assert layer.experts == ExpertsSpec(num_experts=8, num_chosen=2, intermediate_size=96, has_biases=True)
+    stretched = ModelConfig.from_hf(SMALL | GPT_OSS | {"rope_scaling": YARN})
+    assert not stretched.ropes[0][0].truncate
+    assert stretched.max_context == 32 * 64
+    types = ["full_attention", "sliding_attention", "sliding_attention", "full_attention"]
+    chosen = ModelConfig.from_hf(SMALL | GPT_OSS | {"layer_types": types, "sliding_window": 7})
+    assert chosen.layer_windows == (None, 7, 7, None)
+
+
 @pytest.mark.parametrize(
     ("given", "told"),
     [
+        (GPT_OSS | {"layer_types": ["full_attention"] * 3}, "layer_types has 3 entries for 4 layers"),
+        (GPT_OSS | {"num_experts_per_tok": 9}, "num_experts_per_tok 9 is more than num_local_experts 8"),
         (QWEN3 | {"num_experts_per_tok": 9}, "num_experts_per_tok 9 is more than num_experts 8"),
         (QWEN3 | {"num_experts": 0}, "num_experts must be an integer above 0"),
         (QWEN3 | {"mlp_only_layers": ["a"]}, "mlp_only_layers must be numbers of layers"),
@@ -102,6 +134,10 @@ def test_numbers_that_contradict_each_other_are_refused(given: dict[str, Any], t
         (ERNIE | {"use_bias": True}, "use_bias=true"),
         (MINIMAX | {"scoring_func": "softmax"}, "scoring_func='softmax'"),
         (MINIMAX | {"use_qk_norm": False}, "use_qk_norm=false"),
+        (GPT_OSS | {"swiglu_limit": 10.0}, r"swiglu_limit=10.0 is not implemented for this architecture; known: 7.0"),
+        (GPT_OSS | {"swiglu_alpha": 1.0}, r"swiglu_alpha=1.0 is not implemented for this architecture; known: 1.702"),
+        (GPT_OSS | {"hidden_act": "gelu"}, "hidden_act='gelu' is not implemented; known: silu"),
+        (GPT_OSS | {"quantization_config": {"quant_method": "mxfp8"}}, "quant_method='mxfp8' .*fp8, mxfp4"),
     ],
 )
 def test_what_is_not_implemented_is_refused(given: dict[str, Any], told: str) -> None:

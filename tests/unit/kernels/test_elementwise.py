@@ -46,6 +46,7 @@ OPERATORS: dict[str, Callable[[Operators, Tensor], Tensor]] = {
     "wide norm": lambda operators, x: operators.rms_norm(x, WEIGHT, 1e-6),
     "silu": lambda _, x: gate_and_mul(x, "silu"),
     "gelu": lambda _, x: gate_and_mul(x, "gelu_tanh"),
+    "clamped swiglu": lambda _, x: gate_and_mul(x, "clamped_swiglu"),
     "exact gelu": lambda _, x: activated(x.float(), "gelu").to(x.dtype),
     "squared relu": lambda _, x: activated(x.float(), "relu2").to(x.dtype),
     "expm1": lambda _, x: x.float().expm1_().to(x.dtype),
@@ -96,9 +97,16 @@ def test_activations_equal_torchs() -> None:
     x = torch.tensor([[-1e6, -200.0, -30.0, -1.0, 0.0, 0.3, 2.0, 90.0, 1e6] + [1.0] * 9])
     torch.testing.assert_close(gate_and_mul(x, "silu"), F.silu(x[:, :9]))
     torch.testing.assert_close(gate_and_mul(x, "gelu_tanh"), F.gelu(x[:, :9], approximate="tanh"))
+    torch.testing.assert_close(gate_and_mul(x, "clamped_swiglu"), 2 * _clamped(x[:, :9]))
+    ups = torch.cat([torch.full_like(x[:, :9], 6.5), x[:, :9]], dim=1)
+    torch.testing.assert_close(gate_and_mul(ups, "clamped_swiglu"), _clamped(ups[:, :9]) * (1 + x[:, :9].clamp(-7, 7)))
     torch.testing.assert_close(activated(x, "gelu"), F.gelu(x))
     assert torch.equal(activated(x, "relu"), F.relu(x))
     torch.testing.assert_close(activated(x, "relu2"), x.clamp(min=0).square())
+
+
+def _clamped(gate: Tensor) -> Tensor:
+    return gate.clamp(max=7) * torch.sigmoid(1.702 * gate.clamp(max=7))
 
 
 def test_soft_caps_equal_torchs_tanh_and_do_not_know_their_place() -> None:

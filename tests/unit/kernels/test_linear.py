@@ -54,9 +54,27 @@ def test_gated_equals_float64(n: int, k: int, dtype: torch.dtype, backend: Kerne
     for given in (None, bias):
         both = F.linear(x.double(), weight.double(), None if given is None else given.double())
         gate, up = both.chunk(2, dim=-1)
-        for activation, expected in (("silu", F.silu(gate)), ("gelu_tanh", F.gelu(gate, approximate="tanh"))):
+        for activation, expected in (
+            ("silu", F.silu(gate) * up),
+            ("gelu_tanh", F.gelu(gate, approximate="tanh") * up),
+            ("clamped_swiglu", _clamped_swiglu(gate, up)),
+        ):
             found = operators(backend, dtype).pack_gated(weight, given, activation)(x)
-            torch.testing.assert_close(found.double(), expected * up, **tolerance(dtype))
+            torch.testing.assert_close(found.double(), expected, **tolerance(dtype))
+
+
+def _clamped_swiglu(gate: Tensor, up: Tensor) -> Tensor:
+    gate = gate.clamp(max=7)
+    return gate * torch.sigmoid(1.702 * gate) * (up.clamp(-7, 7) + 1)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_clamped_swiglu_beyond_its_limits(dtype: torch.dtype, backend: Kernels) -> None:
+    weight, x = random(2 * 130, 64, dtype=dtype), random(9, 64, dtype=dtype, seed=2)
+    gate, up = F.linear(x.double(), weight.double()).chunk(2, dim=-1)
+    assert bool((gate > 7).any() and (gate < -7).any() and (up > 7).any() and (up < -7).any())
+    found = operators(backend, dtype).pack_gated(weight, None, "clamped_swiglu")(x)
+    torch.testing.assert_close(found.double(), _clamped_swiglu(gate, up), **tolerance(dtype))
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -18,8 +18,9 @@ SHARED = {"twostroke.model.llama:Llama", "twostroke.model.sparse:Sparse"}
 """The maths that families share; another file of maths is a family's own."""
 MOST_LINES = 40
 """Of a family without new maths."""
-LONGER = {"FalconForCausalLM", "GPT2LMHeadModel", "StableLmForCausalLM"}
-"""Families that cost more without a file of maths: for their GGUF files, or for how checkpoints store weights."""
+LONGER = {"FalconForCausalLM", "GPT2LMHeadModel", "GptOssForCausalLM", "StableLmForCausalLM"}
+"""Families that cost more without a file of maths: for their GGUF files, for how checkpoints store weights, or for what
+a config leaves out."""
 
 
 @dataclass

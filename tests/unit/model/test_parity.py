@@ -56,6 +56,13 @@ QWEN2_MOE: dict[str, Any] = {
     "moe_intermediate_size": 48,
     "shared_expert_intermediate_size": 80,
 }
+GPT_OSS: dict[str, Any] = {
+    "head_dim": 16,
+    "num_local_experts": 8,
+    "num_experts_per_tok": 3,
+    "sliding_window": 37,
+    **rope("yarn", factor=4.0, original_max_position_embeddings=256, beta_fast=32.0, beta_slow=1.0, truncate=False),
+}
 GLM4_MOE: dict[str, Any] = {
     "n_routed_experts": 8,
     "num_experts_per_tok": 3,
@@ -424,6 +431,18 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "attention_multiplier": 0.3,
             "residual_multiplier": 0.7,
             "logits_scaling": 3.0,
+        },
+    ),
+    "gpt-oss": ("GptOss", GPT_OSS),
+    "gpt-oss-no-windows": (
+        "GptOss",
+        {
+            **GPT_OSS,
+            **rope("default"),
+            "layer_types": ["full_attention"] * 3,
+            "num_experts_per_tok": 1,
+            "attention_bias": False,
+            "head_dim": 32,
         },
     ),
     "glm4-moe": ("Glm4Moe", GLM4_MOE),

@@ -211,7 +211,7 @@ def test_refused_with_a_quantized_checkpoints_shape(tmp_path: Path) -> None:
         prepare(config)
 
 
-@pytest.mark.parametrize("quantization", ["awq", "gptq", "compressed-tensors", "gguf"])
+@pytest.mark.parametrize("quantization", ["awq", "gptq", "compressed-tensors", "mxfp4", "gguf"])
 def test_refused_with_a_checkpoints_quantization(quantization: Any) -> None:
     with pytest.raises(InvalidParameter, match=f"load_format='dummy': .*quantization={quantization}.*int8, int4, fp8"):
         LoadConfig(load_format="dummy", quantization=quantization)

@@ -68,7 +68,7 @@ def rotate_heads_(x: Tensor, cos: Tensor, signed_sin: Tensor) -> None:
 
 
 def gate_and_mul(gate_up: Tensor, activation: Activation) -> Tensor:
-    """activation(gate) * up, in float32. gate_up: [num_rows, 2 n], gate first; returns [num_rows, n] in its type."""
+    """See kernels.activation.gated, in float32. gate_up: [num_rows, 2 n], gate first; to [num_rows, n] in its type."""
     num_rows, n = gate_up.shape[0], gate_up.shape[1] // 2
     out = torch.empty(num_rows, n, dtype=gate_up.dtype, device=gate_up.device)
     assert gate_up.stride(-1) == 1, gate_up.stride()
@@ -80,7 +80,7 @@ def gate_and_mul(gate_up: Tensor, activation: Activation) -> Tensor:
             gate_up.stride(0),
             n,
             WIDTH=width,
-            IS_GELU=activation == "gelu_tanh",
+            ACTIVATION=activation,
             **in_a_chain(gate_up.device),
         )
     return out

@@ -74,10 +74,10 @@ def rotate_rows(
 
 
 @jit
-def gate_times(gate_up, out, stride, n, WIDTH: tl.constexpr, IS_GELU: tl.constexpr, OVERLAPS: tl.constexpr):
+def gate_times(gate_up, out, stride, n, WIDTH: tl.constexpr, ACTIVATION: tl.constexpr, OVERLAPS: tl.constexpr):
     """Program (row, slice): out = activation(gate) * up; gate is the first n columns of gate_up, up the others.
 
-    The activation is SiLU, or GELU by its tanh formula; see kernels/reference/elementwise.py.
+    The activation is SiLU, GELU by its tanh formula, or clamped SwiGLU; see kernels/activation.py.
     """
     wait_for_inputs(OVERLAPS)
     row = tl.program_id(0).to(tl.int64)
@@ -85,8 +85,13 @@ def gate_times(gate_up, out, stride, n, WIDTH: tl.constexpr, IS_GELU: tl.constex
     inside = columns < n
     gate = tl.load(gate_up + row * stride + columns, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(gate_up + row * stride + n + columns, mask=inside, other=0.0).to(tl.float32)
+    if ACTIVATION == "clamped_swiglu":  # by where: a NaN stays one
+        gate = tl.where(gate > 7.0, 7.0, gate)
+        up = tl.where(up > 7.0, 7.0, tl.where(up < -7.0, -7.0, up)) + 1.0
     slope = gate
-    if IS_GELU:
+    if ACTIVATION == "clamped_swiglu":
+        slope = gate * 1.702
+    if ACTIVATION == "gelu_tanh":
         slope = (gate * gate * 0.07135481282553325 + 1.5957691216057308) * gate
     # a large negative gate makes infinity of the denominator and 0 of the quotient, which is right
     active = tl.div_rn(gate, 1.0 + tl.exp(-slope)) * up

@@ -23,7 +23,7 @@ from twostroke.kernels.streamed_weight import Matrix, StreamedWeight
 
 _PANEL = 64
 """Channels side by side (csrc/kernels/table.hpp)."""
-_GATE_CODES: dict[Activation | None, int] = {None: 0, "silu": 1, "gelu_tanh": 2}
+_GATE_CODES: dict[Activation | None, int] = {None: 0, "silu": 1, "gelu_tanh": 2, "clamped_swiglu": 3}
 """As csrc/kernels/table.hpp numbers them; None: not a gated weight."""
 _TABLE_CODES: dict[CodeTable | None, int] = {None: 0, "iq4": 1, "fp4": 2}
 

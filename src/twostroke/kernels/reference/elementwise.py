@@ -9,7 +9,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from twostroke.config.layer_spec import Activation
-from twostroke.kernels.activation import activated
+from twostroke.kernels.activation import gated
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -47,6 +47,6 @@ def rotate_heads_(x: Tensor, cos: Tensor, signed_sin: Tensor) -> None:
 
 
 def gate_and_mul(gate_up: Tensor, activation: Activation) -> Tensor:
-    """activation(gate) * up, in float32. gate_up: [num_tokens, 2 n], gate first; returns [num_tokens, n], its type."""
+    """See `gated`, in float32. gate_up: [num_tokens, 2 n], gate first; returns [num_tokens, n], its type."""
     gate, up = gate_up.chunk(2, dim=-1)
-    return activated(gate.float(), activation).mul_(up).to(gate_up.dtype)
+    return gated(gate.float(), up.float(), activation).to(gate_up.dtype)

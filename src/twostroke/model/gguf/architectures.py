@@ -60,6 +60,10 @@ class GGUFArchitecture:
     """Tensors of one number, by their names in a layer: the key (with the prefix) that has them for all layers."""
     reads_yarn_factors: bool = False
     """`yarn_log_multiplier` scales the attention, and `attention.temperature_scale` the queries, by position."""
+    truncates_yarn: bool = True
+    """Whether YaRN counts the pairs that turn often in whole pairs; no key says so."""
+    gatings: tuple[int, ...] = ()
+    """Numbers of `expert_gating_func` beside that of its scores."""
     has_lists: bool = False
     """Some numbers are lists by layer, which `derived` reads; so are the divisors of rotary frequencies."""
     derived: Callable[[GGUFFile, str], dict[str, Any]] | None = None
@@ -257,6 +261,14 @@ GGUF_ARCHITECTURES = {
     "qwen3vlmoe": GGUFArchitecture("Qwen3MoeForCausalLM"),
     "olmoe": GGUFArchitecture("OlmoeForCausalLM", renormalizes=False),
     "granitemoe": GGUFArchitecture("GraniteMoeForCausalLM", has_permuted_heads=True, numbers=_OF_GRANITE),
+    "gpt-oss": GGUFArchitecture(
+        "GptOssForCausalLM",
+        {"post_attention_layernorm": "post_attention_norm"},
+        windowed="GptOssForCausalLM",
+        window=None,
+        truncates_yarn=False,
+        gatings=(3,),
+    ),
     "glm4moe": GGUFArchitecture(
         "Glm4MoeForCausalLM",
         {"post_attention_layernorm": "post_attention_norm"},

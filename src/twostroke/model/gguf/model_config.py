@@ -135,11 +135,12 @@ def _experts(metadata: Metadata, prefix: str, architecture: GGUFArchitecture) ->
     assert traits is not None, name
     inner = _one_for_all(metadata, f"{prefix}.feed_forward_length", 0, least=0)
     size = metadata.count(f"{prefix}.expert_feed_forward_length", inner)
-    gating, known = metadata.count(f"{prefix}.expert_gating_func", 0, least=0), _GATINGS[traits.scores]
-    if gating not in (0, known):
+    gating = metadata.count(f"{prefix}.expert_gating_func", 0, least=0)
+    known = (_GATINGS[traits.scores], *architecture.gatings)
+    if gating not in (0, *known):
         raise UnsupportedModel(
             f"{metadata.file_name}: {prefix}.expert_gating_func={gating} is not implemented for {prefix!r}; known: "
-            f"{known}."
+            f"{', '.join(map(str, known))}."
         )
     num_dense = metadata.count(f"{prefix}.leading_dense_block_count", 0, least=0)
     return {
@@ -162,7 +163,8 @@ def _experts(metadata: Metadata, prefix: str, architecture: GGUFArchitecture) ->
 
 
 _GATINGS = {"softmax": 1, "sigmoid": 2}
-"""As llama.cpp numbers them; 0 stands for an architecture's own."""
+"""As llama.cpp numbers them; 0 stands for an architecture's own. 3 is a softmax of what was chosen, which is the same
+as one of all whose weights are divided by their sum."""
 
 
 def _has_sections(metadata: Metadata, key: str) -> bool:
@@ -303,6 +305,8 @@ def _yarn(metadata: Metadata, prefix: str, architecture: GGUFArchitecture) -> di
     attention = metadata.number(f"{scaling}_attn_factor", 1.0)
     if attention != 1.0:
         found["attention_factor"] = attention
+    if not architecture.truncates_yarn:
+        found["truncate"] = False
     if architecture.reads_yarn_factors:
         found["mscale"] = 1.0
         found["mscale_all_dim"] = metadata.number(f"{scaling}_log_multiplier", 0.0)

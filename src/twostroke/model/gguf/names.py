@@ -65,6 +65,7 @@ _OF_A_LAYER: ModuleNames = {
     "mlp.c_proj": "ffn_down",
     "mlp.fc2": "ffn_down",
     "mlp.gate": "ffn_gate_inp",
+    "mlp.router": "ffn_gate_inp",
     "block_sparse_moe.gate": "ffn_gate_inp",
     "block_sparse_moe.router.layer": "ffn_gate_inp",
     "mlp.shared_expert.gate_proj": "ffn_gate_shexp",
@@ -90,6 +91,7 @@ _WHOLE = {
     "block_sparse_moe.e_score_correction_bias": "exp_probs_b.bias",
     "router.scale": "ffn_gate_inp.scale",
     "router.per_expert_scale": "ffn_down_exps.scale",
+    "self_attn.sinks": "attn_sinks.weight",
 }
 """Tensors of a layer that are no module's."""
 

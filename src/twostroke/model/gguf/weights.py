@@ -211,7 +211,7 @@ def _part_of_qkv(file: GGUFFile, name: str, spec: LayerSpec) -> StoredTensor | N
 
 
 def _of_stack(file: GGUFFile, name: str) -> StoredTensor | None:
-    """One expert's matrix of a stack, which may have gate and up as halves; None where the file has none."""
+    """One expert's matrix or bias of a stack, which may have gate and up as halves; None where the file has none."""
     place = stack_of_experts(name)
     if place is None:
         return None
@@ -219,7 +219,7 @@ def _of_stack(file: GGUFFile, name: str) -> StoredTensor | None:
     if stored is None and (found := _GATE_OR_UP.search(place[0])) is not None:
         stored = file.tensors.get(_GATE_OR_UP.sub("ffn_gate_up_exps", place[0]))
         half, num_parts = int(found[1] == "up"), 2
-    if stored is None or len(stored.shape) != 3 or place[1] >= stored.shape[0] or stored.shape[1] % num_parts:
+    if stored is None or len(stored.shape) < 2 or place[1] >= stored.shape[0] or stored.shape[1] % num_parts:
         return None
     num_rows = stored.shape[1] // num_parts
     size = stored.nbytes // stored.shape[0] // num_parts
@@ -228,7 +228,7 @@ def _of_stack(file: GGUFFile, name: str) -> StoredTensor | None:
     def read(first: int, num_bytes: int) -> npt.NDArray[np.uint8]:
         return stored.read(before + first, num_bytes)
 
-    return replace(stored, shape=(num_rows, stored.shape[2]), read=read, begin=stored.begin + before)
+    return replace(stored, shape=(num_rows, *stored.shape[2:]), read=read, begin=stored.begin + before)
 
 
 _GATE_OR_UP = re.compile("ffn_(gate|up)_exps")
