@@ -49,6 +49,8 @@ class EngineStarted:
     """Most tokens in a row that who drafts can guess; None: any number."""
     step_times: StepTimeModel | None = None
     """By which steps are kept below a limit of time, where there is one."""
+    weight_bytes: int | None = None
+    """Of all weights, of all ranks together; of experts a step may read fewer. None: in logs of before."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,8 @@
 """A fuzzer of schedules: whatever the engine is told to do with a request, it gives the bits of the request run alone.
 
-`make soak` runs 1,000 schedules for each format of weights and KV, and for each type of a GGUF file's blocks. The
-second tier runs the first 12 of a format, and 4 of a type.
+`make soak` runs 1,000 schedules for each format of weights and KV, for each type of a GGUF file's blocks, and for each
+kind of router, with drafts and branches of them. The second tier runs the first 12 of a format or a router, and 4 of a
+type.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import random
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,8 @@ import pytest
 from hypothesis import settings
 
 from gguf_files import of_type
+from knowing_drafter import KNOWING, count_branches, knowing_drafts
+from model_folders import write_random_model
 from tiers import EXAMPLES, examples
 from twostroke import LLM, RequestOutput, SamplingParams
 from twostroke.client.output_processor import OutputKind
@@ -40,6 +43,20 @@ BOTH = {"int4, kv int8": {**WEIGHT_FORMATS["int4"], **KV_FORMATS["int8"]}}
 FORMATS = {**WEIGHT_FORMATS, **{f"kv {name}": {"dtype": "bfloat16", **kv} for name, kv in KV_FORMATS.items()}, **BOTH}
 BLOCK_TYPES = [name for name, layout in REPACKED.items() if layout.is_exact]
 """Types of GGUF blocks that the kernels multiply in the file's own bits."""
+ROUTERS: dict[str, dict[str, Any]] = {
+    "mixtral": {},  # a softmax, renormalized
+    "qwen2_moe": {"norm_topk_prob": False},  # a softmax as it is, and a shared expert with a gate
+    "glm4_moe": {},  # a sigmoid, with a correction and groups
+}
+"""A family for each kind of router, and what its config says beside the usual."""
+DRAFTS: list[dict[str, Any]] = [
+    {},
+    {"speculative_config": {"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_min": 1}},
+    {"speculative_config": KNOWING},
+    {"speculative_config": {"method": "early_exit", "num_speculative_tokens": 3, "exit_layer": 1}},
+    {"speculative_config": KNOWING},
+]
+"""No drafts, chains that mostly fall, and branches. Five take turns with the twelve kinds of schedules."""
 
 LONGEST_PROMPT, MOST_TOKENS = 72, 32
 MAX_MODEL_LEN = LONGEST_PROMPT + MOST_TOKENS
@@ -143,16 +160,30 @@ def run_schedule(
     return preemptions, sum(output.num_cached_tokens for output in outputs.values())
 
 
-def run_schedules(model: str, seeds: range, format_settings: Mapping[str, Any]) -> None:
-    """Runs a schedule for each seed, and holds each request against what it gave alone."""
-    given = requests()
+def outputs_alone(model: str, given: list[FuzzRequest], format_settings: Mapping[str, Any]) -> list[RequestOutput]:
+    """Runs one request after the other."""
     alone = {"enable_prefix_caching": False, "threads": 1, "max_model_len": LONG_MODEL_LEN, "num_kv_blocks": 40}
     with LLM(model, **alone, **format_settings) as llm:
-        expected = [digest(llm.generate([{"prompt_token_ids": list(one.prompt)}], one.params)[0]) for one in given]
+        return [llm.generate([{"prompt_token_ids": list(one.prompt)}], one.params)[0] for one in given]
+
+
+def run_schedules(
+    model: str, seeds: range, format_settings: Mapping[str, Any], drafts: Sequence[Mapping[str, Any]] = ({},)
+) -> None:
+    """Runs a schedule for each seed, and holds each request against what it gave alone.
+
+    Args:
+        model: a folder or a file.
+        seeds: of the schedules.
+        format_settings: of all of them.
+        drafts: settings that take turns.
+    """
+    given = requests()
+    expected = [digest(output) for output in outputs_alone(model, given, format_settings)]
     assert len(set(expected)) == len(given)
     preemptions = cached = 0
     for seed in seeds:
-        more = run_schedule(model, seed, given, expected, format_settings)
+        more = run_schedule(model, seed, given, expected, {**format_settings, **drafts[seed % len(drafts)]})
         preemptions, cached = preemptions + more[0], cached + more[1]
     if seeds.step > 1 or len(seeds) < 4:
         return  # few schedules, and perhaps not those that are short of memory
@@ -174,3 +205,14 @@ def test_every_schedule_gives_the_bits_of_each_request_alone(name: str, random_m
 def test_schedules_of_a_file_of_blocks(name: str, tmp_path: Path) -> None:
     path = of_type(name, tmp_path / "x.gguf", {"llama.context_length": LONG_MODEL_LEN})
     run_schedules(str(path), range(num_schedules(4)), {})
+
+
+@pytest.mark.parametrize("family", ROUTERS)
+def test_schedules_with_experts_and_drafts(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, usual = str(write_random_model(tmp_path, family, **ROUTERS[family])), {"dtype": "bfloat16"}
+    given = requests()
+    alone = [output.outputs[0].token_ids for output in outputs_alone(model, given, usual)]
+    knowing_drafts(monkeypatch, [(*one.prompt, *tokens) for one, tokens in zip(given, alone, strict=True)])
+    kept = count_branches(monkeypatch)
+    run_schedules(model, range(num_schedules(12)), usual, DRAFTS)
+    assert len(kept) > num_schedules(12), "hardly anybody went along a branch"

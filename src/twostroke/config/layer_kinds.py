@@ -70,6 +70,9 @@ def ropes_of(given: Mapping[str, Any], traits: ArchitectureTraits, head_dim: int
 
 def layer_windows(given: Mapping[str, Any], traits: ArchitectureTraits, num_layers: int) -> tuple[int | None, ...]:
     rule = traits.windows
+    kinds = None if given.get("layer_types") is None else [str(kind) for kind in list_of(given, "layer_types")]
+    if kinds is not None and len(kinds) != num_layers:
+        raise CorruptCheckpoint(f"config.json: layer_types has {len(kinds)} entries for {num_layers} layers.")
     if rule == "none":
         return (None,) * num_layers
     window = given.get("sliding_window", 4096)
@@ -79,11 +82,8 @@ def layer_windows(given: Mapping[str, Any], traits: ArchitectureTraits, num_laye
         window = count({"sliding_window": window}, "sliding_window")
     if rule == "all_layers":
         return (window,) * num_layers
-    if given.get("layer_types") is None:
+    if kinds is None:
         return _default_windows(given, traits, num_layers, window)
-    kinds = [str(kind) for kind in list_of(given, "layer_types")]
-    if len(kinds) != num_layers:
-        raise CorruptCheckpoint(f"config.json: layer_types has {len(kinds)} entries for {num_layers} layers.")
     unknown = sorted(set(kinds) - {"full_attention", "sliding_attention"})
     if unknown:
         raise UnsupportedModel(

@@ -1,6 +1,7 @@
 """The step-time model of a machine that was not calibrated: bytes at its bandwidth, operations at its matrix rate.
 
     layers(n) = max(bytes of the layers / bandwidth, 2 P n / rate)        head(r) = the same of the LM head
+                of experts, those that n tokens are expected to hit; P counts those that a token chooses
     pair_s    = 4 x heads x head_dim / rate                               seen_s  = K and V of a token / bandwidth
 
 Pairs and seen tokens are counted over all layers, so the last two are means over the layers.
@@ -38,13 +39,13 @@ def roofline(shape: ModelShape, machine: MachineLimits, *, most_tokens: int = 51
     counts = knots(most_tokens)
     num_head = shape.num_head_parameters
 
-    def seconds(num_read: float, num_multiplied: int) -> float:
-        return max(num_read * shape.bytes_per_weight / machine.bytes_per_s, 2 * num_multiplied / machine.flops_per_s)
+    def seconds(num_bytes: float, num_multiplied: int) -> float:
+        return max(num_bytes / machine.bytes_per_s, 2 * num_multiplied / machine.flops_per_s)
 
-    of_layers = (seconds(shape.num_parameters_read(n), shape.num_parameters_per_token * n) for n in counts)
+    of_layers = (seconds(shape.layer_bytes_read(n), shape.num_parameters_per_token * n) for n in counts)
     return StepTimeModel(
         layers=Curve(counts, tuple(of_layers)),
-        head=Curve(counts, tuple(seconds(num_head, num_head * n) for n in counts)),
+        head=Curve(counts, tuple(seconds(shape.head_bytes, num_head * n) for n in counts)),
         pair_s=4 * q_size / machine.flops_per_s,
         seen_s=kv_bytes / machine.bytes_per_s,
     )

@@ -175,6 +175,11 @@ class ExpertsAlike:
         """Weights of one expert of each of these layers."""
         return self.num_layers * self.parameters_each
 
+    @property
+    def num_weights(self) -> int:
+        """Weights of all experts of these layers."""
+        return self.spec.num_experts * self.num_parameters
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelShape:
@@ -185,6 +190,8 @@ class ModelShape:
     layers: tuple[LayerSpec, ...]
     bytes_per_weight: float
     """Scales of quantised weights included, hence not always a whole number."""
+    bytes_per_expert_weight: float | None = None
+    """The same of experts, which are often in another format; None: as the others."""
     kv_format: KVFormat
     kinds: tuple[LayersAlike, ...] = field(init=False, repr=False, compare=False)
     """In the order in which kinds appear. Every step asks for these, so they are counted once."""
@@ -233,10 +240,25 @@ class ModelShape:
         """Weights of all layers that a token is multiplied with."""
         return self.num_layer_parameters + sum(alike.spec.num_chosen * alike.num_parameters for alike in self.experts)
 
-    def num_parameters_read(self, num_tokens: int) -> float:
-        """Return the weights of all layers that a step of so many tokens is expected to read."""
+    def distinct_experts(self, num_tokens: int) -> float:
+        """Return how many experts of a layer so many tokens are expected to hit, in the mean of layers that have any.
+
+        0.0 where none has.
+        """
+        num_layers = sum(alike.num_layers for alike in self.experts)
+        hit = sum(alike.num_layers * alike.spec.expected_distinct(num_tokens) for alike in self.experts)
+        return hit / num_layers if num_layers else 0.0
+
+    def layer_bytes_read(self, num_tokens: int) -> float:
+        """Return the bytes of the weights of all layers that a step of so many tokens is expected to read."""
         of_experts = sum(alike.spec.expected_distinct(num_tokens) * alike.num_parameters for alike in self.experts)
-        return self.num_layer_parameters + of_experts
+        each = self.bytes_per_weight if self.bytes_per_expert_weight is None else self.bytes_per_expert_weight
+        return self.num_layer_parameters * self.bytes_per_weight + of_experts * each
+
+    @property
+    def head_bytes(self) -> float:
+        """Return the bytes of the LM head."""
+        return self.num_head_parameters * self.bytes_per_weight
 
     @property
     def windows(self) -> tuple[int | None, ...]:
@@ -351,12 +373,11 @@ def step_cost(shape: ModelShape, shares: Iterable[Share], machine: MachineLimits
         num_kv_read += kind.kv_bytes_per_token * sum(num_seen(*span) for span in spans)
         num_kv_written += kind.kv_bytes_per_token * num_tokens if kind.writes_kv else 0
 
-    num_streamed = shape.num_parameters_read(num_tokens)
     multiplied = shape.num_parameters_per_token * num_tokens + shape.num_head_parameters * num_logits_rows
     operations = 2.0 * multiplied + score_operations
+    weight_bytes = float(shape.layer_bytes_read(num_tokens)) if num_tokens else 0.0
     if num_logits_rows:
-        num_streamed += shape.num_head_parameters
-    weight_bytes = float(num_streamed * shape.bytes_per_weight) if num_tokens else 0.0
+        weight_bytes += shape.head_bytes
     kv_read_bytes, kv_written_bytes = float(num_kv_read), float(num_kv_written)
     num_bytes = weight_bytes + kv_read_bytes + kv_written_bytes
     intensity = operations / num_bytes if num_bytes else 0.0

@@ -25,6 +25,7 @@ from twostroke.kernels.streamed_weight import StreamedWeight
 from twostroke.log import get_logger
 from twostroke.model.checkpoint import Checkpoint, is_of_prediction, is_unread_kv
 from twostroke.model.decoder import DecoderModel, Parameter, Placement
+from twostroke.model.expert_formats import check_formats
 from twostroke.model.float_weights import FloatWeights
 from twostroke.model.mxfp4_checkpoint import Mxfp4Weights
 from twostroke.model.packed_cache import CachedWeights, PackedCache
@@ -172,11 +173,14 @@ def check_weights(
 
     Raises:
         CorruptCheckpoint: tensors that are missing, extra or misshapen; all of them are named.
+        UnsupportedModel: experts of one layer in several formats.
         InvalidParameter: a group size that does not divide the width of a weight.
     """
     names = architecture(config.architecture).names
     parameters = model_class(config.architecture).parameters(config)
-    _check_shapes(source, parameters, {name: checkpoint_names(names, name) for name in parameters}, config)
+    parts_of = {name: checkpoint_names(names, name) for name in parameters}
+    _check_shapes(source, parameters, parts_of, config)
+    check_formats(source, parts_of)
     if quantization == "int4":
         _check_widths(source, multiplied_parts(config), group_size)
 

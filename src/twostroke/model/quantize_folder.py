@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,8 @@ from twostroke.kernels.quantized_weight import QuantizedWeight
 from twostroke.model.checkpoint import read_model_config
 from twostroke.model.loader import check_weights, multiplied_parts, open_weights, read_float
 from twostroke.model.model_files import find_folder_only
+from twostroke.model.registry import architecture, model_class
+from twostroke.model.weight_map import checkpoint_names
 from twostroke.model.weight_source import WeightSource
 
 MOST_BYTES_PER_FILE = 4 << 30
@@ -88,7 +90,7 @@ def quantize_folder(
     try:
         tensors = _tensors(source, config, quantized, quantization, group_size, operators, progress)
         before, after = _save(tensors, unfinished)
-        _copy_others(folder, unfinished, _quantization_config(quantization, group_size))
+        _copy_others(folder, unfinished, _quantization_config(quantization, group_size, _routers(config)))
         unfinished.chmod(0o755)  # mkdtemp's are private
         unfinished.rename(out)
     except BaseException as error:
@@ -140,7 +142,16 @@ def _pack_quantized(name: str, weight: QuantizedWeight) -> dict[str, Tensor]:
     return {f"{name}_packed": words, f"{name}_scale": weight.scales, f"{name}_shape": shape}
 
 
-def _quantization_config(quantization: QuantizationOnFile, group_size: int) -> dict[str, Any]:
+def _routers(config: ModelConfig) -> list[str]:
+    """Return the modules of checkpoints that choose among experts: they stay floats, and transformers has them as
+    linear layers."""
+    names = architecture(config.architecture).names
+    parameters = model_class(config.architecture).parameters(config).items()
+    routers = (name for name, parameter in parameters if parameter.is_router and parameter.columns is not None)
+    return [part.removesuffix(".weight") for name in routers for part in checkpoint_names(names, name)]
+
+
+def _quantization_config(quantization: QuantizationOnFile, group_size: int, left_out: Sequence[str]) -> dict[str, Any]:
     is_int8 = quantization == "int8"
     weights = {"num_bits": 8 if is_int8 else 4, "type": "int", "symmetric": True, "dynamic": False}
     scales = {"strategy": "channel", "group_size": None} if is_int8 else {"strategy": "group", "group_size": group_size}
@@ -151,7 +162,7 @@ def _quantization_config(quantization: QuantizationOnFile, group_size: int) -> d
         "format": "int-quantized" if is_int8 else "pack-quantized",
         "quantization_status": "compressed",
         "config_groups": {"group_0": group},
-        "ignore": [],
+        "ignore": list(left_out),
     }
 
 

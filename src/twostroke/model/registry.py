@@ -158,3 +158,19 @@ def model_class(name: str) -> type[DecoderModel]:
 def num_parameters(config: ModelConfig) -> int:
     """Numbers in a model's weights, known before a file is opened; a tied head is not counted again."""
     return sum(parameter.size for parameter in model_class(config.architecture).parameters(config).values())
+
+
+def is_of_expert(name: str) -> bool:
+    """Whether a parameter belongs to an expert that a router chooses: `layers.3.experts.17.down.weight`."""
+    return ".experts." in name
+
+
+def num_active_parameters(config: ModelConfig) -> int:
+    """Return how many of a model's numbers a token needs: all but those of the experts that it does not choose."""
+    parameters, num_idle = model_class(config.architecture).parameters(config), 0
+    for name, parameter in parameters.items():
+        layer, is_first, _ = name.partition(".experts.0.")
+        experts = config.layers[int(layer.removeprefix("layers."))].experts if is_first else None
+        if experts is not None:
+            num_idle += (experts.num_experts - experts.num_chosen) * parameter.size
+    return sum(parameter.size for parameter in parameters.values()) - num_idle

@@ -7,7 +7,7 @@ type, but for norms that are wide (Parameter.is_wide).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 import torch
@@ -18,7 +18,7 @@ from twostroke.kernels.interface import Operators
 from twostroke.kernels.quantized_weight import QuantizedFormat
 from twostroke.layers.row_split import rows_of
 from twostroke.model.decoder import Parameter
-from twostroke.model.registry import architecture, model_class
+from twostroke.model.registry import architecture, is_of_expert, model_class
 from twostroke.model.weight_map import checkpoint_names
 from twostroke.model.weight_pieces import Piece, is_one_weight, is_packed, pieces_of
 from twostroke.model.weight_source import WeightSource
@@ -48,6 +48,19 @@ def weight_bytes(
     return max(counts.of_rank(rank, num_ranks) for rank in range(num_ranks))
 
 
+def expert_bytes(
+    source: WeightSource,
+    config: ModelConfig,
+    dtype: torch.dtype,
+    operators: Operators,
+    quantization: Quantization | None = None,
+    group_size: int = DEFAULT_GROUP_SIZE,
+) -> int:
+    """Bytes of the weights of all experts, shared ones left out; see `weight_bytes`."""
+    counts = _Counts(source, config, dtype, operators, format_on_load(quantization, group_size))
+    return counts.of_parameters(filter(is_of_expert, counts.names))
+
+
 def format_on_load(quantization: Quantization | None, group_size: int) -> QuantizedFormat | None:
     """What quantizing makes of floats while they are loaded; None where the checkpoint's own format is kept."""
     if quantization in ("int8", "fp8"):
@@ -73,13 +86,22 @@ class _Counts:
 
     def of_rank(self, rank: int, num_ranks: int) -> int:
         """Everything that a rank has."""
+        return self._of_slopes(partial(rows_of, rank, num_ranks)) + self.of_parameters(self.names, rank, num_ranks)
+
+    @property
+    def names(self) -> Iterable[str]:
+        """Return the names of all parameters."""
+        return self._parameters
+
+    def of_parameters(self, names: Iterable[str], rank: int = 0, num_ranks: int = 1) -> int:
+        """What a rank has of some parameters."""
         own = partial(rows_of, rank, num_ranks)
-        return self._of_slopes(own) + sum(
+        given = ((name, self._parameters[name]) for name in names if not self._is_packed_with_its_matrix(name))
+        return sum(
             self._of_matrix(name, parameter, own)
             if is_packed(name, self._config, parameter, self._source, checkpoint_names(self._names, name))
             else self._of_tensor(name, parameter, own, num_ranks)
-            for name, parameter in self._parameters.items()
-            if not self._is_packed_with_its_matrix(name)
+            for name, parameter in given
         )
 
     def _of_slopes(self, own: Callable[[int], range]) -> int:

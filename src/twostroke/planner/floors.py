@@ -49,6 +49,8 @@ class FrontierPoint:
     bound: Literal["compute", "memory"]
     cost_per_million_tokens: float | None
     """Of output; a floor as well where nothing is predicted. None: no price is known."""
+    distinct_experts: float = 0.0
+    """Experts of a layer that the step is expected to read, in the mean of layers that have any."""
 
     @property
     def tokens_per_s_ceiling(self) -> float:
@@ -117,7 +119,8 @@ class Predictor:
             predicted_s /= tokens
         seconds = floor_s if predicted_s is None else predicted_s
         price = None if price_per_hour is None else cost_per_million_tokens(price_per_hour, batch / seconds)
-        return FrontierPoint(batch, floor_s, predicted_s, cost.bound, price)
+        experts = self.shape.distinct_experts(batch * tokens)
+        return FrontierPoint(batch, floor_s, predicted_s, cost.bound, price, experts)
 
     def verification(self, batch: int, context: int, most_drafts: int) -> tuple[VerifyPoint, ...]:
         """Return the arithmetic intensity of a decode step with 0, 1, 2 ... drafts of each request.

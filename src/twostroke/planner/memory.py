@@ -11,11 +11,12 @@ from twostroke.config.engine import EngineConfig
 from twostroke.config.kv_format import resolve_kv_format
 from twostroke.config.layer_spec import KVSpec
 from twostroke.config.load import DEFAULT_GROUP_SIZE, QuantizationOnLoad
+from twostroke.config.model import ModelConfig
 from twostroke.errors import DoesNotFit, InvalidParameter
 from twostroke.kv_cache.layout import KVLayout
 from twostroke.kv_cache.sizing import blocks_of_request
 from twostroke.model.loader import check_quantization, check_weights
-from twostroke.model.registry import num_parameters
+from twostroke.model.registry import num_active_parameters, num_parameters
 from twostroke.startup.memory import MemoryAccount, account_for_card, account_for_memory
 from twostroke.startup.preparation import check_can_split
 from twostroke.startup.prepared import Prepared
@@ -35,6 +36,16 @@ class KVKind:
     """K and V in all of these layers."""
 
 
+@dataclass(frozen=True, slots=True)
+class ExpertsKind:
+    """Layers with as many experts."""
+
+    num_experts: int
+    num_chosen: int
+    """Experts that compute a token."""
+    num_layers: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryPlan:
     """Where the memory of one engine goes. Of several ranks, each rank's."""
@@ -42,6 +53,9 @@ class MemoryPlan:
     model: str
     architecture: str
     num_parameters: int
+    num_active_parameters: int
+    """Of them, those that a token needs: of experts, the ones that it chooses."""
+    experts: tuple[ExpertsKind, ...]
     dtype: str
     quantization: str | None
     num_ranks: int
@@ -117,6 +131,8 @@ def plan_memory(prepared: Prepared, memory_bytes: int, *, others_bytes: int = 0)
         model=prepared.path.name,
         architecture=model.architecture,
         num_parameters=num_parameters(model),
+        num_active_parameters=num_active_parameters(model),
+        experts=experts_of(model),
         dtype=prepared.dtype_name,
         quantization=config.load.quantization or prepared.weights.quantization,
         num_ranks=prepared.num_ranks,
@@ -167,6 +183,13 @@ def kinds_of(layout: KVLayout) -> tuple[KVKind, ...]:
     for group in layout.groups:
         counts[group.spec] += len(group.layer_ids)
     return tuple(KVKind(spec.window, num, num * spec.bytes_per_token(layout.kv_format)) for spec, num in counts.items())
+
+
+def experts_of(model: ModelConfig) -> tuple[ExpertsKind, ...]:
+    """The kinds of layers with experts; none in a dense model."""
+    specs = (layer.experts for layer in model.layers)
+    counts = Counter((spec.num_experts, spec.num_chosen) for spec in specs if spec is not None)
+    return tuple(ExpertsKind(*numbers, num_layers) for numbers, num_layers in counts.items())
 
 
 def with_kv_format(prepared: Prepared, kv_cache_dtype: str) -> Prepared:

@@ -13,7 +13,7 @@ from twostroke.planner.memory import MemoryPlan
 from twostroke.planner.plan import Plan
 from twostroke.planner.what_if import Change, TwoPools
 
-_NO_PLAIN_VALUES = ("kinds", "layout", "cache", "max_tokens_per_step")
+_NO_PLAIN_VALUES = ("kinds", "experts", "layout", "cache", "max_tokens_per_step")
 """Fields of a memory plan that are left out, or told in other words."""
 
 
@@ -57,6 +57,7 @@ def _of_memory(memory: MemoryPlan) -> dict[str, Any]:
         "kv_cache_dtype": memory.layout.kv_format,
         "block_size": memory.layout.block_size,
         "kv_bytes_per_token_by_kind": [asdict(kind) for kind in memory.kinds],
+        "experts": [asdict(kind) for kind in memory.experts],
     }
 
 

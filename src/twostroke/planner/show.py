@@ -26,10 +26,15 @@ def print_plan(plan: Plan, console: Console | None = None) -> None:
     memory, machine = plan.memory, plan.machine
     ranks = "" if memory.num_ranks == 1 else f", {memory.num_ranks} ranks (memory is each rank's)"
     form = memory.dtype if memory.quantization is None else f"{memory.quantization}, {memory.dtype}"
-    title = f"{memory.model} ({memory.architecture}, {memory.num_parameters / 1e6:,.1f} M parameters, {form})"
+    parameters = f"{memory.num_parameters / 1e6:,.1f} M parameters"
+    if memory.experts:
+        parameters += f", {memory.num_active_parameters / 1e6:,.1f} M of them for a token"
+    title = f"{memory.model} ({memory.architecture}, {parameters}, {form})"
     rates = significant(machine.limits.flops_per_s / 1e12), significant(machine.limits.bytes_per_s / 1e9)
     limits = "{} TFLOP/s, {} GB/s".format(*rates)
     say(f"{title} on {machine.name}: {limits}, {_how(plan)}{ranks}")
+    for kind in memory.experts:
+        say(f"experts: {kind.num_chosen} of {kind.num_experts} compute a token in each of {kind.num_layers} layers")
     if plan.prompt is not None:
         say(f"\n{_prompt(plan, plan.prompt)}\n")
     print_table(_memory(plan), console)
@@ -59,6 +64,11 @@ def print_plan(plan: Plan, console: Console | None = None) -> None:
 def advice(plan: Plan) -> list[str]:
     """What tables do not say, a sentence a line."""
     lines = [f"{change.name}: not possible; {change.why_not}" for change in plan.changes if change.outcome is None]
+    if plan.memory.experts:
+        lines.append(
+            "experts read: those of a layer that a batch is expected to hit, as if each token chose at random; a step "
+            "reads no others"
+        )
     warning = kv_format_warning("int4")
     if warning is not None and any(change.name == "KV in int4" and change.outcome for change in plan.changes):
         lines.append(warning)
@@ -223,13 +233,17 @@ def _prompts(plan: Plan) -> Table:
 def _frontier(plan: Plan) -> Table:
     predicted = ("predicted", "tok/s") if plan.is_predicted else ()
     priced = ("per M tokens",) if plan.machine.price_per_hour is not None else ()
-    table = plain_table(("batch",), (f"TPOT {_floor(plan)}", "tok/s at most", *predicted, *priced, "bound by"))
+    read = ("experts read",) if plan.memory.experts else ()
+    columns = (f"TPOT {_floor(plan)}", "tok/s at most", *predicted, *priced, *read, "bound by")
+    table = plain_table(("batch",), columns)
     for point in plan.frontier:
         row = [str(point.batch), milliseconds(point.tpot_floor_s), f"{point.tokens_per_s_ceiling:,.0f}"]
         if point.tpot_predicted_s is not None and point.tokens_per_s_predicted is not None:
             row += [milliseconds(point.tpot_predicted_s), f"{point.tokens_per_s_predicted:,.0f}"]
         if point.cost_per_million_tokens is not None:
             row.append(significant(point.cost_per_million_tokens))
+        if read:
+            row.append(significant(point.distinct_experts))
         table.add_row(*row, point.bound)
     return table
 

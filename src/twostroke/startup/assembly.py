@@ -331,6 +331,7 @@ def _engine_started(prepared: Prepared, sizing: KVSizing, costs: Costs, handover
         machine=costs.machine,
         max_drafts=prepared.drafter_facts.max_drafts,
         step_times=costs.pace.step_times,
+        weight_bytes=prepared.weight_bytes(),
     )
 
 

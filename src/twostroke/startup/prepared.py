@@ -5,7 +5,7 @@ Beside it: what a start knows of a drafter, its needs before a weight is read an
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -21,7 +21,7 @@ from twostroke.kernels.interface import Operators
 from twostroke.kv_cache.layout import KVLayout
 from twostroke.model.decoder import DecoderModel
 from twostroke.model.registry import num_parameters
-from twostroke.model.weight_size import weight_bytes
+from twostroke.model.weight_size import expert_bytes, weight_bytes
 from twostroke.model.weight_source import WeightSource
 from twostroke.runner.key_means import key_means_bytes
 from twostroke.runner.kv_storage import KVStorage
@@ -168,12 +168,23 @@ class Prepared:
     @property
     def shape(self) -> ModelShape:
         """Return the numbers that operations and bytes are counted from, for all ranks together."""
-        return ModelShape(
+        num_bytes, num_weights = self.weight_bytes(), num_parameters(self.config)
+        shape = ModelShape(
             hidden_size=self.config.hidden_size,
             vocab_size=self.config.vocab_size,
             layers=self.config.layers,
-            bytes_per_weight=self.weight_bytes() / num_parameters(self.config),
+            bytes_per_weight=num_bytes / num_weights,
             kv_format=self.layout.kv_format,
+        )
+        if not shape.experts:
+            return shape
+        load, of_experts = self.settings.load, sum(alike.num_weights for alike in shape.experts)
+        group_size = load.group_size or DEFAULT_GROUP_SIZE
+        in_experts = expert_bytes(self.weights, self.config, self.dtype, self.operators, load.quantization, group_size)
+        return replace(
+            shape,
+            bytes_per_weight=(num_bytes - in_experts) / (num_weights - of_experts),
+            bytes_per_expert_weight=in_experts / of_experts,
         )
 
     @property

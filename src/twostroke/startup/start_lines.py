@@ -8,7 +8,7 @@ from twostroke.config.load import show_cpus
 from twostroke.config.model import ModelConfig
 from twostroke.kernels.reference.row_tiles import proofs
 from twostroke.model.random_weights import RandomWeights
-from twostroke.model.registry import num_parameters
+from twostroke.model.registry import num_active_parameters, num_parameters
 from twostroke.startup.calibrated import Pace
 from twostroke.startup.measured_memory import Sized
 from twostroke.startup.prepared import Prepared
@@ -31,7 +31,7 @@ def start_lines(prepared: Prepared, sized: Sized, pace: Pace, load_s: float) -> 
     num_ranks = prepared.num_ranks
     of_ranks = "" if num_ranks == 1 else f", {num_ranks} ranks (threads, weights and kv cache are each rank's)"
     where = f"{prepared.device.type}{threads}{of_ranks}, {prepared.operators.name} kernels{unlike(prepared)}"
-    model = f"{config.architecture}, {num_parameters(config) / 1e6:,.1f} M parameters, {prepared.dtype_name}, {where}"
+    model = f"{config.architecture}, {_parameters(config)}, {prepared.dtype_name}, {where}"
     weights = f"{prepared.rank_weight_bytes:,} bytes of weights, loaded in {load_s:.2f} s"
     per_token = f"{layout.kv_format}, {layout.bytes_per_token:,} bytes per token"
     beside = f" and {sizing.num_scratch_blocks} to check them with" if sizing.num_scratch_blocks else ""
@@ -48,6 +48,13 @@ def start_lines(prepared: Prepared, sized: Sized, pace: Pace, load_s: float) -> 
         *(() if sized.memory is None else (f"memory   {sized.memory.account}",)),
         *pace.lines,
     )
+
+
+def _parameters(config: ModelConfig) -> str:
+    words = f"{num_parameters(config) / 1e6:,.1f} M parameters"
+    if all(layer.experts is None for layer in config.layers):
+        return words
+    return f"{words} ({num_active_parameters(config) / 1e6:,.1f} M for a token)"
 
 
 def _rope_remarks(config: ModelConfig) -> list[str]:

@@ -31,7 +31,8 @@ def scores(model: str, **config: Any) -> list[Any]:
     return [[(t, p.logprob) for at in o.outputs[0].logprobs or [] for t, p in at.items()] for o in outputs]
 
 
-CASES = [(family, given) for family in ("qwen3", "qwen2", "stablelm", "gpt2", "embedded") for given in FORMATS]
+FAMILIES = ("qwen3", "qwen2", "stablelm", "gpt2", "qwen3_moe", "qwen2_moe", "granite_moe", "glm4_moe", "embedded")
+CASES = [(family, given) for family in FAMILIES for given in FORMATS]
 
 
 @pytest.mark.parametrize(

@@ -230,6 +230,8 @@ def bare_plan(layout: KVLayout, cache: CacheConfig, num_blocks: int, step: int) 
         model="none",
         architecture="none",
         num_parameters=1,
+        num_active_parameters=0,
+        experts=(),
         dtype="bfloat16",
         quantization=None,
         num_ranks=1,

@@ -51,6 +51,7 @@ class GGUFWeights:
         self._has_whole_norms = theirs.has_whole_norms
         ours = model_class(config.architecture).parameters(config)
         names = architecture(config.architecture).names
+        _check_stacks(file, config)
         self._stored: dict[str, StoredTensor] = {}
         used, missing = {ROPE_FREQS, *ROPE_FACTORS.values()}, list[str]()
         parts = (part for parameter in ours for part in checkpoint_names(names, parameter))
@@ -63,7 +64,8 @@ class GGUFWeights:
             found = file.tensors.get(stored) or _listed(file, name, theirs)
             found = found or _part_of_qkv(file, name, config.layers[0]) or _of_stack(file, name)
             if found is None:
-                missing.append(stored)
+                stack = stack_of_experts(name)
+                missing.append(stored if stack is None else stack[0])
             else:
                 self._stored[name] = _as_matrix(name, found)
                 used.add(found.name)
@@ -74,6 +76,7 @@ class GGUFWeights:
             for name in file.tensors
             if name not in used and not is_unread_kv(name, config) and not is_of_prediction(name, config)
         ]
+        missing = list(dict.fromkeys(missing))
         problems = [f"{what}: {shorten(found)}" for what, found in (("missing", missing), ("unknown", extra)) if found]
         if problems:
             raise CorruptCheckpoint(
@@ -208,6 +211,20 @@ def _part_of_qkv(file: GGUFFile, name: str, spec: LayerSpec) -> StoredTensor | N
         return stored.read(before + first, num_bytes)
 
     return replace(stored, shape=(num_rows, *stored.shape[1:]), read=read, begin=stored.begin + before)
+
+
+def _check_stacks(file: GGUFFile, config: ModelConfig) -> None:
+    """Refuse stacks of more or fewer experts than the metadata say."""
+    for name, tensor in file.tensors.items():
+        layer_id, kind = name.removeprefix("blk.").partition(".")[::2]
+        if not kind.partition(".")[0].endswith("_exps") or not layer_id.isdecimal():
+            continue
+        experts = config.layers[int(layer_id)].experts if int(layer_id) < len(config.layers) else None
+        if experts is not None and tensor.shape[0] != experts.num_experts:
+            raise CorruptCheckpoint(
+                f"{file.path}: {name} is {list(tensor.shape)}, of {tensor.shape[0]} experts; its metadata say "
+                f"{experts.num_experts}."
+            )
 
 
 def _of_stack(file: GGUFFile, name: str) -> StoredTensor | None:

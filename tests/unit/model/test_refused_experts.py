@@ -1,0 +1,252 @@
+"""Sparse checkpoints that contradict themselves are refused before a weight is read, by the names of their tensors."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gguf import GGMLQuantizationType, GGUFWriter, quants
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from model_folders import write_random_model
+from twostroke import LLM
+from twostroke.errors import CorruptCheckpoint, TwostrokeError, UnsupportedModel
+from twostroke.model.gguf.names import gguf_name
+from twostroke.model.loader import check_weights
+from twostroke.model.model_files import find_model
+from twostroke.model.quantize_folder import quantize_folder
+
+Tensors = dict[str, Tensor]
+MLP = "model.layers.0.mlp"
+GRANITE = "model.layers.0.block_sparse_moe"
+
+
+def edit_tensors(folder: Path, change: Callable[[Tensors], object]) -> None:
+    (path,) = folder.glob("*.safetensors")
+    tensors = load_file(path)
+    change(tensors)
+    save_file(tensors, path, {"format": "pt"})
+
+
+def edit_config(folder: Path, **changes: Any) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def refusal_of(path: Path) -> tuple[type[TwostrokeError], str]:
+    """Check the weights, of which none is read."""
+    with pytest.raises(TwostrokeError) as error:
+        check(path)
+    return type(error.value), str(error.value)
+
+
+def check(path: Path) -> None:
+    files = find_model(str(path))
+    config = files.config()
+    check_weights(files.weights(config, None), config, None)
+
+
+def put(name: str, *shape: int) -> Callable[[Tensors], object]:
+    return lambda tensors: tensors.update({name: torch.zeros(shape)})
+
+
+def without(name: str) -> Callable[[Tensors], object]:
+    return lambda tensors: tensors.pop(name)
+
+
+FOLDERS: dict[str, tuple[str, Callable[[Tensors], object], str]] = {
+    "a router of fewer rows": (
+        "qwen3_moe",
+        put(f"{MLP}.gate.weight", 7, 64),
+        f"wrong shape: {MLP}.gate.weight is [7, 64] instead of [8, 64]",
+    ),
+    "a correction of more numbers": (
+        "glm4_moe",
+        put("model.layers.1.mlp.gate.e_score_correction_bias", 9),
+        "wrong shape: model.layers.1.mlp.gate.e_score_correction_bias is [9] instead of [8]",
+    ),
+    "an expert is missing": (
+        "qwen3_moe",
+        without(f"{MLP}.experts.3.down_proj.weight"),
+        f"missing: {MLP}.experts.3.down_proj.weight",
+    ),
+    "an expert of another shape": (
+        "qwen3_moe",
+        put(f"{MLP}.experts.3.up_proj.weight", 32, 64),
+        f"wrong shape: {MLP}.experts.3.up_proj.weight is [32, 64] instead of [64, 64]",
+    ),
+    "an expert too many": (
+        "qwen3_moe",
+        put(f"{MLP}.experts.8.up_proj.weight", 64, 64),
+        f"not of this architecture: {MLP}.experts.8.up_proj.weight",
+    ),
+    "a stack of fewer experts": (
+        "granite_moe",
+        put(f"{GRANITE}.output_linear.weight", 3, 64, 96),
+        "missing: model.layers.0.block_sparse_moe.experts.3.down_proj.weight",
+    ),
+    "a stack of other matrices": (
+        "granite_moe",
+        put(f"{GRANITE}.output_linear.weight", 4, 64, 80),
+        f"wrong shape: down_proj of {GRANITE}.output_linear",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", FOLDERS)
+def test_folders(case: str, tmp_path: Path) -> None:
+    family, change, said = FOLDERS[case]
+    folder = write_random_model(tmp_path, family)
+    edit_tensors(folder, change)
+    error, message = refusal_of(folder)
+    assert error is CorruptCheckpoint
+    assert said in message
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "said"),
+    [
+        ("qwen3_moe", {"num_experts": 12, "num_local_experts": 12}, r"gate.weight is \[8, 64\] instead of \[12, 64\]"),
+        ("qwen3_moe", {"num_experts_per_tok": 9}, "num_experts_per_tok 9 is more than num_(local_)?experts 8"),
+        ("mixtral", {"num_experts_per_tok": 5}, "num_experts_per_tok 5 is more than num_local_experts 4"),
+        ("qwen2_moe", {"layer_types": ["full_attention"]}, "layer_types has 1 entries for 2 layers"),
+        ("qwen3_moe", {"layer_types": ["full_attention"] * 4}, "layer_types has 4 entries for 3 layers"),
+    ],
+)
+def test_configs_that_contradict_the_tensors(family: str, changes: dict[str, Any], said: str, tmp_path: Path) -> None:
+    folder = write_random_model(tmp_path, family)
+    edit_config(folder, **changes)
+    with pytest.raises(CorruptCheckpoint, match=said):
+        LLM(str(folder))
+
+
+@pytest.fixture
+def quantized(tmp_path: Path) -> Path:
+    write_random_model(tmp_path / "floats", "qwen3_moe")
+    quantize_folder(str(tmp_path / "floats"), tmp_path / "int4", "int4")
+    return tmp_path / "int4"
+
+
+def test_an_expert_in_another_format(quantized: Path) -> None:
+    """Served one by one it would be slow; published models have none."""
+    name = f"{MLP}.experts.5.down_proj"
+    path = quantized / "config.json"
+    given = json.loads(path.read_text())
+    given["quantization_config"]["ignore"] = [*given["quantization_config"].get("ignore", []), name]
+    path.write_text(json.dumps(given))
+
+    def as_floats(tensors: Tensors) -> None:
+        for part in [part for part in tensors if part.startswith(f"{name}.")]:
+            del tensors[part]
+        tensors[f"{name}.weight"] = torch.ones(64, 64)
+
+    edit_tensors(quantized, as_floats)
+    error, message = refusal_of(quantized)
+    assert error is UnsupportedModel
+    assert f"{name}.weight is of floats, {MLP}.experts.0.down_proj.weight of 4 bits in groups of 32" in message
+    with pytest.raises(UnsupportedModel, match="experts of one layer must have one format"):
+        LLM(str(quantized))
+
+
+def test_maps_may_differ_where_they_do_so_in_all_experts(quantized: Path) -> None:
+    """Gate and up of the first layer are floats, down is not."""
+    path = quantized / "config.json"
+    given = json.loads(path.read_text())
+    names = [f"{MLP}.experts.{expert}.{part}_proj" for expert in range(8) for part in ("gate", "up")]
+    given["quantization_config"]["ignore"] = [*given["quantization_config"].get("ignore", []), *names]
+    path.write_text(json.dumps(given))
+
+    def as_floats(tensors: Tensors) -> None:
+        for name in names:
+            for part in [part for part in tensors if part.startswith(f"{name}.")]:
+                del tensors[part]
+            tensors[f"{name}.weight"] = torch.ones(64, 64)
+
+    edit_tensors(quantized, as_floats)
+    check(quantized)
+
+
+def write_gguf(path: Path, change: Callable[[Tensors], object] = lambda _: None, **numbers: int) -> Path:
+    """A small qwen3moe file in float32, but for the gate's stacks in Q8_0."""
+    folder = write_random_model(path.parent / "folder", "qwen3_moe", mlp_only_layers=[])
+    stored = load_file(next(folder.glob("*.safetensors")))
+    tensors: Tensors = {}
+    for name, weight in stored.items():
+        if ".experts." not in name:
+            tensors[gguf_name(name)] = weight
+    for layer in range(3):
+        for part in ("gate", "up", "down"):
+            name = f"model.layers.{layer}.mlp.experts.{{}}.{part}_proj.weight"
+            tensors[f"blk.{layer}.ffn_{part}_exps.weight"] = torch.stack([stored[name.format(e)] for e in range(8)])
+    change(tensors)
+    writer = GGUFWriter(str(path), "qwen3moe")
+    writer.add_block_count(3)
+    writer.add_context_length(640)
+    writer.add_embedding_length(64)
+    writer.add_feed_forward_length(64)
+    writer.add_head_count(4)
+    writer.add_head_count_kv(2)
+    writer.add_key_length(16)
+    writer.add_value_length(16)
+    writer.add_rope_freq_base(10_000.0)
+    writer.add_layer_norm_rms_eps(1e-6)
+    writer.add_expert_count(numbers.get("expert_count", 8))
+    writer.add_expert_used_count(numbers.get("expert_used_count", 3))
+    writer.add_expert_feed_forward_length(64)
+    for name, weight in tensors.items():
+        array = np.ascontiguousarray(weight.numpy().astype(np.float32))
+        if "gate_exps" in name:
+            kind = GGMLQuantizationType.Q8_0
+            writer.add_tensor(name, quants.quantize(array, kind), raw_dtype=kind)
+        else:
+            writer.add_tensor(name, array)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def test_a_gguf_file_with_gate_and_up_in_two_formats(tmp_path: Path) -> None:
+    check(write_gguf(tmp_path / "model.gguf"))
+
+
+GGUF_FILES: dict[str, tuple[Callable[[Tensors], object], dict[str, int], str]] = {
+    "a router of fewer rows": (
+        put("blk.1.ffn_gate_inp.weight", 7, 64),
+        {},
+        "blk.1.ffn_gate_inp.weight is [7, 64] instead of [8, 64]",
+    ),
+    "a stack is missing": (without("blk.1.ffn_up_exps.weight"), {}, "missing: blk.1.ffn_up_exps.weight"),
+    "a stack of fewer experts": (
+        put("blk.1.ffn_up_exps.weight", 7, 64, 64),
+        {},
+        "blk.1.ffn_up_exps.weight is [7, 64, 64], of 7 experts; its metadata say 8",
+    ),
+    "a stack of more experts": (
+        put("blk.2.ffn_down_exps.weight", 9, 64, 64),
+        {},
+        "blk.2.ffn_down_exps.weight is [9, 64, 64], of 9 experts; its metadata say 8",
+    ),
+    "a stack of other matrices": (
+        put("blk.0.ffn_down_exps.weight", 8, 64, 32),
+        {},
+        "blk.0.ffn_down_exps.weight is [64, 32] instead of [64, 64]",
+    ),
+    "metadata of more experts": (lambda _: None, {"expert_count": 9}, "of 8 experts; its metadata say 9"),
+    "too many chosen": (lambda _: None, {"expert_used_count": 9}, "9 is more than"),
+}
+
+
+@pytest.mark.parametrize("case", GGUF_FILES)
+def test_gguf_files(case: str, tmp_path: Path) -> None:
+    change, numbers, said = GGUF_FILES[case]
+    error, message = refusal_of(write_gguf(tmp_path / "model.gguf", change, **numbers))
+    assert error is CorruptCheckpoint
+    assert said in message
