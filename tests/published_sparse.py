@@ -21,8 +21,8 @@ class PublishedSparse:
     """Parameters in billions, as published, to the digits that are."""
     active: str
     """Those that a token needs."""
-    counts_tables: bool = True
-    """Whether the embedding table and the head are among these."""
+    num_tables: int = 2
+    """How many of the embedding table and the head are among these: both, the head, or none."""
     fields: dict[str, Any]
 
     @property
@@ -57,7 +57,7 @@ SPARSE = {
         family="GraniteMoe",
         total="3.3",
         active="0.8",
-        counts_tables=False,
+        num_tables=0,
         fields={
             "vocab_size": 49155,
             "hidden_size": 1536,
@@ -78,7 +78,7 @@ SPARSE = {
         family="Glm4Moe",
         total="106",
         active="12",
-        counts_tables=False,
+        num_tables=0,
         fields={
             "head_dim": 128,
             "attention_bias": True,
@@ -90,6 +90,7 @@ SPARSE = {
         family="GptOss",
         total="20.9",
         active="3.6",
+        num_tables=1,
         fields={
             "num_hidden_layers": 24,
             "num_local_experts": 32,
