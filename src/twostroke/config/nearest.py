@@ -104,7 +104,7 @@ def nearest_known(
     """
     near = nearest(name, known)
     parts_of = {"images": reads_images, "experts": has_experts}
-    known_parts = {part for part, names in parts_of.items() if near in names or (near is None and names)}
+    known_parts = {part for part, names in parts_of.items() if (names if near is None else near in names)}
     parts = " or ".join(unknown_parts(name, config, known_parts))
     if near is None:
         return f"none that is known has {parts}; " if parts else ""
