@@ -42,6 +42,11 @@ BESIDE_PEERS = {
     4: {"decode, batch 1": 1.4, "prefill 512": 2.5, "end to end, batch 32": 2.2},
 }
 """By the bits of a weight: how many times the best peer's rate (`benchmarks compare`)."""
+SPARSE_BESIDE = {
+    "llama.cpp": {"decode, batch 1": 1.2, "prefill 512": 2.0, "end to end, batch 8": 2.0},
+    "ik_llama.cpp": {"decode, batch 1": 1.0},
+}
+"""Of a model with experts: how many times the rate of each peer on the same file."""
 BESIDE_BEFORE = 0.99
 """Of the rate of another version of ours: what a change may cost (`--peers twostroke-before`)."""
 BESIDE_SERVERS = {"llama-server": 4.5, "vllm": 1.2}
@@ -114,6 +119,9 @@ def _compare(result: BenchResult) -> Iterator[Claim]:
             if BEFORE.name in of_peers:
                 yield Claim.at_least(f"{figure}, of the version before", BESIDE_BEFORE, of_peers[BEFORE.name])
         return
+    if "for a token)" in ours["about"]["startup"]:
+        yield from _sparse(ratios)
+        return
     bits = _bits(result)
     for figure, least in BESIDE_PEERS[bits].items():
         if ratios.get(figure):
@@ -126,6 +134,13 @@ def _compare(result: BenchResult) -> Iterator[Claim]:
         read_gb_s = int(weights[1].replace(",", "")) * ours["figures"]["decode, batch 1"]["median_tok_s"] / 1e9
         share = read_gb_s / result.results["limits"]["read_gb_s"]
         yield Claim.at_least("decode, batch 1, weights over the memory's rate", MEMORY_SHARE, share)
+
+
+def _sparse(ratios: Mapping[str, Mapping[str, float]]) -> Iterator[Claim]:
+    for peer, goals in SPARSE_BESIDE.items():
+        for figure, least in goals.items():
+            if peer in ratios.get(figure, {}):
+                yield Claim.at_least(f"{figure}, of {peer}", least, ratios[figure][peer])
 
 
 def _servers(result: BenchResult) -> Iterator[Claim]:

@@ -31,7 +31,7 @@ def dtype_for(
         checkpoint_dtype: name of the type of its floats.
         device: where the model runs.
         kernels: as for `operators_for`.
-        multiplies_codes: whether all matrices are quantized, and so is what they are multiplied with. False for a
+        multiplies_codes: whether all matrices but routers are quantized, and so are their inputs. False for a
             checkpoint that names a type itself.
     """
     from twostroke.kernels import native

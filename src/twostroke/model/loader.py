@@ -193,6 +193,13 @@ def multiplied_parts(config: ModelConfig) -> set[str]:
     return {part for name in multiplied for part in checkpoint_names(names, name)}
 
 
+def router_parts(config: ModelConfig) -> set[str]:
+    """Checkpoint names of what chooses among experts, which stays floats beside quantized matrices."""
+    names = architecture(config.architecture).names
+    parameters = model_class(config.architecture).parameters(config).items()
+    return {part for name, one in parameters if one.is_router for part in checkpoint_names(names, name)}
+
+
 def read_float(source: WeightSource, name: str, dtype: torch.dtype) -> Tensor:
     """One weight of a source that is not quantized, in `dtype`; perhaps memory of the file.
 

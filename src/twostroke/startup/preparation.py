@@ -20,7 +20,7 @@ from twostroke.kernels.dispatch import dtype_for, operators_for
 from twostroke.kernels.interface import Operators
 from twostroke.kv_cache.layout import KVLayout
 from twostroke.log import get_logger
-from twostroke.model.loader import check_weights
+from twostroke.model.loader import check_weights, router_parts
 from twostroke.model.model_files import find_model, find_model_of, weights_of
 from twostroke.model.registry import architecture
 from twostroke.model.weight_source import WeightSource
@@ -197,7 +197,8 @@ def _types(
     stored = dtype_for(model.dtype, device, load.kernels)
     if stored != model.dtype:
         log.info("%s: computed in %s instead of %s (see --dtype)", weights.path.name, stored, model.dtype)
-    matrices = [weight for weight in weights.weights.values() if len(weight.shape) > 1]
+    routers = router_parts(model)
+    matrices = [one for name, one in weights.weights.items() if len(one.shape) > 1 and name not in routers]
     are_codes = weights.quantization == "gguf" and all(weight.format is not None for weight in matrices)
     multiplies_codes = are_codes and load.activation_quantization != "none"
     computed = dtype_for(model.dtype, device, load.kernels, multiplies_codes=multiplies_codes)

@@ -51,6 +51,19 @@ def test_the_best_number_of_drafts_counts() -> None:
         assert of_another == _missed(found, options={"task": task})
 
 
+def test_a_model_with_experts_is_held_to_goals_beside_each_peer() -> None:
+    def engine(decode: float, prefill: float = 3.0) -> dict[str, Any]:
+        ratios = {"decode, batch 1": decode, "prefill 512": prefill, "end to end, batch 8": 2.5}
+        return {"figures": {what: {"twostroke_to_this": ratio} for what, ratio in ratios.items()}}
+
+    ours = engine(1.0) | {"about": {"startup": "model    X, 3,000.0 M parameters (600.0 M for a token), bfloat16"}}
+    engines = {"twostroke": ours, "llama.cpp": engine(1.25, prefill=1.9), "ik_llama.cpp": engine(0.9)}
+    assert _missed({"engines": engines, "limits": {}}) == {
+        "prefill 512, of llama.cpp >= 2": 1.9,
+        "decode, batch 1, of ik_llama.cpp >= 1": 0.9,
+    }
+
+
 def test_a_server_is_held_to_the_goal_beside_the_one_that_it_was_measured_with() -> None:
     found = {"ttft_p50_s": {}, "ratios": {"llama-server": 4.4, "vllm": 1.2, "another": 0.5}}
     assert _missed(found) == {"output tokens a second, of llama-server >= 4.5": 4.4}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,8 @@ import numpy as np
 import pytest
 import torch
 
+import twostroke
+from benchmarks.compare.random_gguf import SHAPES, random_gguf
 from gguf_files import changed, fixture
 from twostroke.config.engine import EngineConfig
 from twostroke.startup.preparation import prepare
@@ -53,3 +56,13 @@ def test_a_file_with_floats_among_codes_is_computed_in_bfloat16(tmp_path: Path) 
     floats = np.zeros((64, 64), np.float16)
     path = changed("llama-q4_0", tmp_path / "mixed.gguf", tensors={"blk.0.attn_q.weight": floats})
     assert types(path) == (torch.bfloat16, "bf16", torch.bfloat16)
+
+
+def test_a_router_of_floats_is_no_float_among_codes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = {"num_layers": 1, "hidden_size": 256, "inner_size": 256}
+    small = replace(SHAPES["qwen3-3b-a0.6b"], num_experts=4, num_chosen=2, **sizes)
+    monkeypatch.setitem(SHAPES, "small", small)
+    random_gguf(
+        "small", vocabulary=Path(twostroke.__file__).parent / "embedded", output=tmp_path / "x.gguf", progress=False
+    )
+    assert types(tmp_path / "x.gguf") == (torch.float32, "bf16", torch.bfloat16)
