@@ -9,6 +9,8 @@ from typing import Any, Literal
 from twostroke.config.fields import at_least_0, count, is_number, list_of, switch
 from twostroke.errors import CorruptCheckpoint, shown
 
+MAX_EXPERTS = 4096
+"""Of a layer. Published models have up to 512."""
 _ALSO = "num_local_experts"
 RouterScores = Literal["softmax", "sigmoid"]
 """What a router makes of its logits: a softmax over all experts, or a sigmoid of each."""
@@ -91,7 +93,7 @@ class ExpertTraits:
             CorruptCheckpoint: a number that is absent, or contradicts another.
         """
         key = _ALSO if given.get(_ALSO) is not None else self.num_experts_key
-        num_experts = count(given, key)
+        num_experts = count(given, key, most=MAX_EXPERTS)  # before lists of so many are made
         size = count(given, self.size_key)
         num_groups = count(given, "n_group", 1) if self.reads_groups else 1
         spec = ExpertsSpec(

@@ -17,7 +17,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from twostroke.errors import UnsupportedModel
+from twostroke.config.experts import MAX_EXPERTS
+from twostroke.errors import CorruptCheckpoint, UnsupportedModel
 from twostroke.kernels.quantized_weight import QuantizedWeight
 from twostroke.model.registry import ExpertStacks
 from twostroke.model.weight_source import ALL_ROWS, StoredWeight, WeightSource, WrappedSource
@@ -39,7 +40,11 @@ class UnstackedExperts(WrappedSource):
     """Gives each part of a stored stack [num_experts, N, K], or of biases [num_experts, N], a name of its own."""
 
     def __init__(self, source: WeightSource, stacks: ExpertStacks, hidden_size: int, intermediate_size: int) -> None:
-        """Takes the weights as they are stored, the order of those in stacks, and the sizes of an expert."""
+        """Takes the weights as they are stored, the order of those in stacks, and the sizes of an expert.
+
+        Raises:
+            CorruptCheckpoint: an expert's matrix is stored by itself, too.
+        """
         self._stacks: ExpertStacks = stacks
         shapes = {2: (2 * intermediate_size, hidden_size), 1: (hidden_size, intermediate_size)}
         self._turned: set[str] = set()
@@ -60,13 +65,16 @@ class UnstackedExperts(WrappedSource):
             if len(shape) == 2 and parts and self._is_turned(shape, shapes[len(parts)]):
                 self._turned.add(name)
                 shape = shape[::-1]
-            if len(weight.shape) != (3 if kind == "weight" else 2) or not parts or shape[0] % len(parts):
+            is_stack = bool(parts) and len(weight.shape) == (3 if kind == "weight" else 2)
+            if not is_stack or weight.shape[0] > MAX_EXPERTS or shape[0] % len(parts):
                 found[name] = weight
                 continue
             block, num_rows = block.removesuffix(".experts"), shape[0] // len(parts)
             for expert in range(weight.shape[0]):
                 for place, part in enumerate(parts):
                     own = f"{block}.experts.{expert}.{part}.{kind}"
+                    if own in source.weights or own in self._places:
+                        raise CorruptCheckpoint(f"{source.path}: {own} is there twice: by itself and within {name}.")
                     self._places[own] = name, expert, self._rows_of_part(place, len(parts), num_rows)
                     told = f"{part} of {name}[{expert}]"
                     found[own] = replace(weight, shape=(num_rows, *shape[1:]), stored_name=told)

@@ -91,6 +91,16 @@ FOLDERS: dict[str, tuple[str, Callable[[Tensors], object], str]] = {
         put(f"{GRANITE}.output_linear.weight", 3, 64, 96),
         "missing: model.layers.0.block_sparse_moe.experts.3.down_proj.weight",
     ),
+    "an expert beside its stack": (
+        "granite_moe",
+        put(f"{GRANITE}.experts.1.down_proj.weight", 64, 96),
+        f"{GRANITE}.experts.1.down_proj.weight is there twice: by itself and within {GRANITE}.output_linear.weight",
+    ),
+    "a stack beside its experts": (
+        "qwen3_moe",
+        put(f"{MLP}.experts.gate_up_proj", 4, 128, 64),
+        f"{MLP}.experts.0.gate_proj.weight is there twice",
+    ),
     "a stack of other matrices": (
         "granite_moe",
         put(f"{GRANITE}.output_linear.weight", 4, 64, 80),
@@ -114,6 +124,7 @@ def test_folders(case: str, tmp_path: Path) -> None:
     [
         ("qwen3_moe", {"num_experts": 12, "num_local_experts": 12}, r"gate.weight is \[8, 64\] instead of \[12, 64\]"),
         ("qwen3_moe", {"num_experts_per_tok": 9}, "num_experts_per_tok 9 is more than num_(local_)?experts 8"),
+        ("qwen3_moe", {"num_experts": 10**9, "num_local_experts": 10**9}, "num_local_experts must be .*at most 4096"),
         ("mixtral", {"num_experts_per_tok": 5}, "num_experts_per_tok 5 is more than num_local_experts 4"),
         ("qwen2_moe", {"layer_types": ["full_attention"]}, "layer_types has 1 entries for 2 layers"),
         ("qwen3_moe", {"layer_types": ["full_attention"] * 4}, "layer_types has 4 entries for 3 layers"),
@@ -239,6 +250,12 @@ GGUF_FILES: dict[str, tuple[Callable[[Tensors], object], dict[str, int], str]] =
         {},
         "blk.0.ffn_down_exps.weight is [64, 32] instead of [64, 64]",
     ),
+    "an expert beside its stack": (
+        put("blk.0.ffn_down.3.weight", 64, 64),
+        {},
+        "blk.0.ffn_down.3.weight is there twice: by itself and within blk.0.ffn_down_exps.weight",
+    ),
+    "metadata of far too many experts": (lambda _: None, {"expert_count": 10**9}, "4096"),
     "metadata of more experts": (lambda _: None, {"expert_count": 9}, "of 8 experts; its metadata say 9"),
     "too many chosen": (lambda _: None, {"expert_used_count": 9}, "9 is more than"),
 }

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from twostroke.config.architectures import ARCHITECTURE_TRAITS
+from twostroke.config.experts import MAX_EXPERTS
 from twostroke.config.layer_spec import NormKind
 from twostroke.config.model import MAX_LAYERS, ModelConfig
 from twostroke.config.rope import rotary_share
@@ -128,7 +129,7 @@ def _sparse(architecture: GGUFArchitecture) -> str | None:
 
 def _experts(metadata: Metadata, prefix: str, architecture: GGUFArchitecture) -> dict[str, Any]:
     """What a file says of experts, in the words of its architecture's config.json; nothing where it has none."""
-    num_experts, name = metadata.count(f"{prefix}.expert_count", 0, least=0), _sparse(architecture)
+    num_experts, name = metadata.count(f"{prefix}.expert_count", 0, least=0, most=MAX_EXPERTS), _sparse(architecture)
     if not num_experts or name is None:
         return {}
     traits = ARCHITECTURE_TRAITS[name].experts

@@ -214,8 +214,12 @@ def _part_of_qkv(file: GGUFFile, name: str, spec: LayerSpec) -> StoredTensor | N
 
 
 def _check_stacks(file: GGUFFile, config: ModelConfig) -> None:
-    """Refuse stacks of more or fewer experts than the metadata say."""
+    """Refuse stacks of more or fewer experts than the metadata say, and experts beside their stack."""
     for name, tensor in file.tensors.items():
+        if (single := _SINGLE.fullmatch(name)) is not None:
+            stack = f"{single['part']}_exps.{single['kind']}"
+            if stack in file.tensors:
+                raise CorruptCheckpoint(f"{file.path}: {name} is there twice: by itself and within {stack}.")
         layer_id, kind = name.removeprefix("blk.").partition(".")[::2]
         if not kind.partition(".")[0].endswith("_exps") or not layer_id.isdecimal():
             continue
@@ -248,6 +252,7 @@ def _of_stack(file: GGUFFile, name: str) -> StoredTensor | None:
     return replace(stored, shape=(num_rows, *stored.shape[2:]), read=read, begin=stored.begin + before)
 
 
+_SINGLE = re.compile(r"(?P<part>blk\.\d+\.ffn_(?:gate|up|down))\.\d+\.(?P<kind>\w+)")
 _GATE_OR_UP = re.compile("ffn_(gate|up)_exps")
 
 
