@@ -251,6 +251,7 @@ SMALL_POOL = {
     "gemma2": 20,
     "gemma3": 24,
     "cohere2": 24,
+    "gpt_oss": 14,
 }
 """Blocks for one longest request and little more: windows give blocks back, and each group of layers has a table."""
 
