@@ -46,7 +46,7 @@ SPARSE_BESIDE = {
     "llama.cpp": {"decode, batch 1": 1.2, "prefill 512": 2.0, "end to end, batch 8": 2.0},
     "ik_llama.cpp": {"decode, batch 1": 1.0},
 }
-"""Of a model with experts: how many times the rate of each peer on the same file."""
+"""Goals of models with experts, by peer: our rate over its rate on the same file."""
 BESIDE_BEFORE = 0.99
 """Of the rate of another version of ours: what a change may cost (`--peers twostroke-before`)."""
 BESIDE_SERVERS = {"llama-server": 4.5, "vllm": 1.2}

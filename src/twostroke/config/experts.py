@@ -10,10 +10,10 @@ from twostroke.config.fields import at_least_0, count, is_number, list_of, switc
 from twostroke.errors import CorruptCheckpoint, shown
 
 MAX_EXPERTS = 4096
-"""Of a layer. Published models have up to 512."""
+"""Most experts of a layer. Published models have up to 512."""
 _ALSO = "num_local_experts"
 RouterScores = Literal["softmax", "sigmoid"]
-"""What a router makes of its logits: a softmax over all experts, or a sigmoid of each."""
+"""Scores of experts: a softmax over the logits of all, or a sigmoid of each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -36,7 +36,7 @@ class Parameter:
     is_table: bool = False
     """Whether its rows are only looked up."""
     is_router: bool = False
-    """Whether it chooses among experts: it stays in float32, and every rank has all of it."""
+    """Whether it belongs to a router or to the gate of a shared expert. It stays in float32, whole on every rank."""
     num_copies: int = 1
     """How often it is kept, of all ranks together: for each head, say."""
 

@@ -16,7 +16,6 @@ from published_sparse import SPARSE, write_sparse
 from twostroke.config.engine import EngineConfig
 from twostroke.cost.roofline import roofline
 from twostroke.cost.step_cost import MachineLimits, Share, step_cost
-from twostroke.errors import UnsupportedModel
 from twostroke.events import EngineStarted, Event
 from twostroke.model.registry import num_active_parameters, num_parameters
 from twostroke.planner.levers import bits_per_weight
@@ -85,12 +84,7 @@ def name(request: pytest.FixtureRequest) -> str:
 @pytest.fixture(scope="module")
 def prepared(name: str, tmp_path_factory: pytest.TempPathFactory) -> Prepared:
     folder = write_sparse(tmp_path_factory.mktemp("sparse"), name)
-    try:
-        return prepare(
-            EngineConfig.from_keywords(model=str(folder), load_format="dummy", threads=1, kernels="reference")
-        )
-    except UnsupportedModel as error:
-        pytest.skip(f"{name} is not served: {str(error).partition(';')[0]}")
+    return prepare(EngineConfig.from_keywords(model=str(folder), load_format="dummy", threads=1, kernels="reference"))
 
 
 def test_parameters_are_those_of_the_class(name: str, prepared: Prepared) -> None:
