@@ -81,7 +81,7 @@ def test_what_was_answered_can_be_sent_back(server: ServerProcess, parser: str) 
 
 @pytest.mark.parametrize("choice", ["required", NAMED], ids=str)
 def test_a_call_that_is_required_comes_and_fits(server: ServerProcess, parser: str, choice: Any) -> None:
-    given = {"messages": USER, "tools": [TOOL], "tool_choice": choice, "max_tokens": 64, "temperature": 1.0, "seed": 2}
+    given = {"messages": USER, "tools": [TOOL], "tool_choice": choice, "max_tokens": 300, "temperature": 1.0, "seed": 2}
     message = server.post("/v1/chat/completions", given).json()["choices"][0]["message"]
     assert message["tool_calls"]
     assert all(isinstance(json.loads(call["function"]["arguments"])["days"], int) for call in message["tool_calls"])

@@ -247,7 +247,7 @@ class Conversation(Opened):
             shown_tokens=self._parser().markup,
             end_tokens=self._dialect.turn_ends,
             find_stops=lambda stops: AnswerStops(stops, self._parser),
-            calls=self._dialect.free_calls(self.tools) if self._form_is_of_answer else None,
+            calls=self._dialect.calls(self.tools) if self._form_is_of_answer else None,
         )
 
     @property

@@ -7,13 +7,13 @@ from collections.abc import Generator
 from dataclasses import dataclass
 
 from twostroke.api.parsers.chat_parser import REASONING_FAMILIES, make_parser
-from twostroke.api.parsers.families import TOOL_CALL_FAMILIES, free_calls
+from twostroke.api.parsers.families import TOOL_CALL_FAMILIES, free_calls, required_call
 from twostroke.api.parsers.tool_choice import ChatTools, NamedTool, Tool, ToolChoice, checked_tool_choice
 from twostroke.api.protocol.chat import ChatNamedTool, ChatRequest, ResponseFormat
 from twostroke.api.protocol.sampling import StructuredOutputsField
 from twostroke.config.server import ServerConfig
 from twostroke.errors import InvalidParameter
-from twostroke.grammar.backend import FreeCalls
+from twostroke.grammar.backend import FreeCalls, RequiredCall
 from twostroke.sampling_params import StructuredOutputs
 
 
@@ -54,11 +54,18 @@ class Dialect:
         reasoning = REASONING_FAMILIES.get(self.reasoning_parser or "")
         return reasoning.turn_ends if reasoning is not None else ()
 
-    def free_calls(self, tools: ChatTools) -> FreeCalls | None:
-        """How the model writes the calls that it is free to make; None where there are none."""
-        if tools.choice != "auto" or self.tool_call_parser is None:
+    def calls(self, tools: ChatTools) -> FreeCalls | RequiredCall | None:
+        """Return how the model writes calls beside a form, or the one that it must make; None for JSON, or no call.
+
+        Raises:
+            InvalidParameter: a required call that this model cannot write.
+        """
+        if tools.choice == "none" or self.tool_call_parser is None:
             return None
-        return free_calls(TOOL_CALL_FAMILIES[self.tool_call_parser], [tool.name for tool in tools.tools])
+        family = TOOL_CALL_FAMILIES[self.tool_call_parser]
+        if tools.choice == "auto":
+            return free_calls(family, [tool.name for tool in tools.tools])
+        return required_call(family, tools.required)
 
     def tools_of(self, request: ChatRequest) -> ChatTools:
         """The tools of a chat.

@@ -12,7 +12,7 @@ from twostroke.client.stop_strings import StopFinder, StopStrings
 from twostroke.config.checks import whole_number
 from twostroke.engine.facts import EngineFacts
 from twostroke.errors import InvalidParameter, InvalidPrompt, UnknownParameter, shown
-from twostroke.grammar.backend import FreeCalls, GrammarBackend
+from twostroke.grammar.backend import FreeCalls, GrammarBackend, RequiredCall
 from twostroke.grammar.guidance import Guidance
 from twostroke.plain_words import kind_of
 from twostroke.sampling_params import SamplingParams
@@ -95,8 +95,8 @@ class AnswerForm:
     """Special tokens that end the text, beside the model's end-of-text tokens."""
     find_stops: Callable[[Sequence[str]], StopFinder] = StopStrings
     """As in PromptInput."""
-    calls: FreeCalls | None = None
-    """Tool calls that may be written in place of structured outputs."""
+    calls: FreeCalls | RequiredCall | None = None
+    """Tool calls that may be written in place of structured outputs, or how a required call is written."""
 
 
 class InputProcessor:
@@ -280,7 +280,7 @@ class InputProcessor:
         params: SamplingParams,
         add_special_tokens: bool,
         kept: slice,
-        calls: FreeCalls | None = None,
+        calls: FreeCalls | RequiredCall | None = None,
     ) -> PromptInput:
         if isinstance(text, str) and kept == WHOLE:
             least = self._tokenizer.fewest_tokens(text)  # a text of megabytes would take seconds to be counted exactly
@@ -331,7 +331,11 @@ class InputProcessor:
         )
 
     def _checked(
-        self, text: str | None, token_ids: tuple[int, ...], params: SamplingParams, calls: FreeCalls | None = None
+        self,
+        text: str | None,
+        token_ids: tuple[int, ...],
+        params: SamplingParams,
+        calls: FreeCalls | RequiredCall | None = None,
     ) -> PromptInput:
         num_left = self._max_model_len - len(token_ids)
         if not token_ids:

@@ -31,6 +31,18 @@ class FreeCalls:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RequiredCall:
+    """How a model writes a call that it must make, where that is not JSON alone."""
+
+    rules: str
+    """Lark rules, `start` first. Markup stands in them as JSON writes it, and `@NAME` for arguments."""
+    schemas: Mapping[str, Mapping[str, Any]]
+    """JSON schema of the arguments, by that name."""
+    markup: tuple[str, ...]
+    """Texts in the rules for which special tokens are written where the model has them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WrittenCalls:
     """The same in texts and tokens of one model."""
 
@@ -79,12 +91,12 @@ class GrammarBackend(Protocol):
         """Does now what the first grammar would wait for; a server does, whose other requests would wait with it."""
         ...
 
-    def compile(self, wanted: StructuredOutputs, calls: FreeCalls | None = None) -> str:
+    def compile(self, wanted: StructuredOutputs, calls: FreeCalls | RequiredCall | None = None) -> str:
         """Checks what a request wants, and writes it as `matcher` reads it, here or in another process.
 
         Args:
             wanted: the form of the output.
-            calls: tool calls that the model may make instead.
+            calls: tool calls that the model may make instead, or how it writes the call that `wanted` requires.
 
         Raises:
             InvalidParameter: it cannot be followed; the message names what is not supported.

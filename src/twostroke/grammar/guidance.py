@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from functools import partial
 from threading import Lock
 
@@ -15,7 +16,7 @@ from llguidance import LLMatcher
 from llguidance.numpy import fill_next_token_bitmask
 
 from twostroke.errors import InvalidParameter
-from twostroke.grammar.backend import FreeCalls, TokenBits, WrittenCalls
+from twostroke.grammar.backend import FreeCalls, RequiredCall, TokenBits, WrittenCalls
 from twostroke.grammar.json_schema import NO_TEXT, refusal, to_llguidance, wide_parts
 from twostroke.grammar.trial import parser_limits, why_not
 from twostroke.grammar.vocabulary import GuidanceVocabulary, TokenReader
@@ -54,12 +55,16 @@ class Guidance:
         if self._tokens.reads_alone:
             self._ready_vocabulary()
 
-    def compile(self, wanted: StructuredOutputs, calls: FreeCalls | None = None) -> str:
+    def compile(self, wanted: StructuredOutputs, calls: FreeCalls | RequiredCall | None = None) -> str:
         if not self._tokens.reads_alone:
             limit = "this model's tokenizer has a decoder in which a token's text depends on the tokens around it"
             raise InvalidParameter("structured_outputs", wanted, limit, "Leave it out, and check the text afterwards.")
-        grammar = to_llguidance(wanted, None if calls is None else self._written(calls))
-        reason = self._why_not(grammar, wanted)
+        if isinstance(calls, RequiredCall):
+            grammar = to_llguidance(wanted, replace(calls, rules=self._with_tokens(calls)))
+            reason = self._why_not(grammar, wanted, to_llguidance(wanted))
+        else:
+            grammar = to_llguidance(wanted, None if calls is None else self._written(calls))
+            reason = self._why_not(grammar, wanted, grammar)
         if reason:
             raise refusal(wanted, reason)
         matcher = self.matcher(grammar)
@@ -95,32 +100,44 @@ class Guidance:
 
     def _written(self, calls: FreeCalls) -> WrittenCalls:
         first_id = self._ready_vocabulary().first_id
-        special = {self._tokens.token_bytes(i): i for i in sorted(self._tokens.special_token_ids)}
-
-        def ids(texts: Sequence[str]) -> dict[str, int]:
-            return {text: special[name] for text in texts if (name := text.encode()) in special}
-
         beginning = calls.beginning
-        for text, token_id in ids((*calls.markers, *calls.markup)).items():
-            places = sorted({token_id, token_id + first_id})
-            ways = " | ".join([json.dumps(text), *(f"<[{place}]>" for place in places)])
+        for text, token_id in self._special((*calls.markers, *calls.markup)).items():
+            ways = " | ".join([json.dumps(text), *self._places(token_id)])
             beginning = beginning.replace(json.dumps(text), f"({ways})")
         return WrittenCalls(
             markers=calls.markers,
-            first_tokens=frozenset(token_id + first_id for token_id in ids(calls.markers).values()),
-            tokens=frozenset(ids((*calls.markers, *calls.markup)).values()),
+            first_tokens=frozenset(token_id + first_id for token_id in self._special(calls.markers).values()),
+            tokens=frozenset(self._special((*calls.markers, *calls.markup)).values()),
             bare=calls.bare,
             beginning=beginning,
         )
 
-    def _why_not(self, grammar: str, wanted: StructuredOutputs) -> str:
+    def _with_tokens(self, call: RequiredCall) -> str:
+        """Return the rules with special tokens in place of their texts; of those that end a text there is no need."""
+        rules = call.rules
+        for text, token_id in self._special(call.markup).items():
+            ways = '""' if token_id in self._eos_token_ids else f"({' | '.join(self._places(token_id))})"
+            rules = rules.replace(json.dumps(text), ways)
+        return rules
+
+    def _special(self, texts: Sequence[str]) -> dict[str, int]:
+        """Return those of these texts that are special tokens, and their ids."""
+        special = {self._tokens.token_bytes(i): i for i in sorted(self._tokens.special_token_ids)}
+        return {text: special[name] for text in texts if (name := text.encode()) in special}
+
+    def _places(self, token_id: int) -> list[str]:
+        """Return Lark of a token, in a text and at its beginning."""
+        return [f"<[{place}]>" for place in sorted({token_id, token_id + self._ready_vocabulary().first_id})]
+
+    def _why_not(self, grammar: str, wanted: StructuredOutputs, tried: str) -> str:
+        """Return why a grammar cannot be followed; where it needs tokens of the model, another one is tried for it."""
         with self._using_kept:
             if grammar in self._kept:
                 return ""
             known = self._refused.get(grammar)
         if known is not None:
             return known
-        reason = next(filter(None, map(why_not, (*wide_parts(wanted), grammar))), "")
+        reason = next(filter(None, map(why_not, (*wide_parts(wanted), tried))), "")
         if reason:
             with self._using_kept:
                 self._refused[grammar] = reason

@@ -23,7 +23,7 @@ from llguidance import LLMatcher
 from llguidance.gbnf_to_lark import any_to_lark
 
 from twostroke.errors import InvalidParameter
-from twostroke.grammar.backend import WrittenCalls
+from twostroke.grammar.backend import RequiredCall, WrittenCalls
 from twostroke.sampling_params import StructuredOutputs
 
 Schema = dict[str, Any]
@@ -310,19 +310,22 @@ _TOP = '%llguidance {"no_forcing": true}\nstart: @wanted'
 text is certain, which would take the last way out of a request whose bad_words or allowed_token_ids forbid it."""
 
 
-def to_llguidance(wanted: StructuredOutputs, calls: WrittenCalls | None = None) -> str:
+def to_llguidance(wanted: StructuredOutputs, calls: WrittenCalls | RequiredCall | None = None) -> str:
     """The grammar in llguidance's JSON form; whether it can be followed is not looked at.
 
     Args:
         wanted: the form.
-        calls: tool calls that may be written instead.
+        calls: tool calls that may be written instead, or how the call is written that the form requires.
 
     Raises:
         InvalidParameter: a GBNF grammar or a JSON schema that cannot even be read.
     """
     try:
-        inner = _inner(wanted)
-        parts = [inner | {"name": "wanted"}] if calls is None else _either(inner, calls)
+        if isinstance(calls, RequiredCall):
+            parts = _framed(calls)
+        else:
+            inner = _inner(wanted)
+            parts = [inner | {"name": "wanted"}] if calls is None else _either(inner, calls)
     except (ValueError, RecursionError) as error:
         raise refusal(wanted, str(error)) from error
     return json.dumps({"grammars": [{"lark_grammar": _TOP}, *parts]}, ensure_ascii=False)
@@ -346,6 +349,12 @@ def _either(form: dict[str, object], calls: WrittenCalls) -> list[dict[str, obje
     lark = f"start: {' | '.join(ways)}\n{beginning}\nTEXT: /(.|\\n)+/"
     parts: list[dict[str, object]] = [{"lark_grammar": lark, "name": "wanted"}, form | {"name": "form"}]
     return [*parts, _json(json.dumps(calls.bare)) | {"name": "call"}] if calls.bare else parts
+
+
+def _framed(call: RequiredCall) -> list[dict[str, object]]:
+    """Return parts of a grammar of a required call in the model's own form."""
+    arguments = [_json(json.dumps(schema)) | {"name": name} for name, schema in call.schemas.items()]
+    return [{"lark_grammar": call.rules, "name": "wanted"}, *arguments]
 
 
 def _tokens(token_ids: Collection[int]) -> list[str]:

@@ -2,21 +2,33 @@
 
 from __future__ import annotations
 
+import functools
+import random
+import shutil
+import tempfile
+from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers import AddedToken
+from tokenizers import Tokenizer as RawTokenizer
 
 import text_fakes
 from chat_output import NOW, TOOLS
+from grammar_walks import allowed, walk
 from harmony_template import TEMPLATE
 from twostroke.api.dialect import Dialect
 from twostroke.api.parsers.chat_parser import AnswerStops, make_parser
 from twostroke.api.parsers.output import ContentDelta, ReasoningDelta, ToolCallArguments, ToolCallBegin
-from twostroke.api.parsers.tool_choice import ChatTools, NamedTool
+from twostroke.api.parsers.tool_choice import ChatTools, NamedTool, Tool
 from twostroke.client.chat_inputs import ChatInputs
 from twostroke.client.input_processor import AnswerForm, InputProcessor
 from twostroke.errors import InvalidParameter
+from twostroke.grammar.backend import GrammarMatcher
+from twostroke.grammar.guidance import Guidance
+from twostroke.sampling_params import StructuredOutputs
 from twostroke.tokenizer.chat_template import ChatTemplate
+from twostroke.tokenizer.tokenizer import Tokenizer
 
 PARSERS = ("openai", "openai_gptoss")
 THOUGHT = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant"
@@ -59,11 +71,77 @@ def test_nothing_of_a_header_that_max_tokens_cut_is_told(cut: int) -> None:
     assert (message.reasoning, message.content.removesuffix("<"), message.tool_calls) == ("Hm.", "", ())
 
 
+HEADER = "<|channel|>commentary to=functions.now <|constrain|>json<|message|>"
+SPECIAL = ("<|channel|>", "<|start|>", "<|constrain|>", "<|message|>", "<|end|>", "<|call|>", "<|return|>")
+
+
+@functools.cache
+def tokenizer_of(special: tuple[str, ...]) -> Tokenizer:
+    """A tokenizer whose special tokens are these of harmony, too."""
+    source = text_fakes.folder("byte_level")
+    raw = RawTokenizer.from_file(str(source / "tokenizer.json"))
+    raw.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in special])
+    with tempfile.TemporaryDirectory() as name:
+        raw.save(f"{name}/tokenizer.json")
+        shutil.copy(source / "tokenizer_config.json", name)
+        return Tokenizer.from_folder(Path(name))
+
+
 @pytest.mark.parametrize(
-    ("choice", "text"), [("required", '[{"name": "now", "parameters": {}}]'), (NamedTool("now"), "{}")]
+    ("special", "end_texts"),
+    [(SPECIAL, ("<|return|>", "<|call|>")), (SPECIAL, ("<|return|>",)), ((), ("<|end|>",))],
+    ids=["harmony", "the call ends no turn", "no special tokens"],
 )
-def test_calls_that_are_required_are_bare_json(choice: Any, text: str) -> None:
-    assert make_parser(*PARSERS, ChatTools(TOOLS, choice), prompt=None).parse(text).tool_calls == (NOW,)
+@pytest.mark.parametrize("choice", ["required", NamedTool("now")], ids=["required", "named"])
+def test_a_required_call_is_a_message_to_its_function(
+    choice: Any, special: tuple[str, ...], end_texts: tuple[str, ...]
+) -> None:
+    tokenizer, tools = tokenizer_of(special), ChatTools(TOOLS, choice)
+    num_columns = tokenizer.max_token_id + 1
+    ends = {tokenizer.token_id(text) or 0 for text in end_texts}
+    grammars = Guidance(tokenizer, num_columns, ends)
+    matcher = matcher_at_start(grammars, tools)
+    opening = tokenizer.token_id("<|channel|>") if special else None
+    for token_id in tokenizer.encode(HEADER + "{}", add_special_tokens=False):
+        choices = allowed(matcher, num_columns)
+        assert token_id in choices
+        assert not ends & choices
+        if opening is not None:
+            assert choices == {opening}  # only the token itself stands at the beginning
+            opening = None
+        matcher.accept(token_id)
+    assert ends <= allowed(matcher, num_columns)
+    if special:  # behind a call nothing but its end may come
+        assert allowed(matcher, num_columns) == ends | {tokenizer.token_id("<|call|>")}
+    for seed in range(5):
+        walked, has_ended = walk(matcher_at_start(grammars, tools), num_columns, ends, random.Random(seed))
+        text = tokenizer.decode(walked, skip_special_tokens=False)
+        assert text.startswith(HEADER.partition("now")[0])
+        message = make_parser(*PARSERS, tools, prompt=None).parse(text, is_cut=not has_ended)
+        assert (message.reasoning, message.content, len(message.tool_calls)) == ("", "", 1)
+        assert message.tool_calls[0].name in ([tool.name for tool in TOOLS] if choice == "required" else ["now"])
+
+
+def matcher_at_start(grammars: Guidance, tools: ChatTools) -> GrammarMatcher:
+    return grammars.matcher(grammars.compile(StructuredOutputs(json=tools.schema), Dialect(*PARSERS).calls(tools)))
+
+
+@pytest.mark.parametrize("choice", ["required", NamedTool("now")], ids=["required", "named"])
+def test_a_required_call_that_was_cut_is_no_content(choice: Any) -> None:
+    text = HEADER + '{"a": 1}<|call|>'
+    for end in range(len(text)):
+        message = make_parser(*PARSERS, ChatTools(TOOLS, choice), prompt=None).parse(text[:end], is_cut=True)
+        assert (message.reasoning, message.content) == ("", "")
+        assert bool(message.tool_calls) == (end > len(HEADER) + 1), text[:end]
+    assert make_parser(*PARSERS, ChatTools(TOOLS, choice), prompt=None).parse(HEADER + "{}").tool_calls == (NOW,)
+
+
+def test_a_name_that_no_header_can_hold_cannot_be_required() -> None:
+    tools = ChatTools([Tool("now and then")], "required")
+    with pytest.raises(InvalidParameter, match="names in calls of this model have no spaces") as told:
+        Dialect(*PARSERS).calls(tools)
+    assert (told.value.name, told.value.value) == ("tools", "now and then")
+    assert Dialect("hermes").calls(tools) is None
 
 
 def test_stop_strings_are_looked_for_in_the_answer_alone() -> None:

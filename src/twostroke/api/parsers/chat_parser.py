@@ -241,7 +241,7 @@ def make_parser(
     Args:
         tool_call_parser: a name of TOOL_CALL_FAMILIES; None if the model's calls are not to be looked for.
         reasoning_parser: a name of REASONING_FAMILIES; None if reasoning is not to be told from content.
-        asked: what the request offers; a required or named call is one of `tool_choice_schema`, in no family's form.
+        asked: what the request offers; a required or named call is one of `tool_choice_schema`, or of `required_call`.
         prompt: the rendered chat, or the end of it, which may have opened the reasoning; None: nothing has opened it.
         said: what the turn says already that is continued, at the end of the prompt.
         calls_come_first: the text is an answer of some form, or calls as `free_calls` describes them.
@@ -253,7 +253,9 @@ def make_parser(
     family = _looked_up("tool_call_parser", tool_call_parser, TOOL_CALL_FAMILIES)
     reasoning = _looked_up("reasoning_parser", reasoning_parser, REASONING_FAMILIES)
     tool_choice = checked_tool_choice(asked.tools, asked.choice)
-    if isinstance(tool_choice, NamedTool):
+    if family is not None and family.required_header and asked.required:
+        family = replace(family, comes_first=True, has_content=False)
+    elif isinstance(tool_choice, NamedTool):
         family = named_tool(tool_choice.name)
     elif tool_choice == "required":
         family = REQUIRED

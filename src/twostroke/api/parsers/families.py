@@ -11,9 +11,9 @@ from twostroke.api.parsers.beginnings import text
 from twostroke.api.parsers.glm45 import MARKERS as GLM45_MARKERS
 from twostroke.api.parsers.glm45 import MARKUP as GLM45_MARKUP
 from twostroke.api.parsers.glm45 import read_glm45_call
+from twostroke.api.parsers.harmony import CALL_END, CALL_HEADER, read_message
 from twostroke.api.parsers.harmony import MARKERS as HARMONY_MARKERS
 from twostroke.api.parsers.harmony import MARKUP as HARMONY_MARKUP
-from twostroke.api.parsers.harmony import read_message
 from twostroke.api.parsers.json_calls import (
     DEEPSEEK_SEPARATOR,
     DEEPSEEK_V3,
@@ -32,8 +32,9 @@ from twostroke.api.parsers.python_calls import is_python_name, read_python_calls
 from twostroke.api.parsers.qwen3_coder import MARKERS as QWEN3_CODER_MARKERS
 from twostroke.api.parsers.qwen3_coder import read_qwen3_coder_call
 from twostroke.api.parsers.source import Reading, Source, Stops
-from twostroke.api.parsers.tool_choice import Tool
-from twostroke.grammar.backend import FreeCalls
+from twostroke.api.parsers.tool_choice import Tool, arguments_schema
+from twostroke.errors import InvalidParameter
+from twostroke.grammar.backend import FreeCalls, RequiredCall
 
 Tools = Mapping[str, Tool]
 """By name."""
@@ -63,6 +64,10 @@ class ToolCallFamily:
     """Whether what is no call is content; otherwise it is the grammar of a call that was cut, and nobody sees it."""
     reasoning_parser: str = ""
     """The only reasoning parser that it goes with; empty for any, or none."""
+    required_header: str = ""
+    """What stands before the arguments of a call that is required, with `{name}` for the function's name, and what
+    stands behind them; empty where such a call is JSON alone."""
+    required_end: str = ""
 
 
 def read_content(source: Source, output: Output, family: ToolCallFamily, tools: Tools) -> Reading[None]:
@@ -80,15 +85,16 @@ def read_content(source: Source, output: Output, family: ToolCallFamily, tools: 
             source.position = 0
     if family.comes_first and not has_called and not (yield from _read_first_calls(source, output, family, tools)):
         return
+    emit = output.content if family.has_content else _drop
     if not family.markers:
-        yield from read_plain_content(source, output.content if family.has_content else _drop)
+        yield from read_plain_content(source, emit)
         return
     markers = Stops(*family.markers)
-    while marker := (yield from source.copy_until(markers, output.content, drops_half=True)):
+    while marker := (yield from source.copy_until(markers, emit, drops_half=True)):
         source.position = len(marker)
         if not (yield from _read_calls(source, output, family, tools, marker)):
             source.position = 0
-            output.content(marker)
+            emit(marker)
             source.position = len(marker)
 
 
@@ -102,7 +108,7 @@ def _read_first_calls(source: Source, output: Output, family: ToolCallFamily, to
     is_cut = source.has_ended and unread and any(text.startswith(unread) for text in family.markers)
     if not marker and not is_cut:
         source.position = 0
-    yield from read_plain_content(source, _drop if marker or is_cut else output.content)
+    yield from read_plain_content(source, output.content if family.has_content and not marker and not is_cut else _drop)
     return False
 
 
@@ -153,6 +159,30 @@ def free_calls(family: ToolCallFamily, names: Sequence[str]) -> FreeCalls:
     known = [name for name in names if family.is_name(name)]
     beginning = beginnings.rules(ways, known) if ways and known else ""
     return FreeCalls(markers=family.markers if beginning else (), markup=family.markup, bare=bare, beginning=beginning)
+
+
+def required_call(family: ToolCallFamily, tools: Sequence[Tool]) -> RequiredCall | None:
+    """Return how a call of one of these functions is written that the model must make; None for JSON alone.
+
+    Raises:
+        InvalidParameter: a name that cannot stand in a call of this family, or parameters that describe no object.
+    """
+    if not family.required_header or not tools:
+        return None
+    for tool in tools:
+        if not family.is_name(tool.name):
+            limit = "cannot be called: names in calls of this model have no spaces, quotes or brackets"
+            raise InvalidParameter("tools", tool.name, limit, "Rename it, or leave tool_choice out.")
+    markup = (*family.markers, *family.markup)
+    ways = [
+        f"{beginnings.of_pieces(family.required_header.format(name=tool.name), markup)} @arguments{number}"
+        for number, tool in enumerate(tools)
+    ]
+    return RequiredCall(
+        rules=f"start: ({' | '.join(ways)}) {text(family.required_end)}?",
+        schemas={f"arguments{number}": arguments_schema(tool) for number, tool in enumerate(tools)},
+        markup=markup,
+    )
 
 
 def _json(*markers: str, end: str = "", bare: str = "", markup: tuple[str, ...] = ()) -> ToolCallFamily:
@@ -214,6 +244,8 @@ HARMONY = ToolCallFamily(
     markup=HARMONY_MARKUP,
     heads=('"commentary to=functions." name (" "? "<|constrain|>" "json" | " json")? "<|message|>" WS? open',),
     reasoning_parser="openai_gptoss",
+    required_header=CALL_HEADER,
+    required_end=CALL_END,
 )
 CHANNELS_WITHOUT_CALLS = replace(HARMONY, read_calls=partial(read_message, takes_calls=False))
 """The output of a model that writes channels where the request offers no tools."""

@@ -27,6 +27,9 @@ MARKERS = (*_HEADER_BEGINS, "to=functions.", *_MESSAGE_ENDS)
 """What stands before a message, or behind one."""
 MARKUP = ("<|constrain|>", "<|message|>")
 """What stands within headers."""
+CALL_HEADER = "<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>"
+"""What the model writes before the arguments of a call."""
+CALL_END = "<|call|>"
 ANALYSIS_HEADER = "<|channel|>analysis<|message|>"
 
 _HEADER_ENDS = ("<|message|>", "<|start|>", *_MESSAGE_ENDS, "\n")

@@ -71,6 +71,13 @@ class ChatTools:
         """What the output has to be where a call is required."""
         return tool_choice_schema(self.tools, self.choice, parallel_tool_calls=self.parallel)
 
+    @property
+    def required(self) -> Sequence[Tool]:
+        """The tools of which the model must call one; none where it need not."""
+        if isinstance(self.choice, NamedTool):
+            return [tool for tool in self.tools if tool.name == self.choice.name]
+        return self.tools if self.choice == "required" else ()
+
 
 NO_TOOLS = ChatTools(choice="none")
 """Of a chat that offers none."""
@@ -90,7 +97,7 @@ def tool_choice_schema(
     """
     tool_choice = checked_tool_choice(tools, tool_choice)
     if isinstance(tool_choice, NamedTool):
-        return _of_object(next(tool for tool in tools if tool.name == tool_choice.name), "#")
+        return arguments_schema(next(tool for tool in tools if tool.name == tool_choice.name))
     if tool_choice != "required":
         return None
     calls = [
@@ -109,6 +116,15 @@ def tool_choice_schema(
         "$defs": {str(number): _of_object(tool, f"#/$defs/{number}") for number, tool in enumerate(tools)},
     }
     return schema if parallel_tool_calls else {**schema, "maxItems": 1}
+
+
+def arguments_schema(tool: Tool) -> JsonSchema:
+    """Return the schema of a tool's arguments, as a document of its own.
+
+    Raises:
+        InvalidParameter: the parameters describe no object.
+    """
+    return _of_object(tool, "#")
 
 
 _OF_DOCUMENTS = frozenset({"$schema", "$id"})
