@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import difflib
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import PurePath
 from typing import Any, cast
 
@@ -184,10 +184,10 @@ def name_shown(name: object) -> str:
     return printable(name, MOST_SHOWN, _BEGINNING) if isinstance(name, str) else shown(name)
 
 
-def shorten(names: Sequence[object], limit: int = 8) -> str:
-    """Return the first few names of a file's, and how many more there are."""
+def shorten(names: Sequence[object], limit: int = 8, show: Callable[[object], str] = name_shown) -> str:
+    """Return the first few names of a file's, or what `show` makes of them, and how many more there are."""
     more = f" and {len(names) - limit} more" if len(names) > limit else ""
-    return ", ".join(map(name_shown, names[:limit])) + more
+    return ", ".join(map(show, names[:limit])) + more
 
 
 def _beginning(value: Any, num_levels: int) -> str:

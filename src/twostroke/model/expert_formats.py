@@ -2,11 +2,53 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 
-from twostroke.errors import UnsupportedModel
+from twostroke.config.model import ModelConfig
+from twostroke.errors import CorruptCheckpoint, UnsupportedModel, name_shown
 from twostroke.kernels.quantized_weight import QuantizedFormat
 from twostroke.model.weight_source import WeightSource
+
+_EXPERT = re.compile(r".*\.layers\.(?P<layer>\d+)\..*\.experts\.\d+\.(?P<part>\w+)\.(?P<kind>\w+)")
+_LAYER = re.compile(r"(?<=\.layers\.)\d+")
+
+
+def check_stacks(source: WeightSource, config: ModelConfig) -> None:
+    """Refuse stacks of more or fewer experts than a config says.
+
+    Raises:
+        CorruptCheckpoint: there is such a one; it is named as it is stored.
+    """
+    num_experts = max((layer.experts.num_experts for layer in config.layers if layer.experts is not None), default=0)
+    for stack in {weight.stack for weight in source.weights.values() if weight.stack is not None}:
+        if stack.shape[0] != num_experts:
+            raise CorruptCheckpoint(
+                f"{source.path}: {name_shown(stack.name)} is {list(stack.shape)}, of {stack.shape[0]} experts; "
+                f"config.json says {num_experts}. Download the model again, or correct config.json."
+            )
+
+
+def names_of_missing(source: WeightSource, names: Iterable[str]) -> list[str]:
+    """Return what a checkpoint would call weights that it lacks: of experts in stacks, the stack.
+
+    The names of stacks are those that other layers have; a bias is called as the matrix that it belongs to.
+    """
+    stacks: dict[tuple[str, str], str] = {}
+    for name, weight in source.weights.items():
+        if weight.stack is not None and (found := _EXPERT.fullmatch(name)) is not None:
+            stacks.setdefault((found["part"], found["kind"]), weight.stack.name)
+    for (part, kind), stack in [*stacks.items()]:
+        if kind == "weight":
+            stem = stack.removesuffix("_blocks").removesuffix(".weight")
+            stacks.setdefault((part, "bias"), f"{stem}_bias")
+
+    def stored(name: str) -> str:
+        expert = _EXPERT.fullmatch(name)
+        stack = None if expert is None else stacks.get((expert["part"], expert["kind"]))
+        return name if expert is None or stack is None else _LAYER.sub(expert["layer"], stack, count=1)
+
+    return [stored(name) for name in names]
 
 
 def check_formats(source: WeightSource, parts_of: Mapping[str, tuple[str, ...]]) -> None:

@@ -15,7 +15,7 @@ from torch import Tensor
 from twostroke.config.load import DEFAULT_GROUP_SIZE, GROUP_SIZES, Quantization, QuantizationOnLoad
 from twostroke.config.model import ModelConfig
 from twostroke.config.quantization import Fp8Config, Mxfp4Config, QuantizationConfig, StoredQuantization
-from twostroke.errors import CorruptCheckpoint, InvalidParameter, ModelNotFound, SetupError, shorten
+from twostroke.errors import CorruptCheckpoint, InvalidParameter, ModelNotFound, SetupError, name_shown, shorten
 from twostroke.kernels.interface import Operators, Weight
 from twostroke.kernels.memory import return_unused
 from twostroke.kernels.quantized_weight import QuantizedWeight, quantize_fp8
@@ -25,7 +25,7 @@ from twostroke.kernels.streamed_weight import StreamedWeight
 from twostroke.log import get_logger
 from twostroke.model.checkpoint import Checkpoint, is_of_prediction, is_unread_kv
 from twostroke.model.decoder import DecoderModel, Parameter, Placement
-from twostroke.model.expert_formats import check_formats
+from twostroke.model.expert_formats import check_formats, check_stacks, names_of_missing
 from twostroke.model.float_weights import FloatWeights
 from twostroke.model.mxfp4_checkpoint import Mxfp4Weights
 from twostroke.model.packed_cache import CachedWeights, PackedCache
@@ -39,7 +39,7 @@ from twostroke.model.transposed import Transposed
 from twostroke.model.weight_map import checkpoint_names
 from twostroke.model.weight_pieces import Piece, is_multiplied, is_one_weight, is_packed, pieces_of
 from twostroke.model.weight_size import weight_bytes
-from twostroke.model.weight_source import ALL_ROWS, ROWS_TOGETHER, StoresRows, WeightSource
+from twostroke.model.weight_source import ALL_ROWS, ROWS_TOGETHER, StoredWeight, StoresRows, WeightSource
 
 log = get_logger(__name__)
 
@@ -71,7 +71,7 @@ def open_weights(folder: Path, config: ModelConfig, quantization: Quantization |
         source = StackedNorms(source)
     experts = next((layer.experts for layer in config.layers if layer.experts is not None), None)
     if experts is not None:
-        source = UnstackedExperts(source, entry.expert_stacks, config.hidden_size, experts.intermediate_size)
+        source = UnstackedExperts(source, entry.expert_stacks, config.hidden_size, experts)
     if config.tie_word_embeddings:
         (head,), (embedding,) = (checkpoint_names(entry.names, f"{name}.weight") for name in ("lm_head", "embedding"))
         source = with_embedding(source, head, embedding)
@@ -179,6 +179,7 @@ def check_weights(
     names = architecture(config.architecture).names
     parameters = model_class(config.architecture).parameters(config)
     parts_of = {name: checkpoint_names(names, name) for name in parameters}
+    check_stacks(source, config)
     _check_shapes(source, parameters, parts_of, config)
     check_formats(source, parts_of)
     if quantization == "int4":
@@ -393,20 +394,31 @@ def _check_shapes(
             if found is None:
                 missing.append(part)
             elif found.shape != expected:
-                misshapen.append(f"{found.stored_name or part} is {list(found.shape)} instead of {list(expected)}")
+                misshapen.append(f"{_placed(found, part)} {list(found.shape)} instead of {list(expected)}")
     expected_names = {part for parts in parts_of.values() for part in parts}
     extra = [name for name in source.weights if name not in expected_names and not _is_harmless(name, source, config)]
     problems = [
-        f"{what}: {shorten(sorted(names))}"
-        for what, names in (("missing", missing), ("wrong shape", misshapen), ("not of this architecture", extra))
-        if names
+        f"{what}: {shorten(sorted(set(found)), show=show)}"
+        for what, found, show in (
+            ("missing", names_of_missing(source, missing), name_shown),
+            ("wrong shape", misshapen, str),
+            ("not of this architecture", extra, name_shown),
+        )
+        if found
     ]
     if problems:
-        is_of_gguf = any(weight.stored_name for weight in source.weights.values())
-        others = "its metadata" if is_of_gguf else "config.json"
+        others = "config.json" if source.path.is_dir() else "its metadata"
         raise CorruptCheckpoint(
             f"{source.path}: the tensors do not fit {others} ({config.architecture}); {'; '.join(problems)}."
         )
+
+
+def _placed(found: StoredWeight, part: str) -> str:
+    """Return a weight by its file's name, and of one within a stack which part of an expert it is."""
+    if found.stack is None:
+        return f"{name_shown(found.stored_name or part)} is"
+    stack = found.stack
+    return f"{name_shown(stack.name)} is {list(stack.shape)}, where {part.split('.')[-2]} of an expert is"
 
 
 def _is_harmless(name: str, source: WeightSource, config: ModelConfig) -> bool:

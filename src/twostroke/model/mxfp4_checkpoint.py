@@ -21,7 +21,7 @@ from twostroke.kernels.quantized_weight import QuantizedFormat, QuantizedWeight
 from twostroke.model.checkpoint import Checkpoint
 from twostroke.model.float_weights import check_floats
 from twostroke.model.stacked_experts import PARTS
-from twostroke.model.weight_source import ALL_ROWS, StoredWeight
+from twostroke.model.weight_source import ALL_ROWS, StoredStack, StoredWeight
 
 MXFP4 = QuantizedFormat(4, 32, table="fp4")
 _BLOCKS, _SCALES = "_blocks", "_scales"
@@ -112,5 +112,6 @@ class Mxfp4Weights:
                 name = f"{block}.{expert}.{part}.weight"
                 self._places[name] = stack, expert, slice(place, None, len(parts))
                 whole = (shape[1] // len(parts), shape[2] * MXFP4.group_size)
-                found[name] = StoredWeight(whole, MXFP4, stored_name=f"{part} of {stack}{_BLOCKS}[{expert}]")
+                told = f"{part} of {blocks}[{expert}]"
+                found[name] = StoredWeight(whole, MXFP4, stored_name=told, stack=StoredStack(blocks, shape))
         return found

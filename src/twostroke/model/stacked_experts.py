@@ -17,11 +17,11 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from twostroke.config.experts import MAX_EXPERTS
-from twostroke.errors import CorruptCheckpoint, UnsupportedModel
+from twostroke.config.experts import MAX_EXPERTS, ExpertsSpec
+from twostroke.errors import CorruptCheckpoint, UnsupportedModel, name_shown
 from twostroke.kernels.quantized_weight import QuantizedWeight
 from twostroke.model.registry import ExpertStacks
-from twostroke.model.weight_source import ALL_ROWS, StoredWeight, WeightSource, WrappedSource
+from twostroke.model.weight_source import ALL_ROWS, StoredStack, StoredWeight, WeightSource, WrappedSource
 
 PARTS = {
     "gate_up_proj": ("gate_proj", "up_proj"),
@@ -39,14 +39,17 @@ _CORRECTION = "e_score_correction_bias"
 class UnstackedExperts(WrappedSource):
     """Gives each part of a stored stack [num_experts, N, K], or of biases [num_experts, N], a name of its own."""
 
-    def __init__(self, source: WeightSource, stacks: ExpertStacks, hidden_size: int, intermediate_size: int) -> None:
-        """Takes the weights as they are stored, the order of those in stacks, and the sizes of an expert.
+    def __init__(self, source: WeightSource, stacks: ExpertStacks, hidden_size: int, experts: ExpertsSpec) -> None:
+        """Takes the weights as they are stored, the order of those in stacks, and the experts of a layer.
 
         Raises:
-            CorruptCheckpoint: an expert's matrix is stored by itself, too.
+            CorruptCheckpoint: an expert's matrix is stored by itself, too, or a stack has another number of dimensions,
+                or rows that cannot be both gate and up.
         """
         self._stacks: ExpertStacks = stacks
-        shapes = {2: (2 * intermediate_size, hidden_size), 1: (hidden_size, intermediate_size)}
+        self._num_experts = experts.num_experts
+        size = experts.intermediate_size
+        shapes = {2: (2 * size, hidden_size), 1: (hidden_size, size)}
         self._turned: set[str] = set()
         """Stacks of matrices [inputs, outputs]."""
         self._places: dict[str, tuple[str, int, slice]] = {}
@@ -65,11 +68,14 @@ class UnstackedExperts(WrappedSource):
             if len(shape) == 2 and parts and self._is_turned(shape, shapes[len(parts)]):
                 self._turned.add(name)
                 shape = shape[::-1]
-            is_stack = bool(parts) and len(weight.shape) == (3 if kind == "weight" else 2)
-            if not is_stack or weight.shape[0] > MAX_EXPERTS or shape[0] % len(parts):
+            num_dims = 3 if kind == "weight" else 2
+            if not parts or not (block.endswith(".experts") or len(weight.shape) == num_dims):
                 found[name] = weight
                 continue
+            if len(weight.shape) != num_dims or weight.shape[0] > MAX_EXPERTS or shape[0] % len(parts):
+                raise self._refusal(source, name, shapes[len(parts)] if kind == "weight" else shapes[len(parts)][:1])
             block, num_rows = block.removesuffix(".experts"), shape[0] // len(parts)
+            stack = StoredStack(name, weight.shape)
             for expert in range(weight.shape[0]):
                 for place, part in enumerate(parts):
                     own = f"{block}.experts.{expert}.{part}.{kind}"
@@ -77,8 +83,16 @@ class UnstackedExperts(WrappedSource):
                         raise CorruptCheckpoint(f"{source.path}: {own} is there twice: by itself and within {name}.")
                     self._places[own] = name, expert, self._rows_of_part(place, len(parts), num_rows)
                     told = f"{part} of {name}[{expert}]"
-                    found[own] = replace(weight, shape=(num_rows, *shape[1:]), stored_name=told)
+                    found[own] = replace(weight, shape=(num_rows, *shape[1:]), stored_name=told, stack=stack)
         super().__init__(source, found)
+
+    def _refusal(self, source: WeightSource, name: str, expected: tuple[int, ...]) -> CorruptCheckpoint:
+        """Return the error of a stack that cannot be taken apart, for the shape of an expert's part of it."""
+        expected = expected[::-1] if self._stacks == "interleaved_columns" else expected
+        return CorruptCheckpoint(
+            f"{source.path}: {name_shown(name)} is {list(source.weights[name].shape)} instead of "
+            f"{[self._num_experts, *expected]}, as config.json has it. Download the model again."
+        )
 
     def read(self, name: str, dtype: torch.dtype, rows: slice = ALL_ROWS) -> Tensor | QuantizedWeight:
         if name not in self._places:

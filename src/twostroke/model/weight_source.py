@@ -19,6 +19,15 @@ ROWS_TOGETHER = 8
 
 
 @dataclass(frozen=True, slots=True)
+class StoredStack:
+    """A tensor of a file that has a matrix or a bias of each expert."""
+
+    name: str
+    shape: tuple[int, ...]
+    """[num_experts, ...]"""
+
+
+@dataclass(frozen=True, slots=True)
 class StoredWeight:
     """What is known of a weight before it is read."""
 
@@ -29,6 +38,8 @@ class StoredWeight:
     """Whether some of its rows can be read without the others."""
     stored_name: str | None = None
     """What its file calls it, where that is not the name of a checkpoint; for messages."""
+    stack: StoredStack | None = None
+    """The tensor of its file that it is a part of; None: it is one by itself."""
 
 
 class WeightSource(Protocol):

@@ -103,6 +103,10 @@ def drop(name: str) -> Callable[[Tensors], object]:
     return lambda tensors: tensors.pop(name)
 
 
+def drop_of_all_layers(last: str) -> Callable[[Tensors], object]:
+    return lambda tensors: [tensors.pop(name) for name in list(tensors) if name.endswith(last)]
+
+
 def change(name: str, changed: Callable[[Tensor], Tensor]) -> Callable[[Tensors], object]:
     return lambda tensors: tensors.update({name: changed(tensors[name])})
 
@@ -118,7 +122,16 @@ def change(name: str, changed: Callable[[Tensor], Tensor]) -> Callable[[Tensors]
         ),
         (change(f"{STACK}_blocks", lambda blocks: blocks.flatten(2)), r"_blocks has shape \[5, 320, 48\]; it must be"),
         (change(f"{STACK}_blocks", lambda blocks: blocks[:, :319]), r"\[5, 319, 3, 16\]; it must be .*an even number"),
-        (change(f"{STACK}_bias", lambda bias: bias[:, :318]), r"wrong shape: gate_proj of .*gate_up_proj_bias\[0\]"),
+        (
+            change(f"{STACK}_bias", lambda bias: bias[:, :318]),
+            r"wrong shape: .*gate_up_proj_bias is \[5, 318\], where gate_proj of",
+        ),
+        (change(f"{STACK}_bias", lambda bias: bias[:, :319]), r"gate_up_proj_bias is \[5, 319\] instead of \[5, 320\]"),
+        (drop(f"{STACK}_bias"), f"missing: {STACK}_bias."),
+        (
+            drop_of_all_layers("gate_up_proj_bias"),
+            r"missing: .*layers.0.mlp.experts.gate_up_proj_bias, .*1.mlp.*_bias\.",
+        ),
         (drop("model.layers.0.self_attn.sinks"), "missing: model.layers.0.self_attn.sinks"),
     ],
 )
@@ -134,7 +147,9 @@ def test_experts_that_are_missing_are_named(tmp_path: Path) -> None:
             tensors[f"{STACK}_{kind}"] = tensors[f"{STACK}_{kind}"][:4]
 
     write(tmp_path, leave_one_out)
-    with pytest.raises(CorruptCheckpoint, match=r"missing: model.layers.1.mlp.experts.4.gate_proj.bias, model.layers"):
+    with pytest.raises(
+        CorruptCheckpoint, match=r"gate_up_proj_(bias|blocks) is \[4, .*, of 4 experts; config.json says 5"
+    ):
         load(tmp_path)
 
 

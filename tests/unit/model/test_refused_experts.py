@@ -89,7 +89,22 @@ FOLDERS: dict[str, tuple[str, Callable[[Tensors], object], str]] = {
     "a stack of fewer experts": (
         "granite_moe",
         put(f"{GRANITE}.output_linear.weight", 3, 64, 96),
-        "missing: model.layers.0.block_sparse_moe.experts.3.down_proj.weight",
+        f"{GRANITE}.output_linear.weight is [3, 64, 96], of 3 experts; config.json says 4",
+    ),
+    "a stack is missing": (
+        "granite_moe",
+        without("model.layers.1.block_sparse_moe.input_linear.weight"),
+        "missing: model.layers.1.block_sparse_moe.input_linear.weight.",
+    ),
+    "a stack of an odd number of rows": (
+        "granite_moe",
+        put(f"{GRANITE}.input_linear.weight", 4, 191, 64),
+        f"{GRANITE}.input_linear.weight is [4, 191, 64] instead of [4, 192, 64], as config.json has it",
+    ),
+    "a stack that is none": (
+        "qwen3_moe",
+        put(f"{MLP}.experts.down_proj", 64, 64),
+        f"{MLP}.experts.down_proj is [64, 64] instead of [8, 64, 64], as config.json has it",
     ),
     "an expert beside its stack": (
         "granite_moe",
@@ -104,7 +119,18 @@ FOLDERS: dict[str, tuple[str, Callable[[Tensors], object], str]] = {
     "a stack of other matrices": (
         "granite_moe",
         put(f"{GRANITE}.output_linear.weight", 4, 64, 80),
-        f"wrong shape: down_proj of {GRANITE}.output_linear",
+        (
+            f"do not fit config.json (GraniteMoeForCausalLM); wrong shape: {GRANITE}.output_linear.weight is [4, 64, 80], "
+            "where down_proj of an expert is [64, 80] instead of [64, 96]."
+        ),
+    ),
+    "two stacks of other matrices": (
+        "granite_moe",
+        put(f"{GRANITE}.input_linear.weight", 4, 160, 64),
+        (
+            f"{GRANITE}.input_linear.weight is [4, 160, 64], where gate_proj of an expert is [80, 64] instead of [96, 64], "
+            f"{GRANITE}.input_linear.weight is [4, 160, 64], where up_proj of an expert is [80, 64] instead of [96, 64]."
+        ),
     ),
 }
 
@@ -248,7 +274,10 @@ GGUF_FILES: dict[str, tuple[Callable[[Tensors], object], dict[str, int], str]] =
     "a stack of other matrices": (
         put("blk.0.ffn_down_exps.weight", 8, 64, 32),
         {},
-        "blk.0.ffn_down_exps.weight is [64, 32] instead of [64, 64]",
+        (
+            "do not fit its metadata (Qwen3MoeForCausalLM); wrong shape: blk.0.ffn_down_exps.weight is [8, 64, 32], where "
+            "down_proj of an expert is [64, 32] instead of [64, 64]."
+        ),
     ),
     "an expert beside its stack": (
         put("blk.0.ffn_down.3.weight", 64, 64),

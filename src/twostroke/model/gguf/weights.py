@@ -29,7 +29,7 @@ from twostroke.model.gguf.model_config import ROPE_FACTORS, ROPE_FREQS
 from twostroke.model.gguf.names import gguf_names, of_layer, stack_of_experts
 from twostroke.model.registry import architecture, model_class
 from twostroke.model.weight_map import checkpoint_names
-from twostroke.model.weight_source import ALL_ROWS, StoredWeight
+from twostroke.model.weight_source import ALL_ROWS, StoredStack, StoredWeight
 
 log = get_logger(__name__)
 
@@ -83,7 +83,7 @@ class GGUFWeights:
                 f"{file.path}: the tensors do not fit its metadata ({config.architecture}); {'; '.join(problems)}."
             )
         self.weights: Mapping[str, StoredWeight] = {
-            name: StoredWeight(tensor.shape, _format(tensor), stored_name=tensor.name)
+            name: StoredWeight(tensor.shape, _format(tensor), stored_name=tensor.name, stack=_stack(file, tensor))
             for name, tensor in self._stored.items()
         }
         stored = [(tensor.type.name, self._factors[name] is not None) for name, tensor in self._stored.items()]
@@ -250,6 +250,14 @@ def _of_stack(file: GGUFFile, name: str) -> StoredTensor | None:
         return stored.read(before + first, num_bytes)
 
     return replace(stored, shape=(num_rows, *stored.shape[2:]), read=read, begin=stored.begin + before)
+
+
+def _stack(file: GGUFFile, tensor: StoredTensor) -> StoredStack | None:
+    """Return the stack that an expert's matrix or bias is a part of; None: the tensor is a weight by itself."""
+    whole = file.tensors.get(tensor.name)
+    if whole is None or len(whole.shape) == len(tensor.shape) or "_exps" not in tensor.name:
+        return None
+    return StoredStack(whole.name, whole.shape)
 
 
 _SINGLE = re.compile(r"(?P<part>blk\.\d+\.ffn_(?:gate|up|down))\.\d+\.(?P<kind>\w+)")
