@@ -239,7 +239,8 @@ def _architecture(config: Mapping[str, Any]) -> str:
     if not names and kind is not None:
         what += f" beside model_type {shown(kind)}"
     name = name_shown(names[0]) if names else "".join(part.capitalize() for part in name_shown(kind or "").split("_"))
-    sparse = [other for other, traits in ARCHITECTURE_TRAITS.items() if traits.experts is not None]
+    sparse = {other for other, traits in ARCHITECTURE_TRAITS.items() if traits.experts is not None}
+    sparse |= {whole for whole, texts in TEXT_MODELS.items() if not sparse.isdisjoint(texts.values())}
     near = nearest_known(name, config, known, reads_images=TEXT_MODELS, has_experts=sparse)
     is_bare = bool(names) and writes_no_text(name) and "without" not in near
     told = "a model of this name writes no text; " if is_bare else ""

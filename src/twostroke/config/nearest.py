@@ -16,6 +16,8 @@ _LEAST_ALIKE = 0.8
 _LEAST_COMMON = 5
 """Characters in common: XGLM and GLM are 0.86 alike, and have nothing to do with each other."""
 _MOST_CHARACTERS = 80
+_MOE = re.compile(r"[-_]?(?:Moe|MoE|moe)(?![a-z])")
+"""What names say of experts; two names are compared without it where both models have them."""
 _PARTS: Mapping[str, tuple[str, ...]] = {
     "experts": (
         "num_experts",
@@ -101,14 +103,21 @@ def nearest_known(
 
     >>> nearest_known("qwen3moe", {"expert_count": 128}, ["qwen2", "qwen3"])
     'the nearest is qwen3, without experts (expert_count=128); '
+    >>> nearest_known("qwen3next", {"expert_count": 512}, ["qwen3", "qwen3moe"], has_experts=["qwen3moe"])
+    'the nearest is qwen3moe; '
     """
-    near = nearest(name, known)
+    known = [*known]
+    wants_experts = any(part.startswith("experts") for part in unknown_parts(name, config))
+    sparse = {_MOE.sub("", other): other for other in known if wants_experts and other in has_experts}
+    near = sparse.get(nearest(_MOE.sub("", name), sparse) or "") or nearest(name, known)
     parts_of = {"images": reads_images, "experts": has_experts}
     known_parts = {part for part, names in parts_of.items() if (names if near is None else near in names)}
-    parts = " or ".join(unknown_parts(name, config, known_parts))
+    lacking = unknown_parts(name, config, known_parts)
+    parts = " or ".join(lacking)
     if near is None:
         return f"none that is known has {parts}; " if parts else ""
-    return f"the nearest is {near}, without {parts}; " if parts else f"the nearest is {near}; "
+    of_others = "other architectures have experts; " if has_experts and "experts" in parts else ""
+    return f"the nearest is {near}, without {parts}; {of_others}" if parts else f"the nearest is {near}; "
 
 
 def unknown_parts(name: str, config: Mapping[str, Any], known_parts: Collection[str] = ()) -> list[str]:

@@ -80,7 +80,9 @@ class UnstackedExperts(WrappedSource):
                 for place, part in enumerate(parts):
                     own = f"{block}.experts.{expert}.{part}.{kind}"
                     if own in source.weights or own in self._places:
-                        raise CorruptCheckpoint(f"{source.path}: {own} is there twice: by itself and within {name}.")
+                        raise CorruptCheckpoint(
+                            f"{source.path}: {own} is there twice: by itself and within {name}. Remove one."
+                        )
                     self._places[own] = name, expert, self._rows_of_part(place, len(parts), num_rows)
                     told = f"{part} of {name}[{expert}]"
                     found[own] = replace(weight, shape=(num_rows, *shape[1:]), stored_name=told, stack=stack)

@@ -856,12 +856,30 @@ def test_windows_by_layer() -> None:
         (
             {"architectures": ["SmolLM3MoeForCausalLM"], "num_experts": 60},
             UnsupportedModel,
-            "the nearest is SmolLM3ForCausalLM, without experts (num_experts=60); known",
+            "SmolLM3ForCausalLM, without experts (num_experts=60); other architectures have experts; known",
         ),
         (
             {"architectures": ["Qwen3NextForCausalLM"], "layer_types": ["linear_attention", "full_attention"]},
             UnsupportedModel,
             "the nearest is Qwen3ForCausalLM, without layers of type linear_attention; known",
+        ),
+        (
+            {
+                "architectures": ["Qwen3NextForCausalLM"],
+                "num_experts": 512,
+                "layer_types": ["linear_attention", "full_attention"],
+            },
+            UnsupportedModel,
+            "the nearest is Qwen3MoeForCausalLM, without layers of type linear_attention; known",
+        ),
+        (
+            {
+                "architectures": ["Llama4ForCausalLM"],
+                "num_local_experts": 16,
+                "layer_types": ["chunked_attention", "full_attention"],
+            },
+            UnsupportedModel,
+            "experts (num_local_experts=16) or layers of type chunked_attention; other architectures have experts;",
         ),
         (
             {"architectures": ["Gemma3nForConditionalGeneration"], "text_config": {"altup_num_inputs": 4}},
@@ -925,7 +943,7 @@ def test_windows_by_layer() -> None:
         (
             {"architectures": None, "model_type": "smollm3_moe"},
             UnsupportedModel,
-            "model_type 'smollm3_moe'; the nearest is SmolLM3ForCausalLM, without experts; known",
+            "model_type 'smollm3_moe'; the nearest is SmolLM3ForCausalLM, without experts; other architectures",
         ),
         ({"architectures": ["MambaForCausalLM"]}, UnsupportedModel, "none that is known has recurrent layers; known"),
         ({"architectures": None, "model_type": "mamba"}, UnsupportedModel, "no architecture beside model_type 'mamba'"),

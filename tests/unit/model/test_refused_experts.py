@@ -120,16 +120,16 @@ FOLDERS: dict[str, tuple[str, Callable[[Tensors], object], str]] = {
         "granite_moe",
         put(f"{GRANITE}.output_linear.weight", 4, 64, 80),
         (
-            f"do not fit config.json (GraniteMoeForCausalLM); wrong shape: {GRANITE}.output_linear.weight is [4, 64, 80], "
-            "where down_proj of an expert is [64, 80] instead of [64, 96]."
+            "do not fit config.json (GraniteMoeForCausalLM); wrong shape: "
+            f"{GRANITE}.output_linear.weight is [4, 64, 80], where down_proj of an expert is [64, 80] instead of"
         ),
     ),
     "two stacks of other matrices": (
         "granite_moe",
         put(f"{GRANITE}.input_linear.weight", 4, 160, 64),
         (
-            f"{GRANITE}.input_linear.weight is [4, 160, 64], where gate_proj of an expert is [80, 64] instead of [96, 64], "
-            f"{GRANITE}.input_linear.weight is [4, 160, 64], where up_proj of an expert is [80, 64] instead of [96, 64]."
+            f"{GRANITE}.input_linear.weight is [4, 160, 64], where gate_proj of an expert is [80, 64] instead of "
+            f"[96, 64], {GRANITE}.input_linear.weight is [4, 160, 64], where up_proj of an expert is [80, 64] instead"
         ),
     ),
 }
@@ -233,9 +233,9 @@ def write_gguf(path: Path, change: Callable[[Tensors], object] = lambda _: None,
     writer.add_value_length(16)
     writer.add_rope_freq_base(10_000.0)
     writer.add_layer_norm_rms_eps(1e-6)
-    writer.add_expert_count(numbers.get("expert_count", 8))
-    writer.add_expert_used_count(numbers.get("expert_used_count", 3))
-    writer.add_expert_feed_forward_length(64)
+    for key, usual in (("expert_count", 8), ("expert_used_count", 3), ("expert_feed_forward_length", 64)):
+        if (number := numbers.get(key, usual)) >= 0:
+            writer.add_uint32(f"qwen3moe.{key}", number)
     for name, weight in tensors.items():
         array = np.ascontiguousarray(weight.numpy().astype(np.float32))
         if "gate_exps" in name:
@@ -275,8 +275,8 @@ GGUF_FILES: dict[str, tuple[Callable[[Tensors], object], dict[str, int], str]] =
         put("blk.0.ffn_down_exps.weight", 8, 64, 32),
         {},
         (
-            "do not fit its metadata (Qwen3MoeForCausalLM); wrong shape: blk.0.ffn_down_exps.weight is [8, 64, 32], where "
-            "down_proj of an expert is [64, 32] instead of [64, 64]."
+            "do not fit its metadata (Qwen3MoeForCausalLM); wrong shape: blk.0.ffn_down_exps.weight is [8, 64, 32], "
+            "where down_proj of an expert is [64, 32] instead of [64, 64]."
         ),
     ),
     "an expert beside its stack": (
@@ -286,6 +286,15 @@ GGUF_FILES: dict[str, tuple[Callable[[Tensors], object], dict[str, int], str]] =
     ),
     "metadata of far too many experts": (lambda _: None, {"expert_count": 10**9}, "4096"),
     "metadata of more experts": (lambda _: None, {"expert_count": 9}, "of 8 experts; its metadata say 9"),
+    "no experts": (
+        lambda _: None,
+        {"expert_count": 0},
+        "qwen3moe.expert_count is 0; models of this architecture have experts, 1 to 4096 in a layer. Convert the model",
+    ),
+    "nobody says how many": (lambda _: None, {"expert_count": -1}, "qwen3moe.expert_count is missing; models of this"),
+    "none chosen": (lambda _: None, {"expert_used_count": 0}, "qwen3moe.expert_used_count"),
+    "nobody says how many are chosen": (lambda _: None, {"expert_used_count": -1}, "qwen3moe.expert_used_count"),
+    "experts of no rows": (lambda _: None, {"expert_feed_forward_length": 0}, "qwen3moe.expert_feed_forward_length"),
     "too many chosen": (lambda _: None, {"expert_used_count": 9}, "9 is more than"),
 }
 

@@ -129,11 +129,19 @@ def _sparse(architecture: GGUFArchitecture) -> str | None:
 
 def _experts(metadata: Metadata, prefix: str, architecture: GGUFArchitecture) -> dict[str, Any]:
     """What a file says of experts, in the words of its architecture's config.json; nothing where it has none."""
-    num_experts, name = metadata.count(f"{prefix}.expert_count", 0, least=0, most=MAX_EXPERTS), _sparse(architecture)
-    if not num_experts or name is None:
+    key, name = f"{prefix}.expert_count", _sparse(architecture)
+    num_experts = metadata.count(key, 0, least=0, most=MAX_EXPERTS)
+    if name is None:
         return {}
     traits = ARCHITECTURE_TRAITS[name].experts
     assert traits is not None, name
+    if not num_experts:
+        if name == architecture.name and traits.switch_key is None:
+            raise CorruptCheckpoint(
+                f"{metadata.file_name}: {key} is {'0' if key in metadata else 'missing'}; models of this architecture "
+                f"have experts, 1 to {MAX_EXPERTS} in a layer. Convert the model again."
+            )
+        return {}
     inner = _one_for_all(metadata, f"{prefix}.feed_forward_length", 0, least=0)
     size = metadata.count(f"{prefix}.expert_feed_forward_length", inner)
     gating = metadata.count(f"{prefix}.expert_gating_func", 0, least=0)

@@ -227,7 +227,7 @@ def _check_stacks(file: GGUFFile, config: ModelConfig) -> None:
         if experts is not None and tensor.shape[0] != experts.num_experts:
             raise CorruptCheckpoint(
                 f"{file.path}: {name} is {list(tensor.shape)}, of {tensor.shape[0]} experts; its metadata say "
-                f"{experts.num_experts}."
+                f"{experts.num_experts}. Convert the model again."
             )
 
 
