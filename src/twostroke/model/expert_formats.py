@@ -74,8 +74,8 @@ def check_formats(source: WeightSource, parts_of: Mapping[str, tuple[str, ...]])
             if found.format != expected.format:
                 raise UnsupportedModel(
                     f"{source.path}: experts of one layer must have one format; {found.stored_name or part} is of "
-                    f"{_words(found.format)}, {expected.stored_name or other} of {_words(expected.format)}. Quantize them "
-                    "alike."
+                    f"{_words(found.format)}, {expected.stored_name or other} of {_words(expected.format)}. "
+                    "Quantize them alike."
                 )
 
 
