@@ -15,7 +15,7 @@ from torch import Tensor
 from twostroke.config.load import DEFAULT_GROUP_SIZE, GROUP_SIZES, Quantization, QuantizationOnLoad
 from twostroke.config.model import ModelConfig
 from twostroke.config.quantization import Fp8Config, Mxfp4Config, QuantizationConfig, StoredQuantization
-from twostroke.errors import CorruptCheckpoint, InvalidParameter, ModelNotFound, SetupError, name_shown, shorten
+from twostroke.errors import CorruptCheckpoint, InvalidParameter, ModelNotFound, SetupError
 from twostroke.kernels.interface import Operators, Weight
 from twostroke.kernels.memory import return_unused
 from twostroke.kernels.quantized_weight import QuantizedWeight, quantize_fp8
@@ -23,9 +23,9 @@ from twostroke.kernels.stacked_weight import StackedWeight, stack
 from twostroke.kernels.stored_rows import StoredRows
 from twostroke.kernels.streamed_weight import StreamedWeight
 from twostroke.log import get_logger
-from twostroke.model.checkpoint import Checkpoint, is_of_prediction, is_unread_kv
-from twostroke.model.decoder import DecoderModel, Parameter, Placement
-from twostroke.model.expert_formats import check_formats, check_stacks, names_of_missing
+from twostroke.model.checkpoint import Checkpoint
+from twostroke.model.decoder import DecoderModel, Placement
+from twostroke.model.expert_formats import check_formats, check_stacks
 from twostroke.model.float_weights import FloatWeights
 from twostroke.model.mxfp4_checkpoint import Mxfp4Weights
 from twostroke.model.packed_cache import CachedWeights, PackedCache
@@ -34,12 +34,13 @@ from twostroke.model.registry import architecture, model_class
 from twostroke.model.rotary_order import in_rotary_order
 from twostroke.model.stacked_experts import UnstackedExperts
 from twostroke.model.stacked_norms import StackedNorms
+from twostroke.model.stored_shapes import check_shapes
 from twostroke.model.tied_head import with_embedding
 from twostroke.model.transposed import Transposed
 from twostroke.model.weight_map import checkpoint_names
 from twostroke.model.weight_pieces import Piece, is_multiplied, is_one_weight, is_packed, pieces_of
 from twostroke.model.weight_size import weight_bytes
-from twostroke.model.weight_source import ALL_ROWS, ROWS_TOGETHER, StoredWeight, StoresRows, WeightSource
+from twostroke.model.weight_source import ALL_ROWS, ROWS_TOGETHER, StoresRows, WeightSource
 
 log = get_logger(__name__)
 
@@ -180,7 +181,7 @@ def check_weights(
     parameters = model_class(config.architecture).parameters(config)
     parts_of = {name: checkpoint_names(names, name) for name in parameters}
     check_stacks(source, config)
-    _check_shapes(source, parameters, parts_of, config)
+    check_shapes(source, parameters, parts_of, config)
     check_formats(source, parts_of)
     if quantization == "int4":
         _check_widths(source, multiplied_parts(config), group_size)
@@ -195,7 +196,7 @@ def multiplied_parts(config: ModelConfig) -> set[str]:
 
 
 def router_parts(config: ModelConfig) -> set[str]:
-    """Checkpoint names of what chooses among experts, which stays floats beside quantized matrices."""
+    """Checkpoint names of routers and of gates of shared experts, which stay floats beside quantized matrices."""
     names = architecture(config.architecture).names
     parameters = model_class(config.architecture).parameters(config).items()
     return {part for name, one in parameters if one.is_router for part in checkpoint_names(names, name)}
@@ -376,66 +377,6 @@ def _check_widths(source: WeightSource, names: Set[str], group_size: int) -> Non
                 f"does not divide the {k} inputs of {name}, as it must for int4",
                 f"{remedy} int8, whose scales are for whole rows.",
             )
-
-
-def _check_shapes(
-    source: WeightSource,
-    parameters: dict[str, Parameter],
-    parts_of: dict[str, tuple[str, ...]],
-    config: ModelConfig,
-) -> None:
-    missing: list[str] = []
-    misshapen: list[str] = []
-    for name, parts in parts_of.items():
-        parameter = parameters[name]
-        rows = parameter.rows if len(parts) == len(parameter.rows) else (sum(parameter.rows),)
-        for part, num_rows in zip(parts, rows, strict=True):
-            found, expected = source.weights.get(part), parameter.shape(num_rows)
-            if found is None:
-                missing.append(part)
-            elif found.shape != expected:
-                misshapen.append(f"{_placed(found, part)} {list(found.shape)} instead of {list(expected)}")
-    expected_names = {part for parts in parts_of.values() for part in parts}
-    extra = [name for name in source.weights if name not in expected_names and not _is_harmless(name, source, config)]
-    problems = [
-        f"{what}: {shorten(sorted(set(found)), show=show)}"
-        for what, found, show in (
-            ("missing", names_of_missing(source, missing), name_shown),
-            ("wrong shape", misshapen, str),
-            ("not of this architecture", extra, name_shown),
-        )
-        if found
-    ]
-    if problems:
-        others = "config.json" if source.path.is_dir() else "its metadata"
-        raise CorruptCheckpoint(
-            f"{source.path}: the tensors do not fit {others} ({config.architecture}); {'; '.join(problems)}."
-        )
-
-
-def _placed(found: StoredWeight, part: str) -> str:
-    """Return a weight by its file's name, and of one within a stack which part of an expert it is."""
-    if found.stack is None:
-        return f"{name_shown(found.stored_name or part)} is"
-    stack = found.stack
-    return f"{name_shown(stack.name)} is {list(stack.shape)}, where {part.split('.')[-2]} of an expert is"
-
-
-def _is_harmless(name: str, source: WeightSource, config: ModelConfig) -> bool:
-    """Old checkpoints store the rotary frequencies, tied ones sometimes the head a second time, AutoGPTQ a bias of
-    zeros for every map that it quantized, and Gemma 4's K and V of layers that read those of others.
-    """
-    if is_unread_kv(name, config) or is_of_prediction(name, config):
-        return True
-    if name.endswith(".bias"):
-        weight = source.weights.get(name.removesuffix("bias") + "weight")
-        return weight is not None and weight.format is not None and _is_zero(source, name)
-    return name.endswith("rotary_emb.inv_freq") or (config.tie_word_embeddings and name == "lm_head.weight")
-
-
-def _is_zero(source: WeightSource, name: str) -> bool:
-    stored = source.read(name, torch.float32)
-    return isinstance(stored, Tensor) and not stored.any()
 
 
 def _check_tied_head(source: WeightSource, embedding: str, dtype: torch.dtype) -> None:

@@ -1,0 +1,84 @@
+"""Checks that a source has the tensors of a model, in their shapes, and no others."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from twostroke.config.model import ModelConfig
+from twostroke.errors import CorruptCheckpoint, name_shown, shorten
+from twostroke.model.checkpoint import is_of_prediction, is_unread_kv
+from twostroke.model.decoder import Parameter
+from twostroke.model.expert_formats import names_of_missing
+from twostroke.model.weight_source import StoredWeight, WeightSource
+
+
+def check_shapes(
+    source: WeightSource,
+    parameters: dict[str, Parameter],
+    parts_of: dict[str, tuple[str, ...]],
+    config: ModelConfig,
+) -> None:
+    """Refuse tensors that are missing, misshapen or of no use.
+
+    Args:
+        source: of the weights.
+        parameters: of the model.
+        parts_of: names of what is stored, by the names of the parameters.
+        config: of the model.
+
+    Raises:
+        CorruptCheckpoint: there are such; all of them are named as they are stored.
+    """
+    missing: list[str] = []
+    misshapen: list[str] = []
+    for name, parts in parts_of.items():
+        parameter = parameters[name]
+        rows = parameter.rows if len(parts) == len(parameter.rows) else (sum(parameter.rows),)
+        for part, num_rows in zip(parts, rows, strict=True):
+            found, expected = source.weights.get(part), parameter.shape(num_rows)
+            if found is None:
+                missing.append(part)
+            elif found.shape != expected:
+                misshapen.append(f"{_placed(found, part)} {list(found.shape)} instead of {list(expected)}")
+    expected_names = {part for parts in parts_of.values() for part in parts}
+    extra = [name for name in source.weights if name not in expected_names and not _is_harmless(name, source, config)]
+    problems = [
+        f"{what}: {shorten(sorted(set(found)), show=show)}"
+        for what, found, show in (
+            ("missing", names_of_missing(source, missing), name_shown),
+            ("wrong shape", misshapen, str),
+            ("not of this architecture", extra, name_shown),
+        )
+        if found
+    ]
+    if problems:
+        others = "config.json" if source.path.is_dir() else "its metadata"
+        raise CorruptCheckpoint(
+            f"{source.path}: the tensors do not fit {others} ({config.architecture}); {'; '.join(problems)}."
+        )
+
+
+def _placed(found: StoredWeight, part: str) -> str:
+    """Return a weight by its file's name, and of one within a stack which part of an expert it is."""
+    if found.stack is None:
+        return f"{name_shown(found.stored_name or part)} is"
+    stack = found.stack
+    return f"{name_shown(stack.name)} is {list(stack.shape)}, where {part.split('.')[-2]} of an expert is"
+
+
+def _is_harmless(name: str, source: WeightSource, config: ModelConfig) -> bool:
+    """Old checkpoints store the rotary frequencies, tied ones sometimes the head a second time, AutoGPTQ a bias of
+    zeros for every map that it quantized, and Gemma 4's K and V of layers that read those of others.
+    """
+    if is_unread_kv(name, config) or is_of_prediction(name, config):
+        return True
+    if name.endswith(".bias"):
+        weight = source.weights.get(name.removesuffix("bias") + "weight")
+        return weight is not None and weight.format is not None and _is_zero(source, name)
+    return name.endswith("rotary_emb.inv_freq") or (config.tie_word_embeddings and name == "lm_head.weight")
+
+
+def _is_zero(source: WeightSource, name: str) -> bool:
+    stored = source.read(name, torch.float32)
+    return isinstance(stored, Tensor) and not stored.any()
