@@ -7,17 +7,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from gguf import GGMLQuantizationType, GGUFWriter, quants
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from model_folders import write_random_model
+from sparse_gguf import write_gguf
 from twostroke import LLM
 from twostroke.errors import CorruptCheckpoint, TwostrokeError, UnsupportedModel
-from twostroke.model.gguf.names import gguf_name
 from twostroke.model.loader import check_weights
 from twostroke.model.model_files import find_model
 from twostroke.model.quantize_folder import quantize_folder
@@ -207,47 +205,6 @@ def test_maps_may_differ_where_they_do_so_in_all_experts(quantized: Path) -> Non
 
     edit_tensors(quantized, as_floats)
     check(quantized)
-
-
-def write_gguf(path: Path, change: Callable[[Tensors], object] = lambda _: None, **numbers: int) -> Path:
-    """A small qwen3moe file in float32, but for the gate's stacks in Q8_0."""
-    folder = write_random_model(path.parent / "folder", "qwen3_moe", mlp_only_layers=[])
-    stored = load_file(next(folder.glob("*.safetensors")))
-    tensors: Tensors = {}
-    for name, weight in stored.items():
-        if ".experts." not in name:
-            tensors[gguf_name(name)] = weight
-    for layer in range(3):
-        for part in ("gate", "up", "down"):
-            name = f"model.layers.{layer}.mlp.experts.{{}}.{part}_proj.weight"
-            tensors[f"blk.{layer}.ffn_{part}_exps.weight"] = torch.stack([stored[name.format(e)] for e in range(8)])
-    change(tensors)
-    writer = GGUFWriter(str(path), "qwen3moe")
-    writer.add_block_count(3)
-    writer.add_context_length(640)
-    writer.add_embedding_length(64)
-    writer.add_feed_forward_length(64)
-    writer.add_head_count(4)
-    writer.add_head_count_kv(2)
-    writer.add_key_length(16)
-    writer.add_value_length(16)
-    writer.add_rope_freq_base(10_000.0)
-    writer.add_layer_norm_rms_eps(1e-6)
-    for key, usual in (("expert_count", 8), ("expert_used_count", 3), ("expert_feed_forward_length", 64)):
-        if (number := numbers.get(key, usual)) >= 0:
-            writer.add_uint32(f"qwen3moe.{key}", number)
-    for name, weight in tensors.items():
-        array = np.ascontiguousarray(weight.numpy().astype(np.float32))
-        if "gate_exps" in name:
-            kind = GGMLQuantizationType.Q8_0
-            writer.add_tensor(name, quants.quantize(array, kind), raw_dtype=kind)
-        else:
-            writer.add_tensor(name, array)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
 
 
 def test_a_gguf_file_with_gate_and_up_in_two_formats(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -69,7 +69,8 @@ class GGUFWeights:
             else:
                 self._stored[name] = _as_matrix(name, found)
                 used.add(found.name)
-        self._factors = {name: _factor(file, found) for name, found in self._stored.items()}
+        own = {found.name for found in self._stored.values()}
+        self._factors = {name: _factor(file, name, found, own) for name, found in self._stored.items()}
         used.update(name for found in self._stored.values() for name in _factor_names(found))
         extra = [
             name
@@ -167,18 +168,27 @@ def _factor_names(tensor: StoredTensor) -> tuple[str, ...]:
     return (f"{stem}scale", f"{stem}input_scale") if tensor.type.name == "NVFP4" else ()
 
 
-def _factor(file: GGUFFile, tensor: StoredTensor) -> float | None:
+def _factor(file: GGUFFile, name: str, tensor: StoredTensor, own: Container[str]) -> float | None:
     """Return what all numbers of a tensor are multiplied by, where the file says it; None: nothing.
 
     The factor of its inputs is for products of 4 bits by 4, which are not done here.
+
+    Args:
+        file: that has the tensor.
+        name: of the weight, in checkpoints. A stack has a factor for each expert.
+        tensor: the weight as it is stored.
+        own: names of tensors that are weights by themselves: Gemma 4's factors of experts are called alike.
     """
-    name = next(iter(_factor_names(tensor)), "")
-    found = file.tensors.get(name)
-    if found is None:
+    stored = next(iter(_factor_names(tensor)), "")
+    found, stack = file.tensors.get(stored), _stack(file, tensor)
+    if found is None or stored in own:
         return None
-    factor = float(found.data.view(np.float32)[0]) if found.type.name == "F32" and found.shape == (1,) else math.nan
-    if not math.isfinite(factor):
-        raise CorruptCheckpoint(f"{file.path}: {name} must be one finite number of F32.")
+    place = None if stack is None else stack_of_experts(name)
+    shape, index = ((1,), 0) if stack is None or place is None else (stack.shape[:1], place[1])
+    factor = float(found.data.view(np.float32)[index]) if found.type.name == "F32" and found.shape == shape else None
+    if factor is None or not math.isfinite(factor):
+        numbers = "one finite number" if stack is None else f"{shape[0]} finite numbers, one for each expert,"
+        raise CorruptCheckpoint(f"{file.path}: {stored} must be {numbers} of F32. Convert the model again.")
     return factor
 
 
@@ -221,7 +231,8 @@ def _check_stacks(file: GGUFFile, config: ModelConfig) -> None:
             if stack in file.tensors:
                 raise CorruptCheckpoint(f"{file.path}: {name} is there twice: by itself and within {stack}.")
         layer_id, kind = name.removeprefix("blk.").partition(".")[::2]
-        if not kind.partition(".")[0].endswith("_exps") or not layer_id.isdecimal():
+        is_stack = kind.partition(".")[0].endswith("_exps") and not kind.endswith(".input_scale")
+        if not is_stack or not layer_id.isdecimal():
             continue
         experts = config.layers[int(layer_id)].experts if int(layer_id) < len(config.layers) else None
         if experts is not None and tensor.shape[0] != experts.num_experts:
