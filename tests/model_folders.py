@@ -252,6 +252,17 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
             "max_window_layers": 2,
         },
     ),
+    "hunyuan_v1_moe": (
+        "HunYuanMoEV1",
+        {
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "head_dim": 16,
+            "num_hidden_layers": 2,
+            "num_experts": 8,
+            "moe_topk": 3,
+        },
+    ),
     "olmo2": ("Olmo2", {"num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 2}),
     "olmo3": (
         "Olmo3",

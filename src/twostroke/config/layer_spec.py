@@ -14,10 +14,10 @@ from twostroke.config.experts import ExpertsSpec
 from twostroke.config.kv_format import KVFormat, slot_bytes
 from twostroke.config.rope import RopeConfig
 
-QKNorm = Literal["none", "heads", "own_heads", "rows"]
-"""Norm of q and k before the rotation: none, over each head by one weight for all, over each head by a weight of its
-own, or over all heads of q, and of k, at once. Those with a weight for each head are layer norms, the others RMS norms.
-"""
+QKNorm = Literal["none", "heads", "rotated_heads", "own_heads", "rows"]
+"""Norm of q and k before the rotation: none, over each head by one weight for all (`rotated_heads`: behind the
+rotation), over each head by a weight of its own, or over all heads of q, and of k, at once. Those with a weight for
+each head are layer norms, the others RMS norms."""
 NormKind = Literal["rms", "layer", "layer_bias"]
 """RMS norm, or layer norm (Ba et al. 2016, arXiv:1607.06450) without or with a bias."""
 NormPlace = Literal["before", "after", "around", "shared"]

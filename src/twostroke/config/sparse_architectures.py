@@ -11,11 +11,21 @@ from typing import Any
 
 from twostroke.config.architecture_traits import ArchitectureTraits
 from twostroke.config.experts import ExpertTraits
-from twostroke.config.fields import count
+from twostroke.config.fields import count, is_number, list_of, mapping
 from twostroke.config.layer_spec import CLAMPED_SWIGLU
-from twostroke.config.rope import rotary_share
+from twostroke.config.rope import DEFAULT_ROPE_THETA, rotary_share
+from twostroke.errors import CorruptCheckpoint, UnsupportedModel, shown
 
 _MIXTRAL = ExpertTraits(num_experts_key="num_local_experts", size_key="intermediate_size", reads_renormalization=False)
+_IN_GROUPS = ExpertTraits(
+    num_experts_key="n_routed_experts",
+    scores="sigmoid",
+    has_correction=True,
+    reads_groups=True,
+    dense_layers="first",
+    shared="number",
+)
+"""The experts of GLM 4.5 and dots.llm1."""
 
 
 def _of_minimax_m2(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -30,6 +40,37 @@ def _of_dots1(given: Mapping[str, Any]) -> dict[str, Any]:
     """Windows are in use whatever `use_sliding_window` says."""
     del given
     return {"use_sliding_window": True}
+
+
+def _of_hunyuan(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Published configs say numbers of experts for each layer. `alpha` raises theta and nothing else."""
+    found: dict[str, Any] = {key: _of_all_layers(given, key) for key in ("num_experts", "moe_topk")}
+    if given.get("shared_expert_intermediate_size") is None:
+        found["shared_expert_intermediate_size"] = given.get("intermediate_size")
+    rope = mapping(given, "rope_scaling") or mapping(given, "rope_parameters")
+    alpha = rope.get("alpha")
+    if alpha is None or (rope.get("rope_type") or rope.get("type")) != "dynamic":
+        return found
+    head_dim = count(given, "head_dim", count(given, "hidden_size") // count(given, "num_attention_heads"))
+    theta = rope.get("rope_theta", given.get("rope_theta", DEFAULT_ROPE_THETA))
+    if not is_number(alpha) or not is_number(theta) or not 0 < alpha < 1e9 or head_dim < 4:
+        raise CorruptCheckpoint(
+            f"config.json: rope type 'dynamic' needs an alpha above 0 and below 1e9, a rope_theta and a head_dim of at "
+            f"least 4; found {shown(alpha)}, {shown(theta)} and {head_dim}."
+        )
+    raised = {"rope_type": "default", "rope_theta": theta * alpha ** (head_dim / (head_dim - 2))}
+    return found | {"rope_scaling": None, "rope_parameters": raised}
+
+
+def _of_all_layers(given: Mapping[str, Any], key: str) -> object:
+    """Return a number that may be given as a list by layer."""
+    value = given.get(key)
+    if not isinstance(value, list):
+        return value
+    numbers = list_of(given, key)
+    if not numbers or any(number != numbers[0] for number in numbers):
+        raise UnsupportedModel(f"config.json: {key} must be one number for all layers, found {shown(numbers)}.")
+    return numbers[0]
 
 
 _YARN_OF_GPT_OSS = {
@@ -119,14 +160,7 @@ SPARSE_TRAITS: dict[str, ArchitectureTraits] = {
         qk_norm="heads",
         qk_norm_key="use_qk_norm",
         has_prediction_layers=True,
-        experts=ExpertTraits(
-            num_experts_key="n_routed_experts",
-            scores="sigmoid",
-            has_correction=True,
-            reads_groups=True,
-            dense_layers="first",
-            shared="number",
-        ),
+        experts=_IN_GROUPS,
         defaults={
             "num_key_value_heads": 8,
             "rms_norm_eps": 1e-5,
@@ -190,14 +224,17 @@ SPARSE_TRAITS: dict[str, ArchitectureTraits] = {
         qk_norm="heads",
         windows="by_layer",
         derived=_of_dots1,
-        experts=ExpertTraits(
-            num_experts_key="n_routed_experts",
-            scores="sigmoid",
-            has_correction=True,
-            reads_groups=True,
-            dense_layers="first",
-            shared="number",
-        ),
+        experts=_IN_GROUPS,
         defaults={"num_key_value_heads": 32, "max_window_layers": 62, "moe_intermediate_size": 1408},
+    ),
+    "HunYuanMoEV1ForCausalLM": ArchitectureTraits(
+        reads_attention_bias=True,
+        qk_norm="rotated_heads",
+        derived=_of_hunyuan,
+        experts=ExpertTraits(
+            size_key="intermediate_size", chosen_key="moe_topk", reads_renormalization=False, shared="size"
+        ),
+        only={"use_qk_norm": True, "use_cla": False},
+        defaults={"rms_norm_eps": 1e-5, "num_experts": 1, "moe_topk": 1},
     ),
 }

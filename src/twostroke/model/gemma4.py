@@ -19,7 +19,7 @@ from twostroke.kernels.memory import wide
 from twostroke.layers.attention import AttentionMetadata, KVTensors
 from twostroke.layers.elementwise import RMSNorm, Rotation
 from twostroke.model.decoder import Parameter, Placement
-from twostroke.model.llama import FeedForward, Llama, LlamaLayer, norm_weight, rows_reader
+from twostroke.model.llama import FeedForward, Llama, LlamaLayer, norm_weight, rows_reader, same
 from twostroke.model.sparse import Experts, expert_parameters
 
 _SCALAR = "whole.layer_scalar"
@@ -56,7 +56,7 @@ class Gemma4Layer(LlamaLayer):
         own = {f"qkv.{kind}": weights[f"{name}.{kind}"] for kind in ("weight", "bias") if f"{name}.{kind}" in weights}
         super().__init__(config, {**weights, **own}, layer_id, placement)
         if spec.experts is not None:
-            self.mlp_norm = _same  # MLP, experts and router read x by norms of their own
+            self.mlp_norm = same  # MLP, experts and router read x by norms of their own
             self.feed_forward = ExpertsBesideMLP(config, spec, weights, placement, self.feed_forward)
         self._has_value_projection, self._makes_kv = spec.has_value_projection, spec.kv_source is None
         self._rms_norm_, self._eps = placement.operators.rms_norm_, config.norm_eps
@@ -110,10 +110,6 @@ class Gemma4Layer(LlamaLayer):
             values = heads[:, self._num_heads + self._num_kv_heads :]
             self._rms_norm_(values, _ones(values.shape[1], self._head_dim, x.dtype, x.device), self._eps)
         return self._split.gather(self._attention(heads, rotation, attention, kv), self._width)
-
-
-def _same(x: Tensor) -> Tensor:
-    return x
 
 
 @cache

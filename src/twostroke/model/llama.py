@@ -81,7 +81,7 @@ class LlamaLayer:
         norms: dict[str, Norm] = {name: _norm(config, weights, name, operators) for name in names}
         if spec.qk_norm == "own_heads":
             norms |= {name: LayerNorm(weights[f"{name}.weight"], None, config.norm_eps) for name in _QK_NORMS}
-        self.attention_norm, self.mlp_norm = norms.get("attention_norm", _same), norms.get("mlp_norm", _same)
+        self.attention_norm, self.mlp_norm = norms.get("attention_norm", same), norms.get("mlp_norm", same)
         self._attention_out_norm, self._mlp_out_norm = norms.get("attention_out_norm"), norms.get("mlp_out_norm")
         self._qk_norms = [norms[name] for name in _QK_NORMS if name in norms]
         self._qkv = operators.pack_linear(weights["qkv.weight"], weights.get("qkv.bias"))
@@ -211,7 +211,7 @@ class LlamaLayer:
             part.copy_(norm(whole.flatten(1)).view_as(whole)[:, own.start : own.stop])
 
 
-def _same(x: Tensor) -> Tensor:
+def same(x: Tensor) -> Tensor:
     """Stand in for a norm where a layer has none."""
     return x
 
@@ -309,7 +309,7 @@ class Llama(DecoderModel):
             found |= _norm_parameters(config, "q_norm", q) | _norm_parameters(config, "k_norm", kv)
         num_heads = {"q_norm": spec.num_heads, "k_norm": spec.kv.num_kv_heads}
         for name, num in num_heads.items():
-            if spec.qk_norm == "heads":
+            if spec.qk_norm in ("heads", "rotated_heads"):
                 found |= _norm_parameters(config, name, spec.kv.head_dim, num_copies=num)
             if spec.qk_norm == "own_heads":
                 found[f"{name}.weight"] = Parameter((num,), spec.kv.head_dim, is_split=True, is_wide=True)
@@ -325,7 +325,7 @@ class Llama(DecoderModel):
             None if config.tie_word_embeddings else rows_reader(weights["embedding.weight"], placement.operators)
         )
         has_norm = config.has_embedding_norm
-        self._embedding_norm = _norm(config, weights, "embedding_norm", placement.operators) if has_norm else _same
+        self._embedding_norm = _norm(config, weights, "embedding_norm", placement.operators) if has_norm else same
         self._positions = None if config.position_offset is None else weights["positions.weight"]
         # the largest matrix first: what quantizing it takes for a moment is given back before the others are there
         head_bias = weights["lm_head.bias"] if config.head_bias else None

@@ -26,6 +26,7 @@ from twostroke.model.weight_map import (
     GPT_OSS,
     GPTJ,
     GRANITE_MOE,
+    HUNYUAN_MOE,
     LLAMA,
     MINIMAX_M2,
     MIXTRAL,
@@ -119,6 +120,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "MiniMaxM2ForCausalLM": Architecture("twostroke.model.sparse:Sparse", MINIMAX_M2, can_split=True),
     "Ernie4_5_MoeForCausalLM": Architecture("twostroke.model.sparse:Sparse", ERNIE4_5_MOE, can_split=True),
     "Dots1ForCausalLM": Architecture("twostroke.model.sparse:Sparse", GLM4_MOE, can_split=True),
+    "HunYuanMoEV1ForCausalLM": Architecture("twostroke.model.hunyuan:HunYuan", HUNYUAN_MOE, can_split=True),
 }
 
 

@@ -237,6 +237,15 @@ ERNIE4_5_MOE: NameTable = {
     "layers.{i}.routing": "model.layers.{i}.mlp.moe_statics",
 }
 
+HUNYUAN_MOE: NameTable = {
+    **LLAMA,
+    **_experts("mlp"),
+    **_shared_expert("mlp.shared_mlp"),
+    "layers.{i}.router": "model.layers.{i}.mlp.gate.wg",
+    "layers.{i}.q_norm": "model.layers.{i}.self_attn.query_layernorm",
+    "layers.{i}.k_norm": "model.layers.{i}.self_attn.key_layernorm",
+}
+
 GPT_OSS: NameTable = {
     **LLAMA,
     **_experts("mlp"),

@@ -18,7 +18,7 @@ SHARED = {"twostroke.model.llama:Llama", "twostroke.model.sparse:Sparse"}
 """The maths that families share; another file of maths is a family's own."""
 MOST_LINES = 40
 """Of a family without new maths."""
-LONGER = {"FalconForCausalLM", "GPT2LMHeadModel", "GptOssForCausalLM", "StableLmForCausalLM"}
+LONGER = {"FalconForCausalLM", "Glm4MoeForCausalLM", "GPT2LMHeadModel", "GptOssForCausalLM", "StableLmForCausalLM"}
 """Families that cost more without a file of maths: for their GGUF files, for how checkpoints store weights, or for what
 a config leaves out."""
 

@@ -378,6 +378,9 @@ CASES: dict[str, Case] = {
         keys=experts,
     ),
     "dots1": Case("Dots1", "dots1", {**GLM_MOE, "head_dim": 16, "first_k_dense_replace": 1}, keys=experts),
+    "hunyuan_v1_moe": Case(
+        "HunYuanMoEV1", "hunyuan-moe", {"head_dim": 16, "num_experts": 8, "moe_topk": 3}, keys=experts
+    ),
     "gpt2": Case("GPT2", "gpt2", tensor=gpt2, layer_norm=True),
 }
 
@@ -655,6 +658,13 @@ def test_a_glm_4_with_sections_of_positions_turns_halves(tmp_path: Path) -> None
     assert difference(tmp_path / "x.gguf", replace(case, tensor=in_halves), theirs) <= 1e-4
     none = with_keys(CASES["glm4"], {"rope.dimension_sections": [0, 0, 0, 0]})
     assert difference(tmp_path / "y.gguf", none, theirs) <= 1e-4
+
+
+def test_sections_of_positions_change_nothing_in_a_glm_4_5v(tmp_path: Path) -> None:
+    """Its q and k lie in halves like those of GLM 4.5; positions of a text are the same in all sections."""
+    case = with_keys(CASES["glm4_moe"], {"rope.dimension_sections": [1, 1, 2, 0]})
+    theirs = naive_model.build(tmp_path / "folder", case.kind, **case.changes)
+    assert difference(tmp_path / "x.gguf", case, theirs) <= 1e-4
 
 
 @pytest.mark.parametrize("gone", ["blk.0.attn_norm_2.bias", "blk.1.attn_norm_2.weight"])

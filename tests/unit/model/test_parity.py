@@ -490,6 +490,18 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "max_window_layers": 2,
         },
     ),
+    "hunyuan-moe": ("HunYuanMoEV1", {"head_dim": 16, "num_experts": 8, "moe_topk": 3}),
+    "hunyuan-moe-alpha-tied": (
+        "HunYuanMoEV1",
+        {
+            "head_dim": 24,
+            "num_experts": 6,
+            "moe_topk": 1,
+            "attention_bias": True,
+            "tie_word_embeddings": True,
+            **rope("dynamic", alpha=1000.0, factor=1.0),
+        },
+    ),
     "gpt2": ("GPT2", {"num_key_value_heads": 4, "tie_word_embeddings": True}),
     "gpt2-scores-by-layer": (
         "GPT2",

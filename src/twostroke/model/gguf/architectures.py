@@ -278,6 +278,7 @@ GGUF_ARCHITECTURES = {
     "minimax-m2": GGUFArchitecture("MiniMaxM2ForCausalLM"),
     "ernie4_5-moe": GGUFArchitecture("Ernie4_5_MoeForCausalLM"),
     "dots1": GGUFArchitecture("Dots1ForCausalLM", renormalizes=False),
+    "hunyuan-moe": GGUFArchitecture("HunYuanMoEV1ForCausalLM"),
 }
 """By `general.architecture`; Mistral's models are 'llama' there, Mistral 3's and Ministral 3's 'mistral3'."""
 

@@ -1,0 +1,49 @@
+"""Hunyuan-A13B: sparse layers whose heads of q and k are normed behind their rotation.
+
+The norm's length does not change with the rotation, but its weights are of the rotated numbers, so neither can be
+moved into the projections before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+from twostroke.config.model import ModelConfig
+from twostroke.layers.attention import AttentionMetadata, KVTensors
+from twostroke.layers.elementwise import Rotation
+from twostroke.model.decoder import Placement
+from twostroke.model.sparse import Sparse, SparseLayer
+
+
+class HunYuanLayer(SparseLayer):
+    """A sparse layer with the norm of heads behind the rotation."""
+
+    def __init__(self, config: ModelConfig, weights: Mapping[str, Any], layer_id: int, placement: Placement) -> None:
+        super().__init__(config, weights, layer_id, placement)
+        self._rotate_heads_ = placement.operators.rotate_heads_
+        self._head_norm = self.head_norm(config, weights, placement.operators)
+
+    def attend(
+        self,
+        x: Tensor,
+        rotation: Rotation | None,
+        attention: AttentionMetadata,
+        kv: KVTensors,
+        query_scales: Tensor | None = None,
+    ) -> Tensor:
+        del query_scales  # Hunyuan has none
+        qkv = self._qkv(x).view(x.shape[0], -1, self._head_dim)
+        qk = qkv[:, : self._num_heads + self._num_kv_heads]
+        if rotation is not None:
+            self._rotate_heads_(qk, *rotation)
+        self._head_norm.apply_(qk)
+        return self._split.gather(self._attention(qkv, None, attention, kv), self._width)
+
+
+class HunYuan(Sparse):
+    """Llama with such layers."""
+
+    layer_class = HunYuanLayer
