@@ -30,7 +30,7 @@ from twostroke.model.float_weights import FloatWeights
 from twostroke.model.mxfp4_checkpoint import Mxfp4Weights
 from twostroke.model.packed_cache import CachedWeights, PackedCache
 from twostroke.model.quantized_checkpoint import Fp8Weights, QuantizedCheckpoint
-from twostroke.model.registry import architecture, model_class
+from twostroke.model.registry import architecture, model_class, parameters_of, parts_of
 from twostroke.model.rotary_order import in_rotary_order
 from twostroke.model.stacked_experts import UnstackedExperts
 from twostroke.model.stacked_norms import StackedNorms
@@ -137,9 +137,7 @@ def load_model(
         SetupError: weights too large for the placement's type.
     """
     start_s = time.perf_counter()
-    kind, names = model_class(config.architecture), architecture(config.architecture).names
-    parameters = kind.parameters(config)
-    parts = {name: checkpoint_names(names, name) for name in parameters}
+    kind, parameters, parts = model_class(config.architecture), parameters_of(config), parts_of(config)
     check_weights(source, config, quantization, group_size)
     source = in_rotary_order(source, config)
     packed = {name for name, shape in parameters.items() if is_packed(name, config, shape, source, parts[name])}
@@ -177,29 +175,24 @@ def check_weights(
         UnsupportedModel: experts of one layer in several formats.
         InvalidParameter: a group size that does not divide the width of a weight.
     """
-    names = architecture(config.architecture).names
-    parameters = model_class(config.architecture).parameters(config)
-    parts_of = {name: checkpoint_names(names, name) for name in parameters}
     check_stacks(source, config)
-    check_shapes(source, parameters, parts_of, config)
-    check_formats(source, parts_of)
+    check_shapes(source, config)
+    check_formats(source, parts_of(config))
     if quantization == "int4":
         _check_widths(source, multiplied_parts(config), group_size)
 
 
 def multiplied_parts(config: ModelConfig) -> set[str]:
     """Checkpoint names of the matrices that are multiplied: what quantizing is about."""
-    names = architecture(config.architecture).names
-    parameters = model_class(config.architecture).parameters(config).items()
-    multiplied = (name for name, parameter in parameters if is_multiplied(name, config, parameter))
-    return {part for name in multiplied for part in checkpoint_names(names, name)}
+    parts = parts_of(config)
+    multiplied = (name for name, one in parameters_of(config).items() if is_multiplied(name, config, one))
+    return {part for name in multiplied for part in parts[name]}
 
 
 def router_parts(config: ModelConfig) -> set[str]:
     """Checkpoint names of routers and of gates of shared experts, which stay floats beside quantized matrices."""
-    names = architecture(config.architecture).names
-    parameters = model_class(config.architecture).parameters(config).items()
-    return {part for name, one in parameters if one.is_router for part in checkpoint_names(names, name)}
+    parts = parts_of(config)
+    return {part for name, one in parameters_of(config).items() if one.is_router for part in parts[name]}
 
 
 def read_float(source: WeightSource, name: str, dtype: torch.dtype) -> Tensor:

@@ -28,8 +28,7 @@ from twostroke.kernels.quantized_weight import QuantizedWeight
 from twostroke.model.checkpoint import read_model_config
 from twostroke.model.loader import check_weights, multiplied_parts, open_weights, read_float
 from twostroke.model.model_files import find_folder_only
-from twostroke.model.registry import architecture, model_class
-from twostroke.model.weight_map import checkpoint_names
+from twostroke.model.registry import parameters_of, parts_of
 from twostroke.model.weight_source import WeightSource
 
 MOST_BYTES_PER_FILE = 4 << 30
@@ -145,10 +144,9 @@ def _pack_quantized(name: str, weight: QuantizedWeight) -> dict[str, Tensor]:
 def _routers(config: ModelConfig) -> list[str]:
     """Return the modules of checkpoints that choose among experts: they stay floats, and transformers has them as
     linear layers."""
-    names = architecture(config.architecture).names
-    parameters = model_class(config.architecture).parameters(config).items()
-    routers = (name for name, parameter in parameters if parameter.is_router and parameter.columns is not None)
-    return [part.removesuffix(".weight") for name in routers for part in checkpoint_names(names, name)]
+    parts = parts_of(config)
+    routers = (name for name, one in parameters_of(config).items() if one.is_router and one.columns is not None)
+    return [part.removesuffix(".weight") for name in routers for part in parts[name]]
 
 
 def _quantization_config(quantization: QuantizationOnFile, group_size: int, left_out: Sequence[str]) -> dict[str, Any]:

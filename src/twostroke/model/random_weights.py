@@ -19,8 +19,7 @@ from twostroke.config.model import ModelConfig
 from twostroke.config.quantization import Mxfp4Config
 from twostroke.kernels.quantized_weight import QuantizedFormat, QuantizedWeight
 from twostroke.model.mxfp4_checkpoint import MXFP4
-from twostroke.model.registry import architecture, model_class
-from twostroke.model.weight_map import checkpoint_names
+from twostroke.model.registry import parameters_of, parts_of
 from twostroke.model.weight_source import ALL_ROWS, StoredWeight
 
 _DEVIATION = 0.02
@@ -46,12 +45,12 @@ class RandomWeights:
     def __init__(self, path: Path, config: ModelConfig, device: torch.device) -> None:
         self.path = path
         self._device, self._norm_weight = device, 1.0 - config.norm_offset
-        names = architecture(config.architecture).names
+        stored = parts_of(config)
         self.quantization = "mxfp4" if isinstance(config.quantization, Mxfp4Config) else None
         self.weights: Mapping[str, StoredWeight] = {
             part: StoredWeight(parameter.shape(num_rows), self._format(part))
-            for name, parameter in model_class(config.architecture).parameters(config).items()
-            for part, num_rows in _parts(checkpoint_names(names, name), parameter.rows)
+            for name, parameter in parameters_of(config).items()
+            for part, num_rows in _parts(stored[name], parameter.rows)
         }
 
     def _format(self, name: str) -> QuantizedFormat | None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from importlib import import_module
-from typing import TYPE_CHECKING, Literal
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from twostroke.config.architecture_traits import ArchitectureTraits
 from twostroke.config.architectures import ARCHITECTURE_TRAITS
@@ -40,17 +43,20 @@ from twostroke.model.weight_map import (
     STABLELM,
     STARCODER2,
     NameTable,
+    checkpoint_names,
 )
 
 if TYPE_CHECKING:
-    from twostroke.model.decoder import DecoderModel
+    from twostroke.model.decoder import DecoderModel, Parameter
 
+_MOST_KEPT = 2
+"""Models whose parameters are kept: the served one, and its drafter. Those with experts have up to 100,000."""
 ExpertStacks = Literal["rows", "interleaved_columns"]
 """Matrices [outputs, inputs] whose rows are the gate's, then the up projection's; or [inputs, outputs] whose columns
 are of both in turn (gpt-oss)."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Architecture:
     """Where an architecture is."""
 
@@ -157,9 +163,52 @@ def model_class(name: str) -> type[DecoderModel]:
     return getattr(import_module(module), class_name)
 
 
+def parameters_of(config: ModelConfig) -> Mapping[str, Parameter]:
+    """Return every tensor that a model is built from, by our name."""
+    return _tables(config, architecture(config.architecture)).parameters
+
+
+def parts_of(config: ModelConfig) -> Mapping[str, tuple[str, ...]]:
+    """Return the names of the checkpoint's tensors that make up each of `parameters_of`."""
+    return _tables(config, architecture(config.architecture)).parts
+
+
+def counted_parameters(config: ModelConfig) -> Mapping[str, int]:
+    """Return how often each parameter counts, by name: one of a layer's first expert stands for all, which are alike.
+
+    The others are left out: a model of 128 experts has 60 times as many parameters as it has kinds of them.
+    """
+    return _tables(config, architecture(config.architecture)).counted
+
+
+class _Tables(NamedTuple):
+    parameters: Mapping[str, Parameter]
+    parts: Mapping[str, tuple[str, ...]]
+    counted: Mapping[str, int]
+
+
+@lru_cache(maxsize=_MOST_KEPT)
+def _tables(config: ModelConfig, entry: Architecture) -> _Tables:
+    """Make what is known of a model's parameters: of experts there are many, and plans ask often."""
+    parameters = model_class(config.architecture).parameters(config)
+    parts = {name: checkpoint_names(entry.names, name) for name in parameters}
+    counted = {name: times for name in parameters if (times := _num_alike(config, name))}
+    return _Tables(MappingProxyType(parameters), MappingProxyType(parts), MappingProxyType(counted))
+
+
+def _num_alike(config: ModelConfig, name: str) -> int:
+    """Return how many parameters one stands for; 0: it is of an expert, but not of a layer's first."""
+    if not is_of_expert(name):
+        return 1
+    layer, is_first, _ = name.partition(".experts.0.")
+    experts = config.layers[int(layer.removeprefix("layers."))].experts if is_first else None
+    return 0 if experts is None else experts.num_experts
+
+
 def num_parameters(config: ModelConfig) -> int:
     """Numbers in a model's weights, known before a file is opened; a tied head is not counted again."""
-    return sum(parameter.size for parameter in model_class(config.architecture).parameters(config).values())
+    parameters = parameters_of(config)
+    return sum(times * parameters[name].size for name, times in counted_parameters(config).items())
 
 
 def is_of_expert(name: str) -> bool:
@@ -169,10 +218,9 @@ def is_of_expert(name: str) -> bool:
 
 def num_active_parameters(config: ModelConfig) -> int:
     """Return how many of a model's numbers a token needs: all but those of the experts that it does not choose."""
-    parameters, num_idle = model_class(config.architecture).parameters(config), 0
-    for name, parameter in parameters.items():
-        layer, is_first, _ = name.partition(".experts.0.")
-        experts = config.layers[int(layer.removeprefix("layers."))].experts if is_first else None
-        if experts is not None:
-            num_idle += (experts.num_experts - experts.num_chosen) * parameter.size
-    return sum(parameter.size for parameter in parameters.values()) - num_idle
+    parameters, num_idle = parameters_of(config), 0
+    for name in filter(is_of_expert, counted_parameters(config)):
+        experts = config.layers[int(name.split(".")[1])].experts
+        assert experts is not None, name
+        num_idle += (experts.num_experts - experts.num_chosen) * parameters[name].size
+    return num_parameters(config) - num_idle

@@ -8,31 +8,25 @@ from torch import Tensor
 from twostroke.config.model import ModelConfig
 from twostroke.errors import CorruptCheckpoint, name_shown, shorten
 from twostroke.model.checkpoint import is_of_prediction, is_unread_kv
-from twostroke.model.decoder import Parameter
 from twostroke.model.expert_formats import names_of_missing
+from twostroke.model.registry import parameters_of, parts_of
 from twostroke.model.weight_source import StoredWeight, WeightSource
 
 
-def check_shapes(
-    source: WeightSource,
-    parameters: dict[str, Parameter],
-    parts_of: dict[str, tuple[str, ...]],
-    config: ModelConfig,
-) -> None:
+def check_shapes(source: WeightSource, config: ModelConfig) -> None:
     """Refuse tensors that are missing, misshapen or of no use.
 
     Args:
         source: of the weights.
-        parameters: of the model.
-        parts_of: names of what is stored, by the names of the parameters.
         config: of the model.
 
     Raises:
         CorruptCheckpoint: there are such; all of them are named as they are stored.
     """
+    parameters, stored = parameters_of(config), parts_of(config)
     missing: list[str] = []
     misshapen: list[str] = []
-    for name, parts in parts_of.items():
+    for name, parts in stored.items():
         parameter = parameters[name]
         rows = parameter.rows if len(parts) == len(parameter.rows) else (sum(parameter.rows),)
         for part, num_rows in zip(parts, rows, strict=True):
@@ -41,7 +35,7 @@ def check_shapes(
                 missing.append(part)
             elif found.shape != expected:
                 misshapen.append(f"{_placed(found, part)} {list(found.shape)} instead of {list(expected)}")
-    expected_names = {part for parts in parts_of.values() for part in parts}
+    expected_names = {part for parts in stored.values() for part in parts}
     extra = [name for name in source.weights if name not in expected_names and not _is_harmless(name, source, config)]
     problems = [
         f"{what}: {shorten(sorted(set(found)), show=show)}"

@@ -18,8 +18,7 @@ from twostroke.kernels.interface import Operators
 from twostroke.kernels.quantized_weight import QuantizedFormat
 from twostroke.layers.row_split import rows_of
 from twostroke.model.decoder import Parameter
-from twostroke.model.registry import architecture, is_of_expert, model_class
-from twostroke.model.weight_map import checkpoint_names
+from twostroke.model.registry import counted_parameters, is_of_expert, parameters_of, parts_of
 from twostroke.model.weight_pieces import Piece, is_one_weight, is_packed, pieces_of
 from twostroke.model.weight_source import WeightSource
 
@@ -81,8 +80,8 @@ class _Counts:
     ) -> None:
         self._source, self._config, self._dtype, self._on_load = source, config, dtype, on_load
         self._sizes = operators.packed_sizes
-        self._names = architecture(config.architecture).names
-        self._parameters = model_class(config.architecture).parameters(config)
+        self._parameters, self._parts = parameters_of(config), parts_of(config)
+        self._times = counted_parameters(config)
 
     def of_rank(self, rank: int, num_ranks: int) -> int:
         """Everything that a rank has."""
@@ -90,19 +89,23 @@ class _Counts:
 
     @property
     def names(self) -> Iterable[str]:
-        """Return the names of all parameters."""
-        return self._parameters
+        """Return the names of the parameters that count; see `counted_parameters`."""
+        return self._times
 
     def of_parameters(self, names: Iterable[str], rank: int = 0, num_ranks: int = 1) -> int:
         """What a rank has of some parameters."""
         own = partial(rows_of, rank, num_ranks)
-        given = ((name, self._parameters[name]) for name in names if not self._is_packed_with_its_matrix(name))
         return sum(
-            self._of_matrix(name, parameter, own)
-            if is_packed(name, self._config, parameter, self._source, checkpoint_names(self._names, name))
-            else self._of_tensor(name, parameter, own, num_ranks)
-            for name, parameter in given
+            self._times[name] * self._of_parameter(name, own, num_ranks)
+            for name in names
+            if not self._is_packed_with_its_matrix(name)
         )
+
+    def _of_parameter(self, name: str, own: Callable[[int], range], num_ranks: int) -> int:
+        parameter = self._parameters[name]
+        if is_packed(name, self._config, parameter, self._source, self._parts[name]):
+            return self._of_matrix(name, parameter, own)
+        return self._of_tensor(name, parameter, own, num_ranks)
 
     def _of_slopes(self, own: Callable[[int], range]) -> int:
         """ALiBi's slopes, which each layer keeps in float32."""
@@ -117,7 +120,7 @@ class _Counts:
     def _of_matrix(self, name: str, parameter: Parameter, own: Callable[[int], range]) -> int:
         """Packed, with its bias."""
         assert parameter.columns is not None, name
-        pieces = pieces_of(self._source, checkpoint_names(self._names, name), parameter, own)
+        pieces = pieces_of(self._source, self._parts[name], parameter, own)
         maps = self._maps(pieces)
         gated = parameter.is_gated and len(maps) == 1
         total = sum(

@@ -27,8 +27,7 @@ from twostroke.model.gguf.architectures import GGUFArchitecture, gguf_architectu
 from twostroke.model.gguf.blocks import REPACKED, repack
 from twostroke.model.gguf.model_config import ROPE_FACTORS, ROPE_FREQS
 from twostroke.model.gguf.names import gguf_names, of_layer, stack_of_experts
-from twostroke.model.registry import architecture, model_class
-from twostroke.model.weight_map import checkpoint_names
+from twostroke.model.registry import parts_of
 from twostroke.model.weight_source import ALL_ROWS, StoredStack, StoredWeight
 
 log = get_logger(__name__)
@@ -49,12 +48,10 @@ class GGUFWeights:
         theirs = gguf_architecture(file.metadata)
         self._has_permuted_heads, self._has_grouped_qkv = theirs.has_permuted_heads, theirs.has_grouped_qkv
         self._has_whole_norms = theirs.has_whole_norms
-        ours = model_class(config.architecture).parameters(config)
-        names = architecture(config.architecture).names
         _check_stacks(file, config)
         self._stored: dict[str, StoredTensor] = {}
         used, missing = {ROPE_FREQS, *ROPE_FACTORS.values()}, list[str]()
-        parts = (part for parameter in ours for part in checkpoint_names(names, parameter))
+        parts = (part for stored in parts_of(config).values() for part in stored)
         known_of = {name: gguf_names(name, theirs.names) or (name,) for name in parts}
         alone = {known[0] for known in known_of.values() if len(known) == 1}
         for name, known in known_of.items():
