@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from functools import partial
@@ -43,6 +44,9 @@ from twostroke.model.weight_size import weight_bytes
 from twostroke.model.weight_source import ALL_ROWS, ROWS_TOGETHER, StoresRows, WeightSource
 
 log = get_logger(__name__)
+
+_NUMBERS_BEFORE_TRIM = 8 << 20
+"""Numbers of weights between two times that memory is given back; a single expert is too small to ask for it."""
 
 
 def open_weights(folder: Path, config: ModelConfig, quantization: Quantization | None = None) -> WeightSource:
@@ -237,12 +241,16 @@ class _Weights(Mapping[str, Weight]):
         quantize: Callable[[Tensor], QuantizedWeight] | None,
     ) -> None:
         self._source, self._pieces = source, pieces
+        # asked once: of a protocol this takes longer than packing a small matrix
+        self._rows_of_files = source if isinstance(source, StoresRows) else None
+        self._num_read = 0
+        """Numbers that were read since memory was given back."""
         self._dtype, self._device = dtype, device
         self._packed, self._wide, self._quantize = packed, wide, quantize
 
     def __getitem__(self, name: str) -> Weight:
-        return_unused()  # what packing took before: holes that are a little too small next time would add up
         pieces = self._pieces[name]
+        self._give_back(pieces)
         if name in self._wide:
             return self._read_wide(pieces[0].name)
         if name not in self._packed:
@@ -261,6 +269,15 @@ class _Weights(Mapping[str, Weight]):
         # whether quantized maps are alike is seen from all of them
         return stack([self._on_load(self._read_piece(piece)) for piece in pieces])
 
+    def _give_back(self, pieces: Sequence[Piece]) -> None:
+        """Give back what packing took before: holes that are a little too small next time would add up."""
+        self._num_read += sum(
+            piece.num_rows * math.prod(self._source.weights[piece.name].shape[1:]) for piece in pieces
+        )
+        if self._num_read >= _NUMBERS_BEFORE_TRIM:
+            return_unused()
+            self._num_read = 0
+
     def _streamed(self, pieces: Sequence[Piece], stored: StoredRows | None) -> StreamedWeight:
         shape = (sum(piece.num_rows for piece in pieces), self._source.weights[pieces[0].name].shape[1])
         return StreamedWeight(shape, self._dtype, partial(self._rows, pieces), stored)
@@ -269,7 +286,7 @@ class _Weights(Mapping[str, Weight]):
         """Where the rows of pieces lie; None: not in files as they are packed, or in blocks of several types."""
         found: list[StoredRows] = []
         for piece in pieces:
-            rows = self._source.stored_rows(piece.name) if isinstance(self._source, StoresRows) else None
+            rows = None if self._rows_of_files is None else self._rows_of_files.stored_rows(piece.name)
             if rows is None:
                 return None
             found.append(rows.of_rows(slice(piece.begin, piece.begin + piece.num_rows)))
