@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 import torch
@@ -28,7 +29,11 @@ def nvfp4_blocks(shape: tuple[int, ...], *, layer: str) -> NDArray[np.uint8]:
 
 
 def write_gguf(
-    path: Path, change: Callable[[Tensors], object] = lambda _: None, *, gate: str = "Q8_0", **numbers: int
+    path: Path,
+    change: Callable[[Tensors], object] = lambda _: None,
+    *,
+    gate: str = "Q8_0",
+    numbers: Mapping[str, int] = MappingProxyType({}),
 ) -> Path:
     """Write a small qwen3moe file in float32, but for the gate's stacks.
 

@@ -32,6 +32,20 @@ YARN = {
     "truncate": False,
     "original_max_position_embeddings": 64,
 }
+HUNYUAN: dict[str, Any] = {
+    "architectures": ["HunYuanMoEV1ForCausalLM"],
+    "head_dim": 16,
+    "attention_head_dim": 16,
+    "num_experts": 8,
+    "moe_topk": [3, 3, 3, 3],
+    "moe_intermediate_size": [96] * 4,
+    "num_shared_expert": [1] * 4,
+    "use_qk_norm": True,
+    "use_cla": False,
+    "rope_theta": 10_000.0,
+    "rope_scaling": {"type": "dynamic", "alpha": 1000.0, "factor": 1.0, "beta_fast": 32, "beta_slow": 1},
+}
+"""As published: lists by layer, and the spelling of transformers 4."""
 GPT_OSS = {"architectures": ["GptOssForCausalLM"], "num_local_experts": 8, "num_experts_per_tok": 2}
 
 
@@ -143,3 +157,28 @@ def test_numbers_that_contradict_each_other_are_refused(given: dict[str, Any], t
 def test_what_is_not_implemented_is_refused(given: dict[str, Any], told: str) -> None:
     with pytest.raises(UnsupportedModel, match=told):
         ModelConfig.from_hf(SMALL | given)
+
+
+def test_a_config_of_hunyuan_as_published() -> None:
+    layer = ModelConfig.from_hf(SMALL | HUNYUAN).layers[0]
+    assert layer.experts is not None
+    assert layer.rope is not None
+    assert (layer.experts.num_chosen, layer.experts.shared_size, layer.qk_norm) == (3, 96, "rotated_heads")
+    assert (layer.rope.rope_type, layer.rope.theta) == ("default", pytest.approx(10_000 * 1000 ** (16 / 14)))
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "said"),
+    [
+        ({"moe_topk": [3, 3, 2, 3]}, UnsupportedModel, "moe_topk must be one number for all layers"),
+        ({"num_experts": []}, UnsupportedModel, "num_experts must be one number for all layers"),
+        ({"moe_topk": 9}, CorruptCheckpoint, "moe_topk 9 is more than num_experts 8"),
+        ({"rope_scaling": {"type": "dynamic", "alpha": -1.0}}, CorruptCheckpoint, "alpha above 0 and below 1e9"),
+        ({"rope_scaling": {"type": "dynamic", "alpha": "x"}}, CorruptCheckpoint, "alpha above 0 and below 1e9"),
+        ({"use_cla": True}, UnsupportedModel, "use_cla"),
+        ({"use_qk_norm": False}, UnsupportedModel, "use_qk_norm"),
+    ],
+)
+def test_hunyuans_that_are_refused(changes: dict[str, Any], error: type[Exception], said: str) -> None:
+    with pytest.raises(error, match=said):
+        ModelConfig.from_hf(SMALL | HUNYUAN | changes)

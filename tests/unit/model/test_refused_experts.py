@@ -259,6 +259,6 @@ GGUF_FILES: dict[str, tuple[Callable[[Tensors], object], dict[str, int], str]] =
 @pytest.mark.parametrize("case", GGUF_FILES)
 def test_gguf_files(case: str, tmp_path: Path) -> None:
     change, numbers, said = GGUF_FILES[case]
-    error, message = refusal_of(write_gguf(tmp_path / "model.gguf", change, **numbers))
+    error, message = refusal_of(write_gguf(tmp_path / "model.gguf", change, numbers=numbers))
     assert error is CorruptCheckpoint
     assert said in message
