@@ -540,6 +540,9 @@ INLINE void of_format(const WeightFormat& format, const F& f) {
 #if defined(__AMX_INT8__)
 #include "amx_quantized.hpp"
 #endif
+#if defined(__AVX512VNNI__)
+#include "unpacked.hpp"
+#endif
 
 namespace twostroke {
 namespace {
@@ -548,7 +551,13 @@ void quantized_panels(const QuantizedArgs& args, int64_t begin, int64_t end) {
 #if defined(__AMX_INT8__)
   if (quantized_in_tiles(args, begin, end)) return;
 #endif
-  of_format(args.format, [&]<KernelFormat F>() { quantized_panels_of<F>(args, begin, end); });
+  of_format(args.format, [&]<KernelFormat F>() {
+#if defined(__AVX512VNNI__)
+    if constexpr (UNPACKED_ROWS<F> > 0)
+      if (args.linear.m >= UNPACKED_ROWS<F>) return unpacked_panels_of<F>(args, begin, end);
+#endif
+    quantized_panels_of<F>(args, begin, end);
+  });
 }
 
 }  // namespace
