@@ -17,7 +17,7 @@ template <KernelFormat F>
 constexpr int64_t UNPACKED_ROWS =
     F.has_table || !(F.has_super_blocks || F.bits == 5) ? 0 : F.bits == 4 ? 2 * QUANTIZED_ROWS : QUANTIZED_ROWS + 1;
 // Rows that share one unpacking. Their sums stay in the second cache.
-constexpr int64_t BLOCK_ROWS = 48;
+constexpr int64_t BLOCK_ROWS = 96;
 
 template <KernelFormat F>
 class UnpackedSpan {
