@@ -90,7 +90,8 @@ NB_MODULE(_native, m) {
   nb::class_<PackedExperts>(m, "PackedExperts")
       .def(nb::init<std::vector<const PackedLinear*>>())
       .def("multiply", &PackedExperts::multiply, release)
-      .def("multiply_and_add", &PackedExperts::multiply_and_add, release);
+      .def("multiply_and_add", &PackedExperts::multiply_and_add, release)
+      .def("add", &PackedExperts::add, release);
   nb::class_<Norm>(m, "Norm").def("__init__", [](Norm* to, uintptr_t weight, float eps, int weight_type) {
     new (to) Norm{weight, eps, weight_type};
   });

@@ -148,13 +148,17 @@ void PackedExperts::multiply(uintptr_t x, int64_t ldx, uintptr_t tokens, uintptr
 
 void PackedExperts::multiply_and_add(uintptr_t x, int64_t ldx, uintptr_t starts, uintptr_t places, uintptr_t weights, uintptr_t y,
                                      int64_t m, int64_t num_chosen) const {
-  const PackedLinear& like = *experts_.front();
-  int64_t n = like.n();
+  int64_t n = experts_.front()->n();
   static thread_local std::vector<float> products;
   products.resize((size_t)(m * num_chosen * n));
-  const float* from = products.data();
-  like.multiply_groups(x, ldx, groups(starts), 0, (uintptr_t)products.data(), n, m * num_chosen, true);
-  bool is_bf16 = like.type() == (int)Dtype::bf16;
+  experts_.front()->multiply_groups(x, ldx, groups(starts), 0, (uintptr_t)products.data(), n, m * num_chosen, true);
+  add((uintptr_t)products.data(), places, weights, y, m, num_chosen);
+}
+
+void PackedExperts::add(uintptr_t products, uintptr_t places, uintptr_t weights, uintptr_t y, int64_t m, int64_t num_chosen) const {
+  const float* from = (const float*)products;
+  int64_t n = experts_.front()->n();
+  bool is_bf16 = experts_.front()->type() == (int)Dtype::bf16;
   parallel(m, rows_per_task(n * num_chosen), [&](int64_t begin, int64_t end) {
     static thread_local std::vector<float> sums;
     for (int64_t row = begin; row < end; row++) {

@@ -41,6 +41,9 @@ class PackedExperts {
   void multiply_and_add(uintptr_t x, int64_t ldx, uintptr_t starts, uintptr_t places, uintptr_t weights, uintptr_t y, int64_t m,
                         int64_t num_chosen) const;
 
+  // The second half of it: these sums, of float32 products [m * num_chosen, n] that experts elsewhere may have made.
+  void add(uintptr_t products, uintptr_t places, uintptr_t weights, uintptr_t y, int64_t m, int64_t num_chosen) const;
+
  private:
   std::vector<RowGroup> groups(uintptr_t starts) const;
 

@@ -7,10 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import save_file
 
 import gguf_files
 import quantized_folders
 from model_folders import write_random_model, write_tokenizer
+from oracle import naive_model
+from oracle.mxfp4 import write_mxfp4
 from rank_threads import ranks_are_threads
 from twostroke import LLM, SamplingParams
 from twostroke.communicator.interface import Communicator, Watching
@@ -55,9 +58,8 @@ def outputs(model: Path | str, **config: Any) -> list[Any]:
 
 
 def same(model: Path | str, **config: Any) -> None:
-    assert outputs(model, **{"tensor_parallel_size": 2, **config}) == outputs(
-        model, **{**config, "tensor_parallel_size": 1}
-    )
+    alone = {**config, "tensor_parallel_size": 1, "enable_expert_parallel": False}
+    assert outputs(model, **{"tensor_parallel_size": 2, **config}) == outputs(model, **alone)
 
 
 THREE_KV_HEADS: dict[str, Any] = {"hidden_size": 96, "num_attention_heads": 12, "num_key_value_heads": 3}
@@ -92,6 +94,48 @@ def test_architectures(family: str, dtype: str, fields: dict[str, Any], tmp_path
 def test_quantized_on_load(quantization: str, activations: str, tmp_path: Path) -> None:
     model = write_random_model(tmp_path, "qwen2", tie_word_embeddings=True, vocab_size=333)
     same(model, quantization=quantization, activation_quantization=activations)
+
+
+ROUTERS = ["mixtral", "qwen2_moe", "glm4_moe", "gpt_oss", "gemma4_experts"]
+"""A family for each kind of router, those with biases and an MLP beside them included."""
+
+
+@pytest.mark.parametrize("family", ROUTERS)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_whole_experts_on_each_rank(family: str, dtype: str, random_models: dict[str, Path]) -> None:
+    same(random_models[family], dtype=dtype, enable_expert_parallel=True)
+
+
+@pytest.mark.parametrize("family", ["qwen2_moe", "glm4_moe"])
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+def test_whole_experts_on_four_ranks(family: str, quantization: str, random_models: dict[str, Path]) -> None:
+    """Qwen2-MoE's six experts: two ranks have one, the others two."""
+    config = {"dtype": "bfloat16", "quantization": quantization, "enable_expert_parallel": True}
+    same(random_models[family], tensor_parallel_size=4, **config)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"max_num_batched_tokens": 7, "block_size": 8, "max_num_seqs": 2},
+        {"max_num_batched_tokens": 1, "enable_prefix_caching": False},
+        {"num_kv_blocks": 12, "max_model_len": 96},
+        {"speculative_config": {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 1}},
+    ],
+    ids=str,
+)
+def test_schedules_with_whole_experts(config: dict[str, Any], random_models: dict[str, Path]) -> None:
+    """In steps of one token, often a rank has no pair."""
+    same(random_models["qwen3_moe"], tensor_parallel_size=4, enable_expert_parallel=True, **config)
+
+
+def test_whole_experts_of_blocks_in_4_bits(tmp_path: Path) -> None:
+    """MXFP4, as gpt-oss stores its experts."""
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_local_experts": 5, "num_experts_per_tok": 2}
+    tensors = write_mxfp4(tmp_path, naive_model.build(tmp_path, "GptOss", num_hidden_layers=2, **sizes))
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, tmp_path / "model.safetensors")
+    write_tokenizer(tmp_path, num_characters=NUM_TOKENS)
+    same(tmp_path, dtype="bfloat16", enable_expert_parallel=True)
 
 
 LAYOUTS = [
@@ -168,6 +212,7 @@ def test_fewer_kv_heads_than_ranks(
         ("llama", {"dtype": "bfloat16", **ODD_SIZES}),
         ("qwen3", {"dtype": "float32"}),
         ("qwen2", {"dtype": "bfloat16", "quantization": "int4", "tensor_parallel_size": 4}),
+        ("qwen3_moe", {"dtype": "bfloat16", "enable_expert_parallel": True}),
     ],
     ids=str,
 )
@@ -196,11 +241,36 @@ def test_a_process_group_as_between_gpus(
         ("llama", {"kernels": "reference"}, "kernels=reference"),
         ("llama", {"kv_check_rate": 0.5}, "kv_check_rate=0.5"),
         ("llama", {"speculative_config": {"method": "early_exit", "exit_layer": 1}}, "early_exit"),
+        (
+            "llama",
+            {"enable_expert_parallel": True},
+            r"enable_expert_parallel=true: .*Llama.* has none here\. Leave it out",
+        ),
+        (
+            "mixtral",
+            {"enable_expert_parallel": True, "tensor_parallel_size": 1},
+            "enable_expert_parallel=true: deals experts to several ranks, and tensor_parallel_size is 1",
+        ),
     ],
 )
 def test_refused(model: str, config: dict[str, Any], words: str, random_models: dict[str, Path]) -> None:
     with pytest.raises(InvalidParameter, match=words):
         LLM(str(random_models[model]), **{"tensor_parallel_size": 2, **config})
+
+
+def test_more_ranks_than_experts(tmp_path: Path) -> None:
+    model = write_random_model(tmp_path, "mixtral", num_local_experts=3)
+    words = "deals 3 experts to tensor_parallel_size=4 ranks, each of which must have one. Take fewer ranks"
+    with pytest.raises(InvalidParameter, match=words):
+        LLM(str(model), tensor_parallel_size=4, enable_expert_parallel=True)
+
+
+def test_the_start_says_how_experts_are_split(random_models: dict[str, Path]) -> None:
+    model, ranks_words = str(random_models["mixtral"]), []
+    for is_dealt in (False, True):
+        with LLM(model, tensor_parallel_size=2, enable_expert_parallel=is_dealt, num_kv_blocks=16) as llm:
+            ranks_words.append("2 ranks with whole experts" in llm.engine.startup_lines[0])
+    assert ranks_words == [False, True]
 
 
 def test_neither_divides_the_other(tmp_path: Path) -> None:

@@ -128,6 +128,9 @@ class LoadConfig:
     """host:port where the other ranks find this one, when they are started elsewhere, one a host (`python -m
     twostroke.startup.rank_process RANK SIZE HOST:PORT`); default: they are started here. Whoever reaches it may join,
     so it belongs into a network of one's own."""
+    enable_expert_parallel: bool = False
+    """With several ranks and a model with experts: each rank has some experts as a whole, instead of a share of the
+    rows of each; the output stays the same bit for bit. Pays where experts are few and large, or ranks' links slow."""
     packed_cache: str | None = None
     """Folder in which the packed form of the weights is kept for the next start, which maps it: 'default' takes
     ~/.cache/twostroke/packed. It takes as much room as the weights; native kernels on one rank only."""
@@ -162,6 +165,7 @@ class LoadConfig:
             whole_number("threads", self.threads, 1, MAX_THREADS)
         whole_number("tensor_parallel_size", self.tensor_parallel_size, 1, MAX_RANKS)
         self._check_address()
+        self._check_expert_parallel()
         self._check_cpu_affinity()
         self._check_packed_cache()
         if self.max_model_len is not None:
@@ -212,6 +216,14 @@ class LoadConfig:
         if self.tensor_parallel_size == 1:
             limit = "changes nothing without tensor_parallel_size of 2 or more"
             raise InvalidParameter("tensor_parallel_address", address, limit)
+
+    def _check_expert_parallel(self) -> None:
+        switch("enable_expert_parallel", self.enable_expert_parallel)
+        if self.enable_expert_parallel and self.tensor_parallel_size == 1:
+            limit = "deals experts to several ranks, and tensor_parallel_size is 1"
+            raise InvalidParameter(
+                "enable_expert_parallel", True, limit, "Give --tensor-parallel-size, or leave it out."
+            )
 
     def _check_batch_invariant(self) -> None:
         switch("batch_invariant", self.batch_invariant)

@@ -34,6 +34,7 @@ PER_POOL = (
     "enforce_eager",
     "threads",
     "tensor_parallel_size",
+    "enable_expert_parallel",
     "block_size",
     "kv_cache_memory",
     "num_kv_blocks",

@@ -25,6 +25,16 @@ class Routing(NamedTuple):
     weights: Tensor
     """float32 [num_tokens, num_chosen]: what the results of these pairs are multiplied with."""
 
+    def of_experts(self, experts: range, pairs: slice) -> Routing:
+        """Return the pairs of some experts, as if they were all; places and weights stay those of all pairs.
+
+        Args:
+            experts: neighbours.
+            pairs: all that these have.
+        """
+        starts = self.starts[experts.start : experts.stop + 1] - pairs.start
+        return self._replace(tokens=self.tokens[pairs], starts=starts)
+
 
 class ExpertRouter(NamedTuple):
     """How experts are chosen from a router's logits."""
@@ -57,4 +67,12 @@ class ExpertLinears(Protocol):
         Each product is rounded to its type. The products of a token, times their weights, are added in float32 by
         rising expert, and the sum is rounded once.
         """
+        ...
+
+    def multiply(self, inner: Tensor, routing: Routing) -> Tensor:
+        """Return the rounded products alone. [num_pairs, K] -> [num_pairs, N]; there is at least one pair."""
+        ...
+
+    def add(self, products: Tensor, routing: Routing) -> Tensor:
+        """Return the sums alone. [num_pairs, N] -> [num_tokens, N]."""
         ...

@@ -12,6 +12,7 @@ one rank, and groups of quantized weights, which lie along K, are never cut.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cache
 
 import torch
@@ -35,12 +36,26 @@ def rows_of(rank: int, size: int, num_rows: int) -> range:
     return range(first, max(first + 1, num_rows * (rank + 1) // size))
 
 
+@dataclass(frozen=True, slots=True)
+class RankSplit:
+    """How the weights of a model are dealt out."""
+
+    num_ranks: int = 1
+    deals_experts: bool = False
+    """Whether each rank has some experts of a layer as a whole, instead of some rows of each."""
+
+
+ALONE = RankSplit()
+"""One rank, which has everything."""
+
+
 class RowSplit:
     """Who has which rows, and how the outputs come together."""
 
-    def __init__(self, communicator: Communicator | None = None) -> None:
-        """Of one rank, without a communicator."""
+    def __init__(self, communicator: Communicator | None = None, *, deals_experts: bool = False) -> None:
+        """Of one rank, without a communicator. See RankSplit."""
         self._communicator = communicator or Alone()
+        self.deals_experts = deals_experts
 
     @property
     def size(self) -> int:
@@ -68,6 +83,18 @@ class RowSplit:
         whole = local.new_empty(local.shape[0], num_columns)
         widths = _widths(self.size, num_columns, local.itemsize)
         self._communicator.all_gather(local, whole, widths, local.shape[0])
+        return whole
+
+    def gather_rows(self, local: Tensor, counts: Sequence[int]) -> Tensor:
+        """This rank's rows [counts[rank], N] to those of all ranks, one rank's under the other's [sum(counts), N].
+
+        Raises:
+            RankLost: another rank is gone.
+        """
+        local = local.contiguous()
+        whole = local.new_empty(sum(counts), local.shape[1])
+        row_bytes = local.shape[1] * local.itemsize
+        self._communicator.all_gather(local, whole, [num * row_bytes for num in counts])
         return whole
 
     def gather_heads(self, own: Tensor, nums: Sequence[int]) -> list[Tensor]:

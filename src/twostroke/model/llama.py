@@ -333,13 +333,7 @@ class Llama(DecoderModel):
         self._lm_head = placement.split.linear(lm_head, config.vocab_size)
         self._split = placement.split
         self._layers = [
-            self.layer_class(
-                config,
-                {name: weights[f"layers.{i}.{name}"] for name in self.layer_parameters(config, i)},
-                i,
-                placement,
-            )
-            for i in range(config.num_layers)
+            self.layer_class(config, self._weights_of_layer(weights, i), i, placement) for i in range(config.num_layers)
         ]
         self._norm = _norm(config, weights, "norm", placement.operators)
         self._rotaries = [
@@ -356,6 +350,11 @@ class Llama(DecoderModel):
         self._rotary_of = [
             None if layer.rope is None else kinds[layer.rope, layer.kv.head_dim] for layer in config.layers
         ]
+
+    def _weights_of_layer(self, weights: Mapping[str, Any], layer_id: int) -> dict[str, Any]:
+        """Return a layer's weights, without those of other ranks' experts."""
+        names = ((name, f"layers.{layer_id}.{name}") for name in self.layer_parameters(self.config, layer_id))
+        return {name: weights[whole] for name, whole in names if whole in weights}
 
     @torch.inference_mode()
     def embed(self, input_ids: Tensor, positions: Tensor | None = None) -> Tensor:

@@ -193,6 +193,9 @@ class CachedWeights(Mapping[str, Weight]):
             return StackedWeight(tuple(_keeping(part, keep) for part in found.parts))
         return _keeping(found, keep)
 
+    def __contains__(self, name: object) -> bool:
+        return name in self._weights  # Mapping's own would read it
+
     def __iter__(self) -> Iterator[str]:
         return iter(self._weights)
 

@@ -17,6 +17,7 @@ from twostroke.kernels.activation import logistic
 from twostroke.kernels.expert_operators import ExpertRouter, Routing
 from twostroke.kernels.memory import wide
 from twostroke.layers.elementwise import RMSNorm
+from twostroke.layers.expert_split import DealtExperts, ExpertProducts, ExpertsByRows
 from twostroke.model.decoder import Parameter, Placement
 from twostroke.model.llama import MLP, FeedForward, Llama, LlamaLayer, gate_activation
 
@@ -31,8 +32,7 @@ class Experts:
     def __init__(self, config: ModelConfig, spec: LayerSpec, weights: Mapping[str, Any], placement: Placement) -> None:
         """Takes the weights of a layer."""
         assert spec.experts is not None, spec
-        experts, operators, self._split = spec.experts, placement.operators, placement.split
-        self._size, self._hidden_size = experts.intermediate_size, config.hidden_size
+        experts, operators, split = spec.experts, placement.operators, placement.split
         self._logits = operators.pack_linear(weights["router.weight"], weights.get("router.bias"))
         self._router = ExpertRouter(experts, weights.get(_CORRECTION), weights.get(_EXPERT_SCALES))
         self._route, self._router_norm = operators.route, None
@@ -40,16 +40,23 @@ class Experts:
             norm = weights[_INPUT_SCALES] * config.hidden_size**-0.5
             self._router_norm = RMSNorm(norm, config.norm_eps, operators)
         activation = gate_activation(spec)
-        gated, down = ([weights[name] for name in _names(experts, kind)] for kind in ("gate_up", "down"))
-        self._inner = operators.pack_gated_experts(gated, _biases(experts, weights, "gate_up"), activation)
-        self._down = operators.pack_expert_linears(down, _biases(experts, weights, "down"))
+        own = split.own(experts.num_experts) if split.deals_experts else range(experts.num_experts)
+        gated, down = ([weights[name] for name in _names(own, kind)] for kind in ("gate_up", "down"))
+        inner = operators.pack_gated_experts(gated, _biases(experts, own, weights, "gate_up"), activation)
+        outer = operators.pack_expert_linears(down, _biases(experts, own, weights, "down"))
+        self.compute: ExpertProducts
+        """The sum of what the chosen experts make of rows."""
+        if split.deals_experts:
+            self.compute = DealtExperts(inner, outer, split, experts.num_experts)
+        else:
+            self.compute = ExpertsByRows(inner, outer, split, (experts.intermediate_size, config.hidden_size))
         self._shared, self._shared_gate = None, None
         if experts.shared_size:
-            inner = operators.pack_gated(weights["shared.gate_up.weight"], None, activation)
+            shared_inner = operators.pack_gated(weights["shared.gate_up.weight"], None, activation)
             shared_down = operators.pack_linear(weights["shared.down.weight"], None)
             self._shared = MLP(
-                placement.split.gated(inner, experts.shared_size),
-                placement.split.linear(shared_down, config.hidden_size),
+                split.gated(shared_inner, experts.shared_size),
+                split.linear(shared_down, config.hidden_size),
             )
         if experts.has_shared_gate:
             self._shared_gate = operators.pack_linear(weights["shared_gate.weight"], None)
@@ -58,11 +65,6 @@ class Experts:
         """Choose the experts of rows, float32 [num_tokens, hidden_size]."""
         normed = in_float32 if self._router_norm is None else self._router_norm(in_float32)
         return self._route(self._logits(normed), self._router)
-
-    def compute(self, x: Tensor, routing: Routing) -> Tensor:
-        """Return the sum of what the chosen experts make of rows, [num_tokens, hidden_size]."""
-        inner = self._split.gather(self._inner(x, routing), self._size)
-        return self._split.gather(self._down(inner, routing), self._hidden_size)
 
     def __call__(self, x: Tensor) -> Tensor:
         in_float32 = wide(x)
@@ -109,14 +111,15 @@ def expert_parameters(spec: ExpertsSpec, hidden_size: int) -> dict[str, Paramete
         found[_INPUT_SCALES] = Parameter((hidden_size,), is_router=True)
     if spec.has_expert_scales:
         found[_EXPERT_SCALES] = Parameter((spec.num_experts,), is_router=True)
-    for name in _names(spec, "gate_up"):
+    experts = range(spec.num_experts)
+    for name in _names(experts, "gate_up"):
         found[name] = Parameter((size, size), hidden_size, is_split=True, is_gated=True)
-    for name in _names(spec, "down"):
+    for name in _names(experts, "down"):
         found[name] = Parameter((hidden_size,), size, is_split=True)
     if spec.has_biases:
         found["router.bias"] = Parameter((spec.num_experts,), is_router=True)
-        found |= {name: Parameter((size, size), is_split=True) for name in _names(spec, "gate_up", "bias")}
-        found |= {name: Parameter((hidden_size,), is_split=True) for name in _names(spec, "down", "bias")}
+        found |= {name: Parameter((size, size), is_split=True) for name in _names(experts, "gate_up", "bias")}
+        found |= {name: Parameter((hidden_size,), is_split=True) for name in _names(experts, "down", "bias")}
     if spec.shared_size:
         rows = (spec.shared_size, spec.shared_size)
         found["shared.gate_up.weight"] = Parameter(rows, hidden_size, is_split=True, is_gated=True)
@@ -126,12 +129,12 @@ def expert_parameters(spec: ExpertsSpec, hidden_size: int) -> dict[str, Paramete
     return found
 
 
-def _names(spec: ExpertsSpec, product: str, kind: str = "weight") -> list[str]:
-    return [f"experts.{expert}.{product}.{kind}" for expert in range(spec.num_experts)]
+def _names(experts: range, product: str, kind: str = "weight") -> list[str]:
+    return [f"experts.{expert}.{product}.{kind}" for expert in experts]
 
 
-def _biases(spec: ExpertsSpec, weights: Mapping[str, Any], product: str) -> Tensor | None:
-    """Return the biases of all experts, [num_experts, N]; None: they have none."""
+def _biases(spec: ExpertsSpec, experts: range, weights: Mapping[str, Any], product: str) -> Tensor | None:
+    """Return the biases of some experts, [len(experts), N]; None: they have none."""
     if not spec.has_biases:
         return None
-    return torch.stack([weights[name] for name in _names(spec, product, "bias")])
+    return torch.stack([weights[name] for name in _names(experts, product, "bias")])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from twostroke.config.model import ModelConfig
 from twostroke.model.decoder import Parameter
@@ -42,6 +42,29 @@ def is_packed(name: str, config: ModelConfig, parameter: Parameter, source: Weig
         return True
     is_table = parameter.columns is not None and parameter.is_split and not parameter.is_wide
     return is_table and all(source.weights[part].format is not None for part in parts)
+
+
+def with_dealt_experts(
+    parameters: Mapping[str, Parameter], config: ModelConfig, own: Callable[[int], range]
+) -> dict[str, Parameter]:
+    """Return the parameters of a rank that has some experts of each layer as a whole.
+
+    Args:
+        parameters: of the model.
+        config: of the same model.
+        own: the experts that the rank has of so many.
+    """
+    found: dict[str, Parameter] = {}
+    for name, parameter in parameters.items():
+        layer, is_of_one, rest = name.partition(".experts.")
+        if not is_of_one:
+            found[name] = parameter
+            continue
+        spec = config.layers[int(layer.removeprefix("layers."))].experts
+        assert spec is not None, name
+        if int(rest.partition(".")[0]) in own(spec.num_experts):
+            found[name] = replace(parameter, is_split=False)
+    return found
 
 
 def pieces_of(

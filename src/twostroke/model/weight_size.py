@@ -16,7 +16,7 @@ from twostroke.config.load import DEFAULT_GROUP_SIZE, Quantization
 from twostroke.config.model import ModelConfig
 from twostroke.kernels.interface import Operators
 from twostroke.kernels.quantized_weight import QuantizedFormat
-from twostroke.layers.row_split import rows_of
+from twostroke.layers.row_split import ALONE, RankSplit, rows_of
 from twostroke.model.decoder import Parameter
 from twostroke.model.registry import counted_parameters, is_of_expert, parameters_of, parts_of
 from twostroke.model.weight_pieces import Piece, is_one_weight, is_packed, pieces_of
@@ -30,7 +30,7 @@ def weight_bytes(
     operators: Operators,
     quantization: Quantization | None = None,
     group_size: int = DEFAULT_GROUP_SIZE,
-    num_ranks: int = 1,
+    split: RankSplit = ALONE,
 ) -> int:
     """Bytes of all weights once they are loaded; tied ones count once. Of several ranks, the one that has most.
 
@@ -41,10 +41,10 @@ def weight_bytes(
         operators: the backend.
         quantization: of float weights that are multiplied, while they are loaded.
         group_size: of its 4 bits.
-        num_ranks: that have a share of the rows each (layers/row_split.py).
+        split: what each rank has a share of.
     """
     counts = _Counts(source, config, dtype, operators, format_on_load(quantization, group_size))
-    return max(counts.of_rank(rank, num_ranks) for rank in range(num_ranks))
+    return max(counts.of_rank(rank, split) for rank in range(split.num_ranks))
 
 
 def expert_bytes(
@@ -83,9 +83,22 @@ class _Counts:
         self._parameters, self._parts = parameters_of(config), parts_of(config)
         self._times = counted_parameters(config)
 
-    def of_rank(self, rank: int, num_ranks: int) -> int:
+    def of_rank(self, rank: int, split: RankSplit) -> int:
         """Everything that a rank has."""
-        return self._of_slopes(partial(rows_of, rank, num_ranks)) + self.of_parameters(self.names, rank, num_ranks)
+        own, names = partial(rows_of, rank, split.num_ranks), list(self.names)
+        total = self._of_slopes(own)
+        if split.deals_experts:
+            total += self._of_whole_experts([name for name in names if is_of_expert(name)], own)
+            names = [name for name in names if not is_of_expert(name)]
+        return total + self.of_parameters(names, rank, split.num_ranks)
+
+    def _of_whole_experts(self, names: Iterable[str], own: Callable[[int], range]) -> int:
+        """What a rank has that has some experts as a whole, by the parameters of each layer's first one."""
+        return sum(
+            len(own(self._times[name])) * self._of_parameter(name, range, 1)
+            for name in names
+            if not self._is_packed_with_its_matrix(name)
+        )
 
     @property
     def names(self) -> Iterable[str]:

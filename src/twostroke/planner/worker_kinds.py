@@ -141,6 +141,7 @@ def _calibrated(config: EngineConfig, options: SearchOptions, notes: list[str]) 
             config.load,
             threads=of_file.load.get("threads"),
             tensor_parallel_size=of_file.load.get("tensor_parallel_size", 1),
+            enable_expert_parallel=of_file.load.get("enable_expert_parallel", False),
         )
         words = f"calibrated: {path.name}"
         if not _is_wanted(load, words, options, notes):

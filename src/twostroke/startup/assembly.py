@@ -197,7 +197,8 @@ def run_rank(start: RankStart, communicator: Communicator) -> None:
         _check_own_memory(prepared, kv_size)
     assert kv_size is not None, "rank 0 said how many blocks there are, or each rank measures"
     descriptor = start.kv_descriptors[communicator.rank] if start.kv_descriptors else None
-    split, finds_key_means = RowSplit(communicator), start.finds_key_means
+    deals_experts, finds_key_means = prepared.split.deals_experts, start.finds_key_means
+    split = RowSplit(communicator, deals_experts=deals_experts)
     runner, _ = load_rank(prepared, kv_size, split, descriptor, finds_key_means=finds_key_means)
     communicator.barrier()
     follow(runner, communicator)
@@ -254,7 +255,7 @@ def _computing(prepared: Prepared, kv_size: KVSizing | MemoryProbe, handover: Ha
     try:
         decided = KVDecision(kv_size.num_blocks, kv_size.max_model_len) if isinstance(kv_size, KVSizing) else None
         ranks = Ranks.start(RankStart(settings, decided, descriptors, finds_key_means))
-        split = RowSplit(ranks.communicator)
+        split = RowSplit(ranks.communicator, deals_experts=prepared.split.deals_experts)
         runner, sized = load_rank(prepared, kv_size, split, descriptor, finds_key_means=finds_key_means)
         ranks.communicator.barrier()
     except BaseException as error:

@@ -43,6 +43,7 @@ _LOAD = (
     "kernels",
     "batch_invariant",
     "threads",
+    "enable_expert_parallel",
 )
 """Of the settings, those that step times depend on; and the number of ranks."""
 _PACKAGE = Path(__file__).parents[1]

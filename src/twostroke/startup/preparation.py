@@ -43,6 +43,8 @@ def check_can_split(config: EngineConfig, model: ModelConfig, operators: Operato
     size = config.load.tensor_parallel_size
     if size == 1:
         return
+    if config.load.enable_expert_parallel:
+        _check_can_deal_experts(size, model)
 
     def refuse(limit: str, remedy: str) -> None:
         raise InvalidParameter("tensor_parallel_size", size, limit, remedy)
@@ -72,6 +74,21 @@ def check_can_split(config: EngineConfig, model: ModelConfig, operators: Operato
             f"kv_check_rate={config.cache.kv_check_rate}: a cached block is compared on one rank so far",
             "Leave one of them out.",
         )
+
+
+def _check_can_deal_experts(num_ranks: int, model: ModelConfig) -> None:
+    """Refuse a model without experts, and ranks that would have none.
+
+    Raises:
+        InvalidParameter: enable_expert_parallel does not go with the model.
+    """
+    nums = [layer.experts.num_experts for layer in model.kinds if layer.experts is not None]
+    if not nums:
+        limit = f"deals experts to ranks, and {model.architecture} has none here"
+        raise InvalidParameter("enable_expert_parallel", True, limit, "Leave it out.")
+    if min(nums) < num_ranks:
+        limit = f"deals {min(nums)} experts to tensor_parallel_size={num_ranks} ranks, each of which must have one"
+        raise InvalidParameter("enable_expert_parallel", True, limit, "Take fewer ranks, or leave it out.")
 
 
 def prepare(settings: EngineConfig, rank: int = 0, *, planned: Operators | None = None) -> Prepared:

@@ -19,6 +19,7 @@ from twostroke.cost.step_cost import ModelShape
 from twostroke.grammar.backend import GrammarBackend
 from twostroke.kernels.interface import Operators
 from twostroke.kv_cache.layout import KVLayout
+from twostroke.layers.row_split import ALONE, RankSplit
 from twostroke.model.decoder import DecoderModel
 from twostroke.model.registry import num_parameters
 from twostroke.model.weight_size import expert_bytes, weight_bytes
@@ -121,6 +122,11 @@ class Prepared:
         return self.settings.load.tensor_parallel_size
 
     @property
+    def split(self) -> RankSplit:
+        """Return how the weights are dealt out to these ranks."""
+        return RankSplit(self.num_ranks, self.settings.load.enable_expert_parallel)
+
+    @property
     def dtype_name(self) -> str:
         """Return the name of the type of activations, as settings have it."""
         return str(self.dtype).removeprefix("torch.")
@@ -200,9 +206,9 @@ class Prepared:
     @property
     def rank_weight_bytes(self) -> int:
         """Return the bytes of the weights of the rank that has most, drafts left out."""
-        return self.weight_bytes(self.num_ranks)
+        return self.weight_bytes(self.split)
 
-    def weight_bytes(self, num_ranks: int = 1) -> int:
+    def weight_bytes(self, split: RankSplit = ALONE) -> int:
         """Return the bytes of the weights, of the rank that has most. With quantized KV, means of keys count."""
         load = self.settings.load
         means = key_means_bytes(self.config, self.kv_format, self.dtype.itemsize)
@@ -213,5 +219,5 @@ class Prepared:
             self.operators,
             load.quantization,
             load.group_size or DEFAULT_GROUP_SIZE,
-            num_ranks,
+            split,
         )

@@ -29,7 +29,8 @@ def start_lines(prepared: Prepared, sized: Sized, pace: Pace, load_s: float) -> 
     pinned = f" on {show_cpus(prepared.cpus)}" if prepared.cpus else ""
     threads = f", {prepared.num_threads} thread{ending}{pinned}" if prepared.device.type == "cpu" else ""
     num_ranks = prepared.num_ranks
-    of_ranks = "" if num_ranks == 1 else f", {num_ranks} ranks (threads, weights and kv cache are each rank's)"
+    dealt = " with whole experts" if prepared.split.deals_experts else ""
+    of_ranks = "" if num_ranks == 1 else f", {num_ranks} ranks{dealt} (threads, weights and kv cache are each rank's)"
     where = f"{prepared.device.type}{threads}{of_ranks}, {prepared.operators.name} kernels{unlike(prepared)}"
     model = f"{config.architecture}, {_parameters(config)}, {prepared.dtype_name}, {where}"
     weights = f"{prepared.rank_weight_bytes:,} bytes of weights, loaded in {load_s:.2f} s"

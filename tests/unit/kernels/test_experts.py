@@ -137,5 +137,6 @@ def test_products_are_those_of_single_experts(
         assert torch.equal(inner, plain_inner(x, routing))
         found = down_of(inner, routing)
         assert torch.equal(found, plain_down(inner, routing))
+        assert torch.equal(down_of.add(down_of.multiply(inner, routing), routing), found)
         first = operators.route(numbers(num_tokens, NUM_EXPERTS, seed=3)[:1], router)
         assert torch.equal(down_of(inner_of(x[:1], first), first)[0], found[0])

@@ -23,11 +23,13 @@ from twostroke.config.engine import EngineConfig
 from twostroke.config.load import Quantization
 from twostroke.errors import DoesNotFit
 from twostroke.kernels import native
+from twostroke.kernels.quantized_weight import QuantizedWeight
 from twostroke.kv_cache.layout import KVLayout
 from twostroke.kv_cache.sizing import blocks_of_request
 from twostroke.layers.row_split import RowSplit
 from twostroke.model.decoder import Placement
 from twostroke.model.loader import load_model
+from twostroke.model.weight_source import ALL_ROWS, WeightSource, WrappedSource
 from twostroke.planner.memory import MemoryPlan, kinds_of, plan_memory, with_kv_format, with_quantization
 from twostroke.runner.kv_storage import KVStorage
 from twostroke.startup.assembly import build_engine
@@ -312,6 +314,41 @@ class OneOfSeveral(Alone):
 
     def __init__(self, rank: int, size: int) -> None:
         self.rank, self.size = rank, size
+
+
+class Recording(WrappedSource):
+    """Notes which weights are read."""
+
+    def __init__(self, source: WeightSource) -> None:
+        super().__init__(source, source.weights)
+        self.names: set[str] = set()
+
+    def read(self, name: str, dtype: torch.dtype, rows: slice = ALL_ROWS) -> Tensor | QuantizedWeight:
+        self.names.add(name)
+        return super().read(name, dtype, rows)
+
+
+@pytest.mark.parametrize("quantization", [None, "int8", "int4"])
+@pytest.mark.parametrize("num_ranks", [2, 4])
+@pytest.mark.parametrize("family", ["mixtral", "qwen2_moe", "gpt_oss"])
+def test_exact_where_ranks_have_whole_experts(
+    random_models: dict[str, Path], family: str, num_ranks: int, quantization: Quantization | None
+) -> None:
+    """And each rank reads its own alone."""
+    if not native.is_built():
+        pytest.skip("ranks need the native kernels")
+    given = {"model": str(random_models[family]), "quantization": quantization, "tensor_parallel_size": num_ranks}
+    prepared = prepare(EngineConfig.from_keywords(**given, enable_expert_parallel=True))
+    sizes: list[int] = []
+    read: list[set[str]] = []
+    for rank in range(num_ranks):
+        source = Recording(prepared.weights)
+        split = RowSplit(OneOfSeveral(rank, num_ranks), deals_experts=True)
+        placement = Placement(prepared.operators, prepared.dtype, prepared.device, 64, split)
+        sizes.append(bytes_of(load_model(source, prepared.config, placement, quantization=quantization)))
+        read.append({name for name in source.names if ".experts." in name})
+    assert max(sizes) == plan_memory(prepared, MEMORY).weight_bytes
+    assert len(set.union(*read)) == sum(map(len, read)) > 0, "no expert is read twice"
 
 
 @pytest.mark.parametrize("quantization", [None, "int8", "int4"])

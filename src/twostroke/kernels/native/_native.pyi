@@ -174,6 +174,10 @@ class PackedExperts:
         """Releases the GIL."""
         ...
 
+    def add(self, products: int, places: int, weights: int, y: int, m: int, num_chosen: int) -> None:
+        """Releases the GIL."""
+        ...
+
 class Norm:
     """csrc/layer.hpp."""
 

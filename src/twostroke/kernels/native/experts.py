@@ -13,7 +13,7 @@ from twostroke.config.experts import ExpertsSpec
 from twostroke.config.layer_spec import Activation
 from twostroke.kernels.expert_operators import ExpertLinears, ExpertRouter, GatedExperts, Routing
 from twostroke.kernels.interface import GatedLinear, Linear, Weight
-from twostroke.kernels.memory import empty
+from twostroke.kernels.memory import empty, wide
 from twostroke.kernels.native.extension import address, native
 from twostroke.kernels.native.linear import NativeGated, NativeLinear, Panels, are_alike
 from twostroke.kernels.reference import experts as one_by_one
@@ -90,6 +90,31 @@ class NativeExpertLinears:
             inner.data_ptr(),
             inner.stride(0),
             routing.starts.data_ptr(),
+            routing.places.data_ptr(),
+            routing.weights.data_ptr(),
+            y.data_ptr(),
+            num_tokens,
+            num_chosen,
+        )
+        return y
+
+    def multiply(self, inner: Tensor, routing: Routing) -> Tensor:
+        """See ExpertLinears."""
+        assert inner.dtype is self._panels[0].dtype, inner.dtype
+        inner, num_pairs = inner.contiguous(), len(inner)
+        y = empty((num_pairs, self._n), inner.dtype)
+        rows = torch.arange(num_pairs)
+        self._bound.multiply(
+            inner.data_ptr(), inner.stride(0), rows.data_ptr(), routing.starts.data_ptr(), y.data_ptr(), num_pairs
+        )
+        return y
+
+    def add(self, products: Tensor, routing: Routing) -> Tensor:
+        """See ExpertLinears."""
+        num_tokens, num_chosen = routing.places.shape
+        y, products = empty((num_tokens, self._n), products.dtype), wide(products).contiguous()
+        self._bound.add(
+            products.data_ptr(),
             routing.places.data_ptr(),
             routing.weights.data_ptr(),
             y.data_ptr(),

@@ -107,7 +107,14 @@ class ExpertLinearsOneByOne:
 
     def __call__(self, inner: Tensor, routing: Routing) -> Tensor:
         """See ExpertLinears."""
-        products = torch.cat([self._experts[expert](inner[pairs]) for expert, pairs in _hit(routing)])
+        return self.add(self.multiply(inner, routing), routing)
+
+    def multiply(self, inner: Tensor, routing: Routing) -> Tensor:
+        """See ExpertLinears."""
+        return torch.cat([self._experts[expert](inner[pairs]) for expert, pairs in _hit(routing)])
+
+    def add(self, products: Tensor, routing: Routing) -> Tensor:
+        """See ExpertLinears."""
         total = torch.zeros(len(routing.places), products.shape[1], dtype=torch.float32, device=products.device)
         for rank in range(routing.places.shape[1]):
             total += wide(products[routing.places[:, rank]]) * routing.weights[:, rank : rank + 1]

@@ -235,7 +235,7 @@ def _distance(
 
 def _engine_config(options: QualityOptions, keywords: Mapping[str, Any], context: int) -> EngineConfig:
     """Return an engine's settings for one process: several ranks compute the same bits."""
-    of_ranks = ("tensor_parallel_size", "tensor_parallel_address")
+    of_ranks = ("tensor_parallel_size", "tensor_parallel_address", "enable_expert_parallel")
     given = {"threads": options.threads, **{name: value for name, value in keywords.items() if name not in of_ranks}}
     return EngineConfig.from_keywords(model=options.model, max_model_len=context, **given)
 
