@@ -1,7 +1,8 @@
 """`python -m benchmarks ranks`: what gathering between two ranks takes, and what two ranks make of a machine's cores.
 
 Both communicators gather in turn, A B A B, between this process and one of its own kind. Then one engine of two threads
-and one of two ranks with a thread each decode the same requests, in turn as well; their tokens are equal.
+and one of two ranks with a thread each compute a prompt and decode the same requests, in turn as well; their tokens are
+equal. Of a model with experts a third engine has whole experts on each rank (`--enable-expert-parallel`).
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,7 @@ from twostroke.communicator.rendezvous import await_ranks, join, listen
 from twostroke.config.checks import whole_number
 from twostroke.llm import LLM
 from twostroke.measure.report import DEFAULT_FOLDER, check_folder, median, percentiles, record
+from twostroke.model.model_files import find_model
 from twostroke.sampling_params import SamplingParams
 from twostroke.startup.ranks import connect
 from twostroke.tables import plain_table, print_table
@@ -46,6 +49,8 @@ class RanksOptions:
     """Requests at once."""
     output_tokens: int = 128
     """Of each request."""
+    long_prompt: int = 512
+    """Tokens of the prompt that is computed alone."""
     repeats: int = 3
     """Of each engine."""
     name: str = "ranks"
@@ -55,7 +60,7 @@ class RanksOptions:
 
     def __post_init__(self) -> None:
         """Checks ranges."""
-        for name in ("gathers", "batch", "output_tokens", "repeats"):
+        for name in ("gathers", "batch", "output_tokens", "long_prompt", "repeats"):
             whole_number(name, getattr(self, name), 1)
 
 
@@ -67,18 +72,28 @@ def run_ranks(options: RanksOptions) -> dict[str, Any]:
     """
     check_folder(options.results)
     gathers = in_turn(2, ("shared memory", "sockets"), lambda name, _: _gather_times(name, options.gathers))
-    engines = {"1 rank, 2 threads": (1, 2), "2 ranks, 1 thread each": (2, 1)}
-    found = in_turn(options.repeats, engines, lambda name, _: _decode(options, *engines[name]))
-    rates = {name: [rate for rate, _ in runs] for name, runs in found.items()}
+    engines: dict[str, dict[str, Any]] = {
+        "1 rank, 2 threads": {"threads": 2},
+        "2 ranks, 1 thread each": {"threads": 1, "tensor_parallel_size": 2},
+    }
+    if _has_experts(options.model):
+        dealt = {"enable_expert_parallel": True, **engines["2 ranks, 1 thread each"]}
+        engines["2 ranks, whole experts on each"] = dealt
+    found = in_turn(options.repeats, engines, lambda name, _: _run(options, engines[name]))
     results = {
         "all_gather_us": {name: _by_size([times for turn in of for times in turn]) for name, of in gathers.items()},
-        "output_tokens_per_s": {name: {"median": median(of), "runs": of} for name, of in rates.items()},
-        "tokens_are_equal": len({tuple(made) for runs in found.values() for _, made in runs}) == 1,
+        "output_tokens_per_s": _medians({name: [run.output_rate for run in runs] for name, runs in found.items()}),
+        "prompt_tokens_per_s": _medians({name: [run.prompt_rate for run in runs] for name, runs in found.items()}),
+        "tokens_are_equal": len({run.token_ids for runs in found.values() for run in runs}) == 1,
     }
     record(
         "python -m benchmarks ranks",
         options,
-        workload={"bytes_of_a_part": list(SIZES), "prompt_tokens": len(_PROMPT)},
+        workload={
+            "bytes_of_a_part": list(SIZES),
+            "prompt_tokens": len(_PROMPT),
+            "long_prompt_tokens": options.long_prompt,
+        },
         results=results,
         warmup=_WARMUP,
         repeats=options.repeats,
@@ -96,7 +111,8 @@ def print_ranks(results: dict[str, Any], console: Console | None = None) -> None
         gathers.add_row(f"{size:,}", *(f"{of['median']:.1f} ({of['p99']:.1f})" for of in found))
     print_table(gathers, out)
     for name, rates in results["output_tokens_per_s"].items():
-        out.print(f"{name}: {rates['median']:.1f} output tokens/s")
+        prompt = results["prompt_tokens_per_s"][name]["median"]
+        out.print(f"{name}: {rates['median']:.1f} output tokens/s, {prompt:.1f} prompt tokens/s")
 
 
 def _by_size(times: list[list[float]]) -> dict[str, dict[str, float]]:
@@ -136,18 +152,41 @@ def _gather(communicator: Communicator, num_gathers: int) -> list[list[float]]:
     return found
 
 
-def _decode(options: RanksOptions, size: int, threads: int) -> tuple[float, list[int]]:
-    """Output tokens a second, and the tokens; prompts are computed before, and come from the cache."""
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """What one engine did."""
+
+    output_rate: float
+    """Output tokens a second, of all requests together; their prompts come from the cache."""
+    prompt_rate: float
+    """Tokens a second of one long prompt."""
+    token_ids: tuple[int, ...]
+
+
+def _run(options: RanksOptions, settings: Mapping[str, Any]) -> _Run:
+    """Start an engine, compute a long prompt, and decode."""
     params = SamplingParams(max_tokens=options.output_tokens, temperature=0, ignore_eos=True)
-    first = SamplingParams(max_tokens=8, temperature=0, ignore_eos=True)
+    few, one = (SamplingParams(max_tokens=num, temperature=0, ignore_eos=True) for num in (8, 1))
     prompts: list[Prompt] = [{"prompt_token_ids": [*_PROMPT, 32 + i]} for i in range(options.batch)]
-    with LLM(model=options.model, threads=threads, tensor_parallel_size=size) as llm:
-        llm.generate(prompts, first)
+    long: Prompt = {"prompt_token_ids": [32 + i % 64 for i in range(1, 1 + options.long_prompt)]}
+    with LLM(model=options.model, max_num_batched_tokens=max(512, options.long_prompt), **settings) as llm:
+        llm.generate(prompts, few)
+        begin_s = time.perf_counter()
+        of_long = llm.generate([long], one)
+        prompt_s = time.perf_counter() - begin_s
         begin_s = time.perf_counter()
         outputs = llm.generate(prompts, params)
         time_s = time.perf_counter() - begin_s
-    made = [token for output in outputs for token in output.outputs[0].token_ids]
-    return len(made) / time_s, made
+    made = tuple(token for output in outputs for token in output.outputs[0].token_ids)
+    return _Run(len(made) / time_s, options.long_prompt / prompt_s, (*made, *of_long[0].outputs[0].token_ids))
+
+
+def _has_experts(model: str) -> bool:
+    return any(layer.experts is not None for layer in find_model(model).config().kinds)
+
+
+def _medians(rates: Mapping[str, list[float]]) -> dict[str, dict[str, Any]]:
+    return {name: {"median": median(runs), "runs": runs} for name, runs in rates.items()}
 
 
 def _other_rank() -> None:
