@@ -24,7 +24,8 @@ def print_plan(plan: Plan, console: Console | None = None) -> None:
     console = console or Console()
     say = partial(print_line, console=console)
     memory, machine = plan.memory, plan.machine
-    ranks = "" if memory.num_ranks == 1 else f", {memory.num_ranks} ranks (memory is each rank's)"
+    dealt = " with whole experts" if memory.deals_experts else ""
+    ranks = "" if memory.num_ranks == 1 else f", {memory.num_ranks} ranks{dealt} (memory is each rank's)"
     form = memory.dtype if memory.quantization is None else f"{memory.quantization}, {memory.dtype}"
     parameters = f"{memory.num_parameters / 1e6:,.1f} M parameters"
     if memory.experts:

@@ -237,6 +237,7 @@ def bare_plan(layout: KVLayout, cache: CacheConfig, num_blocks: int, step: int) 
         dtype="bfloat16",
         quantization=None,
         num_ranks=1,
+        deals_experts=False,
         memory_bytes=MEMORY,
         others_bytes=0,
         utilization=None,

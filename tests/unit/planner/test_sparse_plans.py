@@ -164,6 +164,21 @@ def test_what_a_plan_says(tmp_path: Path) -> None:
     assert plan.frontier[0].tpot_floor_s < plan.frontier[1].tpot_floor_s < 2 * plan.frontier[0].tpot_floor_s
 
 
+def test_a_plan_says_that_ranks_have_whole_experts(tmp_path: Path) -> None:
+    """The weights of each of two ranks are half of all experts, and half of the rows of the rest."""
+    folder, told, num_bytes = write_sparse(tmp_path, "OLMoE-1B-7B"), [], []
+    for is_dealt in (False, True):
+        given = {"tensor_parallel_size": 2, "enable_expert_parallel": is_dealt}
+        config = EngineConfig.from_keywords(model=str(folder), load_format="dummy", threads=1, device="cuda", **given)
+        plan = make_plan(config, PlanOptions(device_name="H200", compare="none"))
+        console = Console(record=True, width=300, file=io.StringIO())
+        print_plan(plan, console)
+        told.append("2 ranks with whole experts (memory is each rank's)" in " ".join(console.export_text().split()))
+        num_bytes.append(plan.memory.weight_bytes)
+    assert told == [False, True]
+    assert num_bytes[0] == num_bytes[1], "of even numbers of rows and of experts"
+
+
 def test_the_doctor_counts_bits_of_experts_that_no_step_read(random_models: dict[str, Path]) -> None:
     """Logs of before have only what steps read."""
     events: list[Event] = []
