@@ -67,7 +67,7 @@ def main() -> None:
     JITFunction.__getitem__ = compile_only  # type: ignore[method-assign]
     in_a_chain = jit.chained(capability >= 90)
     jit.chained = lambda overlaps: in_a_chain  # the tensors are the CPU's, where nothing overlaps
-    for run in (norm_and_rotate, multiply, multiply_floats, attend, draw):
+    for run in (norm_and_rotate, multiply, multiply_floats, multiply_experts, attend, draw):
         run()
     for name in sorted({name for name, _ in compiled}):
         found = [shared for (other, _), shared in compiled.items() if other == name]
@@ -125,6 +125,23 @@ def multiply_floats() -> None:
     x = torch.zeros(3, 512, dtype=torch.bfloat16)
     with_bias = FloatLinear(torch.zeros(256, 512, dtype=torch.bfloat16), torch.zeros(256, dtype=torch.bfloat16))
     with_bias.add_to(x[:, :256], x)
+
+
+def multiply_experts() -> None:
+    """Steps of a few pairs, and of enough for high tiles."""
+    from twostroke.config.experts import ExpertsSpec
+    from twostroke.kernels import cuda
+    from twostroke.kernels.cuda import float_linear
+    from twostroke.kernels.expert_operators import ExpertRouter
+
+    operators, dtype = cuda.operators(), torch.bfloat16
+    float_linear.FloatLinear._proven_heights = lambda self: (64, 128)  # type: ignore[method-assign]
+    router = ExpertRouter(ExpertsSpec(num_experts=4, num_chosen=2, intermediate_size=2048), None)
+    inner = operators.pack_gated_experts([torch.zeros(4096, 256, dtype=dtype)] * 4, None, "silu")
+    down = operators.pack_expert_linears([torch.zeros(256, 2048, dtype=dtype)] * 4, torch.zeros(4, 256, dtype=dtype))
+    for num_tokens in (1, 3, 16, 160):
+        routing = operators.route(torch.zeros(num_tokens, 4), router)
+        down(inner(torch.zeros(num_tokens, 256, dtype=dtype), routing), routing)
 
 
 def attend() -> None:

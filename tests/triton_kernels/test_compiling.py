@@ -11,6 +11,7 @@ import twostroke
 SHARED_MEMORY = 232_448
 """Bytes that a program may have of capability 9.0."""
 PROGRAMS = {
+    "add_pairs": 1,
     "add_runs": 4,
     "attend": 13,
     "best_of_slices": 1,
@@ -19,6 +20,7 @@ PROGRAMS = {
     "fold_parts": 4,
     "multiply": 7,
     "multiply_described": 2,
+    "multiply_experts": 4,
     "multiply_floats": 5,
     "norm_rows": 3,
     "rotate_rows": 1,

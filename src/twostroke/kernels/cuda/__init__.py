@@ -50,8 +50,8 @@ def why_not(device: torch.device) -> str | None:
 
 def operators(*, batch_invariant: bool = True) -> Operators:
     """The backend, where `why_not` has nothing against it. Without `batch_invariant` dense products are cuBLAS's."""
-    from twostroke.kernels.cuda import attention, elementwise, linear, sampling, sizes
-    from twostroke.kernels.reference import experts
+    from twostroke.kernels.cuda import attention, elementwise, experts, linear, sampling, sizes
+    from twostroke.kernels.reference.experts import route
     from twostroke.kernels.reference.split_linear import pack_gated, pack_linear
 
     pack_part = partial(linear.pack_linear, batch_invariant=batch_invariant)
@@ -64,8 +64,8 @@ def operators(*, batch_invariant: bool = True) -> Operators:
         set_num_threads=torch.set_num_threads,
         pack_linear=linear_of,
         pack_gated=gated_of,
-        route=experts.route,
-        pack_gated_experts=partial(experts.pack_gated_experts, gated_of),
+        route=route,
+        pack_gated_experts=partial(experts.pack_gated_experts, linear_of),
         pack_expert_linears=partial(experts.pack_expert_linears, linear_of),
         packed_sizes=sizes.Sizes(),
         keeps_quantized=True,

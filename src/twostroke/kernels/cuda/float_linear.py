@@ -26,7 +26,7 @@ _BAND = 8
 _PREFETCHED = 2
 """Spans of a weight that a program of LOW asks for before its inputs are there. More of them took longer on an H200:
 they delay what the kernel before still reads."""
-_RUNS = 4
+RUNS = 4
 """Sums that an output is cut into, whatever the batch, the weight's rows or the card: ranks that share a weight's rows
 add up like one that has them all."""
 _ADDED_AT_ONCE = 256
@@ -73,10 +73,10 @@ class FloatLinear:
         self.weight = weight.dequantize() if isinstance(weight, QuantizedWeight) else weight.clone().contiguous()
         self.bias = bias
         self._num_channels, self._num_inputs = self.weight.shape
-        self._span = _SPAN_BYTES // self.weight.dtype.itemsize
+        self.span = _SPAN_BYTES // self.weight.dtype.itemsize
         self._num_processors = processors_of(self.weight.device)
         self._high = _fitting(HIGH, shared_memory_of(self.weight.device))
-        run_inputs = -(-self._num_inputs // (self._span * _RUNS)) * self._span
+        run_inputs = -(-self._num_inputs // (self.span * RUNS)) * self.span
         self._is_described = (
             has_copy_engine(self.weight.device)
             and self.weight.dtype.itemsize == 2
@@ -100,6 +100,10 @@ class FloatLinear:
     def rows(self, ids: Tensor) -> Tensor:
         """W[ids]. [n, K]"""
         return F.embedding(ids, self.weight)
+
+    def tile_for(self, num_rows: int) -> Tile:
+        """Return the tile for so many rows."""
+        return self._high if num_rows > LOW.height and self._high_is_sound else LOW
 
     def _proven_heights(self) -> tuple[int, ...]:
         """Whether rows of a high tile get the bits of a low one, wherever they stand in it."""
@@ -132,12 +136,12 @@ class FloatLinear:
         assert residual is None or residual.stride(-1) == 1, residual
         num_rows, n = len(x), self._num_channels
         y = torch.empty(num_rows, n, dtype=x.dtype, device=x.device)
-        parts = torch.empty((_RUNS, num_rows, n) if apart else (1,), dtype=torch.float32, device=x.device)
+        parts = torch.empty((RUNS, num_rows, n) if apart else (1,), dtype=torch.float32, device=x.device)
         no_residual = residual is None
         residual_stride = 0 if no_residual else residual.stride(0)
         bias = x if self.bias is None else self.bias
         added = x if residual is None else residual
-        num_spans = -(-self._num_inputs // self._span)
+        num_spans = -(-self._num_inputs // self.span)
         if tile is self._high and not apart and self._is_described and _is_aligned(x):
             programs = DESCRIBED.count(num_rows, n)
             float_programs.multiply_described[(programs,)](
@@ -149,7 +153,7 @@ class FloatLinear:
                 num_rows,
                 n,
                 self._num_inputs,
-                -(-num_spans // _RUNS) * self._span // _DESCRIBED_SPAN,
+                -(-num_spans // RUNS) * self.span // _DESCRIBED_SPAN,
                 residual_stride,
                 HEIGHT=DESCRIBED.height,
                 CHANNELS=DESCRIBED.channels,
@@ -162,7 +166,7 @@ class FloatLinear:
                 **in_a_chain(x.device),
             )
             return y
-        float_programs.multiply_floats[(tile.count(num_rows, n), _RUNS if apart else 1)](
+        float_programs.multiply_floats[(tile.count(num_rows, n), RUNS if apart else 1)](
             x,
             self.weight,
             bias,
@@ -172,20 +176,20 @@ class FloatLinear:
             num_rows,
             n,
             self._num_inputs,
-            -(-num_spans // _RUNS),
+            -(-num_spans // RUNS),
             x.stride(0),
             residual_stride,
-            1 if apart else _RUNS,
+            1 if apart else RUNS,
             HEIGHT=tile.height,
             CHANNELS=tile.channels,
-            SPAN=self._span,
+            SPAN=self.span,
             BAND=_BAND,
-            RUNS=_RUNS,
+            RUNS=RUNS,
             HAS_BIAS=self.bias is not None,
             HAS_RESIDUAL=not no_residual,
             # of a few rows, those that are not there must not be read in their place: it takes twice as long
-            IS_WHOLE=tile is not LOW and self._num_inputs % self._span == 0,
-            PREFETCHED=_PREFETCHED if tile is LOW and self._num_inputs % self._span == 0 else 0,
+            IS_WHOLE=tile is not LOW and self._num_inputs % self.span == 0,
+            PREFETCHED=_PREFETCHED if tile is LOW and self._num_inputs % self.span == 0 else 0,
             num_warps=tile.num_warps,
             num_stages=tile.num_stages,
             **in_a_chain(x.device),

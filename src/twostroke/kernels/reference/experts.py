@@ -51,8 +51,8 @@ def routing_of(chosen: Tensor, weights: Tensor, num_experts: int) -> Routing:
     order = flat.argsort(stable=True)
     places = torch.empty_like(order)
     places[order] = torch.arange(len(order), device=order.device)
-    starts = torch.zeros(num_experts + 1, dtype=torch.int64, device=order.device)
-    torch.cumsum(torch.bincount(flat, minlength=num_experts), 0, out=starts[1:])
+    # not by bincount, for which a device is waited for
+    starts = torch.searchsorted(flat[order], torch.arange(num_experts + 1, device=order.device))
     return Routing(order // num_chosen, starts, places.view(num_tokens, num_chosen), weights)
 
 
