@@ -46,6 +46,7 @@ def tokens(model: Path, **settings: Any) -> list[list[int]]:
     [
         ("qwen3", {"async_scheduling": True}, False),
         ("mistral", {"kv_cache_dtype": "int8", "quantization": "int4"}, True),
+        ("gpt_oss", {"dtype": "bfloat16"}, False),
     ],
 )
 def test_tokens_are_those_without(
@@ -63,6 +64,12 @@ def test_tokens_are_those_without(
         expected = tokens(model, **settings)
     assert tokens(model, **settings) == expected
     assert sum(recording.num_replays for recording in recorder.recordings) >= 2
+
+
+def test_experts_in_few_bits_are_not_recorded(recorder: StrictRecorder, random_models: dict[str, Path]) -> None:
+    """They are multiplied one after the other, those that a step hits."""
+    tokens(random_models["gpt_oss"], quantization="int8")
+    assert not recorder.recordings
 
 
 def test_steps_with_prompts_are_recorded_as_well(

@@ -53,6 +53,11 @@ Route = Callable[[Tensor, ExpertRouter], Routing]
 class GatedExperts(Protocol):
     """The gated products of all experts: activation(x G_e^T) * (x U_e^T) for each pair."""
 
+    @property
+    def reads_counts(self) -> bool:
+        """Whether the host reads how many pairs each expert has, for which it waits for a device."""
+        ...
+
     def __call__(self, x: Tensor, routing: Routing) -> Tensor:
         """[num_tokens, K] -> [num_pairs, N], in the order of the pairs."""
         ...
@@ -60,6 +65,11 @@ class GatedExperts(Protocol):
 
 class ExpertLinears(Protocol):
     """The down projections of all experts, and the sum of what a token's experts make."""
+
+    @property
+    def reads_counts(self) -> bool:
+        """See GatedExperts."""
+        ...
 
     def __call__(self, inner: Tensor, routing: Routing) -> Tensor:
         """[num_pairs, K] -> [num_tokens, N].

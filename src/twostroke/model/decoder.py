@@ -91,6 +91,8 @@ class DecoderModel(ABC):
             placement.operators, self.num_heads, kv, placement.dtype, placement.device
         )
         """The operators that steps are planned for."""
+        self.reads_counts = False
+        """Whether the host reads in a pass how many rows each expert has; then it cannot be recorded."""
         self.key_means: Mapping[int, Tensor] = {}
         """Mean keys by layer, [num_kv_heads of all ranks, head_dim]; empty until `center_keys` is called."""
 

@@ -67,6 +67,9 @@ class LlamaLayer:
     output in the place of x.
     """
 
+    reads_counts = False
+    """Whether it has experts whose rows are counted on the host."""
+
     def __init__(self, config: ModelConfig, weights: Mapping[str, Any], layer_id: int, placement: Placement) -> None:
         """Takes the layer's weights, named without their `layers.i.`."""
         operators, split, spec = placement.operators, placement.split, config.layers[layer_id]
@@ -335,6 +338,7 @@ class Llama(DecoderModel):
         self._layers = [
             self.layer_class(config, self._weights_of_layer(weights, i), i, placement) for i in range(config.num_layers)
         ]
+        self.reads_counts = any(layer.reads_counts for layer in self._layers)
         self._norm = _norm(config, weights, "norm", placement.operators)
         self._rotaries = [
             Rotary(

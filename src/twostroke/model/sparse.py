@@ -44,6 +44,7 @@ class Experts:
         gated, down = ([weights[name] for name in _names(own, kind)] for kind in ("gate_up", "down"))
         inner = operators.pack_gated_experts(gated, _biases(experts, own, weights, "gate_up"), activation)
         outer = operators.pack_expert_linears(down, _biases(experts, own, weights, "down"))
+        self.reads_counts = inner.reads_counts or outer.reads_counts
         self.compute: ExpertProducts
         """The sum of what the chosen experts make of rows."""
         if split.deals_experts:
@@ -87,7 +88,9 @@ class SparseLayer(LlamaLayer):
     ) -> FeedForward:
         if spec.experts is None:
             return super().pack_feed_forward(config, spec, weights, placement)
-        return Experts(config, spec, weights, placement)
+        experts = Experts(config, spec, weights, placement)
+        self.reads_counts = experts.reads_counts
+        return experts
 
 
 class Sparse(Llama):

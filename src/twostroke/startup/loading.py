@@ -127,10 +127,10 @@ def _packed_cache(prepared: Prepared) -> PackedCache | None:
 def _graphs(prepared: Prepared, target: LoadedTarget) -> DecodeGraphs | None:
     """Return recorded passes where they can be recorded.
 
-    Not of several ranks, which gather in between, and not of experts, whose rows are counted on the host.
+    Not of several ranks, which gather in between, and not of experts whose rows are counted on the host.
     """
-    has_experts = any(layer.experts is not None for layer in prepared.config.layers)
-    recorder = _recorder(prepared.device.type) if prepared.num_ranks == 1 and not has_experts else None
+    is_alike = prepared.num_ranks == 1 and not target.model.reads_counts
+    recorder = _recorder(prepared.device.type) if is_alike else None
     layout = target.kv.attention_layout(target.model.num_heads)
     is_eager = prepared.settings.load.enforce_eager
     if recorder is None or is_eager or recordable(target.model.attention, layout) is None:

@@ -80,6 +80,8 @@ class GroupedProducts:
 class TritonGatedExperts:
     """See GatedExperts."""
 
+    reads_counts = False
+
     def __init__(self, products: GroupedProducts, activation: Activation) -> None:
         """Takes the products with gate and up, one under the other."""
         self._products = products
@@ -92,6 +94,8 @@ class TritonGatedExperts:
 
 class TritonExpertLinears:
     """See ExpertLinears."""
+
+    reads_counts = False
 
     def __init__(self, products: GroupedProducts) -> None:
         """Takes the down projections."""

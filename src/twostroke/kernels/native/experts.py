@@ -55,6 +55,8 @@ def _rules(spec: ExpertsSpec) -> native.RouterRules:
 class NativeGatedExperts:
     """The gated products of experts in one format; see GatedExperts."""
 
+    reads_counts = False
+
     def __init__(self, panels: Sequence[Panels]) -> None:
         """Takes the packed weights."""
         self._panels, self._n = panels, panels[0].shape[0]
@@ -74,6 +76,8 @@ class NativeGatedExperts:
 
 class NativeExpertLinears:
     """The down projections of experts in one format; see ExpertLinears."""
+
+    reads_counts = False
 
     def __init__(self, panels: Sequence[Panels]) -> None:
         """Takes the packed weights."""

@@ -89,6 +89,8 @@ def _largest(values: Tensor, num: int) -> Tensor:
 class GatedExpertsOneByOne:
     """See GatedExperts."""
 
+    reads_counts = True
+
     def __init__(self, experts: Sequence[GatedLinear]) -> None:
         """Takes the product of each expert."""
         self._experts = experts
@@ -100,6 +102,8 @@ class GatedExpertsOneByOne:
 
 class ExpertLinearsOneByOne:
     """See ExpertLinears."""
+
+    reads_counts = True
 
     def __init__(self, experts: Sequence[Linear]) -> None:
         """Takes the product of each expert."""
