@@ -15,6 +15,7 @@
 #include "threads.hpp"
 
 namespace nb = nanobind;
+using namespace nb::literals;
 using namespace twostroke;
 
 NB_MODULE(_native, m) {
@@ -95,13 +96,24 @@ NB_MODULE(_native, m) {
   nb::class_<Norm>(m, "Norm").def("__init__", [](Norm* to, uintptr_t weight, float eps, int weight_type) {
     new (to) Norm{weight, eps, weight_type};
   });
+  nb::class_<FeedForward>(m, "FeedForward");
+  nb::class_<GatedMlp, FeedForward>(m, "GatedMlp").def(nb::init<const PackedLinear&, const PackedLinear&>());
+  nb::class_<Experts, FeedForward>(m, "Experts")
+      .def("__init__",
+           [](Experts* to, const PackedLinear& router, const RouterRules& rules, uintptr_t correction, uintptr_t expert_scales,
+              const PackedExperts& gated, const PackedExperts& down, const PackedLinear* shared_inner,
+              const PackedLinear* shared_down) {
+             new (to) Experts({&router, rules, correction, expert_scales, &gated, &down, shared_inner, shared_down});
+           },
+           "router"_a, "rules"_a, "correction"_a, "expert_scales"_a, "gated"_a, "down"_a, "shared_inner"_a.none(),
+           "shared_down"_a.none());
   nb::class_<DecoderLayer>(m, "DecoderLayer")
       .def("__init__",
            [](DecoderLayer* to, const Kernels& kernels, const std::vector<const Norm*>& norms, std::vector<const PackedLinear*> qkv,
-              const PackedLinear& output, const PackedLinear& inner, const PackedLinear& down, float scale, float cap,
-              uintptr_t sinks, uintptr_t slopes, int64_t hidden_size, int64_t q_size, int type) {
-             LayerParts parts{*norms.at(0), *norms.at(1), *norms.at(2), *norms.at(3), *norms.at(4), std::move(qkv), &output, &inner,
-                              &down, scale, cap, sinks, slopes};
+              const PackedLinear& output, const FeedForward& feed_forward, float scale, float cap, uintptr_t sinks,
+              uintptr_t slopes, int64_t hidden_size, int64_t q_size, int type) {
+             LayerParts parts{*norms.at(0), *norms.at(1), *norms.at(2), *norms.at(3), *norms.at(4), std::move(qkv), &output,
+                              &feed_forward, scale, cap, sinks, slopes};
              new (to) DecoderLayer(kernels, parts, hidden_size, q_size, type);
            })
       .def_prop_ro("room_bytes", &DecoderLayer::room_bytes)

@@ -125,17 +125,22 @@ void route(const RouterRules& rules, uintptr_t logits, uintptr_t correction, uin
   }
 }
 
-std::vector<RowGroup> PackedExperts::groups(uintptr_t starts) const {
+std::vector<RowGroup> PackedExperts::groups(uintptr_t starts, uintptr_t tokens) const {
   std::vector<RowGroup> found;
   const int64_t* begins = (const int64_t*)starts;
-  for (size_t e = 0; e < experts_.size(); e++)
-    if (begins[e] < begins[e + 1]) found.push_back(experts_[e]->group(begins[e], begins[e + 1] - begins[e]));
+  for (size_t e = 0; e < experts_.size(); e++) {
+    int64_t begin = begins[e], count = begins[e + 1] - begin;
+    if (count > 0) found.push_back(experts_[e]->group(tokens ? ((const int64_t*)tokens)[begin] : begin, begin, count));
+  }
   return found;
 }
 
-void PackedExperts::multiply(uintptr_t x, int64_t ldx, uintptr_t tokens, uintptr_t starts, uintptr_t y, int64_t num_pairs) const {
+void PackedExperts::multiply(uintptr_t x, int64_t ldx, uintptr_t tokens, uintptr_t starts, uintptr_t y, int64_t m,
+                             int64_t num_pairs) const {
   const PackedLinear& like = *experts_.front();
   int64_t k = like.k(), width = k + k % 2, element = like.type() == (int)Dtype::bf16 ? 2 : 4;
+  if (m == 1 && k == width)  // every expert reads the one row that there is
+    return like.multiply_groups(x, ldx, groups(starts, tokens), 0, y, like.n(), m, false);
   static thread_local std::vector<char> gathered;
   gathered.assign((size_t)(num_pairs * width * element), 0);
   char* rows = gathered.data();  // a lambda would look a worker's own vector up
@@ -175,6 +180,60 @@ void PackedExperts::add(uintptr_t products, uintptr_t places, uintptr_t weights,
         std::memcpy((float*)y + row * n, sum, (size_t)n * 4);
     }
   });
+}
+
+namespace {
+
+// Hands a room out, a part for m rows at a time.
+struct Parts {
+  uintptr_t next;
+  int64_t m;
+
+  uintptr_t take(int64_t row_bytes) {
+    uintptr_t part = next;
+    next += (uintptr_t)(m * row_bytes);
+    return part;
+  }
+};
+
+int64_t room_for_longs(int64_t n) { return room_for(2 * n, (int)Dtype::f32); }
+
+}  // namespace
+
+int64_t Experts::room_bytes() const {
+  constexpr int F32 = (int)Dtype::f32;
+  int64_t k = parts_.rules.num_chosen;
+  int type = parts_.gated->type();
+  return (type == F32 ? 0 : room_for(parts_.router->k(), F32)) + room_for(parts_.rules.num_experts, F32) + 2 * room_for_longs(k) +
+         room_for(k, F32) + room_for(k * parts_.gated->n(), type) +
+         (parts_.shared_inner ? room_for(parts_.shared_inner->n(), type) : 0);
+}
+
+void Experts::add_to(const HiddenRows& hidden, const Norm& norm, uintptr_t x, uintptr_t to, uintptr_t made, uintptr_t room,
+                     int64_t m) const {
+  constexpr int F32 = (int)Dtype::f32;
+  int64_t num_experts = parts_.rules.num_experts, k = parts_.rules.num_chosen, n = parts_.gated->n();
+  static thread_local std::vector<int64_t> begins;
+  begins.resize((size_t)num_experts + 1);
+  Parts parts{room, m};
+  uintptr_t starts = (uintptr_t)begins.data(), in_float32 = x, logits = parts.take(room_for(num_experts, F32));
+  uintptr_t tokens = parts.take(room_for_longs(k)), places = parts.take(room_for_longs(k)), weights = parts.take(room_for(k, F32));
+  uintptr_t inner = parts.take(room_for(k * n, hidden.type)), shared = 0;
+
+  if (hidden.type != F32) {
+    in_float32 = parts.take(room_for(hidden.size, F32));
+    widen(x, in_float32, m * hidden.size);
+  }
+  parts_.router->multiply(in_float32, hidden.size, 0, logits, num_experts, m, false);
+  route(parts_.rules, logits, parts_.correction, parts_.expert_scales, m, tokens, starts, places, weights);
+  parts_.gated->multiply(x, hidden.size, tokens, starts, inner, m, m * k);
+  if (parts_.shared_inner) {  // before its input may be written over
+    shared = parts.take(room_for(parts_.shared_inner->n(), hidden.type));
+    parts_.shared_inner->multiply(x, hidden.size, 0, shared, parts_.shared_inner->n(), m, false);
+  }
+  parts_.down->multiply_and_add(inner, n, starts, places, weights, made, m, k);
+  if (parts_.shared_down) parts_.shared_down->multiply(shared, parts_.shared_inner->n(), made, made, hidden.size, m, false);
+  hidden.add(norm, made, to, m);
 }
 
 }  // namespace twostroke

@@ -1,4 +1,4 @@
-// Experts: the choice of a router, and the products of all experts as one list of panels.
+// Experts: the choice of a router, the products of all experts as one list of panels, and both as a part of a layer.
 #pragma once
 
 #include <vector>
@@ -33,8 +33,11 @@ class PackedExperts {
  public:
   explicit PackedExperts(std::vector<const PackedLinear*> experts) : experts_(std::move(experts)) {}
 
-  // Rows of x, whose places `tokens` has, to y [num_pairs, n]; starts as `route` gives them.
-  void multiply(uintptr_t x, int64_t ldx, uintptr_t tokens, uintptr_t starts, uintptr_t y, int64_t num_pairs) const;
+  int64_t n() const { return experts_.front()->n(); }
+  int type() const { return experts_.front()->type(); }
+
+  // Rows of x [m, k], whose places `tokens` has, to y [num_pairs, n]; starts as `route` gives them.
+  void multiply(uintptr_t x, int64_t ldx, uintptr_t tokens, uintptr_t starts, uintptr_t y, int64_t m, int64_t num_pairs) const;
 
   // Rows [num_pairs, k] to y [m, n]: the sums of the products of a token, each rounded first, times their weights, in float32 by
   // rising expert.
@@ -45,9 +48,31 @@ class PackedExperts {
   void add(uintptr_t products, uintptr_t places, uintptr_t weights, uintptr_t y, int64_t m, int64_t num_chosen) const;
 
  private:
-  std::vector<RowGroup> groups(uintptr_t starts) const;
+  // The experts that have pairs. tokens: of pairs, where these are rows of x; 0: x has a row for each pair.
+  std::vector<RowGroup> groups(uintptr_t starts, uintptr_t tokens = 0) const;
 
   std::vector<const PackedLinear*> experts_;
+};
+
+// What experts are as a part of a layer. All outlive it.
+struct ExpertParts {
+  const PackedLinear* router;           // of float32
+  RouterRules rules;
+  uintptr_t correction, expert_scales;  // see `route`
+  const PackedExperts *gated, *down;
+  const PackedLinear *shared_inner, *shared_down;  // of the expert that computes every token, or null
+};
+
+class Experts : public FeedForward {
+ public:
+  explicit Experts(const ExpertParts& parts) : parts_(parts) {}
+
+  int64_t room_bytes() const override;
+  void add_to(const HiddenRows& hidden, const Norm& norm, uintptr_t x, uintptr_t to, uintptr_t made, uintptr_t room,
+              int64_t m) const override;
+
+ private:
+  ExpertParts parts_;
 };
 
 }  // namespace twostroke

@@ -30,11 +30,11 @@ class PackedLinear {
   // x [m, k] with rows ldx elements apart to y [m, n] with rows ldy apart, as those of a residual are.
   void multiply(uintptr_t x, int64_t ldx, uintptr_t residual, uintptr_t y, int64_t ldy, int64_t m, bool wide_y) const;
 
-  // The same with groups of rows that other weights multiply, which are alike in all but their numbers.
+  // The same with groups of the m rows of x that other weights multiply, which are alike in all but their numbers.
   void multiply_groups(uintptr_t x, int64_t ldx, std::span<const RowGroup> groups, uintptr_t residual, uintptr_t y, int64_t ldy,
                        int64_t m, bool wide_y) const;
 
-  RowGroup group(int64_t first, int64_t count) const { return {w_, bias_, first, count}; }
+  RowGroup group(int64_t from, int64_t to, int64_t count) const { return {w_, bias_, from, to, count}; }
 
  private:
   const Kernels& kernels_;
@@ -51,17 +51,60 @@ struct Norm {
   int weight_type = 0;
 };
 
-// y = x + out_norm(output(attention(norm(x)))), then y + out_norm(down(inner(norm(y)))), each norm where there is one.
+// Rows of hidden states, and what the parts of a layer add to them.
+struct HiddenRows {
+  const Kernels& kernels;
+  int64_t size;  // numbers of a row
+  int type;
+
+  void norm(const Norm& norm, uintptr_t x, uintptr_t y, int64_t m) const;
+  // to += norm(made), where there is a norm; made is changed.
+  void add(const Norm& norm, uintptr_t made, uintptr_t to, int64_t m) const;
+  // to += norm(linear(x)), where there is a norm; room is for what is normed.
+  void add(const Norm& norm, const PackedLinear& linear, uintptr_t x, int64_t ldx, uintptr_t to, uintptr_t room, int64_t m) const;
+};
+
+// What follows attention: an MLP, or experts. What it is made of outlives it.
+class FeedForward {
+ public:
+  virtual ~FeedForward() = default;
+
+  // Bytes of room that a row needs.
+  virtual int64_t room_bytes() const = 0;
+
+  // to += norm(f(x)), where there is a norm. made is room for rows of hidden states; x may lie there.
+  virtual void add_to(const HiddenRows& hidden, const Norm& norm, uintptr_t x, uintptr_t to, uintptr_t made, uintptr_t room,
+                      int64_t m) const = 0;
+};
+
+// down(inner(x)), where inner is gated.
+class GatedMlp : public FeedForward {
+ public:
+  GatedMlp(const PackedLinear& inner, const PackedLinear& down) : inner_(inner), down_(down) {}
+
+  int64_t room_bytes() const override;
+  void add_to(const HiddenRows& hidden, const Norm& norm, uintptr_t x, uintptr_t to, uintptr_t made, uintptr_t room,
+              int64_t m) const override;
+
+ private:
+  const PackedLinear &inner_, &down_;
+};
+
+// y = x + out_norm(output(attention(norm(x)))), then y + out_norm(feed_forward(norm(y))), each norm where there is one.
 struct LayerParts {
   Norm attention_norm, attention_out_norm, mlp_norm, mlp_out_norm;
   Norm head_norm;                         // over each head of q and k
   std::vector<const PackedLinear*> qkv;   // ranges of q, k and v side by side
-  const PackedLinear *output, *inner, *down;
+  const PackedLinear* output;
+  const FeedForward* feed_forward;
   float scale, cap;                       // see AttentionArgs, as the next two
   uintptr_t sinks, slopes;
 };
 
 constexpr int64_t ROOM_KEPT = 1 << 20;
+
+// Bytes of n numbers in a room whose parts begin at whole cache lines.
+int64_t room_for(int64_t n, int type);
 
 class DecoderLayer {
  public:
@@ -77,14 +120,9 @@ class DecoderLayer {
            uintptr_t sin, uintptr_t key_mean) const;
 
  private:
-  void norm(const Norm& norm, uintptr_t x, uintptr_t y, int64_t m) const;
-  // to += norm(linear(x)), where there is a norm; room is for what is normed.
-  void add(const PackedLinear& linear, const Norm& norm, uintptr_t x, int64_t ldx, uintptr_t to, uintptr_t room, int64_t m) const;
-
-  const Kernels& kernels_;
   LayerParts parts_;
-  int64_t hidden_size_, q_size_, qkv_size_ = 0, inner_size_;
-  int type_;
+  HiddenRows hidden_;
+  int64_t q_size_, qkv_size_ = 0;
 };
 
 }  // namespace twostroke

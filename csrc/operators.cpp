@@ -95,8 +95,8 @@ static int64_t panels_of(const LinearArgs& args) { return num_panels(channels_of
 // A group's part of what all rows have.
 static LinearArgs of_group(const LinearArgs& all, const RowGroup& group, int64_t element_bytes) {
   LinearArgs own = all;
-  own.x = (const char*)all.x + group.first * all.ldx * element_bytes;
-  own.y = (char*)all.y + group.first * all.ldy * (all.wide_y || all.type == Dtype::f32 ? 4 : 2);
+  own.x = (const char*)all.x + group.from * all.ldx * element_bytes;
+  own.y = (char*)all.y + group.to * all.ldy * (all.wide_y || all.type == Dtype::f32 ? 4 : 2);
   own.w = (const void*)group.w, own.bias = (const float*)group.bias;
   own.m = group.count;
   return own;
@@ -289,9 +289,9 @@ static void integer_linear(const Kernels& kernels, QuantizedArgs args, std::span
   parallel_panels(panels_of(linear), groups, [&](const RowGroup& group, int64_t begin, int64_t end) {
     QuantizedArgs mine = args;
     mine.linear = of_group(linear, group, linear.type == Dtype::f32 ? 4 : 2);
-    int64_t first = group.first;
-    mine.inputs = {rows.q + first * width, rows.scales + first * args.input_groups, rows.sums + first * args.groups,
-                   rows.weighted + first * args.groups};
+    int64_t from = group.from;
+    mine.inputs = {rows.q + from * width, rows.scales + from * args.input_groups, rows.sums + from * args.groups,
+                   rows.weighted + from * args.groups};
     kernels.quantized_panels(mine, begin, end);
   });
 }
@@ -318,6 +318,12 @@ void rotate(const Kernels& kernels, uintptr_t x, int64_t token_stride, int64_t t
             uintptr_t sin, int type) {
   parallel(tokens, rows_per_task(heads * head_dim), [&](int64_t begin, int64_t end) {
     kernels.rotate((void*)x, token_stride, heads, head_dim, (const void*)cos, (const void*)sin, (Dtype)type, begin, end);
+  });
+}
+
+void widen(uintptr_t x, uintptr_t y, int64_t count) {
+  parallel(count, rows_per_task(1), [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; i++) ((float*)y)[i] = std::bit_cast<float>((uint32_t)((const uint16_t*)x)[i] << 16);
   });
 }
 

@@ -28,10 +28,10 @@ void pack_linear(uintptr_t weight, uintptr_t packed, int64_t n, int64_t k, bool 
 // Rows of a packed weight (not a gated one), for embeddings: ids int64 [count], out [count, k].
 void unpack_rows(uintptr_t packed, uintptr_t ids, uintptr_t out, int64_t count, int64_t k, int type);
 
-// Rows [first, first + count) of x and y, and the weight that multiplies them.
+// Rows [from, from + count) of x, the weight that multiplies them, and where their products begin in y.
 struct RowGroup {
   uintptr_t w, bias;
-  int64_t first, count;
+  int64_t from, to, count;
 };
 
 // x [m, k] with rows ldx elements apart to y [m, n] with rows ldy apart, as those of a residual are; bias in the panels' order, float32; gate is a Gate. In bfloat16 an odd k is read with the
@@ -70,6 +70,9 @@ void rms_norm(const Kernels& kernels, uintptr_t x, int64_t x_stride, uintptr_t w
 
 void rotate(const Kernels& kernels, uintptr_t x, int64_t token_stride, int64_t tokens, int64_t heads, int64_t head_dim,
             uintptr_t cos, uintptr_t sin, int type);
+
+// Numbers of bfloat16 as float32.
+void widen(uintptr_t x, uintptr_t y, int64_t count);
 
 // y = a + b, of so many elements; y may be either.
 void add_rows(const Kernels& kernels, uintptr_t a, uintptr_t b, uintptr_t y, int64_t count, int type);

@@ -1,4 +1,5 @@
-// Experts in one call against each expert by itself: the same bits, in every format of weights.
+// Experts in one call against each expert by itself, and as a part of a layer against their parts: the same bits, in every format
+// of weights.
 #include "experts.hpp"
 
 #include <algorithm>
@@ -75,7 +76,7 @@ void check(const Kernels& kernels, Random& random, int64_t m, Gate gate, bool is
   Choice choice(random, m, is_quantized);
   int64_t pairs = m * CHOSEN;
   std::vector<T> x = random_elements<T>(random, m * K, Values::normal), found((size_t)(pairs * N)), y((size_t)(m * K));
-  PackedExperts(inner.all).multiply(at(x), K, at(choice.tokens), at(choice.starts), at(found), pairs);
+  PackedExperts(inner.all).multiply(at(x), K, at(choice.tokens), at(choice.starts), at(found), m, pairs);
   std::vector<float> products((size_t)(pairs * K));
   for (int64_t e = 0; e < EXPERTS; e++)
     for (int64_t i = choice.starts[(size_t)e]; i < choice.starts[(size_t)e + 1]; i++) {
@@ -97,6 +98,45 @@ void check(const Kernels& kernels, Random& random, int64_t m, Gate gate, bool is
     }
 }
 
+// A layer's experts, with a shared one and a norm of what they make, or without both.
+template <typename T>
+void check_part(const Kernels& kernels, Random& random, int64_t m, Gate gate, bool is_quantized, bool has_more) {
+  std::string name = text(kernels.level, ": a layer's experts of ", TYPE_NAME<T>, is_quantized ? " codes" : "", " m=", m,
+                          " more=", has_more);
+  constexpr int F32 = TYPE<float>;
+  Stack<T> inner(kernels, random, N, K, gate, is_quantized), down(kernels, random, K, N, Gate::none, is_quantized);
+  PackedExperts gated(inner.all), linears(down.all);
+  RouterRules rules{EXPERTS, CHOSEN, false, true, 1.0, 1, 1};
+  std::vector<float> of_router = random_elements<float>(random, EXPERTS * K, Values::normal);
+  std::vector<uint8_t> packed((size_t)packed_bytes(EXPERTS, K, false, F32));
+  pack_linear(at(of_router), at(packed), EXPERTS, K, false, F32);
+  PackedLinear router(kernels, at(packed), 0, EXPERTS, K, 0, F32);
+  std::vector<T> x = random_elements<T>(random, m * K, Values::normal), stream = random_elements<T>(random, m * K, Values::normal);
+  std::vector<T> of_norm = random_elements<T>(random, K, Values::normal);
+  HiddenRows hidden{kernels, K, TYPE<T>};
+  Norm norm;
+  if (has_more) norm = {at(of_norm), 1e-5f, TYPE<T>};
+
+  std::vector<float> wide, logits((size_t)(m * EXPERTS)), weights((size_t)(m * CHOSEN));
+  for (T element : x) wide.push_back(value_of(element));
+  std::vector<int64_t> tokens((size_t)(m * CHOSEN)), places(tokens.size()), starts(EXPERTS + 1);
+  std::vector<T> pairs((size_t)(m * CHOSEN * N)), made((size_t)(m * K)), shared((size_t)(m * N)), expected = stream;
+  router.multiply(at(wide), K, 0, at(logits), EXPERTS, m, false);
+  route(rules, at(logits), 0, 0, m, at(tokens), at(starts), at(places), at(weights));
+  gated.multiply(at(x), K, at(tokens), at(starts), at(pairs), m, m * CHOSEN);
+  linears.multiply_and_add(at(pairs), N, at(starts), at(places), at(weights), at(made), m, CHOSEN);
+  if (has_more) {
+    inner.linears[0].multiply(at(x), K, 0, at(shared), N, m, false);
+    down.linears[0].multiply(at(shared), N, at(made), at(made), K, m, false);
+  }
+  hidden.add(norm, at(made), at(expected), m);
+
+  Experts part({&router, rules, 0, 0, &gated, &linears, has_more ? inner.all[0] : nullptr, has_more ? down.all[0] : nullptr});
+  std::vector<uint8_t> room((size_t)(m * part.room_bytes()));
+  part.add_to(hidden, norm, at(x), at(stream), at(x), at(room), m);  // what they make may lie where their inputs did
+  expect(same_bits(stream.data(), expected.data(), m * K), name + ": other bits than by parts");
+}
+
 }  // namespace
 
 void test_experts(const Kernels& kernels) {
@@ -106,6 +146,10 @@ void test_experts(const Kernels& kernels) {
       Gate gate = m == 3 ? Gate::clamped_swiglu : Gate::silu;
       check<float>(kernels, random, m, gate, is_quantized);
       check<uint16_t>(kernels, random, m, gate, is_quantized);
+      for (bool has_more : {false, true}) {
+        check_part<float>(kernels, random, m, gate, is_quantized, has_more);
+        check_part<uint16_t>(kernels, random, m, gate, is_quantized, has_more);
+      }
     }
 }
 

@@ -55,7 +55,7 @@ struct Case {
     std::vector<Y> found((size_t)(count * shape.n));
     std::vector<T> some(x.begin() + first * ldx, x.begin() + (first + count) * ldx), left;
     if (has_residual) left.assign(residual.begin() + first * shape.n, residual.begin() + (first + count) * shape.n);
-    RowGroup all{at(packed), at(panel_bias), 0, count};
+    RowGroup all{at(packed), at(panel_bias), 0, 0, count};
     linear(kernels, at(some), ldx, {&all, 1}, at(left), at(found), shape.n, count, shape.n, shape.k, (int)gate,
            TYPE<T>, !std::is_same_v<Y, T>);
     return found;

@@ -125,7 +125,7 @@ struct Case {
     std::vector<T> left;
     std::vector<T> some(x.begin() + first * k, x.begin() + (first + count) * k);
     if (full) left.assign(residual.begin() + first * n, residual.begin() + (first + count) * n);
-    RowGroup all{at(packed), at(panel_bias), 0, count};
+    RowGroup all{at(packed), at(panel_bias), 0, 0, count};
     quantized_linear(kernels, at(some), k, {&all, 1}, at(left), at(found), n, count, n, k, (int)gate,
                      TYPE<T>, format, 0, true, !std::is_same_v<Y, T>);
     return found;
@@ -144,7 +144,7 @@ struct Case {
     pack_linear(at(numbers), at(plain), n, k, gated, TYPE<T>);
     for (int64_t count : {(int64_t)1, (int64_t)5, ROWS}) {
       std::vector<T> found((size_t)(count * n)), expected(found.size());
-      RowGroup all{at(packed), at(panel_bias), 0, count}, all_plain{at(plain), at(panel_bias), 0, count};
+      RowGroup all{at(packed), at(panel_bias), 0, 0, count}, all_plain{at(plain), at(panel_bias), 0, 0, count};
       quantized_linear(kernels, at(x), k, {&all, 1}, at(residual), at(found), n, count, n, k, (int)gate,
                        TYPE<T>, format, 0, false, false);
       linear(kernels, at(padded), k + k % 2, {&all_plain, 1}, at(residual), at(expected), n, count, n, k, (int)gate, TYPE<T>,
@@ -170,7 +170,7 @@ struct Case {
     std::vector<T> shuffled(x.size()), found(y.size());
     for (int64_t row = 0; row < ROWS; row++)
       for (int64_t i = 0; i < k; i++) shuffled[(size_t)(row * k + order[(size_t)i])] = x[(size_t)(row * k + i)];
-    RowGroup all{at(packed), at(panel_bias), 0, ROWS};
+    RowGroup all{at(packed), at(panel_bias), 0, 0, ROWS};
     quantized_linear(kernels, at(shuffled), k, {&all, 1}, at(residual), at(found), n, ROWS, n, k, (int)gate,
                      TYPE<T>, format, at(order), true, false);
     expect(same_bits(found.data(), y.data(), (int64_t)y.size()), name + ": other bits with inputs in order");
@@ -303,7 +303,7 @@ void check_largest(const Kernels& kernels, WeightFormat format) {
       pack_quantized({at(codes), format.has_super_blocks ? at(bytes) : at(halves), format.has_min ? at(mins) : 0, at(halves), at(halves)},
                      at(packed), N, K, false, format);
       std::vector<float> x((size_t)(ROWS * K), input), y((size_t)(ROWS * N));
-      RowGroup all{at(packed), 0, 0, ROWS};
+      RowGroup all{at(packed), 0, 0, 0, ROWS};
       quantized_linear(kernels, at(x), K, {&all, 1}, 0, at(y), N, ROWS, N, K, false, TYPE<float>, format, 0, true, false);
       double expected = (double)input * scale * format.value(code) * (double)K;
       for (float found : y)

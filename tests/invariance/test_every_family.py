@@ -164,6 +164,7 @@ def test_the_load_reaches_what_families_differ_in() -> None:
 IN_ONE_CALL = {
     *("llama", "mistral", "ministral", "ministral3", "qwen2", "qwen3", "smollm3", "exaone4", "seed_oss"),
     *("gemma", "gemma2", "gemma3", "phi3", "phi4", "glm", "glm4", "helium"),
+    *("mixtral", "qwen3_moe", "gpt_oss", "glm4_moe", "ernie4_5_moe", "dots1"),
 }
 
 

@@ -19,6 +19,7 @@ from twostroke.config.kv_format import KV_FORMATS, KVFormat, slot_bytes
 from twostroke.config.layer_spec import Activation, KVSpec
 from twostroke.config.load import QuantizationOnLoad
 from twostroke.kernels.expert_operators import ExpertLinears, GatedExperts, Route
+from twostroke.kernels.feed_forward_parts import ExpertParts, MLPParts
 from twostroke.kernels.head_order import HeadOrder
 from twostroke.kernels.quantized_weight import QuantizedFormat, QuantizedWeight
 from twostroke.kernels.stacked_weight import StackedWeight
@@ -323,7 +324,7 @@ class NormWeight(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LayerParts:
-    """A layer y = x + out_norm(output(attention(norm(x)))), y + out_norm(down(inner(norm(y)))); None is no norm."""
+    """A layer y = x + out_norm(output(attention(norm(x)))), y + out_norm(feed_forward(norm(y))); None is no norm."""
 
     attention_norm: NormWeight | None
     attention_out_norm: NormWeight | None
@@ -335,8 +336,7 @@ class LayerParts:
     head_dim: int
     qkv: Linear
     output: Linear
-    inner: GatedLinear
-    down: Linear
+    feed_forward: MLPParts | ExpertParts
 
 
 class WholeLayer(Protocol):

@@ -15,6 +15,7 @@ from torch import Tensor
 from twostroke.config.layer_spec import Activation, LayerSpec, NormPlace, PlainActivation
 from twostroke.config.model import ModelConfig
 from twostroke.kernels.activation import activated
+from twostroke.kernels.feed_forward_parts import ExpertParts, MLPParts
 from twostroke.kernels.interface import GatedLinear, LayerParts, Linear, Operators, WholeLayer
 from twostroke.kernels.quantized_weight import QuantizedWeight
 from twostroke.kernels.soft_cap import soft_cap
@@ -50,13 +51,18 @@ class MLP:
     """down(inner(x)); a FeedForward."""
 
     def __init__(self, inner: GatedLinear, down: Linear) -> None:
-        self.inner, self.down = inner, down
+        self._inner, self._down = inner, down
+
+    @property
+    def parts(self) -> MLPParts:
+        """For a back end that binds them."""
+        return MLPParts(self._inner, self._down)
 
     def __call__(self, x: Tensor) -> Tensor:
-        return self.down(self.inner(x))
+        return self._down(self._inner(x))
 
     def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
-        return self.down.add_to(residual, self.inner(x))
+        return self._down.add_to(residual, self._inner(x))
 
 
 class LlamaLayer:
@@ -148,6 +154,10 @@ class LlamaLayer:
         normed = beside if self._is_parallel else self.mlp_norm(x)
         return self._added(normed if self._adds_to_normed else x, self.feed_forward, normed, self._mlp_out_norm)
 
+    def feed_forward_parts(self) -> MLPParts | ExpertParts | None:
+        """Return what a back end may bind of what follows attention; None: nothing."""
+        return self.feed_forward.parts if isinstance(self.feed_forward, MLP) else None
+
     def center_keys(self, mean: Tensor) -> None:
         """Store quantized keys less `mean`, [num_kv_heads of this rank, head_dim], from now on."""
         self._attention.center_keys(mean)
@@ -160,7 +170,8 @@ class LlamaLayer:
         if self._split.size > 1 or not adds_plainly or not spec.has_plain_attention:
             return None
         bound = {name: norm.bound for name, norm in norms.items() if isinstance(norm, RMSNorm)}
-        if len(bound) < len(norms) or not isinstance(self.feed_forward, MLP):
+        feed_forward = self.feed_forward_parts()
+        if len(bound) < len(norms) or feed_forward is None:
             return None
         return operators.whole_layer(
             LayerParts(
@@ -173,8 +184,7 @@ class LlamaLayer:
                 head_dim=self._head_dim,
                 qkv=self._qkv,
                 output=self.output,
-                inner=self.feed_forward.inner,
-                down=self.feed_forward.down,
+                feed_forward=feed_forward,
             )
         )
 

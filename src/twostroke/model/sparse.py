@@ -15,6 +15,7 @@ from twostroke.config.layer_spec import LayerSpec
 from twostroke.config.model import ModelConfig
 from twostroke.kernels.activation import logistic
 from twostroke.kernels.expert_operators import ExpertRouter, Routing
+from twostroke.kernels.feed_forward_parts import ExpertParts, MLPParts
 from twostroke.kernels.memory import wide
 from twostroke.layers.elementwise import RMSNorm
 from twostroke.layers.expert_split import DealtExperts, ExpertProducts, ExpertsByRows
@@ -44,6 +45,7 @@ class Experts:
         gated, down = ([weights[name] for name in _names(own, kind)] for kind in ("gate_up", "down"))
         inner = operators.pack_gated_experts(gated, _biases(experts, own, weights, "gate_up"), activation)
         outer = operators.pack_expert_linears(down, _biases(experts, own, weights, "down"))
+        self._products = inner, outer
         self.reads_counts = inner.reads_counts or outer.reads_counts
         self.compute: ExpertProducts
         """The sum of what the chosen experts make of rows."""
@@ -61,6 +63,14 @@ class Experts:
             )
         if experts.has_shared_gate:
             self._shared_gate = operators.pack_linear(weights["shared_gate.weight"], None)
+
+    @property
+    def parts(self) -> ExpertParts | None:
+        """For a back end that binds them; None where there is more: a norm of the router's, a shared expert's gate."""
+        if self._router_norm is not None or self._shared_gate is not None:
+            return None
+        shared = None if self._shared is None else self._shared.parts
+        return ExpertParts(self._logits, self._router, *self._products, shared)
 
     def choose(self, in_float32: Tensor) -> Routing:
         """Choose the experts of rows, float32 [num_tokens, hidden_size]."""
@@ -91,6 +101,10 @@ class SparseLayer(LlamaLayer):
         experts = Experts(config, spec, weights, placement)
         self.reads_counts = experts.reads_counts
         return experts
+
+    def feed_forward_parts(self) -> MLPParts | ExpertParts | None:
+        found = self.feed_forward
+        return found.parts if isinstance(found, Experts) else super().feed_forward_parts()
 
 
 class Sparse(Llama):

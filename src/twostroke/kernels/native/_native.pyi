@@ -164,7 +164,7 @@ class PackedExperts:
     """csrc/experts.hpp. The maps outlive it."""
 
     def __init__(self, experts: Sequence[PackedLinear]) -> None: ...
-    def multiply(self, x: int, ldx: int, tokens: int, starts: int, y: int, num_pairs: int) -> None:
+    def multiply(self, x: int, ldx: int, tokens: int, starts: int, y: int, m: int, num_pairs: int) -> None:
         """Releases the GIL."""
         ...
 
@@ -183,8 +183,31 @@ class Norm:
 
     def __init__(self, weight: int, eps: float, weight_type: int) -> None: ...
 
-class DecoderLayer:
+class FeedForward:
+    """csrc/layer.hpp. What it is made of outlives it."""
+
+class GatedMlp(FeedForward):
     """csrc/layer.hpp."""
+
+    def __init__(self, inner: PackedLinear, down: PackedLinear) -> None: ...
+
+class Experts(FeedForward):
+    """csrc/experts.hpp."""
+
+    def __init__(
+        self,
+        router: PackedLinear,
+        rules: RouterRules,
+        correction: int,
+        expert_scales: int,
+        gated: PackedExperts,
+        down: PackedExperts,
+        shared_inner: PackedLinear | None,
+        shared_down: PackedLinear | None,
+    ) -> None: ...
+
+class DecoderLayer:
+    """csrc/layer.hpp. What it is made of outlives it."""
 
     def __init__(
         self,
@@ -192,8 +215,7 @@ class DecoderLayer:
         norms: Sequence[Norm],
         qkv: Sequence[PackedLinear],
         output: PackedLinear,
-        inner: PackedLinear,
-        down: PackedLinear,
+        feed_forward: FeedForward,
         scale: float,
         cap: float,
         sinks: int,

@@ -15,12 +15,14 @@ import torch
 from torch import Tensor
 
 from twostroke.config.kv_format import KVFormat
+from twostroke.kernels.feed_forward_parts import MLPParts
 from twostroke.kernels.head_order import HeadOrder
 from twostroke.kernels.interface import AttentionOperator, GroupShape, HeadTurn, LayerParts, Linear, NormWeight, Scoring
 from twostroke.kernels.memory import empty
 from twostroke.kernels.native.extension import KV_FORMAT_CODES, TYPE_CODES, Kernels, address, native
+from twostroke.kernels.native.feed_forward import bound_experts, bound_mlp
 from twostroke.kernels.native.kv_order import head_order, read_heads
-from twostroke.kernels.native.linear import NativeGated, NativeLinear
+from twostroke.kernels.native.linear import NativeLinear, Panels
 from twostroke.kernels.reference.attention import PagedAttention
 from twostroke.kernels.reference.split_linear import SplitLinear
 from twostroke.kernels.tree_mask import TreeMasks, within_window
@@ -192,12 +194,12 @@ class NativeLayer:
         kernels: Kernels,
         parts: LayerParts,
         qkv: Sequence[NativeLinear],
-        inner: NativeGated,
-        outputs: tuple[NativeLinear, NativeLinear],
+        output: Panels,
+        feed_forward: native.FeedForward,
     ) -> None:
-        """Binds parts, with the maps that they are: qkv side by side, and the outputs of attention and MLP."""
+        """Binds parts, with the maps that they are: qkv side by side, attention's output, and what follows it."""
         self._parts = parts  # whose tensors are bound by their addresses
-        output, down = (linear.panels for linear in outputs)
+        self._feed_forward = feed_forward
         hidden_size, q_size = output.shape
         scoring = parts.scoring
         norms = (parts.attention_norm, parts.attention_out_norm, parts.mlp_norm, parts.mlp_out_norm, parts.head_norm)
@@ -206,8 +208,7 @@ class NativeLayer:
             [native.Norm(0, 0.0, 0) if norm is None else _bound(norm) for norm in norms],
             [part.panels.bound for part in qkv],
             output.bound,
-            inner.panels.bound,
-            down.bound,
+            feed_forward,
             scoring.scale,
             scoring.cap or 0.0,
             address(scoring.sinks),
@@ -259,14 +260,13 @@ def _bound(norm: NormWeight) -> native.Norm:
 
 def whole_layer(kernels: Kernels, parts: LayerParts) -> NativeLayer | None:
     """Bind a layer; None where a part is not of these kernels, or a weight but qkv's is of several formats."""
-    if parts.head_dim > native.MAX_HEAD_DIM:
+    qkv, output, feed_forward = _maps_of(parts.qkv), parts.output, parts.feed_forward
+    if parts.head_dim > native.MAX_HEAD_DIM or not qkv or not isinstance(output, NativeLinear):
         return None
-    qkv, inner, outputs = _maps_of(parts.qkv), parts.inner, [*_maps_of(parts.output), *_maps_of(parts.down)]
-    if not qkv or not isinstance(inner, NativeGated) or len(outputs) != 2:
+    if any(part.panels.pads_inputs for part in (*qkv, output)):
         return None
-    if any(part.panels.pads_inputs for part in (*qkv, *outputs, inner)):
-        return None
-    return NativeLayer(kernels, parts, qkv, inner, (outputs[0], outputs[1]))
+    bound = bound_mlp(feed_forward) if isinstance(feed_forward, MLPParts) else bound_experts(feed_forward)
+    return None if bound is None else NativeLayer(kernels, parts, qkv, output.panels, bound)
 
 
 def _maps_of(linear: Linear) -> Sequence[NativeLinear]:

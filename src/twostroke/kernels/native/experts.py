@@ -26,7 +26,7 @@ def route(logits: Tensor, router: ExpertRouter) -> Routing:
     tokens, starts = torch.empty(num_pairs, dtype=torch.int64), torch.empty(spec.num_experts + 1, dtype=torch.int64)
     places = torch.empty(num_tokens, spec.num_chosen, dtype=torch.int64)
     weights = torch.empty(num_tokens, spec.num_chosen)
-    _rules(spec).route(
+    rules_of(spec).route(
         logits.contiguous().data_ptr(),
         address(router.correction),
         address(router.expert_scales),
@@ -40,7 +40,8 @@ def route(logits: Tensor, router: ExpertRouter) -> Routing:
 
 
 @cache
-def _rules(spec: ExpertsSpec) -> native.RouterRules:
+def rules_of(spec: ExpertsSpec) -> native.RouterRules:
+    """Return how a router chooses, for the kernels."""
     return native.RouterRules(
         spec.num_experts,
         spec.num_chosen,
@@ -59,17 +60,23 @@ class NativeGatedExperts:
 
     def __init__(self, panels: Sequence[Panels]) -> None:
         """Takes the packed weights."""
-        self._panels, self._n = panels, panels[0].shape[0]
-        self._bound = native.PackedExperts([one.bound for one in panels])
+        self.panels, self._n = panels, panels[0].shape[0]
+        self.bound = native.PackedExperts([one.bound for one in panels])
 
     def __call__(self, x: Tensor, routing: Routing) -> Tensor:
         """See GatedExperts."""
-        assert x.dtype is self._panels[0].dtype, x.dtype
+        assert x.dtype is self.panels[0].dtype, x.dtype
         num_pairs = len(routing.tokens)
         y = empty((num_pairs, self._n), x.dtype)
         x = x if x.stride(-1) == 1 else x.contiguous()
-        self._bound.multiply(
-            x.data_ptr(), x.stride(0), routing.tokens.data_ptr(), routing.starts.data_ptr(), y.data_ptr(), num_pairs
+        self.bound.multiply(
+            x.data_ptr(),
+            x.stride(0),
+            routing.tokens.data_ptr(),
+            routing.starts.data_ptr(),
+            y.data_ptr(),
+            x.shape[0],
+            num_pairs,
         )
         return y
 
@@ -81,16 +88,16 @@ class NativeExpertLinears:
 
     def __init__(self, panels: Sequence[Panels]) -> None:
         """Takes the packed weights."""
-        self._panels, self._n = panels, panels[0].shape[0]
-        self._bound = native.PackedExperts([one.bound for one in panels])
+        self.panels, self._n = panels, panels[0].shape[0]
+        self.bound = native.PackedExperts([one.bound for one in panels])
 
     def __call__(self, inner: Tensor, routing: Routing) -> Tensor:
         """See ExpertLinears."""
-        assert inner.dtype is self._panels[0].dtype, inner.dtype
-        inner = F.pad(inner, (0, 1)) if self._panels[0].pads_inputs else inner.contiguous()
+        assert inner.dtype is self.panels[0].dtype, inner.dtype
+        inner = F.pad(inner, (0, 1)) if self.panels[0].pads_inputs else inner.contiguous()
         num_tokens, num_chosen = routing.places.shape
         y = empty((num_tokens, self._n), inner.dtype)
-        self._bound.multiply_and_add(
+        self.bound.multiply_and_add(
             inner.data_ptr(),
             inner.stride(0),
             routing.starts.data_ptr(),
@@ -104,12 +111,18 @@ class NativeExpertLinears:
 
     def multiply(self, inner: Tensor, routing: Routing) -> Tensor:
         """See ExpertLinears."""
-        assert inner.dtype is self._panels[0].dtype, inner.dtype
+        assert inner.dtype is self.panels[0].dtype, inner.dtype
         inner, num_pairs = inner.contiguous(), len(inner)
         y = empty((num_pairs, self._n), inner.dtype)
         rows = torch.arange(num_pairs)
-        self._bound.multiply(
-            inner.data_ptr(), inner.stride(0), rows.data_ptr(), routing.starts.data_ptr(), y.data_ptr(), num_pairs
+        self.bound.multiply(
+            inner.data_ptr(),
+            inner.stride(0),
+            rows.data_ptr(),
+            routing.starts.data_ptr(),
+            y.data_ptr(),
+            num_pairs,
+            num_pairs,
         )
         return y
 
@@ -117,7 +130,7 @@ class NativeExpertLinears:
         """See ExpertLinears."""
         num_tokens, num_chosen = routing.places.shape
         y, products = empty((num_tokens, self._n), products.dtype), wide(products).contiguous()
-        self._bound.add(
+        self.bound.add(
             products.data_ptr(),
             routing.places.data_ptr(),
             routing.weights.data_ptr(),
