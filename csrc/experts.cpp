@@ -23,9 +23,12 @@ double exponential(double x) {
   constexpr double LOG2_E = 1.4426950408889634, LN2_HIGH = 0.6931471803691238, LN2_LOW = 1.9082149292705877e-10;
   constexpr double TERMS[] = {1.0,        1.0,         1.0 / 2,      1.0 / 6,       1.0 / 24,       1.0 / 120,       1.0 / 720,
                               1.0 / 5040, 1.0 / 40320, 1.0 / 362880, 1.0 / 3628800, 1.0 / 39916800, 1.0 / 479001600};
-  double n = std::floor(x * LOG2_E + 0.5), r = (x - n * LN2_HIGH) - n * LN2_LOW, sum = 0.0;
+  double shifted = x * LOG2_E + 0.5;
+  int64_t n = (int64_t)shifted;
+  n -= (double)n > shifted;  // rounded down, without a call
+  double r = (x - (double)n * LN2_HIGH) - (double)n * LN2_LOW, sum = 0.0;
   for (int i = (int)std::size(TERMS) - 1; i >= 0; i--) sum = sum * r + TERMS[i];
-  return std::ldexp(sum, (int)n);
+  return sum * std::bit_cast<double>((uint64_t)(n + 1023) << 52);  // a normal number: |n| is 1010 at most
 }
 
 // Scores of one token's experts.
@@ -142,11 +145,14 @@ void PackedExperts::multiply(uintptr_t x, int64_t ldx, uintptr_t tokens, uintptr
   if (m == 1 && k == width)  // every expert reads the one row that there is
     return like.multiply_groups(x, ldx, groups(starts, tokens), 0, y, like.n(), m, false);
   static thread_local std::vector<char> gathered;
-  gathered.assign((size_t)(num_pairs * width * element), 0);
+  gathered.resize((size_t)(num_pairs * width * element));
   char* rows = gathered.data();  // a lambda would look a worker's own vector up
   parallel(num_pairs, rows_per_task(k), [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; i++)
-      std::memcpy(rows + i * width * element, (const char*)x + ((const int64_t*)tokens)[i] * ldx * element, (size_t)(k * element));
+    for (int64_t i = begin; i < end; i++) {
+      char* row = rows + i * width * element;
+      std::memcpy(row, (const char*)x + ((const int64_t*)tokens)[i] * ldx * element, (size_t)(k * element));
+      std::memset(row + k * element, 0, (size_t)((width - k) * element));
+    }
   });
   like.multiply_groups((uintptr_t)rows, width, groups(starts), 0, y, like.n(), num_pairs, false);
 }

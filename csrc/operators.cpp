@@ -114,6 +114,19 @@ static void parallel_panels(int64_t num_panels, std::span<const RowGroup> groups
   });
 }
 
+constexpr int64_t FEW_PANELS = 4;  // of a router of 256 experts
+constexpr int64_t FEW_ROWS = 16;   // sums of more leave the caches
+
+// Few panels of float32, such as a router's, whose runs are dealt out instead: else most threads would have none.
+static void linear_of_few_panels(const Kernels& kernels, const LinearArgs& args) {
+  static thread_local std::vector<float> room;
+  int64_t num_runs = panels_of(args) * SEGMENTS;
+  room.resize((size_t)(num_runs * args.m * PANEL));
+  float* sums = room.data();  // a lambda would look a worker's own vector up
+  parallel(num_runs, 1, [&](int64_t begin, int64_t end) { kernels.linear_runs(args, sums, begin, end); });
+  kernels.linear_totals(args, sums, 0, panels_of(args));
+}
+
 static void grouped_linear(const Kernels& kernels, LinearArgs args, std::span<const RowGroup> groups) {
   bool is_widened = kernels.wide_inputs && args.type == Dtype::bf16;
   if (is_widened) {
@@ -122,6 +135,9 @@ static void grouped_linear(const Kernels& kernels, LinearArgs args, std::span<co
     args.ldx = width;
   }
   int64_t element_bytes = is_widened || args.type == Dtype::f32 ? 4 : 2;
+  bool are_few = panels_of(args) * (int64_t)groups.size() <= FEW_PANELS && args.m <= FEW_ROWS;
+  if (are_few && groups.size() == 1 && args.type == Dtype::f32)
+    return linear_of_few_panels(kernels, of_group(args, groups[0], element_bytes));
   parallel_panels(panels_of(args), groups, [&](const RowGroup& group, int64_t begin, int64_t end) {
     kernels.linear_panels(of_group(args, group, element_bytes), begin, end);
   });

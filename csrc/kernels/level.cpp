@@ -18,8 +18,8 @@ namespace twostroke {
 #define FUNCTION_OF(level) JOIN(kernels_, level)
 
 const Kernels* FUNCTION_OF(TWOSTROKE_LEVEL)() {
-  static const Kernels table{TEXT_OF(TWOSTROKE_LEVEL), WIDE_INPUTS, linear_panels, quantized_panels, decoded_panels, quantize_rows,
-                             quantize_weight, write_kv, attend, attend_partition, combine, rms_norm, rotate, center, add,
+  static const Kernels table{TEXT_OF(TWOSTROKE_LEVEL), WIDE_INPUTS, linear_panels, linear_runs, linear_totals, quantized_panels,
+                             decoded_panels, quantize_rows, quantize_weight, write_kv, attend, attend_partition, combine, rms_norm, rotate, center, add,
                              argmax, gumbel_argmax, filtered_argmax};
   return &table;
 }

@@ -18,7 +18,6 @@
 namespace twostroke {
 namespace {
 
-constexpr int SEGMENTS = 4;
 constexpr int64_t STEP_BYTES = PANEL * 4;  // of a panel's weights: four of each channel
 
 // What one step of K is to the processor: TERMS multiply-adds, each of four bytes of a row's input with a vector of weights.
@@ -174,25 +173,29 @@ INLINE void in_tiles(int64_t m, const F& f) {
   }
 }
 
-// ROWS rows against panel p, a run of K after the other, so that a run's weights are near when the next vectors want them.
+// Run s of K for ROWS rows against a panel.
 template <typename W, int ROWS>
-void tile(const LinearArgs& args, const char* panel, int64_t row, int64_t p) {
+INLINE void sum_run(const LinearArgs& args, const char* panel, int64_t row, int s, f32x16 (&sums)[ROWS][PANEL_VECTORS]) {
   constexpr int VECTORS = TILE_VECTORS<ROWS>;
   const char* x[ROWS];
   for (int r = 0; r < ROWS; r++) x[r] = (const char*)args.x + (row + r) * args.ldx * (int64_t)sizeof(typename W::Input);
   int64_t steps = (args.k + W::STEP - 1) / W::STEP;
   int64_t per_segment = (steps + SEGMENTS - 1) / SEGMENTS;
-  f32x16 sums[SEGMENTS][ROWS][PANEL_VECTORS];
-  for (int s = 0; s < SEGMENTS; s++) {
-    int64_t begin = s * per_segment < steps ? s * per_segment : steps;
-    int64_t end = begin + per_segment < steps ? begin + per_segment : steps;
-    for (int first = 0; first < PANEL_VECTORS; first += VECTORS) {
-      f32x16 acc[ROWS][VECTORS];
-      accumulate<W, ROWS, VECTORS>(acc, x, panel + first * LANES * 4, begin, end, row == 0 && first == 0);
-      for (int r = 0; r < ROWS; r++)
-        for (int v = 0; v < VECTORS; v++) sums[s][r][first + v] = acc[r][v];
-    }
+  int64_t begin = s * per_segment < steps ? s * per_segment : steps;
+  int64_t end = begin + per_segment < steps ? begin + per_segment : steps;
+  for (int first = 0; first < PANEL_VECTORS; first += VECTORS) {
+    f32x16 acc[ROWS][VECTORS];
+    accumulate<W, ROWS, VECTORS>(acc, x, panel + first * LANES * 4, begin, end, row == 0 && first == 0);
+    for (int r = 0; r < ROWS; r++)
+      for (int v = 0; v < VECTORS; v++) sums[r][first + v] = acc[r][v];
   }
+}
+
+// ROWS rows against panel p, a run of K after the other, so that a run's weights are near when the next vectors want them.
+template <typename W, int ROWS>
+void tile(const LinearArgs& args, const char* panel, int64_t row, int64_t p) {
+  f32x16 sums[SEGMENTS][ROWS][PANEL_VECTORS];
+  for (int s = 0; s < SEGMENTS; s++) sum_run<W, ROWS>(args, panel, row, s, sums[s]);
   finish<typename W::Element, ROWS>(args, sums, row, p);
 }
 
@@ -225,6 +228,27 @@ void linear_panels(const LinearArgs& args, int64_t begin, int64_t end) {
 #else
   panels<Bf16Weights>(args, begin, end);
 #endif
+}
+
+void linear_runs(const LinearArgs& args, float* sums, int64_t begin, int64_t end) {
+  for (int64_t i = begin; i < end; i++)
+    in_tiles<TILE_ROWS>(args.m, [&]<int ROWS>(int64_t row) {
+      f32x16 of_run[ROWS][PANEL_VECTORS];
+      const char* panel = (const char*)args.w + i / SEGMENTS * args.k * STEP_BYTES;
+      sum_run<F32Weights, ROWS>(args, panel, row, (int)(i % SEGMENTS), of_run);
+      for (int r = 0; r < ROWS; r++)
+        for (int v = 0; v < PANEL_VECTORS; v++) store16(sums + (i * args.m + row + r) * PANEL + v * LANES, of_run[r][v]);
+    });
+}
+
+void linear_totals(const LinearArgs& args, const float* sums, int64_t begin, int64_t end) {
+  for (int64_t p = begin; p < end; p++)
+    for (int64_t row = 0; row < args.m; row++) {
+      auto run = [&](int64_t s, int64_t v) { return load16(sums + ((p * SEGMENTS + s) * args.m + row) * PANEL + v * LANES); };
+      f32x16 total[PANEL_VECTORS];
+      for (int v = 0; v < PANEL_VECTORS; v++) total[v] = add_runs(run(0, v), run(1, v), run(2, v), run(3, v));
+      finish_row<float, PANEL_VECTORS>(args, total, row, p, 0);
+    }
 }
 
 }  // namespace

@@ -28,6 +28,7 @@ struct LinearArgs {
 constexpr int64_t LANES = 16;        // channels per vector
 constexpr int64_t PANEL_VECTORS = 4;
 constexpr int64_t PANEL = LANES * PANEL_VECTORS;
+constexpr int SEGMENTS = 4;          // runs of k that are summed by themselves
 constexpr int64_t SPAN = 128;        // a multiple of every group size; runs of k are of whole spans
 constexpr int64_t SUPER_BLOCK = 256;  // k of ggml's K types that share a float16; a multiple of every group size
 // Inputs that share a scale: as many as the weight's numbers that share one, but at least 32.
@@ -167,6 +168,10 @@ struct Kernels {
   bool wide_inputs;  // linear_panels and decoded_panels want inputs of bfloat16 as float32 (an even number of them)
   // Computes panels [begin, end) of PANEL channels each.
   void (*linear_panels)(const LinearArgs&, int64_t begin, int64_t end);
+  // The same of float32 in two steps, to the same bits: runs [begin, end) of k, SEGMENTS to a panel, then the totals of panels.
+  // sums: [panels * SEGMENTS, m, PANEL].
+  void (*linear_runs)(const LinearArgs&, float* sums, int64_t begin, int64_t end);
+  void (*linear_totals)(const LinearArgs&, const float* sums, int64_t begin, int64_t end);
   void (*quantized_panels)(const QuantizedArgs&, int64_t begin, int64_t end);
   void (*decoded_panels)(const QuantizedArgs&, int64_t begin, int64_t end);
   // Quantizes rows [begin, end) of x [m, k] in groups; order [k], or null, says which input comes where.
