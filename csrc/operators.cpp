@@ -95,6 +95,7 @@ static int64_t panels_of(const LinearArgs& args) { return num_panels(channels_of
 // A group's part of what all rows have.
 static LinearArgs of_group(const LinearArgs& all, const RowGroup& group, int64_t element_bytes) {
   LinearArgs own = all;
+  if (all.residual) own.residual = (const char*)all.residual + group.to * all.ldy * (all.type == Dtype::f32 ? 4 : 2);
   own.x = (const char*)all.x + group.from * all.ldx * element_bytes;
   own.y = (char*)all.y + group.to * all.ldy * (all.wide_y || all.type == Dtype::f32 ? 4 : 2);
   own.w = (const void*)group.w, own.bias = (const float*)group.bias;
@@ -115,10 +116,20 @@ static void parallel_panels(int64_t num_panels, std::span<const RowGroup> groups
 }
 
 constexpr int64_t FEW_PANELS = 4;  // of a router of 256 experts
-constexpr int64_t FEW_ROWS = 16;   // sums of more leave the caches
+constexpr int64_t FEW_ROWS = 24;   // sums of so many stay in a processor's caches
 
-// Few panels of float32, such as a router's, whose runs are dealt out instead: else most threads would have none.
+static bool are_few(const LinearArgs& args) { return panels_of(args) <= FEW_PANELS && args.type == Dtype::f32; }
+
+// Few panels of float32, such as a router's: threads are dealt runs of k, or rows, since most would get no panel.
 static void linear_of_few_panels(const Kernels& kernels, const LinearArgs& args) {
+  if (args.m > FEW_ROWS) {
+    std::vector<RowGroup> groups;
+    for (int64_t row = 0; row < args.m; row += FEW_ROWS)
+      groups.push_back({(uintptr_t)args.w, (uintptr_t)args.bias, row, row, std::min(FEW_ROWS, args.m - row)});
+    return parallel_panels(panels_of(args), groups, [&](const RowGroup& group, int64_t begin, int64_t end) {
+      kernels.linear_panels(of_group(args, group, 4), begin, end);
+    });
+  }
   static thread_local std::vector<float> room;
   int64_t num_runs = panels_of(args) * SEGMENTS;
   room.resize((size_t)(num_runs * args.m * PANEL));
@@ -135,9 +146,7 @@ static void grouped_linear(const Kernels& kernels, LinearArgs args, std::span<co
     args.ldx = width;
   }
   int64_t element_bytes = is_widened || args.type == Dtype::f32 ? 4 : 2;
-  bool are_few = panels_of(args) * (int64_t)groups.size() <= FEW_PANELS && args.m <= FEW_ROWS;
-  if (are_few && groups.size() == 1 && args.type == Dtype::f32)
-    return linear_of_few_panels(kernels, of_group(args, groups[0], element_bytes));
+  if (groups.size() == 1 && are_few(args)) return linear_of_few_panels(kernels, of_group(args, groups[0], element_bytes));
   parallel_panels(panels_of(args), groups, [&](const RowGroup& group, int64_t begin, int64_t end) {
     kernels.linear_panels(of_group(args, group, element_bytes), begin, end);
   });

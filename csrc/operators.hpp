@@ -36,7 +36,6 @@ struct RowGroup {
 
 // x [m, k] with rows ldx elements apart to y [m, n] with rows ldy apart, as those of a residual are; bias in the panels' order, float32; gate is a Gate. In bfloat16 an odd k is read with the
 // element behind it, which has to be zero. wide_y: y is float32, see LinearArgs.
-// With a residual there is one group of all rows.
 void linear(const Kernels& kernels, uintptr_t x, int64_t ldx, std::span<const RowGroup> groups, uintptr_t residual, uintptr_t y,
             int64_t ldy, int64_t m, int64_t n, int64_t k, int gate, int type, bool wide_y);
 
