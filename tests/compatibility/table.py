@@ -28,7 +28,7 @@ small model, {num_pairs} in all:
 
 Every run has greedy and seeded requests with filters and penalties, some that begin alike, and some that arrive while
 others decode. The model is a small Llama where the pair names no other. What is not named in the table is what
-`twostroke serve --help` gives as its default, but for small blocks, KV memory and token budgets.
+`twostroke serve --help-all` gives as its default, but for small blocks, KV memory and token budgets.
 """
 
 _FAMILIES = """\

@@ -10,7 +10,8 @@ from typing import Annotated
 from cyclopts import App, Parameter
 
 from twostroke.cli.event_logs import read_run
-from twostroke.cli.flags import CacheFlags, LoadByFlags, LoadFlags, SchedulerFlags
+from twostroke.cli.flags import CacheFlags, LoadByFlags, LoadFlags, SchedulerFlags, group
+from twostroke.cli.short_help import command_list, short_help
 from twostroke.config.cache import CacheConfig
 from twostroke.config.scheduler import SchedulerConfig
 from twostroke.cost.price import check_price_per_hour
@@ -28,7 +29,11 @@ from twostroke.measure.start import StartOptions, print_starts, run_start
 from twostroke.measure.summary import summarize as summary_of
 from twostroke.measure.sweep.run import SweepOptions, print_sweep, run_sweep
 
-app = App(name="bench", help="Measure: results are JSON with commit, hardware and configuration.")
+app = App(
+    name="bench",
+    help="Measure a server, a model or this machine. Results are JSON with commit, hardware and configuration.",
+    **command_list("twostroke bench", {}),
+)
 
 _IN_A_CLONE = ("compare", "drill", "handover", "prediction", "ranks", "reproduce", "router", "spec", "table")
 """Commands that reproduce this project's own results. They were here once."""
@@ -48,24 +53,24 @@ for _name in _IN_A_CLONE:
     app.command(_moved(_name), name=_name, show=False, help_flags=())  # --help says it, too
 
 
-@app.command
+@app.command(**short_help("bench offline"))
 def offline(
     *,
-    options: Annotated[OfflineOptions, Parameter(name="*", group="Workload")] = OfflineOptions(),
+    options: Annotated[OfflineOptions, Parameter(name="*", group=group("Workload"))] = OfflineOptions(),
     load: LoadFlags = LoadByFlags(),
     scheduler: SchedulerFlags = SchedulerConfig(),
     cache: CacheFlags = CacheConfig(),
 ) -> None:
-    """Throughput of each stroke, TTFT, TPOT and ITL percentiles, and what limited each step, for a seeded workload."""
+    """Measure an engine without a server: throughput, TTFT, TPOT, ITL, and what limited each step."""
     print_summary(run_offline(options, load, scheduler, cache).results)
 
 
-@app.command
+@app.command(**short_help("bench serve"))
 def serve(*, options: Annotated[ServeOptions, Parameter(name="*", group="Load")] = ServeOptions()) -> None:
-    """Load on a server of OpenAI's API, ours or any: TTFT, TPOT, ITL, goodput under an SLO, refusals, the frontier.
+    """Put load on a server of OpenAI's API, ours or any: TTFT, TPOT, ITL, goodput under an SLO, refusals, the frontier.
 
-    Requests are sent when they are due, whatever became of those before, and latencies count from then. The exit code
-    is 1 when none was answered.
+    A request is sent when it is due, whether or not earlier ones have ended. Latencies count from that time. The exit
+    code is 1 when no request was answered.
     """
     from twostroke.measure.serve.run import print_serve, run_serve
 
@@ -75,14 +80,14 @@ def serve(*, options: Annotated[ServeOptions, Parameter(name="*", group="Load")]
         sys.exit(1)
 
 
-@app.command
+@app.command(**short_help("bench quality"))
 def quality(
     *,
     options: Annotated[QualityOptions, Parameter(name="*", group="Quality")] = QualityOptions(),
 ) -> None:
-    """Perplexity, bits per byte and retrieval at a distance over formats of weights and KV, beside the model as it is.
+    """Measure what smaller formats of weights and KV cost: perplexity, bits per byte, retrieval at a distance.
 
-    And the distance of each from float32 on the same weights: mean and maximal KL, top-1 agreement, perplexity. The
+    Each format is also compared with float32 on the same weights: mean and maximal KL, top-1 agreement, perplexity. The
     exit code is 1 when the embedded model on its held-out text rises above a limit, or llama.cpp gives no figures.
     """
     found = run_quality(options)
@@ -91,42 +96,42 @@ def quality(
         sys.exit(1)
 
 
-@app.command
+@app.command(**short_help("bench start"))
 def start(
     *,
     options: Annotated[StartOptions, Parameter(name="*", group="Start")] = StartOptions(),
 ) -> None:
-    """Seconds from the start of a process to its first token, and the memory of its own that it takes at most."""
+    """Measure a start: seconds until the first token, and the peak of the memory that the process owns."""
     print_starts(run_start(options))
 
 
-@app.command
+@app.command(**short_help("bench kernels"))
 def kernels(*, options: Annotated[KernelOptions, Parameter(name="*", group="Kernels")] = KernelOptions()) -> None:
-    """Each operator by itself on each backend: checked against the reference, timed beside the machine's limits."""
+    """Check each operator of each backend against the reference, and time it beside the machine's limits."""
     found = run_kernels(options).results
     print_kernels(found)
     if not all(kernel["is_right"] for kernel in found["kernels"]):
         sys.exit(1)
 
 
-@app.command
+@app.command(**short_help("bench sweep"))
 def sweep(
     *,
     options: Annotated[SweepOptions, Parameter(name="*", group="Sweep")] = SweepOptions(),
     load: LoadFlags = LoadByFlags(),
     cache: CacheFlags = CacheConfig(),
 ) -> None:
-    """TTFT over prompts with its fit, TPOT over context, throughput over batch size; how near to the floor they are."""
+    """Measure TTFT over prompt length, TPOT over context, throughput over batch size, each beside its floor."""
     print_sweep(run_sweep(options, load, cache).results)
 
 
-@app.command
+@app.command(**short_help("bench diff"))
 def diff(before: Path, after: Path) -> None:
-    """Two saved results, figure by figure, and what else differs between them."""
+    """Compare two saved results figure by figure, and show what else differs between them."""
     print_comparison(compare_results(load_result(before), load_result(after)))
 
 
-@app.command
+@app.command(**short_help("bench summarize"))
 def summarize(event_log: Path, *, price_per_hour: float | None = None) -> None:
     """Report the figures of a run that wrote an event log (--event-log): throughput, latencies, limits.
 

@@ -10,7 +10,7 @@ import msgspec
 from cyclopts import Parameter
 
 from twostroke.calibrate.options import CalibrateOptions
-from twostroke.cli.flags import JsonFlag, LoadBesideModel, LoadBesideModelFlags, ModelFlag, with_model
+from twostroke.cli.flags import JsonFlag, LoadBesideModel, LoadBesideModelFlags, ModelFlag, group, with_model
 
 
 def calibrate(
@@ -18,7 +18,7 @@ def calibrate(
     /,
     *,
     model_flag: ModelFlag = None,
-    options: Annotated[CalibrateOptions, Parameter(name="*", group="Calibration")] = CalibrateOptions(),
+    options: Annotated[CalibrateOptions, Parameter(name="*", group=group("Calibration"))] = CalibrateOptions(),
     load: LoadBesideModelFlags = LoadBesideModel(),
     json_output: JsonFlag = False,
 ) -> None:

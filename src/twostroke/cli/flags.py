@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, cast
 
-from cyclopts import Parameter, Token
+from cyclopts import Group, Parameter, Token
 
 from twostroke.cli.numbers import preset_help
 from twostroke.config.cache import CacheConfig
@@ -21,10 +21,33 @@ from twostroke.config.speculation import SpeculativeConfig
 from twostroke.errors import InvalidParameter
 from twostroke.sampling_params import SamplingParams, StructuredOutputs
 
-CacheFlags = Annotated[CacheConfig, Parameter(name="*", group="KV cache")]
-SchedulerFlags = Annotated[SchedulerConfig, Parameter(name="*", group="Scheduler")]
+_GROUPS = (
+    "Workload",
+    "Trace",
+    "Calibration",
+    "Plan",
+    "Model",
+    "Server",
+    "Sampling",
+    "KV cache",
+    "Scheduler",
+    "Speculation",
+    "Pools",
+    "Search",
+    "Output",
+)
+"""Groups of flags, in the order of `--help`."""
 
-ModelFlag = Annotated[str | None, Parameter(name="--model", group="Model")]
+
+def group(name: str) -> Group:
+    """Return the group of flags of a name, which has its place in `--help`."""
+    return Group(name, sort_key=_GROUPS.index(name))
+
+
+CacheFlags = Annotated[CacheConfig, Parameter(name="*", group=group("KV cache"))]
+SchedulerFlags = Annotated[SchedulerConfig, Parameter(name="*", group=group("Scheduler"))]
+
+ModelFlag = Annotated[str | None, Parameter(name="--model", group=group("Model"))]
 ModelNames = Annotated[tuple[str, ...], Parameter(consume_multiple=(1, None))]
 """Values of --served-model-name: all words up to the next flag."""
 
@@ -100,7 +123,7 @@ SpeculationFlag = Annotated[
     SpeculativeConfig | None,
     Parameter(
         name="--speculative-config",
-        group="Speculation",
+        group=group("Speculation"),
         converter=_read_speculation,
         **_ONE_WORD,
         metavar="JSON",
@@ -190,11 +213,11 @@ class LoadToPlan(LoadBesideModel):
     GPUs."""
 
 
-LoadFlags = Annotated[LoadByFlags, Parameter(name="*", group="Model")]
-PresetFlag = Annotated[Preset | None, Parameter(group="Scheduler", help=preset_help())]
-FairSchedulerFlags = Annotated[FairScheduler, Parameter(name="*", group="Scheduler")]
-LoadToPlanFlags = Annotated[LoadToPlan, Parameter(name="*", group="Model")]
-LoadBesideModelFlags = Annotated[LoadBesideModel, Parameter(name="*", group="Model")]
+LoadFlags = Annotated[LoadByFlags, Parameter(name="*", group=group("Model"))]
+PresetFlag = Annotated[Preset | None, Parameter(group=group("Scheduler"), help=preset_help())]
+FairSchedulerFlags = Annotated[FairScheduler, Parameter(name="*", group=group("Scheduler"))]
+LoadToPlanFlags = Annotated[LoadToPlan, Parameter(name="*", group=group("Model"))]
+LoadBesideModelFlags = Annotated[LoadBesideModel, Parameter(name="*", group=group("Model"))]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -276,7 +299,7 @@ def check_model_names(names: Sequence[str]) -> None:
         raise InvalidParameter("served_model_name", last, limit, remedy)
 
 
-CompletionSamplingFlags = Annotated[CompletionSampling, Parameter(name="*", group="Sampling")]
-ChatSamplingFlags = Annotated[ChatSampling, Parameter(name="*", group="Sampling")]
-JsonFlag = Annotated[bool, Parameter(name="--json", negative="", group="Output")]
-QuietFlag = Annotated[bool, Parameter(name="--quiet", negative="", group="Output")]
+CompletionSamplingFlags = Annotated[CompletionSampling, Parameter(name="*", group=group("Sampling"))]
+ChatSamplingFlags = Annotated[ChatSampling, Parameter(name="*", group=group("Sampling"))]
+JsonFlag = Annotated[bool, Parameter(name="--json", negative="", group=group("Output"))]
+QuietFlag = Annotated[bool, Parameter(name="--quiet", negative="", group=group("Output"))]

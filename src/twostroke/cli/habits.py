@@ -15,6 +15,7 @@ from typing import Any, Literal, get_args, get_origin
 
 from cyclopts import App, CoercionError, CycloptsError, UnknownCommandError, UnknownOptionError, UnusedCliTokensError
 
+from twostroke.cli.short_help import help_of
 from twostroke.errors import TwostrokeError, shown
 
 _TALK = "`twostroke chat MODEL` talks to a model, `twostroke generate MODEL PROMPT` completes a text"
@@ -145,7 +146,8 @@ def run_words(app: App, words: Sequence[str], program: str) -> None:
             stderr; otherwise as the command raises it.
     """
     try:
-        app(spelt_out(words), exit_on_error=False, print_error=False)
+        with help_of(words) as known:
+            app(spelt_out(known), exit_on_error=False, print_error=False)
     except CycloptsError as error:
         sys.stderr.write(f"{program}: {told(error, words)}\n")
         sys.exit(2)

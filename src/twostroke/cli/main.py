@@ -52,7 +52,7 @@ def main() -> None:
         sys.exit(1)
 
 
-_NO_ENGINE = ("-h", "--help", "--version", "--prefill", "--decode", "--cluster", "--pool-workers")
+_NO_ENGINE = ("-h", "--help", "--help-all", "--version", "--prefill", "--decode", "--cluster", "--pool-workers")
 """Flags of `serve` with which no engine is started, or is started in another way."""
 
 

@@ -9,7 +9,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from twostroke.cli.event_logs import read_run
-from twostroke.cli.flags import EngineToPlanFlags, GivenDevice, JsonFlag, ModelFlag, with_model
+from twostroke.cli.flags import EngineToPlanFlags, GivenDevice, JsonFlag, ModelFlag, group, with_model
 from twostroke.config.engine import EngineConfig
 from twostroke.engine.event_sinks import one_history
 from twostroke.errors import InvalidParameter
@@ -21,9 +21,9 @@ def plan(
     /,
     *,
     model_flag: ModelFlag = None,
-    options: Annotated[PlanOptions, Parameter(name="*", group="Plan")] = PlanOptions(),
+    options: Annotated[PlanOptions, Parameter(name="*", group=group("Plan"))] = PlanOptions(),
     engine: Annotated[EngineToPlanFlags, Parameter(name="*")] = EngineToPlanFlags(),
-    search: Annotated[SearchOptions, Parameter(name="*", group="Search")] = SearchOptions(),
+    search: Annotated[SearchOptions, Parameter(name="*", group=group("Search"))] = SearchOptions(),
     json_output: JsonFlag = False,
 ) -> None:
     """Say what a model takes and does on this machine or a known GPU: memory to the byte, floors of times, what changes

@@ -11,7 +11,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from twostroke.cli.event_logs import read_logs
-from twostroke.cli.flags import EngineOfTraceFlags, JsonFlag, ModelFlag, with_model
+from twostroke.cli.flags import EngineOfTraceFlags, JsonFlag, ModelFlag, group, with_model
 from twostroke.config.engine import EngineConfig
 from twostroke.engine.event_sinks import is_event_log, one_history
 from twostroke.errors import InvalidParameter
@@ -29,7 +29,7 @@ def replay(
     *,
     set_: SetFlag = (),
     model: ModelFlag = None,
-    options: Annotated[TraceOptions, Parameter(name="*", group="Trace")] = TraceOptions(),
+    options: Annotated[TraceOptions, Parameter(name="*", group=group("Trace"))] = TraceOptions(),
     engine: Annotated[EngineOfTraceFlags, Parameter(name="*")] = EngineOfTraceFlags(),
     png: Path | None = None,
     json_output: JsonFlag = False,

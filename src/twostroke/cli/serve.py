@@ -18,6 +18,7 @@ from twostroke.cli.flags import (
     QuietFlag,
     ServedEngineFlags,
     check_model_names,
+    group,
     json_object,
     with_model,
 )
@@ -45,8 +46,8 @@ class ServerByFlags(ServerConfig):
     next flag are names, so MODEL comes first."""
 
 
-PoolFlags = Annotated[PoolsByFlags, Parameter(name="*", group="Pools")]
-ServerFlags = Annotated[ServerByFlags, Parameter(name="*", group="Server")]
+PoolFlags = Annotated[PoolsByFlags, Parameter(name="*", group=group("Pools"))]
+ServerFlags = Annotated[ServerByFlags, Parameter(name="*", group=group("Server"))]
 
 __all__ = ["KVTransport", "MetricsNames", "Path", "PoolWorkers"]
 # cyclopts evaluates the annotations of ServerConfig and PoolConfig in this module
