@@ -13,9 +13,17 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, Literal, get_args, get_origin
 
-from cyclopts import App, CoercionError, CycloptsError, UnknownCommandError, UnknownOptionError, UnusedCliTokensError
+from cyclopts import (
+    App,
+    CoercionError,
+    CycloptsError,
+    MissingArgumentError,
+    UnknownCommandError,
+    UnknownOptionError,
+    UnusedCliTokensError,
+)
 
-from twostroke.cli.short_help import help_of
+from twostroke.cli.short_help import HELP_ALL, help_of
 from twostroke.errors import TwostrokeError, shown
 
 _TALK = "`twostroke chat MODEL` talks to a model, `twostroke generate MODEL PROMPT` completes a text"
@@ -221,7 +229,13 @@ def told(error: CycloptsError, arguments: Sequence[str]) -> str:
                 return f"Unknown option: {here}."
             is_prompt = "generate" in (error.command_chain or ())
             behind = ' A prompt that begins with "-" goes behind "--": twostroke generate [FLAGS] -- PROMPT'
-            return _one_line(error) + (behind if is_prompt else "")
+            every_flag = f" {HELP_ALL} lists every flag."
+            return _one_line(error) + every_flag + (behind if is_prompt else "")
+        case MissingArgumentError(argument=argument) if argument is not None:
+            name = error.keyword or next((token.keyword for token in argument.tokens if token.keyword), None)
+            what = f"{argument.name} is required{_of_command(error)}" if name is None else f"{name} needs a value"
+            choices = [repr(value) for value in get_args(argument.hint)] if get_origin(argument.hint) is Literal else []
+            return f"{what}{': ' if choices else ''}{' or '.join(choices)}. --help shows how."
         case CoercionError(msg=None, target_type=kind, token=token) if kind is not None and token is not None:
             wanted = dict.fromkeys(_wanted(kind))
             if error.__cause__ is None and get_origin(kind) is not Literal and wanted:
@@ -242,6 +256,11 @@ def _unknown_command(word: str, error: CycloptsError) -> str:
     if "/" in word or word.endswith((".gguf", ".safetensors")) or os.path.exists(word):
         return f"{word!r} is no command; one comes before the model: twostroke chat {word}"
     return _one_line(error)
+
+
+def _of_command(error: CycloptsError) -> str:
+    """Return words for the command that was read; none where there was none."""
+    return f" by {' '.join(error.command_chain)}" if error.command_chain else ""
 
 
 def _one_line(error: CycloptsError) -> str:

@@ -239,7 +239,8 @@ def test_a_character_without_a_code_is_spelt_out() -> None:
 
 
 def test_help_loads_nothing_heavy() -> None:
-    code = "import atexit, sys\nfrom twostroke.cli.main import main\natexit.register(lambda: print('torch' in sys.modules))\n"
+    code = "import atexit, sys\nfrom twostroke.cli.main import main\n"
+    code += "atexit.register(lambda: print('torch' in sys.modules))\n"
     code += "sys.argv = ['twostroke', 'generate', '--help-all']\nmain()"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
     assert done.stdout.strip().endswith("False"), done.stdout[-300:] + done.stderr[-300:]

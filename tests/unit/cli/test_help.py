@@ -109,3 +109,22 @@ def test_a_prompt_is_no_request_for_help() -> None:
     with help_of(["generate", HELP_ALL, "--", HELP_ALL]) as known:
         assert known == ["generate", "--help", "--", HELP_ALL]
     assert not has_early_engine(["serve", HELP_ALL])
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["serve", "--prot", "3"], "Unknown option: --prot. Did you mean --port? --help-all lists every flag."),
+        (["quantize", "a", "b"], "--quantization is required by quantize: 'int8' or 'int4'. --help shows how."),
+        (["generate", "x", "--max-tokens"], "--max-tokens needs a value. --help shows how."),
+        (["view"], "EVENT_LOG is required by view. --help shows how."),
+    ],
+    ids=lambda words: " ".join(words) if isinstance(words, list) else "",
+)
+def test_a_command_that_lacks_something_says_what_and_where_to_look(
+    words: list[str], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        run_words(app, words, "twostroke")
+    assert ended.value.code == 2
+    assert capsys.readouterr().err.startswith(f"twostroke: {told}")
