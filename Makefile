@@ -67,7 +67,7 @@ bench: $(STAMP)
 path: $(STAMP)
 	$(BIN)/python -m benchmarks path $(ARGS)
 
-# README's tables of measurements, from the JSON files in benchmarks/results.
+# The tables of README.md and docs/measurements.md, from the JSON files in benchmarks/results.
 figures: $(STAMP)
 	$(BIN)/python -m benchmarks table --write
 

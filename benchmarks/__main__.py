@@ -14,7 +14,7 @@ from benchmarks.compare.random_gguf import random_gguf
 from benchmarks.compare.servers import ServersOptions, print_servers, run_servers
 from benchmarks.drill import DrillOptions, print_drill, run_drill
 from benchmarks.handover.run import HandoverOptions, print_handover, run_handover
-from benchmarks.measured.render import put_into, read_page, render
+from benchmarks.measured.render import put_into, read_page, render, render_short
 from benchmarks.path.run import PathOptions, run_path
 from benchmarks.prediction import PredictionOptions, print_prediction, run_prediction
 from benchmarks.ranks import RanksOptions, print_ranks, run_ranks
@@ -36,6 +36,9 @@ ServersFlags = Annotated[ServersOptions, Parameter(name="*", group="Servers")]
 SpecFlags = Annotated[SpecOptions, Parameter(name="*", group="Speculation")]
 HandoverFlags = Annotated[HandoverOptions, Parameter(name="*", group="Hand-over")]
 PathFlags = Annotated[PathOptions, Parameter(name="*", group="Path")]
+
+README, MEASUREMENTS = Path("README.md"), Path("docs/measurements.md")
+"""The pages with tables: a short one of the comparisons, and all of them."""
 
 app = App(
     name="python -m benchmarks",
@@ -153,14 +156,14 @@ def path(*, options: PathFlags = PathOptions()) -> None:
 def table(
     *, results: Path = DEFAULT_FOLDER, page: Path | None = None, write: bool = False, check: bool = False
 ) -> None:
-    """README's tables of measurements, made from the saved results.
+    """Print the tables of measurements, or put them into README.md (in short) and docs/measurements.md.
 
     Parameters
     ----------
     results
         The folder of results.
     page
-        The page that holds the tables between two marks, for --write and --check; default: README.md.
+        Another page that holds the tables between two marks, for --write and --check.
     write
         Put them there, instead of printing them.
     check
@@ -176,13 +179,15 @@ def table(
     if not (write or check):
         print(rendered, end="")
         return
-    page = page or Path("README.md")
-    text = read_page(page)
-    changed = put_into(text, rendered, page)
-    if write:
-        page.write_text(changed, encoding="utf-8")
-    elif changed != text:
-        print(f"{page} has other tables; run `make figures` (python -m benchmarks table --write)", file=sys.stderr)
+    pages = {page: rendered} if page else {README: render_short(results), MEASUREMENTS: rendered}
+    changed = {path: put_into(read_page(path), tables, path) for path, tables in pages.items()}
+    old = [path for path, text in changed.items() if text != read_page(path)]
+    for path in old:
+        if write:
+            path.write_text(changed[path], encoding="utf-8")
+        else:
+            print(f"{path} has other tables; run `make figures` (python -m benchmarks table --write)", file=sys.stderr)
+    if check and old:
         sys.exit(1)
 
 

@@ -1,1 +1,1 @@
-"""README's tables of measurements, rendered from the committed results: no figure is typed by hand."""
+"""The tables of README and docs/measurements.md, rendered from the committed results: no figure is typed by hand."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -106,6 +106,36 @@ def render(folder: Path, tables: Tables | None = None) -> str:
     return "\n\n".join(parts) + "\n"
 
 
+IN_SHORT = ("decode, batch 1", "prefill 512", "end to end, batch 32")
+"""The works that the short table has of each model."""
+
+_IN_SHORT = """Each cell has three figures: {works}. Ours are tokens per
+second; the others say how many times faster ours is. A **bold** one is a loss. A dash or an empty cell: not measured."""
+
+
+def render_short(folder: Path, compared: Sequence[tuple[str, str]] = COMPARED) -> str:
+    """Return the table of the README: every comparison, a line each.
+
+    Args:
+        folder: of results.
+        compared: the models, and the results of their comparisons.
+    """
+    sources = Sources(folder)
+    lines = [_line("model", "ours", *PEERS, _SOURCE), f"|---|---|{'---|' * (len(PEERS) + 1)}"]
+    for model, name in compared:
+        result = sources.find(name)
+        if result is None:
+            lines.append(_line(model, _MISSING, *("" for _ in PEERS), ""))
+            continue
+        engines: Mapping[str, Any] = result.results["engines"]
+        ours = _in_short(engines["twostroke"], lambda figure: _rate(figure["median_tok_s"]))
+        theirs = (_in_short(engines.get(peer), _factor) for peer in PEERS)
+        lines.append(_line(model, ours, *theirs, sources.cell(result)))
+    works = " / ".join(work.replace(", ", " at ") for work in IN_SHORT)
+    marks = [line for line in sources.lines if line.startswith(_OLD)]
+    return "\n\n".join([_IN_SHORT.format(works=works), "\n".join(lines), *marks]) + "\n"
+
+
 def read_page(path: Path) -> str:
     """Return the text of a page.
 
@@ -173,9 +203,20 @@ def _beside(peer: Mapping[str, Any] | None, work: str) -> str:
     figure = None if peer is None else peer["figures"].get(work)
     if figure is None:
         return ""
+    return f"{_rate(figure['median_tok_s'])} ({_factor(figure)})"
+
+
+def _in_short(engine: Mapping[str, Any] | None, told: Callable[[Mapping[str, Any]], str]) -> str:
+    """Return what is told of each work of the short table; empty for an engine without any of them."""
+    figures = {} if engine is None else engine["figures"]
+    parts = [told(figures[work]) if work in figures else "-" for work in IN_SHORT]
+    return " / ".join(parts) if any(work in figures for work in IN_SHORT) else ""
+
+
+def _factor(figure: Mapping[str, Any]) -> str:
+    """Return how many times faster ours is; a loss is bold."""
     ratio = figure["twostroke_to_this"]
-    factor = f"{ratio:.2f}x"
-    return f"{_rate(figure['median_tok_s'])} ({f'**{factor}**' if ratio < 1 else factor})"
+    return f"**{ratio:.2f}x**" if ratio < 1 else f"{ratio:.2f}x"
 
 
 def _rate(tokens_per_s: float) -> str:

@@ -38,9 +38,9 @@ def test_completions(client: openai.OpenAI) -> None:
     assert "".join(whole.choices[0].logprobs.tokens) == whole.choices[0].text
 
 
-def test_the_program_of_the_readme(server: ServerProcess) -> None:
-    readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
-    (script,) = re.findall(r"^```python\n(from openai.*?)^```$", readme, re.MULTILINE | re.DOTALL)
+def test_the_program_of_the_page_about_serving(server: ServerProcess) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "serving.md").read_text(encoding="utf-8")
+    (script,) = re.findall(r"^```python\n(from openai.*?)^```$", page, re.MULTILINE | re.DOTALL)
     assert "http://127.0.0.1:8000/v1" in script
     script = script.replace("http://127.0.0.1:8000", server.url)
     ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False)

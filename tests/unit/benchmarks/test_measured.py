@@ -1,4 +1,4 @@
-"""README's tables show the figures of the results, losses included."""
+"""The tables of README and docs/measurements.md show the figures of the results, losses included."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from benchmarks.__main__ import table
-from benchmarks.measured.render import BEGIN, END, Tables, put_into, render
+from benchmarks.measured.render import BEGIN, END, Tables, put_into, render, render_short
 from benchmarks.measured.rows import GGUF_SINCE, OPERATORS_SINCE, TableRow, at, claim, is_old, operators_of, predicted
 from twostroke.errors import InvalidParameter
 from twostroke.measure.report import BenchResult, load, save
@@ -39,8 +39,22 @@ def _saved(folder: Path, name: str, results: dict[str, Any], **config: Any) -> B
 
 def test_readme_has_the_tables_of_the_committed_results() -> None:
     """Run `make figures` after new results."""
-    page = (ROOT / "README.md").read_text()
-    assert put_into(page, render(ROOT / "benchmarks/results"), ROOT) == page
+    results = ROOT / "benchmarks/results"
+    for path, tables in (("README.md", render_short(results)), ("docs/measurements.md", render(results))):
+        page = (ROOT / path).read_text()
+        assert put_into(page, tables, ROOT) == page
+
+
+def test_the_short_table_has_a_line_for_each_comparison(tmp_path: Path) -> None:
+    def figures(ratio: float) -> dict[str, Any]:
+        return {"figures": {"prefill 512": {"median_tok_s": 90.0, "twostroke_to_this": ratio}}}
+
+    _saved(
+        tmp_path, "compare-x", {"engines": {"twostroke": figures(1.0), "vllm": figures(0.9), "llama.cpp": figures(2.0)}}
+    )
+    lines = render_short(tmp_path, (("a model", "compare-x"), ("another", "compare-y"))).splitlines()
+    assert "| a model | - / 90.0 / - | - / 2.00x / - |  |  | - / **0.90x** / - | `0123456`, Some CPU† |" in lines
+    assert "| another | not measured |  |  |  |  |  |" in lines
 
 
 def test_a_row_shows_its_figures_and_one_without_a_result_says_so(tmp_path: Path) -> None:

@@ -282,13 +282,13 @@ def test_plan_and_engine_have_one_bound(published: Path, seqs: int) -> None:
     assert (given.memory.num_blocks, given.memory.kv_limit) == (20_000, "")
 
 
-def test_the_example_of_the_readme(published: Path) -> None:
+def test_the_example_of_the_page_about_planning(published: Path) -> None:
     plan = plan_of(published, "Qwen3-0.6B", "H100-SXM", {"price_per_hour": 2.5, "compare": "L4,A100-80"})
-    readme = (Path(__file__).parents[3] / "README.md").read_text()
+    page = (Path(__file__).parents[3] / "docs" / "planning.md").read_text()
     console = Console(record=True, width=200, file=io.StringIO())
     print_plan(plan, console)
     lines = [" ".join(line.split()) for line in console.export_text().splitlines()]
-    block = readme.split("Of the second line's output:")[1].split("```")[1]
+    block = page.split("Of the second line's output:")[1].split("```")[1]
     shown = [" ".join(line.split()) for line in block.splitlines() if line.strip()]
     assert len(shown) == 9
     assert [line for line in shown if line not in lines] == []
