@@ -110,7 +110,7 @@ IN_SHORT = ("decode, batch 1", "prefill 512", "end to end, batch 32")
 """The works that the short table has of each model."""
 
 _IN_SHORT = """Each cell has three figures: {works}. Ours are tokens per
-second; the others say how many times faster ours is. A **bold** one is a loss. A dash or an empty cell: not measured."""
+second; the others say how many times faster ours is. A **bold** one is a loss. A dash or empty cell: not measured."""
 
 
 def render_short(folder: Path, compared: Sequence[tuple[str, str]] = COMPARED) -> str:
