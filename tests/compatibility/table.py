@@ -14,21 +14,23 @@ PAGE = Path(__file__).parents[2] / "docs" / "compatibility.md"
 _HEAD = """\
 # Which features go together
 
-Made by `make compatibility` from the table that `tests/compatibility` runs; a test compares. Each pair is a test on a
-small model, {num_pairs} in all:
+For operators who combine features. Each pair is a test on a small model, {num_pairs} in all. `make compatibility`
+makes this page from the table that `tests/compatibility` runs; a test compares both.
 
-- **✓** ({num_work}): the engine runs with both, both are seen at work, and tokens, log-probabilities and hidden states
-  are, bit for bit, those of an engine that computes one request after the other from its beginning. It has of the two
-  only what changes numbers, a KV format for example.
-- **≈** ({num_drift}): the engine runs with both and both are seen at work; pools of different numerics answer, so
-  tokens may differ from those of one engine, and `usage.numeric_drift` says so.
-- **✗** ({num_refused}): refused at start; the number says with which words.
-- **○** ({num_idle}): the same answers, but one of the two has nothing to do; the number says why.
-- **·**: two values of one setting.
+| mark | pairs | meaning |
+|---|---|---|
+| **✓** | {num_work} | the engine runs with both, and both are seen at work. Tokens, log-probabilities and hidden \
+states are, bit for bit, those of an engine that computes one request after the other from its beginning. That \
+engine has only those of the two features that change numbers, such as a KV format |
+| **≈** | {num_drift} | the engine runs with both, and both are seen at work. Pools of different numerics answer, so \
+tokens may differ from those of one engine, and `usage.numeric_drift` says so |
+| **✗** | {num_refused} | refused at start; the number points to the message |
+| **○** | {num_idle} | the same answers, but one of the two has nothing to do; the number points to the reason |
+| **·** | | two values of one setting |
 
-Every run has greedy and seeded requests with filters and penalties, some that begin alike, and some that arrive while
-others decode. The model is a small Llama where the pair names no other. What is not named in the table is what
-`twostroke serve --help-all` gives as its default, but for small blocks, KV memory and token budgets.
+Every run has greedy and seeded requests with filters and penalties, some with a common beginning, and some that
+arrive while others decode. The model is a small Llama unless the pair names another. All other settings have the
+defaults of `twostroke serve --help-all`, but for small blocks, KV memory and token budgets.
 """
 
 _FAMILIES = """\
