@@ -25,24 +25,26 @@ ENDPOINTS: dict[str, type[WireObject]] = {
 _HEAD = """\
 # What becomes of each field
 
-Made from the server's own schema by `python -m twostroke.api.reference`; the tests try every row.
+For programmers of clients. For every field of a request, this page tells whether it acts. Made from the server's own
+schema by `python -m twostroke.api.reference`; the tests try every row.
 
-- **acts**: it changes the answer.
-- **bookkeeping**: the client's own notes; accepted, changes nothing.
-- **refused**: it would have to change the answer and is not supported: status 400 that names it, unless its value asks
-  for nothing.
+| state | meaning |
+|---|---|
+| **acts** | it changes the answer |
+| **bookkeeping** | the client's own notes; accepted, changes nothing |
+| **refused** | it would have to change the answer and is not supported: status 400 that names it, unless its value \
+asks for nothing |
+| not listed | named in the header `x-ignored-params` of the answer and in the log; with `--strict` the request is \
+refused |
 
-A field that is not listed is named in the header `x-ignored-params` of the answer and in the log; with `--strict` the
-request is refused.
+**Not seen by the model.** A chat template may leave out parts of a chat: `tools` that the model is free to call, the
+calls of earlier turns, and the text beside such calls (Llama 3's and Mistral's templates write the calls alone). Such
+parts are named in `x-unseen-params`, and once in the log. With `--strict` such tools are refused.
 
-What the model never sees because its chat template does not write it is named in `x-unseen-params`, and once in the
-log: `tools` that it is free to call, the calls of earlier turns, and the text beside such calls (Llama 3's and
-Mistral's templates write the calls alone). With `--strict` such tools are refused.
-
-Answers have the fields of the API that they speak. One is ours: `usage.numeric_drift` is there when workers of
-different numerics made an answer, which they may with `--allow-numeric-drift`. It has, for each setting in which they
-differ, the values in the order in which they took part: `{"kv_cache_dtype": ["int8", "bf16"]}`. The names are those of
-the settings, and `twostroke` for the version. One worker alone may have answered with other tokens
+**Numeric drift.** Answers have the fields of their API, and one of ours: `usage.numeric_drift`. It is present when
+workers with different numerics made an answer, which `--allow-numeric-drift` permits. For each setting in which they
+differ, it has the values in the order in which the workers took part: `{"kv_cache_dtype": ["int8", "bf16"]}`. The
+names are those of the settings, and `twostroke` for the version. One worker alone may have answered with other tokens
 ([036](decisions/036-pools-of-different-formats.md)).
 """
 
