@@ -59,7 +59,7 @@ def test_two_settings_give_the_same_tokens_beside_a_server_that_serves(lab: Serv
     assert lab.post("/lab/experiment", SMALL).json()["state"] == "running"
     busy = lab.post("/lab/experiment", SMALL)
     assert busy.status_code == 409
-    assert "an experiment runs" in busy.json()["error"]["message"]
+    assert "an experiment is running" in busy.json()["error"]["message"]
     assert lab.post("/v1/completions", {"prompt": "def f():", "max_tokens": 5}).status_code == 200
     done = ended(lab)
     assert done["state"] == "done", done

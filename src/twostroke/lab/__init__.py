@@ -1,1 +1,1 @@
-"""The switchboard: one seeded workload under two settings, side by side, beside a server that goes on serving."""
+"""The lab: one seeded workload under two settings, compared beside a running server."""

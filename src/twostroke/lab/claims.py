@@ -1,4 +1,4 @@
-"""What a story says of what was measured: figures of both sides in, sentences out; pure."""
+"""Sentences of a story about the measured figures of both sides; pure functions."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ Kind = Literal["effect", "price"]
 
 
 _OVERLAP = (
-    "the runs of both sides overlap, so chance may have made the difference. Where something else wants the processor, "
-    "runs of one side differ much; run it again when nothing does."
+    "the runs of both sides overlap, so the difference may be chance. Runs of one side vary much while other programs "
+    "use the processor; run the experiment again when they do not."
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Sentence:
-    """A few words under one heading."""
+    """Sentence with its heading: effect or price."""
 
     kind: Kind
     text: str
@@ -26,21 +26,21 @@ class Sentence:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """Both sides, as a text may name their figures."""
+    """Figures of both sides, for use in story texts."""
 
     a: Measured
     b: Measured
     tokens: Tokens
 
     def __getitem__(self, name: str) -> str:
-        """A figure of a side: `a.ttft_p50_ms`; of shares, per cent."""
+        """Return a figure of a side, such as `a.ttft_p50_ms`, as text; shares in per cent."""
         side, _, figure = name.partition(".")
         return in_words({"a": self.a, "b": self.b}[side][figure], percent=figure.endswith("_share"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoryClaim:
-    """That the second setting moves a figure one way, and why; told as it came.
+    """Claim that the second setting moves a figure in one direction, with the reason.
 
     Texts name figures as `{seen[b.cached_share]}`.
     """
@@ -48,18 +48,18 @@ class StoryClaim:
     kind: Kind = "effect"
     figure: str
     what: str
-    """The figure, at the beginning of a sentence, with its unit."""
+    """Name of the figure with its unit, as the beginning of a sentence."""
     rises: bool
     because: str
-    """Why, where it came so."""
     unless: str
-    """What kept it from coming so, where it did not."""
+    """Reason, shown if the claim holds.
+    Reason, shown if the claim does not hold."""
 
     def told(self, seen: Seen) -> Sentence:
-        """The figures of both sides, what became of the claim, and the reason that fits."""
+        """Return the figures of both sides, whether the claim holds, and the matching reason."""
         a, b = seen.a[self.figure], seen.b[self.figure]
         if a is None or b is None:
-            return Sentence(self.kind, f"{self.what}: not measured, since no answer has it.")
+            return Sentence(self.kind, f"{self.what}: not measured, since no answer has this figure.")
         figures = f"{self.what}: {in_words(a)} and {in_words(b)}"
         direction = apart(a, b)
         if direction == 0 and a == b:
@@ -71,33 +71,33 @@ class StoryClaim:
             if (direction > 0) == self.rises:
                 told = f"{change}. {self.because}"
             elif self.kind == "price":
-                told = f"{change}: no price here, but a gain. {self.unless}"
+                told = f"{change}: a gain here, not a price. {self.unless}"
             else:
-                told = f"{change}: here it came out the other way round. {self.unless}"
+                told = f"{change}: the opposite of what was expected. {self.unless}"
         return Sentence(self.kind, told.format(seen=seen))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Remark:
-    """What is to be said of the second setting alone."""
+    """Statement about the second setting alone."""
 
     kind: Kind
     lower: str
-    """A figure of the second setting."""
+    """Name of a figure of the second setting."""
     higher: str = ""
-    """Another, which is to be above it in all runs; empty: it is to be above 0."""
+    """Name of another figure that must be higher in all runs; empty: the first must be above 0."""
     text: str
     otherwise: str
 
     def told(self, seen: Seen) -> Sentence:
-        """The text that fits."""
+        """Return the text that matches the figures."""
         lower = seen.b[self.lower]
         is_so = lower is not None and (apart(lower, seen.b[self.higher]) > 0 if self.higher else lower.high > 0)
         return Sentence(self.kind, (self.text if is_so else self.otherwise).format(seen=seen))
 
 
 def times(a: float, b: float) -> str:
-    """How the second stands to the first.
+    """Return the ratio of the second value to the first in words.
 
     >>> times(10.0, 25.0), times(30.0, 10.0), times(0.0, 1.0)
     ('2.5 times as much', '0.33 times as much', 'from nothing')
@@ -109,7 +109,7 @@ def times(a: float, b: float) -> str:
 
 
 def in_words(spread: Spread | None, *, percent: bool = False) -> str:
-    """A median with its range, where there is one.
+    """Return the median as text, with its range if values differ.
 
     >>> in_words(Spread(1234.5, 900, 2000)), in_words(Spread(8, 8, 8)), in_words(Spread(0.5, 0.5, 0.5), percent=True)
     ('1,234 (900 to 2,000)', '8', '50 %')
@@ -122,7 +122,7 @@ def in_words(spread: Spread | None, *, percent: bool = False) -> str:
 
 
 def _digits(value: float) -> str:
-    """About three of them."""
+    """Return a number with about three significant digits."""
     if float(value).is_integer() or abs(value) >= 100:
         return f"{value:,.0f}"
     return f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"

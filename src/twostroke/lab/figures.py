@@ -1,4 +1,4 @@
-"""What a side has come to: pure arithmetic over what its requests tell and its events say, of one run and of all."""
+"""Figures of one side of an experiment, for one run and for all runs; pure arithmetic."""
 
 from __future__ import annotations
 
@@ -11,38 +11,38 @@ from twostroke.outputs import RequestOutput
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """Of one run of a side; times in milliseconds."""
+    """Figures of one run of a side; times in milliseconds."""
 
     duration_s: float
-    """From the first arrival to the last token."""
+    """Seconds from the first arrival to the last token."""
     output_tokens_per_s: float
     tokens_per_s_a_process: float
-    """The same, for each engine process: two pools are two, and have twice the cores."""
+    """Output tokens per second and engine process: two pools are two processes with twice the cores."""
     ttft_p50_ms: float
     ttft_p99_ms: float
     tpot_p50_ms: float | None
     itl_p50_ms: float | None
     itl_p99_ms: float | None
-    """Both None where drafts were verified: half of the gaps are 0 when a step gives several tokens; TPOT tells."""
+    """Both None if drafts were verified: a step then gives several tokens and half of the gaps are 0. Use TPOT."""
     longest_gap_ms: float | None
-    """Between two tokens of an answer."""
+    """Longest gap between two tokens of an answer."""
     e2e_p50_ms: float
     most_running: int
-    """Sequences at once."""
+    """Most requests that ran at once."""
     num_preemptions: int
     cached_share: float
-    """Of the prompts' tokens."""
+    """Share of prompt tokens found in the prefix cache."""
     tokens_per_pass: float | None
-    """That a step gave a sequence, on average; None where no drafts were verified."""
+    """Mean tokens per step and request; None if no drafts were verified."""
     rejected_share: float | None
-    """Of the drafts that were verified, those that fell; None where none were."""
+    """Share of verified draft tokens that were rejected; None if none were verified."""
     kv_capacity_tokens: int
-    """Tokens for which there is room in KV memory."""
+    """Tokens that fit in KV memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """A figure over all runs of a side."""
+    """Spread of a figure over all runs of a side."""
 
     median: float
     low: float
@@ -50,7 +50,7 @@ class Spread:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Spread:
-        """Of one value a run.
+        """Return the spread of one value per run.
 
         >>> Spread.of([3.0, 1.0, 2.0])
         Spread(median=2.0, low=1.0, high=3.0)
@@ -59,11 +59,11 @@ class Spread:
 
 
 Measured = Mapping[str, Spread | None]
-"""By the name of the figure; None where a run has none."""
+"""Spread of each figure by name; None if a run lacks the figure."""
 
 
 def measured(runs: Sequence[Figures]) -> Measured:
-    """The runs of a side, together."""
+    """Return the spread of each figure over the runs of a side."""
     found: dict[str, Spread | None] = {}
     for name in (field.name for field in fields(Figures)):
         values = [getattr(run, name) for run in runs]
@@ -72,9 +72,9 @@ def measured(runs: Sequence[Figures]) -> Measured:
 
 
 def apart(a: Spread | None, b: Spread | None) -> int:
-    """1: every run of b is above every run of a; -1: below; 0: neither, so that chance may have made the difference.
+    """Return 1 if every run of b is above every run of a, -1 if below, else 0 (the difference may be chance).
 
-    Four runs of each side that do not differ come apart once in 35 times.
+    Four runs of each side without a real difference come apart once in 35 times.
 
     >>> apart(Spread(2, 1, 3), Spread(5, 4, 6)), apart(Spread(2, 1, 3), Spread(4, 3, 6)), apart(None, Spread(5, 4, 6))
     (1, 0, 0)
@@ -92,7 +92,7 @@ def figures_of(
     most_running: int,
     kv_capacity_tokens: int,
 ) -> Figures:
-    """Adds up what the answers tell; each has at least a token."""
+    """Compute the figures of a run from its answers; each answer has at least one token."""
     metrics = [known for output in outputs if (known := output.metrics) is not None]
     assert metrics, "nobody got a token"
     gaps = [gap for known in metrics for gap in known.itl_s]
@@ -126,7 +126,7 @@ def figures_of(
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """The smallest value that at least this share of them does not exceed.
+    """Return the smallest value that at least this share of the values does not exceed.
 
     >>> percentile([3.0, 1.0, 2.0], 0.5), percentile([3.0, 1.0, 2.0], 0.99)
     (2.0, 3.0)
@@ -136,24 +136,24 @@ def percentile(values: Sequence[float], share: float) -> float:
 
 
 Answers = Sequence[tuple[int, ...]]
-"""Of one run: token ids of each request."""
+"""Token ids of each request's answer in one run."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """Counts of requests."""
+    """Numbers of requests whose answers are equal."""
 
     num_requests: int
     num_equal: int
-    """With one answer in all runs of both sides."""
+    """Requests with the same answer in all runs of both sides."""
     num_steady: int
-    """With one answer in all runs of each side, whatever the other side says."""
+    """Requests with the same answer in all runs of each side, even if the sides differ."""
     num_runs: int
-    """Of both sides together."""
+    """Number of runs of both sides together."""
 
     @classmethod
     def of(cls, a: Sequence[Answers], b: Sequence[Answers]) -> Tokens:
-        """Compares all runs, request by request."""
+        """Compare all runs, request by request."""
         mine, theirs = ([set(answers) for answers in zip(*side, strict=True)] for side in (a, b))
         pairs = list(zip(mine, theirs, strict=True))
         num_equal = sum(len(ours | others) == 1 for ours, others in pairs)
@@ -161,14 +161,14 @@ class Tokens:
         return cls(len(pairs), num_equal, num_steady, len(a) + len(b))
 
     def told(self, *, may_differ: bool) -> str:
-        """In words.
+        """Return the comparison in words.
 
         Args:
-            may_differ: the sides round K and V differently.
+            may_differ: whether the sides round K and V differently.
         """
         if self.num_equal == self.num_requests:
             return f"Tokens: equal for all {self.num_requests} requests, in all {self.num_runs} runs."
         counts = f"Tokens: equal for {self.num_equal} of {self.num_requests} requests in all {self.num_runs} runs."
         if may_differ and self.num_steady == self.num_requests:
-            return f"{counts} K and V are rounded differently on the two sides; each side repeats itself in every run."
-        return f"{counts} That is a mistake of the engine: nothing here may change a token. Please report it."
+            return f"{counts} The two sides round K and V differently; each side gives the same tokens in every run."
+        return f"{counts} That is a bug in the engine: none of these settings may change a token. Please report it."

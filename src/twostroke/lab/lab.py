@@ -1,4 +1,4 @@
-"""Lab: the one experiment that runs, or ran last."""
+"""The lab's single experiment: the one that runs, or ran last."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ log = get_logger(__name__)
 
 _FIELDS = ("story", "a", "b", "workload")
 ORDER = "abbabaab"
-"""Of the runs: turned round in each pair, so that whatever gets slowly warmer or busier meets both sides alike."""
+"""Order of the runs: each pair is reversed, so that slow drifts of temperature or load affect both sides equally."""
 MOST_LANES = 24
 MOST_SEGMENTS = 120
-"""Of a lane that are sent."""
+"""Segments that are sent per lane."""
 
 
 class LabBusy(TwostrokeError):
-    """An experiment runs already."""
+    """Error: another experiment is running."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Experiment:
-    """What is to be compared."""
+    """Two sides to compare, and their workload."""
 
     number: int
     story: Story | None
@@ -40,14 +40,14 @@ class _Experiment:
     workload: LabWorkload
 
     def to_dict(self) -> dict[str, Any]:
-        """As it is sent."""
+        """Return the JSON form."""
         story = None if self.story is None else self.story.name
         workload = asdict(self.workload)
         return {"number": self.number, "story": story, "a": self.a.given, "b": self.b.given, "workload": workload}
 
 
 class Lab:
-    """Runs experiments, one at a time, beside whatever else this process does. For one event loop."""
+    """Runner of experiments, one at a time, beside the rest of this process. For one event loop."""
 
     def __init__(self) -> None:
         self._task: asyncio.Task[None] | None = None
@@ -55,7 +55,7 @@ class Lab:
         self._number = 0
 
     def offers(self) -> dict[str, Any]:
-        """What can be asked for."""
+        """Return the stories, switches and default workload that can be requested."""
         stories = [story.to_dict() for story in STORIES]
         return {
             "stories": stories,
@@ -64,34 +64,34 @@ class Lab:
         }
 
     def status(self) -> dict[str, Any]:
-        """Of the experiment that runs, or ran last: its state, how far it is, and what came of it."""
+        """Return the state, progress and results of the experiment that runs, or ran last."""
         return self._status
 
     def start(self, asked: Mapping[str, Any]) -> dict[str, Any]:
-        """Begins an experiment: {"story": name}, or {"a": switches, "b": switches, "workload": fields}.
+        """Start an experiment: {"story": name}, or {"a": switches, "b": switches, "workload": fields}.
 
         Raises:
-            LabBusy: one runs already.
-            UnknownParameter: a name that nobody knows.
-            InvalidParameter: a value out of range, or settings that contradict each other.
+            LabBusy: another experiment is running.
+            UnknownParameter: a field, switch or story does not exist.
+            InvalidParameter: a value is out of range, or settings contradict each other.
         """
         experiment = self._read(asked)
         if self._task is not None:
             doing = self._status.get("doing", "")
-            raise LabBusy(f"an experiment runs ({doing}); wait for it, or stop it (DELETE /lab/experiment).")
+            raise LabBusy(f"an experiment is running ({doing}); wait for its end, or stop it (DELETE /lab/experiment).")
         self._number = experiment.number
-        self._status = {"state": "running", "experiment": experiment.to_dict(), "doing": "It begins", "results": {}}
+        self._status = {"state": "running", "experiment": experiment.to_dict(), "doing": "Starting", "results": {}}
         self._task = asyncio.create_task(self._run(experiment), name="twostroke-lab")
         self._task.add_done_callback(self._ended)
         return self._status
 
     async def stop(self) -> bool:
-        """Ends what runs, its processes included; False where nothing does."""
+        """Stop the running experiment and its processes; return False if none runs."""
         task = self._task
         if task is None:
             return False
-        if not task.cancelling() and task.cancel():  # twice would keep it from closing its engines
-            self._status |= {"doing": "It is being stopped"}
+        if not task.cancelling() and task.cancel():  # a second cancel would interrupt the closing of its engines
+            self._status |= {"doing": "Stopping"}
             self._status.pop("progress", None)
         await asyncio.wait([task])
         return True
@@ -125,19 +125,21 @@ class Lab:
             self._status |= {"state": "failed", "doing": "", "problem": str(causes[0])}
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        """Also of one that was stopped before it had begun, and of which nothing ran. Only now may another begin: it
-        would be told to have been stopped."""
+        """Record the end of an experiment, also if it was stopped before it began and `_run` never ran.
+
+        Another experiment may start only after this; otherwise it would be reported as stopped.
+        """
         self._task = None
         if task.cancelled():
             self._status |= {"state": "stopped", "doing": ""}
 
     async def _measure(self, experiment: _Experiment) -> dict[str, list[TrialRun]]:
-        """Both sides in turns, never at once: they would take the processor from each other."""
+        """Run both sides alternately, never at once: they would compete for the processor."""
         requests = experiment.workload.requests()
         trials = {"a": Trial(experiment.a), "b": Trial(experiment.b)}
         runs: dict[str, list[TrialRun]] = {"a": [], "b": []}
         try:
-            self._status["doing"] = "Both engines are being started"
+            self._status["doing"] = "Starting both engines"
             async with asyncio.TaskGroup() as starting:
                 for trial in trials.values():
                     starting.create_task(trial.start())
@@ -156,7 +158,7 @@ class Lab:
 
 
 async def _to_the_end(work: asyncio.Future[Any]) -> None:
-    """Waits for what must not be left half done; who is cancelled meanwhile is so behind it."""
+    """Wait for work that must complete; a cancellation meanwhile takes effect afterwards."""
     cancelled: asyncio.CancelledError | None = None
     while not work.done():
         try:
@@ -174,7 +176,7 @@ def _object(name: str, given: Any) -> Mapping[str, Any]:
 
 
 def _shown(runs: Sequence[TrialRun]) -> dict[str, Any]:
-    """All figures, and the lanes of the run that took the median time."""
+    """Return all figures, and the lanes of the run with the median duration."""
     figures = {name: None if spread is None else asdict(spread) for name, spread in _together(runs).items()}
     middle = sorted(runs, key=lambda run: run.figures.duration_s)[(len(runs) - 1) // 2]
     lanes = [
@@ -189,12 +191,12 @@ def _shown(runs: Sequence[TrialRun]) -> dict[str, Any]:
 
 
 def _together(runs: Sequence[TrialRun]) -> Measured:
-    """Their figures together."""
+    """Return the figures of all runs of a side."""
     return measured([run.figures for run in runs])
 
 
 def _verdict(experiment: _Experiment, a: Sequence[TrialRun], b: Sequence[TrialRun]) -> dict[str, Any]:
-    """Whether the tokens are equal, which figures are apart, and what is to be said of it."""
+    """Return whether tokens are equal, which figures are apart, and the story's sentences."""
     tokens = Tokens.of([run.token_ids for run in a], [run.token_ids for run in b])
     formats = [side.engine.cache.kv_cache_dtype for side in (experiment.a, experiment.b)]
     mine, theirs = _together(a), _together(b)

@@ -1,4 +1,4 @@
-"""What can be switched, and what a side of an experiment is made of."""
+"""Settings that an experiment can change, and the configuration of one side."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from twostroke.config.pools import PoolConfig
 from twostroke.errors import InvalidParameter, UnknownParameter
 
 MODEL = "embedded"
-"""Experiments run on the model that ships with the package: it is there, it is small, and it is nobody's."""
+"""Model of all experiments: it ships with the package, is small, and holds no user's data."""
 CONTEXT = 4096
 
 
 @dataclass(frozen=True, slots=True)
 class Switch:
-    """A setting, by the name that the command line has for it."""
+    """Setting that can be changed, under its command line name."""
 
     name: str
     title: str
     values: tuple[Any, ...]
-    """To choose from; the first is what a server does by default. Empty: a whole number."""
+    """Choices; the first is a server's default. Empty: the value is a whole number."""
     most: int = 0
-    """Of a number."""
+    """Largest value of a number."""
 
 
 SWITCHES = (
@@ -47,23 +47,23 @@ _DEFAULT_MEMORY = 64 << 20
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """One of the two settings."""
+    """One of the two configurations that an experiment compares."""
 
     given: Mapping[str, Any]
-    """As it was asked for, and what follows from that."""
+    """Settings as requested, and those that follow from them."""
     engine: EngineConfig
     pools: PoolConfig | None
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> Side:
-        """Checks what was asked for.
+        """Check the requested settings and return the side.
 
         >>> Side.of({"batching": "static"}).engine.scheduler.batching
         'static'
 
         Raises:
             UnknownParameter: there is no such switch.
-            InvalidParameter: a value that a switch does not have, or settings that contradict each other.
+            InvalidParameter: a switch does not have this value, or settings contradict each other.
         """
         for name, value in given.items():
             _check(name, value)
@@ -82,9 +82,10 @@ class Side:
 
 
 def num_threads() -> int:
-    """Of each engine process: half of the cores, so that two pools fit, and the server beside one process.
+    """Return the threads of each engine process: half of the cores, so that two pools fit, or one process and the
+    server.
 
-    A thread too many costs much more than it brings: every operator waits until the slowest has had its turn.
+    One thread too many costs far more than it gains: every operator waits for its slowest thread.
     """
     return max(1, len(os.sched_getaffinity(0)) // 2)
 

@@ -1,4 +1,4 @@
-"""Six stories, one for each technique: two settings, what they are asked, what to look at, and why it comes out so."""
+"""Six stories, one per technique: two settings, a workload, the figure to look at, and the reasons for the outcome."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from twostroke.lab.figures import Measured, Tokens
 from twostroke.lab.workload import LabWorkload
 
 _FEW_BYTES = 8 << 20
-"""Of KV memory: little enough that it decides who runs."""
+"""KV memory so small that it limits how many requests run."""
 _LONG_AMONG_SHORT = LabWorkload(prompt_words=10, min_output=80, max_output=150, every_nth_is_long=3)
-"""Each third request has a long prompt, which comes while others read their answers."""
+"""Workload in which every third request has a long prompt and arrives while others decode."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Story:
-    """A technique, off and on."""
+    """Comparison of a technique turned off and on."""
 
     name: str
     title: str
@@ -30,27 +30,27 @@ class Story:
     workload: LabWorkload
     figure_title: str
     claims: tuple[StoryClaim | Remark, ...] = field(compare=False)
-    """The effect, what comes with it, and the price."""
+    """Claims about the effect, its side effects, and last the price."""
 
     @property
     def promise(self) -> StoryClaim:
-        """What is to be seen first of all."""
+        """Main claim of the story."""
         first = self.claims[0]
         assert isinstance(first, StoryClaim), f"{self.name} begins with a remark"
         return first
 
     @property
     def figure(self) -> str:
-        """The one to look at, of Figures."""
+        """Name of the figure to look at, a field of `Figures`."""
         return self.promise.figure
 
     def tell(self, a: Measured, b: Measured, tokens: Tokens) -> list[Sentence]:
-        """What came of it and why, by what was measured."""
+        """Return the sentences about the measured figures."""
         seen = Seen(a, b, tokens)
         return [claim.told(seen) for claim in self.claims]
 
     def to_dict(self) -> dict[str, Any]:
-        """As it is sent, before it has run."""
+        """Return the JSON form of a story that has not run."""
         texts = ("name", "title", "question", "a_title", "b_title", "figure", "figure_title")
         shown = {name: getattr(self, name) for name in texts}
         return shown | {"a": dict(self.a), "b": dict(self.b), "workload": asdict(self.workload)}
@@ -72,35 +72,35 @@ STORIES = (
                 figure="output_tokens_per_s",
                 what="Tokens a second",
                 rises=True,
-                because="A static batch ends with its longest answer; until then the places of those that have ended "
-                "stay empty, and who waits goes on waiting. A continuous batch is made anew for every step, so a "
-                "place is taken again in the step after it was left.",
-                unless="Empty places cost nothing where the answers of a batch are equally long, or where a step "
-                "with fewer sequences takes less time by as much.",
+                because="A static batch ends with its longest answer. Until then the slots of finished requests stay "
+                "empty, and waiting requests keep waiting. A continuous batch is formed anew for every step, so a "
+                "free slot is filled in the next step.",
+                unless="Empty slots cost nothing if all answers of a batch are equally long, or if a step with fewer "
+                "sequences is shorter in proportion.",
             ),
             StoryClaim(
                 figure="ttft_p99_ms",
                 what="TTFT p99, ms",
                 rises=False,
-                because="Who waits is let in when anybody ends, not when everybody has.",
-                unless="Who waits is let in sooner only where somebody ends sooner.",
+                because="A waiting request is admitted when any request ends, not when all have ended.",
+                unless="A waiting request is admitted sooner only if some request ends sooner.",
             ),
             StoryClaim(
                 kind="price",
                 figure="itl_p99_ms",
                 what="ITL p99, ms",
                 rises=True,
-                because="Newcomers' prompts are computed in steps of those who decode, and lengthen them; a static "
-                "batch has all its prompts behind it when the first of its answers begins.",
-                unless="Newcomers' prompts are computed in steps of those who decode; short ones lengthen a step by "
-                "little.",
+                because="Prompts of new requests are computed in the same steps as decodes, and lengthen them. A "
+                "static batch computes all its prompts before it decodes.",
+                unless="Prompts of new requests are computed in the same steps as decodes; short prompts lengthen a "
+                "step only a little.",
             ),
         ),
     ),
     Story(
         name="chunking",
         title="Chunked prefill",
-        question="What does a long prompt do to those who are reading their answers?",
+        question="How does a long prompt delay requests that decode?",
         a_title="whole prompts",
         a={"enable_chunked_prefill": False, "enable_prefix_caching": False, "max_num_seqs": 16},
         b_title="steps of at most 64 tokens",
@@ -117,22 +117,21 @@ STORIES = (
                 figure="longest_gap_ms",
                 what="Longest gap between two tokens of an answer, ms",
                 rises=False,
-                because="A prompt that is computed in one pass holds up everybody who decodes for the whole of it. "
-                "Cut into chunks, each step takes a piece of it beside the others' next tokens: they wait for one "
-                "mixed step, which is longer than a step of decodes alone and much shorter than the whole prompt.",
-                unless="Chunks bound what a prompt adds to a step, not what else holds a step up: where nobody "
-                "decodes while a long prompt comes, or the processor is taken away for as long, they bring nothing.",
+                because="A prompt that is computed in one pass delays all decodes for the whole pass. With chunks, "
+                "each step computes one chunk beside the next tokens of other requests. They wait for one mixed step: "
+                "longer than a step of decodes alone, and much shorter than the whole prompt.",
+                unless="Chunks limit only what a prompt adds to a step. They gain nothing if no request decodes while "
+                "a long prompt is computed, or if other programs take the processor for as long.",
             ),
             StoryClaim(
                 kind="price",
                 figure="ttft_p99_ms",
                 what="TTFT p99, ms",
                 rises=True,
-                because="The long prompts wait longer for their first token: each of their steps computes others' "
-                "tokens too, has what every step costs by itself, and reads the K and V of the chunks before it "
-                "again.",
-                unless="A chunk's step computes others' tokens too and has what every step costs by itself; here "
-                "that does not stand out.",
+                because="Long prompts wait longer for their first token: each of their steps also computes tokens of "
+                "other requests, has the fixed cost of a step, and reads the K and V of the earlier chunks again.",
+                unless="The step of a chunk also computes tokens of other requests and has the fixed cost of a step; "
+                "the effect is too small to see here.",
             ),
         ),
     ),
@@ -153,38 +152,38 @@ STORIES = (
                 figure="ttft_p50_ms",
                 what="TTFT p50, ms",
                 rises=False,
-                because="{seen[b.cached_share]} of the prompts' tokens were found and not computed. K and V of a "
-                "token depend on it and the tokens before it alone, so prompts that begin alike have the same K and "
-                "V there: whole blocks are found by a hash of all tokens up to their end, and shared.",
-                unless="{seen[b.cached_share]} of the prompts' tokens were found; what is not found, or would have "
-                "been computed in no time, saves none.",
+                because="{seen[b.cached_share]} of the prompt tokens were found in the cache and not computed. K and V "
+                "of a token depend only on it and the tokens before it, so prompts with the same beginning have the "
+                "same K and V there. Whole blocks are found by a hash of all tokens up to their end, and shared.",
+                unless="{seen[b.cached_share]} of the prompt tokens were found in the cache. Time is saved only for "
+                "tokens that are found and would have taken time to compute.",
             ),
             StoryClaim(
                 figure="tpot_p50_ms",
                 what="TPOT p50, ms",
                 rises=False,
-                because="A token reads no less for it: the steps became shorter because they no longer carry others' "
-                "prompts.",
-                unless="A token reads as much K and V with the cache as without; only steps that carry others' "
-                "prompts can become shorter.",
+                because="Steps are shorter because they compute fewer prompt tokens of other requests. A decode reads "
+                "as much K and V as before.",
+                unless="A decode reads as much K and V with the cache as without. Only steps that compute prompts of "
+                "other requests can become shorter.",
             ),
             Remark(
                 kind="price",
                 lower="ttft_p50_ms",
                 higher="ttft_p99_ms",
-                text="Whoever brings the text first computes it for all: TTFT p99 is {seen[b.ttft_p99_ms]} ms with "
-                "the cache, its median {seen[b.ttft_p50_ms]}. And what is kept fills KV memory until somebody else "
-                "needs it.",
-                otherwise="Whoever brings the text first computes it for all; here that does not stand out (TTFT p99 "
-                "with the cache {seen[b.ttft_p99_ms]} ms, its median {seen[b.ttft_p50_ms]}). What is kept fills KV "
-                "memory until somebody else needs it.",
+                text="The first request with the text computes it for all: TTFT p99 is {seen[b.ttft_p99_ms]} ms with "
+                "the cache, its median {seen[b.ttft_p50_ms]}. Cached blocks fill KV memory until another request "
+                "needs the space.",
+                otherwise="The first request with the text computes it for all; the effect is too small to see here "
+                "(TTFT p99 with the cache {seen[b.ttft_p99_ms]} ms, its median {seen[b.ttft_p50_ms]}). Cached blocks "
+                "fill KV memory until another request needs the space.",
             ),
         ),
     ),
     Story(
         name="speculation",
         title="Speculative decoding",
-        question="Can a step give one reader more than one token, and the same ones?",
+        question="Can a step give a request several tokens without changing them?",
         a_title="no drafts",
         a={"speculation": "none", "max_num_seqs": 1},
         b_title="n-gram drafts",
@@ -196,20 +195,20 @@ STORIES = (
                 figure="output_tokens_per_s",
                 what="Tokens a second",
                 rises=True,
-                because="A pass gave {seen[b.tokens_per_pass]} tokens instead of one. Four guesses a pass are taken "
-                "from the text's own past, which repeats itself as edits do, and are checked together; that takes less "
-                "than a pass for each, since much of a pass (starting it, reading the weights) is paid once.",
-                unless="A pass gave {seen[b.tokens_per_pass]} tokens; its guesses make it longer, too, and bring "
-                "time only where that is less than what they save.",
+                because="A pass gave {seen[b.tokens_per_pass]} tokens instead of one. Four draft tokens per pass are "
+                "copied from earlier text, which edits repeat, and are verified together. That is faster than a pass "
+                "for each token, since starting a pass and reading the weights is paid once.",
+                unless="A pass gave {seen[b.tokens_per_pass]} tokens. Drafts also make a pass longer, and save time "
+                "only if they save more passes than that costs.",
             ),
             Remark(
                 kind="price",
                 lower="rejected_share",
-                text="Of the guesses {seen[b.rejected_share]} were not what the model says, and were computed for "
-                "nothing; meanwhile they took room for K and V. This story always takes four. A server goes by "
-                'measurement ("auto"), and drafts fewer or none where it does not pay.',
-                otherwise="No guess was computed for nothing in this text. Elsewhere some are: a server goes by "
-                'measurement ("auto"), and drafts fewer or none where it does not pay.',
+                text="Of the draft tokens {seen[b.rejected_share]} were rejected: they were computed for nothing, and "
+                "used KV blocks meanwhile. This story always drafts four tokens. A server "
+                'chooses by measurement ("auto"), and drafts fewer or none if drafts do not pay.',
+                otherwise="No draft token was rejected in this text. Other texts have some: a server "
+                'chooses by measurement ("auto"), and drafts fewer or none if drafts do not pay.',
             ),
         ),
     ),
@@ -229,44 +228,43 @@ STORIES = (
                 what="Sequences at once",
                 rises=True,
                 because="The same bytes hold {seen[a.kv_capacity_tokens]} tokens in the model's own type and "
-                "{seen[b.kv_capacity_tokens]} in 8 bits: each number of K and V becomes a code of a byte, and each "
-                "vector (of a token and head) keeps a scale and a zero.",
+                "{seen[b.kv_capacity_tokens]} in 8 bits: each value of K and V is quantized to one byte, with a scale "
+                "and a zero point per vector (one per token and head).",
                 unless="The same bytes hold {seen[a.kv_capacity_tokens]} and {seen[b.kv_capacity_tokens]} tokens, "
-                "but memory was not what decided who runs.",
+                "but memory did not limit how many requests ran.",
             ),
             StoryClaim(
                 figure="ttft_p50_ms",
                 what="TTFT p50, ms",
                 rises=False,
-                because="Who need not wait for memory gets a first token sooner.",
-                unless="More sequences at once share the same processor: who no longer waits for memory waits for "
-                "steps that have become longer.",
+                because="Requests that do not wait for memory get their first token sooner.",
+                unless="More sequences share the same processor: requests no longer wait for memory, but each step "
+                "takes longer.",
             ),
             StoryClaim(
                 kind="price",
                 figure="tpot_p50_ms",
                 what="TPOT p50, ms",
                 rises=True,
-                because="More sequences share each step, and codes are turned back into numbers before attention "
-                "reads them.",
-                unless="Codes are turned back into numbers before attention reads them; that and the fuller steps "
-                "cost too little here to see.",
+                because="More sequences share each step, and K and V are dequantized before attention reads them.",
+                unless="K and V are dequantized before attention reads them; that and the fuller steps cost too little "
+                "to see here.",
             ),
             Remark(
                 kind="price",
                 lower="most_running",
-                text="The answers: {seen.tokens.num_equal} of {seen.tokens.num_requests} are the same on both sides. "
-                "Rounding gives attention slightly other numbers; where two next tokens are nearly equally likely "
-                "the other one may win, and the rest of the answer follows it. With 8 bits, too, every run and every "
-                "batch gives the same again.",
-                otherwise="Nobody ran.",
+                text="Answers: {seen.tokens.num_equal} of {seen.tokens.num_requests} are the same on both sides. "
+                "Rounding changes the results of attention slightly. If two next tokens are almost equally likely, "
+                "the other one may be chosen, and the rest of the answer then differs. With 8 bits, too, all runs and "
+                "all batches give the same tokens.",
+                otherwise="No request ran.",
             ),
         ),
     ),
     Story(
         name="pools",
         title="Two pools",
-        question="What if each of the two strokes had a process to itself?",
+        question="What if prefill and decode each had a process of their own?",
         a_title="one process",
         a={"pools": "one"},
         b_title="a prefill and a decode process",
@@ -278,30 +276,29 @@ STORIES = (
                 figure="ttft_p50_ms",
                 what="TTFT p50, ms",
                 rises=False,
-                because="A prompt that is handed over shares neither its steps nor its core with those who decode. "
-                "The router hands one over where it predicts that this is sooner, and leaves it with those who decode "
-                "where it is not.",
-                unless="A prompt that is handed over shares no step with those who decode any more, but it waits for "
-                "the prompts before it, and all processes share one machine.",
+                because="A prompt in the prefill pool shares neither steps nor cores with decodes. The router sends a "
+                "prompt there if it predicts an earlier first token, and otherwise leaves it to the decode pool.",
+                unless="A prompt in the prefill pool shares no step with decodes, but it waits for the prompts before "
+                "it, and all processes share one machine.",
             ),
             StoryClaim(
                 figure="itl_p99_ms",
                 what="ITL p99, ms",
                 rises=False,
-                because="Prompts that are handed over are computed within no step of decoding.",
-                unless="Prompts that are handed over are computed within no step of decoding any more; but the router "
-                "leaves some where decoding is, if that is sooner, the gap behind each first token counts, in which K "
-                "and V travel, and both processes share memory and, where others need the cores, processor.",
+                because="Prompts in the prefill pool are not computed in the steps of decodes.",
+                unless="Prompts in the prefill pool are not computed in the steps of decodes. But the router leaves "
+                "some prompts to the decode pool if that is faster, the gap after each first token includes the "
+                "transfer of K and V, and both processes share memory and possibly cores.",
             ),
             StoryClaim(
                 kind="price",
                 figure="tokens_per_s_a_process",
                 what="Tokens a second for each engine process",
                 rises=False,
-                because="Two pools are two processes with twice the cores, and each stands still while its stroke "
-                "has nothing to do. K and V travel between them, which delays the second token, not the first.",
-                unless="Two pools are two processes with twice the cores; here both had enough to do. K and V travel "
-                "between them, which delays the second token, not the first.",
+                because="Two pools are two processes with twice the cores, and each is idle while it has no prefills "
+                "or no decodes. The transfer of K and V delays the second token, not the first.",
+                unless="Two pools are two processes with twice the cores; here both had enough work. The transfer of "
+                "K and V delays the second token, not the first.",
             ),
         ),
     ),

@@ -1,4 +1,4 @@
-"""One side of an experiment: an engine of its own, in processes of its own, asked what the workload says, in runs."""
+"""One side of an experiment: an engine in processes of its own that runs the workload several times."""
 
 from __future__ import annotations
 
@@ -26,22 +26,23 @@ from twostroke.sampling_params import SamplingParams
 log = get_logger(__name__)
 
 Tell = Callable[[int], object]
-"""Hears how many requests have ended."""
+"""Callback for progress; called with the number of requests that have ended."""
 WARM_UP_TOKENS = 8
 
 
 @dataclass(frozen=True, slots=True)
 class TrialRun:
-    """What came of one."""
+    """Results of one run."""
 
     figures: Figures
     token_ids: tuple[tuple[int, ...], ...]
-    """Of each request's answer."""
+    """Token ids of each request's answer."""
     recorder: FlightRecorder
     begin_s: float
 
     def lanes(self, most: int) -> list[dict[str, Any]]:
-        """Of the first requests: label, start, duration (ms after the first arrival) and reason of each segment."""
+        """Return, for the first requests, each segment's label, start (ms after the first arrival), duration (ms) and
+        reason."""
         events = list(self.recorder.events())
         lanes: list[dict[str, Any]] = []
         for index in range(min(most, len(self.token_ids))):
@@ -55,18 +56,17 @@ class TrialRun:
 
 
 class _Notes:
-    """Keeps an engine's events of one run; a `PackedEventLog`."""
+    """Recorder of an engine's events during one run; a `PackedEventLog`."""
 
     def __init__(self) -> None:
         self.begin()
 
     def begin(self) -> None:
-        """Forgets what was before."""
+        """Discard the events of the previous run."""
         self.recorder = FlightRecorder(minutes=10)
         self.most_running = 0
 
     def append(self, packed: PackedEvent) -> None:
-        """One event, in order."""
         self.recorder.append(packed)
         event = unpack(packed)
         if isinstance(event, StepScheduled):
@@ -74,7 +74,7 @@ class _Notes:
 
 
 class Trial:
-    """A side's engine, and how to run a workload on it; whoever makes one closes it, however it goes."""
+    """Engine of one side, and the runs on it; its creator must close it in every case."""
 
     def __init__(self, side: Side) -> None:
         self._notes = _Notes()
@@ -86,21 +86,21 @@ class Trial:
             self._engine = PooledEngine(side.engine, side.pools, listeners=(self._notes,), on_trouble=_note)
 
     async def start(self) -> None:
-        """Starts it, and warms it up.
+        """Start the engine and warm it up.
 
         Raises:
-            SetupError: the engine cannot be had with these settings.
+            SetupError: the engine cannot start with these settings.
         """
         await self._engine.start()
         warm_up = AskedFor(0.0, "def warm_up():\n", WARM_UP_TOKENS, 0)
         await _answer(self._engine, warm_up, "warm-up", self._engine.now_s())
 
     async def close(self) -> None:
-        """Ends it, whether it had begun or not."""
+        """Stop the engine, whether or not it has started."""
         await self._engine.close()
 
     async def run(self, requests: Sequence[AskedFor], tell: Tell) -> TrialRun:
-        """Asks everything once, with an empty prefix cache.
+        """Run all requests once, with an empty prefix cache.
 
         Raises:
             TwostrokeError: a request cannot be run, or the engine died.
@@ -141,7 +141,7 @@ async def _ask_all(
 
 
 async def _answer(engine: RemoteEngine | PooledEngine, asked: AskedFor, name: str, arrival_s: float) -> RequestOutput:
-    """The whole answer to one request."""
+    """Return the whole answer to one request."""
     params = SamplingParams(max_tokens=asked.max_tokens, seed=asked.seed, temperature=0.0, ignore_eos=True)
     prompt = await asyncio.to_thread(engine.inputs.process, asked.prompt, params)
     woken = asyncio.Event()

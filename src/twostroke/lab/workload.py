@@ -1,4 +1,4 @@
-"""Who asks what, when: pure and seeded, so that both sides get the same."""
+"""Workload of an experiment: seeded, so that both sides get the same requests."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from twostroke.config.checks import number, one_of, whole_number
 from twostroke.errors import InvalidParameter, UnknownParameter
 
 Prompts = Literal["code", "edit", "shared"]
-"""`code`: the beginning of a module. `edit`: a module, and the beginning of the same again. `shared`: all begin with
-the same long text."""
+"""Kinds of prompts. `code`: the beginning of a module. `edit`: a module, then its beginning again. `shared`: all begin
+with the same long text."""
 MAX_REQUESTS = 64
 MAX_PROMPT_WORDS = 1200
 MAX_OUTPUT = 1000
 MAX_ARRIVALS_S = 30.0
-"""The last request comes after so long, at most: an experiment is a minute, not an hour."""
+"""Limit for the arrival time of the last request: an experiment should take about a minute."""
 
 
 @dataclass(frozen=True, slots=True)
 class AskedFor:
-    """One request."""
+    """One request to send."""
 
     arrival_s: float
     prompt: str
@@ -32,24 +32,24 @@ class AskedFor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LabWorkload:
-    """What both sides are asked."""
+    """Workload that both sides get."""
 
     seed: int = 0
     num_requests: int = 16
     rate: float = 0.0
-    """Arrivals per second, evenly; 0: all at once."""
+    """Arrivals per second, evenly spaced; 0: all at once."""
     prompts: Prompts = "code"
     prompt_words: int = 40
-    """About three tokens each, of most requests."""
+    """Words of most prompts, about three tokens each."""
     min_output: int = 20
     max_output: int = 100
-    """Output tokens: drawn between the two, long ones rarer."""
+    """Output tokens: drawn between the minimum and the maximum, long answers less often."""
     every_nth_is_long: int = 0
-    """Each so-manieth request has a prompt of `long_words` words and 16 output tokens; 0: none."""
+    """Each n-th request has a prompt of `long_words` words and 16 output tokens; 0: none."""
     long_words: int = 900
 
     def __post_init__(self) -> None:
-        """Checks ranges."""
+        """Check ranges."""
         whole_number("seed", self.seed, 0, 2**31)
         whole_number("num_requests", self.num_requests, 1, MAX_REQUESTS)
         number("rate", self.rate, 0, 1000, "from 0 (all at once) to 1000 a second")
@@ -60,16 +60,16 @@ class LabWorkload:
         whole_number("min_output", self.min_output, 1, self.max_output)
         whole_number("every_nth_is_long", self.every_nth_is_long, 0, MAX_REQUESTS)
         if self.rate and self.num_requests / self.rate > MAX_ARRIVALS_S:
-            limit = f"must let all {self.num_requests} requests come within {MAX_ARRIVALS_S:g} s"
-            raise InvalidParameter("rate", self.rate, limit, "Ask for fewer requests, or more of them a second.")
+            limit = f"must let all {self.num_requests} requests arrive within {MAX_ARRIVALS_S:g} s"
+            raise InvalidParameter("rate", self.rate, limit, "Ask for fewer requests, or for a higher rate.")
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> LabWorkload:
-        """Of what was sent.
+        """Return the workload with the given fields.
 
         Raises:
-            UnknownParameter: a field that it does not have.
-            InvalidParameter: a value out of its range.
+            UnknownParameter: there is no such field.
+            InvalidParameter: a value is out of range.
         """
         known = [field.name for field in fields(cls)]
         for name in given:
@@ -78,7 +78,7 @@ class LabWorkload:
         return cls(**given)
 
     def requests(self) -> list[AskedFor]:
-        """The same for the same fields, in the order of their arrival.
+        """Return the requests in order of arrival; equal fields give equal requests.
 
         >>> LabWorkload(seed=1).requests() == LabWorkload(seed=1).requests()
         True
@@ -108,7 +108,7 @@ _NOUNS = ("items", "lines", "nodes", "numbers", "pairs", "paths", "points", "row
 
 
 def _module(dice: Random, num_words: int) -> str:
-    """Functions one below the other, about so many words in all."""
+    """Return a module of random functions with about this many words in all."""
     parts: list[str] = []
     num_so_far = 0
     while num_so_far < num_words:

@@ -1,1 +1,1 @@
-"""The real scheduler in simulated time: what-ifs on a recorded log or a trace, by a step-time model."""
+"""Simulation of recorded logs and traces: the real scheduler in simulated time, with a step-time model."""

@@ -1,10 +1,10 @@
-"""One engine in simulated time, a step at a time: whoever has several lets each of them take its own steps.
+"""One engine in simulated time, advanced step by step; with several engines, each advances on its own.
 
-    arrive, finish ──► decide(now) ──► a step that ends at … ──► take_in(step) ──► who is through here
+    arrive, finish ──► decide(now) ──► a step that ends at … ──► take_in(step) ──► requests that leave this engine
                     Scheduler.schedule    seconds of the batch    Scheduler.update
 
-Between `decide` and `take_in` the engine computes, and hears nothing: what happens meanwhile is told to it afterwards,
-as the engine that serves takes its messages between two steps.
+Between `decide` and `take_in` the engine computes and receives no messages. Later messages are delivered after the
+step, as the real engine handles its messages between two steps.
 """
 
 from __future__ import annotations
@@ -24,27 +24,27 @@ from twostroke.simulation.requests import SimulatedRequest
 
 @dataclass(slots=True, eq=False)
 class Live:
-    """A request that has not ended, wherever it is."""
+    """Request that has not ended, in whichever process it is."""
 
     given: SimulatedRequest
     served: ServedRequest
     num_outputs: int = 0
     num_hashed: int = 0
-    """Full blocks that the scheduler knows by name."""
+    """Full blocks whose hashes the scheduler knows."""
     num_before: int = 0
-    """Outputs with which it came here."""
+    """Output tokens that it had when it arrived at this engine."""
     until: int = 0
-    """Outputs after which it is through here, whether or not it has ended."""
+    """Output tokens after which it leaves this engine, whether or not it has ended."""
 
     @property
     def has_ended(self) -> bool:
-        """By its tokens."""
+        """Whether its tokens have ended it."""
         return self.served.finish_reason is not None
 
 
 @dataclass(frozen=True, slots=True)
 class SimulatedStep:
-    """A step under way."""
+    """Step in flight."""
 
     batch: ScheduledBatch
     begin_s: float
@@ -52,14 +52,14 @@ class SimulatedStep:
 
 
 class SimulatedEngine:
-    """A scheduler and the time that its steps take.
+    """Scheduler with predicted step times.
 
     Args:
-        scheduler: with its KV cache's accounts; nothing has run yet.
-        layers: of the model, for the work of its steps.
-        step_times: how long they take.
+        scheduler: a scheduler with its KV cache accounting; nothing has run yet.
+        layers: the model's layers, from which the work of a step is computed.
+        step_times: predicts how long a step takes.
         block_size: tokens of a KV block.
-        names_blocks: whether anybody looks blocks up (the prefix cache is on).
+        names_blocks: whether blocks get hashes, because the prefix cache is on.
     """
 
     def __init__(
@@ -75,28 +75,28 @@ class SimulatedEngine:
 
     @property
     def has_work(self) -> bool:
-        """Whether anybody is here who has not ended."""
+        """Whether any request here has not ended."""
         return self.scheduler.has_work
 
     @property
     def num_tokens_to_prefill(self) -> int:
-        """Of everybody who is here."""
+        """Prompt tokens still to be computed for all requests in this engine."""
         requests = [self.scheduler.get(request_id) for request_id in self._live]
         return sum(_num_to_prefill(request) for request in requests if request is not None)
 
     def arrive(self, live: Live, arrival: Arrival) -> None:
-        """A request enters the queue.
+        """Add a request to the queue.
 
         Args:
-            live: its account, with the tokens that it has from elsewhere.
-            arrival: as the scheduler is to see it; its max_tokens are those that it may get here.
+            live: its state, with the tokens that it already has from another process.
+            arrival: its arrival as the scheduler sees it; `max_tokens` is what it may generate here.
 
         Raises:
-            InvalidParameter: it is longer than the engine takes.
+            InvalidParameter: the request is longer than the engine accepts.
         """
         most = self.scheduler.max_model_len
         if arrival.num_prompt_tokens + arrival.max_tokens > most:
-            limit = f"has {arrival.num_prompt_tokens} + {arrival.max_tokens} tokens; the engine takes {most}"
+            limit = f"has {arrival.num_prompt_tokens} + {arrival.max_tokens} tokens; the engine accepts {most}"
             raise InvalidParameter("request", arrival.request_id, limit, "Give a larger max_model_len.")
         live.num_hashed = len(arrival.block_hashes)
         live.num_before = live.num_outputs
@@ -105,13 +105,13 @@ class SimulatedEngine:
         self.scheduler.add_request(arrival)
 
     def finish(self, request_id: str) -> bool:
-        """Its caller has gone; False: it is not here."""
+        """Abort a request because its caller is gone; return False if it is not here."""
         is_here = self._live.pop(request_id, None) is not None
         self.scheduler.finish(request_id, FinishReason.ABORT)
         return is_here
 
     def decide(self, now_s: float) -> SimulatedStep | None:
-        """The next step; None: there is nothing to compute."""
+        """Return the next step, or None if there is nothing to compute."""
         batch = self.scheduler.schedule(now_s)
         if batch.is_empty:
             return None
@@ -125,7 +125,7 @@ class SimulatedEngine:
         return SimulatedStep(batch, now_s, now_s + self.step_times.seconds(self.layers.work_of(batch)))
 
     def take_in(self, step: SimulatedStep) -> list[Live]:
-        """The step is over: its tokens are there. Returns who is through here, ended or not."""
+        """Commit the tokens of a step that is over; return the requests that leave this engine, ended or not."""
         through: list[Live] = []
         batch, seconds = step.batch, step.end_s - step.begin_s
         self.scheduler.update(batch.step, list(self._commits(step, through)), StepSeconds(seconds))
@@ -151,7 +151,11 @@ class SimulatedEngine:
                 yield Commit(scheduled.request_id, 0)
 
     def _sampled(self, scheduled: ScheduledRequest, end_s: float, through: list[Live]) -> Commit:
-        """One token. Who was given up without any in the log may get some here; it ends when its caller goes."""
+        """Return the commit of one token.
+
+        A request that was aborted before its first token in the log may get tokens here; it ends when its caller
+        aborts it.
+        """
         live = self._live[scheduled.request_id]
         given = live.given
         live.num_outputs += 1

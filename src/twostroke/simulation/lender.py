@@ -1,7 +1,7 @@
-"""The lender of a simulated process: leases as in service, and a link in place of threads that send.
+"""KV lender of a simulated process: production leases, with a simulated link instead of sending threads.
 
-A lease's parts are there when the step that fills them has computed them; the layers of a step take equal parts of it.
-Messages take no time.
+Each part of a lease is ready when the step that fills it has computed it; the layers of a step take equal shares of
+its time. Messages take no time.
 """
 
 from __future__ import annotations
@@ -20,27 +20,27 @@ from twostroke.simulation.link import Link, Transfer
 
 @dataclass(slots=True, eq=False)
 class _Read:
-    """A prefix that somebody fetches."""
+    """Prefix that another process fetches."""
 
     transfer: Transfer
     into: KVImport
-    """In pages."""
+    """Blocks to fill, in units of pages."""
     is_done: Callable[[Fetched], object]
     lease: Lease | None = None
-    """None while the lender has not heard of it."""
+    """Lease of the prefix; None until the lender knows it."""
     num_parts: int = 0
-    """Of the lease, that the transfer knows of."""
+    """Parts of the lease that were added to the transfer."""
 
 
 class SimulatedLender(LendingSide):
-    """LendingSide in simulated time.
+    """`LendingSide` in simulated time.
 
     Args:
         process: its name.
-        layout: of its KV.
-        num_layers: of the model.
-        link: carries what is fetched.
-        clock: the simulated time.
+        layout: layout of its KV.
+        num_layers: layers of the model.
+        link: carries the fetched KV.
+        clock: returns the simulated time.
     """
 
     def __init__(self, process: str, layout: KVLayout, num_layers: int, link: Link, clock: Callable[[], float]) -> None:
@@ -50,30 +50,30 @@ class SimulatedLender(LendingSide):
         self._num_layers = num_layers
         self._link = link
         self._times: dict[int, list[tuple[float, float]]] = {}
-        """By lease, of each of its parts: when it begins and ends to be there."""
+        """Begin and end of the computation of each part, by lease."""
         self._complete: dict[int, Lease] = {}
         self._reads: dict[int, _Read] = {}
         self._may_be_over = False
-        """Whether a lease was killed, or a reader has gone, since `reap`."""
+        """Whether a lease was killed or a reader left since the last `reap`."""
         self.step_s = (0.0, 0.0)
-        """When the step that was decided last begins and ends."""
+        """Begin and end of the last decided step."""
 
     @property
     def next_s(self) -> float | None:
-        """When the time of a lease is over that nobody reads; None: of none."""
+        """Expiry time of the first lease without a reader; None if there is none."""
         unread = (lease.expires_s for lease in self._complete.values() if not lease.num_readers)
         return min(unread, default=None)
 
     def fetch(
         self, lease_id: int, taker: str, into: KVImport, is_done: Callable[[Fetched], object]
     ) -> Callable[[], None]:
-        """Begin to send a prefix; see FetchingSide.
+        """Start sending a prefix; return a function that cancels it, as in `FetchingSide`.
 
         Args:
-            lease_id: under which it is lent, or will be.
+            lease_id: the lease under which it is lent, or will be.
             taker: name of the process that fetches.
-            into: the pages that it is to fill.
-            is_done: is called once.
+            into: the pages to fill.
+            is_done: called once, when the transfer has ended.
         """
         transfer = Transfer(self._process, taker, arrived=partial(self._arrived, lease_id))
         self._reads[lease_id] = _Read(transfer, into, is_done)
@@ -82,7 +82,7 @@ class SimulatedLender(LendingSide):
         return partial(self._end, lease_id, "it was given up")
 
     def reap(self) -> list[int]:
-        """Return the leases that are over: their blocks need not be held any longer."""
+        """Return the leases that have ended; their blocks no longer need to be held."""
         next_s, now_s = self.next_s, self._clock()
         if not self._may_be_over and (next_s is None or now_s < next_s):
             return []
@@ -121,7 +121,7 @@ class SimulatedLender(LendingSide):
             read.transfer.is_whole = lease.is_complete
 
     def _pieces(self, part: LeasePart, begin_s: float, end_s: float, into: KVImport) -> Iterator[tuple[float, int]]:
-        """Yield what the taker lacks of a part, by layers: when it is there, and its bytes."""
+        """Yield (ready time, bytes) for each layer of a part, counting only blocks that the receiver lacks."""
         of_layers = {
             layer_id: (max(part.first, missing), self._layout.bytes_per_layer(group))
             for group, missing in zip(self._layout.groups, into.first_missing, strict=True)
@@ -137,7 +137,7 @@ class SimulatedLender(LendingSide):
         self._end(lease_id, self._book.settle(lease))
 
     def _end(self, lease_id: int, problem: str) -> None:
-        """A prefix has come, or will not."""
+        """End a transfer, successful or not."""
         read = self._reads.pop(lease_id, None)
         if read is None:
             return

@@ -1,12 +1,12 @@
-"""The links between two pools: bytes that travel as they are computed, and share what there is.
+"""Links between two pools: KV bytes travel while they are computed and share the bandwidth.
 
-Each process has a link of its own, of one rate in each direction. Prefixes that come from the same process, or go to
-the same, share its link in equal parts, as connections of the same kind do: a thread of its own fetches each.
+Each process has one link with the same rate in each direction. Prefixes from the same process, or to the same
+process, share its link equally, as connections of the same kind do: each is fetched by a thread of its own.
 
-    rate of a transfer = link / max(transfers that flow from its giver, transfers that flow to its taker)
+    rate of a transfer = link / max(transfers flowing from its sender, transfers flowing to its receiver)
 
-What a link has left because the other end of one of its transfers is shared by more is not dealt out again: with
-several processes in both pools that is a little too slow, with one in either it is exact.
+Bandwidth that a transfer cannot use because its other end is shared by more transfers is not redistributed. With
+several processes in both pools this is slightly too slow; with one process in either pool it is exact.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True, eq=False)
 class Transfer:
-    """The bytes of one prefix on their way."""
+    """Transfer of the KV of one prefix."""
 
     giver: str
     taker: str
     pieces: deque[tuple[float, int]] = field(default_factory=deque[tuple[float, int]])
-    """Still to be computed: when each is there, and its bytes."""
+    """Pieces still to be computed: (time in seconds when each is ready, its bytes)."""
     is_whole: bool = False
-    """No other pieces come."""
+    """Whether all pieces have been added."""
     num_ready: float = 0.0
-    """Bytes that are there and have not gone."""
+    """Bytes that are computed and not sent yet."""
     num_bytes: int = 0
-    """Of all pieces so far."""
+    """Bytes of all pieces added so far."""
     busy_s: float = 0.0
-    """While bytes went."""
+    """Seconds during which bytes flowed."""
     arrived: Callable[[], object] = lambda: None
-    """Is to be called when all of it has come."""
+    """Callback for when all bytes have arrived."""
 
     def add(self, pieces: Iterable[tuple[float, int]]) -> None:
-        """More that is computed, in its order."""
+        """Add pieces as (ready time, bytes), in the order in which they are computed."""
         for ready_s, num_bytes in pieces:
             if num_bytes:
                 self.pieces.append((ready_s, num_bytes))
@@ -44,15 +44,15 @@ class Transfer:
 
     @property
     def is_done(self) -> bool:
-        """All of it has come."""
+        """Whether all bytes have arrived."""
         return self.is_whole and not self.pieces and not self.num_ready
 
 
 class Link:
-    """All transfers under way, at one rate for each process and direction.
+    """All active transfers, at one rate for each process and direction.
 
     Args:
-        bytes_per_s: of a process's link; more than 0.
+        bytes_per_s: rate of a process's link; more than 0.
     """
 
     def __init__(self, bytes_per_s: float) -> None:
@@ -61,17 +61,17 @@ class Link:
         self._now_s = 0.0
 
     def begin(self, transfer: Transfer, now_s: float) -> None:
-        """A prefix is fetched from now on."""
+        """Start a transfer now."""
         self._let_flow(now_s)
         self._transfers.append(transfer)
 
     def drop(self, transfer: Transfer) -> None:
-        """Nobody wants it any more."""
+        """Cancel a transfer."""
         if transfer in self._transfers:
             self._transfers.remove(transfer)
 
     def advance(self, to_s: float) -> list[Transfer]:
-        """Lets bytes flow until then; returns the transfers that are done, which are forgotten."""
+        """Advance the transfers to this time; return and forget those that are done."""
         self._let_flow(to_s)
         done = [transfer for transfer in self._transfers if transfer.is_done]
         if done:
@@ -80,7 +80,7 @@ class Link:
 
     @property
     def next_s(self) -> float | None:
-        """When something changes, where a transfer may be done by that; None: none will be without more pieces."""
+        """Time of the next change after which a transfer may be done; None if none can finish without more pieces."""
         return self._next_change_s() if any(transfer.is_whole for transfer in self._transfers) else None
 
     def _next_change_s(self) -> float | None:
@@ -89,7 +89,7 @@ class Link:
         return min(times, default=None)
 
     def _rates(self) -> list[tuple[Transfer, float]]:
-        """Of those whose bytes flow, bytes a second."""
+        """Return the flowing transfers with their rates in bytes per second."""
         flowing = [transfer for transfer in self._transfers if transfer.num_ready]
         from_giver = Counter(transfer.giver for transfer in flowing)
         to_taker = Counter(transfer.taker for transfer in flowing)
@@ -103,9 +103,10 @@ class Link:
         self._flow(max(self._now_s, to_s))
 
     def _flow(self, to_s: float) -> None:
-        """At rates that stay as they are until then."""
+        """Send bytes until `to_s` at constant rates."""
         for transfer, rate in self._rates():
-            is_through = self._now_s + transfer.num_ready / rate <= to_s  # the very sum that `to_s` may be
+            # the same expression as in _next_change_s, so that rounding cannot make the two differ
+            is_through = self._now_s + transfer.num_ready / rate <= to_s
             transfer.num_ready = 0.0 if is_through else max(0.0, transfer.num_ready - rate * (to_s - self._now_s))
             transfer.busy_s += to_s - self._now_s
         self._now_s = to_s

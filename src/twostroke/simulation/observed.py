@@ -1,4 +1,4 @@
-"""Steps that ran, with how long they took: what fits and back-tests are made of."""
+"""Executed steps and their durations, as input of fits and back-tests."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from twostroke.scheduler.replay import layers_of
 
 
 class ObservedSteps:
-    """Hears events, and keeps the steps.
+    """Collector of the steps in a stream of events; an `EventLog`.
 
-    A step takes as long as the engine gives nobody else anything: from the result before it, or from its decision where
-    the engine had nothing to do. What the engine does between two steps counts as well, as it does for who waits.
+    A step lasts from the previous result to its own, or from its own decision if the engine was idle. The engine's
+    work between two steps is included, as waiting requests wait for it too.
 
         decided    result  decided    result                    decided    result
            |--------|---------|---------|          idle            |---------|
@@ -24,13 +24,12 @@ class ObservedSteps:
     def __init__(self) -> None:
         self.steps: list[TimedStep] = []
         self.started: EngineStarted | None = None
-        """How the engine began that ran them."""
+        """Start event of the engine that ran the steps."""
         self._layers = Layers(())
         self._decided: dict[int, StepScheduled] = {}
         self._last_s = 0.0
 
     def append(self, event: Event) -> None:
-        """Hears one event; see EventLog."""
         match event:
             case EngineStarted():
                 self.started, self._layers = event, layers_of(event)
@@ -46,12 +45,12 @@ class ObservedSteps:
                 pass
 
     def take(self) -> list[TimedStep]:
-        """Those since the last call."""
+        """Return the steps observed since the last call."""
         steps, self.steps = self.steps, []
         return steps
 
     def _idle_since_last(self, event: StepScheduled) -> bool:
-        """Everybody in the batch has just been admitted: before, nobody ran."""
+        """Return whether all requests in the batch were just admitted, so that none ran before."""
         return len(event.batch.admitted) >= event.batch.num_running
 
     def _committed(self, event: StepCommitted) -> None:
@@ -64,7 +63,7 @@ class ObservedSteps:
 
 
 def observed_steps(events: Iterable[Event]) -> list[TimedStep]:
-    """All steps of a log."""
+    """Return all steps of a log."""
     observed = ObservedSteps()
     for event in events:
         observed.append(event)

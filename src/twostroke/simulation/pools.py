@@ -1,15 +1,15 @@
-"""Two pools in simulated time: the router that serves, a scheduler for each process, and the links between them.
+"""Simulation of two pools: the production router, a scheduler for each process, and the links between them.
 
     arrival ─► Router.route ─┬─ handed over ─► prefill engine: one token, its blocks on loan ──┐ layers, as they
                              │                 decode engine: an import of these blocks     ◄──┘ are computed
-                             └─ alone ───────► decode engine: prompt and all
+                             └─ alone ───────► decode engine: the whole request
 
-All that decides is what serves: the gateway's journal, its placer and its router (cluster/dispatcher.py,
-cluster/routed_placer.py, pools/router.py), and in each process (worker.py) the scheduler and both ends of a hand-over.
-What is simulated are steps (engine.py), links (link.py) and the lender between them (lender.py). Every process is a
-machine of its own: nobody's steps take longer because another computes. Nobody dies.
+All decisions are made by production code: the gateway's journal, placer and router (cluster/dispatcher.py,
+cluster/routed_placer.py, pools/router.py), and in each process (worker.py) the scheduler and both ends of a
+hand-over. Simulated are steps (engine.py), links (link.py) and the lender between them (lender.py). Every process is
+a machine of its own: computation in one does not slow another. No process dies.
 
-The dispatcher counts tokens and never looks at one, so all of them are 0; blocks have the names that were recorded.
+The dispatcher counts tokens and never reads one, so all token ids are 0. Blocks have their recorded hashes.
 """
 
 from __future__ import annotations
@@ -52,58 +52,59 @@ _PLAIN, _SCORED = SamplingParams(), SamplingParams(prompt_logprobs=0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulatedPools:
-    """How many processes there are, and how fast a link each of them has.
+    """Number of processes in each pool, and the rate of their links.
 
     Raises:
-        InvalidParameter: sizes that a server does not take, or a link that is missing or joins nobody.
+        InvalidParameter: sizes that a server does not accept, a prefill pool without a link, or a link without a
+        prefill pool.
     """
 
     prefill: int = 0
-    """0: whoever decodes computes its prompts itself."""
+    """Prefill processes; 0: decode processes compute their own prompts."""
     decode: int = 0
-    """0: the one process that there was."""
+    """Decode processes; 0: simulate the single recorded process."""
     link_bytes_per_s: float | None = None
-    """Of each process's link, in each direction."""
+    """Rate of each process's link in each direction."""
     tpot_target_s: float = 0.05
-    """Seconds for an output token, for which the router keeps prompts away from who decodes."""
+    """Target seconds per output token; to meet it the router keeps prompts away from decode processes."""
 
     def __post_init__(self) -> None:
-        """Checks ranges as a server does."""
+        """Check ranges as a server does."""
         PoolConfig(prefill=self.prefill, decode=self.decode, tpot_target_s=self.tpot_target_s)
         rate = self.link_bytes_per_s
         if rate is not None:
             number("link_bytes_per_s", rate, 0, 1e18, "more than 0 bytes a second, at most 1e18", low_open=True)
         if self.prefill and rate is None:
             remedy = "Add link_bytes_per_s=1.25e9 for 10 Gbit/s, or the rate that was measured between two machines."
-            raise InvalidParameter("prefill", self.prefill, "needs a link by which KV goes to who decodes", remedy)
+            raise InvalidParameter("prefill", self.prefill, "needs a link that carries KV to decode processes", remedy)
         if not self.prefill and rate is not None:
             remedy = "Add prefill=1 and decode=1, or leave it out."
-            raise InvalidParameter("link_bytes_per_s", rate, "is for a prefill pool, and there is none", remedy)
+            raise InvalidParameter("link_bytes_per_s", rate, "is for a prefill pool, but there is none", remedy)
 
 
 @dataclass(frozen=True, slots=True)
 class HandOvers:
-    """What went from one pool to the other."""
+    """Totals of the KV hand-overs from the prefill pool to the decode pool."""
 
     num_requests: int
-    """That were handed over, or were to be."""
+    """Requests that were handed over, or planned to be."""
     num_fetched: int
-    """Of these, those whose prefix came; of the others it was computed where they decode, or they ended first."""
+    """Requests whose prefix arrived; the others ended before, or were computed by the decode process."""
     num_bytes: int
-    """Of KV, of prefixes that came."""
+    """Bytes of KV in the prefixes that arrived."""
 
 
 class PoolSimulation:
-    """Several engines like one that was recorded, in simulated time.
+    """Simulation of several engines like a recorded one.
 
     Args:
-        started: how each of them begins.
-        step_times: how long steps take, in each of them.
-        pools: how many there are, and their links.
-        ended: is called whenever a request has ended.
+        started: the start event of each engine.
+        step_times: predicts how long a step takes, in each engine.
+        pools: the number of processes, and their links.
+        ended: called whenever a request has ended.
 
     Raises:
-        InvalidParameter: settings of the engine that do not go with a prefill pool.
+        InvalidParameter: an engine setting cannot be combined with a prefill pool.
     """
 
     def __init__(
@@ -134,11 +135,11 @@ class PoolSimulation:
                     names_blocks=started.cache["enable_prefix_caching"],
                 )
                 self._join(SimulatedWorker(f"{role.value}-{i}", engine, self._world), role, started.num_blocks)
-        if pools.link_bytes_per_s is not None:  # as it would be known after the first hand-over
+        if pools.link_bytes_per_s is not None:  # the router would know the rate after the first hand-over
             for i, j in product(range(pools.prefill), range(pools.decode)):
                 self._placer.router.link_measured(f"prefill-{i}", f"decode-{j}", pools.link_bytes_per_s)
         self._given_up: deque[tuple[float, str]] = deque()
-        """Who ends without a token, and when."""
+        """Requests that their callers abort before the first token: (time in seconds, request id), sorted."""
         self._num_live = self._num_handed_over = self._num_fetched = self._num_bytes = 0
 
     def _join(self, worker: SimulatedWorker, role: Role, num_blocks: int) -> None:
@@ -161,14 +162,14 @@ class PoolSimulation:
 
     @property
     def hand_overs(self) -> HandOvers:
-        """So far."""
+        """Hand-overs so far."""
         return HandOvers(self._num_handed_over, self._num_fetched, self._num_bytes)
 
     def run(self, requests: Sequence[SimulatedRequest]) -> Run:
-        """All of them, from the first arrival to the last end.
+        """Run all requests, from the first arrival to the last end.
 
         Raises:
-            InvalidParameter: a request is longer than the engines take.
+            InvalidParameter: a request is longer than the engines accept.
         """
         waiting = deque(sorted(requests, key=lambda one: one.arrival.arrival_time_s))
         served = [ServedRequest(one.arrival.request_id, RequestTimes(one.arrival.arrival_time_s)) for one in waiting]
@@ -192,13 +193,13 @@ class PoolSimulation:
             self._come_round()
             if not waiting and not self._num_live and not any(w.step or w.inbox for w in self._workers.values()):
                 break
-        assert not self._num_live, f"{self._num_live} requests wait for ever"
+        assert not self._num_live, f"{self._num_live} requests wait and can never run"
         steps = sorted((step for w in self._workers.values() for step in w.engine.steps), key=lambda step: step.end_s)
         ran = tuple(request for request in served if request.times.token_times_s)
         return Run(ran, tuple(steps), self._now_s)
 
     def check_invariants(self, *, is_over: bool = False) -> None:
-        """Of every process; when all is over, that nobody holds anything once the last leases have ended."""
+        """Check every process; if `is_over`, also that no process holds KV after the last leases have expired."""
         if is_over:
             self._now_s += LEASE_S
             self._come_round()
@@ -206,7 +207,7 @@ class PoolSimulation:
             worker.check_invariants(is_over=is_over)
 
     def _next_s(self, waiting: deque[SimulatedRequest]) -> float | None:
-        """When anything happens next."""
+        """Return the time of the next event, or None if nothing can happen any more."""
         workers = self._workers.values()
         times = [worker.step.end_s for worker in workers if worker.step is not None]
         times += [waiting[0].arrival.arrival_time_s] if waiting else []
@@ -216,7 +217,7 @@ class PoolSimulation:
         return max(self._now_s, min(times)) if times else None
 
     def _come_round(self) -> None:
-        """Everybody who does not compute hears all that there is and begins a step, until nobody has anything to do."""
+        """Deliver messages and begin steps in all idle workers until nothing changes."""
         is_busy = True
         while is_busy:
             idle = [worker for worker in self._workers.values() if worker.step is None]
@@ -224,7 +225,7 @@ class PoolSimulation:
             is_busy = has_heard or sum(worker.begin_step() for worker in idle) > 0
 
     def _move(self) -> bool:
-        """Let bytes come and leases end; return whether anybody is told of any."""
+        """Advance transfers and leases to the current time; return whether any transfer or lease ended."""
         done = self._world.link.advance(self._now_s)
         for transfer in done:
             transfer.arrived()
@@ -243,7 +244,7 @@ class PoolSimulation:
         new = NewRequest(request_id, (0,) * arrival.num_prompt_tokens, params, 0)
         outcome = self._dispatcher.add(GenerationRequest(new, arrival.arrival_time_s, arrival.max_tokens))
         if not outcome.placed:
-            limit = f"may need {arrival.num_prompt_tokens + arrival.max_tokens} tokens of KV; no process has so many"
+            limit = f"may need {arrival.num_prompt_tokens + arrival.max_tokens} tokens of KV; no process has that many"
             raise InvalidParameter("request", request_id, limit, "Give more KV memory (kv_cache_memory).")
         self._carry_out(outcome)
 
@@ -273,7 +274,7 @@ class PoolSimulation:
         self._placer.reported(worker.process, partial(self._load_of, worker), self._now_s)
 
     def _load_of(self, worker: SimulatedWorker) -> EngineLoad:
-        """Return what a worker says of itself, as one that has run for a while: its rate of prefill is known."""
+        """Return a worker's load as a warmed-up engine reports it: with a known prefill rate."""
         return EngineLoad(
             self._max_num_seqs,
             num_running=worker.engine.scheduler.num_running,
@@ -285,7 +286,7 @@ class PoolSimulation:
 
 
 def _update_of(live: Live, time_s: float) -> TokenUpdate:
-    """Return the tokens of a request that is through at a process: all at once, as nothing is decided by the others."""
+    """Return the tokens of a request that leaves a process, all at once, as earlier ones decide nothing."""
     reason = FinishReason.STOP if live.has_ended else FinishReason.LENGTH
     token_ids = (0,) * (live.num_outputs - live.num_before)
     news = SequenceNews(finish_reason=reason)
@@ -293,16 +294,16 @@ def _update_of(live: Live, time_s: float) -> TokenUpdate:
 
 
 def _prefill_s_per_token(started: EngineStarted, layers: Layers, step_times: PredictsSteps) -> float:
-    """Return the seconds of a prompt token in chunks as large as steps take them."""
+    """Return the seconds per prompt token in chunks of the largest size that a step takes."""
     num_tokens = min(started.scheduler["max_num_batched_tokens"], started.max_model_len)
     return step_times.seconds(layers.work([(0, num_tokens, 1)])) / num_tokens
 
 
 def _check_hands_over(started: EngineStarted) -> None:
-    """What a hand-over needs of each engine, as a server has it."""
+    """Raise if the recorded engine's settings do not allow hand-overs, as in a server."""
     if not started.cache["enable_prefix_caching"]:
         remedy = "Add enable_prefix_caching=true, or leave prefill out."
         raise InvalidParameter("enable_prefix_caching", False, "KV is handed over through the prefix cache", remedy)
     if started.cache["kv_check_rate"]:
-        limit = "does not go with prefill processes; the log is of an engine that had it"
+        limit = "cannot be combined with prefill processes; the log is of an engine that used it"
         raise InvalidParameter("kv_check_rate", started.cache["kv_check_rate"], limit, "Leave prefill out.")

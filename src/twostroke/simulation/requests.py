@@ -1,4 +1,4 @@
-"""What a simulation is fed with: requests as the scheduler sees them, and how each of them went on."""
+"""Requests as a simulation replays them: what the scheduler sees, and their known outcomes."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ _WHOLE = "Give a file that --event-log wrote, as it was written."
 
 @dataclass(frozen=True, slots=True)
 class SimulatedRequest:
-    """A request whose outcome is known: whatever the schedule, it makes the same tokens."""
+    """Request with a known outcome: it generates the same tokens under any schedule."""
 
     arrival: Arrival
     num_outputs: int
-    """Tokens until its end. 0: it was ended from outside before it had any."""
+    """Tokens until its end; 0 if the caller ended it before the first one."""
     finish_reason: FinishReason = FinishReason.LENGTH
     output_hashes: tuple[bytes, ...] = ()
-    """Of the blocks that its outputs fill, where somebody may ask for them again; default: nobody does."""
+    """Hashes of the blocks that its outputs fill, for prefix cache lookups; default: none is looked up."""
     ended_after_s: float | None = None
-    """Given up by its caller so long after its arrival; None: it ends by its tokens."""
+    """Seconds from its arrival until its caller aborted it; None: it ends by its tokens."""
 
     def hash_of_block(self, index: int) -> bytes:
-        """Of a full block of prompt and output."""
+        """Return the hash of a full block of the prompt and output."""
         known = self.arrival.block_hashes
         if index < len(known):
             return known[index]
@@ -51,13 +51,13 @@ class SimulatedRequest:
 
 @dataclass(frozen=True, slots=True)
 class RecordedRun:
-    """What a log says of one run of an engine."""
+    """One run of an engine as recorded in an event log."""
 
     started: EngineStarted
     requests: tuple[SimulatedRequest, ...]
-    """In the order of their arrival; times count from the first."""
+    """Requests in order of arrival; times count from the first arrival."""
     unfinished: int
-    """Requests that had not ended when the log did; they are taken to end with the tokens that they had."""
+    """Number of requests that had not ended when the log did; they are assumed to end with the tokens they had."""
 
 
 @dataclass(slots=True)
@@ -70,10 +70,11 @@ class _Watched:
 
 
 def recording_of(events: Iterable[Event]) -> RecordedRun:
-    """Reads the last run of a log; what came before its measurement began warmed the engine up and is left out.
+    """Read the last run of a log, without the warm-up before its measurement began.
 
     Raises:
-        InvalidParameter: the log has a gap, no engine in it or no request, or is that of a pool of several engines.
+        InvalidParameter: the log has a gap, contains no engine start or no request, or comes from a pool of several
+        engines.
     """
     reader = _Reader()
     for event in events:
@@ -122,7 +123,7 @@ class _Reader:
         return RecordedRun(self._started, tuple(_simulated(one, begin_s) for one in watched), unfinished)
 
     def _arrived(self, event: RequestArrived) -> None:
-        self._names += 1  # a name may be used again once its request has ended
+        self._names += 1  # an id may be used again once its request has ended
         watched = _Watched(replace(event.arrival, request_id=f"{self._names}:{event.request_id}"))
         self._watched[watched.arrival.request_id] = self._live[event.request_id] = watched
 
@@ -146,7 +147,7 @@ class _Reader:
 
 def _simulated(watched: _Watched, begin_s: float) -> SimulatedRequest:
     arrival = watched.arrival
-    # who was given up in the middle made so many tokens, and would make as many under any schedule
+    # a request aborted midway is taken to generate as many tokens under any schedule
     by_tokens = watched.num_outputs > 0
     return SimulatedRequest(
         replace(arrival, arrival_time_s=arrival.arrival_time_s - begin_s, lend_as=None, import_id=None),
@@ -158,7 +159,7 @@ def _simulated(watched: _Watched, begin_s: float) -> SimulatedRequest:
 
 
 def faster(requests: Sequence[SimulatedRequest], factor: float) -> tuple[SimulatedRequest, ...]:
-    """The same requests, arriving so many times as fast."""
+    """Return the requests with all arrival times divided by the factor."""
     return tuple(
         replace(one, arrival=replace(one.arrival, arrival_time_s=one.arrival.arrival_time_s / factor))
         for one in requests

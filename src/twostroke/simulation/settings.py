@@ -1,4 +1,4 @@
-"""What-ifs: a recorded configuration with some settings changed, as a scheduler that has not run yet."""
+"""What-ifs: recorded settings with some of them changed."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ _CACHE = {"block_size", "num_kv_blocks", "kv_cache_memory", "kv_cache_dtype", "e
 _POOLS = {f.name for f in dataclasses.fields(SimulatedPools)}
 _OWN = {"request_rate_factor", "step_time_factor", "max_model_len"} | _POOLS
 _AT_ONCE = 0.01
-"""Share of a run: requests that come within less of it came at once, and have no rate."""
+"""Share of a run: requests that all arrive within less than this have no arrival rate."""
 _SIZES = ("block_size", "kv_cache_dtype")
-"""Settings on which the size of a block depends."""
+"""Settings that change the size of a block."""
 _MOST_BLOCKS = 1 << 24
-"""A simulation keeps a few hundred bytes for each."""
+"""Limit for the number of blocks: a simulation keeps a few hundred bytes for each."""
 MOST_FACTOR = 1_000_000
-"""Of the rate of requests, and of the times of steps."""
+"""Limit for the factors of the request rate and of step times."""
 _FORMATS: Mapping[str, KVFormat] = {"bf16": "bf16", "f32": "f32", "fp8": "fp8", "int8": "int8", "int4": "int4"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WhatIf:
-    """Settings to change; nothing changed is the recorded configuration.
+    """Settings to change; an empty one keeps the recorded configuration.
 
     >>> WhatIf.read(["max_num_batched_tokens=256", "request_rate_factor=2"])
     WhatIf(settings={'max_num_batched_tokens': 256, 'request_rate_factor': 2})
@@ -50,10 +50,10 @@ class WhatIf:
 
     @classmethod
     def read(cls, words: Iterable[str]) -> WhatIf:
-        """KEY=VALUE words, a value as in JSON or a bare word.
+        """Parse KEY=VALUE words; a value is JSON or a bare word.
 
         Raises:
-            InvalidParameter: a word without "=", or a setting that no what-if knows.
+            InvalidParameter: a word has no "=", or names a setting that cannot be simulated.
         """
         found: dict[str, Any] = {}
         for word in words:
@@ -71,7 +71,7 @@ class WhatIf:
 
     @property
     def words(self) -> str:
-        """As they were given.
+        """Settings as KEY=VALUE words, or "as recorded".
 
         >>> WhatIf(settings={"policy": "fair", "max_num_seqs": 8}).words
         'policy=fair max_num_seqs=8'
@@ -80,41 +80,42 @@ class WhatIf:
 
     @property
     def request_rate_factor(self) -> float:
-        """Requests arrive so many times as fast."""
+        """Factor by which requests arrive faster."""
         return self._factor("request_rate_factor")
 
     @property
     def step_time_factor(self) -> float:
-        """Steps take so many times as long."""
+        """Factor by which steps take longer."""
         return self._factor("step_time_factor")
 
     @property
     def pools(self) -> SimulatedPools | None:
-        """Several processes instead of the one; None: one.
+        """Pools to simulate instead of the single process; None: a single process.
 
         Raises:
-            InvalidParameter: sizes that no server takes, or a link that is missing or joins nobody.
+            InvalidParameter: sizes that a server does not accept, a prefill pool without a link, or a link without a
+            prefill pool.
         """
         pools = SimulatedPools(**{name: value for name, value in self.settings.items() if name in _POOLS})
         return pools if pools.decode else None
 
     def apply(self, started: EngineStarted) -> EngineStarted:
-        """The recorded engine with these settings.
+        """Return the recorded engine start with these settings.
 
-        The bytes of KV memory stay as they are unless they are what is changed: blocks of another size or format are
-        more or fewer.
+        The bytes of KV memory stay the same unless they are changed: blocks of another size or format change the
+        number of blocks.
 
         Raises:
-            InvalidParameter: a value that the setting does not take.
+            InvalidParameter: a setting does not accept its value.
         """
         given = self.settings
-        # built anew, so that ranges are checked as they are at an engine's start
+        # construct new configs, so that ranges are checked as at an engine's start
         of_scheduler: dict[str, Any] = {n: v for n, v in given.items() if n in _SCHEDULER}
         of_cache: dict[str, Any] = {n: v for n, v in given.items() if n in _CACHE}
         sizes: dict[str, Any] = {"num_kv_blocks": None, "kv_cache_memory": None, "gpu_memory_utilization": None}
         scheduler = SchedulerConfig(**started.scheduler | of_scheduler)
         if self.pools is not None or of_cache.get("enable_prefix_caching") is False:
-            sizes["kv_offloading_size"] = None  # does not go with either
+            sizes["kv_offloading_size"] = None  # cannot be combined with either
         cache = CacheConfig(**started.cache | sizes | of_cache)
         before = after = layout_of(started.layout)
         if "block_size" in given:
@@ -136,7 +137,7 @@ class WhatIf:
         )
 
     def _check_blocks(self, num_blocks: int, bytes_per_block: int) -> None:
-        """Refuse memory for no block, or for more than can be simulated, by the setting that makes it so."""
+        """Raise if the KV memory holds no block, or more than can be simulated; name the setting that causes it."""
         name = next((name for name in ("num_kv_blocks", "kv_cache_memory", *_SIZES) if name in self.settings), None)
         if name is None or 1 <= num_blocks <= _MOST_BLOCKS:
             return
@@ -151,7 +152,7 @@ class WhatIf:
 
 
 def check_rate_factor(what_if: WhatIf, requests: Sequence[SimulatedRequest], duration_s: float) -> None:
-    """Refuse a request_rate_factor where requests come within a hundredth of the run, before and after.
+    """Raise if a request_rate_factor is given and all requests arrive within a hundredth of the run, before and after.
 
     Raises:
         InvalidParameter: the requests arrived at once, or nearly.
@@ -173,10 +174,10 @@ def check_rate_factor(what_if: WhatIf, requests: Sequence[SimulatedRequest], dur
 
 
 def with_block_size(requests: Sequence[SimulatedRequest], before: int, after: int) -> tuple[SimulatedRequest, ...]:
-    """The same requests with names for blocks of another size.
+    """Return the requests with block hashes for another block size.
 
-    A chained hash names everything before it, too: the name of every second block is that of a block of twice the size.
-    Smaller blocks get made-up names, and are shared exactly where the larger ones were.
+    A chained hash also covers all tokens before its block, so every second hash is that of a block of twice the
+    size. Smaller blocks get derived hashes, and are shared exactly where the larger ones were.
 
     ```
     before   h0 h1 h2 h3 h4          twice     h1 h3          half     h0' h0 h1' h1 h2' h2 h3' h3 h4' h4
@@ -211,7 +212,7 @@ def _value(text: str) -> Any:
 
 
 def _specs_of(layout: KVLayout) -> list[KVSpec]:
-    """Return the KV of each layer."""
+    """Return the KV spec of each layer."""
     found = {layer_id: group.spec for group in layout.groups for layer_id in group.layer_ids}
     return [found[layer_id] for layer_id in sorted(found)]
 

@@ -1,10 +1,10 @@
-"""The scheduler that serves, driven through simulated time: a step takes as long as the model of step times says.
+"""Simulation of one engine: the production scheduler, with step times from a model.
 
     arrivals ──► Scheduler.schedule ──► seconds of the batch ──► Scheduler.update ──► …
                   the real one            cost/step_model.py       commits of known outcomes
 
-Nothing of the scheduler or of the KV cache's accounts is imitated, so what it would decide in service it decides here;
-only time is a prediction. Pure: no clock, no dice; the same input gives the same run.
+The scheduler and the KV cache accounting are the real ones, so they decide as they would in service. Only time is
+predicted. Pure: no clock and no randomness; the same input gives the same run.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from twostroke.simulation.requests import SimulatedRequest
 
 
 class Simulation:
-    """One engine in simulated time.
+    """Simulation of one engine.
 
     Args:
-        scheduler: with its KV cache's accounts; nothing has run yet.
-        layers: of the model, for the work of its steps.
-        step_times: how long they take.
+        scheduler: a scheduler with its KV cache accounting; nothing has run yet.
+        layers: the model's layers, from which the work of a step is computed.
+        step_times: predicts how long a step takes.
         block_size: tokens of a KV block.
-        names_blocks: whether anybody looks blocks up (the prefix cache is on).
-        ended: is called whenever a request has ended.
+        names_blocks: whether blocks get hashes, because the prefix cache is on.
+        ended: called whenever a request has ended.
     """
 
     def __init__(
@@ -48,13 +48,13 @@ class Simulation:
         self._engine = SimulatedEngine(scheduler, layers, step_times, block_size=block_size, names_blocks=names_blocks)
         self._ended = ended
         self._given_up: deque[tuple[float, str]] = deque()
-        """Who ends without a token, and when."""
+        """Requests that their callers abort before the first token: (time in seconds, request id), sorted."""
 
     def run(self, requests: Sequence[SimulatedRequest]) -> Run:
-        """All of them, from the first arrival to the last end.
+        """Run all requests, from the first arrival to the last end.
 
         Raises:
-            InvalidParameter: a request is longer than the engine takes.
+            InvalidParameter: a request is longer than the engine accepts.
         """
         engine = self._engine
         waiting = deque(sorted(requests, key=lambda one: one.arrival.arrival_time_s))
@@ -68,13 +68,13 @@ class Simulation:
             step = engine.decide(now_s)
             if step is not None:
                 for live in engine.take_in(step):
-                    assert live.has_ended, f"{live.given.arrival.request_id} goes on nowhere"
+                    assert live.has_ended, f"{live.given.arrival.request_id} left the engine without an end"
                     self._say_that_one_ended()
                 now_s = step.end_s
                 continue
             later = [times for times in (_next_arrival(waiting), self._next_given_up()) if times is not None]
             if not later:
-                assert not engine.has_work, f"{engine.scheduler.num_waiting} requests wait for ever"
+                assert not engine.has_work, f"{engine.scheduler.num_waiting} requests wait and can never run"
                 break
             now_s = max(now_s, min(later))
         ran = tuple(request for request in served if request.times.token_times_s)
@@ -111,13 +111,13 @@ def simulate(
     step_times: PredictsSteps,
     ended: Callable[[], object] | None = None,
 ) -> Run:
-    """An engine like the one that was recorded, in simulated time.
+    """Run the requests on an engine like the recorded one, in simulated time.
 
     Args:
-        started: how it began.
-        requests: with their outcomes.
-        step_times: how long steps take.
-        ended: is called whenever a request has ended.
+        started: the recorded start of the engine.
+        requests: requests with their outcomes.
+        step_times: predicts how long a step takes.
+        ended: called whenever a request has ended.
     """
     scheduler = scheduler_of(started)
     simulation = Simulation(

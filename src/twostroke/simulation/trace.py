@@ -1,6 +1,6 @@
-"""A Mooncake trace as requests of a simulation: lengths, arrivals, and which prompts begin alike.
+"""Mooncake traces as requests of a simulation: lengths, arrivals, and shared prompt prefixes.
 
-A hash id stands for 512 prompt tokens and all before them, so it names its blocks by itself; no token is made up:
+A hash id stands for 512 prompt tokens and all tokens before them, so it names its blocks without any token ids:
 
     hash ids            7                  9
     tokens     |------- 512 -------|------- 512 -------|
@@ -23,14 +23,14 @@ from twostroke.request import Arrival, FinishReason
 from twostroke.simulation.requests import SimulatedRequest
 
 TRACE_BLOCK = 512
-"""Tokens behind one hash id."""
+"""Prompt tokens per hash id."""
 
 MAX_LENGTH = 1 << 24
-"""Tokens of a prompt or an output; more is a slip of the keyboard."""
+"""Limit for the tokens of a prompt or an output; larger values are taken for typing errors."""
 MAX_HASH_ID = (1 << 63) - 1
 
 _OF_THE_LENGTHS = {"input_length", "output_length", "hash_ids"}
-"""Fields that nothing else has which is replayed here."""
+"""Fields by which a trace differs from the other files that can be replayed."""
 _REMEDY = (
     'Each line is {"timestamp": ms, "input_length": tokens, "output_length": tokens, "hash_ids": [one per 512 prompt '
     "tokens]}, in the order of arrival."
@@ -45,11 +45,12 @@ class TraceEntry:
     input_length: int
     output_length: int
     hash_ids: tuple[int, ...]
-    """One per 512 prompt tokens, the last one of what is left; equal ids, equal text from the prompt's beginning on."""
+    """Hash ids, one per 512 prompt tokens, the last one for the remainder; an equal id means an equal prompt up to
+    there."""
 
 
 def is_trace(path: Path) -> bool:
-    """Whether a file begins as a Mooncake trace does, if with something missing; False where it cannot be read."""
+    """Return whether a file looks like a Mooncake trace, even with fields missing; False if it cannot be read."""
     try:
         with path.open(encoding="utf-8") as lines:
             row: object = json.loads(next((line for line in lines if line.strip()), ""))
@@ -59,10 +60,10 @@ def is_trace(path: Path) -> bool:
 
 
 def read_trace(path: Path) -> list[TraceEntry]:
-    """Reads a Mooncake trace: JSON lines with `timestamp` in ms, `input_length`, `output_length`, `hash_ids`.
+    """Read a Mooncake trace: JSON lines with `timestamp` in ms, `input_length`, `output_length`, `hash_ids`.
 
     Raises:
-        InvalidParameter: there is no such file, it holds no request, or a line is not of this form.
+        InvalidParameter: the file cannot be read, holds no request, or has a line of another form.
     """
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
@@ -80,14 +81,14 @@ def read_trace(path: Path) -> list[TraceEntry]:
                 limit = f"must be a Mooncake trace; line {number_of_line}: {str(error).rstrip('.')}"
                 raise InvalidParameter("trace", str(path), limit, _REMEDY) from error
     if not entries:
-        raise InvalidParameter("trace", str(path), "must be a Mooncake trace; there is no request in it", _REMEDY)
+        raise InvalidParameter("trace", str(path), "must be a Mooncake trace; it contains no request", _REMEDY)
     return entries
 
 
 def _entry(line: str, earliest_s: float) -> TraceEntry:
     given: object = json.loads(line)
     if not isinstance(given, dict):
-        raise TypeError("it is no JSON object")
+        raise TypeError("it is not a JSON object")
     row = cast(dict[str, Any], given)
     missing = [name for name in ("timestamp", "input_length", "output_length", "hash_ids") if name not in row]
     if missing:
@@ -101,14 +102,14 @@ def _entry(line: str, earliest_s: float) -> TraceEntry:
     num_ids = -(-entry.input_length // TRACE_BLOCK)
     if len(entry.hash_ids) != num_ids:
         found, tokens = len(entry.hash_ids), entry.input_length
-        raise ValueError(f"{found} hash ids for {tokens} tokens; one for each {TRACE_BLOCK} makes {num_ids}")
+        raise ValueError(f"{found} hash ids for {tokens} tokens; one per {TRACE_BLOCK} tokens would be {num_ids}")
     if entry.timestamp_s < earliest_s:
-        raise ValueError(f"timestamp={row['timestamp']} is before the last one, {earliest_s * 1000:.0f}")
+        raise ValueError(f"timestamp={row['timestamp']} is before the previous one, {earliest_s * 1000:.0f}")
     return entry
 
 
 def num_tokens_of(entry: TraceEntry, divisor: int = 1) -> tuple[int, int]:
-    """Prompt and output tokens, divided and rounded up; there is always one to be sampled.
+    """Return the numbers of prompt and output tokens, divided and rounded up; at least one output token.
 
     >>> num_tokens_of(TraceEntry(0.0, 513, 0, (1, 2)), divisor=4)
     (129, 1)
@@ -119,22 +120,22 @@ def num_tokens_of(entry: TraceEntry, divisor: int = 1) -> tuple[int, int]:
 def requests_of_trace(
     lines: Sequence[TraceEntry], *, block_size: int, divisor: int = 1, longest: int | None = None
 ) -> tuple[tuple[SimulatedRequest, ...], int]:
-    """The requests, and how many were left out.
+    """Return the requests of a trace, and the number of those left out.
 
     Args:
-        lines: of the trace.
-        block_size: tokens of a KV block; divides the tokens behind a hash id.
-        divisor: lengths are divided by it, and rounded up; prompts share what they shared.
-        longest: tokens of a request; longer ones are left out.
+        lines: entries of the trace.
+        block_size: tokens per KV block; must divide the tokens per hash id.
+        divisor: divides all lengths, rounded up; shared prefixes stay shared.
+        longest: limit for the tokens of a request; longer requests are left out.
 
     Raises:
-        InvalidParameter: sizes that do not divide.
+        InvalidParameter: the divisor or the block size does not divide evenly.
     """
     per_id, rest = divmod(TRACE_BLOCK, divisor)
     if rest:
-        raise InvalidParameter("trace_divisor", divisor, f"must divide {TRACE_BLOCK}, the tokens behind a hash id")
+        raise InvalidParameter("trace_divisor", divisor, f"must divide {TRACE_BLOCK}, the tokens per hash id")
     if per_id % block_size:
-        limit = f"must divide {TRACE_BLOCK} / {divisor} = {per_id}, the tokens that a hash id of the trace stands for"
+        limit = f"must divide {TRACE_BLOCK} / {divisor} = {per_id}, the tokens per hash id of the trace"
         raise InvalidParameter("block_size", block_size, limit, f"Give --block-size {per_id & -per_id} or less.")
     names = _Names(per_id // block_size)
     found: list[SimulatedRequest] = []
@@ -147,7 +148,7 @@ def requests_of_trace(
 
 
 class _Names(dict[int, tuple[bytes, ...]]):
-    """Of the blocks behind each hash id, made once: most of a trace's memory is names."""
+    """Block hashes for each hash id, created once: they take most of the memory of a trace."""
 
     def __init__(self, blocks_per_id: int) -> None:
         super().__init__()

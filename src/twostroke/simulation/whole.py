@@ -1,4 +1,4 @@
-"""Whether a log is whole: a replay of one with holes would decide something else, and say that the scheduler had."""
+"""Checks that an event log is complete: a replay of one with gaps would wrongly blame the scheduler."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _AS_WRITTEN = "Give a file that --event-log wrote, as it was written."
 
 
 def check_whole(events: Iterable[Event]) -> None:
-    """Refuses a log in which an event must be missing.
+    """Raise if an event must be missing from a log.
 
-    Steps are numbered without gaps, each result is of the oldest step whose result is to come, and whoever runs has
-    arrived. What is missing behind the last event, nobody can know.
+    Steps are numbered without gaps. Each result belongs to the oldest step without one. Every running request has
+    arrived. Events missing after the last one cannot be detected.
 
     Raises:
-        InvalidParameter: where the first hole is.
+        InvalidParameter: an event is missing; the message says where the first gap is.
     """
     counted = _Counted()
     for event in events:
@@ -35,7 +35,7 @@ def check_whole(events: Iterable[Event]) -> None:
 
 
 def check_times(events: Iterable[Event]) -> None:
-    """Refuse events from before the clock began: an engine's clock counts from 0.
+    """Raise if an event is older than the engine's clock, which counts from 0.
 
     Raises:
         InvalidParameter: an event has a time below 0.
@@ -47,13 +47,13 @@ def check_times(events: Iterable[Event]) -> None:
 
 
 def check_readable(events: Sequence[Event]) -> None:
-    """Refuse a history that says nothing true of its run: one whose beginning or whose times are missing.
+    """Raise if a history lacks the start of an engine, has impossible times, or has gaps that it does not announce.
 
-    A flight recorder drops its oldest events and says so (EventsDropped): such a history only has to hold the start of
-    each engine. Any other one is whole, for each process by itself.
+    A flight recorder drops its oldest events and records that (EventsDropped); such a history only has to contain
+    the start of each engine. Any other history must be complete for each process.
 
     Raises:
-        InvalidParameter: where the first hole is, or which times cannot be.
+        InvalidParameter: an event is missing (the message says where), or times are impossible.
     """
     check_times(events)
     has_gap = any(isinstance(event, EventsDropped) for event in events)
@@ -81,7 +81,7 @@ class _Counted:
         self._next_step = 0
         self._in_flight: deque[int] = deque()
         self._decided_s: deque[float] = deque()
-        """Times of the decisions of these steps."""
+        """Decision times of the steps in flight."""
         self._arrived: set[str] = set()
 
     def take(self, event: Event) -> None:

@@ -1,7 +1,7 @@
-"""A process of a pool in simulated time: an engine, both ends of its hand-overs, and what it has been told.
+"""Simulated worker process of a pool: an engine, both ends of its KV hand-overs, and a command inbox.
 
-It obeys the commands of cluster/messages.py between two steps, as cluster/process.py does. The ends are those that
-serve (engine/kv_ends.py).
+It handles the commands of cluster/messages.py between two steps, as cluster/process.py does. The hand-over ends are
+those used in service (engine/kv_ends.py).
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ from twostroke.simulation.link import Link
 
 @dataclass(slots=True, eq=False)
 class World:
-    """What the processes of a simulation have in common."""
+    """State shared by all processes of a simulation."""
 
     layout: KVLayout
     link: Link
     clock: Callable[[], float]
     heard: Callable[[str, Event], object]
-    """Is told what a process says of itself."""
+    """Callback for every event that a process emits; called with the process name and the event."""
     requests: dict[str, Live] = field(default_factory=dict[str, Live])
-    """By name, those that have ended included: word of them may still be on its way."""
+    """Requests by id, ended ones included: messages about them may still be in flight."""
     lenders: dict[str, SimulatedLender] = field(default_factory=dict[str, SimulatedLender])
-    """By process."""
+    """Lenders by process name."""
 
     def names(self, request_id: str, token_ids: Sequence[int], block_size: int, salt: str | None) -> tuple[bytes, ...]:
-        """Return the names of a request's full blocks as they were recorded; see BlockNames."""
+        """Return the recorded hashes of a request's full blocks; an implementation of `BlockNames`."""
         del salt
         given, num_blocks = self.requests[request_id].given, len(token_ids) // block_size
         known = given.arrival.block_hashes[:num_blocks]
@@ -49,12 +49,12 @@ class World:
 
 
 class SimulatedWorker:
-    """One process.
+    """Worker process in simulated time.
 
     Args:
         process: its name.
-        engine: nothing has run in it yet.
-        world: of all of them.
+        engine: an engine that has not run yet.
+        world: state shared with the other processes.
     """
 
     def __init__(self, process: str, engine: SimulatedEngine, world: World) -> None:
@@ -62,10 +62,10 @@ class SimulatedWorker:
         self.engine = engine
         self._world = world
         self.inbox: deque[Command] = deque()
-        """What it has been told since its last step began."""
+        """Commands received since the last step began."""
         self.step: SimulatedStep | None = None
         self.decode_step_s = 0.0
-        """Of its last step without prefills."""
+        """Seconds of the last step without prefills."""
         layout = world.layout
         lender = SimulatedLender(process, layout, engine.layers.num_layers, world.link, world.clock)
         self.lender = world.lenders[process] = lender
@@ -76,17 +76,17 @@ class SimulatedWorker:
         self._ends = KVEnds(scheduler, self, clock, KVLending(scheduler, lender, layout), self._fetching)
         self._ends.bind(self._start, lambda: not engine.has_work)
 
-    # ------------------------------------------------------------------ its loop
+    # ------------------------------------------------------------------ the worker's loop
 
     def hear(self) -> bool:
-        """Obey what there is; return whether there was anything."""
+        """Handle all queued commands; return whether there were any."""
         has_heard = bool(self.inbox)
         while self.inbox:
             self._obey(self.inbox.popleft())
         return has_heard
 
     def begin_step(self) -> bool:
-        """Begin a step, where there is work; return whether it has, or has told itself anything."""
+        """Begin a step if there is work; return whether a step began or a command was queued."""
         if self.engine.has_work:
             self._ends.let_imports_in()
             self.step = self.engine.decide(self._world.clock())
@@ -97,7 +97,7 @@ class SimulatedWorker:
         return True
 
     def end_step(self, step: SimulatedStep) -> list[Live]:
-        """Take in a step that is over; return who is through here, ended or not."""
+        """Commit a step that is over; return the requests that leave this process, ended or not."""
         self.step = None
         if not step.batch.num_prefill_tokens:
             self.decode_step_s = step.end_s - step.begin_s
@@ -142,7 +142,7 @@ class SimulatedWorker:
         return arrival
 
     def check_invariants(self, *, is_over: bool) -> None:
-        """Check the scheduler; when all is over, that nobody waits for anything or holds anything."""
+        """Check the scheduler's invariants; if `is_over`, also that no import waits and no KV block is held."""
         self.engine.scheduler.check_invariants()
         if is_over:
             usage = self.engine.scheduler.kv_usage
@@ -154,7 +154,7 @@ class SimulatedWorker:
     def fetch(
         self, source: KVSource, into: KVImport, digest: bytes, is_done: Callable[[Fetched], object]
     ) -> Callable[[], None]:
-        del digest  # nobody else uses the number of the lease
+        del digest  # no other lender uses the same lease id
         return self._world.lenders[source.address.name].fetch(source.lease_id, self.process, into, is_done)
 
     def emit(self, event: Event) -> None:

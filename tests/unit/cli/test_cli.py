@@ -352,7 +352,7 @@ def test_replay_knows_a_trace_by_its_content(tmp_path: Path) -> None:
         (["{trace}", "--device-name", "L4", "--trace-divisor", "0"], "trace_divisor=0"),
         (["{trace}", "--device-name", "L4", "--model", "{trace}.gone"], "{trace}.gone"),
         (["{cut}", "--device-name", "L4"], "line 3: "),
-        (["{empty}", "--device-name", "L4"], "there is no request in it"),
+        (["{empty}", "--device-name", "L4"], "it contains no request"),
         (["{empty}"], "path='"),
         (["{binary}", "--device-name", "L4"], "no UTF-8 text"),
         (["{binary}"], "no UTF-8 text"),

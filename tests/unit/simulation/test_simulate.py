@@ -166,7 +166,7 @@ def test_time_passes_between_arrivals() -> None:
 
 
 def test_a_request_that_is_too_long_is_refused() -> None:
-    with pytest.raises(InvalidParameter, match=r"30 \+ 20 tokens; the engine takes 32"):
+    with pytest.raises(InvalidParameter, match=r"30 \+ 20 tokens; the engine accepts 32"):
         simulated([SimulatedRequest(make_arrival("a", 30, 20), 20)])
 
 
