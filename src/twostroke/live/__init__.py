@@ -1,1 +1,1 @@
-"""What a page shows of engines at work: the event log, folded into one state, and what changed of it."""
+"""State of the engines as the page shows it: the event log folded into one state, with its changes."""

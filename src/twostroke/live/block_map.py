@@ -1,4 +1,4 @@
-"""Every KV block and whose it is, as the event log tells it."""
+"""State of every KV block, and the requests that hold it, as reconstructed from the event log."""
 
 from __future__ import annotations
 
@@ -17,26 +17,29 @@ from twostroke.scheduler.replay import layout_of
 
 
 class BlockState(IntEnum):
-    """What is in a block."""
+    """Use of a block."""
 
     FREE = 0
     USED = 1
-    SHARED = 2  # stands in several block tables
-    CACHED = 3  # nobody uses it, and its content can be found again
-    OUT_OF_USE = 4  # was found corrupt
-    HELD = 5  # on loan to another process, or filled from there
+    SHARED = 2  # in several block tables
+    CACHED = 3  # in no block table, but in the prefix cache
+    OUT_OF_USE = 4  # quarantined because it was corrupt
+    HELD = 5  # on loan to another process, or being filled from one
 
 
 class ToldPool(BlockPool):
-    """A pool that gives out the blocks that a log names. A log may have holes, so it takes in what no engine does."""
+    """Block pool that hands out the blocks named in a log.
+
+    A log may have gaps, so it accepts sequences of operations that no engine performs.
+    """
 
     def __init__(self, num_blocks: int) -> None:
         super().__init__(num_blocks)
         self.changed: set[int] = set()
-        """Blocks that may be in another state since somebody emptied this."""
+        """Blocks whose state may have changed since this set was last emptied."""
 
     def take(self, block_id: int, *, is_shared: bool) -> None:
-        """Add a reference; only who shares a block finds in it what was there."""
+        """Add a reference; a block that is not shared loses its content and its hash."""
         key = None if is_shared else self._keys[block_id]
         if key is not None:
             del self._block_ids[key]
@@ -45,18 +48,18 @@ class ToldPool(BlockPool):
         self.changed.add(block_id)
 
     def name(self, block_id: int, group_id: int, block_hash: bytes) -> None:
-        """Make a block findable that has no name yet."""
+        """Register the hash of a block that has none."""
         if self._keys[block_id] is None:
             super().name(block_id, group_id, block_hash)
 
     def free(self, block_ids: Iterable[int]) -> None:
-        """Drop one reference each. Which free block is given out next, the log will tell."""
+        """Drop one reference of each block; the log says which free block is used next."""
         for block_id in block_ids:
             self._ref_counts[block_id] -= 1
             self.changed.add(block_id)
 
     def forget_names(self) -> int:
-        """Nothing can be found any more."""
+        """Remove all blocks from the prefix cache."""
         self.changed.update(self._block_ids.values())
         return super().forget_names()
 
@@ -66,7 +69,7 @@ class ToldPool(BlockPool):
         self.changed.add(block_id)
 
     def state(self, block_id: int, num_holds: int) -> BlockState:
-        """Return what is in a block, of whose references so many are those of holds."""
+        """Return the state of a block, given how many of its references belong to holds."""
         refs = self._ref_counts[block_id]
         if refs:
             if num_holds == refs:
@@ -78,21 +81,22 @@ class ToldPool(BlockPool):
 
 
 class BlockMap:
-    """Follows the blocks of one engine, by the parts of kv_cache/ that the engine itself is made of.
+    """Blocks of one engine, tracked with the same parts of kv_cache/ that the engine uses.
 
-    The log says which blocks a table gets; what is given back, named, lent or forgotten is the rule of these parts.
+    The log says which blocks a table gets. Which blocks are freed, hashed, lent or evicted follows from the rules of
+    these parts.
 
     Args:
-        started: which pool, and how it is divided.
+        started: start event of the engine, with the size and layout of its pool.
     """
 
     def __init__(self, started: EngineStarted) -> None:
         layout = self._layout = layout_of(started.layout)
         self.page_size = layout.block_size
         self.block_tokens = tuple(map(layout.tokens_per_block, layout.groups))
-        """Per KV group, tokens of a block."""
+        """Tokens of a block, per KV group."""
         self.tables: dict[str, BlockTable] = {}
-        """By request."""
+        """Block tables by request id."""
         self._gives_back = started.cache["kv_reservation"] != "contiguous"
         self._has_names: bool = started.cache["enable_prefix_caching"]
         self._pool = ToldPool(started.num_blocks)
@@ -100,22 +104,22 @@ class BlockMap:
         self._names = SharedPrefixCache(layout, self._pool)
         self._holds = KVHolds(layout, self._reservation, self._names)
         self._imports: dict[int, tuple[bytes, ...]] = {}
-        """Names of the pages that are being fetched."""
+        """Hashes of the pages being fetched, by import id."""
         self._coming: list[KVLoad] = []
         self._are_coming_forgotten = False
 
     @property
     def num_usable(self) -> int:
-        """Number of blocks that are not out of use."""
+        """Number of blocks that are not quarantined."""
         return self._pool.num_blocks - self._pool.num_quarantined
 
     def runs(self) -> list[list[int]]:
-        """The whole pool: [state, how many blocks in a row], from block 0 on."""
+        """Return the whole pool as runs: [state, number of blocks], from block 0 on."""
         states = self._states(range(self._pool.num_blocks))
         return [[int(state), sum(1 for _ in same)] for state, same in groupby(states)]
 
     def take_changes(self) -> list[list[int]]:
-        """[first block, how many, state] of what changed since the last time."""
+        """Return [first block, number of blocks, state] for all changes since the last call."""
         changes: list[list[int]] = []
         changed = sorted(self._pool.changed)
         for block_id, state in zip(changed, self._states(changed), strict=True):
@@ -135,18 +139,18 @@ class BlockMap:
     # ------------------------------------------------------------------ what happens to a table
 
     def open(self, request_id: str) -> BlockTable:
-        """Begin a table without blocks."""
+        """Create an empty block table."""
         table = self.tables[request_id] = BlockTable(
             [[] for _ in self.block_tokens], [0] * len(self.block_tokens), self.block_tokens
         )
         return table
 
     def grow(self, share: ScheduledRequest, num_cached: int) -> BlockTable:
-        """Give a request the blocks that a step's share tells; return its table.
+        """Add the blocks of a step's share to a request; return its block table.
 
         Args:
-            share: what the runner is told. What the windows of its first query do not see is given back.
-            num_cached: tokens at the beginning that were found in the cache, when it was just admitted; else 0.
+            share: the request's part of the batch. Blocks outside the attention window of its first query are freed.
+            num_cached: tokens of the prompt found in the cache if it was just admitted; else 0.
         """
         table = self.tables.get(share.request_id) or self.open(share.request_id)
         for group_id, update in enumerate(share.block_tables):
@@ -154,7 +158,7 @@ class BlockMap:
             row, first = table.rows[group_id], table.first_held[group_id]
             self._pool.free(row[max(first, update.start) :])
             del row[update.start :]
-            if len(row) < update.start:  # the history does not know its beginning
+            if len(row) < update.start:  # the beginning of the history is missing
                 first = update.start
                 row.extend([NO_BLOCK] * (update.start - len(row)))
             row.extend(update.block_ids)
@@ -167,7 +171,7 @@ class BlockMap:
         return table
 
     def computed(self, request_id: str, hashes: Sequence[bytes], num_tokens: int) -> None:
-        """The first `num_tokens` tokens of a request are computed and final: full blocks have names now."""
+        """Register the hashes of the full blocks among the first `num_tokens` tokens, which are computed and final."""
         table = self.tables.get(request_id)
         if table is None or num_tokens - table.num_named < self.page_size or not self._has_names:
             return
@@ -175,25 +179,25 @@ class BlockMap:
         self._names.name_full_blocks(table, hashes, end)
 
     def roll_back(self, request_id: str, num_tokens: int) -> None:
-        """Drafts were rejected: whole blocks right of `num_tokens` are given back."""
+        """Free whole blocks after `num_tokens`, because drafts were rejected."""
         table = self.tables.get(request_id)
         if table is not None and self._gives_back:
             self._reservation.shrink(table, max(num_tokens, table.num_named))
 
     def close(self, request_id: str) -> None:
-        """All blocks of a request are given back."""
+        """Free all blocks of a request."""
         self._reservation.close(self.tables.pop(request_id))
 
     # ------------------------------------------------------------------ holds
 
     def lend(self, request_id: str, hold_id: int, num_tokens: int) -> None:
-        """The full blocks of a request's first `num_tokens` tokens are on loan; the rest is given back."""
+        """Lend the full blocks of a request's first `num_tokens` tokens and free the rest."""
         table = self.tables.pop(request_id)
         table.num_tokens = num_tokens
         self._hold(hold_id, table)
 
     def begin_import(self, event: KVImportBegan) -> None:
-        """Blocks for a prefix that is fetched; those that have its names are shared, the others are new."""
+        """Hold blocks for a prefix to fetch; blocks that already have its hashes are shared, the others are new."""
         table = BlockTable([list(row) for row in event.rows], [], self.block_tokens)
         table.num_tokens = event.num_tokens
         for group_id, (row, group) in enumerate(zip(event.rows, self._layout.groups, strict=True)):
@@ -206,12 +210,12 @@ class BlockMap:
         self._hold(event.import_id, table)
 
     def complete_import(self, import_id: int) -> None:
-        """All of a prefix has come: its blocks have names now."""
+        """Register the hashes of a prefix that has arrived completely."""
         if import_id in self._holds:
             self._holds.complete_import(import_id, self._imports[import_id])
 
     def end_hold(self, hold_id: int | None) -> None:
-        """A loan or an import is over."""
+        """End a loan or an import."""
         if hold_id is not None:
             self._imports.pop(hold_id, None)
             self._holds.end(hold_id)
@@ -223,9 +227,9 @@ class BlockMap:
     # ------------------------------------------------------------------ what happens to the cache
 
     def moved(self, moves: KVMoves) -> None:
-        """Blocks are filled from host memory with a step that was decided; its requests take theirs after this.
+        """Take the blocks that are filled from host memory for a step; call this before its requests take theirs.
 
-        What is loaded for them is cached; what comes beside the pass is held until `arrive`.
+        Blocks loaded for the requests are cached at once. Prefetched blocks are held until `arrive`.
         """
         for load in (*moves.loads, *moves.prefetches):
             self._pool.take(load.block_id, is_shared=False)
@@ -233,24 +237,24 @@ class BlockMap:
         self._coming += moves.prefetches
 
     def arrive(self) -> None:
-        """What came beside passes decided so far is cached."""
+        """Cache the blocks that were prefetched beside earlier steps."""
         if self._coming:
             self._cache(self._coming, are_forgotten=self._are_coming_forgotten)
             self._coming.clear()
         self._are_coming_forgotten = False
 
     def forget_names(self) -> None:
-        """Nothing can be found any more."""
+        """Remove all blocks from the prefix cache."""
         self._are_coming_forgotten = True
         self._names.forget()
 
     def quarantine(self, block_ids: Sequence[int]) -> None:
-        """Blocks are out of use, and nothing can be found any more."""
+        """Take blocks out of use and clear the prefix cache."""
         self._are_coming_forgotten = True
         self._names.quarantine(block_ids)
 
     def _cache(self, loads: Sequence[KVLoad], *, are_forgotten: bool = False) -> None:
-        """Blocks that were filled are nobody's."""
+        """Register the hashes of filled blocks and drop their references."""
         for load in loads:
             if not are_forgotten:
                 self._pool.name(load.block_id, load.group_id, load.block_hash)

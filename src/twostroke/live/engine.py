@@ -1,4 +1,4 @@
-"""LiveEngine: one process that runs steps, as the page shows it."""
+"""`LiveEngine`: one process that runs steps, as the page shows it."""
 
 from __future__ import annotations
 
@@ -38,31 +38,32 @@ from twostroke.metrics.engine_metrics import EngineMetrics
 from twostroke.request import FinishReason, RequestStatus
 
 NUM_STEPS = 240
-"""Steps that are remembered."""
+"""Number of recent steps that are kept."""
 NUM_ENDED = 60
-"""Requests that have ended and are still shown."""
+"""Number of ended requests that are still shown."""
 _BY_ITSELF = (FinishReason.STOP, FinishReason.LENGTH)
 
 
 @dataclass(slots=True)
 class _Unseen:
-    """What nobody has been told of yet."""
+    """Changes that no viewer has received yet."""
 
     requests: set[str] = field(default_factory=set[str])
     ended: list[SequenceRow] = field(default_factory=list[SequenceRow])
     grown: dict[str, list[list[Any]]] = field(default_factory=dict[str, list[list[Any]]])
-    """By request, per KV group: the entry where its row is cut, its first held one, the blocks that follow."""
+    """Block table changes by request. Per KV group: the entry from which the row is replaced, its first held entry, and
+    the blocks that follow."""
     gone: list[str] = field(default_factory=list[str])
     steps: set[int] = field(default_factory=set[int])
-    """Numbers of those that were decided, or whose result came."""
+    """Numbers of steps that were decided or whose result arrived."""
     stamp: int = 0
     is_settled: bool = False
-    """Nothing has come for so long that rates are 0, and that was told."""
+    """Whether rates have been reported as 0 after a pause."""
     has_all: bool = True
-    """It began anew: only the whole will do."""
+    """Whether a complete state must be sent, because the engine began anew."""
 
     def note_growth(self, share: ScheduledRequest, firsts: Sequence[int]) -> None:
-        """A row is cut and goes on with other blocks."""
+        """Record that a request's block table is cut and continues with other blocks."""
         known = self.grown.get(share.request_id) or [[update.start, 0, []] for update in share.block_tables]
         self.grown[share.request_id] = [
             [min(start, update.start), first, [*ids[: max(0, update.start - start)], *update.block_ids]]
@@ -71,13 +72,14 @@ class _Unseen:
 
 
 class LiveEngine:
-    """Shows one place, event by event; `whole` is what is there, `changes` what is new since they were asked for.
+    """State of one process, updated event by event; `whole` returns all of it, `changes` the changes since the last
+    call.
 
-    Hearing an event costs little whether or not anybody looks: what can be made of it is made when somebody asks.
+    Observing an event is cheap whether or not a viewer is connected. Rows and figures are computed on request.
 
     Args:
-        metrics: that have counted every event when it comes here.
-        place: its state.
+        metrics: metrics that must count each event before it is passed here.
+        place: the process's part of the folded run state.
     """
 
     def __init__(self, metrics: EngineMetrics, place: PlaceState) -> None:
@@ -90,15 +92,15 @@ class LiveEngine:
         self._steps: deque[DecidedStep] = deque(maxlen=NUM_STEPS)
         self._stamp = 0
         self._last_s = 0.0
-        """Of the last event."""
+        """Time of the last event."""
         self._unseen = _Unseen()
         self.is_watched = False
-        """Whether changes are noted; the whole is there in any case."""
+        """Whether changes are recorded; the complete state is kept in any case."""
         self.tenants: dict[str, str] = {}
-        """Of the requests that are shown."""
+        """Tenants of the shown requests, by request id."""
 
     def observe(self, event: Event, taken: Taken) -> None:
-        """One event, in order, and what it has changed."""
+        """Apply the next event and the changes derived from it."""
         self._stamp += 1
         self._last_s = event.time_s
         blocks = self._blocks
@@ -113,7 +115,7 @@ class LiveEngine:
                 self._touch(event.request_id)
             case EngineStarted():
                 self._clear(taken)
-                self._steps.clear()  # another process counts from 0
+                self._steps.clear()  # a new process numbers its steps from 0
                 self._config, self._lost = _config_of(event), ""
             case EngineLost():
                 self._clear(taken)
@@ -144,7 +146,7 @@ class LiveEngine:
     # ------------------------------------------------------------------ what the page gets
 
     def whole(self, now_s: float) -> dict[str, Any]:
-        """All of it; "Engine" in docs/page.md."""
+        """Return the complete state: "Engine" in docs/page.md."""
         started, blocks = self._place.started, self._blocks
         requests = self._shown()
         tables = {request.request_id: self._tables[request.request_id] for request in requests if request.is_running}
@@ -163,19 +165,19 @@ class LiveEngine:
         }
 
     def watch(self) -> None:
-        """From now on changes are noted; whoever asks first gets the whole."""
+        """Start recording changes; the first viewer gets the complete state."""
         self.is_watched = True
         self.seen()
         self._unseen.has_all = True
 
     def seen(self) -> None:
-        """Whoever looks has been told everything."""
+        """Forget the recorded changes: all viewers have them."""
         if self._blocks is not None:
             self._blocks.take_changes()
         self._unseen = _Unseen(stamp=self._stamp, has_all=False)
 
     def changes(self, now_s: float) -> dict[str, Any] | None:
-        """What is new; None where nothing is."""
+        """Return the changes since the last call, or None if there are none."""
         unseen, blocks = self._unseen, self._blocks
         if unseen.has_all:
             whole = {"whole": True, **self.whole(now_s)}
@@ -183,7 +185,7 @@ class LiveEngine:
             return whole
         if unseen.stamp == self._stamp:
             return self._settled(now_s)
-        # results of steps that ran when a request lost its blocks come behind that
+        # a request that lost its blocks may still get the result of a step that was running then
         touched = [
             request
             for request in self._shown()
@@ -201,7 +203,7 @@ class LiveEngine:
         return changes
 
     def _settled(self, now_s: float) -> dict[str, Any] | None:
-        """Told once when nothing has come for as long as rates reach back: they are 0 now."""
+        """Return the figures once after a pause as long as the window of the rates, which are then 0."""
         if self._unseen.is_settled or not self._steps or now_s < self._last_s + WINDOW_S:
             return None
         self._unseen.is_settled = True
@@ -216,7 +218,7 @@ class LiveEngine:
         }
 
     def _written(self) -> list[int]:
-        """Blocks that the last step with tokens writes to."""
+        """Return the ids of the blocks that the last step with tokens writes."""
         if not self._steps or self._blocks is None:
             return []
         sizes = self._blocks.block_tokens
@@ -234,14 +236,14 @@ class LiveEngine:
         return {} if self._blocks is None else self._blocks.tables
 
     def _shown(self) -> list[RequestState]:
-        """Requests that are here and have a table."""
+        """Return the requests that are here and have a block table."""
         tables = self._tables
         return [request for name, request in self._place.requests.items() if name in tables]
 
     # ------------------------------------------------------------------ events
 
     def _clear(self, taken: Taken) -> None:
-        """Nobody runs here any more."""
+        """End all requests of a process that started anew or was lost."""
         time_s = self._steps[-1].time_s if self._steps else None
         for request, reason in taken.gone:
             self._end(request, reason, time_s, told="lost")
@@ -286,7 +288,7 @@ class LiveEngine:
                 self._unseen.note_growth(share, table.first_held)
         if taken.step is not None and not batch.is_empty:
             self._steps.append(taken.step)
-        if self.is_watched and self._steps:  # of an empty one: somebody may wait for another reason
+        if self.is_watched and self._steps:  # even after an empty step: the wait reason may have changed
             self._unseen.steps.add(self._steps[-1].batch.step)
 
     def _committed(self, taken: Taken, blocks: BlockMap) -> None:
@@ -301,12 +303,12 @@ class LiveEngine:
     # ------------------------------------------------------------------ requests
 
     def _touch(self, request_id: str) -> None:
-        """Its row is another."""
+        """Mark a request's row as changed."""
         if self.is_watched:
             self._unseen.requests.add(request_id)
 
     def _lose_blocks(self, request_id: str, blocks: BlockMap) -> None:
-        """It waits again, from the beginning."""
+        """Release a request's blocks after a preemption or a failed block check; it waits and starts over."""
         if request_id in blocks.tables:
             blocks.close(request_id)
             blocks.open(request_id)

@@ -1,4 +1,4 @@
-"""RecordedLog: an event log on file, and the state behind each of its steps."""
+"""`RecordedLog`: an event log on file, with the state at each of its steps."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from twostroke.metrics.engine_metrics import FleetMetrics
 from twostroke.plain_words import reason_of
 
 CHUNK_EVENTS = 512
-"""Events that are compressed together; to come to a step, at most so many more than needed are read."""
+"""Events that are compressed together; reaching a step reads at most this many events more than needed."""
 MAX_CHECKPOINTS = 64
 _CONTRADICTIONS = (LookupError, ArithmeticError, ValueError, TypeError, AttributeError, AssertionError, MemoryError)
-"""What taking in an event brings about that cannot follow those before it."""
+"""Errors that an event can cause if it contradicts the events before it."""
 
 
 class _Position:
-    """A state, and how many events it has taken in."""
+    """State after a number of events."""
 
     def __init__(self) -> None:
         self.metrics = FleetMetrics("", _nobody)
@@ -34,46 +34,46 @@ class _Position:
         self.num_taken = 0
 
     def take(self, event: Event) -> None:
-        """One event, in order."""
+        """Apply the next event."""
         self.state.observe(event, self.metrics.observe(event))
         self.num_taken += 1
 
 
 class RecordedLog:
-    """An event log, kept compressed, with checkpoints from which any step is near.
+    """Event log, kept compressed, with checkpoints from which any step is reached quickly.
 
     ```
     events        |--- chunk ---|--- chunk ---|--- chunk ---|--- …
     checkpoints   ^             ^             ^                    at most 64, thinned out as the log grows
-    state(k)      the nearest one before step k + 1, and the events from there on
+    state(k)      the last checkpoint before step k + 1, and the events from there on
     ```
 
     Args:
-        events: in order.
-        name: how it is shown.
+        events: all events in order.
+        name: name to show.
 
     Raises:
-        InvalidParameter: there is no event, or one that contradicts those before it.
+        InvalidParameter: there is no event, or one contradicts those before it.
     """
 
     def __init__(self, events: Iterable[Event], name: str) -> None:
         self._name = name
         self._chunks: list[bytes] = []
         self._ends = array("q")
-        """Per step, how many events have come when the next one is decided."""
+        """For each step, the number of events before the next step is decided."""
         self._times_s = array("d")
-        """When each was decided."""
+        """Decision time of each step."""
         self._checkpoints: dict[int, bytes] = {}
-        """By the number of events that each has taken in."""
+        """Pickled positions by the number of events applied."""
         self._spacing = 1
-        """Chunks from one checkpoint to the next."""
+        """Number of chunks between two checkpoints."""
         self._model = ""
         self._first_s = 0.0
         self._problems: list[str] = []
         self._begun: set[str] = set()
         self._last_step: dict[str, int] = {}
         self._out_of_order: set[str] = set()
-        """Processes of which that was said."""
+        """Processes whose wrong step order has been reported."""
         self._num_events = 0
         self._cursor = _Position()
         self._read(events)
@@ -82,23 +82,23 @@ class RecordedLog:
             raise InvalidParameter("event_log", name, "holds no event", remedy)
 
     def add_problem(self, sentence: str) -> None:
-        """Says what is wrong with it, wherever it is shown."""
+        """Add a sentence to the problems shown with the recording."""
         self._problems.append(sentence)
 
     @property
     def num_steps(self) -> int:
-        """Steps with tokens."""
+        """Number of steps with tokens."""
         return len(self._ends)
 
     def step_at(self, time_s: float) -> int:
-        """The last step that was decided by then; 0 before the first."""
+        """Return the last step decided by this time; 0 before the first."""
         return max(0, bisect_right(self._times_s, time_s) - 1)
 
     def state(self, step: int) -> dict[str, Any]:
-        """A "State" (docs/page.md): all that had happened when the step behind this one was decided.
+        """Return a "State" (docs/page.md) after all events before the next step was decided.
 
         Args:
-            step: from 0 on; any, where there is no step at all.
+            step: index from 0 on; ignored if the log has no step.
         """
         end = self._ends[step] if self._ends else self._num_events
         position = self._go_to(end)
@@ -114,7 +114,7 @@ class RecordedLog:
         return whole | {"recording": recording}
 
     def events(self) -> Iterator[Event]:
-        """All of them."""
+        """Yield all events."""
         for chunk in self._chunks:
             yield from split(zlib.decompress(chunk))
 
@@ -147,29 +147,29 @@ class RecordedLog:
             self._ends[-1] = self._num_events
 
     def _note_beginning(self, event: Event) -> None:
-        """Of an engine that was not seen to start nothing is known."""
+        """Report an engine whose start is missing: its state is unknown."""
         if isinstance(event, EngineStarted):
             self._begun.add(event.process)
         elif isinstance(event, StepScheduled) and event.process not in self._begun:
             self._begun.add(event.process)
-            words = f"The beginning of {event.process} is missing: nothing is shown of it until it starts."
+            words = f"The start of {event.process} is missing: it is shown only from its next start on."
             self._problems.append(words)
 
     def _note_order(self, event: Event) -> None:
-        """A process counts its steps one by one: told is the first time that a log does not."""
+        """Report the first time that a process does not number its steps consecutively."""
         match event:
             case EngineStarted():
                 self._last_step.pop(event.process, None)
             case EventsDropped():
-                self._last_step.clear()  # that gap is told anyway
+                self._last_step.clear()  # this gap is reported by _note
             case StepScheduled():
                 step, last = event.batch.step, self._last_step.get(event.process)
                 self._last_step[event.process] = step
                 if last is None or step == last + 1 or event.process in self._out_of_order:
                     return
                 self._out_of_order.add(event.process)
-                why = "those between are missing" if step > last else "it holds some twice, or in another order"
-                self._problems.append(f"Step {step:,} of {event.process} comes behind step {last:,}: {why}.")
+                why = "the steps between are missing" if step > last else "steps are duplicated or out of order"
+                self._problems.append(f"Step {step:,} of {event.process} follows step {last:,}: {why}.")
             case _:
                 pass
 
@@ -196,7 +196,7 @@ class RecordedLog:
             self._checkpoints = {taken: kept for taken, kept in self._checkpoints.items() if taken % apart == 0}
 
     def _go_to(self, end: int) -> _Position:
-        """The state behind so many events, from the nearest that is known before it."""
+        """Return the state after `end` events, replayed from the nearest earlier position."""
         before = max((taken for taken in self._checkpoints if taken <= end), default=0)
         if not before <= self._cursor.num_taken <= end:
             kept = self._checkpoints.get(before)
@@ -211,7 +211,7 @@ class RecordedLog:
 
 
 def ends_in_the_middle(path: Path) -> bool:
-    """Whether the last line of a file was cut off, as it is when the machine that wrote it stopped."""
+    """Return whether the last line of a file is cut off, as when the machine that wrote it stopped."""
     with path.open("rb") as file:
         if not file.seek(0, os.SEEK_END):
             return False
@@ -220,4 +220,4 @@ def ends_in_the_middle(path: Path) -> bool:
 
 
 def _nobody(_: object) -> None:
-    """Nobody wants to know which processes appear."""
+    """Ignore a process that appears."""

@@ -1,6 +1,7 @@
-"""The columns of what the page shows in tables: requests and steps, as arrays, with their names told once.
+"""Table rows of the page: requests and steps as arrays, with the field names sent once.
 
-And the numbers of its tiles and histograms: those of /metrics, and rates of the steps of the last second."""
+Also the numbers of its tiles and histograms: those of /metrics, and rates over the last second.
+"""
 
 from __future__ import annotations
 
@@ -19,75 +20,75 @@ from twostroke.metrics.instruments import Distribution, Number
 
 
 class SequenceRow(msgspec.Struct, frozen=True, array_like=True):
-    """A sequence; times in seconds on the engine's clock."""
+    """Row of a request; times in seconds on the engine's clock."""
 
     id: str
     state: str
-    """waiting, running, preempted or ended."""
+    """State: waiting, running, preempted or ended."""
     stroke: str
-    """Of the last step that computed anything of it; empty before."""
+    """Stroke (prefill or decode) of the last step that computed tokens for it; empty before."""
     tenant_is_other: bool
-    """The id is none that anybody could use: it is another tenant's."""
+    """Whether the request belongs to another tenant; its id is then a placeholder."""
     arrival_s: float | None
     scheduled_s: float | None
     first_token_s: float | None
     last_token_s: float | None
     finish_s: float | None
     finish: str
-    """stop, length, abort, error, moved: it goes on in another process, or lost: its process died, and where others
-    can take over, it goes on there. Empty while it lives."""
+    """Finish reason: stop, length, abort, error, moved (it continues in another process) or lost (its process died; it
+    continues elsewhere if others can take over). Empty until it ends."""
     num_prompt: int
     num_cached: int
     num_computed: int
     num_output: int
     max_tokens: int
     itl_ms: float | None
-    """The last gap between tokens."""
+    """Milliseconds between its last two tokens."""
     num_preemptions: int
     priority: int
     background: bool
 
 
 class StepRow(msgspec.Struct, frozen=True, array_like=True):
-    """A step."""
+    """Row of a step."""
 
     step: int
     at_s: float
-    """When it was decided."""
+    """Time of the decision in seconds."""
     ms: float | None
-    """From the decision to its result; None while it runs."""
+    """Milliseconds from the decision to the result; None while the step runs."""
     floor_ms: float | None
-    """The shortest time in which this machine can do it; None where nobody knows."""
+    """Shortest time in which this machine can compute it; None if unknown."""
     bound: str
-    """By what: compute or memory."""
+    """Resource that binds: compute or memory."""
     decode: int
-    """Query tokens: of decodes without drafts, of prefills, of drafts."""
+    """Query tokens of decodes without drafts; `prefill` counts those of prefills, `drafts` those of drafts."""
     prefill: int
     drafts: int
     cached: int
-    """Tokens of the requests that it admitted which it need not compute."""
+    """Cached prompt tokens of the requests that this step admits."""
     limit: str
-    """What kept it from being larger: tokens, seqs, kv or none."""
+    """Limit that kept the batch from being larger: tokens, seqs, kv or none."""
     wait: str
-    """Why the head of the queue was not admitted."""
+    """Reason why the head of the queue was not admitted."""
     head: str
-    """That head."""
+    """Id of the request at the head of the queue."""
     num_running: int
     num_waiting: int
     preempted: tuple[str, ...]
     budget: int
-    """Tokens that it might have had; 0: not told."""
+    """Token budget of the step; 0 if not recorded."""
 
 
 FIELDS = {"request": list(SequenceRow.__struct_fields__), "step": list(StepRow.__struct_fields__)}
-"""As State.fields tells them."""
+"""Field names of the rows, sent as `State.fields`."""
 
 
 def row_of_step(step: DecidedStep) -> StepRow:
-    """Return a step as it is shown."""
+    """Return the row of a step."""
     batch, cost, floor_s = step.batch, step.cost, step.floor_s
     num_tokens = num_prefill = num_drafts = 0
-    for share in batch.requests:  # once for all: a frame has many steps, and a step many shares
+    for share in batch.requests:  # a single pass, since a frame has many steps and a step many requests
         num_tokens += share.num_scheduled_tokens
         num_drafts += share.num_draft_tokens
         if share.stroke is Stroke.PREFILL:
@@ -113,7 +114,7 @@ def row_of_step(step: DecidedStep) -> StepRow:
 
 
 def row_of_request(request: RequestState, finish: str = "", finish_s: float | None = None) -> SequenceRow:
-    """Return a request as it is shown."""
+    """Return the row of a request."""
     arrival, tokens_s = request.arrival, request.times.token_times_s
     return SequenceRow(
         id=request.request_id,
@@ -142,9 +143,9 @@ def row_of_request(request: RequestState, finish: str = "", finish_s: float | No
 
 
 WINDOW_S = 1.0
-"""Rates are of so long."""
+"""Window of the rates in seconds."""
 NUM_STEPS_MEANT = 20
-"""Step times are means of so many."""
+"""Number of steps over which step times are averaged."""
 
 _NUMBERS: dict[str, Family] = {
     "running": families.NUM_REQUESTS_RUNNING,
@@ -166,24 +167,24 @@ _HISTOGRAMS: dict[str, Family] = {
 
 
 def figures_of(metrics: EngineMetrics, steps: Sequence[DecidedStep], now_s: float) -> dict[str, float | None]:
-    """The tiles' numbers of one engine.
+    """Return the tile numbers of one engine.
 
     Args:
-        metrics: of it.
-        steps: its last ones, oldest first.
-        now_s: the engine's clock: a rate is 0 when nothing has come for a second.
+        metrics: metrics of the engine.
+        steps: its last steps, oldest first.
+        now_s: time on the engine's clock: a rate is 0 if the last second had no result.
     """
     figures: dict[str, float | None] = {name: _number(metrics, family).value for name, family in _NUMBERS.items()}
     return figures | _rates(steps, now_s) | _step_times(steps)
 
 
 def waiting_by_reason(metrics: EngineMetrics) -> dict[str, float]:
-    """As the metric of that name has it."""
+    """Return the number of waiting requests by reason, from the metric of that name."""
     return {labels["reason"]: n for _, labels, n in _number(metrics, families.NUM_REQUESTS_WAITING_BY_REASON).samples()}
 
 
 def histograms_of(metrics: EngineMetrics) -> dict[str, dict[str, Any]]:
-    """TTFT, TPOT and ITL since the start: bounds in seconds, and counts, one more than bounds."""
+    """Return histograms of TTFT, TPOT and ITL since the start: bounds in seconds, and one more count than bounds."""
     found: dict[str, dict[str, Any]] = {}
     for name, family in _HISTOGRAMS.items():
         instrument = metrics.instruments[family]
@@ -204,11 +205,11 @@ def _number(metrics: EngineMetrics, family: Family) -> Number:
 
 
 def _rates(steps: Sequence[DecidedStep], now_s: float) -> dict[str, float | None]:
-    """Tokens per second of each stroke."""
+    """Return tokens per second of prefill and of decode."""
     recent = [step for step in steps if step.done_s is not None and step.done_s > now_s - WINDOW_S]
     if not recent:
         return {"prefill_tokens_per_s": 0.0, "decode_tokens_per_s": 0.0}
-    # steps that are remembered may reach back less than a second
+    # the kept steps may cover less than a second
     span_s = max(now_s - recent[0].time_s, 1e-3)
     return {
         "prefill_tokens_per_s": sum(step.batch.num_prefill_tokens for step in recent) / span_s,
@@ -217,7 +218,7 @@ def _rates(steps: Sequence[DecidedStep], now_s: float) -> dict[str, float | None
 
 
 def _step_times(steps: Sequence[DecidedStep]) -> dict[str, float | None]:
-    """Means of the last steps that gave a result, in milliseconds."""
+    """Return mean milliseconds of the last steps with a result, and of their floors."""
     done = [step for step in list(steps)[-NUM_STEPS_MEANT:] if step.done_s is not None]
     if not done:
         return {"step_ms": None, "floor_ms": None}

@@ -1,4 +1,4 @@
-"""LiveState: all processes of a server as its page shows them; docs/page.md describes what is sent."""
+"""`LiveState`: all processes of a server as its page shows them; docs/page.md describes the messages."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from twostroke.metrics.engine_metrics import FleetMetrics
 from twostroke.version import __version__
 
 VERSION = 1
-"""Of what is sent."""
+"""Version of the messages."""
 
 
 @dataclass(slots=True)
 class _Link:
-    """What has come to one place from the pool that computes prompts."""
+    """Totals of the KV transfers from the prefill pool to one process."""
 
     to: str
     num_transfers: int = 0
@@ -33,7 +33,7 @@ class _Link:
     last_problem: str = ""
 
     def took(self, event: KVImportEnded) -> None:
-        """A prefix has come, or has not."""
+        """Count a transfer that ended, successful or not."""
         self.num_transfers += 1
         self.num_bytes += event.num_bytes
         self.busy_s += event.busy_s
@@ -43,10 +43,10 @@ class _Link:
 
 
 class LiveState:
-    """Follows a server's events.
+    """State of a server, updated event by event.
 
     Args:
-        metrics: of the server; they have counted an event when it comes here.
+        metrics: metrics of the server; they must count each event before it is passed here.
     """
 
     def __init__(self, metrics: FleetMetrics) -> None:
@@ -59,14 +59,14 @@ class LiveState:
         self._is_watched = False
         self._seq = 0
         self.time_s = 0.0
-        """Of the last event."""
+        """Time of the last event."""
 
     def show_pools(self, members: Callable[[], list[dict[str, Any]] | None]) -> None:
-        """From now on it is told who is in the server's pools."""
+        """Set the function that returns the members of the server's pools."""
         self._pools = members
 
     def observe(self, event: Event, taken: Taken) -> None:
-        """One event, in order, and what it has changed, as the metrics say."""
+        """Apply the next event and the changes that the metrics derived from it."""
         self.time_s = event.time_s
         place = taken.place.name
         if place == GATEWAY:
@@ -83,7 +83,7 @@ class LiveState:
             self._slo = {"ttft_s": _limit(event, "ttft_slo"), "itl_s": _limit(event, "itl_slo")}
 
     def watch(self, is_watched: bool) -> None:
-        """Whether somebody looks: only then changes are noted."""
+        """Start or stop recording changes; they are recorded only while a viewer is connected."""
         self._is_watched = is_watched
         for engine in self._engines.values():
             if is_watched:
@@ -93,7 +93,7 @@ class LiveState:
                 engine.is_watched = False
 
     def tenant_of(self, request_id: str) -> str | None:
-        """Whose request it is, of those that are shown; None: nobody knows."""
+        """Return the tenant of a shown request, or None if unknown."""
         return next((e.tenants[request_id] for e in self._engines.values() if request_id in e.tenants), None)
 
     def kv_shares(self, name_of: Callable[[str], str]) -> list[tuple[Mapping[str, str], Mapping[str, float]]]:
@@ -101,7 +101,7 @@ class LiveState:
         return [(engine.labels, engine.kv_shares(name_of)) for engine in self._engines.values()]
 
     def whole(self, model: str, now_s: float) -> dict[str, Any]:
-        """A "State". Deltas that are taken from now on go on from it."""
+        """Return a "State"; later deltas continue from it."""
         return {
             "v": VERSION,
             "seq": self._seq,
@@ -117,7 +117,7 @@ class LiveState:
         }
 
     def changes(self, now_s: float) -> dict[str, Any] | None:
-        """A "Delta"; None where nothing has happened since the last one."""
+        """Return a "Delta", or None if nothing has changed since the last one."""
         engines = {place: engine.changes(now_s) for place, engine in self._engines.items()}
         changed = {place: changes for place, changes in engines.items() if changes is not None}
         pools = self._pools()
@@ -132,11 +132,11 @@ class LiveState:
 
 
 def _no_pools() -> None:
-    """Nobody knows of any."""
+    """Return None: the server has no pools."""
 
 
 def _limit(started: EngineStarted, name: str) -> float | None:
-    """In seconds, however it was given."""
+    """Return a configured limit in seconds, in whatever unit it was given."""
     given = started.scheduler.get(name)
     return None if given is None else seconds(name, given)
 
@@ -145,11 +145,11 @@ def _limit(started: EngineStarted, name: str) -> float | None:
 
 
 class Mask:
-    """Gives the requests of others numbers for names, the same from frame to frame.
+    """Replacement of other tenants' request ids by numbers that stay the same from frame to frame.
 
     Args:
-        tenant: who looks.
-        tenant_of: whose a request is; None where nobody knows.
+        tenant: the tenant who views the page.
+        tenant_of: returns the tenant of a request, or None if unknown.
     """
 
     def __init__(self, tenant: str, tenant_of: Callable[[str], str | None]) -> None:
@@ -158,10 +158,10 @@ class Mask:
         self._numbers: dict[str, str] = {}
         self._num_given = 0
         self._mine: set[str] = set()
-        """Shown by their names: when they are gone, nobody else knows any more whose they were."""
+        """Ids of the viewer's own requests, kept because their tenant is no longer known once they are gone."""
 
     def applied(self, frame: dict[str, Any]) -> dict[str, Any]:
-        """A State or a Delta as the tenant may see it."""
+        """Return a State or a Delta as the tenant may see it."""
         engines: dict[str, dict[str, Any]] = frame["engines"]
         shown = {**frame, "engines": {place: self._engine(engine) for place, engine in engines.items()}}
         for engine in engines.values():
