@@ -1,6 +1,7 @@
-"""The groups of an engine's metrics: each holds its instruments, and says how they are counted.
+"""Groups of an engine's metrics: each holds its instruments and updates them.
 
-engine_metrics.py gives them an engine's events."""
+engine_metrics.py passes them an engine's events.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ from twostroke.scheduler.step_budget import QUANTILE
 
 
 class KVCheckCounts:
-    """How often, how long, and how it came out. What is out of use is a matter of load (LoadGauges)."""
+    """Number, time and verdicts of KV checks; `LoadGauges` counts the quarantined blocks."""
 
     def __init__(self, instruments: Instruments) -> None:
         self._checks = instruments.number(families.KV_CHECKS)
@@ -29,7 +30,7 @@ class KVCheckCounts:
             self._checks.set(0, verdict)
 
     def counted(self, event: KVBlockChecked) -> None:
-        """A block was computed again."""
+        """Count a block that was recomputed and compared."""
         self._checks.add(1, event.verdict)
         self._seconds.add(event.time_s - event.begin_s)
         if event.verdict is Verdict.NUMERICS and event.largest_difference is not None:
@@ -41,7 +42,7 @@ class KVCheckCounts:
 
 
 class DraftCounts:
-    """Counts what became of drafts, step by step."""
+    """Counts of drafts and their acceptance."""
 
     def __init__(self, instruments: Instruments) -> None:
         self._rounds = instruments.number(families.SPEC_DECODE_NUM_DRAFTS)
@@ -54,12 +55,12 @@ class DraftCounts:
             self._decisions.set(0, reason)
 
     def decided(self, batch: ScheduledBatch) -> None:
-        """A step is about to run."""
+        """Count the draft decision of a step that is about to run."""
         if batch.drafts is not None:
             self._decisions.add(1, batch.drafts.reason)
 
     def committed(self, commits: Sequence[Commit]) -> None:
-        """The outcome of a step is there."""
+        """Count the draft tokens that a step verified and accepted."""
         for commit in commits:
             if commit.num_draft_tokens:
                 num_stood = num_accepted(commit.num_tokens, commit.num_draft_tokens)
@@ -82,12 +83,12 @@ _CATEGORIES = (
     ("lease", ("lease", "its request", "its time was over")),
     ("refused", ("numerics", "version", "differ")),
 )
-"""What a problem is called, by what its sentence has in it."""
+"""Reason labels, with the words in a problem's text that identify them."""
 _OTHER = "broken"
 
 
 class TransferCounts:
-    """How much, how long, and how it came out."""
+    """Bytes, seconds and outcomes of KV hand-overs."""
 
     def __init__(self, instruments: Instruments) -> None:
         self._bytes = instruments.number(families.KV_FETCHED_BYTES)
@@ -96,7 +97,7 @@ class TransferCounts:
         self._handovers.set(0, COMPLETE, "")
 
     def counted(self, event: KVImportEnded) -> None:
-        """A prefix has come, or will not."""
+        """Count a hand-over that ended, successful or not."""
         self._bytes.add(event.num_bytes)
         if event.problem:
             self._handovers.add(1, FAILED, category_of(event.problem))
@@ -107,7 +108,7 @@ class TransferCounts:
 
 
 def category_of(problem: str) -> str:
-    """A word for a sentence, so that there are few of them.
+    """Return a short reason label for the text of a problem.
 
     >>> category_of("nobody waits for it any more"), category_of("x: the other side has closed the connection.")
     ('not wanted', 'broken')
@@ -167,7 +168,7 @@ def keeps_itl(times: RequestTimes, limit_s: float) -> bool:
 
 
 class Latencies:
-    """How long it took; the durations are those of RequestTimes."""
+    """Latency histograms; the durations are those of RequestTimes."""
 
     def __init__(self, instruments: Instruments) -> None:
         self.ttft = instruments.distribution(families.TIME_TO_FIRST_TOKEN)
@@ -181,7 +182,7 @@ class Latencies:
         self._inference_time = instruments.distribution(families.INFERENCE_TIME)
 
     def ended(self, times: RequestTimes) -> None:
-        """A sequence that got a token has ended."""
+        """Observe an ended sequence that has at least one token."""
         self._e2e.observe(times.e2e_s)
         self._decode_time.observe(times.e2e_s - times.ttft_s)
         if times.tpot_s is not None:
@@ -193,7 +194,7 @@ class Latencies:
 
 
 class SizeHistograms:
-    """How much was asked for and given."""
+    """Histograms of prompt and output lengths and of request parameters."""
 
     def __init__(self, instruments: Instruments) -> None:
         self._prompt_tokens = instruments.distribution(families.REQUEST_PROMPT_TOKENS)
@@ -203,12 +204,12 @@ class SizeHistograms:
         self._params_max_tokens = instruments.distribution(families.REQUEST_PARAMS_MAX_TOKENS)
 
     def sequence_ended(self, num_prompt_tokens: int, num_output_tokens: int) -> None:
-        """One of a request's n answers is there."""
+        """Observe an ended sequence."""
         self._prompt_tokens.observe(num_prompt_tokens)
         self._generation_tokens.observe(num_output_tokens)
 
     def request_ended(self, num_sequences: int, max_tokens: int, most_output_tokens: int) -> None:
-        """All of them are."""
+        """Observe a request whose sequences have all ended."""
         self._params_n.observe(num_sequences)
         self._params_max_tokens.observe(max_tokens)
         self._longest_generation.observe(most_output_tokens)
@@ -224,7 +225,7 @@ _REASONS = {Limit.SEQS: "slots", Limit.TOKENS: "tokens", Limit.KV: "kv", Limit.N
 
 
 class LoadGauges:
-    """What is the case now; the last decision and what has come and gone since."""
+    """Gauges of the present load, from the last decision and the events since."""
 
     def __init__(self, instruments: Instruments) -> None:
         self._running = instruments.number(families.NUM_REQUESTS_RUNNING)
@@ -238,16 +239,16 @@ class LoadGauges:
         self._num_blocks = self._num_quarantined = 0
         self._limit = Limit.NONE
         self._num_left_waiting = 0
-        """By the last decision."""
+        """Requests that the last decision left waiting."""
         self._admissions: deque[tuple[int, int]] = deque(maxlen=RECENT_ADMISSIONS)
         self._window_begin_s: float | None = None
         self._window_tokens = 0
         self._counted: tuple[int, int, Limit, int] | None = None
-        """What the gauges say already, while somebody is there."""
+        """Values that the gauges show now; None if there is no request."""
         self.count(num_running=0, num_waiting=0)
 
     def started(self, event: EngineStarted) -> None:
-        """Another engine: nobody is there."""
+        """Reset the gauges for an engine that has started."""
         self._num_blocks, self._num_quarantined = event.num_blocks, 0
         self._quarantined.set(0)
         self._limit, self._num_left_waiting = Limit.NONE, 0
@@ -257,25 +258,25 @@ class LoadGauges:
         self._cache_config.set(1, *map(str, (*described, caches)))
 
     def decided(self, batch: ScheduledBatch) -> None:
-        """A step was decided."""
+        """Update the gauges after a step was decided."""
         self._num_left_waiting, self._limit = batch.num_waiting, batch.limited_by
         num_usable = self._num_blocks - self._num_quarantined
         if num_usable:
             self._kv_usage.set(1 - batch.num_free_blocks / num_usable)
 
     def quarantined(self, num_blocks: int) -> None:
-        """More blocks are out of use."""
+        """Add blocks that were taken out of use."""
         self._num_quarantined += num_blocks
         self._quarantined.set(self._num_quarantined)
 
     def looked_up(self, num_asked: int, num_found: int) -> None:
-        """Tokens of a prompt in the prefix cache."""
+        """Update the hit rate after a prefix cache lookup."""
         self._admissions.append((num_asked, num_found))
         num_asked_lately = sum(asked for asked, _ in self._admissions)
         self._cache_hit_rate.set(sum(found for _, found in self._admissions) / num_asked_lately)
 
     def generated(self, num_tokens: int, time_s: float) -> None:
-        """A step gave its tokens."""
+        """Add the tokens of a step to the throughput."""
         if self._window_begin_s is None:
             self._window_begin_s = time_s
             return
@@ -286,7 +287,7 @@ class LoadGauges:
             self._window_begin_s, self._window_tokens = time_s, 0
 
     def count(self, num_running: int, num_waiting: int) -> None:
-        """Who is there, after any event."""
+        """Update the numbers of running and waiting requests after an event."""
         now = num_running, num_waiting, self._limit, self._num_left_waiting
         if now == self._counted:
             return

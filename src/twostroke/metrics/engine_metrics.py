@@ -1,4 +1,4 @@
-"""EngineMetrics: the event log, counted. What each number means is said in families.py."""
+"""`EngineMetrics`: counts of the event log; families.py defines what each number means."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ from twostroke.request import FinishReason
 
 
 class EngineMetrics:
-    """Counts an engine's events.
+    """Metrics of one engine, counted from its events.
 
     For one thread: the scrape (exposition.py) must run in the same one. A token costs about half a microsecond.
 
     Args:
-        model_name: what clients call the model; a label of every sample.
-        engine: which engine of several; the other label.
+        model_name: the model's name as clients know it; a label of every sample.
+        engine: the engine's name among several; the other label.
     """
 
     def __init__(self, model_name: str, engine: str = "0") -> None:
@@ -69,7 +69,7 @@ class EngineMetrics:
             self._ended.set(0, reason)
 
     def count(self, event: Event, taken: Taken) -> None:
-        """Counts one event, and what it has changed."""
+        """Count an event and the changes derived from it."""
         for sequence in taken.ended:
             self.count_end(sequence)
         match event:
@@ -93,11 +93,11 @@ class EngineMetrics:
         self.count_requests(taken.place)
 
     def count_requests(self, engine: PlaceState) -> None:
-        """Note who is there."""
+        """Update the numbers of running and waiting requests."""
         self._load.count(engine.num_running, engine.num_here - engine.num_running)
 
     def count_end(self, sequence: RequestState) -> None:
-        """A sequence has ended that was here last."""
+        """Count a sequence that has ended, in the metrics of the engine where it was last."""
         num_output_tokens = len(sequence.times.token_times_s)
         self._ended.add(1, str(sequence.finish_reason))
         self._sizes.sequence_ended(sequence.num_prompt_tokens, num_output_tokens)
@@ -145,11 +145,11 @@ class EngineMetrics:
 
 
 class FleetMetrics:
-    """Gives each event to whoever counts its process; processes that came one after the other are counted as one.
+    """Metrics of all engines, each event counted for its process; successive processes in one place count as one.
 
     Args:
-        model_name: what clients call the model.
-        appeared: hears of a process that is new.
+        model_name: the model's name as clients know it.
+        appeared: called with the metrics of each new process.
     """
 
     def __init__(self, model_name: str, appeared: Callable[[EngineMetrics], object]) -> None:
@@ -159,7 +159,7 @@ class FleetMetrics:
         self._by_place: dict[str, EngineMetrics] = {}
 
     def of(self, place: str) -> EngineMetrics:
-        """Those of one place, which is a label of theirs: "prefill-0"; an engine that is one process is "0"."""
+        """Return the metrics of one place, whose name is their label, such as "prefill-0"; a single process is "0"."""
         if place not in self._by_place:
             label = "0" if place == ENGINE else place
             self._by_place[place] = EngineMetrics(self._model_name, label)
@@ -167,7 +167,7 @@ class FleetMetrics:
         return self._by_place[place]
 
     def observe(self, event: Event) -> Taken:
-        """Counts one event; those of one process come in order. Returns what it has changed."""
+        """Count an event and return the changes it causes; events of one process must come in order."""
         taken = self._run.take(event)
         place = taken.place.name
         if taken.left is not None:

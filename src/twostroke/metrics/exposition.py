@@ -1,4 +1,4 @@
-"""What /metrics says: our names, and on demand those of other servers for the dashboards that people have."""
+"""Text of /metrics: our names, and on request those of vLLM and SGLang for existing dashboards."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ _SGLANG_LABELS = {"engine_type": "unified", "tp_rank": "0", "pp_rank": "0"}
 
 
 class Compat(StrEnum):
-    """Whose names to use besides our own (`--metrics-compat`)."""
+    """Servers whose metric names can be added to ours (`--metrics-compat`)."""
 
     VLLM = "vllm"
     SGLANG = "sglang"
 
 
 class EngineCollector(Collector):
-    """The metrics of engines for a CollectorRegistry, read when they are scraped.
+    """Metrics of engines for a CollectorRegistry, read when they are scraped.
 
     Args:
-        engines: each with labels of its own.
-        compat: also under these servers' names; the numbers are the same ones.
+        engines: the metrics of each engine, with its labels.
+        compat: servers under whose names the same numbers appear as well.
     """
 
     def __init__(self, *engines: EngineMetrics, compat: Collection[Compat] = ()) -> None:
@@ -43,11 +43,11 @@ class EngineCollector(Collector):
         self._compat = frozenset(compat)
 
     def add(self, engine: EngineMetrics) -> None:
-        """One more; its labels are its own."""
+        """Add an engine's metrics."""
         self._engines.append(engine)
 
     def collect(self) -> Iterator[Metric]:
-        """One family after another, every engine's samples in it."""
+        """Yield each family with the samples of all engines."""
         yield from self._families(PREFIX, {})
         if Compat.VLLM in self._compat:
             yield from self._families(str(Compat.VLLM), {})
@@ -70,12 +70,12 @@ class EngineCollector(Collector):
             yield from self._sglangs_own(labels)
 
     def _sglangs_own(self, labels: dict[str, str]) -> Iterator[Metric]:
-        """Sums and label values of ours that SGLang has metrics for."""
+        """Yield SGLang metrics that are sums or label values of ours."""
         for engine in self._engines:
             every = engine.labels | labels
             ended = dict(_by_label(engine.instruments[families.REQUEST_SUCCESS]))
             yield _single("sglang:num_requests", "counter", "Sequences that ended.", every, sum(ended.values()))
-            yield _single("sglang:num_aborted_requests", "counter", "Of these, aborted.", every, ended["abort"])
+            yield _single("sglang:num_aborted_requests", "counter", "Aborted sequences.", every, ended["abort"])
             for described in engine.instruments[families.CACHE_CONFIG_INFO].samples():
                 info = described[1]
                 yield _single("sglang:page_size", "gauge", "block_size.", every, float(info["block_size"]))
@@ -83,7 +83,7 @@ class EngineCollector(Collector):
 
 
 def exposition(*collectors: Collector) -> bytes:
-    """The text that Prometheus reads (CONTENT_TYPE)."""
+    """Return the text that Prometheus reads (CONTENT_TYPE)."""
     registry = CollectorRegistry(auto_describe=False)
     for collector in collectors:
         registry.register(collector)
@@ -101,7 +101,7 @@ def _name_in(prefix: str, family: families.Family) -> str | None:
 
 
 def _joined(parts: list[Metric]) -> Metric:
-    """One family: a name may be described once only."""
+    """Merge the parts into one family, since a name may be described only once."""
     first, *others = parts
     for other in others:
         first.samples.extend(other.samples)
@@ -124,17 +124,17 @@ def _single(name: str, kind: str, help_text: str, labels: dict[str, str], value:
 
 
 class Resumes(Protocol):
-    """Whoever keeps sequences running (cluster/dispatcher.py)."""
+    """Source of the counters of resumed sequences (cluster/dispatcher.py)."""
 
     num_resumed: int
     num_fenced: int
 
 
 class GatewayMetrics(Collector):
-    """Its counters, read when they are scraped; nothing while there is no gateway.
+    """Counters of the gateway of pools, read when they are scraped; empty without a gateway.
 
     Args:
-        model_name: what clients call the model.
+        model_name: the model's name as clients know it.
     """
 
     def __init__(self, model_name: str) -> None:
@@ -142,11 +142,10 @@ class GatewayMetrics(Collector):
         self._followed: Resumes | None = None
 
     def follow(self, dispatcher: Resumes) -> None:
-        """From now on these numbers are told."""
+        """Use this dispatcher's counters from now on."""
         self._followed = dispatcher
 
     def collect(self) -> Iterator[Metric]:
-        """For Prometheus."""
         if self._followed is None:
             return
         for family, value in (
@@ -209,7 +208,6 @@ class _Seen(Collector):
         self._name_of = name_of
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the one family, with the samples of every engine."""
         family = families.KV_CACHE_USAGE_BY_TENANT
         metric = Metric(f"{PREFIX}:{family.name}", family.help, family.kind)
         for labels, shares in self._holds.kv_shares(self._name_of):

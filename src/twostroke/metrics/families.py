@@ -1,8 +1,8 @@
-"""Every metric of the engine and what it means: one definition of each, for the exposition and docs/metrics.md.
+"""Definitions of all metrics, used for the exposition and for docs/metrics.md.
 
-Names, units and labels are vLLM's (0.33) where it has the metric, with a prefix of our own, so that a dashboard made
-for vLLM needs one substitution, or none with `--metrics-compat vllm`. Bounds are vLLM's, too, with finer ones below
-for models that answer in milliseconds.
+Names, units and labels are those of vLLM (0.33) where it has the metric, with our own prefix. A dashboard made for
+vLLM needs one substitution, or none with `--metrics-compat vllm`. Bucket bounds are also vLLM's, with finer ones
+below for models that answer in milliseconds.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from functools import partial
 from typing import Any
 
 OTHERS = "(others)"
-"""Label of all that have no series of their own; no tenant can be called so."""
+"""Label value shared by all without a series of their own; no tenant can have this name."""
 
 
 class Kind(StrEnum):
-    """As Prometheus has them."""
+    """Prometheus metric type."""
 
     COUNTER = "counter"
     GAUGE = "gauge"
@@ -37,7 +37,7 @@ class CountedBy(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """A metric: its name without prefix (and, of a counter, without `_total`), and what it says."""
+    """Definition of a metric; its name has no prefix and, for a counter, no `_total`."""
 
     kind: Kind
     name: str
@@ -46,11 +46,11 @@ class Family:
     labels: tuple[str, ...] = ()
     """Labels besides model_name and engine."""
     bounds: tuple[float, ...] = ()
-    """Upper ends of a histogram's buckets; the last one, +Inf, is understood."""
+    """Upper bounds of a histogram's buckets; +Inf follows implicitly."""
     is_vllms: bool = True
-    """Whether vLLM has it by this name."""
+    """Whether vLLM has the metric under this name."""
     sglang: str | None = None
-    """What SGLang (0.5.23) calls it."""
+    """Name of the metric in SGLang (0.5.23)."""
     counted_by: CountedBy = CountedBy.ENGINE
 
 
@@ -63,7 +63,7 @@ def _histogram(name: str, bounds: tuple[float, ...], help: str, **more: Any) -> 
 
 
 def _one_two_five(most: int) -> tuple[float, ...]:
-    """1, 2, 5, 10, 20, … up to `most`."""
+    """Return 1, 2, 5, 10, 20, … up to `most`."""
     bounds = [factor * 10.0**power for power in range(len(str(most))) for factor in (1, 2, 5)]
     return tuple(bound for bound in bounds if bound <= most)
 
@@ -81,36 +81,36 @@ _NUM_TOKENS = _one_two_five(1_000_000)
 # ---------------------------------------------------------------------- now
 
 NUM_REQUESTS_RUNNING = _gauge(
-    "num_requests_running", "Sequences that hold KV blocks and are computed step by step.", sglang="num_running_reqs"
+    "num_requests_running", "Sequences that are admitted and hold KV blocks.", sglang="num_running_reqs"
 )
 NUM_REQUESTS_WAITING = _gauge(
-    "num_requests_waiting", "Sequences in the queue, those that were preempted included.", sglang="num_queue_reqs"
+    "num_requests_waiting", "Sequences in the queue, including preempted ones.", sglang="num_queue_reqs"
 )
 NUM_REQUESTS_WAITING_BY_REASON = _gauge(
     "num_requests_waiting_by_reason",
-    "The same by what the head of the queue waits for, and with it everybody behind: 'slots' (max_num_seqs), "
-    "'tokens' (max_num_batched_tokens), 'kv' (blocks); 'step' are those that came since the last step was decided.",
+    "Waiting sequences by the resource that the head of the queue waits for: 'slots' (max_num_seqs), 'tokens' "
+    "(max_num_batched_tokens) or 'kv' (blocks). 'step' counts those that arrived since the last step was decided.",
     labels=("reason",),
 )
 KV_CACHE_USAGE = _gauge(
     "kv_cache_usage_perc",
-    "Share of the KV blocks that running requests hold, 0 to 1, when the last step was decided; 0 when nobody is "
-    "there. Cached blocks that nobody holds count as free, those out of use not at all.",
+    "Share of the KV blocks held by running requests, 0 to 1, when the last step was decided; 0 without requests. "
+    "Cached blocks that no request holds count as free; blocks out of use are excluded.",
     sglang="token_usage",
 )
 CACHE_CONFIG_INFO = _gauge(
     "cache_config_info",
-    "Always 1; its labels describe the KV cache. Blocks are in this machine's memory, whatever the label's name.",
+    "Always 1; its labels describe the KV cache. num_gpu_blocks is the number of blocks on any device.",
     labels=("block_size", "num_gpu_blocks", "cache_dtype", "enable_prefix_caching"),
 )
 
 KV_QUARANTINED_BLOCKS = _gauge(
-    "kv_quarantined_blocks", "KV blocks out of use, because a check found that they had gone bad.", is_vllms=False
+    "kv_quarantined_blocks", "KV blocks out of use because a check found them corrupt.", is_vllms=False
 )
 KV_LARGEST_NUMERIC_DIFFERENCE = _gauge(
     "kv_largest_numeric_difference",
-    "The largest difference that a check found and put down to numerics, by the largest number of its vector (a "
-    "token's K or V in one head). 0 is what there should be.",
+    "Largest difference that a check found and attributed to numerics, relative to the largest value of its vector (a "
+    "token's K or V in one head). Expected: 0.",
     is_vllms=False,
 )
 
@@ -118,136 +118,137 @@ KV_LARGEST_NUMERIC_DIFFERENCE = _gauge(
 
 PROMPT_TOKENS = _counter(
     "prompt_tokens",
-    "Prompt tokens, cached ones included, of sequences that have their first token.",
+    "Prompt tokens of sequences that have their first token, including cached ones.",
     sglang="prompt_tokens",
 )
 PROMPT_TOKENS_CACHED = _counter(
-    "prompt_tokens_cached", "Of prompt_tokens: those whose KV came from the prefix cache.", sglang="cached_tokens"
+    "prompt_tokens_cached", "Part of prompt_tokens whose KV came from the prefix cache.", sglang="cached_tokens"
 )
 GENERATION_TOKENS = _counter(
     "generation_tokens",
-    "Tokens generated, those behind a stop string and those of aborted requests included.",
+    "Tokens generated, including those after a stop string and those of aborted requests.",
     sglang="generation_tokens",
 )
 REQUEST_SUCCESS = _counter(
     "request_success",
-    "Sequences that ended: 'stop', 'length', 'abort' (by the caller) or 'error' (ours). One whose last allowed"
-    " token completes a stop string is 'length' here: the engine sees no text.",
+    "Sequences that ended: 'stop', 'length', 'abort' (by the caller) or 'error' (in the server). A sequence whose last "
+    "allowed token completes a stop string counts as 'length', since the engine sees no text.",
     labels=("finished_reason",),
 )
 SLO_REQUESTS = _counter(
     "slo_requests",
-    "Sequences that got a token and ended, by the limits that the server was given: 'ttft' (--ttft-slo), 'itl' "
-    "(--itl-slo, for 99 of 100 of its tokens) and 'all' of these; the rate of limit 'all', kept 'true' is the goodput.",
+    "Ended sequences with at least one token, by limit: 'ttft' (--ttft-slo), 'itl' (--itl-slo, kept by 99 of 100 "
+    "gaps) and 'all' of these. The rate with limit 'all' and kept 'true' is the goodput.",
     labels=("limit", "kept"),
     is_vllms=False,
 )
 NUM_PREEMPTIONS = _counter(
     "num_preemptions",
-    "Times that a sequence had to give its KV blocks back and compute its tokens again later.",
+    "Preemptions: a sequence released its KV blocks and recomputes its tokens later.",
     sglang="num_retracted_requests",
 )
-SPEC_DECODE_NUM_DRAFTS = _counter("spec_decode_num_drafts", "Passes that verified drafts of a sequence.")
+SPEC_DECODE_NUM_DRAFTS = _counter("spec_decode_num_drafts", "Passes that verified draft tokens, counted per sequence.")
 SPEC_DECODE_NUM_DRAFT_TOKENS = _counter(
-    "spec_decode_num_draft_tokens", "Drafts in a row that were verified; of branches, the longest path."
+    "spec_decode_num_draft_tokens", "Draft tokens that were verified; for tree drafts, those of the longest path."
 )
 SPEC_DECODE_NUM_ACCEPTED_TOKENS = _counter(
     "spec_decode_num_accepted_tokens",
-    "Of these, those that stood: the target took the same token, and it is part of the output.",
+    "Draft tokens that the target accepted; they are part of the output.",
 )
 SPEC_DECODE_NUM_ACCEPTED_TOKENS_PER_POS = _counter(
     "spec_decode_num_accepted_tokens_per_pos",
-    "The same by their position among the drafts of a pass, from 0.",
+    "Accepted draft tokens by their position in the draft, from 0.",
     labels=("position",),
 )
 SPEC_DECODE_DECISIONS = _counter(
     "spec_decode_decisions",
-    "Steps for which the gate (num_speculative_tokens 'auto') decided whether to draft: 'pays' (more tokens per "
-    "second than without), 'does not pay', 'probe' (one request tries a draft, though they did not pay a while ago), "
-    "'owes' (drafts have cost more time than they saved, which is to be made up first), 'unknown' (steps of this size "
-    "are timed without drafts first).",
+    "Steps by the decision whether to draft (num_speculative_tokens 'auto'): 'pays' (more tokens per second than "
+    "without drafts), 'does not pay', 'probe' (one request drafts, though drafts recently did not pay), 'owes' (no "
+    "drafts until the time that earlier drafts lost is made up) or 'unknown' (steps of this size are first timed "
+    "without drafts).",
     labels=("reason",),
     is_vllms=False,
 )
 PREFIX_CACHE_QUERIES = _counter(
     "prefix_cache_queries",
-    "Tokens that the prefix cache was asked for, when sequences were admitted for the first time.",
+    "Tokens looked up in the prefix cache, when sequences were first admitted.",
 )
-PREFIX_CACHE_HITS = _counter("prefix_cache_hits", "Of prefix_cache_queries: tokens that were found.")
+PREFIX_CACHE_HITS = _counter("prefix_cache_hits", "Part of prefix_cache_queries that was found.")
 KV_OFFLOADED_BLOCKS = _counter(
     "kv_offloaded_blocks",
-    "KV blocks that went to host memory or came back (--kv-offloading-size): 'stored' when their memory was "
-    "needed, 'loaded' with the step that reads them, 'prefetched' beside a step of others.",
+    "KV blocks moved to or from host memory (--kv-offloading-size): 'stored' when their device memory was needed, "
+    "'loaded' with the step that reads them, 'prefetched' during an earlier step.",
     labels=("move",),
     is_vllms=False,
 )
 KV_CHECKS = _counter(
     "kv_checks",
-    "Cached blocks that were computed again and compared (--kv-check-rate): 'exact' (every byte is the same), "
-    "'numerics' (within what roundings do) or 'corruption' (beyond it).",
+    "Cached blocks that were recomputed and compared (--kv-check-rate): 'exact' (every byte is equal), 'numerics' "
+    "(the difference can come from rounding) or 'corruption' (it is larger).",
     labels=("verdict",),
     is_vllms=False,
 )
-KV_CHECK_SECONDS = _counter("kv_check_seconds", "Time that these took, between the steps.", is_vllms=False)
-ENGINE_STEPS = _counter("engine_steps", "Steps whose results were taken in.", is_vllms=False)
+KV_CHECK_SECONDS = _counter("kv_check_seconds", "Seconds spent on KV checks, between the steps.", is_vllms=False)
+ENGINE_STEPS = _counter("engine_steps", "Steps whose results were committed.", is_vllms=False)
 ENGINE_STARTS = _counter(
     "engine_starts",
-    "Times that the engine was started; more than 1 means that it had to be started again.",
+    "Starts of the engine; more than 1 means that it was restarted.",
     is_vllms=False,
 )
 
 # ---------------------------------------------------------------------- latencies
 
-_OF_SERVED = "Of sequences that got a token; observed when they end."
+_OF_SERVED = "For sequences with at least one token; observed when they end."
 
 TIME_TO_FIRST_TOKEN = _histogram(
     "time_to_first_token_seconds",
     _TTFT,
-    "TTFT: from the arrival (the request is fully read by the first process of ours) until the step that made the "
-    "first token gave its result. Observed at that token.",
+    "TTFT: from the arrival (the server has read the whole request) to the result of the step that generated the "
+    "first token. Observed at that token.",
     sglang="time_to_first_token_seconds",
 )
 INTER_TOKEN_LATENCY = _histogram(
     "inter_token_latency_seconds",
     _TOKEN,
-    "ITL: a step that gives a sequence m tokens, a gap after the step that gave it tokens before, counts m times "
-    "with gap/m. The tokens of the first step count none.",
+    "ITL: a step that gives a sequence m tokens, a gap after its previous tokens, adds m observations of gap/m. "
+    "The first step with tokens adds none.",
     sglang="inter_token_latency_seconds",
 )
 OUTPUT_GAP = _histogram(
     "output_gap_seconds",
     _TOKEN,
-    "The gap itself, once a step: how long a reader of the stream saw nothing. Equal to ITL unless steps give "
-    "several tokens.",
+    "Gap between the tokens of two steps, observed once per step: the time without output in the stream. Equal to ITL "
+    "unless steps give several tokens.",
     is_vllms=False,
 )
 TIME_PER_OUTPUT_TOKEN = _histogram(
     "request_time_per_output_token_seconds",
     _TOKEN,
-    f"TPOT: (e2e - TTFT) / (tokens - 1); none for a single token. {_OF_SERVED}",
+    f"TPOT: (E2E - TTFT) / (tokens - 1); not observed for a single token. {_OF_SERVED}",
     sglang="time_per_output_token_seconds",
 )
 E2E_LATENCY = _histogram(
     "e2e_request_latency_seconds",
     _REQUEST,
-    "E2E: from the arrival until the last token that counts, or until the abort. Of sequences that got a token; "
-    "observed when they end.",
+    f"E2E: from the arrival to the last output token, or to the abort. {_OF_SERVED}",
     sglang="e2e_request_latency_seconds",
 )
 QUEUE_TIME = _histogram(
     "request_queue_time_seconds",
     _REQUEST,
-    f"From the arrival until first scheduled: preparing and waiting. {_OF_SERVED}",
+    f"From the arrival to the first scheduling: preparation and waiting. {_OF_SERVED}",
     sglang="queue_time_seconds",
 )
 PREFILL_TIME = _histogram(
-    "request_prefill_time_seconds", _REQUEST, f"From first scheduled until the first token. {_OF_SERVED}"
+    "request_prefill_time_seconds", _REQUEST, f"From the first scheduling to the first token. {_OF_SERVED}"
 )
 DECODE_TIME = _histogram(
-    "request_decode_time_seconds", _REQUEST, f"From the first token until the end; preemptions are in it. {_OF_SERVED}"
+    "request_decode_time_seconds", _REQUEST, f"From the first token to the end, including preemptions. {_OF_SERVED}"
 )
 INFERENCE_TIME = _histogram(
-    "request_inference_time_seconds", _REQUEST, f"From first scheduled until the end: prefill and decode. {_OF_SERVED}"
+    "request_inference_time_seconds",
+    _REQUEST,
+    f"From the first scheduling to the end: prefill and decode. {_OF_SERVED}",
 )
 
 # ---------------------------------------------------------------------- sizes
@@ -261,7 +262,7 @@ REQUEST_PROMPT_TOKENS = _histogram(
 REQUEST_GENERATION_TOKENS = _histogram(
     "request_generation_tokens",
     _NUM_TOKENS,
-    "Output tokens that count, of each sequence; observed when it ends.",
+    "Output tokens of each sequence, without those after its end; observed when it ends.",
     sglang="generation_tokens_histogram",
 )
 REQUEST_MAX_NUM_GENERATION_TOKENS = _histogram(
@@ -275,88 +276,89 @@ REQUEST_PARAMS_N = _histogram(
 REQUEST_PARAMS_MAX_TOKENS = _histogram(
     "request_params_max_tokens",
     _NUM_TOKENS,
-    "max_tokens of each request, cut to what the context leaves; observed when the last of its sequences ends.",
+    "max_tokens of each request, limited to the remaining context; observed when the last of its sequences ends.",
 )
 ITERATION_TOKENS = _histogram(
-    "iteration_tokens_total", _STEP_TOKENS, "Query tokens of each step: chunks of prompts, decodes, drafts."
+    "iteration_tokens_total", _STEP_TOKENS, "Query tokens of each step: prefill chunks, decodes and drafts."
 )
 
 # ---------------------------------------------------------------------- between processes
 
 KV_FETCHED_BYTES = _counter(
     "kv_fetched_bytes",
-    "Bytes of KV that came from other processes, those of hand-overs that failed included.",
+    "Bytes of KV received from other processes, including those of failed hand-overs.",
     is_vllms=False,
 )
 KV_HANDOVERS = _counter(
     "kv_handovers",
-    "Prefixes that were to be fetched from a process that computes prompts: 'complete', or 'failed', and then the "
-    "prompt is computed again; the reason is 'no room', 'not wanted' (the request has ended), 'silent' (the other side "
-    "said nothing for too long), 'lease' (its request was ended, or made way), 'refused' (other numerics) or 'broken'.",
+    "KV hand-overs from prefill processes: 'complete' or 'failed' (the prompt is then recomputed). Reasons: 'no room', "
+    "'not wanted' (the request has ended), 'silent' (the other side did not answer in time), 'lease' (its request "
+    "ended or was preempted), 'refused' (different numerics) or 'broken'.",
     labels=("outcome", "reason"),
     is_vllms=False,
 )
 KV_FETCH_SECONDS = _histogram(
     "kv_fetch_seconds",
     _TTFT,
-    "From the first byte of a prefix until all of it was there; much of it passes while the rest is computed.",
+    "From the first to the last byte of a prefix; for part of this time the rest is still being computed.",
     is_vllms=False,
 )
 SEQUENCES_RESUMED = _counter(
     "sequences_resumed",
-    "Times that a sequence went on elsewhere because a process had died; only where the engine is pools, and its "
-    "`engine` is 'gateway'.",
+    "Sequences that continued in another process because theirs had died; only with pools, where the label `engine` "
+    "is 'gateway'.",
     is_vllms=False,
     counted_by=CountedBy.GATEWAY,
 )
 UPDATES_FENCED = _counter(
     "updates_fenced",
-    "Tokens of a step for a sequence that goes on elsewhere: they came too late and were dropped. As above.",
+    "Late results of a step that were dropped, because the sequence had continued in another process; only with "
+    "pools, where the label `engine` is 'gateway'.",
     is_vllms=False,
     counted_by=CountedBy.GATEWAY,
 )
 
-# ---------------------------------------------------------------------- the server's own
+# ---------------------------------------------------------------------- HTTP side
 
 KV_CACHE_USAGE_BY_TENANT = _gauge(
     "kv_cache_usage_perc_by_tenant",
-    "Share of the KV blocks that the running requests of each tenant hold, 0 to 1. A block that several requests "
-    "of a tenant share counts once. The label is the NAME of --api-key NAME:SECRET, a digest for a key without a name, "
-    "empty without keys. A tenant that scrapes sees its own name and '(others)'; the admin key sees up to 100 names.",
+    "Share of the KV blocks held by the running requests of each tenant, 0 to 1. A block shared by several requests "
+    "of a tenant counts once. The label is the NAME of --api-key NAME:SECRET, a digest for a key without a name, and "
+    "empty without keys. A tenant sees its own name and '(others)'; the admin key sees up to 100 names.",
     labels=("tenant",),
     is_vllms=False,
     counted_by=CountedBy.SERVER,
 )
 HTTP_RESPONSES = _counter(
     "http_responses",
-    "HTTP answers begun, by route and status, refusals before a route (401, 413, 429) included; 'other' is the "
-    "route of an unknown path. It has no label `engine`.",
+    "HTTP responses started, by route and status, including rejections before routing (401, 413, 429). The route of "
+    "an unknown path is 'other'. It has no label `engine`.",
     labels=("route", "status"),
     is_vllms=False,
     counted_by=CountedBy.SERVER,
 )
 IGNORED_PARAMS = _counter(
     "ignored_params",
-    "Unknown fields of requests, by name; from the 101st name on '(others)'. It has no label `engine`.",
+    "Unknown request fields by name; '(others)' from the 101st name on. It has no label `engine`.",
     labels=("field",),
     is_vllms=False,
     counted_by=CountedBy.SERVER,
 )
 
-# ---------------------------------------------------------------------- SGLang's alone
+# ---------------------------------------------------------------------- only for SGLang's dashboards
 
 GEN_THROUGHPUT = _gauge(
     "gen_throughput",
-    "Tokens generated per second, over the last second of steps; 0 when nobody is there.",
+    "Tokens generated per second, over the last second of steps; 0 without requests.",
     is_vllms=False,
     sglang="gen_throughput",
 )
 CACHE_HIT_RATE = _gauge(
     "cache_hit_rate",
-    "prefix_cache_hits / prefix_cache_queries of the last 100 sequences that were admitted.",
+    "prefix_cache_hits / prefix_cache_queries of the last 100 admitted sequences.",
     is_vllms=False,
     sglang="cache_hit_rate",
 )
 
 FAMILIES: tuple[Family, ...] = tuple(value for value in list(globals().values()) if isinstance(value, Family))
-"""All of them, in the order above."""
+"""All metrics in the order above."""

@@ -1,7 +1,8 @@
-"""Where the numbers are kept: plain Python, so that a token costs well under a microsecond.
+"""Counters, gauges and histograms in plain Python, fast enough that a token costs well under a microsecond.
 
-prometheus_client's own instruments take a lock and a linear search for each observation, and none of them takes a value
-many times at once, which is what a step is: everybody's gap is the same. For one thread; a scrape runs in the same one.
+prometheus_client's own instruments take a lock and a linear search for each observation, and none takes a value many
+times at once. A step needs that, since all its tokens have the same gap. For one thread; a scrape runs in the same
+one.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ from twostroke.metrics.families import Family, Kind
 
 _Made = TypeVar("_Made", "Number", "Distribution")
 Sample = tuple[str, dict[str, str], float]
-"""Suffix of the name, labels besides those that all samples have, value."""
+"""Suffix of the name, labels besides the common ones, value."""
 
 
 class Number:
-    """A counter, or a gauge; one number for each combination of its own labels."""
+    """Counter or gauge, with one number for each combination of its own labels."""
 
     __slots__ = ("_values", "family")
 
@@ -32,31 +33,31 @@ class Number:
         self._values: dict[tuple[str, ...], float] = {} if family.labels else {(): 0.0}
 
     def add(self, amount: float, *labels: str) -> None:
-        """More of it."""
+        """Increase the number."""
         self._values[labels] = self._values.get(labels, 0.0) + amount
 
     def set(self, value: float, *labels: str) -> None:
-        """This much."""
+        """Set the number."""
         self._values[labels] = value
 
     def clear(self) -> None:
-        """Forgets every combination of labels."""
+        """Remove all combinations of labels."""
         self._values.clear()
 
     @property
     def value(self) -> float:
-        """Over all labels."""
+        """Sum over all labels."""
         return sum(self._values.values())
 
     def samples(self) -> Iterator[Sample]:
-        """For the exposition."""
+        """Yield the samples for the exposition."""
         suffix = "_total" if self.family.kind is Kind.COUNTER else ""
         for labels, value in self._values.items():
             yield suffix, dict(zip(self.family.labels, labels, strict=True)), value
 
 
 class Distribution:
-    """A histogram."""
+    """Histogram of observed values."""
 
     __slots__ = ("_bounds", "_counts", "_total", "family")
 
@@ -68,27 +69,27 @@ class Distribution:
         self._total = 0.0
 
     def observe(self, value: float, times: int = 1) -> None:
-        """A value, as often as it occurred; a bucket holds what is at most its bound."""
+        """Add a value `times` times; a bucket counts values up to and including its bound."""
         self._counts[bisect_left(self._bounds, value)] += times
         self._total += value * times
 
     @property
     def counts(self) -> tuple[int, ...]:
-        """Observations of each bucket alone; the last is beyond all bounds."""
+        """Observations per bucket, not cumulative; the last bucket is above all bounds."""
         return tuple(self._counts)
 
     @property
     def count(self) -> int:
-        """Observations."""
+        """Number of observations."""
         return sum(self._counts)
 
     @property
     def total(self) -> float:
-        """Their sum."""
+        """Sum of the observations."""
         return self._total
 
     def samples(self) -> Iterator[Sample]:
-        """For the exposition: buckets count everything below, too."""
+        """Yield the samples for the exposition, with cumulative buckets."""
         bounds = [*map(floatToGoString, self._bounds), "+Inf"]
         for bound, count in zip(bounds, accumulate(self._counts), strict=True):
             yield "_bucket", {"le": bound}, float(count)
@@ -100,7 +101,7 @@ Instrument = Number | Distribution
 
 
 class Instruments:
-    """All that an engine's metrics consist of, by the name of the family; each is made once."""
+    """All instruments of an engine by family name; each is created once."""
 
     def __init__(self) -> None:
         self._by_name: dict[str, Instrument] = {}
@@ -109,11 +110,11 @@ class Instruments:
         return self._by_name[family.name]
 
     def number(self, family: Family) -> Number:
-        """Makes a counter or a gauge."""
+        """Create a counter or a gauge."""
         return self._keep(Number(family))
 
     def distribution(self, family: Family) -> Distribution:
-        """Makes a histogram."""
+        """Create a histogram."""
         return self._keep(Distribution(family))
 
     def _keep(self, instrument: _Made) -> _Made:
@@ -123,7 +124,7 @@ class Instruments:
 
 
 def exposed(instrument: Instrument, name: str, labels: dict[str, str]) -> Metric:
-    """The instrument under a full name, every sample with the common labels."""
+    """Return the instrument as a Prometheus metric with this name; every sample gets the common labels."""
     metric = Metric(name, instrument.family.help, instrument.family.kind)
     for suffix, own, value in instrument.samples():
         metric.add_sample(name + suffix, labels | own, value)

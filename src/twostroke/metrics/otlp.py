@@ -1,4 +1,4 @@
-"""Sends traces to a collector, where the extra `otel` is installed and an endpoint is named."""
+"""Export of traces to a collector, if the extra `otel` is installed and an endpoint is set."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ if TYPE_CHECKING:
     from twostroke.metrics.tracing import RequestTracer
 
 _TRACES = "/v1/traces"
-"""Path of traces below a collector's base URL, by the OTLP specification."""
+"""Path of traces below a collector's base URL, from the OTLP specification."""
 
 
 def request_tracer(endpoint: str, *, model: str, epoch_offset_ns: int) -> RequestTracer:
-    """A tracer whose spans and durations go to `endpoint` by OTLP over HTTP, in the background.
+    """Return a tracer that sends spans and durations to `endpoint` by OTLP over HTTP, in the background.
 
     Args:
         endpoint: URL of the collector, such as http://localhost:4318, or its URL for traces, such as
             http://localhost:4318/v1/traces. Metrics go to the path /v1/metrics beside it.
-        model: what clients call it.
+        model: the model's name as clients know it.
         epoch_offset_ns: see RequestTracer.
 
     Raises:

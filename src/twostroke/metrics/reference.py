@@ -1,4 +1,4 @@
-"""The table of docs/metrics.md, from the definitions: `python -m twostroke.metrics.reference` prints it."""
+"""Table of docs/metrics.md, generated from the definitions: `python -m twostroke.metrics.reference` prints it."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from twostroke.metrics.families import FAMILIES, Family, Kind
 
 
 def markdown() -> str:
-    """One row per metric; ends with a line break."""
-    rows = ["| metric | kind | labels | vLLM | SGLang | what it says |", "|---|---|---|---|---|---|"]
+    """Return the table in Markdown, one row per metric, with a final line break."""
+    rows = ["| metric | kind | labels | vLLM | SGLang | meaning |", "|---|---|---|---|---|---|"]
     rows += [_row(family) for family in FAMILIES]
     return "\n".join(rows) + "\n"
 

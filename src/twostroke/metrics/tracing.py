@@ -1,16 +1,16 @@
-"""OpenTelemetry: one span per request, its timeline beneath it, under the trace that the caller began.
+"""OpenTelemetry: one span per request, with its timeline as child spans, in the trace of the caller.
 
     POST /v1/chat/completions                         the caller's span, from its `traceparent`
-    └── chat some-model                               ours: arrival to the last token
+    └── chat some-model                               our span: arrival to the last token
         ├── waited for slots                          the segments of the request's timeline, each with its reason
         ├── prefill                                   chunk 1 of 2
         ├── prefill                                   chunk 2 of 2
         └── decode
 
-A request with several sequences has a span for each of them in between. Spans are made when a request has ended, with
-the times of the event log: nothing is done per token.
+A request with several sequences has an intermediate span for each. Spans are created when a request has ended, with
+the times of the event log; there is no work per token.
 
-Needs the extra `otel`; only who sends traces imports this (otlp.py). Attribute and metric names are those of
+Needs the extra `otel`; imported only if traces are sent (otlp.py). Attribute and metric names are those of
 OpenTelemetry's semantic conventions for generative AI (in development); `gen_ai.latency.*` are vLLM's.
 """
 
@@ -40,7 +40,7 @@ _DECODES = (Label.DECODE, Label.STALLED)
 
 @dataclass(frozen=True, slots=True)
 class _Caller:
-    """What the HTTP side knows of a request."""
+    """Facts about a request that only the HTTP side knows."""
 
     operation: str
     context: Context
@@ -49,24 +49,24 @@ class _Caller:
 
 @dataclass(slots=True)
 class _Open:
-    """A request of which not all sequences have ended."""
+    """Request with sequences that have not ended."""
 
     caller: _Caller
     sequence_ids: set[str] = field(default_factory=set[str])
-    """That have arrived somewhere; one that goes on elsewhere arrives again."""
+    """Ids of sequences that have arrived in some process; one that continues elsewhere arrives again."""
     lanes: list[Lane] = field(default_factory=list[Lane])
-    """Of those that have ended."""
+    """Timelines of the sequences that have ended."""
 
 
 class RequestTracer:
-    """Makes spans of requests; an `EventLog`.
+    """Tracer of requests; an `EventLog`.
 
     Args:
-        spans: where they go.
-        durations: where `gen_ai.server.*` go; None for nowhere.
-        model: what clients call it.
-        epoch_offset_ns: what the engine's clock, in nanoseconds, lacks to the time since 1970.
-        on_close: send what is still to be sent.
+        spans: receives the spans.
+        durations: receives the `gen_ai.server.*` histograms; None: they are not recorded.
+        model: the model's name as clients know it.
+        epoch_offset_ns: nanoseconds to add to the engine's clock to get Unix time.
+        on_close: functions that flush what has not been sent.
     """
 
     def __init__(
@@ -90,19 +90,19 @@ class RequestTracer:
     def begin(
         self, request_id: str, operation: str, headers: Mapping[str, str], attributes: Mapping[str, AttributeValue]
     ) -> None:
-        """Traces a request that is about to be submitted.
+        """Trace a request that is about to be submitted.
 
         Args:
-            request_id: the caller's name for it, as the engine will know it.
+            request_id: the request's id in the engine.
             operation: "chat", "text_completion", …
-            headers: of the HTTP request, names in lower case; `traceparent` and `tracestate` are looked at.
-            attributes: `gen_ai.request.*` and the like.
+            headers: headers of the HTTP request, names in lower case; `traceparent` and `tracestate` are read.
+            attributes: span attributes such as `gen_ai.request.*`.
         """
         context = TraceContextTextMapPropagator().extract(dict(headers))
         self._callers[request_id] = _Caller(operation, context, attributes)
 
     def append(self, event: Event) -> None:
-        """One event, in order; sends the spans of requests that end with it."""
+        """Process the next event; send the spans of requests that it ends."""
         if isinstance(event, RequestArrived):
             caller = self._callers.get(name_of(event.request_id))
             if caller is not None:
@@ -115,7 +115,7 @@ class RequestTracer:
                 self._end(lane.sequence_id)
 
     def close(self) -> None:
-        """Sends what is still to be sent; may wait for the network."""
+        """Send the remaining spans; may wait for the network."""
         for close in self._on_close:
             close()
 
@@ -137,7 +137,7 @@ class RequestTracer:
         )
         if any(lane.finish_reason is FinishReason.ERROR for lane in lanes):
             span.set_attribute("error.type", "engine_error")
-            span.set_status(Status(StatusCode.ERROR, "a sequence ended with an error of the engine's"))
+            span.set_status(Status(StatusCode.ERROR, "a sequence ended with an engine error"))
         for lane in lanes:
             self._lane(lane, span, is_alone=len(lanes) == 1)
         span.end(end_time=self._epoch_ns(end_s))
@@ -190,7 +190,7 @@ class RequestTracer:
 
 
 class _Durations:
-    """The histograms that the conventions have for servers; one record per sequence."""
+    """Histograms of the semantic conventions for servers, with one observation per sequence."""
 
     def __init__(self, provider: MeterProvider) -> None:
         meter = provider.get_meter(SCOPE)
@@ -200,7 +200,7 @@ class _Durations:
         self._duration = meter.create_histogram(
             "gen_ai.server.request.duration",
             unit="s",
-            description="Arrival until the last token.",
+            description="Time from the arrival to the last token.",
             explicit_bucket_boundaries_advisory=whole,
         )
         self._per_token = meter.create_histogram(
@@ -212,12 +212,12 @@ class _Durations:
         self._first_token = meter.create_histogram(
             "gen_ai.server.time_to_first_token",
             unit="s",
-            description="Arrival until the first token.",
+            description="Time from the arrival to the first token.",
             explicit_bucket_boundaries_advisory=first,
         )
 
     def record(self, lane: Lane, attributes: Mapping[str, AttributeValue]) -> None:
-        """A sequence has ended."""
+        """Observe a sequence that has ended."""
         if lane.ttft_s is None:
             return
         told = dict(attributes)
@@ -230,7 +230,8 @@ class _Durations:
 
 
 def _usage(name: str, lanes: list[Lane]) -> dict[str, AttributeValue]:
-    """What the request was given, by the conventions' names and vLLM's; times in seconds, of its first sequence."""
+    """Return attributes for tokens and times under the conventions' and vLLM's names; times of the first sequence, in
+    seconds."""
     first = lanes[0]
     attributes: dict[str, AttributeValue] = {
         "gen_ai.response.id": name,

@@ -79,7 +79,7 @@ def test_a_last_line_that_was_cut_off_is_noticed(tmp_path: Path) -> None:
 def test_an_engine_whose_start_is_not_in_it_is_told() -> None:
     events: list[Event] = random_load(1)
     problem = RecordedLog(events[len(events) // 2 :], "a log").state(0)["recording"]["problem"]
-    assert problem == "The beginning of fake is missing: nothing is shown of it until it starts."
+    assert problem == "The start of fake is missing: it is shown only from its next start on."
 
 
 def test_events_that_contradict_each_other_are_refused_in_a_sentence() -> None:
@@ -96,7 +96,7 @@ def test_events_that_contradict_each_other_are_refused_in_a_sentence() -> None:
 
 
 @pytest.mark.parametrize(
-    ("until", "on", "why"), [(10, 20, "those between are missing"), (20, 10, "it holds some twice")]
+    ("until", "on", "why"), [(10, 20, "the steps between are missing"), (20, 10, "steps are duplicated")]
 )
 def test_steps_that_do_not_follow_each_other_are_told_once(until: int, on: int, why: str) -> None:
     events: list[Event] = random_load(1)
@@ -105,5 +105,5 @@ def test_steps_that_do_not_follow_each_other_are_told_once(until: int, on: int, 
     assert isinstance(first, StepScheduled)
     assert isinstance(last, StepScheduled)
     problem = RecordedLog([*events[: places[until]], *events[places[on] :]], "a log").state(0)["recording"]["problem"]
-    assert problem.startswith(f"Step {first.batch.step} of fake comes behind step {last.batch.step}: {why}")
+    assert problem.startswith(f"Step {first.batch.step} of fake follows step {last.batch.step}: {why}")
     assert problem.count("Step") == 1
