@@ -1,4 +1,4 @@
-"""Plots. matplotlib is an extra and slow to import, so it is loaded by the first plot and by nothing else."""
+"""Plots. matplotlib is an extra and slow to import, so only the first plot loads it."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any
 from twostroke.errors import InvalidParameter, SetupError
 
 PREDICTED, MEASURED = "#9aa5b1", "#c2410c"
-"""Colours of the two things that every plot compares."""
+"""Colours of predicted and measured values in every plot."""
 
 Draw = Callable[[Any], None]
-"""Draws into a figure of matplotlib, whose own type would load it."""
+"""Function that draws into a matplotlib figure; typed as `Any`, as the real type would import matplotlib."""
 
 
 def save_figure(
@@ -22,13 +22,13 @@ def save_figure(
     size: tuple[float, float] = (7.0, 4.0),
     instead: str = "go without plots (--no-plots)",
 ) -> Path:
-    """Draws a figure and writes it as PNG.
+    """Draw a figure and write it as PNG.
 
     Args:
-        draw: what is drawn.
-        path: of the file.
-        size: in inches.
-        instead: what to do where it cannot be drawn.
+        draw: draws into the figure.
+        path: path of the file.
+        size: width and height in inches.
+        instead: advice for the error message if matplotlib is missing.
 
     Raises:
         SetupError: matplotlib is not installed.
@@ -41,7 +41,7 @@ def save_figure(
             "plots need matplotlib, which is not installed. Install it with the extra 'bench' "
             f"(pip install 'twostroke[bench]'), or {instead}."
         ) from error
-    # a Figure of its own, not pyplot's: no display, no global state, safe in a server
+    # a separate Figure instead of pyplot: it needs no display and has no global state, so it is safe in a server
     figure = Figure(figsize=size, layout="constrained")
     draw(figure)
     try:
@@ -54,20 +54,20 @@ def save_figure(
 
 
 def check_png(path: Path | None) -> None:
-    """Refuse a file that a picture cannot be written to by its name, before anything is computed.
+    """Raise if a picture's file name does not end in .png, before anything is computed.
 
     Raises:
-        InvalidParameter: another suffix than .png.
+        InvalidParameter: the suffix is not .png.
     """
     if path is not None and path.suffix.lower() != ".png":
-        limit = "must end in .png: a PNG is drawn, and nothing else"
+        limit = "must end in .png: only PNG files can be written"
         raise InvalidParameter("png", str(path), limit, f"Name it {path.with_suffix('.png').name or 'plan.png'}.")
 
 
 Groups = Mapping[str, Sequence[float]]
-"""Names of bars: their values, one per label. What is predicted comes before what is measured."""
+"""Values of bars by name, one per label; predicted values come before measured ones."""
 _COLOURS = (PREDICTED, MEASURED, "#c5ccd3", "#f0a57f")
-"""Of groups of bars, in their order; one group alone is measured."""
+"""Colours of groups of bars, in order; a single group is drawn as measured."""
 
 
 def bar_chart(
@@ -86,12 +86,12 @@ def bar_chart(
 
 
 def finish(*plots: Any, legend: bool = True, **labels: Any) -> None:
-    """Take the frame off plots, name their axes, and explain their colours.
+    """Remove the frames of plots, name their axes, and add a legend.
 
     Args:
         plots: the axes.
-        legend: whether there is something to explain.
-        labels: as in matplotlib's `Axes.set`.
+        legend: whether to add a legend.
+        labels: arguments of matplotlib's `Axes.set`.
     """
     for axes in plots:
         axes.set(**labels)
@@ -101,7 +101,7 @@ def finish(*plots: Any, legend: bool = True, **labels: Any) -> None:
 
 
 def bars(axes: Any, labels: Sequence[str], groups: Groups, ylabel: str) -> None:
-    """Bars side by side: for each name of `groups`, one value per label in one colour."""
+    """Draw bars side by side: for each name of `groups`, one value per label in one colour."""
     width = 0.8 / len(groups)
     colours = _COLOURS if len(groups) > 1 else (MEASURED,)
     for i, (name, values) in enumerate(groups.items()):
@@ -111,5 +111,5 @@ def bars(axes: Any, labels: Sequence[str], groups: Groups, ylabel: str) -> None:
     axes.set_xticks(range(len(labels)), labels, fontsize=8)
     finish(axes, legend=False, ylabel=ylabel)
     if len(groups) > 1:
-        # beside the bars, never on top of them
+        # above the bars, so that it does not cover them
         axes.legend(fontsize=8, frameon=False, loc="lower left", bbox_to_anchor=(0, 1.0), ncols=2)

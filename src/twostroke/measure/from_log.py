@@ -1,4 +1,4 @@
-"""A run read back from its event log: the same figures, for a run that nobody watched."""
+"""A run reconstructed from its event log: the same figures as for a run that was measured live."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ from twostroke.served_run import Run, ServedRequest, StepSample
 
 
 def run_of_log(events: Iterable[Event]) -> Run:
-    """Puts a run together from the events of one engine; what it did before the last measurement began is left out.
+    """Reconstruct a run from the events of one engine; events before the last measurement began are left out.
 
-    A step's wall time is from its decision until its result was accounted for, all by the engine's clock. `drive` takes
-    the time of the whole call, which is longer by the writing of the last event.
+    A step's wall time runs from its decision until its result was accounted for, on the engine's clock. `drive`
+    measures the whole call instead, which also includes the writing of the last event.
     Requests that never got a token (aborted in the queue, or not ended when the log ends) are left out.
 
     Raises:
@@ -72,14 +72,14 @@ class _Reader:
     requests: dict[str, ServedRequest] = field(default_factory=dict[str, ServedRequest])
     steps: list[StepSample] = field(default_factory=list[StepSample])
     _begin_s: float | None = None
-    """Time of the first arrival; everything is counted from there."""
+    """Time of the first arrival; all other times count from it."""
     _decided: dict[int, StepScheduled] = field(default_factory=dict[int, StepScheduled])
     _ended: int = 0
 
     def take(self, event: Event) -> None:
         match event:
             case EngineStarted() | MeasurementBegan():
-                self._forget()  # a file that was written to again, or a warm-up: the last run counts
+                self._forget()  # the file was appended to, or this was a warm-up: only the last run counts
             case RequestArrived():
                 self._arrived(event)
             case StepScheduled():
@@ -128,7 +128,7 @@ class _Reader:
                 request.num_cached_tokens = scheduled.num_computed_tokens
 
     def _committed(self, event: StepCommitted) -> None:
-        assert self._begin_s is not None, f"step {event.step} has a result and nobody ever arrived"
+        assert self._begin_s is not None, f"step {event.step} has a result but no request has arrived"
         decided = self._decided.pop(event.step)
         batch, end_s = decided.batch, event.time_s - self._begin_s
         wall_s = (event.accounted_time_s or event.time_s) - decided.time_s
@@ -145,7 +145,7 @@ class _Reader:
             self._finish(request_id)
 
     def _finish(self, request_id: str) -> None:
-        # its name may be used again; what it was stays under a name that nobody can have
+        # the id may be used again, so the ended request is kept under an id that no request can have
         request = self.requests.pop(request_id, None)
         if request is not None:
             self._ended += 1

@@ -1,10 +1,11 @@
-"""What a machine can do at best, measured in the run whose figures are held against it: reading memory, products.
+"""Limits of a machine, measured in the run whose figures are compared with them: memory reads and matrix products.
 
-The engine's own look (runner/machine_limits.py) takes a fraction of a second at start-up. Benchmarks can wait: more
-memory than caches hold, several ways to read it and several sizes of product, and the best of each counts, because a
-limit that a kernel passes is none. Torch's int8 products do not use every processor's best instructions: the backend's
-own count too, and where bfloat16 products are faster, those are the limit of int8. In the same way those of float32 are
-the limit of bfloat16: without instructions for it torch takes a hundred times as long, and kernels that widen do not.
+The engine's own measurement (runner/machine_limits.py) takes a fraction of a second at start-up. Benchmarks can take
+longer: they use more memory than caches hold, several ways to read it and several product sizes. The best of each
+counts, because a limit that a kernel exceeds is not a limit. Torch's int8 products do not use every processor's best
+instructions. The backend's own int8 products therefore count too, and where bfloat16 products are faster, those are
+the limit of int8. Likewise float32 products are the limit of bfloat16: without bfloat16 instructions torch takes a
+hundred times as long, and kernels that widen to float32 do not.
 """
 
 from __future__ import annotations
@@ -25,22 +26,22 @@ _STREAM_BYTES = 1 << 29
 _SIDES = (1024, 2048)
 _COLUMNS = 4096
 _LONGEST_S = 1.0
-"""For all runs of one kind of product: where it is as slow as that, it is no limit of anything."""
+"""Limit for the seconds spent on one kind of product; a product this slow is never the limit."""
 
 
 @dataclass(frozen=True, slots=True)
 class MachineRates:
-    """The best of everything that was tried."""
+    """Best rates of all measurements."""
 
     bytes_per_s: float
-    """Reading memory."""
+    """Bytes read from memory per second."""
     operations_per_s: Mapping[str, float]
-    """Of a product of square matrices, by the type of the factors: float32, bfloat16, int8."""
+    """Operations per second of a product of square matrices, by the type of the factors: float32, bfloat16, int8."""
     is_estimate: bool = False
-    """Whether other processes were at work during the measurement: the machine may then do better."""
+    """Whether other processes were active during the measurement, so that the machine may be faster."""
 
     def of(self, product: str) -> MachineLimits:
-        """As costs want them.
+        """Return the limits for products of one type, as cost models take them.
 
         Args:
             product: type of the factors; 4-bit weights are multiplied as int8.
@@ -50,7 +51,7 @@ class MachineRates:
         return MachineLimits(rate, self.bytes_per_s, self.is_estimate)
 
     def best_of(self, other: MachineRates) -> MachineRates:
-        """Of two looks at the same machine: a neighbour's work can only lower what is seen."""
+        """Return the better rate of two measurements of one machine: other processes can only lower a rate."""
         rates = {name: max(rate, other.operations_per_s[name]) for name, rate in self.operations_per_s.items()}
         is_estimate = self.is_estimate and other.is_estimate
         return MachineRates(max(self.bytes_per_s, other.bytes_per_s), rates, is_estimate)
@@ -67,17 +68,17 @@ def words_of_limits(limits: Mapping[str, float | bool], form: str = ",.4g") -> s
         f"{name.replace('_', ' ')} {rate:{form}}" for name, rate in limits.items() if name != "is_estimate"
     )
     if limits.get("is_estimate"):
-        return f"limits of this machine, an estimate (others were at work): {rates}"
+        return f"limits of this machine, an estimate (other processes were active): {rates}"
     return f"limits of this machine: {rates}"
 
 
 def measure_limits(operators: Operators, num_threads: int, *, repeats: int = 5) -> MachineRates:
-    """Measures on `num_threads` threads; torch has as many, and is left as it was found.
+    """Measure the machine's limits on `num_threads` threads; torch's thread count is restored.
 
     Args:
-        operators: the backend whose matrix-times-vector is one of the ways to read, and whose products of 8 bits count.
-        num_threads: of both.
-        repeats: of each way; the best counts.
+        operators: the backend whose matrix-vector product is one of the ways to read, and whose int8 products count.
+        num_threads: threads of torch and of the backend.
+        repeats: repeats of each measurement; the best counts.
     """
     meter = Meter(num_threads)
     meter.begin()
@@ -105,7 +106,7 @@ def measure_limits(operators: Operators, num_threads: int, *, repeats: int = 5) 
 
 
 def _rate(work: Callable[[int], Callable[[], object]], repeats: int) -> float:
-    """Return operations per second at the size that suits a product; where it is slow, larger ones are left out."""
+    """Return operations per second at the best size of a product; larger sizes are skipped if it is slow."""
     best, begin_s = 0.0, time.perf_counter()
     for side in _SIDES:
         if time.perf_counter() - begin_s > _LONGEST_S:
@@ -115,7 +116,7 @@ def _rate(work: Callable[[int], Callable[[], object]], repeats: int) -> float:
 
 
 def _product_of(dtype: torch.dtype) -> Callable[[int], Callable[[], object]]:
-    """Return what makes a product of square matrices, by their side."""
+    """Return a function that prepares a product of square matrices of a given side."""
 
     def product(side: int) -> Callable[[], object]:
         if dtype is torch.int8:
@@ -128,7 +129,7 @@ def _product_of(dtype: torch.dtype) -> Callable[[int], Callable[[], object]]:
 
 
 def _best_of(work: Callable[[], object], repeats: int) -> float:
-    """Return the seconds of the fastest run; slow ones are not repeated for longer than _LONGEST_S."""
+    """Return the seconds of the fastest run; slow work is not repeated for longer than `_LONGEST_S`."""
     best, spent_s = float("inf"), 0.0
     for _ in range(repeats):
         begin_s = time.perf_counter()

@@ -1,6 +1,6 @@
-"""The engine around a real model, for benchmarks: token ids in, times out, no text.
+"""Engine with a real model, for benchmarks: token ids in, times out, no text.
 
-`drive` sends a workload through any engine and writes down every step and every token's time.
+`drive` runs a workload on any engine and records every step and the time of every token.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from twostroke.served_run import Run, ServedRequest, StepSample
 from twostroke.startup.assembly import build_engine
 
 Wait = Callable[[float], None]
-"""Lets that many seconds pass."""
+"""Function that waits for this many seconds."""
 
 
 class RecordingExecutor:
-    """Another executor, and a note of what went in and out last.
+    """Executor that wraps another one and records its last batch and result.
 
     Args:
-        inner: does the work.
-        at_submit: called with each batch when it is decided and not yet accounted for: the moment to look at KV memory,
-            before requests that end in this step have given theirs back.
+        inner: the wrapped executor.
+        at_submit: called with each decided batch before it is accounted for, so that KV memory can be inspected
+        before requests that end in this step release theirs.
     """
 
     def __init__(self, inner: Executor, at_submit: Callable[[ScheduledBatch], None] | None = None) -> None:
@@ -49,7 +49,7 @@ class RecordingExecutor:
         self._submitted: deque[ScheduledBatch] = deque()
         self._collected: tuple[ScheduledBatch, StepResult] | None = None
         self.num_runs = 0
-        """Workloads driven through it; goes into request ids, which an engine does not want to see twice."""
+        """Number of workloads driven so far; part of the request ids, which must be unique in an engine."""
 
     @property
     def max_in_flight(self) -> int:
@@ -73,7 +73,7 @@ class RecordingExecutor:
         return self._inner.check_kv(check, token_ids)
 
     def take_collected(self) -> tuple[ScheduledBatch, StepResult] | None:
-        """The batch whose result was collected since the last call, and that result."""
+        """Return the last collected batch and its result, if collected since the last call."""
         collected, self._collected = self._collected, None
         return collected
 
@@ -90,14 +90,14 @@ def drive(
     wait: Wait = time.sleep,
     progress: str | None = None,
 ) -> Run:
-    """Runs a workload to its end; requests arrive at their times whether or not the engine keeps up (open loop).
+    """Run a workload to its end; requests arrive at their times even if the engine cannot keep up (open loop).
 
     Args:
-        engine: it must be idle.
-        executor: the one that the engine was built with.
-        workload: what arrives when; all at zero is a saturated queue.
-        clock: the engine's own.
-        wait: lets time pass when nothing is to be done before the next arrival.
+        engine: an idle engine.
+        executor: the executor that the engine was built with.
+        workload: the requests with their arrival times; all at zero means a saturated queue.
+        clock: the engine's clock.
+        wait: waits if the engine is idle until the next arrival.
         progress: title of a progress bar; None shows none.
     """
     engine.begin_measurement()
@@ -131,7 +131,7 @@ def _step(
     clock: Clock,
     start_s: float,
 ) -> int:
-    """One step and what it says; returns the number of tokens made."""
+    """Run one step and record its results; return the number of tokens generated."""
     begin_s = time.perf_counter()
     updates = engine.step()
     wall_s = time.perf_counter() - begin_s
@@ -148,7 +148,7 @@ def _step(
         news = update.news
         if news is not None:
             assert news.error is None, f"request {update.request_id} failed: {news.error}"
-            assert news.scheduled_time_s is not None, f"{update.request_id} has a token and never ran"
+            assert news.scheduled_time_s is not None, f"{update.request_id} has a token but was never scheduled"
             if times.scheduled_s is None:
                 times.scheduled_s = news.scheduled_time_s - start_s
                 request.num_cached_tokens = news.num_cached_tokens
@@ -170,18 +170,18 @@ def _generation_request(request_id: str, request: WorkloadRequest, start_s: floa
 
 @dataclass(frozen=True, slots=True)
 class ModelEngine:
-    """An engine with a model, with its parts within reach."""
+    """Engine with a model, and access to its parts."""
 
     engine: Engine
     executor: RecordingExecutor
     startup_lines: tuple[str, ...]
 
     def run(self, workload: Workload, *, progress: str | None = None) -> Run:
-        """Runs a workload to its end."""
+        """Run a workload to its end."""
         return drive(self.engine, self.executor, workload, progress=progress)
 
     def close(self) -> None:
-        """Gives back the model's and the cache's memory."""
+        """Release the memory of the model and the cache."""
         self.engine.close()
 
 
@@ -193,15 +193,15 @@ def model_engine(
     step_times: StepTimeModel | None = None,
     at_submit: Callable[[ScheduledBatch], None] | None = None,
 ) -> ModelEngine:
-    """Loads a model.
+    """Load a model and build an engine.
 
     Args:
-        load: which model; with max_model_len and without a size of the KV cache there is room for every running request
-            at its longest, and no more, so that several engines fit side by side.
+        load: the model; if max_model_len is set and the size of the KV cache is not, the cache has room for every
+        running request at full length and no more, so that several engines fit side by side.
         scheduler: as for any engine.
         cache: as for any engine.
-        listeners: hear every event.
-        step_times: what limits of time are kept by, where the scheduler has some.
+        listeners: receive every event.
+        step_times: predicts step times for the scheduler's latency limits.
         at_submit: called with each batch before it is computed.
     """
     scheduler, cache = scheduler or SchedulerConfig(), cache or CacheConfig()

@@ -1,4 +1,4 @@
-"""`twostroke bench offline`: a workload through the engine on this machine, as fast as it goes or as it arrives."""
+"""`twostroke bench offline`: run a workload through the engine on this machine, saturated or at its arrival times."""
 
 from __future__ import annotations
 
@@ -30,22 +30,22 @@ _LIMIT_COLOURS = {"tokens": "#3b6ea5", "seqs": "#7a9e3f", "kv": "#c2410c", "none
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OfflineOptions(WorkloadOptions):
-    """What is run, and where the result goes."""
+    """Options: the workload, and the result files."""
 
     warmup: int = 1
     """Small runs before the one that counts."""
     name: str = "offline"
-    """Of the files that are written."""
+    """Name of the result files."""
     results: Path = DEFAULT_FOLDER
-    """Where they go."""
+    """Folder of the result files."""
     plots: bool = True
     """Draw a PNG beside the JSON (needs the extra 'bench')."""
     price_per_hour: float | None = None
-    """Price of this machine an hour, in any money: also says what a million tokens cost."""
+    """Price of this machine per hour, in any currency: adds the cost per million tokens."""
 
     def __post_init__(self) -> None:
-        """Checks what needs no model; every option changes something, or is refused."""
-        WorkloadOptions.__post_init__(self)  # super() has no class to look in: slots=True makes another one
+        """Check what needs no model; raise if an option has no effect."""
+        WorkloadOptions.__post_init__(self)  # super() without arguments fails: slots=True creates another class
         whole_number("warmup", self.warmup, 0)
         switch("plots", self.plots)
         check_name(self.name)
@@ -58,11 +58,11 @@ def run_offline(
     scheduler: SchedulerConfig | None = None,
     cache: CacheConfig | None = None,
 ) -> BenchResult:
-    """Loads the model, runs the workload, saves JSON and PNG.
+    """Load the model, run the workload, and save JSON and PNG.
 
     Raises:
-        InvalidParameter: a trace that cannot be read, no request that fits, a folder that results cannot be written to.
-        SetupError: the model cannot be loaded, or matplotlib is missing while plots are wanted.
+        InvalidParameter: the trace cannot be read, no request fits, or the results folder is not writable.
+        SetupError: the model cannot be loaded, or matplotlib is missing although plots are requested.
     """
     options, load = options or OfflineOptions(), load or LoadConfig()
     scheduler, cache = scheduler or SchedulerConfig(), cache or CacheConfig()
@@ -77,7 +77,7 @@ def run_offline(
         raise InvalidParameter(name, value, f"no request fits a context of {context} tokens", "Make them shorter.")
     engine = model_engine(load, scheduler, cache)
     for i in range(options.warmup):
-        # other tokens than the workload's: a warm-up must not fill the prefix cache with what is measured
+        # tokens that the workload does not use, so that the warm-up fills the prefix cache with none of its prompts
         engine.run(synthetic(SyntheticSpec(num_requests=4, vocab_size=model.vocab_size, seed=options.seed + 10**9 + i)))
     run = engine.run(workload, progress=options.name)
     engine.close()
@@ -102,7 +102,7 @@ def run_offline(
 
 
 def print_summary(found: Mapping[str, Any], console: Console | None = None) -> None:
-    """The figures of a run (see `summarize`), for people."""
+    """Print the figures of a run (see `summarize`)."""
     console = console or Console()
     rates = found["throughput"]
     console.print(
@@ -124,20 +124,20 @@ def print_summary(found: Mapping[str, Any], console: Console | None = None) -> N
     largest = max(own, key=int)
     for size in dict.fromkeys((min(own, key=int), largest)):
         cells = (f"{1000 * own[size][q]:,.2f}" for q in quantiles)
-        rows.add_row(f"engine's own time a step, {size} requests", *cells)
+        rows.add_row(f"engine's own time per step, {size} requests", *cells)
     print_table(rows, console)
     limits: Mapping[str, float] = found["limited_by"]
     console.print("limited by " + ", ".join(f"{name} {share:.0%}" for name, share in limits.items()), highlight=False)
 
 
 def cost_of(run: Run, price_per_hour: float | None, num_prompt_tokens: int | None = None) -> dict[str, Any] | None:
-    """Return the bill of a run (see `RunCost`); None without a price.
+    """Return the cost of a run (see `RunCost`); None without a price.
 
     Args:
         run: the workload's run through an engine.
-        price_per_hour: price of the machine.
-        num_prompt_tokens: sum over all requests; None: not known, and the cost per token of prompts and output is left
-            out.
+        price_per_hour: price of the machine per hour.
+        num_prompt_tokens: sum over all requests; None: unknown, and the cost per token of prompts and output is left
+        out.
     """
     if price_per_hour is None:
         return None
@@ -149,14 +149,14 @@ def cost_of(run: Run, price_per_hour: float | None, num_prompt_tokens: int | Non
 
 
 def cost_line(cost: Mapping[str, Any]) -> str:
-    """Return the bill of a run (see `RunCost`) as readable text."""
+    """Return the cost of a run (see `RunCost`) as text."""
     parts = {
-        "of output": cost["per_million_output_tokens"],
-        "of prompts and output alike": cost["per_million_tokens"],
+        "output tokens": cost["per_million_output_tokens"],
+        "prompt and output tokens": cost["per_million_tokens"],
     }
-    known = [f"{value:,.4g} per million tokens {of_what}" for of_what, value in parts.items() if value is not None]
-    bill = ", ".join([f"{cost['total']:,.4g} in all", *known])
-    return f"cost: {bill} (at {cost['price_per_hour']:g} an hour)"
+    known = [f"{value:,.4g} per million {of_what}" for of_what, value in parts.items() if value is not None]
+    bill = ", ".join([f"{cost['total']:,.4g} in total", *known])
+    return f"cost: {bill} (at {cost['price_per_hour']:g} per hour)"
 
 
 def _draw(figure: Any, run: Run) -> None:
@@ -173,4 +173,4 @@ def _draw(figure: Any, run: Run) -> None:
             heights = [series["num_tokens"][i] for i in places]
             lefts, spans = [begins[i] for i in places], [widths[i] for i in places]
             bottom.bar(lefts, heights, spans, align="edge", color=colour, label=f"limited by {limit}")
-    finish(bottom, xlabel="seconds", ylabel="tokens a step")
+    finish(bottom, xlabel="seconds", ylabel="tokens per step")

@@ -1,6 +1,6 @@
-"""BenchResult: what was measured, on what, by which commit. Saved as JSON; a speed claim without one is hearsay.
+"""`BenchResult`: a measurement with its hardware, configuration and commit, saved as JSON.
 
-The command that a person types to get a result again is made from the options themselves: no flag is forgotten.
+The command that reproduces a result is generated from the options, so that no flag is forgotten.
 """
 
 from __future__ import annotations
@@ -24,48 +24,48 @@ from twostroke.hardware import Hardware
 from twostroke.tables import plain_table, print_table
 
 DEFAULT_FOLDER = Path("benchmarks/results")
-"""Where results go, seen from the repository's root."""
+"""Folder of results, relative to the repository's root."""
 
 
 @dataclass(frozen=True, slots=True)
 class CodeState:
-    """The state of the code that was measured."""
+    """Commit of the measured code."""
 
     hash: str
     dirty: bool
-    """Whether the checkout differed from the commit, results aside."""
+    """Whether the checkout differed from the commit, apart from result files."""
 
     @classmethod
     def of_this_checkout(cls) -> CodeState:
-        """Asks git about the source tree that this very file belongs to; ("unknown", True) outside a checkout."""
+        """Return the git commit of the source tree that contains this file; ("unknown", True) outside a checkout."""
         folder = Path(__file__).parent
         commit = _git(folder, "rev-parse", "HEAD")
         if commit is None:
             return cls("unknown", True)
-        # a run writes its own results; those do not change what was measured
+        # a run writes its own results, which do not change the measured code
         changes = _git(folder, "status", "--porcelain", "--", ":/", ":(top,exclude)benchmarks/results")
         return cls(commit, changes != "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchResult:
-    """One measurement with everything needed to judge and to repeat it."""
+    """One measurement with everything needed to judge and repeat it."""
 
     bench: str
     """File name of the result, without suffix."""
     command: str
-    """What a person types to get this result again."""
+    """Command line that reproduces this result."""
     config: Mapping[str, Any]
     workload: Mapping[str, Any]
     results: Mapping[str, Any]
     warmup: int = 0
-    """Runs before the first that counts."""
+    """Number of runs before the first one that counts."""
     repeats: int = 1
-    """Runs that count; medians are over these."""
+    """Number of runs that count; medians are over these."""
     commit: str = ""
     dirty: bool = True
     date: str = ""
-    """UTC, ISO 8601."""
+    """Date in UTC, ISO 8601."""
     hardware: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     @classmethod
@@ -80,7 +80,7 @@ class BenchResult:
         warmup: int = 0,
         repeats: int = 1,
     ) -> BenchResult:
-        """A result measured just now, by this code, on this machine."""
+        """Return a result measured just now, by this code, on this machine."""
         commit = CodeState.of_this_checkout()
         return cls(
             bench=bench,
@@ -97,15 +97,15 @@ class BenchResult:
         )
 
     def to_json(self) -> str:
-        """Readable JSON, keys in the order of the fields."""
+        """Return readable JSON, with keys in the order of the fields."""
         return json.dumps(asdict(self), indent=1, default=_plain) + "\n"
 
 
 def check_folder(folder: Path) -> None:
-    """Makes the folder of the results, and refuses it before anything is measured that could not be saved.
+    """Create the results folder if needed, and raise if it is not writable, before anything is measured.
 
     Raises:
-        InvalidParameter: there is none and none can be made, or it cannot be written to.
+        InvalidParameter: the folder cannot be created or written to.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -118,7 +118,7 @@ def check_folder(folder: Path) -> None:
 
 
 def save(result: BenchResult, folder: Path = DEFAULT_FOLDER) -> Path:
-    """Writes `folder/BENCH.json`; a reader sees the old file or the new one, never half of one."""
+    """Write `folder/BENCH.json` atomically and return its path."""
     folder.mkdir(parents=True, exist_ok=True)
     target = folder / f"{result.bench}.json"
     handle, name = tempfile.mkstemp(dir=folder, prefix=f".{result.bench}.", suffix=".json")
@@ -134,14 +134,14 @@ def save(result: BenchResult, folder: Path = DEFAULT_FOLDER) -> Path:
 
 
 def record(words: str, options: Any, *others: Any, name: str = "", **measured: Any) -> BenchResult:
-    """Save what was measured just now, and return it.
+    """Save a measurement made just now, and return it.
 
     Args:
-        words: the command, "twostroke bench offline".
-        options: its options, with the folder of results.
+        words: the command, such as "twostroke bench offline".
+        options: its options, including the results folder.
         others: more options of the command line.
-        name: of the file; default: that of the options.
-        measured: see `BenchResult.now`; without `config` that is the options.
+        name: name of the file; default: the name in the options.
+        measured: arguments of `BenchResult.now`; `config` defaults to the options.
     """
     measured.setdefault("config", settings(options))
     result = BenchResult.now(name or options.name, command_line(words, options, *others), **measured)
@@ -150,10 +150,10 @@ def record(words: str, options: Any, *others: Any, name: str = "", **measured: A
 
 
 def load(path: Path) -> BenchResult:
-    """Reads a saved result.
+    """Read a saved result.
 
     Raises:
-        InvalidParameter: the file is no result of ours.
+        InvalidParameter: the file is not a result of ours.
     """
     try:
         fields: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
@@ -163,7 +163,7 @@ def load(path: Path) -> BenchResult:
 
 
 def percentiles(values: Sequence[float]) -> dict[str, float]:
-    """Median, p90, p95 and p99 by linear interpolation, with mean and count; empty without values.
+    """Return median, p90, p95 and p99 by linear interpolation, with mean and count; empty without values.
 
     >>> percentiles([1.0, 2.0, 3.0])
     {'p50': 2.0, 'p90': 2.8, 'p95': 2.9, 'p99': 2.98, 'mean': 2.0, 'count': 3}
@@ -182,7 +182,7 @@ def percentiles(values: Sequence[float]) -> dict[str, float]:
 
 
 def median(values: Sequence[float]) -> float:
-    """Middle of the values; they must not be empty."""
+    """Return the median of the values, which must not be empty."""
     return _quantile(sorted(values), 0.5)
 
 
@@ -196,7 +196,7 @@ class FigureDifference:
 
     @property
     def ratio(self) -> float:
-        """After in terms of before."""
+        """Value after divided by value before."""
         return self.after / self.before if self.before else math.inf if self.after else 1.0
 
 
@@ -206,11 +206,11 @@ class Comparison:
 
     differences: tuple[FigureDifference, ...]
     remarks: tuple[str, ...]
-    """Why the two may not be comparable: other hardware, other settings, a dirty checkout."""
+    """Reasons why the two may not be comparable: other hardware, other settings, a dirty checkout."""
 
 
 def compare(before: BenchResult, after: BenchResult) -> Comparison:
-    """Every figure that both results hold, and what else differs between them."""
+    """Compare all figures that both results contain, and list their other differences."""
     remarks = [
         f"{name} differs: {old!r} -> {new!r}"
         for part in ("hardware", "config", "workload")
@@ -225,7 +225,7 @@ def compare(before: BenchResult, after: BenchResult) -> Comparison:
 
 
 def print_comparison(comparison: Comparison, console: Console | None = None) -> None:
-    """A comparison, for people."""
+    """Print a comparison as a table."""
     console = console or Console()
     rows = plain_table(("figure",), ("before", "after", "after / before"))
     for difference in comparison.differences:
@@ -240,7 +240,7 @@ def _quantile(ordered: Sequence[float], q: float) -> float:
     at = q * (len(ordered) - 1)
     low = math.floor(at)
     high = min(low + 1, len(ordered) - 1)
-    # rounded to what an interpolation of floats can mean, so that 2.8 prints as 2.8
+    # rounded to remove the floating-point noise of the interpolation, so that 2.8 prints as 2.8
     return round(ordered[low] + (ordered[high] - ordered[low]) * (at - low), 12)
 
 
@@ -259,7 +259,7 @@ def _figures(prefix: str, value: object) -> Iterator[tuple[str, float]]:
 
 
 def _plain(value: object) -> object:
-    """What json cannot write by itself: numpy scalars, paths, mappings that are no dict."""
+    """Convert a value that json cannot write: numpy scalars, paths, mappings other than dict."""
     if hasattr(value, "item"):
         return cast(Any, value).item()
     if isinstance(value, Mapping):
@@ -276,29 +276,29 @@ def _git(folder: Path, *arguments: str) -> str | None:
 
 
 _NO_PART_OF_THE_RESULT = frozenset({"results", "gguf_folder", "api_key"})
-"""Where files went, and what opens a server, is the affair of whoever ran it."""
+"""Options left out of commands: output folders and secrets are specific to the user."""
 _PLACE_OF_AN_ENVIRONMENT = "PYTHON"
-"""Stands in a command for the interpreter of an environment: which engine has one counts, not where it lies."""
+"""Placeholder in a command for an environment's interpreter: the engine matters, not its path."""
 
 
 def command_line(words: str, *options: Any) -> str:
-    """`words`, and a flag for each field of these dataclasses that is not at its default.
+    """Return `words` with a flag for each field of these dataclasses that is not at its default.
 
     Args:
-        words: the command, "twostroke bench offline".
-        options: dataclasses that the command line takes as flags, each of which can be built without arguments.
+        words: the command, such as "twostroke bench offline".
+        options: dataclasses that the command line takes as flags; each can be constructed without arguments.
     """
     flags = [flag for given in options for flag in _flags(given)]
     return shlex.join([*words.split(), *flags])
 
 
 def settings(options: Any) -> dict[str, Any]:
-    """The fields of a dataclass of options, for a result: of paths the last part, which says what and not whose."""
+    """Return the fields of an options dataclass for a result, with paths shortened to their last part."""
     return {field.name: _named(field.name, getattr(options, field.name)) for field in fields(options)}
 
 
 def model_name(model: str) -> str:
-    """A hub id or "embedded" as it is, a folder or a GGUF file by its name.
+    """Return a hub id or "embedded" unchanged, and a folder or GGUF file by its name.
 
     >>> model_name("Qwen/Qwen3-0.6B"), model_name("/usr/")
     ('Qwen/Qwen3-0.6B', 'usr')
@@ -308,7 +308,7 @@ def model_name(model: str) -> str:
 
 
 def last_part(path: Path) -> str:
-    """Its name, also of "."; of a link its own, which is why nothing is resolved."""
+    """Return a path's name, also for "."; links are not resolved, so a link keeps its own name."""
     return os.path.basename(os.path.abspath(path))
 
 

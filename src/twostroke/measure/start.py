@@ -1,11 +1,11 @@
-"""`twostroke bench start`: from the start of a process to its first token, and the memory that it takes at most.
+"""`twostroke bench start`: time from process start to the first token, and peak memory.
 
-Each row is a process of its own, as a user starts it. "Of its own" is anonymous memory: what maps a file can be dropped
-and read again. What importing torch alone takes is measured in the same way and taken off.
+Each row is measured in a process of its own, as a user starts it. "Own memory" is anonymous memory, since mapped
+files can be dropped and read again. The memory of importing torch alone is measured in the same way and subtracted.
 
-KV memory that nothing was written to is not there yet, and one token writes one block. So memory stands beside packed
-weights with all of the KV memory, which a loaded engine fills, and beside the weights alone, where unwritten KV hides
-nothing; the default is little KV.
+KV memory that was never written is not resident, and one token writes one block. So memory is compared with packed
+weights plus all of the KV memory, which a busy engine fills, and with the weights alone, where unwritten KV hides
+nothing. The default KV memory is small.
 """
 
 from __future__ import annotations
@@ -41,24 +41,24 @@ _SAMPLE_S = 0.005
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartOptions:
-    """What is started, and where the result goes."""
+    """Options: the model to start, and the result file."""
 
     model: str = "embedded"
     """A model folder, a GGUF file, a hub id, or 'embedded'."""
     quantization: tuple[str, ...] = ()
-    """Of the weights while loading, a row each; 'none' keeps them; give it several times. Default: none, int8 and int4;
-    none alone where the model is quantized already."""
+    """Quantization of the weights on load, one row each; 'none' keeps them; can be repeated. Default: none, int8 and
+    int4; only none if the model is already quantized."""
     kv_cache_memory: int = 1 << 26
     """Bytes for KV blocks; hardly any of them are written."""
     repeats: int = 3
-    """Starts of each; the first also warms the page cache. Times are medians, memory is the most."""
+    """Starts per row; the first also warms the page cache. Times are medians, memory is the maximum."""
     name: str = "start"
-    """Of the file that is written."""
+    """Name of the result file."""
     results: Path = DEFAULT_FOLDER
-    """Where it goes."""
+    """Folder of the result file."""
 
     def __post_init__(self) -> None:
-        """Checks what needs no model."""
+        """Check what needs no model."""
         whole_number("kv_cache_memory", self.kv_cache_memory, 1)
         whole_number("repeats", self.repeats, 1)
         for quantization in self.quantization:
@@ -67,14 +67,14 @@ class StartOptions:
 
 @dataclass(frozen=True, slots=True)
 class StartRow:
-    """One row."""
+    """Measurements for one quantization."""
 
     quantization: str
     first_token_s: float
     cpu_s: float
-    """Of all threads, user and system: what a busy machine changes less."""
+    """Seconds of processor time of all threads, user and system; a busy machine changes it less."""
     anonymous_bytes: int
-    """At most, less what torch alone takes."""
+    """Peak anonymous bytes, minus those of importing torch."""
     weight_bytes: int
     kv_bytes: int
 
@@ -97,10 +97,11 @@ class _Process:
 
 
 def run_start(options: StartOptions) -> list[StartRow]:
-    """Starts every row, saves JSON.
+    """Measure every row and save the result as JSON.
 
     Raises:
-        SetupError: a row that the model cannot be loaded in; a start that failed, with what it said.
+        SetupError: the model cannot be loaded with a row's quantization, or a start failed; the message quotes its
+        error.
     """
     check_folder(options.results)
     sizes = _weight_bytes(options, find_model(options.model))
@@ -135,7 +136,7 @@ def _figures(row: StartRow) -> dict[str, Any]:
 
 
 def print_starts(rows: Sequence[StartRow], console: Console | None = None) -> None:
-    """The table, for people."""
+    """Print the rows as a table."""
     figures = ("first token s", "CPU s", "own memory MiB", "weights MiB", "ratio", "weights + KV MiB", "ratio")
     table = plain_table(("quantization",), figures)
     for row in rows:
@@ -148,7 +149,7 @@ def print_starts(rows: Sequence[StartRow], console: Console | None = None) -> No
 
 
 def _refusal(errors: str) -> str:
-    """What the command line says of an error of ours, without the name it begins with; all there is of any other."""
+    """Return the text of our error message without its prefix, or all of the output if it is another error."""
     return f"\n{errors}".rpartition("\ntwostroke: ")[2].strip()
 
 
@@ -163,7 +164,7 @@ def _command(options: StartOptions, quantization: str) -> list[str]:
 
 
 def _weight_bytes(options: StartOptions, files: ModelFiles) -> dict[str, int]:
-    """For each row its bytes of weights; one that the model cannot be loaded in is refused here, before any runs."""
+    """Return the bytes of weights for each row; raise before any start if a row cannot be loaded."""
     config = files.config()
     dtype = cast(torch.dtype, getattr(torch, config.dtype))
     operators = operators_for(torch.device("cpu"), dtype)
@@ -176,7 +177,8 @@ def _weight_bytes(options: StartOptions, files: ModelFiles) -> dict[str, int]:
 
 
 def _run(what: str, arguments: list[str]) -> _Process:
-    """Runs this Python to its end; its first line on stdout is the first token. `what` it is stands in an error."""
+    """Run this Python with arguments to its end; its first line on stdout is the first token. `what` names it in
+    errors."""
     before, begin_s = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
     process = subprocess.Popen([sys.executable, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     most = 0

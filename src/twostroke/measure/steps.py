@@ -1,12 +1,12 @@
-"""Steps of all sizes through the real engine, timed: what the step-time model is fitted to.
+"""Timed steps of all sizes in the real engine, to which the step-time model is fitted.
 
-chunks      one prompt at a time, of 16, 32, … tokens up to the budget: a pass of the first stroke
-staircase   many requests decode, fewer and fewer: each height of the batch for some steps
+chunks      one prompt at a time, of 16, 32, … tokens up to the budget: prefill passes
+staircase   many requests decode, fewer and fewer: some steps at each batch size
                 64 ▇▇▇
                 48    ▇▇▇
                 32       ▇▇▇  …  1
-long        the same, fewer and with long prompts: chunks that see much before them, decodes that read much
-mixed       prompts that come while others decode: both strokes in one pass
+long        the same, with fewer requests and long prompts: chunks and decodes with a long context
+mixed       prompts that arrive while other requests decode: prefill and decode in one pass
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from twostroke.scheduler.replay import layers_of
 from twostroke.simulation.observed import ObservedSteps
 
 _SHORT = 32
-"""Tokens of a prompt whose context counts little."""
+"""Tokens of a prompt so short that its context hardly affects a step's time."""
 _HEIGHTS = (64, 48, 32, 24, 16, 12, 8, 6, 4, 3, 2, 1)
 _LONG_HEIGHTS = (4, 2, 1)
 _A_MOMENT_S = 1e-3
-"""Shorter than a step, longer than it takes to look who has arrived."""
+"""Delay of an arrival: shorter than a step, longer than the engine takes to check for arrivals."""
 
 
 @dataclass(frozen=True, slots=True)
 class MeasuredSteps:
-    """What was timed, and on what."""
+    """Timed steps, with the model's layers and the machine's limits."""
 
     steps: tuple[TimedStep, ...]
     layers: Layers
@@ -56,15 +56,15 @@ def measure_steps(
     repeats: int = 10,
     progress: bool = False,
 ) -> MeasuredSteps:
-    """Loads the model and times its steps.
+    """Load the model and time its steps.
 
     Args:
-        load: which model, and how.
-        scheduler: its budget is the largest chunk, its slots the highest batch.
-        cache: format and block size of the KV cache; nothing is reused here, and it is only as large as need be.
-        longest: tokens of a long prompt, cut to what the model takes.
-        repeats: steps at each height of a staircase.
-        progress: show what is being measured.
+        load: the model and how to load it.
+        scheduler: its budget is the largest chunk, its slots the largest batch.
+        cache: format and block size of the KV cache; no prefix is reused, and the cache is only as large as needed.
+        longest: tokens of a long prompt, limited to the model's context.
+        repeats: steps at each batch size of a staircase.
+        progress: whether to show a progress bar.
 
     Raises:
         SetupError: the model cannot be loaded.
@@ -72,7 +72,7 @@ def measure_steps(
     model = find_model_of(load).config()
     most = min(load.max_model_len or model.max_context, model.max_context)
     sizes = _Sizes.of(most, scheduler, longest, repeats)
-    layout = KVLayout.of(model.kv_specs, block_size=cache.block_size, kv_format="bf16")  # for its groups alone
+    layout = KVLayout.of(model.kv_specs, block_size=cache.block_size, kv_format="bf16")  # only its groups are used
     num_blocks = sum(sizes.num_tokens // layout.tokens_per_block(g) + sizes.heights[0] for g in layout.groups)
     cache = replace(
         cache, enable_prefix_caching=False, num_kv_blocks=num_blocks, kv_cache_memory=None, gpu_memory_utilization=None
@@ -93,23 +93,23 @@ def measure_steps(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Sizes:
-    """How large everything is, so that it fits into the context."""
+    """Sizes of the workloads, chosen to fit into the context."""
 
     heights: tuple[int, ...]
-    """Of the batch, stair by stair."""
+    """Batch sizes of the staircase."""
     repeats: int
-    """Steps of a stair."""
+    """Steps at each batch size."""
     short: int
-    """Tokens of a prompt."""
+    """Tokens of a short prompt."""
     longest: int
-    """Of a long one; the longest of all is twice that."""
+    """Tokens of a long prompt; the longest prompt has twice as many."""
     budget: int
 
     @classmethod
     def of(cls, most: int, scheduler: SchedulerConfig, longest: int, repeats: int) -> _Sizes:
-        """For requests of at most `most` tokens."""
+        """Return the sizes for requests of at most `most` tokens."""
         short = max(1, min(_SHORT, most // 2))
-        room = max(1, most - short - 1)  # outputs behind the first
+        room = max(1, most - short - 1)  # outputs after the first
         heights = tuple(h for h in _HEIGHTS if h <= scheduler.max_num_seqs)[-room:]
         repeats = max(1, min(repeats, room // len(heights)))
         longest = max(1, min(longest, (most - 1 - repeats * len(_LONG_HEIGHTS)) // 2))
@@ -118,7 +118,7 @@ class _Sizes:
 
     @property
     def longest_request(self) -> int:
-        """Tokens."""
+        """Tokens of the longest request."""
         stairs = 1 + self.repeats * len(self.heights)
         long_stairs = 1 + self.repeats * len(_LONG_HEIGHTS)
         return max(
@@ -127,7 +127,7 @@ class _Sizes:
 
     @property
     def num_tokens(self) -> int:
-        """That are in KV memory at once, at most."""
+        """Most tokens in KV memory at once."""
         stairs = self.heights[0] * (self.short + 1 + self.repeats * len(self.heights))
         return max(stairs, _LONG_HEIGHTS[0] * (self.longest + 1 + 3 * self.repeats), self.longest_request)
 
@@ -146,7 +146,7 @@ def _workloads(sizes: _Sizes) -> Iterator[Workload]:
 
 
 def _staircase(heights: Sequence[int], num_prompt_tokens: int, repeats: int) -> Workload:
-    """Request by request, as many outputs as leave each height `repeats` steps."""
+    """Return a workload whose output lengths give each batch size `repeats` steps."""
     lengths: list[tuple[int, int]] = []
     for stair, height in enumerate(heights, start=1):
         lower = heights[stair] if stair < len(heights) else 0
@@ -155,6 +155,6 @@ def _staircase(heights: Sequence[int], num_prompt_tokens: int, repeats: int) -> 
 
 
 def _mixed(num_decodes: int, short: int, size: int) -> Workload:
-    """Some prompts, and one that arrives while their step runs: it is computed beside their first decode."""
+    """Return prompts and one more that arrives during their step, so that it is computed with their first decode."""
     workload = of_lengths([(short, 3)] * num_decodes + [(size, 1)], vocab_size=SOME_TOKENS)
     return with_arrivals(workload, [0.0] * num_decodes + [_A_MOMENT_S])

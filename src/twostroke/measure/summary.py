@@ -1,4 +1,4 @@
-"""A run summed up: throughput of each stroke, latencies, what limited it when, and the engine's own time."""
+"""Summary of a run: throughput of prefill and decode, latencies, binding limits, and the engine's own time."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _PARTS = 100
 
 
 def summarize(run: Run) -> dict[str, Any]:
-    """Everything a result file holds of a run; times in seconds, rates in tokens per second."""
+    """Return everything that a result file contains about a run; times in seconds, rates in tokens per second."""
     return {
         "duration_s": run.duration_s,
         "num_requests": len(run.requests),
@@ -31,7 +31,7 @@ def summarize(run: Run) -> dict[str, Any]:
 
 
 def throughput(run: Run) -> dict[str, float]:
-    """Tokens per second of each stroke, over the whole duration."""
+    """Return tokens per second of prefill, decode and output, and requests per second, over the whole duration."""
     prefill, decode = sum(s.num_prefill_tokens for s in run.steps), sum(s.num_decode_tokens for s in run.steps)
     return {
         "prefill_tok_s": prefill / run.duration_s,
@@ -42,7 +42,7 @@ def throughput(run: Run) -> dict[str, float]:
 
 
 def latencies(run: Run) -> dict[str, dict[str, float]]:
-    """Percentiles over requests; of the gaps between tokens, over all tokens."""
+    """Return percentiles over requests; those of ITL are over all gaps between tokens."""
     times = [request.times for request in run.requests]
     return {
         "queue_time_s": percentiles([t.queue_time_s for t in times]),
@@ -54,7 +54,7 @@ def latencies(run: Run) -> dict[str, dict[str, float]]:
 
 
 def own_time_by_batch_size(steps: Sequence[StepSample]) -> dict[str, dict[str, float]]:
-    """The engine's own time per step, by requests in the batch."""
+    """Return the engine's own time per step, by number of requests in the batch."""
     by_size: dict[int, list[float]] = defaultdict(list)
     for step in steps:
         by_size[step.num_seqs].append(step.own_s)
@@ -62,7 +62,7 @@ def own_time_by_batch_size(steps: Sequence[StepSample]) -> dict[str, dict[str, f
 
 
 def over_time(run: Run) -> dict[str, list[Any]]:
-    """The run in equal parts of its steps: when, how full, and which limit held most often."""
+    """Return the run in parts of equally many steps: end time, batch and queue sizes, and the most frequent limit."""
     series: dict[str, list[Any]] = {
         name: [] for name in ("end_s", "num_seqs", "num_tokens", "num_waiting", "limited_by")
     }

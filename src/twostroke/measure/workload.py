@@ -1,8 +1,8 @@
-"""Workloads: who asks what, when. Pure and seeded: the same arguments make the same requests on every machine.
+"""Workloads: requests with their arrival times. Pure and seeded: equal arguments give equal requests on every machine.
 
 Prompts and outputs have fixed, uniform or exponential lengths, whose order statistics are known. Lengths are whole
 tokens, at least one. An exponential length is max(1, round(x)) with x of the given mean, and its expectations are
-summed exactly for that rounding, so a prediction from them is not off by the discretisation.
+summed exactly for that rounding, so predictions have no discretisation error.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from twostroke.errors import InvalidParameter
 from twostroke.simulation.trace import TRACE_BLOCK, TraceEntry
 
 MAX_LENGTH = 2**24
-"""Tokens: longer than any context, and short enough to be drawn and thrown away."""
+"""Limit for a length in tokens: longer than any context, and short enough to be drawn and thrown away."""
 
 Kind = Literal["fixed", "uniform", "exponential"]
 
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
-    """A distribution of lengths in tokens.
+    """Distribution of lengths in tokens.
 
     >>> Lengths.parse("uniform:1:128")
     Lengths(kind='uniform', mean=64.5, low=1, high=128)
@@ -35,37 +35,37 @@ class Lengths:
 
     kind: Kind
     mean: float
-    """Mean before rounding; of an exponential, its scale."""
+    """Mean before rounding; for an exponential, its scale."""
     low: int = 1
     high: int = 0
-    """Bounds of a uniform length, both possible; unused otherwise."""
+    """Upper bound of a uniform length, `low` the lower one, both inclusive; unused otherwise."""
 
     @classmethod
     def fixed(cls, length: int) -> Lengths:
-        """Always the same."""
+        """Return the distribution of a constant length."""
         return cls("fixed", float(_checked("length", length)))
 
     @classmethod
     def uniform(cls, low: int, high: int) -> Lengths:
-        """Every whole number from low to high, equally likely."""
+        """Return the distribution of whole numbers from low to high, all equally likely."""
         if _checked("high", high) < _checked("low", low):
             raise InvalidParameter("high", high, f"must be at least low, which is {low}")
         return cls("uniform", (low + high) / 2, low, high)
 
     @classmethod
     def exponential(cls, mean: float) -> Lengths:
-        """Many short ones, few long ones."""
+        """Return an exponential distribution: many short lengths, few long ones."""
         if not 0 < mean <= MAX_LENGTH / 64:  # one draw in 10^28 is longer than 64 means
             raise InvalidParameter("mean", mean, f"must be more than 0 and at most {MAX_LENGTH // 64}")
         return cls("exponential", float(mean))
 
     @classmethod
     def parse(cls, text: str, name: str = "lengths") -> Lengths:
-        """Reads `fixed:N`, `uniform:LOW:HIGH` or `exponential:MEAN`.
+        """Parse `fixed:N`, `uniform:LOW:HIGH` or `exponential:MEAN`.
 
         Args:
             text: one of these.
-            name: of the parameter, for the error.
+            name: name of the parameter, for the error.
 
         Raises:
             InvalidParameter: the text has another form, or a length is out of range.
@@ -80,18 +80,18 @@ class Lengths:
                     return cls.exponential(float(mean))
                 case _:
                     raise ValueError("none of these forms")
-        except ValueError as error:  # InvalidParameter is one: the number that is out of range, named
+        except ValueError as error:  # also InvalidParameter, which names the number that is out of range
             limit = "must be fixed:N, uniform:LOW:HIGH or exponential:MEAN"
             raise InvalidParameter(name, text, f"{limit} ({error})") from error
 
     def __str__(self) -> str:
-        """The form that `parse` reads."""
+        """Return the form that `parse` reads."""
         if self.kind == "uniform":
             return f"uniform:{self.low}:{self.high}"
         return f"{self.kind}:{self.mean:g}"
 
     def draw(self, count: int, rng: np.random.Generator) -> npt.NDArray[np.int64]:
-        """`count` lengths; int64 [count]."""
+        """Draw `count` lengths; int64 [count]."""
         if self.kind == "fixed":
             return np.full(count, int(self.mean), np.int64)
         if self.kind == "uniform":
@@ -99,7 +99,7 @@ class Lengths:
         return np.maximum(1, np.rint(rng.exponential(self.mean, count))).astype(np.int64)
 
     def expected_max(self, of: int) -> float:
-        """E[longest of `of` independent lengths], for whole tokens.
+        """Return E[longest of `of` independent lengths], for whole tokens.
 
         E[max] = sum over k >= 0 of P(max > k) = sum of 1 - P(length <= k) ** of.
         """
@@ -122,7 +122,7 @@ class Lengths:
         return self.expected_max(1)
 
     def textbook_max_over_mean(self, of: int) -> float:
-        """E[max of `of`] / mean as one finds it in books, for lengths that are no whole numbers.
+        """Return E[max of `of`] / mean of the continuous distribution, as textbooks give it.
 
         Exponential: the harmonic number. Uniform from zero: 2 B / (B + 1). Constant: 1.
         """
@@ -139,48 +139,48 @@ def _checked(name: str, value: int) -> int:
 
 
 MIN_RATE, MAX_RATE = 1e-6, 1e9
-"""Of arrivals per second, and of what a trace's times are divided by: beyond, waiting times are no times any more."""
+"""Limits for arrivals per second and for the divisor of a trace's times; beyond, waiting times are meaningless."""
 
 MIN_BURSTINESS = 1e-3
-"""Below, nearly all requests arrive at once and the rest never."""
+"""Lower limit of burstiness: below, nearly all requests arrive at once and the rest never."""
 
 SOME_TOKENS = 128
-"""Ids that every vocabulary has; which ones does not matter for time."""
+"""Number of token ids that every vocabulary has; the choice of tokens does not affect times."""
 
 RESERVED_TOKEN_IDS = 16
 """Ids below this are not drawn: models keep their special tokens there."""
 
 MAX_HASH_IDS = 1_000_000
-"""Of a trace: as many as two tokens of a vocabulary of 1,024 tell apart."""
+"""Limit for the hash ids of a trace: as many as two tokens of a vocabulary of 1,024 can distinguish."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkloadRequest:
-    """One request to be made."""
+    """One request to send."""
 
     prompt_token_ids: tuple[int, ...]
     max_tokens: int
-    """Output tokens; the request runs to exactly this many when it ignores the end of the text."""
+    """Output tokens; a request that ignores the end of the text generates exactly this many."""
     arrival_s: float = 0.0
-    """After the start of the run."""
+    """Seconds after the start of the run."""
     ignore_eos: bool = True
     seed: int = 0
     background: bool = False
-    """It takes what the others leave."""
+    """Whether it runs in the background: it gets only capacity that other requests leave unused."""
 
     @property
     def num_tokens(self) -> int:
-        """Prompt and output."""
+        """Tokens of prompt and output."""
         return len(self.prompt_token_ids) + self.max_tokens
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Requests in the order of their arrival."""
+    """Requests in order of arrival."""
 
     requests: tuple[WorkloadRequest, ...]
     description: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    """What it was made from; goes into the result beside the figures."""
+    """Specification that it was made from; saved in the result beside the figures."""
 
     def __len__(self) -> int:
         return len(self.requests)
@@ -192,48 +192,48 @@ class Workload:
 
     @property
     def num_output_tokens(self) -> int:
-        """Tokens of all outputs, if each runs to its cap."""
+        """Tokens of all outputs if each reaches its limit."""
         return sum(r.max_tokens for r in self.requests)
 
     @property
     def max_request_tokens(self) -> int:
-        """Prompt and output of the longest request: the context that the workload needs."""
+        """Tokens of prompt and output of the longest request: the context that the workload needs."""
         return max((r.num_tokens for r in self.requests), default=0)
 
     @property
     def output_lengths(self) -> tuple[int, ...]:
-        """In order of arrival."""
+        """Output lengths in order of arrival."""
         return tuple(r.max_tokens for r in self.requests)
 
     def first(self, count: int) -> Workload:
-        """Its first `count` requests."""
+        """Return the first `count` requests."""
         return Workload(self.requests[:count], {**self.description, "first": count})
 
     def cut_outputs(self, max_tokens: int) -> Workload:
-        """With outputs of at most `max_tokens` tokens."""
+        """Return the workload with outputs of at most `max_tokens` tokens."""
         cut = tuple(replace(r, max_tokens=min(r.max_tokens, max_tokens)) for r in self.requests)
         return Workload(cut, {**self.description, "max_output_tokens": max_tokens})
 
     def fitting(self, max_model_len: int) -> Workload:
-        """Without the requests that a context of `max_model_len` tokens cannot hold."""
+        """Return the workload without requests that exceed a context of `max_model_len` tokens."""
         kept = tuple(r for r in self.requests if r.num_tokens <= max_model_len)
         return Workload(kept, {**self.description, "max_model_len": max_model_len, "left_out": len(self) - len(kept)})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SyntheticSpec:
-    """A workload to draw."""
+    """Specification of a workload to draw."""
 
     num_requests: int = 64
     prompt_lengths: Lengths = field(default_factory=lambda: Lengths.fixed(64))
-    """Of the part of the prompt that is a request's own."""
+    """Lengths of the part of a prompt that it does not share."""
     output_lengths: Lengths = field(default_factory=lambda: Lengths.fixed(64))
     request_rate: float | None = None
-    """Arrivals per second, at random; None queues everything at the start."""
+    """Random arrivals per second; None queues everything at the start."""
     burstiness: float = 1.0
-    """Shape of the gamma distribution of the times between them: 1 is Poisson, inf evenly spaced."""
+    """Shape of the gamma distribution of the times between arrivals: 1 is Poisson, inf evenly spaced."""
     num_prefix_groups: int = 0
-    """Groups of requests whose prompts begin alike; 0 shares nothing."""
+    """Groups of requests whose prompts share a prefix; 0: nothing is shared."""
     prefix_length: int = 0
     """Tokens that the prompts of a group share."""
     vocab_size: int = 4096
@@ -242,14 +242,14 @@ class SyntheticSpec:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        """Checks what cannot be drawn."""
+        """Raise if a workload cannot be drawn from these values."""
         whole_number("num_requests", self.num_requests, 1)
         if self.request_rate is not None:
             number("request_rate", self.request_rate, MIN_RATE, MAX_RATE, f"{MIN_RATE:g} to {MAX_RATE:g} a second")
         if self.burstiness != math.inf:
             number("burstiness", self.burstiness, MIN_BURSTINESS, 1e9, f"{MIN_BURSTINESS:g} to 1e9, or inf")
         if self.burstiness != 1 and self.request_rate is None:
-            limit = "shapes the times between arrivals, and all requests are there at the start"
+            limit = "shapes the times between arrivals, but all requests arrive at the start"
             raise InvalidParameter("burstiness", self.burstiness, limit, "Give a request_rate.")
         whole_number("num_prefix_groups", self.num_prefix_groups, 0)
         whole_number("prefix_length", self.prefix_length, 0, MAX_LENGTH)
@@ -257,7 +257,7 @@ class SyntheticSpec:
             raise InvalidParameter(
                 "prefix_length",
                 self.prefix_length,
-                f"goes together with num_prefix_groups, which is {self.num_prefix_groups}",
+                f"can only be set together with num_prefix_groups, which is {self.num_prefix_groups}",
                 "Give both, or neither.",
             )
         whole_number("seed", self.seed, 0, 2**62)
@@ -266,10 +266,10 @@ class SyntheticSpec:
 
     @property
     def description(self) -> dict[str, Any]:
-        """As JSON."""
+        """Specification as JSON."""
         names = ("num_requests", "request_rate", "num_prefix_groups", "prefix_length", "vocab_size", "seed")
         own = {name: getattr(self, name) for name in names}
-        burstiness = "inf" if self.burstiness == math.inf else self.burstiness  # which JSON has no number for
+        burstiness = "inf" if self.burstiness == math.inf else self.burstiness  # JSON has no infinity
         return {
             "kind": "synthetic",
             "prompt_lengths": str(self.prompt_lengths),
@@ -280,7 +280,10 @@ class SyntheticSpec:
 
 
 def synthetic(spec: SyntheticSpec) -> Workload:
-    """Draws a workload. Lengths, arrivals and contents have streams of their own: changing one keeps the others."""
+    """Draw a workload.
+
+    Lengths, arrivals and contents have separate random streams, so that a change of one keeps the others.
+    """
     length_rng, arrival_rng, content_rng = (np.random.default_rng((spec.seed, stream)) for stream in range(3))
     count = spec.num_requests
     prompt_lens = spec.prompt_lengths.draw(count, length_rng)
@@ -304,10 +307,10 @@ def synthetic(spec: SyntheticSpec) -> Workload:
 
 
 def _gaps(count: int, rate: float, burstiness: float, rng: np.random.Generator) -> npt.NDArray[np.float64]:
-    """Seconds before each arrival, with a mean of 1 / rate and a coefficient of variation of burstiness ** -0.5."""
+    """Return the seconds before each arrival, with mean 1 / rate and coefficient of variation burstiness ** -0.5."""
     if burstiness == math.inf:
         return np.full(count, 1 / rate)
-    return rng.gamma(burstiness, 1 / (rate * burstiness), count)  # of shape 1: exponential, draw by draw
+    return rng.gamma(burstiness, 1 / (rate * burstiness), count)  # shape 1 gives the same draws as an exponential
 
 
 def of_lengths(
@@ -317,7 +320,7 @@ def of_lengths(
     seed: int = 0,
     description: Mapping[str, Any] | None = None,
 ) -> Workload:
-    """A saturated workload of given (prompt, output) lengths with random contents."""
+    """Return a saturated workload of the given (prompt, output) lengths with random contents."""
     rng = np.random.default_rng(seed)
     spec = SyntheticSpec(vocab_size=vocab_size)
     requests = (
@@ -327,26 +330,26 @@ def of_lengths(
 
 
 def with_arrivals(workload: Workload, arrivals_s: Sequence[float]) -> Workload:
-    """The same requests at other times, which must not fall."""
+    """Return the requests with other arrival times, which must not decrease."""
     pairs = zip(workload.requests, arrivals_s, strict=True)
     return Workload(tuple(replace(r, arrival_s=t) for r, t in pairs), workload.description)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceSpec:
-    """How a trace becomes a workload.
+    """Rules that turn a trace into a workload.
 
-    With divisor 64 a 512-token block of the trace becomes one of 8 tokens, the block size to run it with; shared
-    prefixes stay shared, block by block, whatever the divisor.
+    With divisor 64 a 512-token block of the trace becomes one of 8 tokens, the block size to run it with. Shared
+    prefixes stay shared, block by block, for every divisor.
     """
 
     divisor: int = 64
     vocab_size: int = 4096
     reserved_token_ids: int = RESERVED_TOKEN_IDS
     max_output_tokens: int | None = None
-    """Cuts every output to this; None keeps the trace's lengths."""
+    """Limit for every output; None keeps the trace's lengths."""
     time_divisor: float | None = None
-    """Requests arrive as in the trace, at times divided by this; None has all of them there at the start."""
+    """Divisor of the trace's arrival times; None: all requests arrive at the start."""
 
     @property
     def block_size(self) -> int:
@@ -354,7 +357,7 @@ class TraceSpec:
         return TRACE_BLOCK // self.divisor
 
     def __post_init__(self) -> None:
-        """Checks that blocks stay whole and hold enough to tell them apart."""
+        """Check that blocks stay whole and have enough tokens to be distinct."""
         if self.divisor < 1 or TRACE_BLOCK % self.divisor or self.block_size < 2:
             raise InvalidParameter(
                 "divisor", self.divisor, f"must divide {TRACE_BLOCK} and leave blocks of 2 tokens or more"
@@ -362,7 +365,7 @@ class TraceSpec:
 
 
 def of_trace(entries: Sequence[TraceEntry], spec: TraceSpec, *, name: str = "trace") -> Workload:
-    """Scales a trace: lengths are divided and rounded up, hash ids become contents."""
+    """Scale a trace: lengths are divided and rounded up, hash ids become contents."""
     requests = tuple(_scaled(i, entry, spec) for i, entry in enumerate(entries))
     description = {"kind": "trace", "trace": name, "num_requests": len(requests), "divisor": spec.divisor}
     return Workload(
@@ -386,24 +389,25 @@ def _scaled(index: int, entry: TraceEntry, spec: TraceSpec) -> WorkloadRequest:
 
 
 def block_content(hash_id: int, spec: TraceSpec) -> tuple[int, ...]:
-    """The tokens that one hash id stands for; different ids, different tokens.
+    """Return the tokens that a hash id stands for; different ids give different tokens.
 
-    The id's own digits come first, so no two ids agree; the rest only has to look random (a multiplicative hash).
+    The digits of the id come first, so that no two ids agree. The rest only has to look random (a multiplicative hash).
 
     Raises:
-        InvalidParameter: a block of so few tokens cannot hold the digits.
+        InvalidParameter: the block has too few tokens for the digits.
     """
     base = spec.vocab_size - spec.reserved_token_ids
     num_digits = 2
     while base**num_digits < MAX_HASH_IDS:
         num_digits += 1
     if hash_id >= MAX_HASH_IDS:
-        raise InvalidParameter("trace", hash_id, f"holds this hash id; they must be below {MAX_HASH_IDS:,}")
+        raise InvalidParameter("trace", hash_id, f"contains this hash id; ids must be below {MAX_HASH_IDS:,}")
     if num_digits > spec.block_size:
         limit = (
-            f"leaves {spec.block_size} tokens a block, and {num_digits} of {base} kinds tell the trace's blocks apart"
+            f"leaves {spec.block_size} tokens per block; {num_digits} of {base} token ids are needed to make blocks "
+            "distinct"
         )
-        raise InvalidParameter("trace_divisor", spec.divisor, limit, "Divide by less.")
+        raise InvalidParameter("trace_divisor", spec.divisor, limit, "Give a smaller divisor.")
     digits = (hash_id // base**i % base for i in range(num_digits))
     scattered = (
         (hash_id * spec.block_size + i + 1) * 2654435761 % (1 << 32) for i in range(num_digits, spec.block_size)

@@ -1,4 +1,4 @@
-"""Which requests a benchmark makes, as options: drawn at random or read from a trace."""
+"""Options for a benchmark's workload: drawn at random or read from a trace."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from twostroke.simulation.trace import read_trace
 
 MAX_SEED = 2**32 - 1
 MAX_NAME_BYTES = 200
-"""Of a result; file systems take 255, and the files are written under longer names first."""
+"""Limit for the bytes of a result's name: file systems allow 255, and temporary files have longer names."""
 
 _OF_A_TRACE: dict[str, str] = dict.fromkeys(("trace_divisor", "time_divisor"), "give a --trace.")
 _GO_WITHOUT = "leave out --trace."
@@ -34,39 +34,39 @@ _OF_A_DRAW = {
     "prefix_length": _GO_WITHOUT,
     "seed": _GO_WITHOUT,
 }
-"""Options that only one of the two kinds of workload has, and what to do instead of giving them with the other."""
+"""Options that apply to only one of the two kinds of workload, with the advice if given with the other."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkloadOptions:
-    """What is asked, and when."""
+    """Options: the requests and their arrival times."""
 
     num_requests: int = 64
-    """Requests to make."""
+    """Number of requests."""
     prompt_lengths: str = "uniform:16:128"
     """Tokens of a prompt: fixed:N, uniform:LOW:HIGH or exponential:MEAN."""
     output_lengths: str = "exponential:64"
-    """Tokens of an output, in the same forms; the end of the text is ignored."""
+    """Tokens of an output, in the same forms; end-of-text tokens are ignored."""
     request_rate: float | None = None
-    """Arrivals per second, at random, whether or not the engine keeps up; default: all are queued at the start."""
+    """Random arrivals per second, even if the engine cannot keep up; default: all are queued at the start."""
     burstiness: float = 1.0
-    """Shape of the gamma distribution of the times between arrivals: 1 is Poisson, less comes in bursts, more is more
-    regular, inf evenly spaced."""
+    """Shape of the gamma distribution of the times between arrivals: 1 is Poisson, less is burstier, more is more
+    regular, inf is evenly spaced."""
     num_prefix_groups: int = 0
-    """Groups of requests whose prompts begin alike."""
+    """Groups of requests whose prompts share a prefix."""
     prefix_length: int = 0
-    """Tokens that the prompts of a group share, before their own."""
+    """Tokens of the prefix that the prompts of a group share."""
     trace: Path | None = None
     """A Mooncake trace whose first num_requests are run instead."""
     trace_divisor: int = 64
-    """Lengths and blocks of the trace are divided by this; with 64 the block size should be 8."""
+    """Divisor of the trace's lengths and blocks; with 64 the block size should be 8."""
     time_divisor: float = 0.0
-    """The trace's times are divided by this; 0 queues everything at the start."""
+    """Divisor of the trace's times; 0 queues everything at the start."""
     seed: int = 0
-    """Of the workload."""
+    """Seed of the workload."""
 
     def __post_init__(self) -> None:
-        """Checks what can be checked without drawing; every option changes something, or is refused."""
+        """Check what can be checked without drawing; raise if an option has no effect."""
         whole_number("num_requests", self.num_requests, 1)
         whole_number("seed", self.seed, 0, MAX_SEED)
         if self.time_divisor != 0:
@@ -79,10 +79,10 @@ class WorkloadOptions:
                 limit = "changes nothing without a trace" if self.trace is None else "changes nothing beside a trace"
                 raise InvalidParameter(name, value, limit, "Leave it out, or " + others[name])
         if self.trace is None:
-            self.spec(vocab_size=4096)  # any: this only refuses what cannot be drawn
+            self.spec(vocab_size=4096)  # any size will do: this only checks the other values
 
     def spec(self, vocab_size: int) -> SyntheticSpec:
-        """What is drawn when no trace is run."""
+        """Return the specification of the workload that is drawn if there is no trace."""
         return SyntheticSpec(
             num_requests=self.num_requests,
             prompt_lengths=Lengths.parse(self.prompt_lengths, "prompt_lengths"),
@@ -96,10 +96,10 @@ class WorkloadOptions:
         )
 
     def workload(self, vocab_size: int) -> Workload:
-        """The requests that the options describe, with prompts of token ids below `vocab_size`.
+        """Return the requests that the options describe, with prompts of token ids below `vocab_size`.
 
         Raises:
-            InvalidParameter: a trace that cannot be read.
+            InvalidParameter: the trace cannot be read.
         """
         if self.trace is None:
             return synthetic(self.spec(vocab_size))
@@ -112,10 +112,10 @@ class WorkloadOptions:
 
 
 def check_name(name: object) -> None:
-    """Refuses names of results that are no plain file names.
+    """Raise if a result's name is not a plain file name.
 
     Raises:
-        InvalidParameter: with a folder in it, hidden, or too long.
+        InvalidParameter: the name contains a folder, is hidden, or is too long.
     """
     limit = f"must be a file name without folders, not hidden, of at most {MAX_NAME_BYTES} bytes"
     if not isinstance(name, str) or not name.isprintable() or not 0 < len(name.encode()) <= MAX_NAME_BYTES:

@@ -74,7 +74,7 @@ def test_offline_saves_what_it_measured(model: str, tmp_path: Path) -> None:
     assert (tmp_path / "offline.png").stat().st_size > 0
     console = Console(width=200, record=True, file=io.StringIO())
     print_summary(result.results, console)
-    assert "(at 3.6 an hour)" in console.export_text()
+    assert "(at 3.6 per hour)" in console.export_text()
 
 
 def test_offline_runs_a_trace_in_open_loop(model: str, tmp_path: Path) -> None:

@@ -356,7 +356,7 @@ def test_a_picture_is_a_png_and_named_so(
     monkeypatch.chdir(tmp_path)
     done = twostroke(*command, "--png", name)
     assert done.returncode == 1
-    assert f"png='{name}': must end in .png: a PNG is drawn, and nothing else. Name it " in done.stderr
+    assert f"png='{name}': must end in .png: only PNG files can be written. Name it " in done.stderr
     assert not (tmp_path / name).exists()
 
 
