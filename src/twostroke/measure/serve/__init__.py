@@ -1,1 +1,1 @@
-"""Load for a server that speaks OpenAI's API, and what it looks like from the client's side of the socket."""
+"""Load generator for servers of OpenAI's API, with figures as clients see them."""

@@ -1,4 +1,4 @@
-"""From exchanges to figures: latencies, rates, goodput, refusals, and how much of it is the sender's own. Pure."""
+"""Figures of a load run: latencies, rates, goodput, refusals, and the load generator's own share. Pure."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ _DURATIONS: Mapping[str, Callable[[Exchange], float | None]] = {
     "tpot": lambda e: e.tpot_s,
     "e2el": lambda e: e.e2e_s,
 }
-"""What an SLO may bound, by vLLM's names."""
+"""Durations that an SLO can limit, under vLLM's names."""
 
 _KEPT_MESSAGES = 5
-"""Of failures, in a result file."""
+"""Number of failure messages kept in a result file."""
 
 _PARTS = 100
 """Most points of a time series in a result file."""
 
 REFUSALS = frozenset({"429", "503"})
-"""Failures by which a server says that it has too much to do; anything else is an error."""
+"""Failures by which a server reports overload; all others count as errors."""
 
 
 @dataclass(frozen=True, slots=True)
 class Slo:
-    """What a request must keep to count as good.
+    """Limits that a request must keep to count as good.
 
     >>> Slo.parse(["ttft:300", "tpot:50"])
     Slo(limits_s={'ttft': 0.3, 'tpot': 0.05})
@@ -42,10 +42,10 @@ class Slo:
 
     @classmethod
     def parse(cls, pairs: Sequence[str]) -> Slo:
-        """Reads NAME:MILLISECONDS pairs; several may stand in one text, with spaces or commas between them.
+        """Parse NAME:MILLISECONDS pairs; one text may hold several, separated by spaces or commas.
 
         Raises:
-            InvalidParameter: another form, an unknown name, or one that is given twice.
+            InvalidParameter: a pair has another form, an unknown name, or a name that was already given.
         """
         limits_s: dict[str, float] = {}
         for pair in " ".join(pairs).replace(",", " ").split():
@@ -61,13 +61,13 @@ class Slo:
         return cls(limits_s)
 
     def missed(self, exchange: Exchange) -> list[str]:
-        """The limits that a request which ended well did not keep; a single token has no TPOT to miss."""
+        """Return the limits that a successful request exceeded; a single token has no TPOT."""
         found = ((name, _DURATIONS[name](exchange), limit_s) for name, limit_s in self.limits_s.items())
         return [name for name, value, limit_s in found if value is not None and value > limit_s]
 
 
 def figures_of(run: LoadRun, slo: Slo, price_per_hour: float | None = None) -> dict[str, Any]:
-    """Return everything that a result file holds of a run; times in seconds, rates per second.
+    """Return everything that a result file contains about a run; times in seconds, rates per second.
 
     Args:
         run: the requests that were sent and their answers.
@@ -115,7 +115,7 @@ def figures_of(run: LoadRun, slo: Slo, price_per_hour: float | None = None) -> d
 
 
 def latencies(exchanges: Sequence[Exchange]) -> dict[str, dict[str, float]]:
-    """Percentiles over requests; of the gaps between tokens and between chunks, over all of them."""
+    """Return percentiles over requests; gaps between tokens and chunks are taken over all of them."""
     return {
         "ttft_s": percentiles([e.ttft_s for e in exchanges if e.ttft_s is not None]),
         "tpot_s": percentiles([e.tpot_s for e in exchanges if e.tpot_s is not None]),
@@ -126,7 +126,7 @@ def latencies(exchanges: Sequence[Exchange]) -> dict[str, dict[str, float]]:
 
 
 def failures(exchanges: Sequence[Exchange]) -> dict[str, Any]:
-    """What failed, by kind, and how soon and with what advice requests were refused."""
+    """Return failures by kind, and the latency and Retry-After of refusals."""
     failed = [e for e in exchanges if e.failure is not None]
     refused = [e for e in failed if e.failure in REFUSALS]
     advised = [e.retry_after_s for e in refused if e.retry_after_s is not None]
@@ -142,26 +142,26 @@ def failures(exchanges: Sequence[Exchange]) -> dict[str, Any]:
 
 
 def remarks(run: LoadRun) -> list[str]:
-    """What the reader of the figures has to know before believing them."""
+    """Return warnings that a reader needs to judge the figures."""
     found: list[str] = []
     well = [e for e in run.exchanges if e.failure is None]
     uncounted = sum(e.completion_tokens is not None and e.completion_tokens != sum(e.chunk_tokens) for e in well)
     if uncounted:
         found.append(
-            f"{uncounted} answers had other numbers of tokens than their chunks say: ITL is of what the chunks say, "
-            "TPOT and throughput of the server's own count"
+            f"{uncounted} answers had other numbers of tokens than their chunks: ITL is computed from the chunks, "
+            "TPOT and throughput from the server's count"
         )
     unbilled = sum(e.completion_tokens is None for e in well)
     if unbilled:
-        found.append(f"{unbilled} answers came without usage: a chunk with text counts as one token")
+        found.append(f"{unbilled} answers had no usage: each chunk with text counts as one token")
     if run.duration_s and run.generator_cpu_s > 0.8 * run.duration_s:
         share = run.generator_cpu_s / run.duration_s
-        found.append(f"the load generator was busy {share:.0%} of the time: these figures are partly its own")
+        found.append(f"the load generator was busy {share:.0%} of the time, which affects these figures")
     return found
 
 
 def over_time(run: LoadRun) -> dict[str, list[float]]:
-    """The run in equal parts of its time: requests under way at the end of each, and output tokens per second in it."""
+    """Return the run in equal parts of time: requests in flight at the end, and output tokens per second."""
     width_s = run.duration_s / _PARTS
     if not width_s:
         return {"end_s": [], "under_way": [], "output_tok_s": []}

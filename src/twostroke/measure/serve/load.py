@@ -1,9 +1,9 @@
-"""Sends requests when they are due (open loop), or a new one whenever one has ended (closed loop), and notes each.
+"""Load generator: sends requests when they are due (open loop), or one whenever another has ended (closed loop).
 
-HTTP/1.1 as a load generator wants it: bytes out, and each read of the socket handed on with the time it came.
+Its HTTP/1.1 client writes prepared bytes and passes on each read of the socket with the time it came.
 
-Client and server share the machine's cores in most benchmarks, so what the client spends on a chunk is taken from what
-it measures. The framing is llhttp's (httptools); nothing else stands between the event loop and the reader.
+Client and server share the machine's cores in most benchmarks, so the client's work per chunk distorts what it
+measures. Framing is done by llhttp (httptools); nothing else runs between the event loop and the reader.
 """
 
 from __future__ import annotations
@@ -30,28 +30,28 @@ from twostroke.measure.serve.openai_wire import Exchange, StreamedAnswer
 
 
 class HttpFailure(Exception):
-    """No whole answer came: no connection, one that ended early, or what is no HTTP."""
+    """Error: no complete answer, because there was no connection, it ended early, or the data was not HTTP."""
 
 
 class _Stale(HttpFailure):
-    """A connection that had been kept was closed by the server before it answered: no fault of the request."""
+    """Error: the server closed an idle connection before answering; the request is not at fault."""
 
 
 class AnswerReader(Protocol):
-    """Takes an answer as it comes. Times are the clock's, one for everything that one read of the socket brought."""
+    """Consumer of an answer as it arrives; all data of one read of the socket has one time, from the clock."""
 
     def on_head(self, status: int, headers: Mapping[bytes, bytes], time_s: float) -> None:
-        """The status line and the headers, their names in lower case."""
+        """Receive the status and the headers, with names in lower case."""
         ...
 
     def on_body(self, part: bytes, time_s: float) -> None:
-        """A part of the body, cut wherever the transport cut it."""
+        """Receive a part of the body, split anywhere."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where a server is.
+    """Address of a server.
 
     >>> Origin.parse("http://127.0.0.1:8000/v1")
     Origin(host='127.0.0.1', port=8000, tls=False, prefix='')
@@ -65,10 +65,10 @@ class Origin:
 
     @classmethod
     def parse(cls, url: str) -> Origin:
-        """Reads a base URL, with or without its /v1.
+        """Parse a base URL, with or without /v1.
 
         Raises:
-            InvalidParameter: no http or https URL of a server.
+            InvalidParameter: it is not an http or https URL of a server.
         """
         remedy = "Give http://HOST:PORT of the server; the key is --api-key."
         try:
@@ -76,17 +76,17 @@ class Origin:
             host, port = parts.hostname, parts.port
             host = None if host is None else host.encode("idna").decode()
         except ValueError as error:
-            raise InvalidParameter("url", url, f"is no URL ({error})", remedy) from error
+            raise InvalidParameter("url", url, f"is not a URL ({error})", remedy) from error
         if parts.scheme not in ("http", "https") or not host or parts.query or parts.fragment or parts.username:
             shown = url.replace(parts.netloc, host or "") if parts.username else url
-            raise InvalidParameter("url", shown, "must be an http or https URL of a server, no more", remedy)
+            raise InvalidParameter("url", shown, "must be an http or https URL without query or user name", remedy)
         if not (parts.path.isascii() and parts.path.isprintable()) or " " in url:
-            raise InvalidParameter("url", url, "must be printable ASCII without spaces: it goes into a header", remedy)
+            raise InvalidParameter("url", url, "must be printable ASCII without spaces", remedy)
         tls = parts.scheme == "https"
         return cls(host, port or (443 if tls else 80), tls, parts.path.rstrip("/").removesuffix("/v1"))
 
     def request(self, method: str, path: str, headers: Mapping[str, str], body: bytes | None = None) -> bytes:
-        """A whole request, as it goes over the wire."""
+        """Return a complete request as bytes."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         lines = [f"{method} {self.prefix}{path} HTTP/1.1", f"host: {host}:{self.port}", "user-agent: twostroke-bench"]
         lines += [f"{name}: {value}" for name, value in headers.items()]
@@ -96,7 +96,7 @@ class Origin:
 
 
 class HttpClient:
-    """Connections to one server; one is used for one answer at a time and kept for the next."""
+    """Connections to one server; each carries one answer at a time and is kept for the next."""
 
     def __init__(self, origin: Origin, clock: Clock = monotonic_clock) -> None:
         self.origin = origin
@@ -105,10 +105,10 @@ class HttpClient:
         self._idle: list[_Connection] = []
 
     async def send(self, request: bytes, reader: AnswerReader) -> None:
-        """Sends a request and returns when its answer is whole.
+        """Send a request and return when its answer is complete.
 
         Raises:
-            HttpFailure: it never was.
+            HttpFailure: there is no complete answer.
         """
         while self._idle:
             connection = self._idle.pop()
@@ -136,15 +136,15 @@ class HttpClient:
             connection.close()
 
     async def close(self) -> None:
-        """Ends every connection that is kept."""
+        """Close all idle connections."""
         for connection in self._idle:
             connection.close()
         self._idle.clear()
-        await asyncio.sleep(0)  # transports close in the loop's next round
+        await asyncio.sleep(0)  # transports close in the event loop's next iteration
 
 
 class _Connection(asyncio.Protocol):
-    """One connection. The methods with `on_` are called by the parser."""
+    """One connection. The parser calls the methods with `on_`."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -159,11 +159,11 @@ class _Connection(asyncio.Protocol):
 
     @property
     def is_open(self) -> bool:
-        """Whether the server has not closed it, as far as we know."""
+        """Whether the connection is open, as far as known."""
         return self._transport is not None and not self._transport.is_closing()
 
     async def send(self, request: bytes, reader: AnswerReader) -> bool:
-        """Sends and awaits the whole answer; returns whether the connection may be used again."""
+        """Send a request and await the whole answer; return whether the connection can be reused."""
         assert self._transport is not None, "not connected"
         assert self._done is None, "one request at a time"
         self._reader, self._has_head = reader, False
@@ -171,14 +171,14 @@ class _Connection(asyncio.Protocol):
         self._transport.write(request)
         try:
             return await self._done
-        except BaseException:  # cancelled: the rest of the answer is nobody's
+        except BaseException:  # cancelled: the rest of the answer must not reach the next request
             self._transport.abort()
             raise
         finally:
             self._reader, self._done = None, None
 
     def close(self) -> None:
-        """Ends it."""
+        """Close the connection."""
         if self._transport is not None:
             self._transport.close()
 
@@ -190,42 +190,39 @@ class _Connection(asyncio.Protocol):
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError as error:
-            self._fail(HttpFailure(f"the answer is no HTTP ({error})"))
+            self._fail(HttpFailure(f"the answer is not HTTP ({error})"))
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self._done is None or self._done.done():
             return
         if self._has_head and exc is None and not self._headers.keys() & {b"content-length", b"transfer-encoding"}:
-            self._done.set_result(False)  # a body without a length goes to the end of the connection
+            self._done.set_result(False)  # a body without a length ends with the connection
         elif self._has_head:
-            self._fail(HttpFailure("the connection ended in the middle of the answer"))
+            self._fail(HttpFailure("the connection was closed during the answer"))
         elif self._num_answers:
             self._fail(_Stale("the connection was closed before the answer"))
         else:
             self._fail(HttpFailure("the connection was closed without an answer"))
 
     def on_message_begin(self) -> None:
-        """An answer begins."""
         self._headers = {}
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """One header."""
         self._headers[name.lower()] = value
 
     def on_headers_complete(self) -> None:
-        """The head is whole; a provisional one (1xx) is passed over."""
+        """Pass on the head; provisional answers (1xx) are ignored."""
         status = self._parser.get_status_code()
         if status >= 200 and self._reader is not None:
             self._has_head = True
             self._reader.on_head(status, self._headers, self._now_s)
 
     def on_body(self, part: bytes) -> None:
-        """A part of the body."""
         if self._reader is not None:
             self._reader.on_body(part, self._now_s)
 
     def on_message_complete(self) -> None:
-        """The answer is whole."""
+        """Complete the answer."""
         if self._has_head and self._done is not None and not self._done.done():
             self._num_answers += 1
             self._done.set_result(self._parser.should_keep_alive())
@@ -241,43 +238,42 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, slots=True)
 class PlannedRequest:
-    """A request that only has to be sent."""
+    """Request that is ready to be sent."""
 
     due_s: float
-    """After the start of the run."""
+    """Seconds after the start of the run."""
     wire: bytes
-    """Head and body."""
+    """Bytes of head and body."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoadRun:
-    """What became of the requests, in the order in which they were planned."""
+    """Exchanges of a run, in the order of the plan."""
 
     exchanges: tuple[Exchange, ...]
     generator_cpu_s: float
-    """Processor time that sending and reading took."""
+    """Processor seconds spent on sending and reading."""
     start_s: float = 0.0
-    """Of the run, on the monotonic clock, which all processes of a machine share."""
+    """Start of the run on the monotonic clock, which all processes of a machine share."""
 
     @property
     def duration_s(self) -> float:
-        """Until the last request had ended."""
+        """Seconds until the last request had ended."""
         return max((e.end_s for e in self.exchanges), default=0.0)
 
 
 def run_loop(work: Coroutine[Any, Any, Result]) -> Result:
-    """Runs it to its end on uvloop, which takes about half of the processor time of asyncio's own loop."""
+    """Run a coroutine on uvloop, which takes about half of the processor time of asyncio's own loop."""
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(work)
 
 
 @contextmanager
 def giving_way() -> Generator[None]:
-    """Within it, bytes that come for this thread do not interrupt whoever runs on its processor.
+    """Run the block under SCHED_BATCH, so that arriving data does not preempt other processes on this core.
 
-    Clients are on other machines. One that shares a core with the server it measures is woken by every event that the
-    server writes, takes the core at once, and the server pays for coming back. Where the system has no such policy,
-    nothing changes.
+    Real clients are on other machines. A client on the server's core is woken by every event that the server writes
+    and takes the core at once, so the server pays for the switch. If the system has no such policy, nothing changes.
     """
     try:
         before = os.sched_getscheduler(0)
@@ -299,18 +295,18 @@ async def run_load(
     max_concurrency: int | None = None,
     progress: str | None = None,
 ) -> LoadRun:
-    """Sends a plan and awaits every answer.
+    """Send all requests of a plan and await every answer.
 
     Args:
-        client: of the server.
-        plan: in the order of time.
-        timeout_s: of one request, from when it is sent; then it is given up.
-        max_concurrency: this many at a time, each due when there is room for it, and the plan's times mean nothing;
-            None sends each when it is due, whatever became of the others.
+        client: client of the server.
+        plan: requests in order of time.
+        timeout_s: seconds after sending at which a request is given up.
+        max_concurrency: number of requests in flight; each is then due when another has ended, and the plan's times
+        are ignored. None sends each when it is due, regardless of the others.
         progress: title of a progress bar; None shows none.
     """
     sender = _Sender(client, timeout_s)
-    # a collection in mid-run would hold up whatever is due; the exchanges are no garbage
+    # a garbage collection during the run would delay requests that are due; the exchanges are no garbage
     gc.disable()
     try:
         with tqdm(total=len(plan), desc=progress, unit="req", disable=None if progress else True, leave=False) as bar:
@@ -343,7 +339,7 @@ async def _closed_loop(
     places = iter(range(len(plan)))
 
     async def keep_sending() -> None:
-        for i in places:  # shared: whoever is free takes the next
+        for i in places:  # shared by all tasks: each takes the next index
             found[i] = await sender.send(plan[i].wire, sender.elapsed_s)
             bar.update()
 
@@ -354,7 +350,7 @@ async def _closed_loop(
 
 
 class _Sender:
-    """Sends one request and notes what happens; its clock starts when it is made."""
+    """Sender of requests that records their exchanges; its clock starts when it is created."""
 
     def __init__(self, client: HttpClient, timeout_s: float) -> None:
         self._client = client
@@ -363,18 +359,18 @@ class _Sender:
 
     @property
     def elapsed_s(self) -> float:
-        """Since the start of the run."""
+        """Seconds since the start of the run."""
         return time.monotonic() - self.start_s
 
     async def send(self, wire: bytes, due_s: float) -> Exchange:
-        """Sends it now; never raises."""
+        """Send a request now; never raises."""
         exchange = Exchange(scheduled_s=due_s, sent_s=self.elapsed_s)
         answer = StreamedAnswer(exchange, self.start_s)
         try:
             async with asyncio.timeout(self._timeout_s):
                 await self._client.send(wire, answer)
         except TimeoutError:
-            exchange.failure, exchange.message = "timeout", f"no whole answer within {self._timeout_s:g} s"
+            exchange.failure, exchange.message = "timeout", f"no complete answer within {self._timeout_s:g} s"
         except HttpFailure as failure:
             exchange.failure = "connection" if exchange.status is None else "truncated"
             exchange.message = str(failure)

@@ -1,6 +1,6 @@
-"""OpenAI's completions and chat completions as a client: bodies of requests, and what the events of a stream say.
+"""Client side of OpenAI's completions and chat completions: request bodies, and the events of streamed answers.
 
-Events are server-sent, and cut anywhere: https://html.spec.whatwg.org/multipage/server-sent-events.html
+Events are server-sent and may be split anywhere: https://html.spec.whatwg.org/multipage/server-sent-events.html
 
 An Exchange is one request as its sender saw it: when it was due, when each of its tokens came, and how it ended.
 
@@ -10,9 +10,9 @@ An Exchange is one request as its sender saw it: when it was due, when each of i
            |------ ttft --------|
            |---------------------- e2e --------------------|
 
-Latencies count from when the request was due, not from when the sender got round to it: a sender that is held up by the
-server it measures would otherwise leave out the very requests that wait (coordinated omission). Chunks that came in one
-read of the socket have one time and count as one.
+Latencies count from when the request was due, not from when it was sent. A sender that is delayed by the server it
+measures would otherwise leave out the very requests that wait (coordinated omission). Chunks that came in one read
+of the socket have one time and count as one.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from typing import Any, Literal
 import msgspec
 
 MAX_EVENT_BYTES = 1 << 24
-"""Longer than any event of a completion: a stream without line ends must not fill the memory."""
+"""Limit for the bytes of an event, far above any real one, so that a stream without line ends cannot fill memory."""
 
 
 class EventReader:
-    """Puts parts of a stream together again and hands out the data of each whole event.
+    """Parser that joins the parts of a stream and returns the data of each complete event.
 
-    Only `data` fields are looked at, and lines end in LF or CR LF: a CR alone, which the standard allows as well, is
-    sent by no server of this API and would make every chunk that ends in CR wait for the next.
+    Only `data` fields are used, and lines end in LF or CR LF. The standard also allows a CR alone, but no server of
+    this API sends it, and accepting it would make every chunk that ends in CR wait for the next.
 
     >>> stream = EventReader()
     >>> [list(stream.feed(part)) for part in (b'data: {"a"', b': 1}\\n\\nda', b'ta:[DONE]\\r\\n\\r\\n')]
@@ -41,15 +41,15 @@ class EventReader:
 
     def __init__(self) -> None:
         self._rest = b""
-        """A line that has not ended."""
+        """Bytes of the line that has not ended."""
         self._data: list[bytes] = []
-        """Of the event that has not ended."""
+        """Data of the event that has not ended."""
 
     def feed(self, part: bytes) -> Iterator[bytes]:
-        """Takes the next bytes; yields the data of the events that they end.
+        """Parse the next bytes; yield the data of the events that they complete.
 
         Raises:
-            ValueError: a line longer than MAX_EVENT_BYTES.
+            ValueError: a line is longer than MAX_EVENT_BYTES.
         """
         *lines, self._rest = (self._rest + part if self._rest else part).split(b"\n")
         for line in lines:
@@ -59,56 +59,56 @@ class EventReader:
                 yield self._data[0] if len(self._data) == 1 else b"\n".join(self._data)
                 self._data.clear()
         if len(self._rest) > MAX_EVENT_BYTES:
-            raise ValueError(f"an event of more than {MAX_EVENT_BYTES:,} bytes")
+            raise ValueError(f"an event is longer than {MAX_EVENT_BYTES:,} bytes")
 
 
 @dataclass(slots=True)
 class Exchange:
-    """Times are in seconds after the start of the run."""
+    """One request and its answer; times are in seconds after the start of the run."""
 
     scheduled_s: float
     sent_s: float = 0.0
     status: int | None = None
-    """Of HTTP; None when there was no answer."""
+    """HTTP status; None if there was no answer."""
     chunk_times_s: list[float] = field(default_factory=list[float])
-    """When tokens came."""
+    """Times at which tokens came."""
     chunk_tokens: list[int] = field(default_factory=list[int])
-    """How many came then, as far as the server says."""
+    """Tokens that came at each of these times, as far as the server reports them."""
     end_s: float = 0.0
     failure: str | None = None
-    """A kind of failure, such as "429", "timeout" or "truncated"; None when it ended well."""
+    """Kind of failure, such as "429", "timeout" or "truncated"; None if it succeeded."""
     message: str = ""
-    """What the server or the socket said about the failure."""
+    """Text of the server or the socket about the failure."""
     retry_after_s: float | None = None
     prompt_tokens: int | None = None
-    """This and the next two as the server counts them; None when it does not say."""
+    """Server's count, as for the next two; None if not reported."""
     cached_tokens: int | None = None
     completion_tokens: int | None = None
     finish_reason: str | None = None
 
     @property
     def num_output_tokens(self) -> int:
-        """As billed, or else as counted."""
+        """Output tokens as reported by the server, or else as counted in the chunks."""
         return sum(self.chunk_tokens) if self.completion_tokens is None else self.completion_tokens
 
     @property
     def lateness_s(self) -> float:
-        """How long the sender kept it waiting."""
+        """Seconds from when it was due until it was sent."""
         return self.sent_s - self.scheduled_s
 
     @property
     def ttft_s(self) -> float | None:
-        """Due until the first token came; None without one."""
+        """Seconds from when it was due to the first token; None without one."""
         return self.chunk_times_s[0] - self.scheduled_s if self.chunk_times_s else None
 
     @property
     def e2e_s(self) -> float:
-        """Due until the answer was whole, or the failure known."""
+        """Seconds from when it was due to the end of the answer, or to the failure."""
         return self.end_s - self.scheduled_s
 
     @property
     def tpot_s(self) -> float | None:
-        """Time per output token after the first chunk's first; None for a single token."""
+        """Seconds per output token after the first chunk's first; None for a single token."""
         num_gaps = self.num_output_tokens - 1
         return (
             (self.chunk_times_s[-1] - self.chunk_times_s[0]) / num_gaps if self.chunk_times_s and num_gaps > 0 else None
@@ -116,16 +116,16 @@ class Exchange:
 
     @property
     def gaps_s(self) -> list[float]:
-        """Between reads that brought tokens."""
+        """Seconds between reads that brought tokens."""
         return [later - earlier for earlier, later in pairwise(self.chunk_times_s)]
 
     @property
     def itl_s(self) -> list[float]:
-        """A sample for each token after the first chunk: a chunk of m tokens gives m of gap / m."""
+        """One sample for each token after the first chunk: a chunk of m tokens gives m samples of gap / m."""
         return [gap / m for gap, m in zip(self.gaps_s, self.chunk_tokens[1:], strict=True) for _ in range(m)]
 
     def take_tokens(self, count: int, time_s: float) -> None:
-        """Tokens that came; those of one moment are one chunk."""
+        """Record tokens that arrived; those with equal times form one chunk."""
         if count <= 0:
             return
         if self.chunk_times_s and self.chunk_times_s[-1] == time_s:
@@ -139,10 +139,10 @@ EndpointName = Literal["completions", "chat"]
 PATHS: Mapping[EndpointName, str] = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
 
 TokenCounts = Literal["usage", "token-ids", "chunks"]
-"""Where the number of tokens in a chunk is taken from."""
+"""Source of the number of tokens in a chunk."""
 
 _KEPT_OF_A_FAILURE = 2000
-"""Bytes of an error's body."""
+"""Bytes kept of an error's body."""
 
 _ASKED_FOR: Mapping[TokenCounts, dict[str, Any]] = {
     "usage": {"stream_options": {"include_usage": True, "continuous_usage_stats": True}},
@@ -154,7 +154,7 @@ _ASKED_FOR: Mapping[TokenCounts, dict[str, Any]] = {
 def body(
     endpoint: EndpointName, prompt: str | tuple[int, ...], max_tokens: int, counts: TokenCounts, more: Mapping[str, Any]
 ) -> bytes:
-    """The JSON of a streamed request; `more` has the last word on every field."""
+    """Return the JSON body of a streamed request; fields in `more` override all others."""
     if endpoint == "completions":
         asked: dict[str, Any] = {"prompt": prompt, "max_tokens": max_tokens}
     else:
@@ -177,7 +177,7 @@ class _Choice(msgspec.Struct):
 
     @property
     def says_something(self) -> bool:
-        """Whether a token must have made this: the role that opens a chat, and the reason that closes it, are none."""
+        """Whether it contains a token: the role that opens a chat and the reason that closes it do not."""
         if self.delta is None:
             return bool(self.text)
         of = self.delta
@@ -206,11 +206,11 @@ _decode_event = msgspec.json.Decoder(_Event).decode
 
 
 class StreamedAnswer:
-    """Reads the answer to a streamed request into an Exchange; an AnswerReader of http_connection.
+    """Reader of a streamed answer that fills an Exchange; an `AnswerReader`.
 
     Args:
-        exchange: filled while the answer comes.
-        start_s: of the run, on the clock that times come from.
+        exchange: filled while the answer arrives.
+        start_s: start of the run, on the clock of the times passed in.
     """
 
     def __init__(self, exchange: Exchange, start_s: float) -> None:
@@ -220,7 +220,7 @@ class StreamedAnswer:
         self._failed = bytearray()
         self._is_done = False
         self._usage_counts_along = True
-        """Until a chunk with tokens comes without: some servers send usage with the last chunk alone."""
+        """Whether every chunk with tokens had usage so far: some servers send it only with the last chunk."""
 
     def on_head(self, status: int, headers: Mapping[bytes, bytes], time_s: float) -> None:
         self._exchange.status = status
@@ -228,7 +228,7 @@ class StreamedAnswer:
         if status != 200:
             self._exchange.failure = str(status)
         elif not headers.get(b"content-type", b"").startswith(b"text/event-stream"):
-            self._fail("no stream", f"content-type is {headers.get(b'content-type', b'').decode('latin-1')!r}")
+            self._fail("no stream", f"the content-type is {headers.get(b'content-type', b'').decode('latin-1')!r}")
 
     def on_body(self, part: bytes, time_s: float) -> None:
         if self._exchange.status != 200:
@@ -242,14 +242,14 @@ class StreamedAnswer:
                 self._exchange.take_tokens(count, time_s - self._start_s)
 
     def end(self) -> None:
-        """The transport has the whole answer; whether it is one is seen here."""
+        """Check the answer after the transport has received all of it."""
         if self._failed:
             self._exchange.message = self._failed.decode("utf-8", "replace")
         if self._exchange.failure is None and not self._is_done:
             self._fail("truncated", "the stream ended without data: [DONE]")
 
     def _take(self, data: bytes) -> int:
-        """One event; returns how many tokens it brought."""
+        """Process one event; return the number of tokens that it brought."""
         exchange = self._exchange
         if data == b"[DONE]":
             self._is_done = True
@@ -268,7 +268,7 @@ class StreamedAnswer:
             return count
         added = event.usage.completion_tokens - (exchange.completion_tokens or 0)
         self._bill(event.usage)
-        # at the very end usage is the sum and brings no token
+        # the final usage event has the total and brings no token
         return added if event.choices and self._usage_counts_along and not has_ids else count
 
     def _bill(self, usage: _Usage) -> None:
@@ -282,7 +282,7 @@ class StreamedAnswer:
 
 
 def _seconds(header: bytes | None) -> float | None:
-    """Retry-After in seconds; its other form, a date, is not read."""
+    """Return a Retry-After value in seconds; None for its other form, a date."""
     try:
         return None if header is None else float(header)
     except ValueError:

@@ -1,4 +1,4 @@
-"""What `twostroke bench serve` sends, to whom, and what it counts as good; checked before anything is sent."""
+"""Options of `twostroke bench serve`, checked before anything is sent."""
 
 from __future__ import annotations
 
@@ -27,64 +27,64 @@ _MAX_POINTS = 50
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServeOptions(WorkloadOptions):
-    """The load, the server, and where the result goes."""
+    """Options: the load, the server, and the result files."""
 
     url: str = "http://127.0.0.1:8000"
     """The server, with or without /v1."""
     model: str | None = None
-    """The name that it is served under; default: the first of /v1/models."""
+    """Name of the served model; default: the first of /v1/models."""
     api_key: str | None = field(default=None, repr=False)
-    """Sent as the bearer token; no part of the result."""
+    """API key, sent as the bearer token; not saved in the result."""
     endpoint: EndpointName = "completions"
     """/v1/completions or /v1/chat/completions."""
     prompts: Prompts | None = None
-    """What prompts are made of: 'token-ids', which only completions take and not every server, or 'text', words that
-    are one token each; default: token ids for completions, text for chat."""
+    """Form of the prompts: 'token-ids' (only for completions, and not every server accepts them) or 'text' (words of
+    one token each); default: token ids for completions, text for chat."""
     tokenizer: str | None = None
-    """Whose words prompts of text are made of: a model folder, a GGUF file, a hub id or 'embedded'; default: the
-    server is asked (/tokenize)."""
+    """Tokenizer that chooses the words of text prompts: a model folder, a GGUF file, a hub id or 'embedded'; default:
+    the server is asked (/tokenize)."""
     vocab_size: int = 4096
-    """Prompts of token ids hold ids below this; every model of production size has more."""
+    """Upper bound of the ids in token-id prompts; every model of production size has more."""
     max_concurrency: int | None = None
-    """Closed loop: this many requests at a time, a new one when one has ended, in place of arrivals."""
+    """Closed loop: keep this many requests in flight, instead of arrivals."""
     frontier: str = ""
-    """Loads to sweep, with commas between them, as multiples of request_rate, or without one of what the server does
-    when all requests come at once: 0.2,0.5,0.8,1,1.2."""
+    """Loads to sweep, separated by commas, as multiples of request_rate, or without one of the server's rate when all
+    requests come at once: 0.2,0.5,0.8,1,1.2."""
     goodput: tuple[str, ...] = ()
-    """NAME:MILLISECONDS that a request has to keep to count as good, NAME one of ttft, tpot, e2el. Can be repeated."""
+    """Limit that good requests keep, as NAME:MILLISECONDS with NAME ttft, tpot or e2el; can be repeated."""
     temperature: float | None = 0.0
-    """Sent with each request, with its seed where it is above 0."""
+    """Temperature of each request; above 0 its seed is sent too."""
     ignore_eos: bool = True
     """Ask for outputs of exactly the drawn lengths; servers that do not know the field need --no-ignore-eos."""
     extra_body: str = ""
-    """A JSON object of more fields for each request; they win over the others."""
+    """A JSON object with more fields for each request; they override the others."""
     token_counts: TokenCounts = "usage"
-    """Where the number of tokens in a chunk comes from: 'usage' counts along (stream_options.continuous_usage_stats),
-    'token-ids' of each chunk (return_token_ids), or 'chunks': one each, for servers that refuse both."""
+    """Source of the number of tokens in a chunk: 'usage' (stream_options.continuous_usage_stats), 'token-ids' of each
+    chunk (return_token_ids), or 'chunks': one token each, for servers that refuse both."""
     price_per_hour: float | None = None
-    """Price of the server's machines an hour, in any money: also says what a million tokens cost."""
+    """Price of the server's machines per hour, in any currency: adds the cost per million tokens."""
     timeout: float = 600.0
-    """Seconds until a request is given up."""
+    """Seconds after which a request is given up."""
     server_metrics: bool = True
-    """Read /metrics before and after, where the server has it."""
+    """Read /metrics before and after, if the server has it."""
     warmup: int = 1
     """Small runs before the one that counts."""
     name: str = "serve"
-    """Of the files that are written."""
+    """Name of the result files."""
     results: Path = DEFAULT_FOLDER
-    """Where they go."""
+    """Folder of the result files."""
     plots: bool = True
     """Draw a PNG beside the JSON (needs the extra 'bench')."""
 
     def __post_init__(self) -> None:
-        """Checks what needs no server; every option changes something, or is refused."""
-        WorkloadOptions.__post_init__(self)  # super() has no class to look in: slots=True makes another one
+        """Check what needs no server; raise if an option has no effect."""
+        WorkloadOptions.__post_init__(self)  # super() without arguments fails: slots=True creates another class
         Origin.parse(self.url)
         for name in ("model", "api_key", "tokenizer"):
             if getattr(self, name) is not None:
                 text(name, getattr(self, name))
         if self.api_key is not None and not (self.api_key.isascii() and self.api_key.isprintable()):
-            raise InvalidParameter("api_key", "...", "must be printable ASCII: it goes into a header")
+            raise InvalidParameter("api_key", "...", "must be printable ASCII, since it is sent in a header")
         one_of("endpoint", self.endpoint, get_args(EndpointName))
         one_of("token_counts", self.token_counts, get_args(TokenCounts))
         for name in ("ignore_eos", "server_metrics", "plots"):
@@ -101,17 +101,17 @@ class ServeOptions(WorkloadOptions):
 
     @property
     def slo(self) -> Slo:
-        """What counts as good."""
+        """Limits that good requests keep."""
         return Slo.parse(self.goodput)
 
     @property
     def prompts_of(self) -> Prompts:
-        """What prompts are made of, whether or not it was said."""
+        """Form of the prompts, with the default filled in."""
         return self.prompts or ("text" if self.endpoint == "chat" else "token-ids")
 
     @property
     def more_fields(self) -> dict[str, Any]:
-        """The fields of extra_body."""
+        """Fields of extra_body."""
         if not self.extra_body:
             return {}
         try:
@@ -121,14 +121,14 @@ class ServeOptions(WorkloadOptions):
 
     @property
     def loads(self) -> tuple[float, ...]:
-        """The frontier's, as numbers; empty without one."""
+        """Loads of the frontier as numbers; empty without a frontier."""
         words = self.frontier.split(",") if self.frontier else []
         try:
             loads = tuple(float(word) for word in words)
         except ValueError:
             loads = (-1.0,)
         if len(loads) > _MAX_POINTS or not all(0 < load <= _MAX_LOAD for load in loads):
-            limit = f"must be at most {_MAX_POINTS} numbers above 0 and up to {_MAX_LOAD:g}, with commas between them"
+            limit = f"must be at most {_MAX_POINTS} numbers above 0 and up to {_MAX_LOAD:g}, separated by commas"
             raise InvalidParameter("frontier", self.frontier, limit)
         return loads
 
@@ -138,7 +138,7 @@ class ServeOptions(WorkloadOptions):
         whole_number("vocab_size", self.vocab_size, RESERVED_TOKEN_IDS + 1)
         if self.prompts_of == "token-ids":
             if self.endpoint == "chat":
-                limit = "goes with --endpoint completions: messages of a chat are text"
+                limit = "needs --endpoint completions: chat messages are text"
                 raise InvalidParameter("prompts", self.prompts, limit, "Leave it out.")
             if self.tokenizer is not None:
                 limit = "changes nothing: prompts are token ids"
@@ -152,7 +152,7 @@ class ServeOptions(WorkloadOptions):
             for name in ("request_rate", "time_divisor", "frontier"):
                 value = cast(object, getattr(self, name))
                 if value:
-                    limit = "means nothing beside max_concurrency: requests are sent when others have ended"
+                    limit = "changes nothing beside max_concurrency: each request is sent when another has ended"
                     raise InvalidParameter(name, value, limit, "Leave one of the two out.")
         if self.loads and self.trace is not None:
             raise InvalidParameter(

@@ -1,7 +1,7 @@
-"""`twostroke bench serve`: load on any server of OpenAI's API, as its clients see it; once, or over a range of loads.
+"""`twostroke bench serve`: load on any server of OpenAI's API, measured at the client; one load, or a range of loads.
 
-The sender is this process and has no part in the server's. It sends each request when it is due, whatever became of the
-others, and counts latencies from then; how late it was itself stands beside them.
+The load generator is this process; the server is another one. It sends each request when it is due, regardless of
+the others, and counts latencies from that time. Its own lateness is reported too.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _QUANTILES = ("p50", "p90", "p95", "p99", "mean")
 
 
 def print_serve(results: Mapping[str, Any], console: Console | None = None) -> None:
-    """The figures of a run, or of a frontier."""
+    """Print the figures of a run or of a frontier."""
     console = console or Console()
     if "points" in results:
         _print_frontier(results, console)
@@ -71,7 +71,7 @@ def _print_run(results: Mapping[str, Any], console: Console) -> None:
         for message in failed["messages"]:
             console.print(f"  {message[:300]}", style="dim", highlight=False, markup=False)
     if generator["cpu_us_per_token"] is not None:
-        console.print(f"load generator: {generator['cpu_us_per_token']:.1f} us of processor a token", highlight=False)
+        console.print(f"load generator: {generator['cpu_us_per_token']:.1f} us of CPU time per token", highlight=False)
 
 
 def _latency_table(latency: Mapping[str, Mapping[str, float]]) -> Table:
@@ -118,19 +118,19 @@ def _ms(of: Mapping[str, float], quantile: str) -> str:
 
 
 def draw_run(figure: Any, results: Mapping[str, Any]) -> None:
-    """Requests under way and output tokens per second, over time."""
+    """Draw requests in flight and output tokens per second over time."""
     series = results["over_time"]
     top, bottom = figure.subplots(2, 1, sharex=True)
     top.step(series["end_s"], series["under_way"], color=PREDICTED, where="pre")
     bottom.step(series["end_s"], series["output_tok_s"], color=MEASURED, where="pre")
     for axes in (top, bottom):
         axes.locator_params(axis="x", nbins=4)
-    finish(top, legend=False, ylabel="requests under way")
+    finish(top, legend=False, ylabel="requests in flight")
     finish(bottom, legend=False, xlabel="seconds", ylabel="output tokens per second")
 
 
 def draw_frontier(figure: Any, results: Mapping[str, Any]) -> None:
-    """Latency over throughput, a point for each load; the requests that arrive and those that are served well."""
+    """Draw latency over throughput, one point for each load, and the rates of arriving, completed and good requests."""
     points = results["points"]
     left, middle, right = figure.subplots(1, 3)
     for axes, name in ((left, "ttft_s"), (middle, "tpot_s")):
@@ -162,17 +162,17 @@ _OF_A_POINT = (
     "failures",
     "generator",
 )
-"""Figures that each load of a frontier has."""
+"""Figures of each load of a frontier."""
 
 
 def run_serve(options: ServeOptions) -> BenchResult:
-    """Runs the load, saves JSON and PNG.
+    """Run the load, and save JSON and PNG.
 
     Raises:
-        InvalidParameter: a trace that cannot be read, a folder that results cannot be written to, a tokenizer that has
-            too few words.
-        SetupError: no server, one that answers none of the warm-up's requests, or matplotlib is missing while plots are
-            wanted.
+        InvalidParameter: the trace cannot be read, the results folder is not writable, or the tokenizer has too few
+        one-token words.
+        SetupError: there is no server, it answers no warm-up request, or matplotlib is missing although plots are
+        requested.
     """
     check_folder(options.results)
     _allow_many_connections()
@@ -201,7 +201,7 @@ async def _run(options: ServeOptions) -> tuple[ServerTarget, Workload, dict[str,
     questions = Questions(client, options.api_key)
     try:
         target = await _target(options, questions)
-        # words stand behind the ids that are kept for special tokens
+        # words follow the ids reserved for special tokens
         vocab_size = len(target.words) + RESERVED_TOKEN_IDS if target.words else options.vocab_size
         bench = _Bench(options, client, target, vocab_size)
         await bench.warm_up()
@@ -240,7 +240,7 @@ async def _target(options: ServeOptions, questions: Questions) -> ServerTarget:
 
 @dataclass(frozen=True, slots=True)
 class _Bench:
-    """Runs on one server."""
+    """Benchmark runs against one server."""
 
     options: ServeOptions
     client: HttpClient
@@ -248,27 +248,27 @@ class _Bench:
     vocab_size: int
 
     async def warm_up(self) -> None:
-        """Small runs.
+        """Run small workloads before the measurement.
 
         Raises:
-            SetupError: no request was answered well; the others would not be either.
+            SetupError: no request succeeded, so the measured ones would fail too.
         """
         for i in range(self.options.warmup):
-            # other tokens than the workload's: a warm-up must not fill the prefix cache with what is measured
+            # tokens that the workload does not use, so that the warm-up fills the prefix cache with none of its prompts
             seed = self.options.seed + 10**9 + i
             workload = synthetic(SyntheticSpec(num_requests=4, vocab_size=self.vocab_size, seed=seed)).cut_outputs(8)
             run = await self._run(workload, None)
             if all(e.failure is not None for e in run.exchanges):
                 first = run.exchanges[0]
-                raise SetupError(f"no request of the warm-up was answered ({first.failure}): {first.message[:500]}")
+                raise SetupError(f"no request of the warm-up succeeded ({first.failure}): {first.message[:500]}")
 
     async def once(self) -> dict[str, Any]:
-        """The load as the options say it."""
+        """Run the load that the options describe."""
         run = await self._run(self.options.workload(self.vocab_size), self.options.name)
         return figures_of(run, self.options.slo, self.options.price_per_hour)
 
     async def frontier(self) -> dict[str, Any]:
-        """Every load in turn, after all requests at once where there is no rate to take multiples of."""
+        """Run every load in turn; without a base rate, first send all requests at once to find one."""
         options, saturated = self.options, None
         base = options.request_rate
         if base is None:
@@ -276,7 +276,7 @@ class _Bench:
             saturated = _point(figures_of(run, options.slo, options.price_per_hour), None)
             base = saturated["throughput"]["requests_per_s"]
             if not base:
-                raise SetupError("no request was answered when all came at once, so there is no rate to sweep around")
+                raise SetupError("no request succeeded when all were sent at once, so there is no base rate to sweep")
         points: list[dict[str, Any]] = []
         for load in options.loads:
             rate = base * load
@@ -302,13 +302,13 @@ def _point(figures: dict[str, Any], rate: float | None) -> dict[str, Any]:
 
 
 def _server_settings(options: ServeOptions) -> dict[str, Any]:
-    """What was asked of the server, without the workload, which describes itself, and without the key."""
+    """Return the options about the server, without those of the workload and without the key."""
     of_the_workload = {field.name for field in fields(WorkloadOptions)}
     left_out = of_the_workload | {"api_key", "results", "name", "plots", "max_concurrency", "model"}
     return {name: value for name, value in settings(options).items() if name not in left_out}
 
 
 def _allow_many_connections() -> None:
-    """As many open sockets as the system lets this process have: overload is no reason to stop at 1,024."""
+    """Raise the limit of open sockets to the hard limit, so that overload runs are not limited to 1,024."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

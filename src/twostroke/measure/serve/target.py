@@ -1,11 +1,11 @@
-"""The server under load: its answers to small questions, and requests to it as bytes.
+"""The server under load: questions about its model, and requests to it as bytes.
 
-It may be anybody's. So prompts are token ids where it takes them, else words of which each is one token. A workload's
-prompts are token ids. As text, id i is word i of a short list, so what two prompts share as ids they share as text, and
-a prompt of n ids is n words. Whether a word is one token is asked of a tokenizer: text that was made by decoding random
-ids would not come back as the same ids.
+It may be any server. Prompts are therefore token ids if it accepts them, and otherwise words of one token each. A
+workload's prompts are token ids. As text, id i is word i of a short list, so what two prompts share as ids they
+share as text, and a prompt of n ids has n words. A tokenizer is asked which words are one token each: text decoded
+from random ids would not be encoded as the same ids.
 
-What its own metrics say about a run is the difference between two readings of /metrics (Prometheus text).
+The server's own figures of a run are the difference between two readings of /metrics (Prometheus text).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from twostroke.measure.serve.openai_wire import PATHS, EndpointName, TokenCounts
 from twostroke.measure.workload import Workload, WorkloadRequest
 
 MIN_WORDS = 32
-"""With fewer, prompts would hardly differ."""
+"""Minimum number of words; with fewer, prompts would hardly differ."""
 
 _REPEATS = 8
 
@@ -39,36 +39,36 @@ _FREQUENT_WORDS = """
     name value list str int data file path type key args line text len open read write size index count start stop
 """
 CANDIDATES = tuple(_FREQUENT_WORDS.split())
-"""Of English, and of Python, which the embedded model was trained on."""
+"""Frequent words of English, and of Python, on which the embedded model was trained."""
 
 
 def candidate_texts() -> list[str]:
-    """Texts whose lengths in tokens tell which words are one token each: every candidate once, then many times."""
-    # alone, a word may take another token for its beginning; in a row, each must add exactly one
+    """Return texts whose token counts show which words are one token: each candidate once, then each repeated."""
+    # a single word may need an extra token for its beginning; in a row, each must add exactly one
     return [f" {word}" * times for times in (1, 1 + _REPEATS) for word in CANDIDATES]
 
 
 def one_token_words(num_tokens: Sequence[int]) -> list[str]:
-    """The candidates that are one token each wherever they stand in a text.
+    """Return the candidates that are one token each at any place in a text.
 
     Args:
-        num_tokens: of each of `candidate_texts`, without tokens that frame a prompt.
+        num_tokens: tokens of each of `candidate_texts`, without special tokens.
 
     Raises:
-        InvalidParameter: too few of them are.
+        InvalidParameter: too few words are one token.
     """
     once, often = num_tokens[: len(CANDIDATES)], num_tokens[len(CANDIDATES) :]
     words = [word for word, a, b in zip(CANDIDATES, once, often, strict=True) if b - a == _REPEATS]
     if len(words) < MIN_WORDS:
         limit = (
-            f"{len(words)} of {len(CANDIDATES)} frequent words are one token to this tokenizer; {MIN_WORDS} are needed"
+            f"{len(words)} of {len(CANDIDATES)} frequent words are one token in this tokenizer; {MIN_WORDS} are needed"
         )
         raise InvalidParameter("prompts", "text", limit, "Send token ids: --prompts token-ids.")
     return words
 
 
 def as_text(token_ids: Sequence[int], words: Sequence[str]) -> str:
-    """A prompt of ids as words; it begins with a space, so that the first word is like the others.
+    """Return a prompt of ids as words; it begins with a space, so that the first word is like the others.
 
     >>> as_text([0, 2, 3], ["the", "of", "and"])
     ' the and the'
@@ -82,14 +82,14 @@ class MetricsReading:
 
     counters: Mapping[str, float]
     histograms: Mapping[str, tuple[float, float]]
-    """Sum and count, by family name."""
+    """Sum and count by family name."""
 
     @classmethod
     def parse(cls, text: str) -> MetricsReading:
-        """Reads the text of /metrics.
+        """Parse the text of /metrics.
 
         Raises:
-            ValueError: it is no such text.
+            ValueError: the text is not in Prometheus format.
         """
         counters: dict[str, float] = defaultdict(float)
         sums: dict[str, float] = defaultdict(float)
@@ -105,7 +105,7 @@ class MetricsReading:
         return cls(dict(counters), {name: (sums[name], count) for name, count in counts.items()})
 
     def since(self, before: MetricsReading) -> dict[str, dict[str, float]]:
-        """What was counted and observed between the two; what did not move is left out.
+        """Return what was counted and observed between the two readings; unchanged values are left out.
 
         >>> earlier = MetricsReading({"tokens_total": 5.0}, {"ttft_seconds": (1.0, 2.0)})
         >>> MetricsReading({"tokens_total": 9.0}, {"ttft_seconds": (4.0, 4.0)}).since(earlier)
@@ -126,27 +126,28 @@ _QUESTIONS_AT_ONCE = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerTarget:
-    """Where requests go and what all of them hold."""
+    """Address of the server, and the fields that all requests share."""
 
     origin: Origin
     model: str
     endpoint: EndpointName = "completions"
     api_key: str | None = field(default=None, repr=False)
     words: tuple[str, ...] = ()
-    """What prompts are written in; empty: they are token ids."""
+    """Words that prompts are written in; empty: prompts are token ids."""
     temperature: float | None = 0.0
     ignore_eos: bool = True
     token_counts: TokenCounts = "usage"
     more_fields: Mapping[str, Any] = field(default_factory=dict[str, Any])
     patience_s: float | None = None
-    """How long a first token is of use, said to the server in a header of ours; None says nothing."""
+    """Seconds after which a first token is useless, sent in a header of our own; None: not sent."""
 
     def plan(self, workload: Workload, request_ids: Sequence[str] = ()) -> list[PlannedRequest]:
-        """A workload's requests as bytes, so that nothing is left to do when one is due.
+        """Encode a workload's requests in advance, so that nothing is left to do when one is due.
 
         Args:
-            workload: its prompts hold ids below the model's vocabulary, or stand for words.
-            request_ids: one each, for servers that take them (vLLM's `request_id`); empty leaves names to the server.
+            workload: its token ids are below the model's vocabulary size, or stand for words.
+            request_ids: one id for each request, for servers that accept them (vLLM's `request_id`); empty: the
+            server chooses.
         """
         named = [{"request_id": name} for name in request_ids] or [{}] * len(workload)
         pairs = zip(workload.requests, named, strict=True)
@@ -170,7 +171,7 @@ class ServerTarget:
 
 @dataclass(frozen=True, slots=True)
 class TargetLoad:
-    """What is sent to a target in one run."""
+    """Requests sent to one target in one run."""
 
     target: ServerTarget
     workload: Workload
@@ -179,7 +180,7 @@ class TargetLoad:
 
 
 def run_loads(loads: Sequence[TargetLoad], timeout_s: float = 3600.0) -> list[LoadRun]:
-    """Sends several loads at once, each over connections of its own; they begin together and all are awaited."""
+    """Send several loads at once, each over its own connections; they begin together, and all are awaited."""
 
     async def run(load: TargetLoad) -> LoadRun:
         client = HttpClient(load.target.origin)
@@ -196,22 +197,22 @@ def run_loads(loads: Sequence[TargetLoad], timeout_s: float = 3600.0) -> list[Lo
 
 
 def authorization(api_key: str | None) -> dict[str, str]:
-    """The header that carries the key."""
+    """Return the header with the API key."""
     return {} if api_key is None else {"authorization": f"Bearer {api_key}"}
 
 
 class Questions:
-    """Asks a server what a load generator has to know. Answers are small and are read whole."""
+    """Client for the questions of a load generator; answers are small and read completely."""
 
     def __init__(self, client: HttpClient, api_key: str | None) -> None:
         self._client = client
         self._headers = authorization(api_key)
 
     async def first_model(self) -> str:
-        """The name of the first model that is served.
+        """Return the name of the first served model.
 
         Raises:
-            SetupError: the server does not say.
+            SetupError: the server gives no name.
         """
         answer = await self._json("GET", "/v1/models")
         try:
@@ -220,10 +221,10 @@ class Questions:
             raise SetupError(f"/v1/models names no model ({str(answer)[:80]}). Give --model.") from error
 
     async def count_tokens(self, model: str, texts: Sequence[str]) -> list[int]:
-        """Tokens of each text, without those that frame a prompt (vLLM's /tokenize).
+        """Return the tokens of each text, without special tokens (vLLM's /tokenize).
 
         Raises:
-            SetupError: the server does not say.
+            SetupError: the server gives no tokens.
         """
         at_once = asyncio.Semaphore(_QUESTIONS_AT_ONCE)
 
@@ -234,12 +235,12 @@ class Questions:
             try:
                 return len(answer["tokens"])
             except (KeyError, TypeError) as error:
-                raise SetupError(f"/tokenize gave no tokens ({str(answer)[:80]}). Give --tokenizer.") from error
+                raise SetupError(f"/tokenize returned no tokens ({str(answer)[:80]}). Give --tokenizer.") from error
 
         return list(await asyncio.gather(*(count(text) for text in texts)))
 
     async def metrics(self) -> MetricsReading | None:
-        """A reading of /metrics; None where there is none that can be read."""
+        """Return a reading of /metrics, or None if it cannot be read."""
         try:
             status, content = await self._ask("GET", "/metrics")
             return MetricsReading.parse(content.decode()) if status == 200 else None
@@ -249,11 +250,11 @@ class Questions:
     async def _json(self, method: str, path: str, content: bytes | None = None) -> Any:
         status, answer = await self._ask(method, path, content)
         if status != 200:
-            raise SetupError(f"{path} was answered with {status}: {answer[:300].decode('utf-8', 'replace')}")
+            raise SetupError(f"{path} returned status {status}: {answer[:300].decode('utf-8', 'replace')}")
         try:
             return msgspec.json.decode(answer)
         except msgspec.MsgspecError as error:
-            raise SetupError(f"{path} was answered with what is no JSON ({error})") from error
+            raise SetupError(f"{path} returned invalid JSON ({error})") from error
 
     async def _ask(self, method: str, path: str, content: bytes | None = None) -> tuple[int, bytes]:
         answer = WholeAnswer()
@@ -268,7 +269,7 @@ class Questions:
 
 
 class WholeAnswer:
-    """Keeps an answer; an AnswerReader."""
+    """Reader that keeps the whole answer; an `AnswerReader`."""
 
     def __init__(self) -> None:
         self.status = 0

@@ -136,7 +136,7 @@ def test_the_key_is_sent_and_kept_out_of_the_result(tmp_path: Path) -> None:
 def test_a_wrong_key_is_said_before_anything_is_measured(tmp_path: Path) -> None:
     with pytest.raises(SetupError, match=r"401.*wrong key"):
         bench(WordServer(api_key="sesame"), tmp_path, model="words", warmup=1)
-    with pytest.raises(SetupError, match="/v1/models was answered with 401"):
+    with pytest.raises(SetupError, match="/v1/models returned status 401"):
         bench(WordServer(api_key="sesame"), tmp_path)
 
 
