@@ -283,7 +283,7 @@ def test_environments_that_mean_nothing_are_refused(random_models: dict[str, Pat
     for env, changes, words in (
         ("vllm=python", {}, "no other engine"),
         ("llama.cpp=/nowhere", {}, "names no file"),
-        (f"llama.cpp={python}", {"model": str(random_models["llama"])}, "GGUF files alone"),
+        (f"llama.cpp={python}", {"model": str(random_models["llama"])}, "only GGUF files"),
         (f"llama.cpp={python}", {"model": "x.gguf", "float32_positions": 0}, "changes nothing"),
     ):
         with pytest.raises(InvalidParameter, match=words):

@@ -1,1 +1,1 @@
-"""`twostroke bench kernels`: each operator by itself, checked first, then timed beside the machine's limits."""
+"""`twostroke bench kernels`: each operator is checked, then timed and compared with the machine's limits."""

@@ -1,4 +1,4 @@
-"""Times each operator on each backend, after its result has been held against the reference's."""
+"""Timing of each operator on each backend, after its result was compared with the reference's."""
 
 from __future__ import annotations
 
@@ -45,33 +45,33 @@ OPERATORS: Mapping[str, _Subjects] = {
     "rotate": rotate_subjects,
     "sampling": sampling_subjects,
 }
-"""Everything that can be measured, by name."""
+"""Functions that yield the subjects of each operator, by name."""
 
 _COLD_BYTES = 600 << 20
-"""Copies of a constant are run in turn until this much has been read in between: twice the largest shared caches."""
+"""Bytes read between two runs on the same copy of a constant: twice the largest shared caches."""
 _MAX_COPIES = 256
 _LEAST_S, _LEAST_REPEATS, _MOST_REPEATS = 0.2, 3, 200
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelOptions:
-    """What is measured."""
+    """Options: the operators and backends to measure, and the result file."""
 
     model: str = "embedded"
-    """Whose shapes: a model folder, a GGUF file, a hub id, or 'embedded'. Its weights are not read."""
+    """Model whose shapes are used: a model folder, a GGUF file, a hub id, or 'embedded'. Its weights are not read."""
     operator: str = "all"
     """linear, attention, rms_norm, rotate, sampling, or all."""
     backend: str = "auto"
-    """'auto' takes the reference and the best level of this processor; 'all' every level; or one by its name."""
+    """'auto' measures the reference and the best level of this processor, 'all' every level; or the name of one."""
     quick: bool = False
-    """Fewer shapes, and one copy of each weight, which caches may then hold: a look, saved under a name of its own."""
+    """Fewer shapes and a single copy of each weight, which caches may hold; saved under a name of its own."""
     threads: int | None = None
-    """Threads of every operator; default: the processors this process may use."""
+    """Threads of every operator; default: the processors available to this process."""
     results: Path = DEFAULT_FOLDER
-    """Where the JSON goes."""
+    """Folder of the JSON file."""
 
     def __post_init__(self) -> None:
-        """Checks what needs no model; a backend that this processor lacks is refused by name."""
+        """Check what needs no model; raise if the processor does not support the backend."""
         text("model", self.model)
         one_of("operator", self.operator, (*OPERATORS, "all"))
         one_of("backend", self.backend, ("auto", "all", "reference", *native.levels()))
@@ -80,7 +80,7 @@ class KernelOptions:
 
     @property
     def backends(self) -> tuple[str, ...]:
-        """Names that `operators_for` takes, the reference first."""
+        """Backend names as `operators_for` takes them, the reference first."""
         levels = native.levels()
         if self.backend == "auto":
             return ("reference", *levels[-1:])
@@ -89,25 +89,25 @@ class KernelOptions:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """One operator at one size on one backend."""
+    """Measurement of one operator at one size on one backend."""
 
     operator: str
     kind: str
     backend: str
     shape: str
     error: float
-    """Against the reference; see Subject.error."""
+    """Error against the reference; see `Subject.error`."""
     is_right: bool
-    """Whether the error is rounding; a wrong result is not timed."""
+    """Whether the error is within the tolerance; a wrong result is not timed."""
     seconds: float | None
     gb_s: float | None
     gflop_s: float | None
     share_of_limit: float | None
-    """The least time that the machine's limits allow, over the time taken; None where caches hold what is read."""
+    """Least time that the machine's limits allow, divided by the time taken; None if caches hold the data."""
 
 
 def run_kernels(options: KernelOptions | None = None) -> BenchResult:
-    """Checks and times, and saves the table as JSON.
+    """Check and time the operators, and save the table as JSON.
 
     Raises:
         InvalidParameter: results cannot be written.
@@ -144,14 +144,14 @@ def _measure_all(config: ModelConfig, options: KernelOptions, limits: MachineRat
 
 
 def measure(subject: Subject, backend: str, limits: MachineRates, threads: int, cold_bytes: int) -> Iterator[Measured]:
-    """One subject at all of its sizes on one backend.
+    """Measure one subject at all of its sizes on one backend.
 
     Args:
-        subject: what is run.
-        backend: by its name.
-        limits: of this machine.
-        threads: that compute.
-        cold_bytes: read between two runs on the same memory.
+        subject: the operator.
+        backend: name of the backend.
+        limits: limits of this machine.
+        threads: threads that compute.
+        cold_bytes: bytes to read between two runs on the same memory.
     """
     dtype = torch.float32 if subject.product == "float32" else torch.bfloat16
     operators = operators_for(torch.device("cpu"), dtype, cast(Kernels, backend))
@@ -161,7 +161,7 @@ def measure(subject: Subject, backend: str, limits: MachineRates, threads: int, 
     is_cold = len(copies) > 1
     for index, point in enumerate(subject.points):
         error = subject.error(index, copies[0](index).clone())
-        operators.set_num_threads(threads)  # the reference may have been asked, and leaves torch's threads its own way
+        operators.set_num_threads(threads)  # computing the reference may have changed torch's threads
         is_right = error <= subject.tolerance
         seconds = time_of([partial(copy, index) for copy in copies]) if is_right else None
         memory_s, arithmetic_s = point.num_bytes / limit.bytes_per_s, point.operations / limit.flops_per_s
@@ -181,7 +181,7 @@ def measure(subject: Subject, backend: str, limits: MachineRates, threads: int, 
 
 
 def num_copies(constant_bytes: int, cold_bytes: int) -> int:
-    """How many copies of a constant, read in turn, keep each out of the caches until its next turn.
+    """Return how many copies of a constant, used in rotation, keep each out of the caches between uses.
 
     >>> num_copies(6 << 20, 600 << 20), num_copies(0, 600 << 20), num_copies(311 << 20, 600 << 20)
     (101, 1, 3)
@@ -192,7 +192,7 @@ def num_copies(constant_bytes: int, cold_bytes: int) -> int:
 
 
 def time_of(copies: Sequence[Callable[[], Tensor]]) -> float:
-    """Median seconds of a run; the copies take turns, so that nobody finds its constants in a cache."""
+    """Return the median seconds of a run; copies are used in rotation, so that no constants are in a cache."""
     taken: list[float] = []
     began_s = time.perf_counter()
     while len(taken) < _MOST_REPEATS:
@@ -205,7 +205,7 @@ def time_of(copies: Sequence[Callable[[], Tensor]]) -> float:
 
 
 def print_kernels(results: Mapping[str, Any], console: Console | None = None) -> None:
-    """The table, and the limits under it."""
+    """Print the table, followed by the machine's limits."""
     console = console or Console()
     rows = plain_table(("operator", "backend", "shape"), ("error", "us", "GB/s", "GFLOP/s", "of limit"))
     for one in results["kernels"]:

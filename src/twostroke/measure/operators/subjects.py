@@ -1,8 +1,8 @@
-"""Subject: one operator with its constants (a weight, a cache), to be run at several sizes on any backend.
+"""Operators to measure, each with its constants (a weight, a cache), at several sizes and on any backend.
 
 linear       the products of a model at its real shapes: qkv, output, gate and up with their activation, down, head
-attention    of one layer, paged: decodes, a prompt, a chunk of one behind its context, and all of them in one batch
-row-wise     what works a row at a time: norm, rotation, and choosing tokens
+attention    paged attention of one layer: decodes, a prompt, a chunk of a longer prompt, and a mixed batch
+row-wise     operators on single rows: norm, rotary embedding, and sampling
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from twostroke.sampling_params import SamplingParams
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One size, and what it asks of the machine."""
+    """One size, with its memory traffic and operations."""
 
     shape: str
     num_bytes: float
-    """Read and written at least once: weights or KV as they are stored, inputs, results."""
+    """Bytes read and written at least once: weights or KV as stored, inputs, results."""
     operations: float
 
 
@@ -43,22 +43,22 @@ class Subject:
 
     operator: str
     kind: str = "bf16"
-    """What of it: the type of the weights, or what it works on."""
+    """Variant: the type of the weights, or the kind of input."""
     points: tuple[Point, ...]
     constant_bytes: int = 0
-    """Of what a run reads again each time: so large are the copies that keep it out of the caches."""
+    """Bytes of constants that each run reads; copies of them keep the constants out of the caches."""
     product: str = "float32"
-    """Whose rate limits it: float32, bfloat16 or int8."""
+    """Type of product whose rate limits it: float32, bfloat16 or int8."""
     build: Callable[[Operators], Callable[[int], Tensor]]
-    """A copy of the constants on a backend; what is returned runs the point of that index."""
+    """Builds a copy of the constants on a backend; returns a function that runs the point with a given index."""
     error: Callable[[int, Tensor], float]
-    """How wrong a point's result is; see `relative_error`."""
+    """Returns the error of a point's result; see `relative_error`."""
     tolerance: float = 0.01
-    """Largest error that is rounding."""
+    """Largest error that rounding explains."""
 
 
 def relative_error(found: Tensor, expected: Tensor) -> float:
-    """|found - expected| / |expected| over all elements, infinite when anything is not a number.
+    """Return |found - expected| / |expected| over all elements, infinite if anything is not a number.
 
     >>> import torch
     >>> relative_error(torch.tensor([3.0, 4.4]), torch.tensor([3.0, 4.0]))
@@ -71,7 +71,10 @@ def relative_error(found: Tensor, expected: Tensor) -> float:
 
 
 def against_reference(build: Callable[[Operators], Callable[[int], Tensor]]) -> Callable[[int, Tensor], float]:
-    """The error against the reference backend, which is built when first asked, and each point of it run once."""
+    """Return a function for the error against the reference backend.
+
+    The reference is built on first use, and each of its points is computed once.
+    """
     built: list[Callable[[int], Tensor]] = []
     expected: dict[int, Tensor] = {}
 
@@ -89,15 +92,15 @@ KINDS = ("bf16", "f32", "int8", "int4")
 ROWS = (1, 4, 8, 16, 32, 64, 128, 512)
 _PRODUCTS = {"bf16": "bfloat16", "f32": "float32", "int8": "int8", "int4": "int8"}
 _LINEAR_TOLERANCES = {"bf16": 0.01, "f32": 1e-5, "int8": 0.02, "int4": 0.02}
-"""bfloat16 keeps 8 bits; inputs of quantized products are rounded to 8 bits, 128 of them together."""
+"""Tolerances: bfloat16 keeps 8 bits; inputs of quantized products are rounded to 8 bits in groups of 128."""
 
 
 def linear_subjects(config: ModelConfig, *, quick: bool) -> Iterator[Subject]:
-    """One for each kind of weight and each matrix.
+    """Yield a subject for each kind of weight and each matrix.
 
     Args:
-        config: the model whose shapes are taken.
-        quick: one matrix, and few numbers of rows.
+        config: the model whose shapes are used.
+        quick: whether to use only one matrix and few numbers of rows.
     """
     layer, hidden = config.layers[0], config.hidden_size
     q, kv, inner = layer.q_size, layer.kv_size, layer.intermediate_size
@@ -121,7 +124,7 @@ def _linear_subject(kind: str, name: str, n: int, k: int, rows: Sequence[int]) -
     made: list[Tensor | QuantizedWeight] = []
 
     def weight() -> Weight:
-        """Made when first asked for; each copy is one of its own."""
+        """Return the weight, created on first use; each call returns a separate copy."""
         if not made:
             plain = (torch.randn(n, k, generator=generator) / math.sqrt(k)).to(dtype)
             made.append(_QUANTIZE[kind](plain) if kind in _QUANTIZE else plain)
@@ -154,18 +157,18 @@ def _linear_subject(kind: str, name: str, n: int, k: int, rows: Sequence[int]) -
 
 _QUANTIZE: dict[str, Callable[[Tensor], QuantizedWeight]] = {"int8": quantize_per_channel, "int4": quantize_in_groups}
 _BYTES_PER_WEIGHT = {"bf16": 2.0, "f32": 4.0, "int8": 1 + 2 / 128, "int4": 0.5 + 2 / 32}
-"""With a group's share of its float16 scale."""
+"""Bytes per weight, including its share of the group's float16 scale."""
 
 BLOCK_SIZE = 16
 CPU = torch.device("cpu")
 _DTYPE = torch.bfloat16
 _ATTENTION_TOLERANCE = 0.03
-"""The reference rounds scores to bfloat16 before the softmax."""
+"""Tolerance of attention: the reference rounds scores to bfloat16 before the softmax."""
 
 KV_FORMATS: tuple[KVFormat, ...] = ("bf16", "int8", "int4")
 
 Batch = Sequence[tuple[int, int]]
-"""(queries, context with them) of each request."""
+"""Requests as (query tokens, context length including them)."""
 
 CASES: dict[str, Batch] = {
     "decode, 1 of 512": [(1, 512)],
@@ -180,7 +183,7 @@ _QUICK_CASES = ("decode, 8 of 512", "prefill, 512", "mixed, 16 decodes of 512 an
 
 
 def attention_subjects(config: ModelConfig, *, quick: bool) -> Iterator[Subject]:
-    """One for each batch and each format of K and V, because each has a cache of its own."""
+    """Yield a subject for each batch and each KV format, because each has its own cache."""
     for kv_format in KV_FORMATS:
         for name, batch in CASES.items():
             if name in _QUICK_CASES or not quick:
@@ -207,13 +210,13 @@ def _attention_subject(config: ModelConfig, kv_format: KVFormat, name: str, batc
         attention = operators.attention(heads, kv_heads, dim, _DTYPE, CPU)
         storage = torch.zeros(int(ends[-1]), 1, 2, kv_heads, BLOCK_SIZE * shape.slot_bytes, dtype=torch.uint8)
         scoring = Scoring(dim**-0.5)
-        # the cache is filled by the operator itself: the order inside a block is its own
+        # the operator itself fills the cache, since the layout inside a block is its own
         attention(context_qkv, storage, attention.plan(shape, _starts(contexts), contexts, table), 0, scoring)
         plan = attention.plan(shape, _starts(queries), contexts, table)
         return lambda _: attention(step_qkv, storage, plan, 0, scoring)
 
     kv_bytes = int(contexts.sum()) * 2 * kv_heads * shape.slot_bytes
-    # of a chunk's queries, the last sees all of the context and each one before it one key less
+    # the last query of a chunk attends to the whole context, and each earlier one to one key less
     pairs = sum(n * context - n * (n - 1) // 2 for n, context in batch)
     num_queries = int(queries.sum())
     num_bytes = kv_bytes + num_queries * (2 * heads + 2 * kv_heads) * dim * _DTYPE.itemsize
@@ -238,7 +241,7 @@ _TOP_K = 50
 
 
 def norm_subjects(config: ModelConfig, *, quick: bool) -> Iterator[Subject]:
-    """Over the model's hidden states."""
+    """Yield RMSNorm over the model's hidden states."""
     rows, n = _QUICK_ROWS if quick else _ROWS, config.hidden_size
     generator = torch.Generator().manual_seed(0)
     inputs = [torch.randn(m, n, generator=generator).to(_DTYPE) for m in rows]
@@ -252,7 +255,7 @@ def norm_subjects(config: ModelConfig, *, quick: bool) -> Iterator[Subject]:
 
 
 def rotate_subjects(config: ModelConfig, *, quick: bool) -> Iterator[Subject]:
-    """The q and k heads of each token, in place."""
+    """Yield the in-place rotary embedding of each token's q and k heads."""
     layer = config.fixed_for(None).layers[0]
     rows, heads, dim = _QUICK_ROWS if quick else _ROWS, layer.num_heads + layer.kv.num_kv_heads, layer.kv.head_dim
     rotary = Rotary(config.ropes[0][0], dim, max_model_len=max(rows), dtype=_DTYPE, device=CPU)
@@ -261,7 +264,7 @@ def rotate_subjects(config: ModelConfig, *, quick: bool) -> Iterator[Subject]:
     tables = [rotary(torch.arange(m)) for m in rows]
 
     def build(operators: Operators) -> Callable[[int], Tensor]:
-        # a rotation of a rotation is one too: the values stay what they were in size, and the first is checked
+        # repeated rotations keep the magnitude of the values; only the first result is checked
         copies = [x.clone() for x in inputs]
 
         def rotate(point: int) -> Tensor:
@@ -276,9 +279,10 @@ def rotate_subjects(config: ModelConfig, *, quick: bool) -> Iterator[Subject]:
 
 
 def sampling_subjects(config: ModelConfig, *, quick: bool) -> Iterator[Subject]:
-    """Greedy, at a temperature, and with filters, by the engine's sampler with the backend's own draw where it has one.
+    """Yield greedy, temperature and filtered sampling by the engine's sampler, with the backend's own kernels if it has
+    any.
 
-    Tokens are a function of the seed, so every backend has to draw the reference's.
+    Tokens are a function of the seed, so every backend must draw the same tokens as the reference.
     """
     rows = _QUICK_ROWS if quick else (1, 32)
     reference_sampler = Sampler(config.vocab_size)
@@ -304,7 +308,7 @@ def sampling_subjects(config: ModelConfig, *, quick: bool) -> Iterator[Subject]:
             return lambda point: sampler.sample(copies[point], states[: rows[point]]).token_ids
 
         def error(point: int, found: Tensor, most: int = most, states: list[SamplingState] = states) -> float:
-            """Share of rows whose token is not the reference's, or not among the `most` largest."""
+            """Return the share of rows whose token differs from the reference's or is not among the `most` largest."""
             expected = reference_sampler.sample(logits[point], states[: rows[point]]).token_ids
             ranks = (logits[point] > logits[point].gather(-1, found[:, None])).sum(-1)
             return float(((found != expected) | (ranks >= most)).double().mean())

@@ -1,1 +1,1 @@
-"""Engines side by side: the same work on the same weights, each in its own process and its own environment."""
+"""Other engines for comparison: the same work on the same weights, each in its own process and environment."""

@@ -1,4 +1,4 @@
-"""One engine in a process of its own, asked over a pipe (drivers/driver_loop.py), and stopped while others run."""
+"""Another engine in its own process, driven over a pipe (drivers/driver_loop.py), and paused while others run."""
 
 from __future__ import annotations
 
@@ -20,30 +20,30 @@ _LAST_WORDS = 300
 
 
 class PeerFailed(Exception):
-    """This engine gives no more figures; the message says why. The others go on."""
+    """Error: this engine gives no more figures; the message says why. Other engines continue."""
 
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """How an engine is driven."""
+    """Another engine and its driver."""
 
     name: str
     driver: Path
-    """The file that drives it, or a script that answers by itself."""
+    """File of the driver, or a script that serves requests itself."""
     gguf_types: Mapping[str, str] | None = None
-    """By precision, the type of GGUF file that is made for it from a model folder; None reads the folder."""
+    """Type of the GGUF file made from a model folder, by precision; None: the engine reads the folder."""
     reads_any: bool = False
-    """It reads a GGUF file that was given, though none is made for it."""
+    """Whether it reads a given GGUF file although none is made for it."""
     engine: str = ""
-    """Its class in the driver; empty: the driver is a script of its own."""
+    """Class in the driver; empty: the driver is a script of its own."""
 
     @property
     def reads_gguf(self) -> bool:
-        """Whether it reads a GGUF file that was given."""
+        """Whether it reads a given GGUF file."""
         return self.reads_any or self.gguf_types is not None
 
     def command(self, interpreter: Path) -> list[str]:
-        """What starts it."""
+        """Return the command that starts it."""
         script = [str(_DRIVERS / "driver_loop.py")] if self.engine else []
         return [str(interpreter), *script, str(self.driver), *filter(None, [self.engine])]
 
@@ -55,22 +55,22 @@ IK_LLAMA_CPP = Peer("ik_llama.cpp", LLAMA_CPP.driver, _GGUF_TYPES, engine="IkLla
 
 
 class PeerProcess:
-    """A running driver.
+    """Running driver process.
 
-    Between its turns it is stopped (SIGSTOP), with whatever it started: threads that look for work for a while after
-    they had some would otherwise take the processor from the next engine.
+    While other engines are measured it is stopped (SIGSTOP) with its child processes. Otherwise threads that spin
+    for a while after their last work would take processor time from the next engine.
     """
 
     def __init__(self, peer: Peer, interpreter: Path) -> None:
-        """Starts it.
+        """Start the process.
 
         Raises:
             PeerFailed: the interpreter cannot be run.
         """
         self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 (lives as long as the process)
         try:
-            # a process group of its own: signals reach its children too; and should we die while it is stopped, the
-            # system ends it
+            # a process group of its own, so that signals reach its children too; if this process dies while the group
+            # is stopped, the system ends the group
             self._process = subprocess.Popen(
                 peer.command(interpreter),
                 stdin=subprocess.PIPE,
@@ -92,29 +92,29 @@ class PeerProcess:
         self._lines.put(b"")  # the end
 
     def load(self, order: Mapping[str, Any], limit_s: float) -> dict[str, str]:
-        """Loads the model; returns what the engine says about itself.
+        """Load the model; return the engine's description of itself.
 
         Raises:
-            PeerFailed: it is missing, cannot run this model, failed, or did not answer in time.
+            PeerFailed: the engine is missing, cannot run this model, failed, or did not answer in time.
         """
         about = self._ask({"do": "load", **order}, "loaded", limit_s)
         if not isinstance(about, dict):
-            raise PeerFailed(f"it says about itself what is no object: {str(about)[:80]}")
+            raise PeerFailed(f"its answer to 'load' is not an object: {str(about)[:80]}")
         return {str(name): str(value) for name, value in cast(dict[Any, Any], about).items()}
 
     def run(self, prompts: Sequence[Sequence[int]], max_tokens: int, limit_s: float) -> Any:
-        """Runs prompts; returns its tokens' times, unchecked.
+        """Run prompts; return the unchecked times of their tokens.
 
         Raises:
-            PeerFailed: it failed, or did not answer in time.
+            PeerFailed: the engine failed, or did not answer in time.
         """
         return self._ask({"do": "run", "prompts": prompts, "max_tokens": max_tokens}, "tokens", limit_s)
 
     def score(self, token_ids: Sequence[int], first: int, path: Path, limit_s: float) -> int:
-        """Have the logits that token_ids[first:] are predicted from written to a file; return the number of rows.
+        """Have the logits from which token_ids[first:] are predicted written to a file; return the number of rows.
 
         Raises:
-            PeerFailed: it failed, shows no logits, or did not answer in time.
+            PeerFailed: the engine failed, cannot return logits, or did not answer in time.
         """
         order = {"do": "score", "token_ids": list(token_ids), "first": first, "path": str(path)}
         return int(self._ask(order, "scored", limit_s))
@@ -137,9 +137,9 @@ class PeerProcess:
             answer = None
         if isinstance(answer, dict) and "failed" in answer:
             told = cast(dict[str, Any], answer)
-            raise PeerFailed(f"{told.get('why', 'it gives no reason')}")
+            raise PeerFailed(f"{told.get('why', 'it gave no reason')}")
         if not isinstance(answer, dict) or wanted not in answer:
-            raise PeerFailed(f"its answer to {order['do']!r} is none: {line[:80]!r}")
+            raise PeerFailed(f"its answer to {order['do']!r} is invalid: {line[:80]!r}")
         return cast(dict[str, Any], answer)[wanted]
 
     def _words(self) -> str:
@@ -148,23 +148,23 @@ class PeerProcess:
         return f": {lines[-1][-_LAST_WORDS:]}" if lines else ""
 
     def pause(self) -> None:
-        """Stops it, with its children, until `resume`."""
+        """Stop the process and its children until `resume`."""
         self._signal(signal.SIGSTOP)
 
     def resume(self) -> None:
-        """Lets it go on."""
+        """Continue the process and its children."""
         self._signal(signal.SIGCONT)
 
     def _signal(self, number: signal.Signals) -> None:
-        with contextlib.suppress(ProcessLookupError):  # it has ended by itself, which the next question will tell
+        with contextlib.suppress(ProcessLookupError):  # it has ended by itself; the next request will report it
             os.killpg(self._process.pid, number)
 
     def close(self) -> None:
-        """Ends it and its children, stopped or not."""
+        """Kill the process and its children, stopped or not."""
         self._signal(signal.SIGKILL)
         self._process.wait()
         self._reader.join()
         for stream in (self._process.stdin, self._process.stdout, self._log):
             if stream is not None:
-                with contextlib.suppress(OSError):  # an order that nobody will read any more
+                with contextlib.suppress(OSError):  # closing flushes an order that can no longer be delivered
                     stream.close()

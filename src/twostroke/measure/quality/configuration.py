@@ -1,4 +1,4 @@
-"""A row of `bench quality` in words, NAME=VALUE,NAME=VALUE, as keywords of the engine."""
+"""A row of `bench quality` given as text, NAME=VALUE,NAME=VALUE, parsed into keywords of the engine."""
 
 from __future__ import annotations
 
@@ -14,36 +14,37 @@ from twostroke.errors import InvalidParameter, UnknownParameter
 
 RESERVED: Mapping[str, str] = {
     "model": "is the same in every row (--model)",
-    "load_format": "is that of the model: random weights have no quality to measure",
-    "tokenizer": "is the model's own: rows of other tokens cannot be compared",
-    "max_model_len": "is the window that every row is scored in (--context)",
+    "load_format": "is fixed: the quality of random weights is meaningless",
+    "tokenizer": "is fixed: rows with different tokens cannot be compared",
+    "max_model_len": "is the window in which every row is scored (--context)",
     "max_logprobs": "changes nothing that is measured",
-    "event_log": "would be written over by every row",
+    "event_log": "would be overwritten by every row",
 }
-"""Settings of an engine that a row cannot have, and why."""
+"""Engine settings that a row cannot change, with the reasons."""
 
 
 def _settable() -> dict[str, tuple[Any, ...]]:
-    """Every setting that a row may have, with the types its value may be of."""
+    """Return every setting that a row may change, with the allowed types of its value."""
     hints = {f.name: get_type_hints(c)[f.name] for c in (LoadConfig, CacheConfig, SchedulerConfig) for f in fields(c)}
     return {name: get_args(hint) or (hint,) for name, hint in hints.items() if name not in RESERVED}
 
 
 def keywords_of(configuration: str) -> dict[str, Any]:
-    """The engine's keywords, each value of the type that its config declares.
+    """Return the engine's keywords, each value with the type that its config declares.
 
     >>> keywords_of("quantization=int4,group_size=64,enable-chunked-prefill=false,ageing_s=0.5")
     {'quantization': 'int4', 'group_size': 64, 'enable_chunked_prefill': False, 'ageing_s': 0.5}
 
     Raises:
-        InvalidParameter: no NAME=VALUE pairs, a name twice or reserved, a value of another type or out of its range.
+        InvalidParameter: the text is not NAME=VALUE pairs, a name is reserved or given twice, or a value has another
+        type or is out of range.
         UnknownParameter: the engine has no such setting.
     """
     settable, found = _settable(), dict[str, Any]()
     for pair in configuration.split(","):
         name, equals, value = (part.strip() for part in pair.partition("="))
         if not (name and equals and value):
-            raise InvalidParameter("configuration", configuration, "must be NAME=VALUE pairs with commas between them")
+            raise InvalidParameter("configuration", configuration, "must be NAME=VALUE pairs separated by commas")
         name = name.replace("-", "_")
         if name in RESERVED:
             raise InvalidParameter(f"configuration {name}", value, RESERVED[name], f"Settable: {', '.join(settable)}.")

@@ -1,13 +1,14 @@
-"""How far a model's distributions are from those of float32 arithmetic on the same weights.
+"""Distance of a model's distributions from those of float32 arithmetic on the same weights.
 
-The float32 side is computed once and kept in a temporary file, so memory holds a few rows of the vocabulary at a time:
+The float32 distributions are computed once and kept in a temporary file, so that memory holds only a few rows of the
+vocabulary at a time:
 
     float32       log p  ──>  file [positions, vocab_size]
     each format   log q  ──>  KL(p || q) = sum p (log p - log q),  argmax q = argmax p?,  -log q[next token]
 
 WholeDistributions is a model that returns its distribution over the whole vocabulary at every position of a text. It
-uses the engine's own loader, operators and KV storage, so K and V are read as they are stored. It has no scheduler: a
-token's logits do not depend on the batch or on the chunks, so these are the bits that a server computes.
+uses the engine's own loader, operators and KV storage, so K and V are read as they are stored. It has no scheduler:
+a token's logits do not depend on the batch or on the chunks, so its results equal a server's bit for bit.
 """
 
 from __future__ import annotations
@@ -46,16 +47,17 @@ from twostroke.startup.prepared import Prepared
 _GIB = 2**30
 
 LogProbs = Callable[["Window"], Iterable[Tensor]]
-"""Gives the log-probabilities at each scored position of a window, a few rows at a time: float32 [rows, vocab_size]."""
+"""Function that returns the log-probabilities of a window's scored positions, a few rows at a time: float32 [rows,
+vocab_size]."""
 
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Tokens that the model reads at once; `first` says which of them are scored."""
+    """Tokens that the model reads in one pass, and the index from which they are scored."""
 
     token_ids: tuple[int, ...]
     first: int
-    """Index of the first scored token; those before it are context."""
+    """Index of the first scored token; tokens before it are context."""
 
     @property
     def num_scored(self) -> int:
@@ -70,19 +72,19 @@ class Window:
 
 @dataclass(slots=True)
 class Distance:
-    """Sums over positions."""
+    """Sums over positions of KL divergence, top-1 agreement and likelihood."""
 
     num_positions: int = 0
     kl_nats: float = 0.0
     max_kl: float = 0.0
     num_same_top: int = 0
     nats: float = 0.0
-    """Negative log-likelihood of the text."""
+    """Negative log-likelihood of the text, in nats."""
     float32_nats: float = 0.0
-    """Negative log-likelihood of the text in float32."""
+    """Negative log-likelihood of the text in float32, in nats."""
 
     def add(self, reference: Tensor, found: Tensor, token_ids: Sequence[int]) -> None:
-        """Count some positions.
+        """Add some positions.
 
         Args:
             reference: log-probabilities of float32. [rows, vocab_size]
@@ -105,7 +107,7 @@ class Distance:
 
     @property
     def top1_agreement(self) -> float:
-        """Share of the positions with the same first choice."""
+        """Share of positions with the same most likely token."""
         return self.num_same_top / self.num_positions
 
     @property
@@ -137,13 +139,13 @@ class Distance:
 
 
 class KeptDistributions:
-    """A file of log-probabilities: float32 [positions, vocab_size]."""
+    """File of log-probabilities: float32 [positions, vocab_size]."""
 
     def __init__(self, path: Path, num_positions: int, vocab_size: int) -> None:
         self._rows: npt.NDArray[np.float32] = np.memmap(path, np.float32, "w+", shape=(num_positions, vocab_size))
 
     def put(self, windows: Iterable[Window], log_probs: LogProbs) -> None:
-        """Store the distributions of windows, one behind the other."""
+        """Store the distributions of windows one after another."""
         at = 0
         for window in windows:
             for rows in log_probs(window):
@@ -151,7 +153,7 @@ class KeptDistributions:
                 at += len(rows)
 
     def distance(self, windows: Iterable[Window], log_probs: LogProbs) -> Distance:
-        """Compare other distributions of the windows that were stored."""
+        """Compare other distributions with those stored, for the same windows."""
         distance, at = Distance(), 0
         for window in windows:
             done = 0
@@ -164,7 +166,7 @@ class KeptDistributions:
 
 
 def first_positions(windows: Iterable[Window], most: int) -> list[Window]:
-    """Return the windows that score the first `most` positions; the last one is cut short.
+    """Return the windows that score the first `most` positions; the last one is shortened.
 
     >>> first_positions([Window((1, 2, 3), 1), Window((2, 3, 4, 5), 2)], 3)
     [Window(token_ids=(1, 2, 3), first=1), Window(token_ids=(2, 3, 4), first=2)]
@@ -181,10 +183,10 @@ def first_positions(windows: Iterable[Window], most: int) -> list[Window]:
 
 @contextmanager
 def kept_distributions(num_positions: int, vocab_size: int) -> Generator[tuple[KeptDistributions, Path]]:
-    """Open a temporary file with room for a number of positions, and its folder.
+    """Create a temporary file for the distributions of some positions; yield it and its folder.
 
     Raises:
-        InvalidParameter: the folder for temporary files has no room for them.
+        InvalidParameter: the folder for temporary files has too little free space.
     """
     with tempfile.TemporaryDirectory() as folder:
         needed, free = 4 * num_positions * vocab_size, shutil.disk_usage(folder).free
@@ -199,18 +201,18 @@ def kept_distributions(num_positions: int, vocab_size: int) -> Generator[tuple[K
 
 
 FLOAT32: Mapping[str, Any] = {"kernels": "reference", "dtype": "float32", "batch_invariant": False}
-"""Settings of the model that the others are compared with."""
+"""Settings of the float32 model that the others are compared with."""
 
 _CHUNK = 512
 """Tokens per pass."""
 
 
 class FloatNumbers:
-    """The numbers that a model's weights stand for, in float32; a WeightSource.
+    """Weights as float32 numbers, dequantized if necessary; a WeightSource.
 
     Args:
-        stored: the weights as they are. Those of a GGUF file are dequantized by ggml's formulas, without the rounding
-            of scales that loading them for the kernels may bring.
+        stored: the stored weights. Those of a GGUF file are dequantized by ggml's formulas, without the rounding of
+        scales that the kernels' format may add.
     """
 
     def __init__(self, stored: WeightSource) -> None:
@@ -222,11 +224,11 @@ class FloatNumbers:
 
     @property
     def path(self) -> Path:
-        """The folder or file."""
+        """Path of the folder or file."""
         return self._stored.path
 
     def read(self, name: str, dtype: torch.dtype, rows: slice = ALL_ROWS) -> Tensor | QuantizedWeight:
-        """Return one weight in float32, whatever `dtype` says."""
+        """Return one weight in float32; `dtype` is ignored."""
         del dtype
         if isinstance(self._stored, GGUFWeights):
             return self._stored.read_numbers(name, rows)
@@ -235,12 +237,12 @@ class FloatNumbers:
 
 
 class WholeDistributions:
-    """A loaded model, scored window by window.
+    """Loaded model that scores one window at a time.
 
     Args:
-        config: settings of the engine. Ranks are ignored: their bits are those of one process.
+        config: settings of the engine; ranks are ignored, as they give the same bits as one process.
         context: tokens of the longest window.
-        as_numbers: whether quantized weights become the float32 numbers that they stand for.
+        as_numbers: whether quantized weights are dequantized to float32.
     """
 
     def __init__(self, config: EngineConfig, context: int, *, as_numbers: bool = False) -> None:
@@ -260,13 +262,13 @@ class WholeDistributions:
         self._attention_layout = self._kv.attention_layout(self._model.num_heads)
 
     def log_probs(self, window: Window) -> Iterator[Tensor]:
-        """Yield log-probabilities of each scored position, a few rows at a time.
+        """Yield the log-probabilities of each scored position, a few rows at a time.
 
         Args:
-            window: its first scored token has index 1 or more.
+            window: a window whose first scored token has index 1 or more.
 
         Yields:
-            float32 [rows, vocab_size]; all together one row for each scored token.
+            float32 [rows, vocab_size]; one row for each scored token in total.
         """
         token_ids, first = window.token_ids, window.first
         end = len(token_ids) - 1  # the last token is only predicted

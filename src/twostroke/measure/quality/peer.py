@@ -1,7 +1,7 @@
-"""llama.cpp's distance from float32 on the same GGUF file and text, beside ours.
+"""Distance of llama.cpp from float32 on the same GGUF file and text, for comparison with ours.
 
 llama.cpp runs in the environment that the user names, driven as in `benchmarks compare`, with the same token ids. It
-writes the logits of a window to a temporary file; this module reads a few rows at a time.
+writes the logits of a window to a temporary file, of which this module reads a few rows at a time.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from twostroke.measure.quality.distance import Distance, KeptDistributions, Wind
 from twostroke.sampling.logprobs import num_slice_rows
 
 KV_TYPES = {"kv_cache_dtype=int8": "q8_0", "kv_cache_dtype=int4": "q4_0"}
-"""The nearest type of K and V in llama.cpp for each of our configurations."""
+"""Nearest type of K and V in llama.cpp for each of our configurations."""
 
 _ANSWER_LIMIT_S = 1800.0
 
 
 @dataclass(frozen=True, slots=True)
 class PeerRow:
-    """llama.cpp's figures with one type of K and V, or the reason why there are none."""
+    """Figures of llama.cpp with one type of K and V, or the reason why there are none."""
 
     name: str
     about: dict[str, str]
@@ -37,7 +37,7 @@ class PeerRow:
     failure: str | None = None
 
     def as_json(self) -> dict[str, Any]:
-        """Return the entry of a result file."""
+        """Return the entry for a result file."""
         found = None if self.distance is None else self.distance.as_json()
         return {"about": self.about, "failure": self.failure, "against_float32": found}
 
@@ -46,13 +46,13 @@ def interpreter_of(env: Sequence[str]) -> Path | None:
     """Return the Python of llama.cpp's environment; None if none was given.
 
     Raises:
-        InvalidParameter: another engine, no NAME=INTERPRETER, or no such file.
+        InvalidParameter: another engine is named, the form is not NAME=INTERPRETER, or there is no such file.
     """
     found: Path | None = None
     for pair in env:
         name, _, interpreter = pair.partition("=")
         if name != LLAMA_CPP.name or not interpreter:
-            limit = f"must be {LLAMA_CPP.name}=INTERPRETER: no other engine shows its whole distribution here"
+            limit = f"must be {LLAMA_CPP.name}=INTERPRETER: no other engine can return all logits here"
             raise InvalidParameter("env", pair, limit)
         found = Path(interpreter).expanduser().absolute()
         if not found.is_file():
@@ -62,7 +62,7 @@ def interpreter_of(env: Sequence[str]) -> Path | None:
 
 @dataclass(frozen=True, slots=True)
 class PeerScorer:
-    """Scorer of windows by llama.cpp."""
+    """Scorer of windows that runs llama.cpp."""
 
     interpreter: Path
     model: Path
@@ -72,7 +72,7 @@ class PeerScorer:
     """Folder for the logits of a window."""
 
     def row(self, windows: Sequence[Window], kept: KeptDistributions, kv_type: str | None) -> PeerRow:
-        """Score all windows with K and V of one type (None: llama.cpp's default)."""
+        """Score all windows with one type of K and V (None: llama.cpp's default)."""
         name = LLAMA_CPP.name if kv_type is None else f"{LLAMA_CPP.name}, KV {kv_type}"
         about: dict[str, str] = {}
         process: PeerProcess | None = None

@@ -1,7 +1,7 @@
-"""`twostroke bench quality`: what smaller formats of weights and KV cost in quality, for any model and text.
+"""`twostroke bench quality`: loss of quality with smaller formats of weights and KV, for any model and text.
 
-Each row is also held against float32 arithmetic on the same weights (distance.py): mean and maximal KL divergence,
-top-1 agreement and perplexity. llama.cpp can stand beside it on the same file and text (peer.py).
+Each row is also compared with float32 arithmetic on the same weights (distance.py): mean and maximal KL divergence,
+top-1 agreement and perplexity. llama.cpp can be measured on the same file and text (peer.py).
 """
 
 from __future__ import annotations
@@ -63,48 +63,48 @@ MOST_RISE = {
     "kv_cache_dtype=int8": 0.005,
     "kv_cache_dtype=int4": 0.03,
 }
-"""Of perplexity, over the model as it is: what the embedded model on its held-out text is held to."""
+"""Limits for the rise of perplexity over the stored model, for the embedded model on its held-out text."""
 
 MIN_TEXT_TOKENS = 256
-"""Below, a mean is the accident of a few tokens, and a passage is found again because there is no other."""
+"""Minimum length of a text: below, a mean depends on a few tokens, and retrieval is trivial."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QualityOptions:
-    """What is measured, and where the result goes."""
+    """Options: the model, the text and the configurations, and the result file."""
 
     model: str = "embedded"
     """A model folder, a GGUF file, a hub id, or 'embedded'."""
     text: Path | None = None
-    """UTF-8 text to score; default: modules of Python's library that the embedded model has not seen."""
+    """UTF-8 text to score; default: modules of Python's library that the embedded model was not trained on."""
     configuration: tuple[str, ...] = ()
-    """Settings of the engine to put beside the model as it is: NAME=VALUE,NAME=VALUE by the names of its flags
-    (quantization=int4,group_size=64); give it several times for several rows. Default: int8 and int4 of weights and of
-    KV; of KV alone where the model is quantized already."""
+    """Engine settings to compare with the model as it is, as NAME=VALUE,NAME=VALUE with the names of flags
+    (quantization=int4,group_size=64); repeat for several rows. Default: int8 and int4 for weights and for KV; only
+    for KV if the model is already quantized."""
     context: int | None = None
     """Tokens of a window; default: the model's context, at most 4096."""
     max_text_tokens: int | None = None
-    """Score only so many tokens of the text; at least 256."""
+    """Score at most this many tokens of the text; at least 256."""
     float32_positions: int = 2048
-    """Positions of the text whose distributions are compared with float32 on the same weights; 0 leaves it out. Each
-    takes 4 bytes x the vocabulary in a temporary file."""
+    """Positions whose distributions are compared with float32 on the same weights; 0 skips this. Each needs 4 bytes x
+    the vocabulary in a temporary file."""
     env: tuple[str, ...] = ()
-    """llama.cpp=INTERPRETER: the Python of an environment with llama-cpp-python, to compare llama.cpp with float32 too.
-    The model is then a GGUF file."""
+    """llama.cpp=INTERPRETER: the Python of an environment with llama-cpp-python, to compare llama.cpp with float32 too;
+    the model must be a GGUF file."""
     num_needles: int = 16
-    """Passages of the retrieval task for each distance; 0 leaves it out."""
+    """Passages of the retrieval task for each distance; 0 skips the task."""
     threads: int | None = None
-    """Threads of the model's operators, unless a configuration says else; default: the processors this process may
-    use."""
+    """Threads of the model's operators, unless a configuration sets them; default: the processors available to this
+    process."""
     seed: int = 0
-    """Of the retrieval task."""
+    """Seed of the retrieval task."""
     name: str = "quality"
-    """Of the file that is written."""
+    """Name of the result file."""
     results: Path = DEFAULT_FOLDER
-    """Where it goes."""
+    """Folder of the result file."""
 
     def __post_init__(self) -> None:
-        """Checks what needs no model, every configuration's names and values among it."""
+        """Check what needs no model, including the names and values in configurations."""
         limits = (("context", self.context, 128), ("max_text_tokens", self.max_text_tokens, MIN_TEXT_TOKENS))
         for name, value, low in limits:
             if value is not None:
@@ -118,33 +118,31 @@ class QualityOptions:
             if not self.float32_positions:
                 raise InvalidParameter("env", self.env[0], "changes nothing with float32_positions=0", "Leave it out.")
             if Path(self.model).suffix.lower() != ".gguf":
-                raise InvalidParameter(
-                    "env", self.env[0], "llama.cpp reads GGUF files alone", "Give --model FILE.gguf."
-                )
+                raise InvalidParameter("env", self.env[0], "llama.cpp reads only GGUF files", "Give --model FILE.gguf.")
 
     @property
     def is_the_claim(self) -> bool:
-        """Whether the limits are about this: the embedded model, all of its held-out text."""
+        """Whether the limits apply: the embedded model on all of its held-out text."""
         return self.model == "embedded" and self.text is None and self.max_text_tokens is None
 
 
 @dataclass(frozen=True, slots=True)
 class QualityRow:
-    """One configuration."""
+    """Results of one configuration."""
 
     configuration: str
-    """Empty: the model as it is."""
+    """Settings of the row; empty: the model as it is."""
     score: Perplexity
     found: dict[int, float]
     rise: float
-    """Of perplexity over the first row's, as a share."""
+    """Rise of perplexity over the first row, as a share."""
     most_rise: float | None
     distance: Distance | None = None
-    """Distance from float32 on the same weights; None where it was not measured."""
+    """Distance from float32 on the same weights; None if not measured."""
 
     @property
     def holds(self) -> bool:
-        """Whether it stays below its limit."""
+        """Whether the rise is within its limit."""
         return self.most_rise is None or self.rise <= self.most_rise
 
 
@@ -153,21 +151,21 @@ class Quality:
     """Results of all configurations and peers."""
 
     rows: tuple[QualityRow, ...]
-    """The model as stored, then each configuration."""
+    """Rows: the stored model, then each configuration."""
     peers: tuple[PeerRow, ...] = ()
-    """llama.cpp, where its environment was given."""
+    """Rows of llama.cpp, if its environment was given."""
 
     @property
     def holds(self) -> bool:
-        """Whether every row stays below its limit, and every peer gave figures."""
+        """Whether every row is within its limit and every peer gave figures."""
         return all(row.holds for row in self.rows) and all(peer.failure is None for peer in self.peers)
 
 
 def run_quality(options: QualityOptions) -> Quality:
-    """Scores the text and looks for needles in each configuration, saves JSON.
+    """Measure perplexity and retrieval in each configuration, and save JSON.
 
     Raises:
-        InvalidParameter: a text that cannot be read, or is too short; no room for the temporary file.
+        InvalidParameter: the text cannot be read or is too short, or there is no space for the temporary file.
         SetupError: the model cannot be loaded in one of the configurations.
     """
     check_folder(options.results)
@@ -175,7 +173,7 @@ def run_quality(options: QualityOptions) -> Quality:
     configurations = ("", *_configurations(options, files))
     context = options.context or min(files.config().max_context, 4096)
     documents = _documents(options, files.tokenizer())
-    # in a shorter text, what lies between would bring the passage a second time
+    # in a shorter text, the tokens in between would contain the passage once more
     longest = min(context - 1, sum(len(document.token_ids) - 1 for document in documents))
     distances = [distance for distance in DISTANCES if distance + CUE + ANSWER <= longest]
     prompts = needles(documents, distances, options.num_needles, options.seed)
@@ -193,7 +191,7 @@ def run_quality(options: QualityOptions) -> Quality:
 
 
 def _windows(options: QualityOptions, documents: list[Document], context: int) -> list[Window]:
-    """Return the windows that score the positions to be compared with float32."""
+    """Return the windows with the positions to compare with float32."""
     cut = (
         Window(document.token_ids[begin:end], first - begin)
         for document in documents
@@ -205,7 +203,7 @@ def _windows(options: QualityOptions, documents: list[Document], context: int) -
 def _distances(
     options: QualityOptions, configurations: Sequence[str], cut: Sequence[Window], context: int
 ) -> tuple[dict[str, Distance], tuple[PeerRow, ...]]:
-    """Compare each configuration, and llama.cpp where given, with float32."""
+    """Compare each configuration, and llama.cpp if given, with float32."""
     if not cut:
         return {}, ()
     float32 = WholeDistributions(_engine_config(options, FLOAT32, context), context, as_numbers=True)
@@ -234,14 +232,14 @@ def _distance(
 
 
 def _engine_config(options: QualityOptions, keywords: Mapping[str, Any], context: int) -> EngineConfig:
-    """Return an engine's settings for one process: several ranks compute the same bits."""
+    """Return engine settings for one process: several ranks compute the same bits."""
     of_ranks = ("tensor_parallel_size", "tensor_parallel_address", "enable_expert_parallel")
     given = {"threads": options.threads, **{name: value for name, value in keywords.items() if name not in of_ranks}}
     return EngineConfig.from_keywords(model=options.model, max_model_len=context, **given)
 
 
 def _configurations(options: QualityOptions, files: ModelFiles) -> tuple[str, ...]:
-    """Those asked for, or all that the model can be loaded in; one that it cannot be is refused before any runs."""
+    """Return the requested or default configurations; raise if the model cannot be loaded in one, before any runs."""
     config = files.config()
     if not options.configuration:
         return CONFIGURATIONS if files.weights(config, None).quantization is None else KV_CONFIGURATIONS
@@ -263,11 +261,11 @@ def _documents(options: QualityOptions, tokenizer: Tokenizer) -> list[Document]:
             left -= len(token_ids)
         num_bytes = len((text if options.max_text_tokens is None else tokenizer.decode(token_ids)).encode())
         if token_ids:
-            # a tokenizer without either token: the first of the text is then not scored
+            # if the tokenizer has neither token, the text's first token is not scored
             opening = () if before is None else (before,)
             documents.append(Document((*opening, *token_ids), num_bytes))
     if num_tokens < MIN_TEXT_TOKENS:
-        limit = f"has {num_tokens} tokens; at least {MIN_TEXT_TOKENS} are needed for figures that mean anything"
+        limit = f"has {num_tokens} tokens; at least {MIN_TEXT_TOKENS} are needed for meaningful figures"
         raise InvalidParameter("text", str(options.text), limit, "Give a longer text.")
     return documents
 
@@ -276,7 +274,7 @@ def _measure(
     options: QualityOptions, configuration: str, documents: list[Document], prompts: list[Needle], context: int
 ) -> tuple[Perplexity, dict[int, float]]:
     keywords = keywords_of(configuration) if configuration else {}
-    # no prefix cache: who asks for the scores of a prompt has all of it computed
+    # no prefix cache: requests with prompt log-probabilities compute the whole prompt anyway
     given: dict[str, Any] = {"threads": options.threads, "enable_prefix_caching": False, "max_num_seqs": 8, **keywords}
     if "kv_cache_memory" not in keywords and "num_kv_blocks" not in keywords:
         given["num_kv_blocks"] = given["max_num_seqs"] * -(
@@ -314,12 +312,10 @@ def print_quality(quality: Quality, console: Console | None = None) -> None:
     """Print perplexity and retrieval, then the distances from float32."""
     console = console or Console()
     if quality.rows[0].found:
-        console.print(
-            "tokens of a passage that are the first choice: unseen, and seen so many tokens before", style="dim"
-        )
+        console.print("passage tokens that are the first choice: unseen, and after @N tokens", style="dim")
     print_table(_score_table(quality.rows), console)
     if any(row.distance is not None for row in quality.rows):
-        console.print("\nbeside float32 arithmetic on the same weights", style="dim")
+        console.print("\ncompared with float32 arithmetic on the same weights", style="dim")
         print_table(_distance_table(quality), console)
     for peer in quality.peers:
         if peer.failure is not None:

@@ -1,11 +1,11 @@
-"""Two questions to a model, asked through the engine: how surprised is it, and what does it find again.
+"""Perplexity and retrieval, measured through the engine.
 
-*Perplexity* by teacher forcing: every token is scored from its prompt log-probability, in windows of the context of
-which the first quarter was scored by the window before (as lm-eval's rolling log-likelihood does).
+*Perplexity* by teacher forcing: every token is scored by its prompt log-probability, in windows of the context
+length. The first quarter of a window was scored by the window before (as in lm-eval's rolling log-likelihood).
 
-*Retrieval at a distance*: a passage of the text, other text between, then the passage again. Counted are the tokens of
-the second time that are the model's first choice. What it knows without having seen the passage is measured too, at
-distance 0 (the passage comes once); what is more than that was found again in the KV cache, at that distance.
+*Retrieval at a distance*: a passage of the text, other text, then the passage again. The tokens of the second
+occurrence that are the model's first choice are counted. Distance 0 measures what the model knows without an earlier
+occurrence; the rest was retrieved from the KV cache at that distance.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from twostroke.outputs import Logprob
 from twostroke.sampling_params import SamplingParams
 
 CUE, ANSWER = 8, 24
-"""Tokens of a passage that are given again, and those that are counted."""
+"""Tokens of the repeated passage that are given as a cue (CUE) and that are counted (ANSWER)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Perplexity:
-    """What a text costs."""
+    """Negative log-likelihood of a text, with its size."""
 
     num_tokens: int
     num_bytes: int
@@ -33,34 +33,34 @@ class Perplexity:
 
     @property
     def per_token(self) -> float:
-        """e to the mean negative log-likelihood."""
+        """Perplexity per token: e to the mean negative log-likelihood."""
         return math.exp(self.nats / self.num_tokens)
 
     @property
     def bits_per_byte(self) -> float:
-        """Does not depend on the tokenizer."""
+        """Bits per byte; independent of the tokenizer."""
         return self.nats / math.log(2) / self.num_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """A text in tokens, behind the one that texts begin with."""
+    """Text as tokens, after the token that texts begin with."""
 
     token_ids: tuple[int, ...]
-    """[1 + tokens]: the first is not scored."""
+    """Token ids [1 + tokens]; the first is not scored."""
     num_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
 class Needle:
-    """A text that ends with a passage which stands `distance` tokens before as well; 0: only here."""
+    """Text that ends with a passage that also occurs `distance` tokens earlier; 0: it occurs once."""
 
     distance: int
     token_ids: tuple[int, ...]
 
 
 def windows(num_tokens: int, context: int) -> list[tuple[int, int, int]]:
-    """(begin, first scored, end) of each window over tokens 1 to num_tokens - 1; every one is scored once.
+    """Return (begin, first scored, end) of windows that score each of tokens 1 to num_tokens - 1 once.
 
     >>> windows(10, 4)
     [(0, 1, 4), (3, 4, 7), (6, 7, 10)]
@@ -76,12 +76,12 @@ def windows(num_tokens: int, context: int) -> list[tuple[int, int, int]]:
 
 
 def perplexity(llm: LLM, documents: Sequence[Document], context: int) -> Perplexity:
-    """Scores documents.
+    """Score documents by their prompt log-probabilities.
 
     Args:
-        llm: the model in the formats that are measured.
-        documents: what is scored.
-        context: tokens of a window; the engine takes one more.
+        llm: the model in the formats to measure.
+        documents: the documents to score.
+        context: tokens of a window; the engine needs room for one more.
     """
     cut = [(d.token_ids[b:e], s - b) for d in documents for b, s, e in windows(len(d.token_ids), context)]
     nats, num_tokens = 0.0, 0
@@ -93,7 +93,7 @@ def perplexity(llm: LLM, documents: Sequence[Document], context: int) -> Perplex
 
 
 def _scores(llm: LLM, texts: Sequence[tuple[Sequence[int], int]]) -> Iterator[list[Logprob]]:
-    """Yield of each text what the model says of its tokens from an index on."""
+    """Yield the log-probabilities of each text's tokens from an index on."""
     params = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=0)
     outputs = llm.generate([{"prompt_token_ids": list(ids)} for ids, _ in texts], params)
     for (ids, first), output in zip(texts, outputs, strict=True):
@@ -105,7 +105,7 @@ def _scores(llm: LLM, texts: Sequence[tuple[Sequence[int], int]]) -> Iterator[li
 
 
 def needles(documents: Sequence[Document], distances: Sequence[int], count: int, seed: int) -> list[Needle]:
-    """`count` texts for each distance; the same passages at each, so that a difference is the distance's."""
+    """Return `count` texts for each distance, with the same passages, so that only the distance differs."""
     rng = random.Random(seed)
     text = [token for document in documents for token in document.token_ids[1:]]
     length = CUE + ANSWER
@@ -120,12 +120,12 @@ def needles(documents: Sequence[Document], distances: Sequence[int], count: int,
 
 
 def _run(text: Sequence[int], begin: int, length: int) -> tuple[int, ...]:
-    """Tokens in a row, over the end of the text if need be."""
+    """Return consecutive tokens, wrapping around at the end of the text."""
     return tuple(text[(begin + i) % len(text)] for i in range(length))
 
 
 def retrieval(llm: LLM, texts: Sequence[Needle]) -> dict[int, float]:
-    """Share of the counted tokens that are the model's first choice, by distance."""
+    """Return the share of counted tokens that are the model's first choice, by distance."""
     answers = _scores(llm, [(needle.token_ids, len(needle.token_ids) - ANSWER) for needle in texts])
     right: dict[int, list[bool]] = {}
     for needle, scores in zip(texts, answers, strict=True):

@@ -1,6 +1,6 @@
-"""One run of some prompts through one engine, and what its event log says of drafts and times.
+"""Run of prompts through one engine, with the drafts and times from its event log.
 
-The runs are asked code that the embedded model has never seen, to go on with or to write again: modules of Python's own
+The prompts are code that the embedded model was not trained on, to continue or to repeat: modules of Python's own
 library that its training held out.
 """
 
@@ -37,23 +37,23 @@ PromptIds = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class DecodeStep:
-    """A step without prompt tokens."""
+    """Step without prompt tokens."""
 
     num_requests: int
     num_drafts: int
-    """Verified, over all requests."""
+    """Draft tokens that were verified, over all requests."""
     rounds: tuple[tuple[int, int], ...]
-    """Of each request with drafts: how many, and how many stood."""
+    """Numbers of draft tokens and of accepted ones, for each request with drafts."""
     num_tokens: int
-    """Made."""
+    """Tokens generated in the step."""
     step_s: float
-    """From the decision to the result."""
+    """Seconds from the decision to the result."""
     draft_s: float
-    """Of it, guessing."""
+    """Seconds of drafting, included in `step_s`."""
 
 
 def acceptance_of(steps: Iterable[DecodeStep]) -> float | None:
-    """Share of the drafts that were looked at that stood: behind one that falls nothing is looked at."""
+    """Return the accepted share of the draft tokens that were examined; those after a rejected one are not."""
     rounds = [a_round for step in steps for a_round in step.rounds]
     tried = sum(accepted + (accepted < drafted) for drafted, accepted in rounds)
     return sum(accepted for _, accepted in rounds) / tried if tried else None
@@ -61,59 +61,59 @@ def acceptance_of(steps: Iterable[DecodeStep]) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class SpecRun:
-    """The decode steps of a run, and what was generated."""
+    """Decode steps of a run, and its output tokens."""
 
     outputs: dict[PromptIds, tuple[int, ...]]
     steps: tuple[DecodeStep, ...]
     decode_s: float
-    """From the last prompt's end to the end."""
+    """Seconds from the end of the last prefill to the end of the run."""
 
     @property
     def rate(self) -> float:
-        """Tokens per second of the second stroke."""
+        """Tokens per second of decode."""
         return sum(step.num_tokens for step in self.steps) / self.decode_s
 
     @property
     def acceptance(self) -> float | None:
-        """See `acceptance_of`."""
+        """Acceptance, as defined by `acceptance_of`."""
         return acceptance_of(self.steps)
 
     @property
     def tokens_per_round(self) -> float | None:
-        """Of requests with drafts, tokens of one pass."""
+        """Mean tokens per pass of requests with drafts."""
         rounds = [a_round for step in self.steps for a_round in step.rounds]
         return 1 + sum(accepted for _, accepted in rounds) / len(rounds) if rounds else None
 
     @property
     def drafts_per_round(self) -> float:
-        """Over all requests and steps, drafts of one pass."""
+        """Mean draft tokens per pass, over all requests and steps."""
         num_passes = sum(step.num_requests for step in self.steps)
         return sum(step.num_drafts for step in self.steps) / max(1, num_passes)
 
     @property
     def drafting_share(self) -> float:
-        """Share of the passes that had drafts to verify; a proposer may have nothing to say."""
+        """Share of passes with draft tokens to verify; a proposer may have none."""
         return sum(len(step.rounds) for step in self.steps) / max(1, sum(step.num_requests for step in self.steps))
 
     def verify_s(self, num_tokens: int | None = None) -> float:
-        """Median seconds of a step without its drafting; of one with so many query tokens, if any was."""
+        """Return the median seconds of a step without drafting, of steps with `num_tokens` query tokens if any ran."""
         of_size = [s for s in self.steps if num_tokens in (None, s.num_requests + s.num_drafts)]
         return median([step.step_s - step.draft_s for step in of_size or self.steps])
 
     def draft_s(self) -> float:
-        """Median seconds of guessing, of the steps that verified drafts."""
+        """Return the median seconds of drafting in steps that verified drafts."""
         return median([step.draft_s for step in self.steps if step.num_drafts] or [0.0])
 
 
 class SpecEngine:
-    """An engine for runs that are compared.
+    """Engine for runs that are compared.
 
     Args:
-        load: which model.
-        batch: requests at once.
-        max_model_len: prompt and output.
-        speculation: who drafts; None for nobody.
-        around_drafter: puts another drafter around it, or in its place.
+        load: the model and how to load it.
+        batch: number of concurrent requests.
+        max_model_len: limit for prompt and output tokens.
+        speculation: the drafting method; None for no drafts.
+        around_drafter: wraps or replaces the drafter.
     """
 
     def __init__(
@@ -138,7 +138,10 @@ class SpecEngine:
         self._num_runs = 0
 
     def run(self, prompts: Sequence[PromptIds], num_outputs: int, temperature: float = 0.0, seed: int = 0) -> SpecRun:
-        """All at once, so many tokens each; greedily unless a temperature is given, and then all with the same seed."""
+        """Run all prompts at once, each to `num_outputs` tokens.
+
+        Decoding is greedy unless a temperature is given; then all requests use the same seed.
+        """
         self._num_runs += 1
         self._events.clear()
         outputs: dict[str, list[int]] = {}
@@ -156,12 +159,12 @@ class SpecEngine:
         return SpecRun(made, steps, decode_s)
 
     def close(self) -> None:
-        """Gives its memory back."""
+        """Release the engine's memory."""
         self._engine.close()
 
 
 def _decode_steps(events: Sequence[Event]) -> tuple[tuple[DecodeStep, ...], float]:
-    """Those behind the last prompt, and how long they took, the engine's own time between them included."""
+    """Return the steps after the last prefill, and the seconds they took, including the engine's time between them."""
     decided: dict[int, tuple[ScheduledBatch, float]] = {}
     steps: list[DecodeStep] = []
     begin_s = end_s = 0.0
@@ -211,11 +214,11 @@ MODULES = (
     "shlex.py",
     "textwrap.py",
 )
-"""What training/corpus.py keeps out; other versions of Python have slightly other texts of the same names."""
+"""Modules that training/corpus.py holds out; other versions of Python have slightly different texts."""
 
 
 def held_out_texts() -> list[str]:
-    """One text a module."""
+    """Return one text for each module."""
     root = Path(sysconfig.get_path("stdlib"))
     paths = (root / name for name in MODULES)
     return [path.read_text(encoding="utf-8") for path in paths if path.is_file()]
@@ -225,7 +228,7 @@ def read_text(name: str, path: Path) -> str:
     """Return the text of the file that the setting `name` names.
 
     Raises:
-        InvalidParameter: it cannot be read, or is no UTF-8.
+        InvalidParameter: the file cannot be read, or is not UTF-8.
     """
     try:
         return path.read_text(encoding="utf-8")
@@ -235,7 +238,8 @@ def read_text(name: str, path: Path) -> str:
 
 
 Task = Literal["code", "edit", "random"]
-"""`code`: go on with a module. `edit`: a piece of code, and the beginning of the same again. `random`: token ids."""
+"""Kinds of prompts. `code`: part of a module. `edit`: a piece of code, then its beginning again. `random`: random token
+ids."""
 
 
 def prompts(
@@ -247,16 +251,16 @@ def prompts(
     seed: int = 0,
     name: str = "prompt_tokens",
 ) -> list[PromptIds]:
-    """So many prompts of so many tokens; the same for the same seed and version of Python.
+    """Return `count` prompts of `length` tokens, determined by the seed and the version of Python.
 
     Args:
-        task: what is asked.
-        count: of prompts.
-        length: of each, in tokens.
-        tokenizer: makes tokens of code.
-        vocab_size: of random tokens.
-        seed: 0 and more.
-        name: of the setting that `length` is, to refuse it by.
+        task: kind of prompts.
+        count: number of prompts.
+        length: tokens of each prompt.
+        tokenizer: tokenizes code.
+        vocab_size: upper bound of random token ids.
+        seed: 0 or more.
+        name: name of the setting for `length`, for the error.
 
     Raises:
         InvalidParameter: no text has so many tokens.
@@ -267,7 +271,7 @@ def prompts(
     texts = [tokenizer.encode(text, add_special_tokens=False) for text in held_out_texts()]
     longest = max(map(len, texts), default=0)
     if longest < length:
-        limit = f"is more than the {longest} tokens of the longest text that a prompt can be a piece of"
+        limit = f"is more than the {longest} tokens of the longest text that prompts are taken from"
         raise InvalidParameter(name, length, limit, "Give fewer.")
     found: list[PromptIds] = []
     while len(found) < count:

@@ -1,1 +1,1 @@
-"""`twostroke bench sweep`: how the times of one engine grow with prompt, context and batch."""
+"""`twostroke bench sweep`: times of one engine over prompt length, context and batch size."""

@@ -1,6 +1,6 @@
-"""One engine at one point: the time of a prompt, or of a step that only decodes, beside the least it could take.
+"""Measured points of a sweep: the time of a prompt or of a decode step, compared with its floor.
 
-And TTFT as a polynomial of the prompt's length: what is fixed, what each token costs, what each pair of tokens costs.
+Also TTFT as a polynomial of the prompt's length: fixed cost, cost per token, cost per pair of tokens.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from twostroke.measure.workload import SOME_TOKENS, of_lengths
 
 @dataclass(frozen=True, slots=True)
 class PrefillPoint:
-    """A prompt, alone."""
+    """Prompt that runs alone."""
 
     prompt_length: int
     ttft_s: float
     cost: tuple[StepCost, ...]
-    """Of each step that read it."""
+    """Cost of each of its steps."""
 
     def floor_s(self, machine: MachineLimits) -> float:
-        """The least that the machine's limits allow."""
+        """Return the least seconds that the machine's limits allow."""
         return sum(machine.floor_s(cost) for cost in self.cost)
 
     def raised(self, machine: MachineLimits) -> MachineLimits:
@@ -52,24 +52,24 @@ class DecodePoint:
 
     num_requests: int
     context: int
-    """Prompt tokens of each."""
+    """Prompt tokens of each request."""
     tpot_s: float
-    """Time of a step, which brings each of them a token."""
+    """Seconds of a step, which gives each request a token."""
     cost: StepCost
-    """Of the step in the middle."""
+    """Cost of the middle step."""
 
     def floor_s(self, machine: MachineLimits) -> float:
-        """The least that the machine's limits allow."""
+        """Return the least seconds that the machine's limits allow."""
         return machine.floor_s(self.cost)
 
     @property
     def tok_s(self) -> float:
-        """Output tokens per second of all of them."""
+        """Output tokens per second of all requests together."""
         return self.num_requests / self.tpot_s
 
 
 def measure_prefill(engine: ModelEngine, prompt_length: int, repeats: int, progress: str) -> PrefillPoint:
-    """Median TTFT of a prompt that has the engine to itself."""
+    """Return the median TTFT of a prompt that runs alone."""
     times: list[float] = []
     for repeat in range(repeats):
         workload = of_lengths([(prompt_length, 1)], vocab_size=SOME_TOKENS, seed=repeat)
@@ -78,9 +78,9 @@ def measure_prefill(engine: ModelEngine, prompt_length: int, repeats: int, progr
 
 
 def output_length(num_requests: int, context: int, steps: int, budget: int) -> int:
-    """Output tokens that leave `steps` steps in which all of them decode.
+    """Return the output length that leaves `steps` steps in which all requests decode.
 
-    The prompts are read in chunks of `budget` tokens, and who was read first has made a token in each of these steps.
+    Prompts are prefilled in chunks of `budget` tokens, and the first request already decodes in each of these steps.
 
     >>> output_length(1, 128, steps=8, budget=512), output_length(8, 128, steps=8, budget=512)
     (10, 11)
@@ -91,11 +91,11 @@ def output_length(num_requests: int, context: int, steps: int, budget: int) -> i
 def measure_decode(
     engine: ModelEngine, num_requests: int, context: int, num_outputs: int, progress: str
 ) -> DecodePoint:
-    """Median time of the steps in which all of them decode and nothing else happens.
+    """Return the median time of the steps in which all requests decode and nothing is prefilled.
 
     Args:
-        engine: must be idle.
-        num_requests: at once.
+        engine: an idle engine.
+        num_requests: number of concurrent requests.
         context: prompt tokens of each.
         num_outputs: see `output_length`.
         progress: title of a progress bar.
@@ -112,7 +112,7 @@ def measure_decode(
 
 
 def _steps(engine: ModelEngine) -> list[StepScheduled]:
-    """Of the last run, as the journal costed them."""
+    """Return the steps of the last run, with the costs that the journal computed."""
     steps: list[StepScheduled] = []
     for event in engine.engine.recent_events:
         if isinstance(event, MeasurementBegan):
@@ -124,7 +124,8 @@ def _steps(engine: ModelEngine) -> list[StepScheduled]:
 
 @dataclass(frozen=True, slots=True)
 class QuadraticFit:
-    """y = a + b n + c n^2, least squares: linear layers make b, attention makes c, a step's fixed cost makes a."""
+    """Curve y = a + b n + c n^2 by least squares: b comes from linear layers, c from attention, a from a step's fixed
+    cost."""
 
     a: float
     b: float
@@ -132,22 +133,22 @@ class QuadraticFit:
     r_squared: float
     """Share of y's variance that the curve explains; 1 is all."""
     residuals: tuple[float, ...]
-    """Measured less fitted, in the order given."""
+    """Measured minus fitted values, in the order given."""
 
     def at(self, n: float) -> float:
-        """The curve."""
+        """Return the curve's value."""
         return self.a + self.b * n + self.c * n * n
 
 
 def fit_quadratic(lengths: Sequence[float], values: Sequence[float]) -> QuadraticFit:
-    """Fits a curve to (length, value) pairs.
+    """Fit a curve to (length, value) pairs.
 
     Args:
-        lengths: at least three different ones.
-        values: as many.
+        lengths: at least three different lengths.
+        values: one value per length.
 
     Raises:
-        InvalidParameter: fewer than three different lengths, which no parabola is determined by.
+        InvalidParameter: there are fewer than three different lengths, which do not determine a parabola.
 
     >>> fit = fit_quadratic([0, 1, 2, 3], [1.0, 3.5, 7.0, 11.5])
     >>> round(fit.a, 6), round(fit.b, 6), round(fit.c, 6), round(fit.r_squared, 6)
@@ -157,7 +158,7 @@ def fit_quadratic(lengths: Sequence[float], values: Sequence[float]) -> Quadrati
         raise InvalidParameter("prompt_lengths", list(lengths), "must be three different lengths or more")
     n, y = np.asarray(lengths, np.float64), np.asarray(values, np.float64)
     largest = max(float(np.abs(n).max()), 1.0)
-    x = n / largest  # powers of thousands would leave the solver few digits
+    x = n / largest  # powers of large lengths would cost the solver precision
     scaled, *_ = np.linalg.lstsq(np.stack([np.ones_like(x), x, x * x], axis=1), y, rcond=None)
     a, b, c = (float(value) for value in scaled / (1.0, largest, largest * largest))
     residuals = y - (a + b * n + c * n * n)

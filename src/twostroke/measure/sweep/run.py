@@ -1,7 +1,8 @@
-"""Sweeps one engine over prompt lengths, contexts and batch sizes, and says how near to the machine's limits it is.
+"""Sweep of one engine over prompt lengths, contexts and batch sizes, compared with the machine's limits.
 
-The floor of a step is the longer of its arithmetic and its memory traffic (cost/step_cost.py), at the limits measured
-before and after the sweep, on the same threads. What counts as traffic is what must be read and written at least once.
+The floor of a step is the longer of its arithmetic and its memory traffic (cost/step_cost.py), at the limits
+measured before and after the sweep on the same threads. Only what must be read and written at least once counts as
+traffic.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ from twostroke.tables import plain_table, print_table
 
 
 def print_sweep(results: Mapping[str, Any], console: Console | None = None) -> None:
-    """Every point, the fit, and what follows from them."""
+    """Print every point, the fit, and the derived figures."""
     console = console or Console()
 
     def print_points(title: str, columns: Mapping[str, str], points: Sequence[Mapping[str, float]]) -> None:
@@ -76,7 +77,7 @@ def print_sweep(results: Mapping[str, Any], console: Console | None = None) -> N
     raised = results.get("raised")
     if raised:
         rates = f"{raised['flops_per_s'] / 1e9:,.4g} GFLOP/s, {raised['bytes_per_s'] / 1e9:,.4g} GB/s"
-        console.print(f"points were faster than these allow; floors are at what was seen: {rates}", highlight=False)
+        console.print(f"points were faster than these limits; floors use raised limits: {rates}", highlight=False)
 
 
 def _table(title: str, columns: Mapping[str, str], points: Sequence[Mapping[str, float]]) -> Table:
@@ -89,7 +90,7 @@ def _table(title: str, columns: Mapping[str, str], points: Sequence[Mapping[str,
 
 
 def draw(figure: Any, results: Mapping[str, Any]) -> None:
-    """TTFT with its fit, TPOT over context and throughput over batch size, each beside its floor."""
+    """Draw TTFT with its fit, TPOT over context and throughput over batch size, each with its limit."""
     ttft, tpot, batch = figure.subplots(1, 3)
     fit = results["fit"]
     prompts, by_context, by_batch = results["ttft"], results["tpot_by_context"], results["by_batch"]
@@ -106,7 +107,7 @@ def draw(figure: Any, results: Mapping[str, Any]) -> None:
 
 
 def _beside_limit(axes: Any, points: Sequence[tuple[float, float, float]]) -> None:
-    """Draw points of x, what was measured there, and the limit."""
+    """Draw points given as (x, measured value, limit)."""
     x, measured, limit = zip(*points, strict=True)
     axes.plot(x, measured, "o", color=MEASURED, label="measured")
     axes.plot(x, limit, "--", color=PREDICTED, label="limit of this machine")
@@ -120,37 +121,37 @@ def decodes_of_a_thousand(results: Mapping[str, Any]) -> float:
 
 
 _WARM_UP = (32, 8)
-"""Prompt and output tokens."""
+"""Prompt and output tokens of the warm-up."""
 _MOST = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepOptions:
-    """What is swept over."""
+    """Options: the ranges to sweep, and the result files."""
 
     prompt_lengths: str = "16,32,64,128,256,512,1024,2048"
     """Prompts whose TTFT is measured and fitted; three or more."""
     contexts: str = "64,256,512,1024,2048"
-    """Prompt lengths that one request decodes behind, for TPOT over context."""
+    """Prompt lengths after which one request decodes, for TPOT over context."""
     batch_sizes: str = "1,2,4,8,16,32"
-    """Requests that decode at once, for tokens per second over batch size."""
+    """Numbers of requests that decode at once, for tokens per second over batch size."""
     batch_context: int = 128
-    """Prompt length of these."""
+    """Prompt length of these requests."""
     steps: int = 24
     """Decode steps at each point; their median counts."""
     repeats: int = 3
     """Prompts of each length; the median counts."""
     price_per_hour: float | None = None
-    """Price of this machine an hour, in any money: also says what a million input and output tokens cost."""
+    """Price of this machine per hour, in any currency: adds the cost per million input and output tokens."""
     name: str = ""
-    """Of the files that are written; default: sweep-MODEL, with the quantization."""
+    """Name of the result files; default: sweep-MODEL, with the quantization."""
     results: Path = DEFAULT_FOLDER
-    """Where they go."""
+    """Folder of the result files."""
     plots: bool = True
     """Draw a PNG beside the JSON (needs the extra 'bench')."""
 
     def __post_init__(self) -> None:
-        """Checks what needs no model."""
+        """Check what needs no model."""
         for name in ("batch_context", "steps", "repeats"):
             whole_number(name, getattr(self, name), 1, _MOST)
         switch("plots", self.plots)
@@ -162,21 +163,21 @@ class SweepOptions:
         assert self.lengths("batch_sizes")
 
     def lengths(self, name: str) -> tuple[int, ...]:
-        """One of the lists, rising, each value once.
+        """Return one of the lists as increasing numbers without duplicates.
 
         Raises:
-            InvalidParameter: it is none.
+            InvalidParameter: the text is not such a list.
         """
         return whole_numbers(name, getattr(self, name), 1, _MOST)
 
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """Everything that was measured."""
+    """All measured points, and the fit."""
 
     prefill: tuple[PrefillPoint, ...]
     fit: QuadraticFit
-    """Of TTFT over the length of the prompt."""
+    """Fit of TTFT over prompt length."""
     by_context: tuple[DecodePoint, ...]
     by_batch: tuple[DecodePoint, ...]
 
@@ -189,11 +190,11 @@ class Sweep:
         return machine
 
     def as_json(self, machine: MachineLimits, price_per_hour: float | None = None) -> dict[str, Any]:
-        """Return times in seconds, rates in tokens per second, shares of the floor at most 1 (see `raised`).
+        """Return times in seconds, rates in tokens per second, and shares of the floor, at most 1 (see `raised`).
 
         Args:
             machine: the limits of the machine.
-            price_per_hour: price of the machine; None leaves out the cost.
+            price_per_hour: price of the machine per hour; None leaves out the cost.
         """
         decode_alone, decode_full = self.by_batch[0], self.by_batch[-1]
         fastest = max(self.prefill, key=lambda point: point.tok_s)
@@ -245,22 +246,22 @@ def _decode_json(point: DecodePoint, machine: MachineLimits) -> dict[str, float]
 def run_sweep(
     options: SweepOptions | None = None, load: LoadConfig | None = None, cache: CacheConfig | None = None
 ) -> BenchResult:
-    """Loads the model, measures every point, saves JSON and PNG.
+    """Load the model, measure every point, and save JSON and PNG.
 
     Args:
-        options: what is swept over.
-        load: which model.
-        cache: its KV; the prefix cache is off, whatever it says, because every prompt is to be read.
+        options: the ranges to sweep.
+        load: the model.
+        cache: settings of its KV cache; the prefix cache is always off, because every prompt must be computed.
 
     Raises:
-        InvalidParameter: a length that the model's context does not hold, results that cannot be written.
-        SetupError: the model cannot be loaded, or matplotlib is missing while plots are wanted.
+        InvalidParameter: a length exceeds the model's context, or results cannot be written.
+        SetupError: the model cannot be loaded, or matplotlib is missing although plots are requested.
     """
     options, load = options or SweepOptions(), load or LoadConfig()
     cache = replace(cache or CacheConfig(), enable_prefix_caching=False)
     check_folder(options.results)
     if load.device != "cpu":
-        limit = "the limits that it is held against are measured on processors"
+        limit = "the limits for comparison are measured only on CPUs"
         raise InvalidParameter("device", load.device, limit, "`python -m benchmarks reproduce card` measures a GPU.")
     files = find_model_of(load)
     model = files.config()
@@ -310,10 +311,10 @@ def run_sweep(
 
 
 def measure_sweep(options: SweepOptions, load: LoadConfig, cache: CacheConfig, max_context: int) -> Sweep:
-    """Every point, on one engine with the scheduler's defaults.
+    """Measure every point on one engine with the scheduler's defaults.
 
     Raises:
-        InvalidParameter: a length that the model's context does not hold.
+        InvalidParameter: a length exceeds the model's context.
     """
     prompts, contexts, batches = (options.lengths(name) for name in ("prompt_lengths", "contexts", "batch_sizes"))
     scheduler = SchedulerConfig(max_num_seqs=batches[-1])
@@ -329,7 +330,7 @@ def measure_sweep(options: SweepOptions, load: LoadConfig, cache: CacheConfig, m
         limit = f"the longest request would be {longest} tokens; the model's context is {max_context}"
         raise InvalidParameter("prompt_lengths and contexts", f"{prompts[-1]}, {contexts[-1]}", limit, "Shorten them.")
     cache = _with_room(cache, longest, batches[-1] * (options.batch_context + in_batch[batches[-1]]), batches[-1])
-    costed = EventRing(1)  # where nobody listens, the journal works out no costs
+    costed = EventRing(1)  # the journal computes costs only if there is a listener
     engine = model_engine(replace(load, max_model_len=longest), scheduler, cache, [costed])
     try:
         return _measure(options, engine, in_batch, budget)
@@ -354,7 +355,10 @@ def _measure(options: SweepOptions, engine: ModelEngine, in_batch: Mapping[int, 
 
 
 def _with_room(cache: CacheConfig, longest: int, in_batch: int, num_requests: int) -> CacheConfig:
-    """Room for the longest request alone and for the largest batch, which is less than for both at once."""
+    """Return the cache settings with room for the longest request alone and for the largest batch.
+
+    The two never run at once, so this is less than room for both.
+    """
     if cache.num_kv_blocks is not None or cache.kv_cache_memory is not None:
         return cache
     tokens = max(longest, in_batch + num_requests * cache.block_size)

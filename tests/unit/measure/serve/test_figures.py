@@ -104,7 +104,7 @@ def test_doubtful_figures_say_so() -> None:
     no_usage = exchange(0.0, {1.0: 1, 2.0: 1})
     remarks = figures_of(LoadRun((chunks_lie, no_usage), 1.9), Slo({}))["remarks"]
     assert [remark.split(":")[0] for remark in remarks] == [
-        "1 answers had other numbers of tokens than their chunks say",
+        "1 answers had other numbers of tokens than their chunks",
         "1 answers had no usage",
         "the load generator was busy 95% of the time",
     ]

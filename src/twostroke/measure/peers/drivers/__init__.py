@@ -1,5 +1,4 @@
-"""What runs in the interpreter of another engine: `driver_loop.py` there imports a driver and lets its engine answer.
+"""Code that runs in the interpreter of another engine: `driver_loop.py` imports a driver there and serves its engine.
 
-A driver may use the standard library and its engine; nothing of twostroke, which the engine's environment does not
-have.
+A driver may use the standard library and its engine, but nothing of twostroke, which that environment does not have.
 """

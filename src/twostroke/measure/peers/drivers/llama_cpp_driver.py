@@ -1,9 +1,9 @@
-"""llama.cpp through llama-cpp-python's C API, from a GGUF file: one context, one batch for all sequences.
+"""Driver for llama.cpp through llama-cpp-python's C API, from a GGUF file: one context, one batch for all sequences.
 
-Times include filling the batch, `llama_decode`, and picking the largest logit of each row with numpy, which is faster
-than llama.cpp's own greedy sampler. Only a prompt's last token gets logits. Flash attention is left to llama.cpp
-("auto"), KV is its default, 16 bits, unified over the sequences. Prompts are cut into batches of 2,048 tokens, computed
-512 at a time (its defaults); a batch of decodes holds one token of every sequence.
+Times include filling the batch, `llama_decode`, and picking the largest logit of each row with numpy, which is
+faster than llama.cpp's own greedy sampler. Only a prompt's last token gets logits. Flash attention is left to
+llama.cpp ("auto"), KV is its default, 16 bits, unified over the sequences. Prompts are cut into batches of 2,048
+tokens, computed 512 at a time (its defaults); a batch of decodes holds one token of every sequence.
 
 For `bench quality` it reads a text in batches of 64 tokens, all of which get logits. llama.cpp keeps the logits of a
 whole batch: 2,048 rows of a vocabulary of 150,000 would take more than a gigabyte.
@@ -26,15 +26,15 @@ _SCORED_BATCH = 64
 
 
 class LlamaCpp:
-    """A GGUF file loaded by llama.cpp, or by a fork whose C API differs in what the methods below say."""
+    """GGUF file loaded by llama.cpp, or by a fork that overrides the methods where its C API differs."""
 
     binding = "llama_cpp"
-    """The module of its C API."""
+    """Module of its C API."""
     engine = "llama.cpp"
-    """Its name, in errors."""
+    """Name of the engine in errors."""
 
     def __init__(self, order: EngineOrder) -> None:
-        """Loads the file, and makes a context for all sequences at their longest."""
+        """Load the file, and create a context for all sequences at full length."""
         self._c: Any = import_module(self.binding)
         self._numpy: Any = import_module("numpy")
         c = self._c
@@ -52,7 +52,7 @@ class LlamaCpp:
             params.type_k = params.type_v = getattr(c, f"GGML_TYPE_{order.kv_cache_dtype.upper()}")
         self._context: Any = c.llama_init_from_model(self._model, params)
         if not self._context:
-            raise RuntimeError(f"{self.engine} makes no context of {params.n_ctx} tokens")
+            raise RuntimeError(f"{self.engine} cannot create a context of {params.n_ctx} tokens")
         self._vocab_size: int = c.llama_vocab_n_tokens(c.llama_model_get_vocab(self._model))
         self._batch: Any = c.llama_batch_init(_BATCH, 0, 1)
         self.about = self._about()
@@ -63,18 +63,18 @@ class LlamaCpp:
         return params
 
     def _for_all_sequences(self, params: Any) -> None:
-        """Set what lets all sequences share one KV cache."""
+        """Set the options that let all sequences share one KV cache."""
         params.kv_unified = True
 
     def _forget(self) -> None:
-        """Empty the KV cache."""
+        """Clear the KV cache."""
         self._c.llama_memory_clear(self._c.llama_get_memory(self._context), False)
 
     def _about(self) -> dict[str, str]:
         return {"version": str(self._c.__version__), "system": self._c.llama_print_system_info().decode()}
 
     def run(self, prompts: Sequence[Sequence[int]], max_tokens: int) -> list[TokenTime]:
-        """Prompts one after the other into as few batches as hold them, then one batch a step."""
+        """Compute the prompts in as few batches as possible, then one batch per step."""
         begin_s = time.perf_counter()
         self._forget()
         times: list[TokenTime] = []
@@ -110,7 +110,8 @@ class LlamaCpp:
         return num_rows
 
     def _decode(self, work: Sequence[tuple[int, int, int, bool]]) -> dict[int, int]:
-        """One batch of (token, position, sequence, wants logits); the next token of each that wants."""
+        """Compute one batch of (token, position, sequence, wants logits); return the next token of each that wants
+        logits."""
         self._compute(work)
         wanting = ((i, sequence) for i, (_, _, sequence, wants_logits) in enumerate(work) if wants_logits)
         return {sequence: int(self._logits(i).argmax()) for i, sequence in wanting}
@@ -133,11 +134,11 @@ class LlamaCpp:
 
 
 class IkLlamaCpp(LlamaCpp):
-    """A GGUF file loaded by ik_llama.cpp through ik-llama-cpp-python's C API, with weights repacked at load.
+    """GGUF file loaded by ik_llama.cpp through ik-llama-cpp-python's C API, with weights repacked on load.
 
-    Repacked weights are what its users on a CPU run (`-rtr`); the file is then read rather than mapped, as it does
-    itself. Its KV cache is always one for all sequences. Its flash attention ends the process where a batch holds
-    several of them ("S > 0 failed", version 0.1.5), and was no faster for one: it is off.
+    Users on a CPU run repacked weights (`-rtr`); the file is then read rather than mapped, as ik_llama.cpp itself
+    does. Its KV cache is always shared by all sequences. Flash attention is off: it ends the process if a batch
+    holds several sequences ("S > 0 failed", version 0.1.5), and was no faster for one.
     """
 
     binding = "ik_llama_cpp._ctypes_api"
