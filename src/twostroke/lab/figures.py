@@ -94,7 +94,7 @@ def figures_of(
 ) -> Figures:
     """Compute the figures of a run from its answers; each answer has at least one token."""
     metrics = [known for output in outputs if (known := output.metrics) is not None]
-    assert metrics, "nobody got a token"
+    assert metrics, "no request got a token"
     gaps = [gap for known in metrics for gap in known.itl_s]
     end_s = max(known.arrival_time_s + known.e2e_s for known in metrics)
     num_tokens = sum(len(part.token_ids) for output in outputs for part in output.outputs)

@@ -30,7 +30,10 @@ def test_what_was_written_is_read(tmp_path: Path) -> None:
         (GOOD + '{"timestamp": 8, "output_length": 3, "hash_ids": []}', "line 2: it lacks input_length"),
         (GOOD + '{"timestamp": 8}', "line 2: it lacks input_length and output_length and hash_ids"),
         (GOOD + GOOD[:40], "line 2: "),
-        (GOOD + "\n" + GOOD.replace("[1, 2]", "[1]"), "line 3: 1 hash ids for 600 tokens; one per 512 tokens would be 2"),
+        (
+            GOOD + "\n" + GOOD.replace("[1, 2]", "[1]"),
+            "line 3: 1 hash ids for 600 tokens; one per 512 tokens would be 2",
+        ),
         (GOOD + GOOD.replace("7", "6.5"), "line 2: timestamp=6.5 is before the previous one, 7"),
         (GOOD.replace("7", "-7"), "line 1: timestamp=-7: must be milliseconds"),
         (GOOD.replace("7", "NaN"), "line 1: timestamp=nan"),

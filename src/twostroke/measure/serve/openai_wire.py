@@ -236,7 +236,7 @@ class StreamedAnswer:
         elif self._exchange.failure is None:
             try:
                 count = sum(map(self._take, self._events.feed(part)))
-            except ValueError as error:  # msgspec's are
+            except ValueError as error:  # msgspec's decoding errors are ValueErrors
                 self._fail("malformed", str(error))
             else:
                 self._exchange.take_tokens(count, time_s - self._start_s)
