@@ -49,7 +49,7 @@ class LabWorkload:
     long_words: int = 900
 
     def __post_init__(self) -> None:
-        """Check ranges."""
+        """Raise if a value is out of range."""
         whole_number("seed", self.seed, 0, 2**31)
         whole_number("num_requests", self.num_requests, 1, MAX_REQUESTS)
         number("rate", self.rate, 0, 1000, "from 0 (all at once) to 1000 a second")

@@ -177,7 +177,7 @@ PREFIX_CACHE_HITS = _counter("prefix_cache_hits", "Part of prefix_cache_queries 
 KV_OFFLOADED_BLOCKS = _counter(
     "kv_offloaded_blocks",
     "KV blocks moved to or from host memory (--kv-offloading-size): 'stored' when their device memory was needed, "
-    "'loaded' with the step that reads them, 'prefetched' during an earlier step.",
+    "'loaded' with the step that reads them, 'prefetched' while other requests' steps run.",
     labels=("move",),
     is_vllms=False,
 )

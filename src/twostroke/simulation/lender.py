@@ -54,7 +54,7 @@ class SimulatedLender(LendingSide):
         self._complete: dict[int, Lease] = {}
         self._reads: dict[int, _Read] = {}
         self._may_be_over = False
-        """Whether a lease was killed or a reader left since the last `reap`."""
+        """Set when a lease was killed or a reader left since the last `reap`."""
         self.step_s = (0.0, 0.0)
         """Begin and end of the last decided step."""
 

@@ -39,7 +39,7 @@ class Point:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subject:
-    """One operator."""
+    """Operator with its sizes, its check and its tolerance."""
 
     operator: str
     kind: str = "bf16"
