@@ -97,7 +97,7 @@ def test_a_look_at_a_small_model(random_models: dict[str, Path], tmp_path: Path)
     shown = io.StringIO()
     print_quality(quality, Console(width=200, file=shown))
     assert "mean KL" in shown.getvalue()
-    assert "tokens of a passage" in shown.getvalue()
+    assert "passage tokens" in shown.getvalue()
     without = replace(quality, rows=tuple(replace(row, found={}) for row in quality.rows))
     print_quality(without, Console(width=200, file=(shown_without := io.StringIO())))
     assert "tokens of a passage" not in shown_without.getvalue(), "there are no such columns"

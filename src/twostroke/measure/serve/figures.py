@@ -156,7 +156,7 @@ def remarks(run: LoadRun) -> list[str]:
         found.append(f"{unbilled} answers had no usage: each chunk with text counts as one token")
     if run.duration_s and run.generator_cpu_s > 0.8 * run.duration_s:
         share = run.generator_cpu_s / run.duration_s
-        found.append(f"the load generator was busy {share:.0%} of the time, which affects these figures")
+        found.append(f"the load generator was busy {share:.0%} of the time: this affects the figures")
     return found
 
 

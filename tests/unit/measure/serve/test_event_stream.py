@@ -31,5 +31,5 @@ def test_a_stream_without_line_ends_is_given_up(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(event_stream, "MAX_EVENT_BYTES", 100)
     stream = EventReader()
     assert list(stream.feed(b"d" * 100)) == []
-    with pytest.raises(ValueError, match="more than 100 bytes"):
+    with pytest.raises(ValueError, match="longer than 100 bytes"):
         list(stream.feed(b"d"))

@@ -94,12 +94,12 @@ def test_a_body_without_length_ends_with_the_connection() -> None:
 @pytest.mark.parametrize(
     ("script", "message"),
     [
-        ([None, CHUNKED[:-8]], "in the middle of the answer"),
-        ([None, SHORT[:-1]], "in the middle of the answer"),
+        ([None, CHUNKED[:-8]], "closed during the answer"),
+        ([None, SHORT[:-1]], "closed during the answer"),
         ([None, SHORT[:12]], "without an answer"),
         ([None], "without an answer"),
         ([None, b"HTTP/1.1 102 Processing\r\n\r\n"], "without an answer"),
-        ([None, b"SSH-2.0-OpenSSH_9.2\r\n"], "no HTTP"),
+        ([None, b"SSH-2.0-OpenSSH_9.2\r\n"], "not HTTP"),
     ],
 )
 def test_an_answer_that_is_not_whole_is_a_failure(script: list[bytes | None], message: str) -> None:
