@@ -134,7 +134,7 @@ def test_the_cost_of_prompts_and_output_alike(
     path.write_text("".join(f"{line}\n" for line in lines))
     assert prompt_tokens_of(map(from_json, lines)) == 3 * 8
     bench.summarize(path, price_per_hour=3600.0)
-    words = re.findall(r"[\d,.]+(?= (?:in all|per))", capsys.readouterr().out)
+    words = re.findall(r"[\d,.]+(?= (?:in total|per million))", capsys.readouterr().out)
     total, of_output, alike = (float(word.replace(",", "")) for word in words)
     assert of_output == pytest.approx(total / 12 * 1e6, rel=1e-3)
     assert alike == pytest.approx(total / (12 + 24) * 1e6, rel=1e-3)
