@@ -1,4 +1,4 @@
-"""Choose the operators of a model: one backend, by device, type and wish."""
+"""Choice of a model's operators: one backend, by device, type and setting."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ log = get_logger(__name__)
 def dtype_for(
     checkpoint_dtype: str, device: torch.device, kernels: Kernels = "auto", *, multiplies_codes: bool = False
 ) -> str:
-    """Return the type to compute a checkpoint in where nobody asked for one.
+    """Return the default type to compute a checkpoint in.
 
-    It is the checkpoint's own, except where the native kernels serve:
+    It is the checkpoint's own type, except where the native kernels run:
 
-    - They compute in bfloat16 and float32. For float16 they take bfloat16, which needs as much memory and has the
-      wider range.
-    - Where they multiply codes with codes, activations are float32: a residual in bfloat16 is rounded twice a layer,
-      which is as much of an error as that of the codes (docs/decisions/051-float32-activations.md).
+    - They compute in bfloat16 and float32. A float16 checkpoint gets bfloat16, which needs as much memory and has the
+    wider range.
+    - Where they multiply codes with codes, activations are float32. A residual in bfloat16 is rounded twice a layer,
+    which adds as much error as the codes do (docs/decisions/051-float32-activations.md).
 
     Args:
-        checkpoint_dtype: name of the type of its floats.
+        checkpoint_dtype: type of the checkpoint's floats, by name.
         device: where the model runs.
         kernels: as for `operators_for`.
-        multiplies_codes: whether all matrices but routers are quantized, and so are their inputs. False for a
+        multiplies_codes: whether all matrices except routers are quantized, and their inputs too. False for a
             checkpoint that names a type itself.
     """
     from twostroke.kernels import native
@@ -51,18 +51,19 @@ def operators_for(
     *,
     batch_invariant: bool = True,
 ) -> Operators:
-    """The backend of a device and a type.
+    """Return the backend for a device and a type.
 
     Args:
         device: where the model runs.
-        dtype: of its weights and activations.
-        kernels: "auto" takes the fastest there is; or one by its name.
-        activation_quantization: what quantized weights are multiplied with; None leaves it to the backend.
-        batch_invariant: whether a row's bits may not depend on the others; only torch's and Triton's operators have
-            another mode.
+        dtype: type of its weights and activations.
+        kernels: "auto" for the fastest available backend, or a backend by name.
+        activation_quantization: type of the activations that quantized weights are multiplied with; None leaves it to
+            the backend.
+        batch_invariant: whether a row's bits may not depend on the other rows. Only the operators of torch and Triton
+            have another mode.
 
     Raises:
-        SetupError: the one that was named cannot run here.
+        SetupError: the named backend cannot run here.
     """
     from twostroke.kernels import native, reference
 
@@ -89,7 +90,7 @@ def _of_card(
     *,
     batch_invariant: bool,
 ) -> Operators:
-    """Triton's kernels, or torch's where these cannot run and nobody insists."""
+    """Return Triton's kernels, or torch's operators where Triton cannot run and was not required."""
     from twostroke.kernels import cuda, reference
 
     why_not = cuda.why_not(device)
@@ -108,12 +109,12 @@ def operators_to_plan(
     """Return operators that count memory as on a GPU. They wrap torch's operators, and nothing runs on them.
 
     Args:
-        kernels: as asked for; levels of the native kernels run on processors alone.
-        activation_quantization: as asked for.
+        kernels: as requested; the levels of the native kernels run only on processors.
+        activation_quantization: as requested.
         has_triton: whether Triton's kernels run on that GPU.
 
     Raises:
-        SetupError: what was named does not run there.
+        SetupError: the named backend does not run there.
     """
     from twostroke.kernels import reference
     from twostroke.kernels.cuda.sizes import Sizes
@@ -136,5 +137,5 @@ def _refuse_int8_activations(activation_quantization: ActivationQuantization | N
 
 @cache
 def _warn_once(line: str) -> None:
-    """Several operators and engines of a process have the same to say, and nobody asked for any of them to be slow."""
+    """Log a warning once per process, however many engines and operators it applies to."""
     log.warning(line)

@@ -1,4 +1,5 @@
-"""MLPParts and ExpertParts: what follows attention, for a back end that binds a whole layer; see LayerParts."""
+"""MLPParts and ExpertParts: the feed-forward half of a layer, for a backend that computes whole layers (see
+LayerParts)."""
 
 from __future__ import annotations
 
@@ -11,11 +12,11 @@ from torch import Tensor
 from twostroke.kernels.expert_operators import ExpertLinears, ExpertRouter, GatedExperts
 
 RowMap = Callable[[Tensor], Tensor]
-"""A Linear or a GatedLinear: [num_rows, K] -> [num_rows, N]."""
+"""Linear or GatedLinear: [num_rows, K] -> [num_rows, N]."""
 
 
 class MLPParts(NamedTuple):
-    """down(inner(x)), where inner is gated."""
+    """Parts of an MLP, down(inner(x)), where inner is gated."""
 
     inner: RowMap
     down: RowMap
@@ -23,12 +24,12 @@ class MLPParts(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ExpertParts:
-    """The sum of what a token's experts make, and of what the shared one makes."""
+    """Parts of a sparse MLP: the sum over a token's experts, plus the shared expert."""
 
     logits: RowMap
-    """Of the router, float32 [num_tokens, hidden_size] -> [num_tokens, num_experts]."""
+    """Router logits: float32 [num_tokens, hidden_size] -> [num_tokens, num_experts]."""
     router: ExpertRouter
     inner: GatedExperts
     down: ExpertLinears
     shared: MLPParts | None
-    """The expert that computes every token, without a gate of its own; None: there is none."""
+    """Expert that computes every token and has no gate of its own; None if there is none."""

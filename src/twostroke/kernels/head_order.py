@@ -1,12 +1,13 @@
-"""Where the bytes of a token are inside a KV head of a block, as far as whoever moves them has to know.
+"""Byte order of a token within one KV head of a block, in as much detail as moving tokens needs.
 
-A head's run is a row of sections, and a section holds one kind of bytes of all the block's tokens:
+The bytes of a head are a row of sections. A section holds one kind of bytes for all tokens of the block:
 
 ```
 tiles of `lanes` tokens; in a tile unit after unit; in a unit token after token     [t / lanes][unit][t % lanes]
 ```
 
-With one lane tokens lie one after the other; with as many as the block has, every unit of all tokens lies together.
+With one lane, tokens lie one after the other. With as many lanes as the block has tokens, each unit of all tokens lies
+together.
 """
 
 from __future__ import annotations
@@ -22,32 +23,33 @@ from twostroke.config.kv_format import KVFormat, slot_bytes
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """One kind of bytes."""
+    """One kind of bytes of a KV head."""
 
     lanes: int
-    """Tokens of a tile; divides the block size."""
+    """Tokens per tile; a divisor of the block size."""
     units: int
-    """Of each token."""
+    """Units of each token."""
     unit_bytes: int
 
     @property
     def bytes_per_token(self) -> int:
-        """In this section."""
+        """Bytes of each token in this section."""
         return self.units * self.unit_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class HeadOrder:
-    """The sections of a head's K and of its V, for one block size."""
+    """Sections of a head's K and of its V, for one block size."""
 
     keys: tuple[Section, ...]
     values: tuple[Section, ...]
     halves: int = 0
-    """Dimensions of V in int4 whose low and high halves share bytes; 0: adjacent dimensions share them (plain
-    order)."""
+    """Dimensions of V in int4 whose low and high halves share bytes; 0 for the plain order, where adjacent dimensions
+    share them."""
 
     def fits(self, kv_format: KVFormat, head_dim: int, block_size: int) -> bool:
-        """Return whether blocks can have this order; an order from another process may be invalid."""
+        """Return whether this order is possible for blocks of this format; an order from another process may be
+        invalid."""
         sections = (*self.keys, *self.values)
         are_whole = all(min(s.lanes, s.units, s.unit_bytes) > 0 and block_size % s.lanes == 0 for s in sections)
         wanted = slot_bytes(kv_format, head_dim)
@@ -59,7 +61,7 @@ class HeadOrder:
         """Return the tokens of KV heads in plain order.
 
         Args:
-            heads: [n, bytes of a head], each the K, or the V, of one head of a block.
+            heads: [n, bytes of a head], each the K or the V of one head of a block.
             block_size: tokens in each.
             values: whether they are V.
 
@@ -79,7 +81,7 @@ class HeadOrder:
         return slots
 
     def heads(self, slots: NDArray[np.uint8], *, values: bool) -> NDArray[np.uint8]:
-        """Return the bytes of KV heads whose tokens are given in plain order: the inverse of `slots`.
+        """Return the bytes of KV heads from tokens in plain order: the inverse of `slots`.
 
         Args:
             slots: [n, block_size, slot bytes].
@@ -104,7 +106,7 @@ class HeadOrder:
 
 
 def plain_order(kv_format: KVFormat, head_dim: int) -> HeadOrder:
-    """One slot after the other, whatever the block size."""
+    """Return the order with one slot after the other, valid for any block size."""
     slots = (Section(1, 1, slot_bytes(kv_format, head_dim)),)
     return HeadOrder(slots, slots)
 
@@ -118,12 +120,12 @@ def _tiles(num_heads: int, section: Section, block_size: int) -> Sequence[int]:
 
 
 def _halves_to_neighbours(codes: NDArray[np.uint8], halves: int) -> NDArray[np.uint8]:
-    """Return int4 codes so that dimensions 2i and 2i + 1 share byte i.
+    """Convert int4 codes so that dimensions 2i and 2i + 1 share byte i.
 
     Args:
         codes: [..., bytes]; in each group of halves / 2 bytes the low four bits are the group's first dimensions. The
             last group may be narrower.
-        halves: dimensions of a group.
+        halves: dimensions per group.
     """
     groups = _groups(codes, halves // 2)
     dims = np.concatenate([half for group in groups for half in _unpack(group)], axis=-1)
@@ -131,22 +133,22 @@ def _halves_to_neighbours(codes: NDArray[np.uint8], halves: int) -> NDArray[np.u
 
 
 def _neighbours_to_halves(codes: NDArray[np.uint8], halves: int) -> NDArray[np.uint8]:
-    """Return int4 codes so that the halves of each group share bytes: the inverse of `_halves_to_neighbours`."""
+    """Convert int4 codes so that the halves of each group share bytes: the inverse of `_halves_to_neighbours`."""
     dims = np.stack(_unpack(codes), axis=-1).reshape(*codes.shape[:-1], -1)
     pairs = [np.split(group, 2, axis=-1) for group in _groups(dims, halves)]
     return np.concatenate([_pack(low, high) for low, high in pairs], axis=-1)
 
 
 def _groups(numbers: NDArray[np.uint8], width: int) -> list[NDArray[np.uint8]]:
-    """Return the last axis cut into parts of `width` numbers."""
+    """Split the last axis into parts of `width` numbers."""
     return [numbers[..., at : at + width] for at in range(0, numbers.shape[-1], width)]
 
 
 def _unpack(codes: NDArray[np.uint8]) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
-    """Return the low and the high four bits of each byte, separately."""
+    """Return the low and the high four bits of each byte, as two arrays."""
     return np.bitwise_and(codes, np.uint8(15)), np.right_shift(codes, np.uint8(4))
 
 
 def _pack(low: NDArray[np.uint8], high: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Return bytes made of pairs of 4-bit codes."""
+    """Return bytes from pairs of 4-bit codes."""
     return np.bitwise_or(low, np.left_shift(high, np.uint8(4)))

@@ -1,7 +1,7 @@
-"""The operators a model is made of: what each backend implements.
+"""Operators that a model is made of, which each backend implements.
 
-Layers call what they were given here and never a backend by name. A backend is one value of `Operators`; its plan of
-a step's attention is its own business and opaque to the layers.
+Layers call the operators they were given and never name a backend. A backend is one value of `Operators`. The plan of a
+step's attention is private to the backend and opaque to the layers.
 """
 
 from __future__ import annotations
@@ -30,76 +30,78 @@ Weight = Matrix | StackedWeight
 
 
 class Linear(Protocol):
-    """y = x W^T + b; each row's bits are independent of the other rows."""
+    """Linear map y = x W^T + b; each row's bits are independent of the other rows."""
 
     def __call__(self, x: Tensor) -> Tensor:
-        """[num_rows, K] -> [num_rows, N]."""
+        """Return x W^T + b. [num_rows, K] -> [num_rows, N]."""
         ...
 
     def in_float32(self, x: Tensor) -> Tensor:
-        """The numbers of `__call__`, rounded to its type, as float32 [num_rows, N]: for logits."""
+        """Return the result of `__call__`, rounded to its type, as float32 [num_rows, N]; used for logits."""
         ...
 
     def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
-        """residual [num_rows, N] + x W^T + b, in one pass where that is cheaper."""
+        """Return residual [num_rows, N] + x W^T + b, in one pass where that is cheaper."""
         ...
 
     def rows(self, ids: Tensor) -> Tensor:
-        """Rows of W, for an embedding that is tied to it: ids int64 [n] -> [n, K]."""
+        """Return rows of W, for an embedding tied to it: ids int64 [n] -> [n, K]."""
         ...
 
 
 GatedLinear = Callable[[Tensor], Tensor]
-"""activation(x G^T) * (x U^T): [num_rows, K] -> [num_rows, N], for the rows of G above those of U in one weight."""
+"""Gated product activation(x G^T) * (x U^T): [num_rows, K] -> [num_rows, N]. One weight holds the rows of G above those
+of U."""
 
 
 Argmax = Callable[[Tensor], Tensor]
-"""The column of the largest logit of each row, the first of equal ones; a NaN counts as largest. [R, V] -> int64 [R]"""
+"""Column of each row's largest logit, the first of equal ones; a NaN counts as largest. [R, V] -> int64 [R]"""
 
 
 GumbelArgmax = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""The winner of (logits - peak) / temperature + noise in each row, whose peak is its largest logit.
+"""Argmax of (logits - peak) / temperature + noise in each row, where peak is the row's largest logit.
 
-logits float32 [R, V], temperatures float32 [R, 1], keys of the noise int64 [R] -> int64 [R]. -1 where two
-scores are closer than two libraries' logarithms may be: the sampler then decides, so no token depends on the backend.
+logits float32 [R, V], temperatures float32 [R, 1], keys of the noise int64 [R] -> int64 [R]. The result is -1 where two
+scores are so close that two libraries' logarithms may rank them differently. The sampler then decides, so no token
+depends on the backend.
 """
 
 
 FilteredArgmax = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
-"""The same among the tokens that min_p, top_k and top_p leave of each row (sampling/filters.py).
+"""GumbelArgmax over the tokens that pass min_p, top_k and top_p in each row (sampling/filters.py).
 
-Behind the arguments of GumbelArgmax: floors float32 [R], log(min_p) or -inf; top_k int64 [R], the size of the
-vocabulary where it is off; top_p float64 [R]. -1 where which tokens are left is too close, too.
+After the arguments of GumbelArgmax: floors float32 [R], log(min_p) or -inf; top_k int64 [R], the size of the vocabulary
+where it is off; top_p float64 [R]. The result is also -1 where it is too close to say which tokens pass.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class GroupShape:
-    """The constants of one KV group: its heads and how its storage is cut up."""
+    """Constants of one KV group: its heads and the layout of its storage."""
 
     num_heads: int
-    """Query heads."""
+    """Number of query heads."""
     kv: KVSpec
-    """Of each of its layers."""
+    """KV shape of each of its layers."""
     block_size: int
-    """Tokens for which one id of a block table stands."""
+    """Tokens per id of a block table."""
     id_bytes: int
-    """Bytes from the place of one id to that of the next; a page may be longer, and then is behind every n-th id."""
+    """Bytes between the places of consecutive ids. A page may be longer, and then starts at every n-th id."""
     kv_format: KVFormat
 
     @property
     def num_kv_heads(self) -> int:
-        """Of each layer."""
+        """KV heads of each layer."""
         return self.kv.num_kv_heads
 
     @property
     def head_dim(self) -> int:
-        """Of each layer."""
+        """Dimensions of a head in each layer."""
         return self.kv.head_dim
 
     @property
     def window(self) -> int | None:
-        """Tokens a query sees, itself included; None sees all."""
+        """Tokens a query sees, itself included; None for all."""
         return self.kv.window
 
     @property
@@ -124,59 +126,62 @@ class GroupShape:
 
 
 class HeadTurn(NamedTuple):
-    """Operations on q and k before attention: a norm over each head, rotation, then k less its mean."""
+    """Operations on q and k before attention: RMSNorm of each head, rotary embedding, then subtraction of the mean from
+    k."""
 
     cos: Tensor
-    """[num_tokens, 1, head_dim], both halves alike."""
+    """[num_tokens, 1, head_dim], both halves equal."""
     signed_sin: Tensor
     """[num_tokens, 1, head_dim]: -sin for the first half, sin for the second."""
     norm_weight: Tensor | None
-    """[num_heads + num_kv_heads, head_dim], in the type of q and k or in float32"""
+    """[num_heads + num_kv_heads, head_dim], in the type of q and k or in float32; None for no norm."""
     eps: float
-    """Of the norm."""
+    """Epsilon of the norm."""
     key_mean: Tensor | None = None
-    """[num_kv_heads, head_dim], in the type of k; None: keys are stored whole."""
+    """[num_kv_heads, head_dim], in the type of k; None subtracts nothing from keys."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Scoring:
-    """What one layer makes of q · k before the softmax."""
+    """Steps of one layer from q · k to the softmax."""
 
     scale: float
     """Factor on q · k."""
     cap: float | None = None
-    """Scores are cap * tanh(score / cap); None: as they are."""
+    """Soft cap: scores become cap * tanh(score / cap); None for no cap."""
     sinks: Tensor | None = None
-    """float32 [num_heads]: the score of a key without a value, which every query sees; None: there is none
-    (gpt-oss, arXiv:2508.10925)."""
+    """float32 [num_heads]: the score of a key without a value that every query sees (gpt-oss, arXiv:2508.10925); None
+    for no such key."""
     slopes: Tensor | None = None
-    """float32 [num_heads]: what a score loses for each token between its query and its key (ALiBi, Press et al. 2022,
-    arXiv:2108.12409). None: nothing. Draft trees, whose tokens are not at the place of their key, have none."""
+    """float32 [num_heads]: reduction of a score for each token between its query and its key (ALiBi, Press et al. 2022,
+    arXiv:2108.12409). None for no reduction. Draft trees have no slopes, because their tokens' positions differ from
+    those of their slots."""
 
 
 class AttentionOperator(Protocol):
     """Attention over the paged KV of a model's layers of one shape.
 
-    K and V are encoded when they are written (config/kv_format.py) and always read as they are stored, within the step
-    that writes them too; so it makes no difference how a prompt is cut into chunks.
+    K and V are encoded when they are written (config/kv_format.py) and always read as stored, also within the step that
+    writes them. So results do not depend on how a prompt is cut into chunks.
     """
 
     @property
     def turns_heads(self) -> bool:
-        """Whether it takes a HeadTurn; else q and k come turned."""
+        """Whether the operator applies a HeadTurn; otherwise the caller has applied norm and rotation to q and k."""
         ...
 
     def kv_order(self, kv_format: KVFormat) -> str:
-        """Names the order of the bytes inside a KV head of a block: only who has the same name may read them."""
+        """Return the name of the byte order inside a KV head of a block. Only operators with the same name may read
+        these bytes."""
         ...
 
     def head_order(self, kv_format: KVFormat, head_dim: int, block_size: int) -> HeadOrder:
-        """That order, as far as tokens are moved from blocks of one size to those of another."""
+        """Return that order in as much detail as moving tokens between blocks of different sizes needs."""
         ...
 
     def read_heads(self, heads: Tensor, kv_format: KVFormat, head_dim: int, *, values: bool) -> Tensor:
-        """The numbers that are stored: one head's K (or V) each, uint8 [n, block_size * slot bytes], to float32
-        [n, block_size, head_dim]. For whoever compares or shows them; attention reads them by itself."""
+        """Return stored numbers, one head's K (or V) each: uint8 [n, block_size * slot bytes] to float32 [n,
+        block_size, head_dim]. This is for code that compares or shows them; attention does not use it."""
         ...
 
     def plan(
@@ -187,7 +192,8 @@ class AttentionOperator(Protocol):
         block_table: npt.NDArray[np.int32],
         tree_masks: TreeMasks | None = None,
     ) -> Any:
-        """What one step of one KV group needs, worked out once for all of its layers; see AttentionMetadata.build."""
+        """Return what one step of one KV group needs, computed once for all its layers (see
+        AttentionMetadata.build)."""
         ...
 
     def __call__(
@@ -199,17 +205,18 @@ class AttentionOperator(Protocol):
         scoring: Scoring,
         turn: HeadTurn | None = None,
     ) -> Tensor:
-        """Writes the step's K and V into the storage, then attends over what is stored.
+        """Write the step's K and V into the storage, then attend over the stored values.
 
         Args:
             qkv: [num_tokens, num_heads + 2 * num_kv_heads, head_dim]; q, then k, then v. May be changed. Or q alone,
-                [num_tokens, num_heads, head_dim], of a layer that reads what another one has written in this step.
-            storage: uint8 [ids, layers, 2, num_kv_heads, block_size * slot bytes]; a layer of an id is contiguous,
-                and ids are `id_bytes` apart. The order inside the last is the backend's own (`kv_order`).
-            plan: of this step and the layer's KV group.
-            layer_in_block: which of a block's layers this is.
-            scoring: of the layer.
-            turn: of q and k, before anything else; None: they are turned. Only for who `turns_heads`.
+                [num_tokens, num_heads, head_dim], for a layer that reads the K and V that another layer has written in
+                this step.
+            storage: uint8 [ids, layers, 2, num_kv_heads, block_size * slot bytes]; a layer of an id is contiguous, and
+                ids are `id_bytes` apart. The backend chooses the order within the last dimension (`kv_order`).
+            plan: the plan of this step for the layer's KV group.
+            layer_in_block: index of the layer within a block.
+            scoring: settings of the layer.
+            turn: applied to q and k first; None if that was done already. Only for operators with `turns_heads`.
 
         Returns:
             [num_tokens, num_heads * head_dim] in qkv's type.
@@ -219,75 +226,75 @@ class AttentionOperator(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AttentionOperators:
-    """The attention of one model: an operator for each shape of K and V that its layers have."""
+    """Attention of one model: an operator for each shape of K and V that its layers have."""
 
     by_shape: Mapping[tuple[int, int], AttentionOperator]
-    """By KV heads and head_dim."""
+    """Operators by KV heads and head_dim."""
 
     @classmethod
     def of(
         cls, operators: Operators, num_heads: int, kv: Iterable[KVSpec], dtype: torch.dtype, device: torch.device
     ) -> AttentionOperators:
-        """Make them.
+        """Make the operators.
 
         Args:
-            operators: of the back end.
-            num_heads: query heads of every layer, of this rank.
-            kv: of the layers, of this rank.
-            dtype: that they compute in.
-            device: where.
+            operators: the backend.
+            num_heads: query heads of every layer on this rank.
+            kv: KV shapes of the layers on this rank.
+            dtype: type to compute in.
+            device: where they run.
         """
         shapes = dict.fromkeys((spec.num_kv_heads, spec.head_dim) for spec in kv)
         return cls({shape: operators.attention(num_heads, *shape, dtype, device) for shape in shapes})
 
     def __getitem__(self, kv: KVSpec) -> AttentionOperator:
-        """Return that of a layer."""
+        """Return the operator of a layer."""
         return self.by_shape[kv.num_kv_heads, kv.head_dim]
 
     def kv_order(self, kv_format: KVFormat) -> str:
-        """Name the orders of the bytes inside a KV head of a page; see AttentionOperator."""
+        """Name the byte orders inside a KV head of a page (see AttentionOperator)."""
         return " and ".join(dict.fromkeys(operator.kv_order(kv_format) for operator in self.by_shape.values()))
 
 
 class StepOnHost(Protocol):
-    """A step worked out, whose arrays are still on the host."""
+    """Planned step whose arrays are still on the host."""
 
     @property
     def num_part_rows(self) -> int:
-        """Rows of partial results that it needs beside its tokens' own; 0: none."""
+        """Rows of partial results needed in addition to one for each token; 0 for none."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class FixedSize:
-    """What a plan whose tensors stay where they are has room for."""
+    """Capacity of a plan whose tensors stay in place."""
 
     num_tokens: int
-    """As many as its pass has; those of a step may be fewer."""
+    """Tokens of the recorded pass; a step may have fewer."""
     num_seqs: int
-    """Sequences; those of a step may be fewer."""
+    """Sequences; a step may have fewer."""
     max_blocks: int
-    """Of a sequence."""
+    """Blocks of a sequence."""
     num_part_rows: int
 
 
 class FixedPlan(Protocol):
-    """A plan whose tensors stay where they are, for a pass that is recorded once and replayed for many steps."""
+    """Plan whose tensors stay in place, for a pass that is recorded once and replayed for many steps."""
 
     @property
     def plan(self) -> Any:
-        """What the operator is called with. Until the first `fill`, and behind a step's tokens, it has tokens that are
-        nobody's: nothing is written for them, and their results mean nothing."""
+        """Plan to call the operator with. Until the first `fill`, and after the tokens of a step, it holds padding
+        tokens: nothing is written for them, and their results mean nothing."""
         ...
 
     def fill(self, step: Any) -> None:
-        """Puts a step in, enqueued behind whoever still reads the last one. It fits the size."""
+        """Copy a step into the plan, enqueued after all reads of the previous one. The step must fit the size."""
         ...
 
 
 @runtime_checkable
 class RecordableAttention(AttentionOperator, Protocol):
-    """An operator that does the same for every step of one size, so that a pass can be recorded and replayed."""
+    """Operator that does the same work for every step of one size, so that a pass can be recorded and replayed."""
 
     def plan_on_host(
         self,
@@ -302,36 +309,37 @@ class RecordableAttention(AttentionOperator, Protocol):
 
         Args:
             shape: the group.
-            query_start_loc: see `plan`, as the next two.
-            seq_lens: likewise.
-            block_table: likewise.
+            query_start_loc: see `plan`.
+            seq_lens: see `plan`.
+            block_table: see `plan`.
             splits: whether contexts may be split among programs.
         """
         ...
 
     def fixed_plan(self, shape: GroupShape, size: FixedSize) -> FixedPlan:
-        """An empty one."""
+        """Return an empty plan of this size."""
         ...
 
 
 class NormWeight(NamedTuple):
-    """An RMS norm."""
+    """Weight and epsilon of an RMS norm."""
 
     weight: Tensor
-    """[n], or of heads [num_heads + num_kv_heads, head_dim]"""
+    """[n], or for heads [num_heads + num_kv_heads, head_dim]."""
     eps: float
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LayerParts:
-    """A layer y = x + out_norm(output(attention(norm(x)))), y + out_norm(feed_forward(norm(y))); None is no norm."""
+    """Parts of a layer y = x + out_norm(output(attention(norm(x)))), y + out_norm(feed_forward(norm(y))); None is no
+    norm."""
 
     attention_norm: NormWeight | None
     attention_out_norm: NormWeight | None
     mlp_norm: NormWeight | None
     mlp_out_norm: NormWeight | None
     head_norm: NormWeight | None
-    """Over each head of q and k, before they are rotated."""
+    """Norm of each head of q and k before the rotary embedding."""
     scoring: Scoring
     head_dim: int
     qkv: Linear
@@ -340,7 +348,7 @@ class LayerParts:
 
 
 class WholeLayer(Protocol):
-    """The layer of some LayerParts in one call: the same bits, and less time between its operators."""
+    """Layer of given LayerParts in one call: the same bits, and less time between its operators."""
 
     def __call__(
         self,
@@ -354,12 +362,12 @@ class WholeLayer(Protocol):
         """Compute the layer.
 
         Args:
-            x: [num_tokens, hidden_size], contiguous; may be changed, and be what is returned.
-            rotation: of q and k, see HeadTurn; None: they are not rotated.
-            storage: as the layer's AttentionOperator takes it, and so are the next two.
-            plan: see there.
-            layer_in_block: see there.
-            key_mean: see HeadTurn; None: keys are stored whole.
+            x: [num_tokens, hidden_size], contiguous; may be changed and returned.
+            rotation: cos and signed_sin of a HeadTurn; None for no rotary embedding.
+            storage: as for the layer's AttentionOperator.
+            plan: as for the layer's AttentionOperator.
+            layer_in_block: as for the layer's AttentionOperator.
+            key_mean: see HeadTurn; None subtracts nothing from keys.
 
         Returns:
             [num_tokens, hidden_size].
@@ -368,79 +376,79 @@ class WholeLayer(Protocol):
 
 
 class PackedSizes(Protocol):
-    """Bytes that packing makes of weights, known before there are any."""
+    """Sizes of packed weights, known before the weights are read."""
 
     def weight(
         self, shape: tuple[int, int], quantized: QuantizedFormat | None, dtype: torch.dtype, *, gated: bool
     ) -> int:
-        """Of a weight [N, K], without its bias.
+        """Return the bytes of a weight [N, K] without its bias.
 
         Args:
-            shape: N and K; of a gated one, the rows of both factors together.
-            quantized: None: it is of floats.
-            dtype: of floats, and of the activations.
+            shape: N and K; for a gated weight, N counts the rows of both factors.
+            quantized: format of the codes; None for floats.
+            dtype: type of floats and of the activations.
             gated: whether it goes to `pack_gated`.
         """
         ...
 
     def bias(self, num_rows: int, dtype: torch.dtype, *, gated: bool) -> int:
-        """Of the bias of so many rows."""
+        """Return the bytes of a bias of `num_rows` rows."""
         ...
 
 
 def no_whole_layer(_: LayerParts) -> None:
-    """Call the parts of every layer one by one."""
+    """Return None, so that the parts of every layer are called one by one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Operators:
-    """One backend; kernels/reference documents shapes and numerics of each, and every backend is tested against it."""
+    """One backend; kernels/reference documents shapes and numerics, and every backend is tested against it."""
 
     name: str
     set_num_threads: Callable[[int], None]
-    """How many threads compute, for the whole process; those of its own go where the caller may."""
+    """Set the number of threads that compute, for the whole process. New threads get the CPU affinity of the caller."""
     pack_linear: Callable[[Weight, Tensor | None], Linear]
     pack_gated: Callable[[Weight, Tensor | None, Activation], GatedLinear]
     route: Route
     pack_gated_experts: Callable[[Sequence[Weight], Tensor | None, Activation], GatedExperts]
-    """Of the weights [2 N, K] of all experts, G above U, and biases [num_experts, 2 N]."""
+    """Pack the weights [2 N, K] of all experts, G above U, and biases [num_experts, 2 N]."""
     pack_expert_linears: Callable[[Sequence[Weight], Tensor | None], ExpertLinears]
-    """Of the weights [N, K] of all experts, and biases [num_experts, N]."""
+    """Pack the weights [N, K] of all experts, and biases [num_experts, N]."""
     packed_sizes: PackedSizes
     keeps_quantized: bool
-    """Whether a quantized weight stays one when it is packed; else it takes the room of the numbers it stands for."""
+    """Whether packing keeps a weight quantized; otherwise it takes the room of the dequantized numbers."""
     quantize_per_channel: Callable[[Tensor], QuantizedWeight]
-    """Floats [N, K] to 8 bits; every backend gives the bits of kernels/quantized_weight.py, in both."""
+    """Floats [N, K] to 8 bits; every backend gives the bits of kernels/quantized_weight.py, here and for 4 bits."""
     quantize_in_groups: Callable[[Tensor, int], QuantizedWeight]
     """Floats [N, K] and a group size to 4 bits."""
     rms_norm: Callable[[Tensor, Tensor, float], Tensor]
     rms_norm_: Callable[[Tensor, Tensor, float], None]
-    """The same in place."""
+    """rms_norm in place."""
     rotate_heads_: Callable[[Tensor, Tensor, Tensor], None]
     attention: Callable[[int, int, int, torch.dtype, torch.device], AttentionOperator]
-    """For num_heads, num_kv_heads, head_dim, the type it computes in, and the device."""
+    """Operator for num_heads, num_kv_heads, head_dim, the type it computes in, and the device."""
     whole_layer: Callable[[LayerParts], WholeLayer | None] = no_whole_layer
-    """Binds the parts of a layer that it made itself; None: they are called one by one."""
+    """Join the parts of a layer, made by this backend, into one call; None if they have to be called one by one."""
     pin_threads: Callable[[Sequence[int]], None] | None = None
-    """A thread for each CPU, pinned to it; the first is the caller's of the kernels, who pins itself. None: threads go
-    where who calls them may."""
+    """Start one thread for each CPU and pin it there. The first CPU is for the calling thread, which pins itself. None
+    where threads cannot be pinned."""
     argmax: Argmax | None = None
-    """Finds the largest logits; None leaves that to the sampler's own tensor code."""
+    """Argmax of logits; None leaves it to the sampler's tensor code."""
     gumbel_argmax: GumbelArgmax | None = None
-    """Draws from whole vocabularies; None leaves that to the sampler's own tensor code."""
+    """Draw from whole vocabularies; None leaves it to the sampler's tensor code."""
     filtered_argmax: FilteredArgmax | None = None
-    """Draws from what filters leave of them; None leaves that to it, too."""
+    """Draw from filtered vocabularies; None leaves it to the sampler's tensor code."""
     is_batch_invariant: bool = True
-    """Whether a row's bits do not depend on the other rows."""
+    """Whether a row's bits are independent of the other rows."""
     quantizations: tuple[QuantizationOnLoad, ...] = get_args(QuantizationOnLoad)
-    """That its products take."""
+    """Quantizations that its products take."""
     kv_formats: tuple[KVFormat, ...] = KV_FORMATS
-    """That its attention reads and writes."""
+    """KV formats that its attention reads and writes."""
     narrow_attention: torch.dtype | None = None
-    """The type of attention's products where activations are float32 and K and V are narrower; None: float32."""
+    """Type of attention's products where activations are float32 and K and V are narrower; None for float32."""
 
     def attention_dtype(self, dtype: torch.dtype, kv_format: KVFormat) -> torch.dtype:
-        """Return the type that attention multiplies in, for activations of a type and a format of K and V."""
+        """Return the type of attention's products, for a type of activations and a format of K and V."""
         if self.narrow_attention is None or dtype is not torch.float32 or kv_format == "f32":
             return dtype
         return self.narrow_attention

@@ -1,6 +1,6 @@
-"""Memory of tensors: on large pages for what is large, and pinned on its way to a GPU.
+"""Memory of tensors: large pages for large tensors, and pinned memory for transfers to a GPU.
 
-Large are weights and KV, which are read all the time, and the logits of a step.
+Large tensors are weights and KV, which every step reads, and the logits of a step.
 """
 
 from __future__ import annotations
@@ -23,17 +23,19 @@ _LARGE_PAGE = 2 << 20
 _REGION_BYTES = 64 << 20
 _ALIGNMENT = 4096
 _SHORT_LIVED_BYTES = 2 << 20
-"""One large page. A product reads rows that lie pages apart, and on small pages the processor translates the address of
-each row anew. From 16 MiB on, the C library also returns what is freed to the system, and pages are new each step."""
+"""One large page: the least size of a tensor that gets large pages.
+
+A product reads rows that lie pages apart, and on small pages the processor translates the address of each row anew.
+From 16 MiB on, the C library also returns freed memory to the system, so that every step gets new pages.
+"""
 
 
 def large_pages(num_bytes: int) -> Tensor:
-    """Zeroed bytes that take memory only when they are written for the first time. uint8 [num_bytes]
+    """Return zeroed bytes, uint8 [num_bytes], that take memory only when they are first written.
 
-    They lie on large pages. The first touch of a page costs a fault, and every address has to be translated; where the
-    system offers large pages, there are 512 times fewer of both (docs/negative-results.md, "a prefix cache that
-    made prompts slower"). A large page is there as a whole, so small pieces lie one behind the other: on pages of its
-    own, a matrix of 1.1 MiB would take 2.
+    They lie on large pages. The first access to a page costs a fault, and every address has to be translated; large
+    pages make both 512 times rarer (docs/negative-results.md, "a prefix cache that made prompts slower"). A large page
+    is allocated as a whole, so small pieces share one: on pages of its own, a matrix of 1.1 MiB would take 2.
     """
     if num_bytes > _REGION_BYTES // 2:
         return _bytes_of(_map(num_bytes), num_bytes, 0)
@@ -43,9 +45,8 @@ def large_pages(num_bytes: int) -> Tensor:
 def empty(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     """Return an uninitialized tensor of this shape, on the CPU, for use within one step.
 
-    From 2 MiB on its memory lies on large pages, and the process keeps it for later tensors.
-
-    32 rows of 262,144 logits become float32 in 2 ms there, and in 14 ms in memory that comes new from the system.
+    From 2 MiB on its memory lies on large pages, and the process keeps it for later tensors. Converting 32 rows of
+    262,144 logits to float32 takes 2 ms there, and 14 ms in memory that is new from the system.
     """
     num_bytes = math.prod(shape) * dtype.itemsize
     if num_bytes < _SHORT_LIVED_BYTES:
@@ -54,21 +55,21 @@ def empty(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
 
 
 def wide(values: Tensor) -> Tensor:
-    """The values in float32; see `empty`."""
+    """Return the values in float32, on a CPU in memory of `empty`."""
     if values.device.type != "cpu" or values.dtype is torch.float32:
         return values.float()
     return empty(values.shape, torch.float32).copy_(values)
 
 
 class _Kept:
-    """Mappings that are taken again when their last tensor is gone; those that are too small by then are dropped."""
+    """Mappings that are reused when their last tensor is gone. Free ones that are too small are dropped."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._maps: list[mmap.mmap] = []
 
     def take(self, num_bytes: int) -> Tensor:
-        """Bytes that nobody has now; what they hold is whatever was there."""
+        """Return uninitialized bytes that no tensor uses."""
         with self._lock:
             free = [i for i in range(len(self._maps)) if sys.getrefcount(self._maps[i]) == _ONLY_KEPT]
             large = [i for i in free if len(self._maps[i]) >= num_bytes + _LARGE_PAGE]
@@ -82,21 +83,21 @@ class _Kept:
 
 
 _ONLY_KEPT = 2
-"""References to a mapping without tensors: the list's, and the one that asks."""
+"""References to a mapping without tensors: one of the list, one of the caller of getrefcount."""
 _kept = _Kept()
 
 
 class _Pieces:
-    """Pieces of regions. Only they keep their region: it goes with the last of them."""
+    """Pieces of regions. Only the pieces keep a region alive, so it is freed with the last of them."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._newest: weakref.ref[mmap.mmap] | None = None
         self._num_taken = 0
-        """Bytes of the newest region."""
+        """Bytes taken of the newest region."""
 
     def take(self, num_bytes: int) -> Tensor:
-        """Bytes that nobody has had."""
+        """Return zeroed bytes that were never used before."""
         with self._lock:
             region = None if self._newest is None else self._newest()
             if region is None or self._num_taken + num_bytes > _REGION_BYTES:
@@ -121,14 +122,14 @@ def _map(num_bytes: int) -> mmap.mmap:
 
 
 def _bytes_of(pages: mmap.mmap, num_bytes: int, begin: int) -> Tensor:
-    """Counted from the first large page."""
+    """Return bytes of a mapping, counted from its first large page."""
     whole = torch.frombuffer(pages, dtype=torch.uint8)
     begin += -whole.data_ptr() % _LARGE_PAGE
     return whole[begin : begin + num_bytes]
 
 
 def return_unused() -> None:
-    """Gives back to the system what was freed and is kept for the next allocation, where the C library can (glibc)."""
+    """Return freed memory to the system, where the C library can (glibc)."""
     with contextlib.suppress(OSError, AttributeError, TypeError):  # no such library, or no such function in it
         ctypes.CDLL(None).malloc_trim(0)
 
@@ -137,10 +138,10 @@ def return_unused() -> None:
 
 
 def send(array: npt.NDArray[np.generic], device: torch.device) -> Tensor:
-    """The array as a tensor on the device, in the order of what is enqueued there; nobody waits.
+    """Return the array as a tensor on the device. The copy is enqueued, and the host does not wait for it.
 
-    From memory that is not pinned, torch's copy to a GPU would return only when everything enqueued before it is done.
-    torch keeps the pinned memory until the copy is. On a CPU the tensor is the array's own memory.
+    From memory that is not pinned, torch's copy to a GPU would return only when all work enqueued before it is done.
+    torch keeps the pinned memory until the copy is done. On a CPU the tensor is the array's own memory.
     """
     tensor = torch.from_numpy(array)
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor

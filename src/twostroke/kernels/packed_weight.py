@@ -1,4 +1,4 @@
-"""PackedWeight: a weight in the kernels' own order, as it is kept from one start to the next."""
+"""PackedWeight: a weight in the kernels' own order, kept from one start to the next."""
 
 from __future__ import annotations
 
@@ -12,16 +12,17 @@ from twostroke.kernels.quantized_weight import QuantizedFormat
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PackedWeight:
-    """What a backend has made of a weight [N, K], or of one with G above U; the same backend takes it as it is."""
+    """Packed form of a weight [N, K], or of a gated one with G above U. The same backend takes it without packing
+    again."""
 
     shape: tuple[int, int]
     """[N, K] of the weight."""
     dtype: torch.dtype
-    """Of the activations it is multiplied with."""
+    """Type of the activations it is multiplied with."""
     is_gated: bool
     format: QuantizedFormat | None
-    """None: floats of `dtype`."""
+    """Format of the codes; None for floats of `dtype`."""
     panels: Tensor
-    """uint8, the bytes that kernels read"""
+    """uint8: the bytes that kernels read."""
     order: Tensor | None = None
     """int32 [K], see QuantizedWeight."""

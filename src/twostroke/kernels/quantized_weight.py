@@ -1,7 +1,7 @@
 """QuantizedWeight: a weight of 2 to 8 bits in plain order, the form in which every format reaches a backend.
 
-Codes are whole numbers, or float8_e4m3fn by their bits: these have scales that are powers of two, so that a weight of
-three digits stays one in every type, and no group's range costs the small numbers beside it.
+Codes are whole numbers or the bits of float8_e4m3fn. Scales of float8 codes are powers of two. So a weight of three
+digits keeps them in every type, and the range of a group does not cost its small numbers precision.
 """
 
 from __future__ import annotations
@@ -23,82 +23,82 @@ TABLE_VALUES: dict[CodeTable, tuple[int, ...]] = {
     "iq4": (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113),
     "fp4": (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12),
 }
-"""What codes of 4 bits stand for: steps that are finer near zero, and twice the floats e2m1. csrc/kernels/table.hpp has
-the same."""
+"""Values of 4-bit codes: a table with finer steps near zero, and twice the floats e2m1. csrc/kernels/table.hpp has the
+same values."""
 
 
 @dataclass(frozen=True, slots=True)
 class QuantizedFormat:
-    """What weights of K columns have to have in common to be rows of one, and what the size of one depends on."""
+    """Properties that weights of K columns must share to be stacked, and that determine the size of a weight."""
 
     bits: int
     group_size: int
     has_mins: bool = False
     order_digest: bytes | None = None
-    """Of `QuantizedWeight.order`; None where columns are in their own order."""
+    """Digest of `QuantizedWeight.order`; None where columns are in their own order."""
     is_fp8: bool = False
     """Whether codes are the bits of float8_e4m3fn."""
     has_super_blocks: bool = False
-    """Whether scales and mins are whole numbers, times a float16 for each super-block."""
+    """Whether scales and mins are whole numbers, multiplied by a float16 for each super-block."""
     table: CodeTable | None = None
-    """Where codes of 4 bits are looked up."""
+    """Table in which 4-bit codes are looked up."""
 
     @property
     def plain(self) -> QuantizedFormat:
-        """Return the format that `QuantizedWeight.plain` converts to."""
+        """Format that `QuantizedWeight.plain` converts to."""
         return replace(self, bits=_plain_bits(self.bits, self.table), has_super_blocks=False, table=None)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class QuantizedWeight:
-    """w[n, order[k]] = scales[n, g] * (codes[n, k] - zero) - mins[n, g], g = k // group_size.
+    """Weight w[n, order[k]] = scales[n, g] * (codes[n, k] - zero) - mins[n, g], g = k // group_size.
 
-    The zero is 2^(bits - 1). Of fp8, scales[n, g] * codes[n, k] as a number. With a table, what TABLE_VALUES has for a
-    code takes the place of code and zero. With super-blocks, as ggml's K types have them, scales and mins are whole
-    numbers: super_scales[n, b] * scales[n, g] and super_mins[n, b] * mins[n, g] take their places, b = k //
-    SUPER_BLOCK, and where there are mins the zero is 0.
+    The zero is 2^(bits - 1). An fp8 weight is scales[n, g] times the number of code [n, k]. With a table, the code's
+    entry in TABLE_VALUES replaces code - zero. With super-blocks, as in ggml's K types, scales and mins are whole
+    numbers: super_scales[n, b] * scales[n, g] and super_mins[n, b] * mins[n, g] replace them, b = k // SUPER_BLOCK, and
+    where there are mins the zero is 0.
     """
 
     codes: Tensor
     """uint8 [N, K]: 0 to 2^bits - 1."""
     scales: Tensor
-    """float16 [N, groups]; int8 with super-blocks"""
+    """float16 [N, groups]; int8 with super-blocks."""
     mins: Tensor | None
-    """As scales, or None where the format has none."""
+    """Type and shape as scales; None where the format has no mins."""
     bits: int
-    """2 to 6, or 8; 2, 3 and 6 with super-blocks alone."""
+    """Bits of a code: 2 to 6, or 8; 2, 3 and 6 only with super-blocks."""
     group_size: int
     dtype: torch.dtype
-    """Of the activations it is multiplied with."""
+    """Type of the activations it is multiplied with."""
 
     order: Tensor | None = None
-    """int64 [K]: the input that each column of codes belongs to, where a format sorts its columns by group (GPTQ's
-    act-order); None is their own order. A backend reads its inputs in this order."""
+    """int64 [K]: the input of each column of codes, where a format sorts columns by group (GPTQ's act-order). A backend
+    reads its inputs in this order. None where columns are in their own order."""
 
     is_fp8: bool = False
-    """Whether codes are the bits of float8_e4m3fn; without mins and order."""
+    """Whether codes are the bits of float8_e4m3fn; such weights have no mins and no order."""
 
     super_scales: Tensor | None = None
-    """float16 [N, K / SUPER_BLOCK], or None where there are no super-blocks; then there is no order."""
+    """float16 [N, K / SUPER_BLOCK], or None without super-blocks; weights with super-blocks have no order."""
     super_mins: Tensor | None = None
-    """float16 [N, K / SUPER_BLOCK]: what mins are multiplied by; None where the format has no mins."""
+    """float16 [N, K / SUPER_BLOCK]: factors of the mins; None where the format has no mins."""
 
     table: CodeTable | None = None
-    """Where codes of 4 bits are looked up; without mins."""
+    """Table in which 4-bit codes are looked up; such weights have no mins."""
 
     @property
     def zero(self) -> int:
-        """The code that stands for 0, less its min."""
+        """Code of the value 0 before the min is subtracted."""
         return 0 if self.super_mins is not None else 2 ** (self.bits - 1)
 
     @property
     def shape(self) -> torch.Size:
-        """[N, K], as of a tensor."""
+        """[N, K], as for a tensor."""
         return self.codes.shape
 
     @property
     def format(self) -> QuantizedFormat:
-        """What it has in common with others like it."""
+        """Properties that weights must share to be stacked."""
         digest = None if self.order is None else order_digest(self.order)
         has_super_blocks = self.super_scales is not None
         has_mins = self.mins is not None
@@ -106,14 +106,15 @@ class QuantizedWeight:
 
     @property
     def is_finite(self) -> bool:
-        """Whether all scales and mins are."""
+        """Whether all scales and mins are finite."""
         parts = (self.scales, self.mins, self.super_scales, self.super_mins)
         return all(bool(torch.isfinite(part).all()) for part in parts if part is not None)
 
     def dequantize(self) -> Tensor:
-        """The numbers that the codes stand for, columns in the order of the inputs. [N, K] in `dtype`
+        """Return the dequantized weight, columns in the order of the inputs. [N, K] in `dtype`.
 
-        A few rows at a time: in float32, the table of a large vocabulary is more than some whole models.
+        It is computed a few rows at a time: in float32, the embedding table of a large vocabulary is larger than some
+        whole models.
         """
         groups = torch.arange(self.shape[1], device=self.codes.device) // self.group_size
         found = torch.empty(self.shape, dtype=self.dtype, device=self.codes.device)
@@ -130,13 +131,13 @@ class QuantizedWeight:
         return found
 
     def _numbers(self, codes: Tensor) -> Tensor:
-        """What codes stand for, as multiples of their scales. float32"""
+        """Return the numbers of codes, as multiples of their scales. float32"""
         if self.is_fp8:
             return codes.view(torch.float8_e4m3fn).float()
         return codes.float() - self.zero if self.table is None else look_up(self.table, codes)
 
     def _whole_scales(self, rows: slice) -> tuple[Tensor, Tensor | None]:
-        """Scales and mins of some rows, float32 [rows, groups]; products of a float16 and a byte are exact."""
+        """Return scales and mins of some rows, float32 [rows, groups]; products of a float16 and a byte are exact."""
         scales, mins = self.scales[rows].float(), None if self.mins is None else self.mins[rows].float()
         if self.super_scales is not None:
             scales *= self._of_groups(self.super_scales[rows])
@@ -145,13 +146,14 @@ class QuantizedWeight:
         return scales, mins
 
     def _of_groups(self, of_super_blocks: Tensor) -> Tensor:
-        """[rows, super-blocks] to float32 [rows, groups]."""
+        """Expand [rows, super-blocks] to float32 [rows, groups]."""
         return of_super_blocks.float().repeat_interleave(SUPER_BLOCK // self.group_size, dim=1)
 
     def plain(self) -> QuantizedWeight:
-        """In 4 or 8 bits with scales of float16, for a backend that knows no others; products are rounded to these.
+        """Convert to 4 or 8 bits with float16 scales, for a backend that takes no other formats; products are rounded
+        to these.
 
-        Mins are seen from the middle code: around it the error of a rounded scale is smallest.
+        Mins become offsets from the middle code, around which the error of a rounded scale is smallest.
         """
         bits, middle = _plain_bits(self.bits, self.table), 2 ** (self.bits - 1)
         if bits == self.bits and self.super_scales is None:
@@ -169,24 +171,24 @@ class QuantizedWeight:
         return replace(self, **parts, bits=bits, table=None)
 
     def of_rows(self, rows: slice | Tensor) -> QuantizedWeight:
-        """Some of its rows, a range or those of these ids, in memory of their own."""
+        """Copy some of its rows: a range, or those with these ids."""
         parts = self._tensors()
         del parts["order"]
         return replace(self, **{name: None if part is None else part[rows].clone() for name, part in parts.items()})
 
     def to(self, device: torch.device) -> QuantizedWeight:
-        """On another device."""
+        """Return the weight on another device."""
         return self._with_parts(lambda part: part.to(device))
 
     def contiguous(self) -> QuantizedWeight:
-        """With parts whose numbers lie one behind the other."""
+        """Return the weight with contiguous parts."""
         return self._with_parts(torch.Tensor.contiguous)
 
     def _with_parts(self, change: Callable[[Tensor], Tensor]) -> QuantizedWeight:
         return replace(self, **{name: None if part is None else change(part) for name, part in self._tensors().items()})
 
     def is_like(self, other: QuantizedWeight) -> bool:
-        """Whether both can be rows of one weight."""
+        """Return whether both weights can be stacked into one."""
         if (self.bits, self.group_size, self.shape[1]) != (other.bits, other.group_size, other.shape[1]):
             return False
         if (self.is_fp8, self.table) != (other.is_fp8, other.table):
@@ -199,7 +201,7 @@ class QuantizedWeight:
 
     @staticmethod
     def stack(parts: Sequence[QuantizedWeight]) -> QuantizedWeight:
-        """One under the other; the parts are alike."""
+        """Stack weights of one format into one."""
         stacked: dict[str, Tensor] = {}
         for name in parts[0]._tensors().keys() - {"order"}:
             found = [tensor for part in parts if (tensor := part._tensors()[name]) is not None]
@@ -219,7 +221,7 @@ class QuantizedWeight:
 
 
 def look_up(table: CodeTable, codes: Tensor) -> Tensor:
-    """What a table has for codes, float32."""
+    """Return the table's values of codes, float32."""
     return torch.tensor(TABLE_VALUES[table], dtype=torch.float32, device=codes.device)[codes.int()]
 
 
@@ -228,20 +230,21 @@ def _plain_bits(bits: int, table: CodeTable | None) -> int:
 
 
 def order_digest(order: Tensor) -> bytes:
-    """Tells orders of columns apart, int64 [K]."""
+    """Return a digest of an order of columns, int64 [K]."""
     return hashlib.blake2b(order.cpu().numpy().tobytes(), digest_size=16).digest()
 
 
 DIVISORS = (-8.0, -7.5, -7.0, -6.5, -8.5, 7.0)
-"""What a group's extreme is divided by, for the 4-bit scales to choose from. Its sign counts: codes reach -8 but +7."""
+"""Divisors of a group's extreme that give the candidates for its 4-bit scale. Signs count, because codes reach -8 but
+only +7."""
 LARGEST_SCALE = 65504.0
-"""Of float16. A weight so large that its scale would be larger saturates."""
+"""Largest float16. A weight that would need a larger scale saturates."""
 
 
 def quantize_per_channel(weight: Tensor) -> QuantizedWeight:
-    """8 bits, symmetric, one scale for each row of weight [N, K], of any float type.
+    """Quantize weight [N, K] of any float type to 8 bits, symmetric, with one scale per row.
 
-    csrc/kernels/quantize.hpp does the same operations in the same order; so in quantize_in_groups.
+    csrc/kernels/quantize.hpp does the same operations in the same order, here and in quantize_in_groups.
     """
     wide = weight.float()
     scale = (wide.abs().amax(-1, keepdim=True) / 127).clamp_(1e-7, LARGEST_SCALE).half()
@@ -250,11 +253,11 @@ def quantize_per_channel(weight: Tensor) -> QuantizedWeight:
 
 
 LARGEST_FP8 = 448.0
-"""Of float8_e4m3fn."""
+"""Largest float8_e4m3fn."""
 
 
 def quantize_fp8(weight: Tensor) -> QuantizedWeight:
-    """float8_e4m3fn, with the least power of two for each row of weight [N, K] that leaves nothing to be cut off.
+    """Quantize weight [N, K] to float8_e4m3fn; each row's scale is the least power of two that clips nothing.
 
     A float keeps its digits whatever power of two it is divided by, so a finer scale would gain nothing.
     """
@@ -268,19 +271,20 @@ def quantize_fp8(weight: Tensor) -> QuantizedWeight:
 
 
 def per_channel(codes: Tensor, scale: Tensor, dtype: torch.dtype) -> QuantizedWeight:
-    """8 bits from codes [N, K] and one scale a row [N, 1], repeated for the groups that products are summed in."""
+    """Return an 8-bit weight of codes [N, K] and one scale per row [N, 1], repeated for the groups in which products
+    are summed."""
     group_size = 128
     groups = -(-codes.shape[1] // group_size)
     return QuantizedWeight(codes, scale.expand(-1, groups).contiguous(), None, 8, group_size, dtype)
 
 
 def quantize_in_groups(weight: Tensor, group_size: int = 32) -> QuantizedWeight:
-    """4 bits, symmetric, one scale for `group_size` (32, 64 or 128) weights of a row.
+    """Quantize to 4 bits, symmetric, with one scale for each `group_size` (32, 64 or 128) weights of a row.
 
-    Of a few scales around the one that just holds the group's largest number, each group takes the one with the least
-    squared error, weighted by the size of the weight that is off: a little clipping buys finer steps for the others,
-    and large weights matter more than their number says (measured: docs/negative-results.md). The last one is what fits
-    the codes so far best (weighted least squares, as in llama.cpp's quantizer).
+    Each group tries a few scales around the one that just holds its largest number. It takes the one with the least
+    squared error, weighted by the size of the weight in error: a little clipping gives the other weights finer steps,
+    and large weights matter more than their number suggests (measured: docs/negative-results.md). The last candidate is
+    the scale that fits the codes chosen so far best (weighted least squares, as in llama.cpp's quantizer).
     """
     num_rows, k = weight.shape
     groups = -(-k // group_size)
@@ -318,7 +322,8 @@ def _inverse(scale: Tensor) -> Tensor:
 
 
 def _folded(squares: Tensor) -> Tensor:
-    """The sum over the last dimension (a power of two), halves folded onto each other: one order on every machine."""
+    """Return the sum over the last dimension (a power of two) by adding halves: one order of addition on every
+    machine."""
     while (half := squares.shape[-1] // 2) > 0:
         squares = squares[..., :half] + squares[..., half:]
     return squares

@@ -1,4 +1,4 @@
-"""Soft caps: numbers are bent towards a bound (Gemma 2, arXiv:2408.00118)."""
+"""Soft caps, which bend numbers towards a bound (Gemma 2, arXiv:2408.00118)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from torch import Tensor
 
 
 def soft_cap(x: Tensor, cap: float) -> Tensor:
-    """Return cap * tanh(x / cap), by tanh(y) = 1 - 2 / (1 + exp(2 y)), whose bits do not depend on an element's place.
+    """Return cap * tanh(x / cap), by tanh(y) = 1 - 2 / (1 + exp(2 y)), whose bits do not depend on an element's
+    position.
 
     Args:
         x: float32 [...].

@@ -1,4 +1,4 @@
-"""StackedWeight: matrices of one map that lie one under the other, but cannot be one weight."""
+"""StackedWeight: matrices of one linear map that are stacked but cannot be one weight."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from twostroke.kernels.streamed_weight import Matrix
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StackedWeight:
-    """Parts in the order of their rows, of different formats or orders of inputs: each is multiplied by itself."""
+    """Parts in the order of their rows, with different formats or orders of inputs; each is multiplied separately."""
 
     parts: tuple[Matrix, ...]
-    """[N_i, K] each"""
+    """Matrices [N_i, K]."""
 
 
 def stack(parts: Sequence[Tensor | QuantizedWeight]) -> Tensor | QuantizedWeight | StackedWeight:
-    """Parts one under the other: one weight where they are alike, for one pass over the inputs instead of several."""
+    """Stack parts: into one weight where their formats agree, so that one pass over the inputs is enough."""
     if len(parts) == 1:
         return parts[0]
     floats = [part for part in parts if isinstance(part, Tensor)]

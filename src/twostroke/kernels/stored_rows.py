@@ -1,4 +1,4 @@
-"""StoredRows: where the rows of a matrix lie in files, for a backend that packs them from there."""
+"""StoredRows: where the rows of a matrix lie in files, for a backend that packs them directly from there."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from twostroke.kernels.quantized_weight import QuantizedFormat
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StoredRows:
-    """Rows of whole blocks of one of ggml's types, each anywhere in a file."""
+    """Rows of whole blocks of one ggml type, each anywhere in a file."""
 
     type_name: str
-    """Of the blocks, as ggml names it."""
+    """ggml's name of the block type."""
     format: QuantizedFormat
-    """Of the weight that they become."""
+    """Format of the weight after reading."""
     files: npt.NDArray[np.int32]
-    """Descriptors of open files, [N]"""
+    """[N]: descriptors of open files."""
     offsets: npt.NDArray[np.int64]
-    """Bytes from the begin of the file, [N]"""
+    """[N]: bytes from the start of the file."""
     check: Callable[[], None]
-    """Call it when all are read: it raises CorruptCheckpoint where a file has changed. It keeps the files open."""
+    """Raise CorruptCheckpoint if a file has changed; call it when all rows are read. It keeps the files open."""
 
     def of_rows(self, rows: slice) -> StoredRows:
-        """Return where some of the rows lie."""
+        """Return the location of some of the rows."""
         return replace(self, files=self.files[rows], offsets=self.offsets[rows])
 
     @staticmethod
     def stack(parts: Sequence[StoredRows]) -> StoredRows | None:
-        """Return where the rows of several matrices lie, one under the other; None where they are of several types."""
+        """Return the rows of several matrices, stacked; None if their types differ."""
         first = parts[0]
         if len(parts) == 1:
             return first

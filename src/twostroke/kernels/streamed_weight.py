@@ -1,4 +1,4 @@
-"""StreamedWeight: a weight that is read, converted and quantized a few rows at a time, while it is packed."""
+"""StreamedWeight: a weight that is read, converted and quantized a few rows at a time while it is packed."""
 
 from __future__ import annotations
 
@@ -15,24 +15,26 @@ from twostroke.kernels.stored_rows import StoredRows
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StreamedWeight:
-    """A weight [N, K] that is never there as a whole: its codes, a byte each, would be more than the packed weight."""
+    """Weight [N, K] that is never in memory as a whole: its codes, a byte each, would be larger than the packed
+    weight."""
 
     shape: tuple[int, int]
     dtype: torch.dtype
-    """Of the activations it is multiplied with."""
+    """Type of the activations it is multiplied with."""
     rows: Callable[[int, int], Tensor | QuantizedWeight]
-    """Rows [begin, end), all of them of one format; floats may be memory of a file."""
+    """Return rows [begin, end), all in one format; floats may be memory of a file."""
     stored: StoredRows | None = None
-    """Where they lie, for who reads files faster than `rows` does; None: in no file, or not as they are."""
+    """Location of the rows, for code that reads files faster than `rows`; None if they are in no file or need
+    conversion."""
     packed: PackedWeight | None = None
-    """What an earlier start has made of it; None: it is to be packed."""
+    """Packed form from an earlier start; None if it has to be packed."""
     keep: Callable[[PackedWeight], None] | None = None
-    """Takes what was made of it, for later starts; None: nobody wants it."""
+    """Keep the packed form for later starts; None if it is not to be kept."""
 
     def whole(self) -> Tensor | QuantizedWeight:
-        """All rows at once, for who does not pack them."""
+        """Return all rows at once, for code that does not pack them."""
         return self.rows(0, self.shape[0])
 
 
 Matrix = Tensor | QuantizedWeight | StreamedWeight
-"""What one product is made of."""
+"""Operand of one product."""

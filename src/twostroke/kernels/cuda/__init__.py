@@ -1,8 +1,8 @@
-"""Our own kernels for NVIDIA GPUs, in Triton; dense matrix products are cuBLAS's where bits may depend on the batch.
+"""Twostroke's own kernels for NVIDIA GPUs, in Triton. Without batch invariance, dense products are cuBLAS's.
 
-They need the package Triton, which torch's CUDA builds bring. Without it, or on a card that it does not know, torch's
-operators serve (kernels/reference). They also run on the CPU, number by number, where Triton's interpreter is on
-(TRITON_INTERPRET=1): that is how they are tested.
+They need the package Triton, which torch's CUDA builds include. Without it, or on a card that Triton does not support,
+torch's operators are used (kernels/reference). With Triton's interpreter (TRITON_INTERPRET=1) they also run on the CPU,
+number by number; the tests use that.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from twostroke.kernels import quantized_weight
 from twostroke.kernels.interface import Operators
 
 LOWEST_CAPABILITY = (8, 0)
-"""Of a card: bfloat16 in the matrix units, and what Triton supports."""
+"""Lowest compute capability of a card: bfloat16 in the matrix units, and what Triton supports."""
 
 
 def has_triton() -> bool:
-    """Whether the package can be imported."""
+    """Return whether the package can be imported."""
     if importlib.util.find_spec("triton") is None:
         return False
     try:
@@ -32,7 +32,7 @@ def has_triton() -> bool:
 
 
 def why_not(device: torch.device) -> str | None:
-    """Why these kernels do not serve there, in words; None where they do."""
+    """Return the reason why these kernels cannot run on the device, for a message; None if they can."""
     if not has_triton():
         return "Triton is not installed (pip install triton)"
     from twostroke.kernels.cuda.jit import INTERPRETED
@@ -49,7 +49,8 @@ def why_not(device: torch.device) -> str | None:
 
 
 def operators(*, batch_invariant: bool = True) -> Operators:
-    """The backend, where `why_not` has nothing against it. Without `batch_invariant` dense products are cuBLAS's."""
+    """Return the backend for a device where `why_not` returns None. Without `batch_invariant`, dense products are
+    cuBLAS's."""
     from twostroke.kernels.cuda import attention, elementwise, experts, linear, sampling, sizes
     from twostroke.kernels.reference.experts import route
     from twostroke.kernels.reference.split_linear import pack_gated, pack_linear

@@ -25,7 +25,7 @@ log = get_logger(__name__)
 
 CUT = Cut()
 MAX_HEAD_DIM = 256
-"""Two states of a tile are kept in registers; larger heads would live in memory."""
+"""Largest head whose tile's two states fit into registers; states of larger heads would spill to memory."""
 _STORED: dict[KVFormat, torch.dtype] = {
     "f32": torch.float32,
     "f16": torch.float16,
@@ -34,29 +34,29 @@ _STORED: dict[KVFormat, torch.dtype] = {
 }
 _SCALE_AND_ZERO_BYTES = 4
 _BARRIER_BYTES = 1024
-"""At most, beside matrices."""
+"""Upper bound of the shared memory needed besides matrices."""
 _VECTORS = 16
-"""Of K and V that one program writes."""
+"""Vectors of K and V that one program writes."""
 
 
 class TritonAttention:
-    """See AttentionOperator. Decodes, chunks of prompts and everything between are the same program."""
+    """Attention operator of Triton's kernels. Prefill chunks and decodes run the same program."""
 
     turns_heads = True
 
     def __init__(self, num_heads: int, num_kv_heads: int, device: torch.device) -> None:
-        """Nothing has to be proved: every tile has the same height."""
+        """Take the model's heads; every tile has the same height, so nothing has to be proved."""
         self._cut = CUT.holding(num_heads // num_kv_heads)
         self._device = device
         self._num_processors = processors_of(device)
         self._shared_memory = shared_memory_of(device)
 
     def kv_order(self, kv_format: KVFormat) -> str:
-        """Floats as the reference has them; codes of all tokens before their scales and zeros (kv_programs)."""
+        """Return the name of the order: floats as in kernels/reference; codes of all tokens before their scales and
+        zeros (kv_programs)."""
         return f"codes-first-{kv_format}" if is_quantized(kv_format) else f"plain-{kv_format}"
 
     def head_order(self, kv_format: KVFormat, head_dim: int, block_size: int) -> HeadOrder:
-        """See AttentionOperator."""
         del block_size
         if not is_quantized(kv_format):
             return plain_order(kv_format, head_dim)
@@ -65,7 +65,6 @@ class TritonAttention:
         return HeadOrder(sections, sections)
 
     def read_heads(self, heads: Tensor, kv_format: KVFormat, head_dim: int, *, values: bool) -> Tensor:
-        """See AttentionOperator; K and V lie alike."""
         del values
         num_heads, num_bytes = heads.shape
         size = slot_bytes(kv_format, head_dim)
@@ -84,7 +83,6 @@ class TritonAttention:
         block_table: npt.NDArray[np.int32],
         tree_masks: TreeMasks | None = None,
     ) -> CudaStepPlan:
-        """See attention_plan."""
         batch = PlannedBatch.of(shape.window, query_start_loc, seq_lens, block_table, tree_masks)
         return sent(plan_step(shape, batch, self._cut, self._num_processors), self._device)
 
@@ -97,12 +95,10 @@ class TritonAttention:
         *,
         splits: bool,
     ) -> HostPlan:
-        """See RecordableAttention."""
         batch = PlannedBatch.of(shape.window, query_start_loc, seq_lens, block_table, None)
         return plan_step(shape, batch, self._cut, self._num_processors if splits else None)
 
     def fixed_plan(self, shape: GroupShape, size: FixedSize) -> FixedStepPlan:
-        """See RecordableAttention."""
         return FixedStepPlan(shape, size, self._cut, self._device)
 
     def __call__(
@@ -114,7 +110,6 @@ class TritonAttention:
         scoring: Scoring,
         turn: HeadTurn | None = None,
     ) -> Tensor:
-        """See AttentionOperator."""
         shape = plan.shape
         assert qkv.is_contiguous(), qkv.stride()
         assert scoring.slopes is None or not plan.has_trees, "draft trees have no slopes"
@@ -187,7 +182,7 @@ class TritonAttention:
 
 
 class _Memory:
-    """The storage as one layer's programs see it."""
+    """Storage with the strides that one layer's programs use."""
 
     def __init__(self, shape: GroupShape, storage: Tensor, layer_in_block: int) -> None:
         assert storage[0].is_contiguous(), storage.stride()
@@ -205,10 +200,10 @@ class _Memory:
             layer_in_block * 2 * shape.num_kv_heads * head_stride,
             head_stride,
         )
-        """Of blocks, the layer's place in one, and of heads, in elements."""
+        """Stride of blocks, offset of the layer within a block, and stride of heads, in elements."""
 
     def write(self, qkv: Tensor, plan: CudaStepPlan, turn: HeadTurn | None) -> None:
-        """Turns q and k, if that is to be done, and stores K and V."""
+        """Apply norm and rotary embedding to q and k if `turn` is given, and store K and V."""
         shape = self._shape
         first_head = 0 if turn is not None else shape.num_heads
         num_vectors = plan.num_tokens * (qkv.shape[1] - first_head)
@@ -251,7 +246,7 @@ class _Memory:
 def attention_operator(
     num_heads: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype, device: torch.device
 ) -> AttentionOperator:
-    """Ours, or torch's for heads that ours cannot hold; each tells its own kv_order."""
+    """Return Triton's operator, or torch's for heads it cannot hold; their kv_order differs."""
     if head_dim > MAX_HEAD_DIM or head_dim % 4:
         limit = MAX_HEAD_DIM
         log.info(
@@ -265,8 +260,9 @@ def attention_operator(
 
 
 def num_stages(cut: Cut, head_dim: int, dtype: torch.dtype, shared_memory: int) -> int | None:
-    """Of `attend`: chunks on their way at once, as many as shared memory holds; None: it holds not even one. No bit
-    depends on it. What programs take was read from what Triton 3.9 compiles for 8.6 and 9.0: this is no less.
+    """Return the chunks that `attend` loads ahead, as many as shared memory holds; None if it cannot hold one.
+
+    No bit of a result depends on it. The sizes are at least what Triton 3.9 compiles for 8.6 and 9.0.
 
     >>> [num_stages(Cut(), head_dim, torch.bfloat16, 101_376) for head_dim in (128, 256)]  # a card of 8.6
     [3, 1]
@@ -283,5 +279,5 @@ def num_stages(cut: Cut, head_dim: int, dtype: torch.dtype, shared_memory: int) 
 
 
 def _width(head_dim: int) -> int:
-    """Columns of a product, at least 16."""
+    """Return the columns of a product, at least 16."""
     return max(16, power_of_two(head_dim))

@@ -1,4 +1,4 @@
-"""What one step's attention will read on the card, worked out on the host and sent there in one copy."""
+"""Plan of one step's attention on the card, made on the host and sent in one copy."""
 
 from __future__ import annotations
 
@@ -16,59 +16,61 @@ from twostroke.kernels.memory import send
 from twostroke.kernels.reference.attention_plan import PlannedBatch
 
 MAX_PART_ROWS = 1 << 16
-"""Most rows (of one query and all of its heads) that states of single segments are written for; 256 MiB for 8 heads of
-128. Contexts beyond are folded by one program each."""
+"""Most rows of partial states (a row is one query with all its heads); 256 MiB for 8 heads of 128. Tiles beyond that
+are folded by one program each."""
 
 Ints = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """How products and contexts are cut up; the bits of a result depend on it, so it is one for all batches."""
+    """Sizes into which products and contexts are cut. The bits of a result depend on them, so they are the same for all
+    batches."""
 
     tile_rows: int = 64
-    """Rows of a product's left side, for decodes and prompts alike: rows of a tile of another height might be added up
-    by another instruction. Reading KV takes longer than the products of such a tile on any card with bfloat16."""
+    """Rows of a product's left side, for decodes and prompts alike: another height might be summed by another
+    instruction. Reading KV takes longer than the products of such a tile on any card with bfloat16."""
     chunk: int = 64
     """Keys of one product."""
     segment: int = 256
-    """Keys whose softmax is computed by itself, at absolute positions: the smallest work that a context is cut into.
-    What is cut depends on the batch, and no bit depends on what is cut."""
+    """Keys whose softmax is computed separately, at absolute positions: the smallest part of a context. How many
+    programs share a context depends on the batch, but no bit depends on that."""
 
     def queries_of(self, shape: GroupShape) -> int:
-        """Queries of a tile."""
+        """Return the queries of a tile."""
         return self.tile_rows // shape.heads_per_kv_head
 
     def holding(self, group: int) -> Cut:
-        """For so many query heads to a KV head: a tile has a row for each of them."""
+        """Return the sizes for `group` query heads per KV head; a tile has a row for each of them."""
         return replace(self, tile_rows=max(self.tile_rows, power_of_two(group)))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CudaStepPlan:
-    """One step of one KV group. All tensors are int32, on the device."""
+    """Plan of one step of one KV group. All tensors are int32, on the device."""
 
     shape: GroupShape
     num_tokens: int
     items: Tensor
-    """[num_items, 8]; see attention_programs.attend."""
+    """[num_items, 8], see attention_programs.attend."""
     splits: Tensor
-    """[n, 4]: tokens whose segments are computed apart; see attention_programs.fold_parts."""
+    """[n, 4]: tokens whose segments are computed separately, see attention_programs.fold_parts."""
     num_part_rows: int
     tokens: Tensor
-    """[5, num_tokens]: position, oldest key, tree_row, own_first; unused slots to be zeroed behind the token's own."""
+    """[5, num_tokens]: position, oldest key, tree_row, own_first, and the number of unused slots after the token's to
+    zero."""
     slots: Tensor
     """[2, num_tokens]: block and place in it."""
     table: Tensor
-    """[num_seqs, max_blocks]"""
+    """[num_seqs, max_blocks]."""
     trees: Tensor
-    """[words]: bits of draft trees; one word where there are none."""
+    """[words]: bits of draft trees; one word if there are none."""
     has_trees: bool
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HostPlan:
-    """The same arrays before they are sent, int64."""
+    """Arrays of a CudaStepPlan before they are sent, int64."""
 
     shape: GroupShape
     items: Ints
@@ -83,7 +85,7 @@ class HostPlan:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Tiles:
-    """All arrays int64 [num_tiles]."""
+    """Tiles of queries; all arrays int64 [num_tiles]."""
 
     seq: Ints
     first_token: Ints
@@ -93,13 +95,13 @@ class _Tiles:
 
 
 def plan_step(shape: GroupShape, batch: PlannedBatch, cut: Cut, num_processors: int | None) -> HostPlan:
-    """Plans one step of one KV group.
+    """Plan one step of one KV group.
 
     Args:
         shape: the group.
         batch: the step.
-        cut: of the operator.
-        num_processors: of the card; contexts are split until each has something to do. None: no context is split.
+        cut: sizes of the operator.
+        num_processors: processors of the card; contexts are split until each has work. None: no context is split.
     """
     tiles = _tiles(batch, cut.queries_of(shape), cut.segment)
     items, splits, num_part_rows = _items(tiles, shape, num_processors)
@@ -109,7 +111,7 @@ def plan_step(shape: GroupShape, batch: PlannedBatch, cut: Cut, num_processors: 
 
 
 def sent(host: HostPlan, device: torch.device) -> CudaStepPlan:
-    """On the device."""
+    """Send a plan to the device."""
     arrays = [host.items, host.splits, host.tokens, host.slots, host.table, host.trees]
     tensors = _send([array.astype(np.int32) for array in arrays], device)
     items, splits, tokens, slots, table, trees = tensors
@@ -120,7 +122,7 @@ def sent(host: HostPlan, device: torch.device) -> CudaStepPlan:
 
 
 class FixedStepPlan:
-    """See FixedPlan. What is behind a step's own is such that no program does anything for it.
+    """FixedPlan with padding after a step's own entries, for which no program does anything.
 
     ```
     items    of the step | no queries, no segments        splits   of the step | no segments
@@ -129,7 +131,7 @@ class FixedStepPlan:
     """
 
     def __init__(self, shape: GroupShape, size: FixedSize, cut: Cut, device: torch.device) -> None:
-        """Empty."""
+        """Make an empty plan."""
         self._size = size
         num_tiles = min(size.num_tokens, size.num_seqs + size.num_tokens // cut.queries_of(shape))
         self._num_items = num_tiles + size.num_part_rows  # those of a tile that is split are no more than its rows
@@ -143,10 +145,8 @@ class FixedStepPlan:
         self.plan = CudaStepPlan(
             shape, size.num_tokens, items, splits, size.num_part_rows, tokens, slots, table, trees, has_trees=False
         )
-        """See FixedPlan."""
 
     def fill(self, step: HostPlan) -> None:
-        """See FixedPlan."""
         size, num_tokens = self._size, step.tokens.shape[1]
         assert num_tokens <= size.num_tokens, f"{num_tokens} tokens in a plan for {size.num_tokens}"
         assert step.num_part_rows <= size.num_part_rows, f"{step.num_part_rows} of {size.num_part_rows} partial rows"
@@ -171,7 +171,7 @@ def _no_items(count: int) -> Ints:
 
 
 def _no_tokens(size: FixedSize) -> tuple[Ints, Ints, Ints]:
-    """Splits, tokens and slots."""
+    """Return splits, tokens and slots of padding."""
     tokens = np.zeros((5, size.num_tokens), np.int64)
     tokens[2] = -1
     slots = np.zeros((2, size.num_tokens), np.int64)
@@ -193,7 +193,7 @@ def _tiles(batch: PlannedBatch, queries_per_tile: int, segment: int) -> _Tiles:
 
 
 def _items(tiles: _Tiles, shape: GroupShape, num_processors: int | None) -> tuple[Ints, Ints, int]:
-    """Items, split tokens, and rows of partial states."""
+    """Return items, split tokens, and the number of rows of partial states."""
     order = np.argsort(-tiles.num_segments, kind="stable")  # the longest first: the last to end are short
     segments, queries = tiles.num_segments[order], tiles.num_queries[order]
     # a tile is split where it alone is more than half of what each processor has to do
@@ -227,7 +227,7 @@ def _items(tiles: _Tiles, shape: GroupShape, num_processors: int | None) -> tupl
 
 
 def _tree_words(batch: PlannedBatch) -> tuple[Ints, Ints]:
-    """Bits of all trees, 32 to a word, and where each token's begin (-1: it sees all before it)."""
+    """Return the bits of all trees, 32 to a word, and where each token's start (-1: it sees all tokens before it)."""
     rows = np.full(int(batch.starts[-1]), -1, np.int64)
     words: list[npt.NDArray[np.int32]] = [np.zeros(1, np.int32)]
     done = 1
@@ -243,7 +243,7 @@ def _tree_words(batch: PlannedBatch) -> tuple[Ints, Ints]:
 
 
 def _tokens(shape: GroupShape, batch: PlannedBatch, tree_rows: Ints) -> tuple[Ints, Ints]:
-    """[5, num_tokens] and [2, num_tokens]; see CudaStepPlan."""
+    """Return tokens [5, num_tokens] and slots [2, num_tokens] of a CudaStepPlan."""
     query_lens = np.diff(batch.starts)
     seq = np.repeat(np.arange(len(query_lens)), query_lens)
     own_first = (batch.lens - query_lens)[seq]
@@ -259,7 +259,7 @@ def _tokens(shape: GroupShape, batch: PlannedBatch, tree_rows: Ints) -> tuple[In
 
 
 def _send(arrays: list[npt.NDArray[np.int32]], device: torch.device) -> list[Tensor]:
-    """In one copy: each of several would cost as much as a small kernel."""
+    """Send arrays in one copy; a copy for each would cost as much as a small kernel."""
     joined = send(np.concatenate([array.reshape(-1) for array in arrays]), device)
     parts = joined.split([array.size for array in arrays])
     return [part.view(array.shape) for part, array in zip(parts, arrays, strict=True)]

@@ -1,13 +1,13 @@
-"""Attention over paged KV, in one order of summation whatever the batch.
+"""Attention over paged KV, in one order of summation for every batch.
 
     keys       |0 ........... 255|256 .......... 511|512 ... 600|      segments, at absolute positions
                 64  64  64  64     64  64  64  64     64 64            chunks: one product each
 
-A segment is an online softmax of its own (Milakov and Gimelshein 2018, arXiv:1805.02867; Dao et al. 2022,
-arXiv:2205.14135) over its chunks, and segments are folded into an empty state in their order. An item of work is a tile
-of queries with either all of its segments, which one program folds, or one of them, whose state is written down and
-folded by another program: the fold is the same function, so where its segments are computed changes no bit of a row. A
-segment or a chunk in which a row sees nothing changes nothing of it either, so it does not matter who shares its tile.
+A segment is a separate online softmax (Milakov and Gimelshein 2018, arXiv:1805.02867; Dao et al. 2022,
+arXiv:2205.14135) over its chunks. Segments are folded into an empty state in their order. A work item is a tile of
+queries with all of its segments, which one program folds, or with one of them, whose state is stored and folded by
+another program. Both use the same function, so it changes no bit of a row where its segments are computed. A segment or
+a chunk in which a row sees nothing leaves it unchanged, so the other rows of its tile do not matter.
 """
 
 # pyright: reportMissingImports=false, reportMissingParameterType=false, reportUnknownParameterType=false
@@ -20,14 +20,17 @@ from twostroke.kernels.cuda.jit import jit, jit_for_any, product, rounded, wait_
 from twostroke.kernels.cuda.kv_programs import hadamard_back, read_slots
 
 LOWEST = tl.constexpr(-1e30)
-"""Stands for the maximum of nothing; finite, so that differences of two of them are 0 and not NaN."""
+"""Maximum of an empty set; finite, so that differences of two of them are 0 and not NaN."""
 LOG2_E = tl.constexpr(1.4426950408889634)
 
 
 @jit
 def folded(m, total, acc, m_next, total_next, acc_next):
-    """The state of a row with the next segment's behind it. Fused where it says so and nowhere else: a compiler has no
-    choice that it could take one way here and another there."""
+    """Fold the next segment's state into the state of a row.
+
+    Multiply-adds are fused where `fma` says so and nowhere else, so that the compiler cannot decide differently here
+    and elsewhere.
+    """
     highest = tl.maximum(m, m_next)
     keep, add = tl.exp2(m - highest), tl.exp2(m_next - highest)
     total = tl.fma(total, keep, total_next * add)
@@ -37,16 +40,16 @@ def folded(m, total, acc, m_next, total_next, acc_next):
 
 @jit
 def with_sinks(m, total, acc, sinks):
-    """The state of each row with its head's sink behind it, like a last segment of one key without a value."""
+    """Fold each head's sink into the states, like a last segment of one key without a value."""
     return folded(m, total, acc, sinks * LOG2_E, tl.full(total.shape, 1.0, tl.float32), tl.zeros_like(acc))
 
 
 @jit
 def sees(keys, position, oldest, tree_row, own_first, trees, HAS_TREES: tl.constexpr):
-    """Which keys [n] each row sees. [rows, n]
+    """Return which keys [n] each row sees. [rows, n]
 
     position, oldest: the last and the first key of each row. tree_row: where its bits over the step's own tokens, which
-    begin at own_first, lie in `trees`; -1 sees all of them.
+    start at own_first, lie in `trees`; with -1 it sees all of them.
     """
     visible = (keys[None, :] <= position[:, None]) & (keys[None, :] >= oldest[:, None])
     if HAS_TREES:
@@ -70,7 +73,7 @@ def scored(
     HAS_CAP: tl.constexpr,
     HAS_SLOPES: tl.constexpr,
 ):
-    """Scores of a chunk to base 2, from products q . k. slopes: where those of the rows lie."""
+    """Return scores of a chunk to base 2, from products q . k. slopes: addresses of the rows' slopes."""
     if HAS_CAP:  # tanh(y) = 1 - 2 / (1 + exp(2 y))
         bent = tl.div_rn(tl.zeros_like(products) + 2.0 * cap, 1.0 + tl.exp(products * (scale * (2.0 / cap))))
         scores = (cap - bent) * LOG2_E
@@ -123,13 +126,13 @@ def attend(
     FLAT: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ):
-    """Program (item, KV head): a tile of queries with one KV head over some segments.
+    """Attend with a tile of queries and one KV head over some segments, in program (item, KV head).
 
     items: int32 [num_items, 8]: sequence, first token, number of queries (0: nothing is written), first segment, number
-    of segments, and the row of the partial states that the first query's goes to (-1: the result is final).
+    of segments, and the row of partial states for the first query (-1: the result is final).
     tokens: int32 [5, num_tokens]: position, oldest key, tree_row, own_first (see `sees`); the fifth is not read here.
-    FLAT: one loop goes over the chunks of all segments, so that loads do not stop where a segment ends. No bit depends
-    on it; it is slower for items of one segment.
+    FLAT: one loop goes over the chunks of all segments, so that loads continue where a segment ends. No bit depends on
+    it; it is slower for items of one segment.
     """
     wait_for_inputs(OVERLAPS)
     item, head = items + tl.program_id(0) * 8, tl.program_id(1)
@@ -228,7 +231,7 @@ def fold_parts(
     HAS_SINKS: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ):
-    """Program (split token, HEADS heads): its segments' states in their order.
+    """Fold the states of a split token's segments in their order, in program (split token, HEADS heads).
 
     splits: int32 [n, 4]: token, row of its first segment's state, rows from one segment to the next, segments (0: none,
     and nothing is written).

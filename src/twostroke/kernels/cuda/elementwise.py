@@ -1,4 +1,4 @@
-"""Norm, rotation and activation on the card; shapes and numerics are the reference's."""
+"""Norm, rotary embedding and activation on the card; shapes and numerics are those of kernels/reference."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ _GATE_WIDTH = 1024
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """x: [num_rows, n] with weight [n], or [num_rows, parts, n] with [parts, n]."""
+    """Apply the norm to x [num_rows, n] with weight [n], or to [num_rows, parts, n] with [parts, n]."""
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     _norm(x, weight, out, eps)
     return out
 
 
 def rms_norm_(x: Tensor, weight: Tensor, eps: float) -> None:
-    """The same in place."""
+    """Apply `rms_norm` in place."""
     _norm(x, weight, x, eps)
 
 
@@ -48,7 +48,7 @@ def _norm(x: Tensor, weight: Tensor, out: Tensor, eps: float) -> None:
 
 
 def rotate_heads_(x: Tensor, cos: Tensor, signed_sin: Tensor) -> None:
-    """x: [num_tokens, heads, head_dim], tokens any distance apart."""
+    """Rotate x [num_tokens, heads, head_dim] in place; tokens may be any distance apart."""
     num_tokens, heads, head_dim = x.shape
     assert x.stride(1) == head_dim, x.stride()
     assert cos.is_contiguous(), cos.stride()
@@ -68,7 +68,8 @@ def rotate_heads_(x: Tensor, cos: Tensor, signed_sin: Tensor) -> None:
 
 
 def gate_and_mul(gate_up: Tensor, activation: Activation) -> Tensor:
-    """See kernels.activation.gated, in float32. gate_up: [num_rows, 2 n], gate first; to [num_rows, n] in its type."""
+    """Apply kernels.activation.gated in float32 to gate_up [num_rows, 2 n], gate first; return [num_rows, n] in its
+    type."""
     num_rows, n = gate_up.shape[0], gate_up.shape[1] // 2
     out = torch.empty(num_rows, n, dtype=gate_up.dtype, device=gate_up.device)
     assert gate_up.stride(-1) == 1, gate_up.stride()

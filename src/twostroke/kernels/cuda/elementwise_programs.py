@@ -1,4 +1,4 @@
-"""Norm, rotation and activation, a row in each program."""
+"""Norm, rotary embedding and activation, one row per program."""
 
 # pyright: reportMissingImports=false, reportMissingParameterType=false, reportUnknownParameterType=false
 
@@ -22,10 +22,10 @@ def norm_rows(
     WIDTH: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ):
-    """Program (row, part of n numbers): out = x / rms(x), rounded to the weight's type, times the part's weight.
+    """Compute out = x / rms(x), rounded to the weight's type, times the weight, in program (row, part of n numbers).
 
-    weight: [PARTS, n] in x's type or float32, of one part where all have the same. The order of the sum of squares
-    depends on WIDTH alone, and WIDTH on n.
+    weight: [PARTS, n] in x's type or float32; PARTS is 1 where all parts have the same weight. The order of the sum of
+    squares depends only on WIDTH, and WIDTH on n.
     """
     wait_for_inputs(OVERLAPS)
     row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
@@ -51,9 +51,10 @@ def rotate_rows(
     HEADS: tl.constexpr,
     WIDTH: tl.constexpr,
 ):
-    """Program (token): all of its heads in place, both halves of a head together, as each needs the other's old value.
+    """Rotate all heads of a token in place, in program (token).
 
-    HEADS and WIDTH are `heads` and half of HEAD_DIM, filled up.
+    Both halves of a head are loaded together, because each needs the other's old value. HEADS and WIDTH are `heads` and
+    half of HEAD_DIM, rounded up to powers of two.
     """
     half: tl.constexpr = HEAD_DIM // 2
     token = tl.program_id(0).to(tl.int64)
@@ -75,9 +76,9 @@ def rotate_rows(
 
 @jit
 def gate_times(gate_up, out, stride, n, WIDTH: tl.constexpr, ACTIVATION: tl.constexpr, OVERLAPS: tl.constexpr):
-    """Program (row, slice): out = activation(gate) * up; gate is the first n columns of gate_up, up the others.
+    """Compute out = activation(gate) * up in program (row, slice); gate is the first n columns of gate_up, up the rest.
 
-    The activation is SiLU, GELU by its tanh formula, or clamped SwiGLU; see kernels/activation.py.
+    The activation is SiLU, GELU by its tanh formula, or clamped SwiGLU (kernels/activation.py).
     """
     wait_for_inputs(OVERLAPS)
     row = tl.program_id(0).to(tl.int64)

@@ -1,10 +1,11 @@
-"""Products of all experts that a step hits, in one launch: each pair of a token and an expert is a row.
+"""Products of all experts of a step in one launch; each pair of a token and an expert is a row.
 
     pairs     | expert 0 | expert 2        | expert 5 |     sorted by expert; starts says where those of each begin
     blocks    | 0        | 1      | 2      | 3        |     of HEIGHT rows; none has rows of two experts
 
-The host does not know how many blocks a step has. It launches as many as there can be, and a program finds its expert
-by counting the blocks of those before. A row is summed in the runs of float_programs.multiply_floats: to the same bits.
+The host does not know how many blocks a step has. It launches the most that are possible, and a program finds its
+expert by counting the blocks of the experts before it. A row is summed in the runs of float_programs.multiply_floats,
+with the same bits.
 """
 
 # pyright: reportMissingImports=false, reportMissingParameterType=false, reportUnknownParameterType=false
@@ -19,7 +20,7 @@ from twostroke.kernels.cuda.linear_programs import finished
 
 @jit
 def expert_of_block(starts, num_experts, HEIGHT: tl.constexpr, EXPERTS: tl.constexpr):
-    """Return the expert of this program's block, and the block's first row; num_experts: there are fewer blocks."""
+    """Return the expert of this program's block, and the block's first row; num_experts if there are fewer blocks."""
     expert = tl.arange(0, EXPERTS)
     is_expert = expert < num_experts
     begins = tl.load(starts + expert, mask=is_expert, other=0)
@@ -54,11 +55,11 @@ def multiply_experts(
     IS_OF_TOKENS: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ):
-    """Program (block of HEIGHT pairs, CHANNELS outputs): y [num_pairs, num_channels].
+    """Compute y [num_pairs, num_channels] in program (block of HEIGHT pairs, CHANNELS outputs).
 
-    places: int64 [num_experts], where each weight [num_channels, num_inputs] begins, in elements from the first one.
-    biases: [num_experts, num_channels]. starts: int64 [num_experts + 1]. IS_OF_TOKENS: a pair reads the row of x that
-    tokens, int64 [num_pairs], has for it; else its own. EXPERTS: the power of two that is not below num_experts.
+    places: int64 [num_experts], where each weight [num_channels, num_inputs] starts, in elements from the first one.
+    biases: [num_experts, num_channels]. starts: int64 [num_experts + 1]. IS_OF_TOKENS: a pair reads the row of x given
+    by tokens, int64 [num_pairs]; otherwise its own. EXPERTS: num_experts rounded up to a power of two.
     """
     wait_for_inputs(OVERLAPS)
     expert, first_row = expert_of_block(starts, num_experts, HEIGHT, EXPERTS)
@@ -94,7 +95,8 @@ def multiply_experts(
 
 @jit_for_any("num_chosen")
 def add_pairs(products, places, weights, y, num_chosen, num_channels, CHANNELS: tl.constexpr, OVERLAPS: tl.constexpr):
-    """Program (CHANNELS outputs, token): the token's products [num_channels] times their weights, by rising expert.
+    """Add the token's products [num_channels] times their weights, by rising expert, in program (CHANNELS outputs,
+    token).
 
     places: int64 [num_tokens, num_chosen], rows of products; weights: float32, the same shape.
     """

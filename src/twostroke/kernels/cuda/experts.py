@@ -1,6 +1,6 @@
-"""Experts on the card: the products of all that a step hits in one launch, where their weights are floats.
+"""Experts on the card: all products of a step in one launch, where their weights are floats.
 
-Nothing is read back to the host. Experts whose weights are quantized are multiplied one after the other.
+Nothing is copied back to the host. Experts with quantized weights are multiplied one after the other.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ _ADDED_AT_ONCE = 256
 
 
 class GroupedProducts:
-    """x W_e^T + b_e for each pair of a token and an expert, with the bits of FloatLinear."""
+    """Products x W_e^T + b_e for each pair of a token and an expert, with the bits of FloatLinear."""
 
     def __init__(self, experts: Sequence[FloatLinear], biases: Tensor | None) -> None:
-        """Takes the packed weights of all experts, and biases [num_experts, N]."""
+        """Take the packed weights of all experts, and biases [num_experts, N]."""
         self._experts, self._biases = experts, biases
         weights = [one.weight for one in experts]
         first = weights[0]
         places = [(one.data_ptr() - first.data_ptr()) // first.itemsize for one in weights]
         self._places = torch.tensor(places, device=first.device)
-        """Where weights begin, in elements from the first one: each lies in memory of its own."""
+        """Start of each weight in elements from the first one; each has memory of its own."""
 
     def __call__(self, x: Tensor, routing: Routing, *, is_of_tokens: bool) -> Tensor:
         """Return the products [num_pairs, N] of rows x: of tokens [num_tokens, K], or of pairs [num_pairs, K].
 
-        One launch with a grid for the most blocks of rows that a step of so many pairs can have.
+        It is one launch with a grid for the most blocks of rows that a step with so many pairs can have.
         """
         first, num_pairs, num_experts = self._experts[0], len(routing.tokens), len(self._experts)
         num_channels, num_inputs = first.weight.shape
@@ -78,39 +78,34 @@ class GroupedProducts:
 
 
 class TritonGatedExperts:
-    """See GatedExperts."""
+    """Gated products of experts in one launch."""
 
     reads_counts = False
 
     def __init__(self, products: GroupedProducts, activation: Activation) -> None:
-        """Takes the products with gate and up, one under the other."""
+        """Take the products with gate above up."""
         self._products = products
         self._activation: Activation = activation
 
     def __call__(self, x: Tensor, routing: Routing) -> Tensor:
-        """See GatedExperts."""
         return gate_and_mul(self._products(x, routing, is_of_tokens=True), self._activation)
 
 
 class TritonExpertLinears:
-    """See ExpertLinears."""
+    """Down projections of experts in one launch."""
 
     reads_counts = False
 
     def __init__(self, products: GroupedProducts) -> None:
-        """Takes the down projections."""
         self._products = products
 
     def __call__(self, inner: Tensor, routing: Routing) -> Tensor:
-        """See ExpertLinears."""
         return self.add(self.multiply(inner, routing), routing)
 
     def multiply(self, inner: Tensor, routing: Routing) -> Tensor:
-        """See ExpertLinears."""
         return self._products(inner, routing, is_of_tokens=False)
 
     def add(self, products: Tensor, routing: Routing) -> Tensor:
-        """See ExpertLinears."""
         (num_tokens, num_chosen), num_channels = routing.places.shape, products.shape[1]
         y = torch.empty(num_tokens, num_channels, dtype=products.dtype, device=products.device)
         programs.add_pairs[(-(-num_channels // _ADDED_AT_ONCE), num_tokens)](
@@ -132,7 +127,7 @@ PackLinear = Callable[[Weight, Tensor | None], Linear]
 def pack_gated_experts(
     pack: PackLinear, weights: Sequence[Weight], biases: Tensor | None, activation: Activation
 ) -> GatedExperts:
-    """Return experts in one launch where their weights are floats, and one by one otherwise; see Operators."""
+    """Return experts computed in one launch where their weights are floats, and one by one otherwise."""
     experts = [pack(*one) for one in zip(weights, biases_of(biases, weights), strict=True)]
     grouped = _grouped(experts, biases)
     if grouped is not None:
@@ -141,7 +136,7 @@ def pack_gated_experts(
 
 
 def pack_expert_linears(pack: PackLinear, weights: Sequence[Weight], biases: Tensor | None) -> ExpertLinears:
-    """Return experts in one launch where their weights are floats, and one by one otherwise; see Operators."""
+    """Return experts computed in one launch where their weights are floats, and one by one otherwise."""
     experts = [pack(*one) for one in zip(weights, biases_of(biases, weights), strict=True)]
     grouped = _grouped(experts, biases)
     return one_by_one.ExpertLinearsOneByOne(experts) if grouped is None else TritonExpertLinears(grouped)

@@ -1,7 +1,7 @@
-"""Linear maps with weights of floats on the card, whose rows do not know each other.
+"""Linear maps with float weights on the card, with independent rows.
 
-cuBLAS chooses by the number of rows how it cuts and adds; here it is the same for every one. Without
-that promise (`batch_invariant=False`) cuBLAS serves: kernels/reference/linear.PlainLinear.
+cuBLAS splits and sums products in a way that depends on the number of rows; here it is always the same. Without that
+promise (`batch_invariant=False`) cuBLAS is used: kernels/reference/linear.PlainLinear.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from twostroke.kernels.reference.row_tiles import fingerprint, remember
 from twostroke.kernels.streamed_weight import Matrix, StreamedWeight
 
 _SPAN_BYTES = 128
-"""Of a row that is read at once."""
+"""Bytes of a row that are read at once."""
 _BAND = 8
 _PREFETCHED = 2
-"""Spans of a weight that a program of LOW asks for before its inputs are there. More of them took longer on an H200:
-they delay what the kernel before still reads."""
+"""Spans of a weight that a program of LOW prefetches before its inputs are ready. More took longer on an H200, because
+they delay the reads of the kernel before."""
 RUNS = 4
-"""Sums that an output is cut into, whatever the batch, the weight's rows or the card: ranks that share a weight's rows
-add up like one that has them all."""
+"""Runs into which an output's sum is cut, for every batch, weight and card: ranks that share a weight's rows add as one
+rank with all of them does."""
 _ADDED_AT_ONCE = 256
 """Outputs whose runs one program adds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """What one program computes of a product, and by how many warps, with how many spans on their way."""
+    """Part of a product that one program computes, its warps, and the spans it loads ahead."""
 
     height: int
     channels: int
@@ -43,31 +43,31 @@ class Tile:
     num_stages: int
 
     def count(self, num_rows: int, num_channels: int) -> int:
-        """Tiles of a product."""
+        """Return the number of tiles of a product."""
         return -(-num_rows // self.height) * -(-num_channels // self.channels)
 
 
 LOW: Final = Tile(64, 64, 4, 4)
-"""For a few rows, and for all where the other one does not give the same bits. 64 rows are what a matrix unit takes
-since capability 9.0; that most of them are padding costs a decode nothing, since it waits for the weights."""
+"""Tile for a few rows, and for all where HIGH does not give the same bits. Matrix units take 64 rows since capability
+9.0. Most of them are padding in a decode, which costs nothing, since a decode waits for the weights."""
 HIGH: Final = Tile(128, 128, 8, 4)
-"""For many rows."""
+"""Tile for many rows."""
 DESCRIBED: Final = Tile(128, 128, 8, 3)
-"""For many rows where the card has a copy engine. Its spans are of 256 bytes. More outputs spill registers: 128 x 256
-took 875 us for a weight of 24,576 x 4,096 and 2,048 rows on an H200, in place of 656."""
+"""Tile for many rows where the card has a copy engine, with spans of 256 bytes. More outputs spill registers: 128 x 256
+took 875 us for a weight of 24,576 x 4,096 and 2,048 rows on an H200, instead of 656."""
 _DESCRIBED_SPAN = 128
-"""Inputs that it reads at once, of types of 2 bytes."""
+"""Inputs that DESCRIBED reads at once, of types of 2 bytes."""
 _ALIGNED_BYTES = 16
-"""Bytes. The copy engine reads rows whose length is a multiple of this."""
+"""Bytes that a row's length must be a multiple of for the copy engine."""
 _FEWER_STAGES = 3
-"""Where a program has too little shared memory for those of HIGH, as on cards of 8.6."""
+"""Stages of HIGH where a program has too little shared memory, as on cards of 8.6."""
 
 
 class FloatLinear:
-    """y = x W^T + b with bits per row that do not depend on the other rows."""
+    """Linear map y = x W^T + b with bits per row that do not depend on the other rows."""
 
     def __init__(self, weight: Matrix, bias: Tensor | None) -> None:
-        """Takes weight [N, K] and bias [N]; a quantized one is multiplied as the numbers it stands for."""
+        """Take weight [N, K] and bias [N]; a quantized weight is dequantized."""
         weight = weight.whole() if isinstance(weight, StreamedWeight) else weight
         # a copy: what a file maps would change with the file
         self.weight = weight.dequantize() if isinstance(weight, QuantizedWeight) else weight.clone().contiguous()
@@ -86,27 +86,25 @@ class FloatLinear:
         self._high_is_sound = HIGH.height in self._proven_heights()
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Maps x [num_rows, K] to [num_rows, N], in the type of the weights."""
+        """Map x [num_rows, K] to [num_rows, N], in the type of the weights."""
         return self._multiply(x, None)
 
     def in_float32(self, x: Tensor) -> Tensor:
-        """See Linear."""
         return self(x).float()
 
     def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
-        """residual + x W^T + b, the product rounded first, in one pass."""
+        """Return residual + x W^T + b in one pass, with the product rounded first."""
         return self._multiply(x, residual)
 
     def rows(self, ids: Tensor) -> Tensor:
-        """W[ids]. [n, K]"""
         return F.embedding(ids, self.weight)
 
     def tile_for(self, num_rows: int) -> Tile:
-        """Return the tile for so many rows."""
+        """Return the tile for `num_rows` rows."""
         return self._high if num_rows > LOW.height and self._high_is_sound else LOW
 
     def _proven_heights(self) -> tuple[int, ...]:
-        """Whether rows of a high tile get the bits of a low one, wherever they stand in it."""
+        """Return the heights whose rows get the bits of a low tile, wherever they stand in it."""
         key = ("triton floats", self._num_channels, self._num_inputs, self.weight.dtype, self.weight.device)
 
         def prove() -> tuple[int, ...]:
@@ -130,7 +128,7 @@ class FloatLinear:
         return self._tiled(x, residual, LOW, apart=LOW.count(num_rows, n) < self._num_processors)
 
     def _tiled(self, x: Tensor, residual: Tensor | None, tile: Tile, *, apart: bool) -> Tensor:
-        """The product in tiles of a size, with runs by programs of their own (`apart`) or not: to the same bits."""
+        """Multiply in tiles of a size, with separate programs for the runs (`apart`) or not; the bits are the same."""
         assert x.dtype is self.weight.dtype, (x.dtype, self.weight.dtype)
         x = x if x.stride(-1) == 1 else x.contiguous()
         assert residual is None or residual.stride(-1) == 1, residual
@@ -204,7 +202,7 @@ def _is_aligned(x: Tensor) -> bool:
 
 
 def _fitting(tile: Tile, shared_memory: int) -> Tile:
-    """The tile with as many spans on their way as fit.
+    """Return the tile with as many stages as fit into shared memory.
 
     >>> _fitting(HIGH, 232_448).num_stages, _fitting(HIGH, 101_376).num_stages  # of 9.0 and 8.6
     (4, 3)
@@ -214,7 +212,7 @@ def _fitting(tile: Tile, shared_memory: int) -> Tile:
 
 
 def add_runs(parts: Tensor, bias: Tensor | None, residual: Tensor | None, y: Tensor) -> None:
-    """Adds the runs of a product in their order, with its bias [N] and residual [num_rows, N], into y [num_rows, N].
+    """Add the runs of a product in their order, with its bias [N] and residual [num_rows, N], into y [num_rows, N].
 
     parts: float32 [runs, num_rows, N].
     """

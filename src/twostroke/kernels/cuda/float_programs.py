@@ -1,12 +1,12 @@
-"""Products with weights of floats, in one order for a row whatever its batch.
+"""Products with float weights, in one order of summation for every batch.
 
     inputs     |0 .. SPAN|SPAN .. 2 SPAN| ...          spans: one product each
                 run 0 .... | run 1 .... | run 2 .... | run 3 ....     runs: RUNS of them
 
 Each run is summed from its first span to its last, and the runs are added in their order: by the program of the tile,
-or, where a step has too few tiles for a card, by another program from what the runs have written down.
+or, where a step has too few tiles for a card, by another program from stored runs.
 
-Programs of a tile are counted in bands of BAND tiles of rows, so that those that run at once share what they read:
+Programs of a tile are counted in bands of BAND tiles of rows, so that programs that run at once share what they read:
 
     rows  0   2   4 | 6  8        BAND = 2, three tiles of outputs
           1   3   5 | 7  9
@@ -24,7 +24,7 @@ from twostroke.kernels.cuda.linear_programs import finished
 
 @jit
 def place_of_tile(num_rows, num_channels, HEIGHT: tl.constexpr, CHANNELS: tl.constexpr, BAND: tl.constexpr):
-    """First row and first output of this program's tile."""
+    """Return the first row and the first output of this program's tile."""
     tiles_of_rows, tiles_of_channels = tl.cdiv(num_rows, HEIGHT), tl.cdiv(num_channels, CHANNELS)
     band = tl.program_id(0) // (BAND * tiles_of_channels)
     height_of_band = tl.minimum(tiles_of_rows - band * BAND, BAND)
@@ -58,13 +58,14 @@ def multiply_floats(
     PREFETCHED: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ):
-    """Program (tile of HEIGHT rows and CHANNELS outputs, some runs): y [num_rows, num_channels], or parts of it.
+    """Compute y [num_rows, num_channels] or parts of it in program (tile of HEIGHT rows and CHANNELS outputs, some
+    runs).
 
     weight: [num_channels, num_inputs], contiguous; bias: [num_channels]; residual: [num_rows, num_channels]. parts:
     float32 [RUNS, num_rows, num_channels], where runs_at_once is less than RUNS (and then 1): to be added by
     linear_programs.add_runs. IS_WHOLE: num_inputs is a multiple of SPAN; then the last row and the last output are read
-    in the place of those that are not there, since loads without a mask are faster. PREFETCHED: spans of the weight
-    that are asked for while the inputs are not there yet; 0 where num_inputs is no such multiple.
+    instead of missing ones, since loads without a mask are faster. PREFETCHED: spans of the weight that are prefetched
+    before the inputs are ready; 0 where num_inputs is no such multiple.
     """
     first_row, first_channel = place_of_tile(num_rows, num_channels, HEIGHT, CHANNELS, BAND)
     row, channel = first_row + tl.arange(0, HEIGHT), first_channel + tl.arange(0, CHANNELS)
@@ -133,10 +134,10 @@ def multiply_described(
     HAS_RESIDUAL: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ):
-    """Program (tile of HEIGHT rows and CHANNELS outputs): `multiply_floats` of all runs, to the same bits.
+    """Compute `multiply_floats` of all runs, with the same bits, in program (tile of HEIGHT rows and CHANNELS outputs).
 
-    x, weight: descriptors, of blocks [HEIGHT, SPAN] and [CHANNELS, SPAN]. The card's copy engine (TMA) reads them, and
-    gives zeros for what is not there. A run is a whole number of these spans.
+    x, weight: descriptors of blocks [HEIGHT, SPAN] and [CHANNELS, SPAN]. The card's copy engine (TMA) reads them, with
+    zeros beyond the end. A run is a whole number of these spans.
     """
     wait_for_inputs(OVERLAPS)
     first_row, first_channel = place_of_tile(num_rows, num_channels, HEIGHT, CHANNELS, BAND)

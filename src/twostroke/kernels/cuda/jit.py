@@ -1,7 +1,7 @@
-"""What every Triton program here starts from, and the little arithmetic that they share.
+"""Compilation, launch options and arithmetic that all Triton programs share.
 
-Nothing outside of this package imports Triton, and its __init__ does not either: so it can be asked whether it can
-serve (`kernels.cuda.why_not`) where there is none.
+Nothing outside of this package imports Triton, and its __init__ does not either. So `kernels.cuda.why_not` works where
+Triton is missing.
 """
 
 # pyright: reportMissingImports=false, reportMissingParameterType=false, reportUnknownParameterType=false
@@ -21,31 +21,34 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 INTERPRETED = tl.constexpr(bool(triton.knobs.runtime.interpret))
-"""Whether programs run in Triton's interpreter, on the CPU, as in the tests. It differs from a card in two things that
-programs have to know (docs/decisions/031-triton-kernels.md has the whole list): float32 becomes bfloat16 by cutting
-bits off, and a product of bfloat16 matrices is garbage."""
+"""Whether programs run in Triton's interpreter, on the CPU, as in the tests. It differs from a card in two ways that
+programs must handle (docs/decisions/031-triton-kernels.md has the whole list): float32 becomes bfloat16 by truncation,
+and a product of bfloat16 matrices is garbage."""
 
 
 class Program(Protocol):
-    """A compiled kernel; also what one kernel calls another by."""
+    """Compiled kernel, launched on a grid or called by another kernel."""
 
     def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., Any]:
-        """What launches it on a grid."""
+        """Return a function that launches it on a grid."""
         ...
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """From inside another program."""
+        """Call it from inside another program."""
         ...
 
 
 def jit(function: Callable[..., Any]) -> Program:
-    """triton.jit, with a type."""
+    """Apply triton.jit, with a type."""
     return triton.jit(function)
 
 
 def jit_for_any(*names: str) -> Callable[[Callable[..., Any]], Program]:
-    """The same where arguments of these names make no other program of it: numbers when they are 1 or even, addresses
-    when they are whole vectors. What changes from step to step is named here, since compiling takes a second."""
+    """Apply triton.jit without specializing on arguments of these names.
+
+    Triton specializes on numbers that are 1 or even, and on addresses of whole vectors. Arguments that change from step
+    to step are named here, since compiling takes a second.
+    """
 
     def decorate(function: Callable[..., Any]) -> Program:
         missing = set(names) - set(inspect.signature(function).parameters)
@@ -56,23 +59,24 @@ def jit_for_any(*names: str) -> Callable[[Callable[..., Any]], Program]:
 
 
 AS_WRITTEN = {"enable_fp_fusion": False}
-"""For every launch: products and sums are fused where a program says `fma` and nowhere else. A compiler that may choose
-may choose otherwise for the same line elsewhere."""
+"""Option of every launch: products and sums are fused where a program says `fma` and nowhere else. A compiler that may
+choose may choose differently for the same line elsewhere."""
 _OVERLAPPING = (9, 0)
-"""The first capability of cards whose kernels can start before the one ahead of them has ended."""
+"""First capability of cards on which a kernel can start before the previous one has ended."""
 
 
 @cache
 def in_a_chain(device: torch.device) -> dict[str, Any]:
-    """Options for launches of programs that begin with `wait_for_inputs`.
+    """Return launch options of programs that begin with `wait_for_inputs`.
 
-    Where the card can, such a kernel starts while the one before it still runs (programmatic dependent launch).
+    Where the card supports it, such a kernel starts while the previous one still runs (programmatic dependent
+    launch).
     """
     return AS_WRITTEN | chained(device.type == "cuda" and torch.cuda.get_device_capability(device) >= _OVERLAPPING)
 
 
 def chained(overlaps: bool) -> dict[str, Any]:
-    """The part of `in_a_chain` that depends on the card.
+    """Return the part of `in_a_chain` that depends on the card.
 
     >>> chained(True)
     {'OVERLAPS': True, 'launch_pdl': True}
@@ -81,12 +85,12 @@ def chained(overlaps: bool) -> dict[str, Any]:
 
 
 def described(matrix: Tensor, block: tuple[int, int]) -> Any:
-    """A matrix as a card's copy engine reads it, in blocks."""
+    """Return a descriptor by which the card's copy engine reads a matrix in blocks."""
     return TensorDescriptor(matrix, list(matrix.shape), [matrix.stride(0), 1], list(block))
 
 
 def power_of_two(n: int) -> int:
-    """The smallest that is not below n: sizes of blocks have to be powers of two.
+    """Return the smallest power of two that is at least n; Triton's block sizes must be powers of two.
 
     >>> [power_of_two(n) for n in (1, 5, 64, 65)]
     [1, 8, 64, 128]
@@ -96,7 +100,7 @@ def power_of_two(n: int) -> int:
 
 @jit
 def rounded(x, dtype: tl.constexpr):
-    """float32 to `dtype`, to the nearest, ties to even."""
+    """Round float32 to `dtype`, to the nearest, ties to even."""
     if INTERPRETED and dtype == tl.bfloat16:
         bits = x.to(tl.int32, bitcast=True)
         nearest = (bits + 0x7FFF + ((bits >> 16) & 1)) & -65536
@@ -106,13 +110,13 @@ def rounded(x, dtype: tl.constexpr):
 
 @jit
 def through(x, dtype: tl.constexpr):
-    """float32 rounded to `dtype` and back."""
+    """Round float32 to `dtype` and convert back."""
     return rounded(x, dtype).to(tl.float32)
 
 
 @jit
 def product(a, b, acc):
-    """acc + a b of matrices of one float type, summed in float32; those of float32 itself are not cut to TF32."""
+    """Return acc + a b of matrices of one float type, summed in float32; float32 inputs are not truncated to TF32."""
     if INTERPRETED and a.dtype == tl.bfloat16:
         a = a.to(tl.float32)
         b = b.to(tl.float32)
@@ -123,8 +127,8 @@ def product(a, b, acc):
 def wait_for_inputs(OVERLAPS: tl.constexpr):
     """Allow the next kernel to start, and wait for the kernels before to end.
 
-    Only what no kernel writes, which is the weights, may be touched before. The next kernel waits here in its turn, so
-    that it ends after this one: every program of a chain has to call this.
+    Only data that no kernel writes, which is the weights, may be touched before this call. The next kernel waits here
+    too, so that it ends after this one. Every program of a chain must call this.
     """
     if OVERLAPS:
         gdc_launch_dependents()
@@ -133,7 +137,7 @@ def wait_for_inputs(OVERLAPS: tl.constexpr):
 
 @jit
 def prefetch_rows(address, num_bytes):
-    """Ask for so many bytes from each address on, to be brought into the L2 cache: multiples of 16, both of them."""
+    """Prefetch `num_bytes` from each address into the L2 cache; both must be multiples of 16."""
     tl.inline_asm_elementwise(
         "cp.async.bulk.prefetch.L2.global [$1], $2; mov.u32 $0, 0;",
         "=r,l,r",

@@ -1,11 +1,11 @@
-"""K and V between numbers and bytes, in any format of config/kv_format.py.
+"""Conversion of K and V between numbers and bytes, in any format of config/kv_format.py.
 
-A KV head of a block is `block_size` vectors of float numbers (of fp8: bytes, see kernels/cuda/fp8.py), or, quantized,
-the codes of all its tokens and behind them a float16 scale and a float16 zero for each:
+A KV head of a block is `block_size` vectors of floats (for fp8: bytes, see kernels/cuda/fp8.py). A quantized one holds
+the codes of all its tokens and then a float16 scale and a float16 zero for each token:
 
     int8, int4      [block_size, code bytes] [block_size, 2]        4 bits: the even dimension low
 
-so that codes begin at whole vectors of 16 bytes; a slot of the plain order is 4 bytes more than such a number. int4
+So codes start at whole vectors of 16 bytes; a slot of the plain order is 4 bytes larger than such a multiple. int4
 stores transformed vectors (`hadamard`), and attention transforms q and its result.
 """
 
@@ -20,18 +20,19 @@ from twostroke.kernels.cuda.jit import jit, jit_for_any, rounded, through, wait_
 
 LARGEST_HALF = tl.constexpr(65504.0)
 ROUNDER = tl.constexpr(8388608.0)
-"""2^23: a float32 from 0 to 2^23 that it is added to has no fraction left, rounded to even."""
+"""2^23: adding it to a float32 from 0 to 2^23 removes the fraction, rounded to even."""
 
 
 @jit
 def bounded(x, limit):
-    """x within -limit to limit; a NaN stays."""
+    """Clamp x to the range from -limit to limit; a NaN stays."""
     return tl.where(x > limit, limit, tl.where(x < -limit, -limit, x))
 
 
 @jit
 def hadamard(x, ROWS: tl.constexpr, WIDTH: tl.constexpr, STAGES: tl.constexpr):
-    """The Hadamard transform of each 2^STAGES numbers of vectors [ROWS, WIDTH], not normed; neighbours come first."""
+    """Apply an unnormalized Hadamard transform to each 2^STAGES numbers of vectors [ROWS, WIDTH]; neighbours are
+    combined first."""
     for stage in tl.static_range(STAGES):
         pairs = tl.permute(tl.reshape(x, (ROWS, WIDTH >> (stage + 1), 2, 1 << stage)), (0, 1, 3, 2))
         first, second = tl.split(pairs)
@@ -42,13 +43,15 @@ def hadamard(x, ROWS: tl.constexpr, WIDTH: tl.constexpr, STAGES: tl.constexpr):
 
 @jit
 def hadamard_back(x, ROWS: tl.constexpr, WIDTH: tl.constexpr, STAGES: tl.constexpr):
-    """Back from stored vectors [ROWS, WIDTH]; also what queries become for keys that are stored so."""
+    """Invert the transform of stored vectors [ROWS, WIDTH]; also applied to queries where keys are stored
+    transformed."""
     return hadamard(x, ROWS, WIDTH, STAGES) * (1.0 / (1 << (STAGES + 1) // 2))
 
 
 @jit
 def quantized(x, inside, LEVELS: tl.constexpr):
-    """Codes, and scales and zeros in float16, of vectors [n, WIDTH]: kernels/reference/kv_codec.py, step by step."""
+    """Return codes, and scales and zeros in float16, of vectors [n, WIDTH]: kernels/reference/kv_codec.py, step by
+    step."""
     poison = tl.sum(tl.where(inside, x * 0.0, 0.0), axis=1)  # NaN where a number is not finite
     lowest = tl.min(tl.where(inside, x, float("inf")), axis=1)
     highest = tl.max(tl.where(inside, x, float("-inf")), axis=1)
@@ -83,9 +86,10 @@ def turned(
     HAS_NORM: tl.constexpr,
     dtype: tl.constexpr,
 ):
-    """Both halves [n, HALF_WIDTH] of heads of q and k, as float32: normed where they are to be, then rotated.
+    """Return both halves [n, HALF_WIDTH] of heads of q and k, as float32, after the norm (HAS_NORM) and the rotary
+    embedding.
 
-    token, head: of each vector [n]; column: [HALF_WIDTH]. Rounded to `dtype` wherever the reference rounds.
+    token, head: of each vector [n]; column: [HALF_WIDTH]. Rounded to `dtype` wherever kernels/reference rounds.
     """
     half: tl.constexpr = HEAD_DIM // 2
     if HAS_NORM:
@@ -139,16 +143,17 @@ def write_slots(
     HAS_MEAN: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ):
-    """Program (ROWS vectors): K and V into their slots, and zeros into the slots behind that stay unused.
+    """Write K and V of ROWS vectors into their slots, and zeros into the unused slots after them, in program (ROWS
+    vectors).
 
-    Vectors are counted through the tokens, of each the heads of q, then of k, then of v, or those of q alone
+    Vectors are counted through the tokens. Each token has the heads of q, then of k, then of v, or those of q alone
     (token_heads in all), from first_head on. With TURNS those of q and k are normed (HAS_NORM) and rotated on the way,
-    and k loses its mean (HAS_MEAN): first_head is 0 then, and q goes back where it was. A thread has the same place of
-    both halves of a head, since each half needs what the other was.
+    and k is reduced by its mean (HAS_MEAN): first_head is 0 then, and q is written back in place. A thread has the same
+    place of both halves of a head, since each half needs the other's old value.
 
     Strides and the offset count elements of `values`: bytes where LEVELS is not 0 and K and V are quantized, and then
-    `halves` is the same memory in float16; bytes without LEVELS are fp8. HALF_WIDTH is half of HEAD_DIM, filled up.
-    int4 transforms 2^STAGES numbers together. A token whose block is -1 is nobody's.
+    `halves` is the same memory in float16; bytes without LEVELS are fp8. HALF_WIDTH is half of HEAD_DIM, rounded up to
+    a power of two. int4 transforms 2^STAGES numbers together. A token whose block is -1 is padding.
     """
     wait_for_inputs(OVERLAPS)
     vector = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
@@ -232,9 +237,9 @@ def read_slots(
     LEVELS: tl.constexpr,
     dtype: tl.constexpr,
 ):
-    """Vectors of one head, as numbers of `dtype` [n, WIDTH]; those that are not inside are 0 and never read.
+    """Return vectors of one head, as numbers of `dtype` [n, WIDTH]; those that are not inside are 0 and never read.
 
-    begins: int64 [n], where the head begins in each vector's block, as in write_slots; slots: int32 [n].
+    begins: int64 [n], start of the head in each vector's block, as in write_slots; slots: int32 [n].
     """
     column = tl.arange(0, WIDTH)[None, :]
     mask = inside[:, None] & (column < HEAD_DIM)

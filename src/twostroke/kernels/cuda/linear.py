@@ -1,4 +1,4 @@
-"""Linear maps on the card: those whose weights stay in 8 or 4 bits, and who serves for which weight."""
+"""Linear maps on the card: those with weights of 8 or 4 bits, and the choice of the map for a weight."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from twostroke.kernels.reference.row_tiles import remember
 from twostroke.kernels.streamed_weight import Matrix, StreamedWeight
 
 _RUNS = 4
-"""Sums that an output is cut into, whatever the batch."""
+"""Runs into which an output's sum is cut, for every batch."""
 _CHANNELS = 64
 _LOW, _HIGH = 64, 128
-"""Rows of a tile: for a few, and for many where it has been seen to give the same bits. A lower one than 64 is another
-instruction on cards of capability 9.0, which adds up otherwise."""
+"""Rows of a tile: for a few rows, and for many where it was proved to give the same bits. Heights below 64 use another
+instruction on cards of capability 9.0, which sums in another order."""
 _AT_ONCE = 1 << 22
 """Numbers of a streamed weight that are packed together."""
 
 
 class QuantizedLinear:
-    """y = x W^T + b, in the type of x; codes, scales and mins are the only copy of the weight."""
+    """Linear map y = x W^T + b, in the type of x; codes, scales and mins are the only copy of the weight."""
 
     def __init__(self, weight: QuantizedWeight | StreamedWeight, first: QuantizedWeight, bias: Tensor | None) -> None:
-        """Packs weight [N, K] and bias [N]; `first` are some of its rows, or all of them."""
+        """Pack weight [N, K] and bias [N]; `first` has some of its rows, or all of them."""
         first = first.plain()
         (self._num_channels, self._num_inputs), device = weight.shape, first.codes.device
         self._format, self._dtype, self._bias = first.format, first.dtype, bias
@@ -54,24 +54,22 @@ class QuantizedLinear:
 
     @property
     def nbytes(self) -> int:
-        """Of the packed weight."""
+        """Bytes of the packed weight."""
         parts = (self.codes, self.scales, self.mins, self.order)
         return sum(part.nbytes for part in parts if part is not None)
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Maps x [num_rows, K] to [num_rows, N]."""
+        """Map x [num_rows, K] to [num_rows, N]."""
         return self._multiply(x, None)
 
     def in_float32(self, x: Tensor) -> Tensor:
-        """See Linear."""
         return self(x).float()
 
     def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
-        """residual + x W^T + b, the product rounded first, in one pass."""
+        """Return residual + x W^T + b in one pass, with the product rounded first."""
         return self._multiply(x, residual)
 
     def rows(self, ids: Tensor) -> Tensor:
-        """W[ids]. [n, K]"""
         found, bits = self.codes[ids], self._format.bits
         if bits == 4:
             spans = found.view(len(ids), -1, 1, SPAN // 2)
@@ -88,7 +86,7 @@ class QuantizedLinear:
         ).dequantize()
 
     def _proven_heights(self) -> tuple[int, ...]:
-        """Whether rows of a high tile get the bits of a low one: another height may be another instruction."""
+        """Return the heights whose rows get the bits of a low tile; another height may be another instruction."""
         of_weight = (self._num_channels, self._num_inputs, self._format, self._dtype, self.codes.device)
 
         def prove() -> tuple[int, ...]:
@@ -109,7 +107,8 @@ class QuantizedLinear:
         return self._tiled(x, residual, _LOW if is_few or not self._high_is_sound else _HIGH, apart=is_few)
 
     def _tiled(self, x: Tensor, residual: Tensor | None, height: int, *, apart: bool) -> Tensor:
-        """The product in tiles of a height, with runs by programs of their own (`apart`) or not: to the same bits."""
+        """Multiply in tiles of a height, with separate programs for the runs (`apart`) or not; the bits are the
+        same."""
         assert x.dtype is self._dtype, (x.dtype, self._dtype)
         x = x if x.stride(-1) == 1 else x.contiguous()
         assert residual is None or residual.stride(-1) == 1, residual
@@ -157,7 +156,7 @@ class QuantizedLinear:
 
 
 def pack_linear(weight: Matrix, bias: Tensor | None, *, batch_invariant: bool = True) -> Linear:
-    """A weight [N, K] as it is multiplied: floats without the promise that rows do not know each other by cuBLAS."""
+    """Pack a weight [N, K]. Without `batch_invariant`, floats are multiplied by cuBLAS."""
     first = weight.rows(0, 1) if isinstance(weight, StreamedWeight) else weight
     if isinstance(first, QuantizedWeight):
         assert not isinstance(weight, Tensor)
@@ -168,13 +167,13 @@ def pack_linear(weight: Matrix, bias: Tensor | None, *, batch_invariant: bool = 
 def pack_gated(
     weight: Matrix, bias: Tensor | None, activation: Activation, *, batch_invariant: bool = True
 ) -> GatedLinear:
-    """activation(x G^T) * (x U^T), G and U one under the other in weight [2 N, K]: one product, one pass over it."""
+    """Pack activation(x G^T) * (x U^T) with G above U in weight [2 N, K] as one product, one pass over the weight."""
     both = pack_linear(weight, bias, batch_invariant=batch_invariant)
     return lambda x: gate_and_mul(both(x), activation)
 
 
 def _packed(codes: Tensor, bits: int) -> Tensor:
-    """Codes uint8 [N, K] as the kernel reads them; see linear_programs.multiply."""
+    """Return codes uint8 [N, K] in the kernel's order (see linear_programs.multiply)."""
     if bits == 8:
         return codes
     missing = -codes.shape[1] % SPAN

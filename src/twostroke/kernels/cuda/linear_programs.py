@@ -1,11 +1,11 @@
-"""Products with weights of 8 or 4 bits, which become numbers on the way to the product.
+"""Products with weights of 8 or 4 bits, which are dequantized just before the product.
 
     inputs     |0 .. 127|128 .. 255| ...           spans: two products of 64 inputs each
                 run 0 ........ | run 1 ... | run 2 ... | run 3 ...
 
 Each run is summed from its first span to its last, and the runs are added in their order. A few rows are too little
-work for a card, so their runs are computed by programs of their own, written down and added by another: in the same
-order, to the same bits.
+work for a card, so separate programs compute and store their runs, and another adds them: in the same order, with the
+same bits.
 """
 
 # pyright: reportMissingImports=false, reportMissingParameterType=false, reportUnknownParameterType=false
@@ -33,7 +33,7 @@ def finished(
     HAS_BIAS: tl.constexpr,
     HAS_RESIDUAL: tl.constexpr,
 ):
-    """The sums of a tile with bias and residual, rounded where the reference rounds."""
+    """Add bias and residual to the sums of a tile, and round where kernels/reference rounds."""
     if HAS_BIAS:
         total += tl.load(bias + channel, mask=mask, other=0.0).to(tl.float32)
     if HAS_RESIDUAL:
@@ -64,7 +64,7 @@ def half_span(
     HAS_MINS: tl.constexpr,
     HAS_ORDER: tl.constexpr,
 ):
-    """sums + x W^T over the 64 inputs from `first` on. codes: uint8 [channels, 64], theirs."""
+    """Return sums + x W^T over the 64 inputs from `first` on. codes: uint8 [channels, 64], of these inputs."""
     column = first + tl.arange(0, HALF_SPAN)
     is_input = column < num_inputs
     source = column
@@ -115,9 +115,10 @@ def multiply(
     HAS_RESIDUAL: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ):
-    """Program (CHANNELS outputs, HEIGHT rows, some runs): y [num_rows, num_channels], or parts [RUNS, ...] of it.
+    """Compute y [num_rows, num_channels] or parts [RUNS, ...] of it in program (CHANNELS outputs, HEIGHT rows, some
+    runs).
 
-    codes: uint8 [num_channels, row_bytes]; of 4 bits a span is 64 bytes, its first 64 inputs low and the others high.
+    codes: uint8 [num_channels, row_bytes]; in 4 bits a span is 64 bytes, its first 64 inputs low and the others high.
     runs_at_once: RUNS, or 1: then sums are written to `parts` (float32), to be added by `add_runs`.
     """
     wait_for_inputs(OVERLAPS)
@@ -176,7 +177,7 @@ def add_runs(
     HAS_RESIDUAL: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ):
-    """Program (CHANNELS outputs, row): the runs of `multiply` in their order."""
+    """Add the runs of `multiply` in their order, in program (CHANNELS outputs, row)."""
     wait_for_inputs(OVERLAPS)
     row = tl.program_id(1)
     channel = tl.program_id(0) * CHANNELS + tl.arange(0, CHANNELS)

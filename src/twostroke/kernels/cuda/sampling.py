@@ -12,7 +12,7 @@ _SLICE = 4096
 
 
 def gumbel_argmax(logits: Tensor, temperatures: Tensor, keys: Tensor) -> Tensor:
-    """See GumbelArgmax."""
+    """Draw from whole rows (see GumbelArgmax)."""
     assert logits.dtype is torch.float32, logits.dtype
     assert logits.stride(1) == 1, logits.stride()
     num_rows, vocab_size = logits.shape
@@ -50,7 +50,7 @@ def filtered_argmax(
     top_k: Tensor,
     top_p: Tensor,
 ) -> Tensor:
-    """See FilteredArgmax."""
+    """Draw from filtered rows (see FilteredArgmax)."""
     assert logits.dtype is torch.float32, logits.dtype
     assert logits.stride(1) == 1, logits.stride()
     num_rows, vocab_size = logits.shape

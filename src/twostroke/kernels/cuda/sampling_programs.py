@@ -1,7 +1,7 @@
-"""Draws from large vocabularies: noise and scores as sampling/noise.py has them, in float64, and no tensor of either.
+"""Draws from large vocabularies: noise and scores of sampling/noise.py, in float64, without a tensor of either.
 
-Two libraries' logarithms differ by some 1e-15, and so do sums in another order. So where a decision hangs on less than
-SLACK, nobody is named (-1) and the caller decides: no token depends on who computes.
+Logarithms of two libraries differ by some 1e-15, and so do sums in another order. Where a decision depends on less than
+SLACK, the result is -1 and the caller decides, so no token depends on the backend.
 """
 
 # pyright: reportMissingImports=false, reportMissingParameterType=false, reportUnknownParameterType=false
@@ -13,19 +13,19 @@ import triton.language as tl
 from twostroke.kernels.cuda.jit import jit, jit_for_any
 
 SLACK = tl.constexpr(1e-9)
-"""Of a score."""
+"""Least difference of two scores for a decision."""
 MASS_SLACK = tl.constexpr(1e-11)
-"""Of a sum of probabilities, as a part of all."""
+"""Least difference of two sums of probabilities for a decision, as a part of the whole sum."""
 GOLDEN = tl.constexpr(0x9E3779B97F4A7C15)
 MIX_1 = tl.constexpr(0xBF58476D1CE4E5B9)
 MIX_2 = tl.constexpr(0x94D049BB133111EB)
 INFINITE = tl.constexpr(0x7F800000)
-"""The bits of an infinite float32."""
+"""Bits of an infinite float32."""
 
 
 @jit
 def noise_of(key, token):
-    """Gumbel noise of tokens, int64 of any shape, for a row's key. float64"""
+    """Return Gumbel noise of tokens, int64 of any shape, for a row's key. float64"""
     state = (token + 1).to(tl.uint64, bitcast=True) * GOLDEN + key.to(tl.uint64, bitcast=True)
     state = (state ^ (state >> 30)) * MIX_1
     state = (state ^ (state >> 27)) * MIX_2
@@ -36,14 +36,14 @@ def noise_of(key, token):
 
 @jit
 def scaled_logits(logits, token, vocab_size, peak, temperature):
-    """(logits - peak) / temperature of tokens [n] of a row; -inf behind the last one. float32, none above 0"""
+    """Return (logits - peak) / temperature of tokens [n] of a row; -inf after the last one. float32, none above 0"""
     found = tl.load(logits + token, mask=token < vocab_size, other=float("-inf"))
     return tl.div_rn(found - peak, temperature)
 
 
 @jit
 def entered(best, second, winner, scores, token):
-    """The two best scores and whose the best is, after those of more tokens [n]; of equal ones the first is best."""
+    """Update the two best scores and the token of the best with more tokens [n]; of equal scores the first is best."""
     highest = tl.max(scores, axis=0)
     first = tl.min(tl.where(scores == highest, token, 0x7FFFFFFFFFFFFFFF), axis=0)
     next_best = tl.max(tl.where(token == first, float("-inf"), scores), axis=0)
@@ -54,7 +54,7 @@ def entered(best, second, winner, scores, token):
 
 @jit_for_any("peaks", "temperatures", "keys")
 def draw_in_slices(logits, peaks, temperatures, keys, bests, seconds, winners, stride, vocab_size, SLICE: tl.constexpr):
-    """Program (row, slice): the two best scores of a slice of the vocabulary, and whose the best is."""
+    """Store the two best scores of a slice of the vocabulary and the token of the best, in program (row, slice)."""
     row, piece = tl.program_id(0).to(tl.int64), tl.program_id(1)
     token = (piece * SLICE + tl.arange(0, SLICE)).to(tl.int64)
     scaled = scaled_logits(logits + row * stride, token, vocab_size, tl.load(peaks + row), tl.load(temperatures + row))
@@ -69,7 +69,10 @@ def draw_in_slices(logits, peaks, temperatures, keys, bests, seconds, winners, s
 
 @jit
 def best_of_slices(bests, seconds, winners, out, num_slices, SLICES: tl.constexpr):
-    """Program (row): the winner of all slices, or -1 where it is too close. SLICES is num_slices, filled up."""
+    """Store the winner of all slices, or -1 if it is too close, in program (row).
+
+    SLICES is num_slices, rounded up to a power of two.
+    """
     row, piece = tl.program_id(0).to(tl.int64), tl.arange(0, SLICES)
     inside, place = piece < num_slices, row * num_slices + piece
     best = tl.load(bests + place, mask=inside, other=float("-inf"))
@@ -84,14 +87,15 @@ def best_of_slices(bests, seconds, winners, out, num_slices, SLICES: tl.constexp
 
 @jit
 def distances(logits, token, vocab_size, peak, temperature):
-    """How far below the peak tokens [n] are, as bits of a float32, whose order is that of the numbers: int32."""
+    """Return the distance of tokens [n] below the peak, as bits of a float32 (int32), whose order is that of the
+    numbers."""
     scaled = scaled_logits(logits, token, vocab_size, peak, temperature)
     return scaled.to(tl.int32, bitcast=True) & 0x7FFFFFFF, scaled
 
 
 @jit
 def count_and_mass(logits, vocab_size, peak, temperature, limit, SLICE: tl.constexpr, WANTS_MASS: tl.constexpr):
-    """How many tokens are no farther than `limit`, or the sum of e^scaled over them. float64"""
+    """Return the number of tokens no farther than `limit`, or the sum of e^scaled over them. float64"""
     found = tl.zeros((SLICE,), tl.float64)
     for start in range(0, vocab_size, SLICE):
         token = start + tl.arange(0, SLICE)
@@ -105,7 +109,7 @@ def count_and_mass(logits, vocab_size, peak, temperature, limit, SLICE: tl.const
 def nearest_reaching(
     logits, vocab_size, peak, temperature, limit, target, SLICE: tl.constexpr, WANTS_MASS: tl.constexpr
 ):
-    """The least distance up to `limit` within which tokens reach a count or a mass; `limit` where none does."""
+    """Return the least distance up to `limit` within which tokens reach a count or a mass; `limit` if none does."""
     low, high = limit * 0, limit
     while low < high:
         middle = low + (high - low) // 2
@@ -130,10 +134,10 @@ def draw_filtered(
     vocab_size,
     SLICE: tl.constexpr,
 ):
-    """Program (row): the draw from what min_p, top_k and top_p leave, as sampling/filters.py defines them; or -1.
+    """Draw from the tokens that pass min_p, top_k and top_p (sampling/filters.py), or store -1, in program (row).
 
-    Nothing is sorted. What the filters keep is all down to some value, and of the tokens at that value the first ones:
-    so the value is found by halving the numbers that it may be (31 times at most, a pass over the row each).
+    Nothing is sorted. The filters keep all tokens down to some value, and of the tokens at that value the first ones.
+    So the value is found by bisection over the float32 numbers (31 steps at most, each a pass over the row).
     """
     row = tl.program_id(0).to(tl.int64)
     of_row, key = logits + row * stride, tl.load(keys + row)

@@ -1,4 +1,4 @@
-"""Bytes of weights in the layout of Triton's kernels. Needs no Triton, so that a plan can count them on any machine."""
+"""Sizes of weights in the layout of Triton's kernels. Needs no Triton, so that a plan can use them on any machine."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from twostroke.kernels.quantized_weight import QuantizedFormat
 from twostroke.kernels.reference.linear import PlainSizes
 
 SPAN = 128
-"""Inputs that are read at once. In 4 bits, 64 bytes hold the first half of them in their low bits, the second in
-high."""
+"""Inputs that are read at once. In 4 bits, 64 bytes hold the first half of them in their low bits, the second in their
+high bits."""
 
 
 class Sizes:

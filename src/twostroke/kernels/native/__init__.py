@@ -1,6 +1,6 @@
-"""Our own kernels for CPUs (csrc/): weights packed once, one order of summation whatever the batch.
+"""Twostroke's own kernels for CPUs (csrc/): weights packed once, one order of summation for every batch.
 
-The module is built when the package is installed and a C++ compiler is there. Without it everything runs on torch's
+The module is built when the package is installed and a C++ compiler is available. Without it everything runs on torch's
 operators (kernels/reference).
 """
 
@@ -28,18 +28,18 @@ def _module() -> ModuleType | None:
 
 
 def is_built() -> bool:
-    """Whether the native module was built for this Python."""
+    """Return whether the native module was built for this Python."""
     return _module() is not None
 
 
 def module_file() -> str:
-    """Where the native module lies; empty when it was not built."""
+    """Return the path of the native module; empty if it was not built."""
     module = _module()
     return "" if module is None or module.__file__ is None else module.__file__
 
 
 def why_not(device: str, dtype: str) -> str:
-    """Why the native kernels do not serve, in words."""
+    """Return the reason why the native kernels cannot be used, for a message."""
     if device != "cpu":
         return f"the native kernels run on the CPU, not on {device}"
     if not is_built():
@@ -48,23 +48,23 @@ def why_not(device: str, dtype: str) -> str:
 
 
 def levels() -> tuple[str, ...]:
-    """Instruction levels that this processor can run, best last; empty when the module was not built."""
+    """Return the instruction levels that this processor can run, best last; empty if the module was not built."""
     module = _module()
     return () if module is None else tuple(module.levels())
 
 
 def block_types() -> tuple[str, ...]:
-    """ggml's types whose blocks `ggml_blocks.take_apart` knows; empty when the module was not built."""
+    """Return ggml's types whose blocks `ggml_blocks.take_apart` reads; empty if the module was not built."""
     module = _module()
     return () if module is None else tuple(module.ggml_types())
 
 
 def operators(level: str | None = None, activation_quantization: ActivationQuantization = "int8") -> Operators:
-    """The native backend.
+    """Return the native backend.
 
     Args:
         level: one of `levels()`; None takes the best.
-        activation_quantization: what quantized weights are multiplied with.
+        activation_quantization: type of the activations that quantized weights are multiplied with.
 
     Raises:
         SetupError: this processor cannot run that level.

@@ -1,6 +1,6 @@
-"""Attention over paged KV (csrc/kernels/attention.hpp).
+"""Attention over paged KV (csrc/kernels/attention.hpp), and a decoder layer as one call (csrc/layer.hpp).
 
-A decoder layer as one call (csrc/layer.hpp): a decode spends less time between its operators than in Python.
+A layer in one call spends less time between operators than Python does, which shortens a decode.
 """
 
 from __future__ import annotations
@@ -35,19 +35,20 @@ Ints = npt.NDArray[np.int32]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NativeStepPlan:
-    """One step of one KV group: what all of its layers have in common is worked out and bound once."""
+    """Plan of one step of one KV group; the arguments common to all its layers are computed and bound once."""
 
     shape: GroupShape
     width: int
     """Numbers of one token's result: num_heads * head_dim."""
     has_trees: bool
     arrays: tuple[npt.NDArray[Any], ...]
-    """The arrays that `attention` reads, kept alive here."""
+    """Arrays that `attention` reads, kept alive here."""
     step: native.StepAttention
 
 
 def pack_tree_masks(tree_masks: TreeMasks, window: int | None) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.int64]]:
-    """Bits in whole words per query, and where each sequence's begin (-1: it has none); see AttentionArgs in csrc."""
+    """Return bits in whole words per query, and the start of each sequence's (-1: it has no mask); see AttentionArgs in
+    csrc."""
     words: list[npt.NDArray[np.uint64]] = []
     starts = np.full(len(tree_masks), -1, np.int64)
     done = 0
@@ -64,7 +65,7 @@ def pack_tree_masks(tree_masks: TreeMasks, window: int | None) -> tuple[npt.NDAr
 
 
 class NativeAttention:
-    """See AttentionOperator. Decodes, chunks of prompts and everything between are the same call."""
+    """Attention operator of the native kernels. Prefill chunks and decodes are computed in the same call."""
 
     turns_heads = True
 
@@ -77,21 +78,19 @@ class NativeAttention:
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        """Nothing has to be proved or prepared; see attention_operator for heads that are too large."""
+        """Take heads of up to MAX_HEAD_DIM dimensions; attention_operator handles larger ones."""
         assert head_dim <= native.MAX_HEAD_DIM, f"head_dim {head_dim}, at most {native.MAX_HEAD_DIM}"
         del num_heads, num_kv_heads, device
         self._kernels, self._dtype, self._type = kernels, dtype, TYPE_CODES[dtype]
 
     def kv_order(self, kv_format: KVFormat) -> str:
-        """Tokens in lanes of sixteen; see csrc/kernels/kv_format.hpp."""
+        """Return the name of the order with tokens in lanes of sixteen (csrc/kernels/kv_format.hpp)."""
         return f"lanes16-{kv_format}"
 
     def head_order(self, kv_format: KVFormat, head_dim: int, block_size: int) -> HeadOrder:
-        """See AttentionOperator."""
         return head_order(kv_format, head_dim, block_size)
 
     def read_heads(self, heads: Tensor, kv_format: KVFormat, head_dim: int, *, values: bool) -> Tensor:
-        """See AttentionOperator."""
         return read_heads(heads, kv_format, head_dim, values=values)
 
     def plan(
@@ -102,7 +101,6 @@ class NativeAttention:
         block_table: Ints,
         tree_masks: TreeMasks | None = None,
     ) -> NativeStepPlan:
-        """Keeps the batch."""
         starts, lens, table = (
             np.ascontiguousarray(array, np.int32) for array in (query_start_loc, seq_lens, block_table)
         )
@@ -138,7 +136,6 @@ class NativeAttention:
         scoring: Scoring,
         turn: HeadTurn | None = None,
     ) -> Tensor:
-        """See AttentionOperator."""
         assert qkv.is_contiguous(), qkv.stride()
         assert scoring.slopes is None or not plan.has_trees, "draft trees have no slopes"
         num_tokens, token_heads, _ = qkv.shape
@@ -175,7 +172,7 @@ def _addresses(turn: HeadTurn) -> tuple[int, int, int, float, int, int]:
 def attention_operator(
     kernels: Kernels, num_heads: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype, device: torch.device
 ) -> AttentionOperator:
-    """Ours, or torch's where a head is larger than ours hold in registers and caches; each tells its own kv_order."""
+    """Return the native operator, or torch's where a head is too large for it; their kv_order differs."""
     if head_dim > native.MAX_HEAD_DIM:
         limit = native.MAX_HEAD_DIM
         log.info("head_dim %d: native attention goes to %d; torch's operators serve for it, slower", head_dim, limit)
@@ -187,7 +184,7 @@ def attention_operator(
 
 
 class NativeLayer:
-    """See WholeLayer."""
+    """Decoder layer computed in one native call."""
 
     def __init__(
         self,
@@ -197,7 +194,7 @@ class NativeLayer:
         output: Panels,
         feed_forward: native.FeedForward,
     ) -> None:
-        """Binds parts, with the maps that they are: qkv side by side, attention's output, and what follows it."""
+        """Bind the parts with their weights: q, k and v side by side, attention's output, and the feed-forward half."""
         self._parts = parts  # whose tensors are bound by their addresses
         self._feed_forward = feed_forward
         hidden_size, q_size = output.shape
@@ -228,7 +225,6 @@ class NativeLayer:
         layer_in_block: int,
         key_mean: Tensor | None = None,
     ) -> Tensor:
-        """See WholeLayer."""
         assert x.is_contiguous(), x.stride()
         assert self._parts.scoring.slopes is None or not plan.has_trees, "draft trees have no slopes"
         num_tokens = x.shape[0]
@@ -259,7 +255,7 @@ def _bound(norm: NormWeight) -> native.Norm:
 
 
 def whole_layer(kernels: Kernels, parts: LayerParts) -> NativeLayer | None:
-    """Bind a layer; None where a part is not of these kernels, or a weight but qkv's is of several formats."""
+    """Bind a layer; None if a part is of another backend, or a weight other than qkv's has several formats."""
     qkv, output, feed_forward = _maps_of(parts.qkv), parts.output, parts.feed_forward
     if parts.head_dim > native.MAX_HEAD_DIM or not qkv or not isinstance(output, NativeLinear):
         return None
@@ -270,7 +266,7 @@ def whole_layer(kernels: Kernels, parts: LayerParts) -> NativeLayer | None:
 
 
 def _maps_of(linear: Linear) -> Sequence[NativeLinear]:
-    """Return the maps that a linear map is, side by side; none where one of them is not of these kernels."""
+    """Return the native maps that form a linear map, side by side; none if one is of another backend."""
     parts = linear.parts if isinstance(linear, SplitLinear) else [linear]
     found = [part for part in parts if isinstance(part, NativeLinear)]
     return found if len(found) == len(parts) else []

@@ -1,4 +1,4 @@
-"""Experts against packed panels: a router's choice, and the products of all experts in one call (csrc/experts.hpp)."""
+"""Experts with packed weights: the router's choice, and the products of all experts in one call (csrc/experts.hpp)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from twostroke.kernels.reference import experts as one_by_one
 
 
 def route(logits: Tensor, router: ExpertRouter) -> Routing:
-    """Choose experts; see Route."""
+    """Choose experts by logits, float32 [num_tokens, num_experts]."""
     spec, num_tokens = router.spec, logits.shape[0]
     num_pairs = num_tokens * spec.num_chosen
     tokens, starts = torch.empty(num_pairs, dtype=torch.int64), torch.empty(spec.num_experts + 1, dtype=torch.int64)
@@ -41,7 +41,7 @@ def route(logits: Tensor, router: ExpertRouter) -> Routing:
 
 @cache
 def rules_of(spec: ExpertsSpec) -> native.RouterRules:
-    """Return how a router chooses, for the kernels."""
+    """Return the rules of a router's choice in the form that the kernels take."""
     return native.RouterRules(
         spec.num_experts,
         spec.num_chosen,
@@ -54,17 +54,16 @@ def rules_of(spec: ExpertsSpec) -> native.RouterRules:
 
 
 class NativeGatedExperts:
-    """The gated products of experts in one format; see GatedExperts."""
+    """Gated products of experts in one format."""
 
     reads_counts = False
 
     def __init__(self, panels: Sequence[Panels]) -> None:
-        """Takes the packed weights."""
+        """Bind the packed weights of all experts."""
         self.panels, self._n = panels, panels[0].shape[0]
         self.bound = native.PackedExperts([one.bound for one in panels])
 
     def __call__(self, x: Tensor, routing: Routing) -> Tensor:
-        """See GatedExperts."""
         assert x.dtype is self.panels[0].dtype, x.dtype
         num_pairs = len(routing.tokens)
         y = empty((num_pairs, self._n), x.dtype)
@@ -82,17 +81,16 @@ class NativeGatedExperts:
 
 
 class NativeExpertLinears:
-    """The down projections of experts in one format; see ExpertLinears."""
+    """Down projections of experts in one format."""
 
     reads_counts = False
 
     def __init__(self, panels: Sequence[Panels]) -> None:
-        """Takes the packed weights."""
+        """Bind the packed weights of all experts."""
         self.panels, self._n = panels, panels[0].shape[0]
         self.bound = native.PackedExperts([one.bound for one in panels])
 
     def __call__(self, inner: Tensor, routing: Routing) -> Tensor:
-        """See ExpertLinears."""
         assert inner.dtype is self.panels[0].dtype, inner.dtype
         inner = F.pad(inner, (0, 1)) if self.panels[0].pads_inputs else inner.contiguous()
         num_tokens, num_chosen = routing.places.shape
@@ -110,7 +108,6 @@ class NativeExpertLinears:
         return y
 
     def multiply(self, inner: Tensor, routing: Routing) -> Tensor:
-        """See ExpertLinears."""
         assert inner.dtype is self.panels[0].dtype, inner.dtype
         inner, num_pairs = inner.contiguous(), len(inner)
         y = empty((num_pairs, self._n), inner.dtype)
@@ -127,7 +124,6 @@ class NativeExpertLinears:
         return y
 
     def add(self, products: Tensor, routing: Routing) -> Tensor:
-        """See ExpertLinears."""
         num_tokens, num_chosen = routing.places.shape
         y, products = empty((num_tokens, self._n), products.dtype), wide(products).contiguous()
         self.bound.add(
@@ -147,7 +143,7 @@ def pack_gated_experts(
     biases: Tensor | None,
     activation: Activation,
 ) -> GatedExperts:
-    """Return experts in one call where they are of one format, and one by one otherwise; see Operators."""
+    """Return experts computed in one call where their formats agree, and one by one otherwise."""
     experts = [pack(*one, activation) for one in zip(weights, one_by_one.biases_of(biases, weights), strict=True)]
     panels = [one.panels for one in experts if isinstance(one, NativeGated)]
     if len(panels) == len(experts) and are_alike(panels):
@@ -158,7 +154,7 @@ def pack_gated_experts(
 def pack_expert_linears(
     pack: Callable[[Weight, Tensor | None], Linear], weights: Sequence[Weight], biases: Tensor | None
 ) -> ExpertLinears:
-    """Return experts in one call where they are of one format, and one by one otherwise; see Operators."""
+    """Return experts computed in one call where their formats agree, and one by one otherwise."""
     experts = [pack(*one) for one in zip(weights, one_by_one.biases_of(biases, weights), strict=True)]
     panels = [one.panels for one in experts if isinstance(one, NativeLinear)]
     if len(panels) == len(experts) and are_alike(panels):

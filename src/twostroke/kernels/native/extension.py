@@ -1,6 +1,7 @@
-"""The compiled module, what every caller of it needs, and its operators that keep no packed weights.
+"""Compiled module, helpers for its callers, and its operators without packed weights.
 
-Those are norms, rotation, activations, draws and quantizing. Importing this fails where the module was not built.
+Those operators are norms, rotary embedding, activations, draws and quantizing. Importing this module fails if the
+native module was not built.
 """
 
 from __future__ import annotations
@@ -17,29 +18,28 @@ from twostroke.kernels.quantized_weight import DIVISORS, QuantizedWeight, per_ch
 Kernels = native.Kernels
 
 TYPE_CODES = {torch.float32: 0, torch.bfloat16: 1}
-"""As csrc/kernels/table.hpp numbers them."""
+"""Codes of the types in csrc/kernels/table.hpp."""
 
 KV_FORMAT_CODES: dict[KVFormat, int] = {"f32": 0, "bf16": 1, "int8": 2, "int4": 3}
-"""The same."""
+"""Codes of the KV formats in csrc/kernels/table.hpp."""
 
 
 def set_num_threads(count: int) -> None:
-    """Computes on that many threads; torch itself goes down to one.
+    """Compute on `count` threads, and reduce torch to one.
 
-    Its threads look for work for a while after each operator, on the cores that ours need.
+    Torch's threads spin for a while after each operator, on the cores that the kernels need.
     """
     native.set_num_threads(count, [])
     torch.set_num_threads(1)
 
 
 def pin_threads(cpus: Sequence[int]) -> None:
-    """See Operators."""
     native.set_num_threads(len(cpus), list(cpus))
     torch.set_num_threads(1)
 
 
 def address(tensor: Tensor | None) -> int:
-    """Where a tensor begins; 0 for none."""
+    """Return the address of a tensor's first byte; 0 for None."""
     return 0 if tensor is None else tensor.data_ptr()
 
 
@@ -47,20 +47,19 @@ def address(tensor: Tensor | None) -> int:
 
 
 class Elementwise:
-    """Kernels of one level that work a row at a time; shapes and numerics are the reference's."""
+    """Kernels of one level that work a row at a time; shapes and numerics are those of kernels/reference."""
 
     def __init__(self, kernels: Kernels) -> None:
-        """Takes the level's kernels."""
         self._rms_norm, self._rotate = kernels.rms_norm, kernels.rotate
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        """x: [num_rows, n] with weight [n], or [num_rows, parts, n] with [parts, n]."""
+        """Apply the norm to x [num_rows, n] with weight [n], or to [num_rows, parts, n] with [parts, n]."""
         out = torch.empty_like(x)
         self._norm(x, weight, out, eps)
         return out
 
     def rms_norm_(self, x: Tensor, weight: Tensor, eps: float) -> None:
-        """The same in place."""
+        """Apply `rms_norm` in place."""
         self._norm(x, weight, x, eps)
 
     def _norm(self, x: Tensor, weight: Tensor, out: Tensor, eps: float) -> None:
@@ -82,7 +81,7 @@ class Elementwise:
         )
 
     def rotate_heads_(self, x: Tensor, cos: Tensor, signed_sin: Tensor) -> None:
-        """x: [num_tokens, heads, head_dim], tokens any distance apart."""
+        """Rotate x [num_tokens, heads, head_dim] in place; tokens may be any distance apart."""
         num_tokens, heads, head_dim = x.shape
         assert x.stride(1) == head_dim, x.stride()
         self._rotate(
@@ -101,17 +100,17 @@ class Elementwise:
 
 
 def argmax(kernels: Kernels, logits: Tensor) -> Tensor:
-    """Find the largest logit of each row; see Argmax."""
+    """Return the column of the largest logit of each row (see Argmax)."""
     return _winners(kernels.argmax, logits)
 
 
 def gumbel_argmax(kernels: Kernels, logits: Tensor, *columns: Tensor) -> Tensor:
-    """Draw from whole rows; see GumbelArgmax, whose temperatures and keys are the columns."""
+    """Draw from whole rows (see GumbelArgmax); the columns are its temperatures and keys."""
     return _winners(kernels.gumbel_argmax, logits, *columns)
 
 
 def filtered_argmax(kernels: Kernels, logits: Tensor, *columns: Tensor) -> Tensor:
-    """Draw from what filters leave of rows; see FilteredArgmax, whose arguments behind the logits are the columns."""
+    """Draw from filtered rows (see FilteredArgmax); the columns are its arguments after the logits."""
     return _winners(kernels.filtered_argmax, logits, *columns)
 
 
@@ -129,18 +128,17 @@ def _winners(draw: Callable[..., None], logits: Tensor, *columns: Tensor) -> Ten
 
 
 class Quantizer:
-    """Weights [N, K] of float32 or bfloat16 to codes and scales."""
+    """Quantization of weights [N, K] of float32 or bfloat16 to codes and scales."""
 
     def __init__(self, kernels: Kernels) -> None:
-        """Takes the level's kernels."""
         self._kernels = kernels
 
     def per_channel(self, weight: Tensor) -> QuantizedWeight:
-        """See quantized_weight.quantize_per_channel."""
+        """Quantize as quantized_weight.quantize_per_channel does."""
         return per_channel(*self._quantize(weight, 0, 1), weight.dtype)
 
     def in_groups(self, weight: Tensor, group_size: int = 32) -> QuantizedWeight:
-        """See quantized_weight.quantize_in_groups."""
+        """Quantize as quantized_weight.quantize_in_groups does."""
         codes, scales = self._quantize(weight, group_size, -(-weight.shape[1] // group_size))
         return QuantizedWeight(codes, scales, None, 4, group_size, weight.dtype)
 

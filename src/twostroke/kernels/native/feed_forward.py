@@ -1,4 +1,4 @@
-"""What follows attention, bound for a layer in one call: an MLP (csrc/layer.hpp), or experts (csrc/experts.hpp)."""
+"""Feed-forward half of a layer in one call: an MLP (csrc/layer.hpp), or experts (csrc/experts.hpp)."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from twostroke.kernels.native.linear import NativeGated, NativeLinear, Panels
 
 
 def bound_mlp(parts: MLPParts) -> native.FeedForward | None:
-    """Bind an MLP; None where a part is not of these kernels, is of several formats, or pads its inputs."""
+    """Bind an MLP; None if a part is of another backend, has several formats, or pads its inputs."""
     panels = _panels_of(parts)
     return None if panels is None else native.GatedMlp(*(one.bound for one in panels))
 
 
 def bound_experts(parts: ExpertParts) -> native.FeedForward | None:
-    """Bind experts; None as for an MLP."""
+    """Bind experts; None in the same cases as for an MLP."""
     logits, inner, down = parts.logits, parts.inner, parts.down
     if not isinstance(inner, NativeGatedExperts) or not isinstance(down, NativeExpertLinears):
         return None
@@ -39,7 +39,7 @@ def bound_experts(parts: ExpertParts) -> native.FeedForward | None:
 
 
 def _panels_of(parts: MLPParts) -> tuple[Panels, Panels] | None:
-    """Return the weights of an MLP; None where it cannot be bound."""
+    """Return the weights of an MLP; None if it cannot be bound."""
     inner, down = parts
     if not isinstance(inner, NativeGated) or not isinstance(down, NativeLinear):
         return None

@@ -1,4 +1,4 @@
-"""ggml's blocks taken apart by all threads (csrc/ggml_blocks.hpp)."""
+"""Conversion of ggml's blocks to codes, scales and mins by all threads (csrc/ggml_blocks.hpp)."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from twostroke.kernels.quantized_weight import QuantizedWeight
 
 
 def take_apart(type_name: str, blocks: Tensor, weight: QuantizedWeight) -> None:
-    """Write codes, scales and mins of blocks uint8 [N, num_blocks, block_bytes] to those of `weight`, to the bit what
-    model/gguf/blocks.py makes of them. `type_name` is one of native.block_types().
+    """Write codes, scales and mins of blocks uint8 [N, num_blocks, block_bytes] into `weight`.
+
+    The bits are those of model/gguf/blocks.py. `type_name` is one of native.block_types().
     """
     blocks = blocks.contiguous()
     native.take_apart(

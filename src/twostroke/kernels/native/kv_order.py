@@ -1,4 +1,5 @@
-"""K and V of native blocks, for whoever compares, shows or moves them; csrc/kernels/kv_format.hpp has the order."""
+"""K and V of native blocks, for code that compares, shows or moves them; csrc/kernels/kv_format.hpp defines the
+order."""
 
 from __future__ import annotations
 
@@ -13,11 +14,11 @@ LANES = 16
 _DTYPES: dict[KVFormat, torch.dtype] = {"f32": torch.float32, "bf16": torch.bfloat16}
 _BYTES_OF_KEY_UNIT: dict[KVFormat, int] = {"f32": 4, "bf16": 4, "int8": 2, "int4": 1}
 _INT4_GROUP = 16
-"""Dimensions of V whose low and high halves share bytes."""
+"""Dimensions of V in a group whose low and high halves share bytes."""
 
 
 def head_order(kv_format: KVFormat, head_dim: int, block_size: int) -> HeadOrder:
-    """Where the bytes of a token are."""
+    """Return the position of a token's bytes within a KV head of a block."""
     lanes = min(LANES, block_size)
     row_bytes = slot_bytes(kv_format, head_dim) - (4 if is_quantized(kv_format) else 0)
     unit_bytes = _BYTES_OF_KEY_UNIT[kv_format]
@@ -29,11 +30,11 @@ def head_order(kv_format: KVFormat, head_dim: int, block_size: int) -> HeadOrder
 
 
 def read_heads(heads: Tensor, kv_format: KVFormat, head_dim: int, *, values: bool) -> Tensor:
-    """The numbers that KV heads of blocks stand for.
+    """Decode KV heads of blocks to numbers.
 
     Args:
         heads: uint8 [n, block_size * slot bytes], each one head's K, or one head's V.
-        kv_format: as they are stored.
+        kv_format: format they are stored in.
         head_dim: numbers in a vector.
         values: whether they are V.
 
@@ -58,13 +59,13 @@ def read_heads(heads: Tensor, kv_format: KVFormat, head_dim: int, *, values: boo
 
 
 def _keys(numbers: Tensor, kv_format: KVFormat, block_size: int, lanes: int) -> Tensor:
-    """[n, tiles, units, lanes, dimensions of a unit] to [n, tiles, lanes, units, dimensions of a unit]."""
+    """Reorder [n, tiles, units, lanes, dimensions of a unit] to [n, tiles, lanes, units, dimensions of a unit]."""
     dims = 1 if kv_format == "f32" else 2
     return numbers.view(len(numbers), block_size // lanes, -1, lanes, dims).transpose(2, 3)
 
 
 def _values(numbers: Tensor, kv_format: KVFormat, block_size: int) -> Tensor:
-    """bfloat16 has two tokens side by side: [n, pairs, head_dim, 2] to [n, pairs, 2, head_dim]."""
+    """Reorder V; bfloat16 has two tokens side by side: [n, pairs, head_dim, 2] to [n, pairs, 2, head_dim]."""
     if kv_format == "f32" or block_size == 1:
         return numbers
     return numbers.view(len(numbers), block_size // 2, -1, 2).transpose(2, 3)

@@ -1,4 +1,4 @@
-"""Linear maps against packed panels (csrc/kernels/linear.hpp, csrc/kernels/quantized.hpp)."""
+"""Linear maps with weights in packed panels (csrc/kernels/linear.hpp, csrc/kernels/quantized.hpp)."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ from twostroke.kernels.stored_rows import StoredRows
 from twostroke.kernels.streamed_weight import Matrix, StreamedWeight
 
 _PANEL = 64
-"""Channels side by side (csrc/kernels/table.hpp)."""
+"""Channels side by side in a panel (csrc/kernels/table.hpp)."""
 _GATE_CODES: dict[Activation | None, int] = {None: 0, "silu": 1, "gelu_tanh": 2, "clamped_swiglu": 3}
-"""As csrc/kernels/table.hpp numbers them; None: not a gated weight."""
+"""Codes of the activations in csrc/kernels/table.hpp; None is a weight without a gate."""
 _TABLE_CODES: dict[CodeTable | None, int] = {None: 0, "iq4": 1, "fp4": 2}
 
 
 class Panels(ABC):
-    """A weight [N, K], or [2 N, K] with G above U, in the kernels' order, and its bias."""
+    """Weight [N, K], or [2 N, K] with G above U, in the kernels' order, and its bias."""
 
     bound: native.PackedLinear
-    """Both, for whoever multiplies with them and keeps this object."""
+    """Weight and bias for code that multiplies with them; it must keep this object alive."""
     pads_inputs = False
-    """Whether rows of x need a zero behind them: bfloat16 are read in pairs."""
+    """Whether rows of x need a zero after them, because bfloat16 are read in pairs."""
     _packed: Tensor
     _order: Tensor | None = None
     _quantized: QuantizedFormat | None = None
@@ -47,7 +47,7 @@ class Panels(ABC):
         self._bias = None if bias is None else _of_channels(bias, self._n, gated=gated)
 
     def multiply(self, x: Tensor, residual: Tensor | None = None, *, is_wide: bool = False) -> Tensor:
-        """x [num_rows, K] to [num_rows, N]; the same numbers in float32 where `is_wide`."""
+        """Map x [num_rows, K] to [num_rows, N]; with `is_wide` the same numbers in float32."""
         assert x.dtype is self._dtype, (x.dtype, self._dtype)
         y = empty((x.shape[0], self._n), torch.float32 if is_wide else self._dtype)
         if self.pads_inputs:
@@ -68,7 +68,7 @@ class Panels(ABC):
         return self._dtype
 
     def is_like(self, other: Panels) -> bool:
-        """Whether they differ in their numbers alone, and take inputs in the order in which these come."""
+        """Return whether both weights differ only in their numbers, and take inputs in their own order."""
         of_weight = self._quantized, self._order is None, self.shape, self._gate, self._dtype, self._bias is None
         return self._order is None and of_weight == (
             other._quantized,
@@ -81,19 +81,19 @@ class Panels(ABC):
 
     @property
     def packed(self) -> PackedWeight:
-        """The weight as it is packed, for a later start."""
+        """Weight in its packed form, for a later start."""
         shape = (2 * self._n if self._gated else self._n, self._k)
         return PackedWeight(shape, self._dtype, self._gated, self._quantized, self._packed, self._order)
 
     def take(self, packed: PackedWeight) -> None:
-        """Use what an earlier start has packed."""
+        """Use the packed form from an earlier start."""
         assert (packed.is_gated, len(packed.panels)) == (self._gated, len(self._packed)), packed.shape
         self._packed = packed.panels
         self.bound = self._bind()
 
     @abstractmethod
     def _bind(self) -> native.PackedLinear:
-        """Make what multiplies with the panels as they are now."""
+        """Bind the kernels to the current panels."""
 
     @abstractmethod
     def pack(self, ranges: Iterator[_Range]) -> None:
@@ -101,23 +101,23 @@ class Panels(ABC):
 
     @abstractmethod
     def rows(self, ids: Tensor) -> Tensor:
-        """Rows of the weight, taken out of the panels: there is no other copy of it. int64 [n] to [n, K]"""
+        """Return rows of the weight, read from the panels, which are its only copy. int64 [n] to [n, K]"""
 
 
 def are_alike(panels: Sequence[Panels]) -> bool:
-    """Whether one call can multiply with all of them; see Panels.is_like."""
+    """Return whether one call can multiply with all of them (see Panels.is_like)."""
     return all(one.is_like(panels[0]) for one in panels)
 
 
 _AT_ONCE = 1 << 20
-"""Numbers of a streamed weight: codes of a MiB, which stay in a processor's caches until they are packed."""
+"""Numbers of a streamed weight converted at once: codes of a MiB, which stay in the caches until they are packed."""
 
 _Range = tuple[int, int, Tensor | QuantizedWeight]
 """Outputs [begin, begin + count) and their rows of the weight, [count, K] or [2 count, K] with G above U."""
 
 
 def _ranges(weight: Matrix, *, gated: bool) -> Iterator[_Range]:
-    """A whole number of panels each, but for the last."""
+    """Yield ranges of whole panels; only the last may end within one."""
     n, k = weight.shape[0] // 2 if gated else weight.shape[0], weight.shape[1]
     if not isinstance(weight, StreamedWeight):
         yield 0, n, weight
@@ -174,7 +174,7 @@ def _packed_panels(
 
 
 class _FloatPanels(Panels):
-    """Weights of float32 or bfloat16."""
+    """Panels of float32 or bfloat16."""
 
     def __init__(
         self,
@@ -194,7 +194,6 @@ class _FloatPanels(Panels):
         return native.PackedLinear(self._kernels, packed, bias, *self.shape, self._gate, self._type)
 
     def pack(self, ranges: Iterator[_Range]) -> None:
-        """See Panels."""
         gated = self._gated
         for begin, count, found in ranges:
             assert isinstance(found, Tensor), found
@@ -203,7 +202,6 @@ class _FloatPanels(Panels):
             native.pack_linear(rows.data_ptr(), to, count, self._k, gated, self._type)
 
     def rows(self, ids: Tensor) -> Tensor:
-        """See Panels."""
         found = torch.empty(len(ids), self._k, dtype=self._dtype)
         native.unpack_rows(
             self._packed.data_ptr(), ids.contiguous().data_ptr(), found.data_ptr(), len(ids), self._k, self._type
@@ -212,7 +210,7 @@ class _FloatPanels(Panels):
 
 
 class _QuantizedPanels(Panels):
-    """Weights of 2 to 8 bits; inputs are multiplied as they are, or quantized on the fly, each row by itself."""
+    """Panels of 2 to 8 bits. Inputs are used as they are, or each row is quantized separately during the call."""
 
     def __init__(
         self,
@@ -246,7 +244,7 @@ class _QuantizedPanels(Panels):
         )
 
     def read(self, stored: StoredRows) -> bool:
-        """Pack rows straight from their files; return whether all could be read, and are finite.
+        """Pack rows directly from their files; return whether all were read and are finite.
 
         Raises:
             CorruptCheckpoint: a file has changed meanwhile.
@@ -266,7 +264,6 @@ class _QuantizedPanels(Panels):
         return is_good
 
     def pack(self, ranges: Iterator[_Range]) -> None:
-        """See Panels."""
         for begin, count, rows in ranges:
             assert isinstance(rows, QuantizedWeight), rows
             found = rows.contiguous()
@@ -287,7 +284,6 @@ class _QuantizedPanels(Panels):
         return native.packed_quantized_bytes(n, self._k, self._gated, self._format)
 
     def rows(self, ids: Tensor) -> Tensor:
-        """See Panels."""
         found = torch.empty(len(ids), self._k)
         native.unpack_quantized_rows(
             self._packed.data_ptr(),
@@ -310,24 +306,23 @@ def _native_format(quantized: QuantizedFormat) -> native.WeightFormat:
 
 
 def _of_channels(bias: Tensor, n: int, *, gated: bool) -> Tensor:
-    """The bias in the order of the panels' channels, float32, zero where a panel is filled up."""
+    """Return the bias in the order of the panels' channels, float32, zero in the padding of a panel."""
     rows = torch.tensor([native.row_of_channel(channel, n, gated) for channel in range(_num_channels(n, gated=gated))])
     return torch.where(rows < 0, torch.zeros(()), bias.float()[rows.clamp_min(0)]).contiguous()
 
 
 def _num_channels(n: int, *, gated: bool) -> int:
-    """Of all panels."""
+    """Return the number of channels of all panels."""
     num_vectors = -(-n // 16) * (2 if gated else 1)
     return -(-num_vectors // 4) * _PANEL
 
 
 class PanelSizes:
-    """Panels that are filled up, with biases in float32 and orders of columns in int32."""
+    """Sizes of panels with their padding, biases in float32 and orders of columns in int32."""
 
     def weight(
         self, shape: tuple[int, int], quantized: QuantizedFormat | None, dtype: torch.dtype, *, gated: bool
     ) -> int:
-        """See PackedSizes."""
         n, k = shape[0] // 2 if gated else shape[0], shape[1]
         if quantized is None:
             return native.packed_bytes(n, k, gated, TYPE_CODES[dtype])
@@ -335,14 +330,13 @@ class PanelSizes:
         return order + native.packed_quantized_bytes(n, k, gated, _native_format(quantized))
 
     def bias(self, num_rows: int, dtype: torch.dtype, *, gated: bool) -> int:
-        """See PackedSizes."""
         del dtype
         n = num_rows // 2 if gated else num_rows
         return _num_channels(n, gated=gated) * torch.float32.itemsize
 
 
 class NativeLinear:
-    """y = x W^T + b. A result is rounded once, from float32, the residual included."""
+    """Linear map y = x W^T + b. A result is rounded once, from float32, the residual included."""
 
     def __init__(
         self,
@@ -352,31 +346,28 @@ class NativeLinear:
         *,
         quantizes_inputs: bool = True,
     ) -> None:
-        """Packs weight [N, K] and bias [N]; they are not needed afterwards.
+        """Pack weight [N, K] and bias [N]; they are not needed afterwards.
 
-        A quantized weight meets inputs that are quantized on the fly, or inputs as they are.
+        With `quantizes_inputs`, a quantized weight is multiplied with inputs that are quantized during the call.
         """
         self.panels = _panels(kernels, weight, bias, None, quantizes_inputs=quantizes_inputs)
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Maps x [num_rows, K] to [num_rows, N], in the type of the activations."""
+        """Map x [num_rows, K] to [num_rows, N], in the type of the activations."""
         return self.panels.multiply(x)
 
     def in_float32(self, x: Tensor) -> Tensor:
-        """See Linear; the kernel widens what it writes."""
         return self.panels.multiply(x, is_wide=True)
 
     def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
-        """residual + x W^T + b. [num_rows, N]"""
         return self.panels.multiply(x, residual.contiguous())
 
     def rows(self, ids: Tensor) -> Tensor:
-        """W[ids]. [n, K]"""
         return self.panels.rows(ids)
 
 
 class NativeGated:
-    """activation(x G^T) * (x U^T); the two factors are never written to memory."""
+    """Gated product activation(x G^T) * (x U^T); the two factors are never written to memory."""
 
     def __init__(
         self,
@@ -387,9 +378,9 @@ class NativeGated:
         *,
         quantizes_inputs: bool = True,
     ) -> None:
-        """Packs weight [2 N, K], G above U, and bias [2 N]; see NativeLinear."""
+        """Pack weight [2 N, K], G above U, and bias [2 N] (see NativeLinear)."""
         self.panels = _panels(kernels, weight, bias, activation, quantizes_inputs=quantizes_inputs)
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Maps x [num_rows, K] to [num_rows, N], in the type of the activations."""
+        """Map x [num_rows, K] to [num_rows, N], in the type of the activations."""
         return self.panels.multiply(x)

@@ -1,4 +1,4 @@
-"""Torch's own operators, arranged so that rows do not know each other: slow, plain, and the measure of the others."""
+"""Torch's own operators with independent rows: slow and plain; all other backends are tested against them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ from twostroke.kernels.reference.split_linear import pack_gated, pack_linear
 
 
 def operators(*, batch_invariant: bool = True) -> Operators:
-    """Runs wherever torch does. Without `batch_invariant` products have whatever rows there are, and torch's order."""
+    """Return operators that run wherever torch does.
+
+    Without `batch_invariant`, products take all rows at once, and rows are summed in torch's order.
+    """
     pack_part = linear.PackedLinear if batch_invariant else linear.PlainLinear
     linear_of = partial(pack_linear, pack_part)
     gated_of = partial(pack_gated, pack_part, partial(linear.PackedGated, pack_part))

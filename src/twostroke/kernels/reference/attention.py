@@ -1,7 +1,7 @@
 """Paged attention over a flat, mixed batch: softmax in float32, partitions combined in a fixed order.
 
-A row's result depends on its query, its keys and its values alone: every product has a proven shape (row_tiles), a
-partition is reduced by itself, and partitions are folded in from the oldest on with the running maximum m, sum l and
+A row's result depends only on its query, its keys and its values. Every product has a proven shape (row_tiles), each
+partition is reduced separately, and partitions are folded in from the oldest on with the running maximum m, sum l and
 weighted values acc of Milakov and Gimelshein 2018 (arXiv:1805.02867):
 
     m' = max(m, m_p)      l' = l e^(m - m') + l_p e^(m_p - m')      acc' = acc e^(m - m') + o_p e^(m_p - m')
@@ -9,8 +9,8 @@ weighted values acc of Milakov and Gimelshein 2018 (arXiv:1805.02867):
 Products are rounded to the type of the queries before the softmax (torch's bmm has no wider result on a CPU), as
 transformers' eager attention does: in bfloat16 a score keeps 8 bits.
 
-A partition that a row does not see folds in as exactly nothing (l_p = o_p = 0), so it does not matter that the tile
-it sits in reaches further. Prefill and decode are the same code: a decode is a tile with one query.
+A partition that a row does not see adds exactly nothing (l_p = o_p = 0), so it does not matter that the row's tile
+reaches further. Prefill and decode are the same code: a decode is a tile with one query.
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ _BATCHES = (1, 2, 5)  # how many products one call holds must not matter either
 def query_tiles(
     num_heads: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype, device: torch.device
 ) -> tuple[int, ...]:
-    """Queries per tile at which both products of attention give each row the same bits wherever it stands.
+    """Return the queries per tile at which both products of attention give each row the same bits at every position.
 
     Returns:
-        Up to three heights, rising: the lowest one admitted (for decodes), 8, and 64. Where nothing can be proved it
-        is (1,): every tile then has one query, so the shape of a product and a row's place in it never change.
+        Up to three heights, rising: the lowest one admitted (for decodes), 8, and 64. If nothing can be proved, it is
+        (1,): every tile then has one query, so a product's shape and a row's position in it never change.
     """
     group = num_heads // num_kv_heads
     key = ("attention", group, head_dim, dtype, device, torch.get_num_threads())
@@ -76,7 +76,7 @@ def query_tiles(
 
 
 def _is_sound(rows: int, num_inputs: int, num_outputs: int, like: Tensor, *, transposed: bool) -> bool:
-    """Whether tiles of `rows` rows agree with the base height in a batched product with one matrix per tile."""
+    """Return whether tiles of `rows` rows agree with the base height in a batched product with one matrix per tile."""
     span = rows + 2 * BASE_HEIGHT
     x, w = fingerprint(span - span % BASE_HEIGHT, num_outputs, num_inputs, like)
     matrix = w if transposed else w.t().contiguous()
@@ -97,28 +97,25 @@ def _is_sound(rows: int, num_inputs: int, num_outputs: int, like: Tensor, *, tra
 
 
 class PagedAttention:
-    """See AttentionOperator."""
+    """Attention operator of torch's own operations."""
 
     turns_heads = False
 
     def __init__(
         self, num_heads: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype, device: torch.device
     ) -> None:
-        """Proves the tiles that queries may be put into."""
+        """Prove the heights of query tiles."""
         self._tiles = query_tiles(num_heads, num_kv_heads, head_dim, dtype, device)
         self._device = device
 
     def kv_order(self, kv_format: KVFormat) -> str:
-        """One slot after the other; see encode."""
         return f"plain-{kv_format}"
 
     def head_order(self, kv_format: KVFormat, head_dim: int, block_size: int) -> HeadOrder:
-        """See AttentionOperator."""
         del block_size
         return plain_order(kv_format, head_dim)
 
     def read_heads(self, heads: Tensor, kv_format: KVFormat, head_dim: int, *, values: bool) -> Tensor:
-        """See AttentionOperator; K and V lie alike."""
         del values
         slots = heads.reshape(-1, slot_bytes(kv_format, head_dim))
         return decode(slots, kv_format, torch.float32).view(len(heads), -1, head_dim)
@@ -131,7 +128,6 @@ class PagedAttention:
         block_table: npt.NDArray[np.int32],
         tree_masks: TreeMasks | None = None,
     ) -> AttentionPlan:
-        """See plan_attention."""
         batch = PlannedBatch.of(shape.window, query_start_loc, seq_lens, block_table, tree_masks)
         return plan_attention(shape, batch, self._tiles, self._device)
 
@@ -144,7 +140,6 @@ class PagedAttention:
         scoring: Scoring,
         turn: HeadTurn | None = None,
     ) -> Tensor:
-        """See AttentionOperator."""
         assert turn is None, "q and k come turned"
         assert scoring.slopes is None or not plan.has_trees, "draft trees have no slopes"
         shape = plan.shape
@@ -163,7 +158,7 @@ class PagedAttention:
 
 
 def write_kv(kv: Tensor, storage: Tensor, plan: AttentionPlan, layer_in_block: int) -> None:
-    """Stores K and V [num_tokens, 2 * num_kv_heads, head_dim], and zeroes the unused slots of new blocks."""
+    """Store K and V [num_tokens, 2 * num_kv_heads, head_dim], and zero the unused slots of new blocks."""
     shape = plan.shape
     slots = _rows(storage, shape.slot_bytes, slot_step(shape))
     offset = layer_in_block * shape.layer_bytes // slot_step(shape)
@@ -182,7 +177,7 @@ def _rows(storage: Tensor, size: int, step: int) -> Tensor:
 def _attend(
     run: TileRun, q: Tensor, block_rows: Tensor, shape: GroupShape, layer_in_block: int, scoring: Scoring
 ) -> Tensor:
-    """One run of tiles: [num_tiles * queries_per_tile, num_heads * head_dim]."""
+    """Attend for one run of tiles: [num_tiles * queries_per_tile, num_heads * head_dim]."""
     kv_heads, group, head_dim = shape.num_kv_heads, shape.heads_per_kv_head, shape.head_dim
     tile = (run.num_tiles, run.queries_per_tile, kv_heads, group, head_dim)
     tiles = q.index_select(0, run.token_ids).view(tile).transpose(1, 2)
@@ -217,7 +212,8 @@ def _attend(
 
 
 def _partials(part: Pass, tiles: Tensor, kv: Tensor, scoring: Scoring) -> tuple[Tensor, Tensor, Tensor]:
-    """Each pair by itself: maximum [n, rows, 1], sum [n, rows, 1], weighted values [n, rows, head_dim]; float32."""
+    """Reduce each pair separately: maximum [n, rows, 1], sum [n, rows, 1], weighted values [n, rows, head_dim];
+    float32."""
     num_pairs = sum(part.slices)
     of_pairs = tiles[:num_pairs] if part.tile_of_pair is None else tiles.index_select(0, part.tile_of_pair)
     scores = torch.bmm(of_pairs.flatten(0, 1), kv[0].transpose(1, 2)).float()
@@ -239,7 +235,7 @@ def _partials(part: Pass, tiles: Tensor, kv: Tensor, scoring: Scoring) -> tuple[
 
 
 def _fold_(state: tuple[Tensor, Tensor, Tensor], piece: tuple[Tensor, Tensor, Tensor]) -> None:
-    """Folds the next partition into the first rows of the running state."""
+    """Fold the next partition into the first rows of the running state."""
     size = len(piece[0])
     m, total, acc = (t[:size] for t in state)
     m_p, total_p, values_p = piece

@@ -1,15 +1,16 @@
-"""What one step's attention will read, worked out once and used by every layer of a KV group.
+"""Plan of one step's attention, computed once and used by every layer of a KV group.
 
-A flat batch becomes tiles: a few consecutive queries of one request. A context is walked in partitions of
-PARTITION tokens at absolute positions, so a tile meets a fixed sequence of partitions whatever else is in the batch:
+A flat batch becomes tiles: a few consecutive queries of one request. A context is walked in partitions of PARTITION
+tokens at absolute positions, so a tile meets a fixed series of partitions whatever else is in the batch:
 
     request with 300 tokens, the last 40 of them queries (q)
+
     partition   |0 ........... 127|128 .......... 255|256 ..... 299|
                                                       qqqq qqqq         tiles of 32 + 8 queries
     pairs                (tile 0, 0) (tile 0, 1) (tile 0, 2) (tile 1, 0) (tile 1, 1) (tile 1, 2)
 
 Pairs are computed independently, and then combined per tile in the order of the partitions. Tiles are sorted by the
-number of their partitions, so those that have an i-th one are a prefix.
+number of their partitions, so the tiles that have an i-th partition are a prefix.
 """
 
 from __future__ import annotations
@@ -29,9 +30,9 @@ from twostroke.kernels.memory import send
 from twostroke.kernels.tree_mask import TreeMasks, depths, within_window
 
 PARTITION = MAX_BLOCK_SIZE
-"""Tokens per partition: no block spans two."""
+"""Tokens per partition; no block spans two partitions."""
 MAX_GATHERED = 1 << 21
-"""Elements of K and V that one pass copies out of the storage; bounds memory at any context length."""
+"""Elements of K and V that one pass copies from the storage; bounds memory at any context length."""
 MAX_SCORES = 1 << 20
 """Scores that one pass holds."""
 
@@ -40,18 +41,18 @@ Ints = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """Some consecutive partitions of a run of tiles."""
+    """Consecutive partitions of a run of tiles."""
 
     slices: tuple[int, ...]
-    """Tiles that reach the first, second, … of these partitions: prefixes of the run, falling."""
+    """Numbers of tiles that reach the first, second, … of these partitions: prefixes of the run, falling."""
     tile_of_pair: Tensor | None
-    """int64 [num_pairs], within the run; None when there is one slice."""
+    """int64 [num_pairs]: tile within the run; None when there is one slice."""
     rows: Tensor
     """int64 [2, num_pairs * num_kv_heads * blocks]: storage rows (`row_step`) of K and of V, for a page's layer 0."""
     mask: Tensor | None
     """float32 [num_pairs, 1, queries_per_tile, 1, PARTITION], 0 or -inf; None when every key is visible."""
     ahead: Ints
-    """[num_pairs, queries_per_tile]: from the first key of the partition to the query, in tokens."""
+    """[num_pairs, queries_per_tile]: distance from the first key of the partition to the query, in tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,40 +62,40 @@ class TileRun:
     num_tiles: int
     queries_per_tile: int
     token_ids: Tensor
-    """int64 [num_tiles * queries_per_tile]: rows of the flat batch; a tile's last query fills it up."""
+    """int64 [num_tiles * queries_per_tile]: rows of the flat batch; a tile repeats its last query to be full."""
     passes: tuple[Pass, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionPlan:
-    """One step for one KV group."""
+    """Plan of one step for one KV group."""
 
     shape: GroupShape
     runs: tuple[TileRun, ...]
     output_rows: Tensor
-    """int64 [num_tokens]: where each token's result is among the results of all runs, one after the other."""
+    """int64 [num_tokens]: row of each token's result in the concatenated results of all runs."""
     slot_rows: Tensor
-    """int64 [num_tokens * 2 * num_kv_heads]: single slots (`slot_step`) of layer 0 that the new K and V go to."""
+    """int64 [num_tokens * 2 * num_kv_heads]: single slots (`slot_step`) of layer 0 for the new K and V."""
     has_trees: bool
     unused_slot_rows: Tensor | None
-    """int64 [n]: slots behind the last token in blocks that this step opens. They are zeroed, so that what another
-    request left there (a NaN at worst) is never multiplied, not even by a weight of zero."""
+    """int64 [n]: slots after the last token in blocks that this step opens. They are zeroed, so that values of another
+    request (a NaN at worst) are never multiplied, not even by a weight of zero."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PlannedBatch:
-    """A step of one KV group, and which keys its queries see."""
+    """Step of one KV group, and the keys that its queries see."""
 
     starts: Ints
-    """[num_seqs + 1]: where each request's queries begin in the flat batch."""
+    """[num_seqs + 1]: where each request's queries start in the flat batch."""
     lens: Ints
     """[num_seqs]: context lengths after this step."""
     table: Ints
     """[num_seqs, max_blocks]; entries outside a request's window or length are never read."""
     oldest: Ints
-    """[num_tokens]: the first key each query sees."""
+    """[num_tokens]: the first key that each query sees."""
     trees: dict[int, npt.NDArray[np.bool_]]
-    """By sequence: which of the step's own tokens [query_len, query_len] each of its queries sees."""
+    """Masks by sequence, [query_len, query_len]: which of the step's own tokens each query sees."""
 
     @classmethod
     def of(
@@ -105,7 +106,7 @@ class PlannedBatch:
         block_table: npt.NDArray[np.int32],
         tree_masks: TreeMasks | None,
     ) -> PlannedBatch:
-        """From what an operator's plan is given."""
+        """Make the batch from the arguments of an operator's plan."""
         starts, lens = query_start_loc.astype(np.int64), seq_lens.astype(np.int64)
         prefix_lens = lens - np.diff(starts)
         trees = {seq: within_window(mask, window) for seq, mask in enumerate(tree_masks or ()) if mask is not None}
@@ -142,7 +143,7 @@ class _Tiles:
         )
 
     def queries_of(self, first: Ints) -> Ints:
-        """first + 0, 1, 2, … per tile, its last query repeated to fill it. [num_tiles, queries]"""
+        """Return first + 0, 1, 2, … per tile; a tile that is not full repeats its last query. [num_tiles, queries]"""
         steps = np.minimum(np.arange(self.queries)[None, :], self.num_queries[:, None] - 1)
         return first[:, None] + steps
 
@@ -150,13 +151,13 @@ class _Tiles:
 def plan_attention(
     shape: GroupShape, batch: PlannedBatch, query_tiles: tuple[int, ...], device: torch.device
 ) -> AttentionPlan:
-    """Plans one step of one KV group.
+    """Plan one step of one KV group.
 
     Args:
         shape: the group.
         batch: the step.
         query_tiles: admitted queries per tile, rising (see attention.query_tiles).
-        device: where the indexes are to be.
+        device: device of the indexes.
     """
     starts, lens = batch.starts, batch.lens
     runs: list[TileRun] = []
@@ -188,25 +189,29 @@ def plan_attention(
 
 
 def row_step(shape: GroupShape) -> int:
-    """Bytes from one storage row to the next. A row is what one head of a page has, and they overlap where ids are not
-    a whole number of rows apart, which they are unless layers of unlike width share the pool."""
+    """Return the bytes from one storage row to the next.
+
+    A row is one head of a page. Rows overlap where ids are not a whole number of rows apart, which happens only when
+    layers of different width share the pool.
+    """
     return math.gcd(shape.id_bytes, shape.head_bytes)
 
 
 def slot_step(shape: GroupShape) -> int:
-    """Bytes from one slot to the next, in the same way."""
+    """Return the bytes from one slot to the next; slots may overlap as in `row_step`."""
     return math.gcd(shape.id_bytes, shape.slot_bytes)
 
 
 def _max_pairs(shape: GroupShape, queries_per_tile: int) -> int:
-    """(tile, partition) pairs that one pass may hold."""
+    """Return the (tile, partition) pairs that one pass may hold."""
     gathered = 2 * shape.num_kv_heads * PARTITION * shape.head_dim
     scores = shape.num_heads * queries_per_tile * PARTITION
     return max(1, min(MAX_GATHERED // gathered, MAX_SCORES // scores))
 
 
 def _cut_into_tiles(starts: Ints, lens: Ints, heights: tuple[int, ...]) -> Iterator[_Tiles]:
-    """The highest tiles first; what is left of a request goes to the lowest height that takes it in few tiles."""
+    """Cut queries into tiles, the highest first; the rest of a request goes to the lowest height that needs few
+    tiles."""
     query_lens = np.diff(starts)
     left, done = query_lens.copy(), np.zeros_like(query_lens)
     for index in range(len(heights) - 1, -1, -1):
@@ -231,7 +236,7 @@ def _cut_into_tiles(starts: Ints, lens: Ints, heights: tuple[int, ...]) -> Itera
 
 
 def _partitions(tiles: _Tiles, oldest: Ints) -> tuple[Ints, Ints]:
-    """The first partition that a query of each tile sees, and how many there are up to that of its last query."""
+    """Return the first partition that a query of each tile sees, and the number up to that of its last query."""
     first = oldest[tiles.queries_of(tiles.first_token)].min(1) // PARTITION
     return first, tiles.last_position // PARTITION - first + 1
 
@@ -262,7 +267,7 @@ def _passes(
 
 
 def _block_rows(shape: GroupShape, pairs: _Tiles, partition: Ints, batch: PlannedBatch) -> Ints:
-    """Storage rows of the blocks of each pair's partition. [2, num_pairs * num_kv_heads * blocks]"""
+    """Return storage rows of the blocks of each pair's partition. [2, num_pairs * num_kv_heads * blocks]"""
     blocks = PARTITION // shape.block_size
     oldest = batch.oldest[pairs.queries_of(pairs.first_token)].min(1) // shape.block_size
     newest = pairs.last_position // shape.block_size
@@ -298,7 +303,7 @@ def _mask(pairs: _Tiles, partition: Ints, batch: PlannedBatch) -> npt.NDArray[np
 
 
 def _slots(shape: GroupShape, starts: Ints, lens: Ints, table: Ints) -> tuple[Ints, Ints]:
-    """Rows of single slots: those of the new tokens, and the unused ones of blocks that this step opens."""
+    """Return rows of single slots: those of the new tokens, and the unused ones of blocks that this step opens."""
     query_lens = np.diff(starts)
     size = shape.block_size
 

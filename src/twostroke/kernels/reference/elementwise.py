@@ -1,7 +1,8 @@
-"""Norm, rotation and activation, composed of operations that round alike wherever an element stands.
+"""Norm, rotary embedding and activation, composed of operations that round alike wherever an element stands.
 
-Torch runs the body of an array through vector code and its tail through scalar code. Additions, products, divisions
-and square roots are exact either way; `exp` was measured to be; `silu` and `sigmoid` are not and are not used.
+Torch runs the body of an array through vector code and its tail through scalar code. Additions, products, divisions and
+square roots give equal results in both. `exp` does too, by measurement. `silu` and `sigmoid` do not and are not
+used.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from twostroke.kernels.activation import gated
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Root-mean-square norm over the last dimension (Zhang and Sennrich 2019, arXiv:1910.07467), in float32.
+    """Apply a root-mean-square norm over the last dimension (Zhang and Sennrich 2019, arXiv:1910.07467), in float32.
 
     Args:
         x: [..., n].
@@ -29,16 +30,16 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def rms_norm_(x: Tensor, weight: Tensor, eps: float) -> None:
-    """The same in place."""
+    """Apply `rms_norm` in place."""
     x.copy_(rms_norm(x, weight, eps))
 
 
 def rotate_heads_(x: Tensor, cos: Tensor, signed_sin: Tensor) -> None:
-    """Rotary position embedding (Su et al. 2021, arXiv:2104.09864) in place, halves paired as in Llama.
+    """Apply rotary position embedding (Su et al. 2021, arXiv:2104.09864) in place, halves paired as in Llama.
 
     Args:
         x: [num_tokens, heads, head_dim].
-        cos: [num_tokens, 1, head_dim], both halves alike.
+        cos: [num_tokens, 1, head_dim], both halves equal.
         signed_sin: [num_tokens, 1, head_dim]: -sin for the first half, sin for the second.
     """
     half = x.shape[-1] // 2
@@ -47,6 +48,6 @@ def rotate_heads_(x: Tensor, cos: Tensor, signed_sin: Tensor) -> None:
 
 
 def gate_and_mul(gate_up: Tensor, activation: Activation) -> Tensor:
-    """See `gated`, in float32. gate_up: [num_tokens, 2 n], gate first; returns [num_tokens, n], its type."""
+    """Apply `gated` in float32 to gate_up [num_tokens, 2 n], gate first; return [num_tokens, n] in its type."""
     gate, up = gate_up.chunk(2, dim=-1)
     return gated(gate.float(), up.float(), activation).to(gate_up.dtype)

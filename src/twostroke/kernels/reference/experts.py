@@ -1,4 +1,4 @@
-"""Experts on a backend's own products: one after the other, each with the rows of its tokens."""
+"""Experts computed with a backend's own products: one expert after the other, each with the rows of its tokens."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from twostroke.kernels.interface import GatedLinear, Linear, Weight
 from twostroke.kernels.memory import wide
 
 _LEAST_SUM = 1e-20
-"""Added to the sum that sigmoids are divided by, as transformers does."""
+"""Added to the sum of sigmoids before division, as transformers does."""
 
 
 def route(logits: Tensor, router: ExpertRouter) -> Routing:
-    """Choose experts by a softmax or by sigmoids; see Route. Scores are computed in float64, and weights rounded once.
+    """Choose experts by a softmax or by sigmoids. Scores are computed in float64, and weights rounded once.
 
     Args:
         logits: float32 [num_tokens, num_experts].
-        router: how.
+        router: settings of the choice.
     """
     spec, logits = router.spec, logits.double()
     scores = _softmax(logits) if spec.scores == "softmax" else logistic(logits)
@@ -39,12 +39,12 @@ def route(logits: Tensor, router: ExpertRouter) -> Routing:
 
 
 def routing_of(chosen: Tensor, weights: Tensor, num_experts: int) -> Routing:
-    """Sort the pairs of a choice.
+    """Return chosen pairs, sorted by expert.
 
     Args:
         chosen: int64 [num_tokens, num_chosen], experts in rising order.
         weights: float32, the same shape.
-        num_experts: of the layer.
+        num_experts: experts of the layer.
     """
     num_tokens, num_chosen = chosen.shape
     flat = chosen.flatten()
@@ -62,7 +62,7 @@ def _softmax(logits: Tensor) -> Tensor:
 
 
 def _sum(values: Tensor) -> Tensor:
-    """Return the sums of rows, [num_rows, 1], each added up in the order of its columns."""
+    """Return the sums of rows, [num_rows, 1], each added in the order of its columns."""
     return values.cumsum(-1)[:, -1:]
 
 
@@ -82,43 +82,37 @@ def _chosen(scores: Tensor, router: ExpertRouter) -> Tensor:
 
 
 def _largest(values: Tensor, num: int) -> Tensor:
-    """Return the columns of the largest numbers of each row; of equal ones the first."""
+    """Return the columns of the largest numbers of each row; of equal numbers the first."""
     return values.sort(stable=True, dim=-1, descending=True).indices[:, :num]
 
 
 class GatedExpertsOneByOne:
-    """See GatedExperts."""
+    """Gated products of experts, one expert after the other."""
 
     reads_counts = True
 
     def __init__(self, experts: Sequence[GatedLinear]) -> None:
-        """Takes the product of each expert."""
         self._experts = experts
 
     def __call__(self, x: Tensor, routing: Routing) -> Tensor:
-        """See GatedExperts."""
         return torch.cat([self._experts[expert](x[routing.tokens[pairs]]) for expert, pairs in _hit(routing)])
 
 
 class ExpertLinearsOneByOne:
-    """See ExpertLinears."""
+    """Down projections of experts, one expert after the other."""
 
     reads_counts = True
 
     def __init__(self, experts: Sequence[Linear]) -> None:
-        """Takes the product of each expert."""
         self._experts = experts
 
     def __call__(self, inner: Tensor, routing: Routing) -> Tensor:
-        """See ExpertLinears."""
         return self.add(self.multiply(inner, routing), routing)
 
     def multiply(self, inner: Tensor, routing: Routing) -> Tensor:
-        """See ExpertLinears."""
         return torch.cat([self._experts[expert](inner[pairs]) for expert, pairs in _hit(routing)])
 
     def add(self, products: Tensor, routing: Routing) -> Tensor:
-        """See ExpertLinears."""
         total = torch.zeros(len(routing.places), products.shape[1], dtype=torch.float32, device=products.device)
         for rank in range(routing.places.shape[1]):
             total += wide(products[routing.places[:, rank]]) * routing.weights[:, rank : rank + 1]
@@ -131,7 +125,7 @@ def pack_gated_experts(
     biases: Tensor | None,
     activation: Activation,
 ) -> GatedExperts:
-    """Return experts whose products `pack` makes; see Operators."""
+    """Pack experts with `pack`, one product for each."""
     pairs = zip(weights, biases_of(biases, weights), strict=True)
     return GatedExpertsOneByOne([pack(*one, activation) for one in pairs])
 
@@ -139,13 +133,13 @@ def pack_gated_experts(
 def pack_expert_linears(
     pack: Callable[[Weight, Tensor | None], Linear], weights: Sequence[Weight], biases: Tensor | None
 ) -> ExpertLinears:
-    """Return experts whose products `pack` makes; see Operators."""
+    """Pack experts with `pack`, one product for each."""
     pairs = zip(weights, biases_of(biases, weights), strict=True)
     return ExpertLinearsOneByOne([pack(*one) for one in pairs])
 
 
 def biases_of(biases: Tensor | None, weights: Sequence[Weight]) -> Sequence[Tensor | None]:
-    """Return the bias of each expert, where there are some."""
+    """Return the bias of each expert; None for each where there are no biases."""
     return [None] * len(weights) if biases is None else biases.unbind(0)
 
 

@@ -1,10 +1,10 @@
-"""K and V to bytes and back, in plain order: the slots of a head one after the other, and in a quantized slot
+"""Encoding of K and V in plain order: the slots of a head one after the other. Quantized slots hold
 
 int8  [head_dim] codes                          then scale and zero, float16 each
 int4  [head_dim / 2], even dimension low        (config/kv_format.py defines them)
 
-Slots of int4 hold transformed vectors. Attention reads them as they are (`decode_stored`), and transforms q and its
-result.
+Slots of int4 hold transformed vectors. Attention reads them as stored (`decode_stored`), and transforms q and its
+result instead.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _INT4_LEVELS = levels_of("int4")
 
 
 def encode(kv: Tensor, kv_format: KVFormat) -> Tensor:
-    """[n, head_dim] of any float type to slots, uint8 [n, slot bytes]."""
+    """Encode [n, head_dim] of any float type as slots, uint8 [n, slot bytes]."""
     dtype = _DTYPES.get(kv_format)
     if dtype is torch.float8_e4m3fn:
         kv = cut_off(kv.float())
@@ -41,14 +41,14 @@ def encode(kv: Tensor, kv_format: KVFormat) -> Tensor:
 
 
 def decode(slots: Tensor, kv_format: KVFormat, dtype: torch.dtype) -> Tensor:
-    """Slots, uint8 [n, slot bytes], to [n, head_dim] in `dtype`, rounded once."""
+    """Decode slots, uint8 [n, slot bytes], to [n, head_dim] in `dtype`, rounded once."""
     if kv_format == "int4":
         return transformed_back(decode_stored(slots, kv_format, torch.float32)).to(dtype)
     return decode_stored(slots, kv_format, dtype)
 
 
 def decode_stored(slots: Tensor, kv_format: KVFormat, dtype: torch.dtype) -> Tensor:
-    """Return slots as the vectors that are stored, [n, head_dim] in `dtype`; those of int4 are transformed."""
+    """Decode slots to the stored vectors, [n, head_dim] in `dtype`; those of int4 stay transformed."""
     stored = _DTYPES.get(kv_format)
     if stored is not None:
         return slots.view(stored).to(dtype)
@@ -62,15 +62,15 @@ def decode_stored(slots: Tensor, kv_format: KVFormat, dtype: torch.dtype) -> Ten
 def recode(
     slots: NDArray[np.uint8], kv_format: KVFormat, to_format: KVFormat, shift: NDArray[np.float32] | None = None
 ) -> NDArray[np.uint8]:
-    """Return slots [n, slot bytes] converted to another format: decoded to float32 and encoded again.
+    """Convert slots [n, slot bytes] to another format: decode to float32 and encode again.
 
     Slots of the same format stay unchanged, because encoding decoded codes again may change them.
 
     Args:
         slots: in plain order.
-        kv_format: of the slots.
-        to_format: of the result.
-        shift: [n, head_dim], added in between; None: nothing.
+        kv_format: format of the slots.
+        to_format: format of the result.
+        shift: [n, head_dim], added to the decoded numbers; None for no shift.
     """
     if kv_format == to_format:
         assert shift is None, f"a shift within {kv_format}"
@@ -80,19 +80,19 @@ def recode(
 
 
 def transformed(x: Tensor) -> Tensor:
-    """Vectors, float32 [..., head_dim], as int4 stores them."""
+    """Transform vectors, float32 [..., head_dim], to the form that int4 stores."""
     block = hadamard_block(x.shape[-1])
     return _hadamard(x / hadamard_divisors(block)[0], block)
 
 
 def transformed_back(x: Tensor) -> Tensor:
-    """The inverse of `transformed`; also what q becomes for keys that are stored so."""
+    """Apply the inverse of `transformed`; also applied to q where keys are stored transformed."""
     block = hadamard_block(x.shape[-1])
     return _hadamard(x, block) / hadamard_divisors(block)[1]
 
 
 def _hadamard(x: Tensor, block: int) -> Tensor:
-    """The Hadamard transform of each `block` numbers, not normed."""
+    """Apply an unnormalized Hadamard transform to each `block` numbers."""
     shape, stride = x.shape, 1
     while stride < block:
         first, second = x.reshape(-1, 2, stride).unbind(1)
@@ -102,13 +102,13 @@ def _hadamard(x: Tensor, block: int) -> Tensor:
 
 
 def cut_off(x: Tensor) -> Tensor:
-    """What fp8 can hold of float32; what is not finite is NaN, so that its request ends with an error."""
+    """Clamp float32 to the range of fp8; non-finite numbers become NaN, so that their request ends with an error."""
     largest = torch.finfo(torch.float8_e4m3fn).max
     return torch.where(x.isfinite(), x.clamp(-largest, largest), torch.nan)
 
 
 def quantize(x: Tensor, levels: int) -> tuple[Tensor, Tensor]:
-    """Codes uint8 like x [n, head_dim], and (scale, zero) float16 [n, 2]. x is float32."""
+    """Quantize x, float32 [n, head_dim], to codes uint8 of its shape and (scale, zero) float16 [n, 2]."""
     # not finite anywhere: 0 * x is NaN, and so is the zero. And zeros are +0, always.
     poison = (x * 0.0).sum(-1, keepdim=True) + 0.0
     lowest, highest = x.amin(-1, keepdim=True) + poison, x.amax(-1, keepdim=True)

@@ -18,51 +18,48 @@ from twostroke.kernels.streamed_weight import Matrix, StreamedWeight
 
 
 class PlainLinear:
-    """y = x W^T + b as torch has it: the order in which a row is added up may depend on how many rows there are."""
+    """y = x W^T + b by torch; the order of summation within a row may depend on the number of rows."""
 
     def __init__(self, weight: Matrix, bias: Tensor | None) -> None:
-        """Takes weight [N, K] and bias [N]; a quantized weight is multiplied as the numbers it stands for."""
+        """Take weight [N, K] and bias [N]; a quantized weight is dequantized."""
         weight = weight.whole() if isinstance(weight, StreamedWeight) else weight
         # a copy: what a file maps would change with the file
         weight = weight.dequantize() if isinstance(weight, QuantizedWeight) else weight.clone().contiguous()
         self.weight, self.bias = weight, bias
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Maps x [num_rows, K] to [num_rows, N], in the type of the weights."""
+        """Map x [num_rows, K] to [num_rows, N], in the type of the weights."""
         return F.linear(x, self.weight, self.bias)
 
     def in_float32(self, x: Tensor) -> Tensor:
-        """See Linear."""
         return wide(self(x))
 
     def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
-        """residual + x W^T + b; without a bias in one pass, and rounded once."""
+        """Return residual + x W^T + b; without a bias in one pass, and rounded once."""
         return torch.addmm(residual, x, self.weight.t()) if self.bias is None else residual + self(x)
 
     def rows(self, ids: Tensor) -> Tensor:
-        """W[ids]. [n, K]"""
         return F.embedding(ids, self.weight)
 
 
 class PackedLinear(PlainLinear):
-    """The same with bits per row that do not depend on the other rows."""
+    """PlainLinear with bits per row that do not depend on the other rows."""
 
     def __init__(self, weight: Matrix, bias: Tensor | None) -> None:
-        """Also proves the heights that rows may be multiplied at (row_tiles)."""
+        """Prove the heights at which rows may be multiplied (row_tiles)."""
         super().__init__(weight, bias)
         self.heights = linear_heights(self.weight, bias)
 
     def __call__(self, x: Tensor) -> Tensor:
-        """See PlainLinear."""
         return in_row_tiles(super().__call__, x, self.heights)
 
     def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
-        """residual + x W^T + b, the product rounded first."""
+        """Return residual + x W^T + b, with the product rounded first."""
         return residual + self(x)
 
 
 class PackedGated:
-    """activation(x G^T) * (x U^T), G and U one under the other in weight [2 N, K]."""
+    """Gated product activation(x G^T) * (x U^T), with G above U in weight [2 N, K]."""
 
     def __init__(
         self,
@@ -71,26 +68,24 @@ class PackedGated:
         bias: Tensor | None,
         activation: Activation,
     ) -> None:
-        """Packs both as one product."""
+        """Pack both as one product."""
         self._linear = pack(weight, bias)
         self._activation: Activation = activation
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Maps x [num_rows, K] to [num_rows, N]."""
+        """Map x [num_rows, K] to [num_rows, N]."""
         return gate_and_mul(self._linear(x), self._activation)
 
 
 class PlainSizes:
-    """Weights as torch keeps them, quantized ones as the numbers they stand for."""
+    """Sizes of weights as torch keeps them, quantized ones dequantized."""
 
     def weight(
         self, shape: tuple[int, int], quantized: QuantizedFormat | None, dtype: torch.dtype, *, gated: bool
     ) -> int:
-        """See PackedSizes."""
         del quantized, gated
         return shape[0] * shape[1] * dtype.itemsize
 
     def bias(self, num_rows: int, dtype: torch.dtype, *, gated: bool) -> int:
-        """See PackedSizes."""
         del gated
         return num_rows * dtype.itemsize

@@ -1,15 +1,15 @@
-"""Matrix products whose rows do not know how many rows there are.
+"""Matrix products whose rows do not depend on the number of rows.
 
-A GEMM library picks its inner loop by the number of rows M, and different loops add up in different orders: the same
-row gives other bits alone than among others. Measured with torch 2.13 on one CPU: float32 agrees with itself for
-every M that is a multiple of 4 and differs at M = 1, 2, 3, 5; bfloat16 agrees from M = 2 on. That is an observation
-about one machine, so nothing is assumed: a height enters the ladder only after a proof on the machine it will run on.
+A GEMM library picks its inner loop by the number of rows M, and different loops add in different orders: a row gets
+other bits alone than among others. Measured with torch 2.13 on one CPU, float32 agrees with itself for every M that is
+a multiple of 4 and differs at M = 1, 2, 3, 5; bfloat16 agrees from M = 2 on. That is an observation on one machine, so
+nothing is assumed: a height is used only after a proof on the machine it will run on.
 
     M = 71 rows, admitted heights 4 8 16 32 64:      | 64 ......................... | 4 | 3+1 |
                                                         one GEMM of a proven height     padded with a zero row
 
-The proof multiplies fingerprint matrices, in which every product appears once with each sign. The exact result is 0;
-what comes out instead is the rounding error of the additions alone, so two orders of adding practically never agree.
+The proof multiplies fingerprint matrices, in which every product appears once with each sign. The exact result is 0.
+The computed result is the rounding error of the additions alone, so two orders of addition practically never agree.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ log = get_logger(__name__)
 BASE_HEIGHT = 16
 HEIGHTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 ROW_BY_ROW = (1,)
-"""The ladder where not even the base height is sound: one row a call, slow and exact."""
+"""Heights where not even the base height passes: one row a call, slow and exact."""
 
 _LARGE_WEIGHT = 1 << 25
-"""Elements beyond which every product of a proof takes tens of milliseconds, as for the head of a large vocabulary:
+"""Elements above which each product of a proof takes tens of milliseconds, as for the head of a large vocabulary. Then
 fewer heights are tried, with the model's own weight instead of a second matrix of that size."""
 _LARGE_HEIGHTS = (4, 16, 64, 256)
 _LARGE_PRODUCT = 1 << 35
-"""Multiply-adds of the largest product such a proof may take; a head of 151,936 x 1,024 stops at 64 rows."""
+"""Multiply-adds of the largest product of such a proof; a head of 151,936 x 1,024 stops at 64 rows."""
 
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """What was admitted for one product, and what finding out cost; for the start-up report."""
+    """Heights admitted for one product, and the time of the proof, for the start-up report."""
 
     name: str
     heights: tuple[int, ...]
@@ -53,12 +53,12 @@ _proofs: dict[tuple[object, ...], Proof] = {}
 
 
 def proofs() -> tuple[Proof, ...]:
-    """Every proof this process has made, in order."""
+    """Return every proof this process has made, in order."""
     return tuple(_proofs.values())
 
 
 def remember(key: tuple[object, ...], prove: Callable[[], tuple[int, ...]], name: str) -> tuple[int, ...]:
-    """Runs a proof once per key and process, and says what it admitted."""
+    """Run a proof once per key and process, log the admitted heights and return them."""
     if key not in _proofs:
         start_s = time.perf_counter()
         heights = prove()
@@ -69,7 +69,7 @@ def remember(key: tuple[object, ...], prove: Callable[[], tuple[int, ...]], name
 
 
 def linear_heights(weight: Tensor, bias: Tensor | None) -> tuple[int, ...]:
-    """Heights at which `x @ weight.T + bias` gives each row the same bits wherever it stands.
+    """Return the heights at which `x @ weight.T + bias` gives each row the same bits at every position.
 
     Args:
         weight: [N, K].
@@ -95,7 +95,7 @@ def linear_heights(weight: Tensor, bias: Tensor | None) -> tuple[int, ...]:
 
 
 def fingerprint(num_rows: int, num_outputs: int, num_inputs: int, like: Tensor) -> tuple[Tensor, Tensor]:
-    """Matrices x [num_rows, num_inputs] and w [num_outputs, num_inputs] with x @ w.T == 0 up to rounding."""
+    """Return matrices x [num_rows, num_inputs] and w [num_outputs, num_inputs] with x @ w.T == 0 up to rounding."""
     generator = torch.Generator().manual_seed(20_24)
     half = -(-num_inputs // 2)
     order = torch.randperm(num_inputs, generator=generator)
@@ -112,7 +112,7 @@ def fingerprint(num_rows: int, num_outputs: int, num_inputs: int, like: Tensor) 
 def admitted(
     multiply: Callable[[Tensor], Tensor], rows: Tensor, candidates: Iterable[int], *, starts: tuple[int, ...] = (0, 7)
 ) -> tuple[int, ...]:
-    """Which heights give every row the bits that the base height gives it.
+    """Return the heights that give every row the same bits as the base height.
 
     Args:
         multiply: [h, K] -> [h, N].
@@ -143,7 +143,7 @@ def admitted(
 
 
 def cut(num_rows: int, heights: tuple[int, ...]) -> list[int]:
-    """Heights of the tiles that cover `num_rows` rows; only the last may reach beyond them.
+    """Return heights of tiles that cover `num_rows` rows; only the last may be larger than needed.
 
     A tile that is at least three quarters full is cheaper than two smaller ones.
 
@@ -162,7 +162,7 @@ def cut(num_rows: int, heights: tuple[int, ...]) -> list[int]:
 
 
 def in_row_tiles(multiply: Callable[[Tensor], Tensor], x: Tensor, heights: tuple[int, ...]) -> Tensor:
-    """Multiplies x [num_rows, K] in tiles of admitted heights; returns [num_rows, N]."""
+    """Multiply x [num_rows, K] in tiles of admitted heights; return [num_rows, N]."""
     num_rows = len(x)
     if num_rows in heights:
         return multiply(x)

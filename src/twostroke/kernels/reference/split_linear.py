@@ -1,4 +1,4 @@
-"""Maps of stacked weights, on the operators of any backend: each part is a map of its own."""
+"""Maps of stacked weights, on the operators of any backend: each part is a separate map."""
 
 from __future__ import annotations
 
@@ -15,38 +15,35 @@ from twostroke.kernels.stacked_weight import StackedWeight
 from twostroke.kernels.streamed_weight import Matrix
 
 PackPart = Callable[[Matrix, Tensor | None], Linear]
-"""A backend's own way to pack one weight [N, K] and its bias [N]."""
+"""Pack one weight [N, K] and its bias [N] by a backend's own method."""
 
 
 class SplitLinear:
-    """y = x W^T + b, a range of y from each part of W."""
+    """y = x W^T + b, where each part of W gives a range of y."""
 
     def __init__(self, pack: PackPart, weight: StackedWeight, bias: Tensor | None) -> None:
-        """Packs the parts, each with its share of bias [N]."""
+        """Pack the parts, each with its share of bias [N]."""
         self._num_rows = [part.shape[0] for part in weight.parts]
         biases = [None] * len(self._num_rows) if bias is None else bias.split(self._num_rows)
         self.parts = [pack(part, share) for part, share in zip(weight.parts, biases, strict=True)]
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Maps x [num_rows, K] to [num_rows, N]."""
         return torch.cat([part(x) for part in self.parts], dim=-1)
 
     def in_float32(self, x: Tensor) -> Tensor:
-        """See Linear."""
         return wide(self(x))
 
     def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
-        """residual + x W^T + b. [num_rows, N]"""
         shares = residual.split(self._num_rows, dim=-1)
         return torch.cat([part.add_to(share, x) for part, share in zip(self.parts, shares, strict=True)], dim=-1)
 
     def rows(self, ids: Tensor) -> Tensor:
-        """No table that tokens are looked up in is stacked: every checkpoint keeps it as one."""
+        """Raise AssertionError: no embedding table is stacked, because every checkpoint keeps it as one matrix."""
         raise AssertionError(f"rows {ids.tolist()} of a stacked weight")
 
 
 def pack_linear(pack: PackPart, weight: Weight, bias: Tensor | None) -> Linear:
-    """A backend's map of any weight."""
+    """Pack any weight with a backend's `pack`; a stacked one part by part."""
     return SplitLinear(pack, weight, bias) if isinstance(weight, StackedWeight) else pack(weight, bias)
 
 
@@ -57,7 +54,7 @@ def pack_gated(
     bias: Tensor | None,
     activation: Activation,
 ) -> GatedLinear:
-    """A backend's gated map of any weight; of a stacked one, both factors are written out before they meet."""
+    """Pack any gated weight; both factors of a stacked one are computed in full before they are combined."""
     if not isinstance(weight, StackedWeight):
         return pack_whole(weight, bias, activation)
     factors = SplitLinear(pack, weight, bias)
