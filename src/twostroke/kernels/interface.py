@@ -1,7 +1,7 @@
 """Operators that a model is made of, which each backend implements.
 
 Layers call the operators they were given and never name a backend. A backend is one value of `Operators`. The plan of a
-step's attention is private to the backend and opaque to the layers.
+step's attention is private to the backend.
 """
 
 from __future__ import annotations
@@ -50,8 +50,7 @@ class Linear(Protocol):
 
 
 GatedLinear = Callable[[Tensor], Tensor]
-"""Gated product activation(x G^T) * (x U^T): [num_rows, K] -> [num_rows, N]. One weight holds the rows of G above those
-of U."""
+"""Gated product activation(x G^T) * (x U^T): [num_rows, K] -> [num_rows, N], from one weight with G above U."""
 
 
 Argmax = Callable[[Tensor], Tensor]
@@ -126,8 +125,7 @@ class GroupShape:
 
 
 class HeadTurn(NamedTuple):
-    """Operations on q and k before attention: RMSNorm of each head, rotary embedding, then subtraction of the mean from
-    k."""
+    """Operations on q and k before attention: RMSNorm of each head, rotary embedding, then k minus its mean."""
 
     cos: Tensor
     """[num_tokens, 1, head_dim], both halves equal."""
@@ -150,8 +148,7 @@ class Scoring:
     cap: float | None = None
     """Soft cap: scores become cap * tanh(score / cap); None for no cap."""
     sinks: Tensor | None = None
-    """float32 [num_heads]: the score of a key without a value that every query sees (gpt-oss, arXiv:2508.10925); None
-    for no such key."""
+    """float32 [num_heads]: score of a key without a value that every query sees (gpt-oss, arXiv:2508.10925), or None."""
     slopes: Tensor | None = None
     """float32 [num_heads]: reduction of a score for each token between its query and its key (ALiBi, Press et al. 2022,
     arXiv:2108.12409). None for no reduction. Draft trees have no slopes, because their tokens' positions differ from
@@ -331,8 +328,7 @@ class NormWeight(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LayerParts:
-    """Parts of a layer y = x + out_norm(output(attention(norm(x)))), y + out_norm(feed_forward(norm(y))); None is no
-    norm."""
+    """Parts of a layer y = x + out_norm(output(attention(norm(x)))), y + out_norm(feed_forward(norm(y)))."""
 
     attention_norm: NormWeight | None
     attention_out_norm: NormWeight | None
@@ -430,8 +426,7 @@ class Operators:
     whole_layer: Callable[[LayerParts], WholeLayer | None] = no_whole_layer
     """Join the parts of a layer, made by this backend, into one call; None if they have to be called one by one."""
     pin_threads: Callable[[Sequence[int]], None] | None = None
-    """Start one thread for each CPU and pin it there. The first CPU is for the calling thread, which pins itself. None
-    where threads cannot be pinned."""
+    """Start and pin a thread for each CPU but the first, to which the caller pins itself; None if that is impossible."""
     argmax: Argmax | None = None
     """Argmax of logits; None leaves it to the sampler's tensor code."""
     gumbel_argmax: GumbelArgmax | None = None

@@ -112,7 +112,7 @@ _pieces = _Pieces()
 
 
 def _map(num_bytes: int) -> mmap.mmap:
-    # private: memory that could be shared with a forked process gets no large pages on most systems
+    # private, because shared mappings get no large pages on most systems
     private = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
     pages = mmap.mmap(-1, num_bytes + _LARGE_PAGE, **private)
     if hasattr(mmap, "MADV_HUGEPAGE"):

@@ -264,7 +264,7 @@ def quantize_fp8(weight: Tensor) -> QuantizedWeight:
     wide = weight.float()
     # float16 has all powers of two from -24 to 15
     mantissa, exponent = torch.frexp((wide.abs().amax(-1, keepdim=True) / LARGEST_FP8).clamp_(2.0**-24, 2.0**15))
-    exponent -= (mantissa == 0.5).int()  # it is in [0.5, 1)
+    exponent -= (mantissa == 0.5).int()  # mantissas are in [0.5, 1)
     scale = torch.ldexp(torch.ones_like(wide[:, :1]), exponent)
     codes = (wide / scale).clamp_(-LARGEST_FP8, LARGEST_FP8).to(torch.float8_e4m3fn).view(torch.uint8)
     return replace(per_channel(codes, scale.half(), weight.dtype), is_fp8=True)
@@ -290,10 +290,10 @@ def quantize_in_groups(weight: Tensor, group_size: int = 32) -> QuantizedWeight:
     groups = -(-k // group_size)
     wide = torch.nn.functional.pad(weight.float(), (0, groups * group_size - k)).view(num_rows, groups, group_size)
     high, low = wide.amax(-1, keepdim=True), wide.amin(-1, keepdim=True)
-    extreme = torch.where(high >= -low, high, low) + 0.0  # which of two zeros a maximum is, nobody promises
+    extreme = torch.where(high >= -low, high, low) + 0.0  # the sign of a maximum's zero is undefined
     size = wide.abs()
     best_error = torch.full(extreme.shape, float("inf"), device=extreme.device)
-    best_scale = _as_half(extreme / DIVISORS[0])  # stays where every error is infinite
+    best_scale = _as_half(extreme / DIVISORS[0])  # remains where every error is infinite
     for divisor in (*DIVISORS, None):
         if divisor is None:
             codes = _codes(wide, _inverse(best_scale), -8, 7)

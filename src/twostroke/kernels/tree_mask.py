@@ -37,7 +37,7 @@ def within_window(mask: npt.NDArray[np.bool_], window: int | None) -> npt.NDArra
     assert not np.triu(mask, 1).any(), "parents come before their children"
     if window is None:
         return mask
-    distance = np.cumsum(mask[:, ::-1], axis=1)[:, ::-1]  # tokens seen from here on, itself included
+    distance = np.cumsum(mask[:, ::-1], axis=1)[:, ::-1]  # tokens seen from this one on, itself included
     return mask & (distance <= window)
 
 

@@ -1,12 +1,12 @@
-"""Branches: other ways in which sequences might go on, each verified as a sequence of its own beside the first.
+"""Branches: alternative continuations of a sequence, each verified as a sequence of its own in the same pass.
 
     pool      | … | t t t L d1 d2 d3 |           L is the last known token, d its chain of drafts
     branch        | t t t L e1 d2    |           a copy of that block in a spare one; the blocks before are shared
 
 A branch sees exactly the keys that its tokens would see if they followed alone, at the same places of its blocks. So
-its logits have the bits that they have without any branch, whatever kernel computes them. A mask over one run of slots
-(kernels/tree_mask.py) would give the same numbers summed at other places, and so now and then another token. The price
-is that what paths have in common is computed once for each.
+its logits have the same bits as without any branch, whatever kernel computes them. A mask over one run of slots
+(kernels/tree_mask.py) would sum the same numbers at other places, and so sometimes give another token. The cost is that
+tokens common to several paths are computed once for each path.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from twostroke.runner.input_batch import InputBatch, RequestRow, RequestTable
 from twostroke.runner.kv_storage import KVStorage
 
 MAX_BRANCHES = 16
-"""In one step, over all requests: what does not fit is not verified."""
+"""Most branches in one step, over all requests; further ones are not verified."""
 
 
 def pages_of_branch(max_tokens: int, block_size: int) -> int:
-    """Pages per KV group that a branch of so many tokens may touch, the last known token's included.
+    """Return the pages per KV group that a branch of `max_tokens` tokens may touch, including the last known token's.
 
     >>> pages_of_branch(4, 16), pages_of_branch(4, 1)
     (2, 5)
@@ -36,34 +36,34 @@ def pages_of_branch(max_tokens: int, block_size: int) -> int:
 
 
 def blocks_of_branch(max_tokens: int, layout: KVLayout) -> int:
-    """Blocks that hold the pages of a branch, over all KV groups."""
+    """Return the blocks that hold the pages of a branch, over all KV groups."""
     num_pages = pages_of_branch(max_tokens, layout.block_size)
     return sum(-(-num_pages // group.pages_per_block) for group in layout.groups)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Branch:
-    """One, with its places."""
+    """One branch and its places."""
 
     row: RequestRow
     token_ids: tuple[int, ...]
     begin: int
     """Position of the last known token."""
     first: int
-    """Place of that token in the flat batch; the branch follows."""
+    """Index of that token in the flat batch; the branch follows."""
     first_page: int
-    """Index of the first page that is its own, in the sequence's block tables."""
+    """Index of the first page of its own, in the sequence's block tables."""
     page_ids: tuple[tuple[int, ...], ...]
-    """Per KV group, of its own pages."""
+    """Ids of its own pages, by KV group."""
 
     @property
     def num_tokens(self) -> int:
-        """That are read for it."""
+        """Tokens computed for it."""
         return 1 + len(self.token_ids)
 
 
 class BranchBlocks:
-    """The spare blocks to whose pages branches are written.
+    """Spare blocks that hold the pages of branches.
 
     Args:
         kv: the KV memory, with `branch_ids`.
@@ -74,12 +74,12 @@ class BranchBlocks:
         self._block_size = kv.layout.block_size
 
     def place(self, rows: Iterable[RequestRow], table: RequestTable, num_tokens: int) -> list[Branch]:
-        """Gives branches their blocks, as far as there are any, and fills these with what is known there.
+        """Give blocks to branches, as far as there are any, and copy the known part of each first page.
 
         Args:
-            rows: of the step, in its order.
-            table: where they are.
-            num_tokens: of the flat batch, before the branches.
+            rows: rows of the step, in its order.
+            table: table of the rows.
+            num_tokens: tokens of the flat batch, before the branches.
         """
         branches: list[Branch] = []
         spare = iter(self._kv.branch_ids)
@@ -102,7 +102,7 @@ class BranchBlocks:
         return branches
 
     def keep(self, branch: Branch, num_tokens: int, table: RequestTable) -> None:
-        """The first tokens of a branch stood: they are the sequence's."""
+        """Copy the pages of a branch's first `num_tokens` tokens to the sequence, because these were accepted."""
         num_pages = (branch.begin + num_tokens - 1) // self._block_size + 1 - branch.first_page
         for group_id, (group, ids) in enumerate(zip(table.block_tables, branch.page_ids, strict=True)):
             for place, page_id in enumerate(ids[:num_pages]):
@@ -113,7 +113,7 @@ class BranchBlocks:
 
 
 def with_branches(inputs: InputBatch, branches: Sequence[Branch], table: RequestTable) -> InputBatch:
-    """Return what goes through the model: the requests' tokens, and the branches' behind them.
+    """Return the inputs of the pass: the requests' tokens, then those of the branches.
 
     ```
     requests   L d1 d2 d3 | L d1        branches   L e1 d2 | L d1 e2        positions as if each followed alone

@@ -1,4 +1,4 @@
-"""Detection of other processes at work during a measurement, and a lock between our own measurements."""
+"""Detection of other processes at work during a measurement, and a lock between this project's own measurements."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from typing import Any, NamedTuple, Protocol
 LEAST_OWN_SHARE = 0.85
 """Least share of its threads' processor time that a measurement gets on an idle machine."""
 MOST_OTHERS = 0.1
-"""Processors that others may keep busy, as a share of all: below, it is what an idle machine does."""
+"""Share of all processors that other processes may keep busy; an idle machine stays below it."""
 MOST_WAIT_S = 10.0
-"""For the measurements of others, each of which takes less than a second."""
+"""Seconds to wait for other measurements, each of which takes less than a second."""
 _LOOK_EVERY_S = 0.02
 _TICKS_OF_CPU = slice(1, 9)
 """Fields: user, nice, system, idle, iowait, irq, softirq, steal."""
@@ -41,7 +41,7 @@ class Contention(Protocol):
         ...
 
     def is_contended(self) -> bool:
-        """Return whether others were at work since `begin`."""
+        """Return whether other processes were at work since `begin`."""
         ...
 
 
@@ -71,10 +71,10 @@ class Meter:
         self._before = self._read()
 
     def is_contended(self) -> bool:
-        """Return whether others were at work since `begin`.
+        """Return whether other processes were at work since `begin`.
 
-        That is so if this process did not get its processors, or if others kept more than a tenth of all processors
-        busy: they share memory bandwidth and clock rate with it even where it got its own.
+        That is so if this process did not get its processors. It is also so if others kept more than a tenth of all
+        processors busy, because they share memory bandwidth and clock rate even where this process got its own.
         """
         before, after = self._before, self._read()
         wall_s, own_s = after.wall_s - before.wall_s, after.own_s - before.own_s
@@ -91,11 +91,12 @@ class Meter:
 def one_at_a_time(folder: Path | None = None, patience_s: float = MOST_WAIT_S) -> Generator[None]:
     """Wait until no other process of this user measures, and keep others waiting meanwhile.
 
-    The wait is bounded: a process that was stopped while it measured keeps nobody from starting. Whoever measures
-    beside another notices the contention. Without file locks (Windows), or where no file can be written, nobody waits.
+    The wait is bounded, so that a process stopped during its measurement does not block others. A measurement made
+    beside another one detects the contention. Without file locks (Windows), or where no file can be written, there is
+    no wait.
 
     Args:
-        folder: where the lock lies; default: the system's folder for temporary files.
+        folder: folder of the lock; default: the system's folder for temporary files.
         patience_s: seconds to wait at most.
     """
     path = (folder or Path(tempfile.gettempdir())) / f"twostroke-measuring-{_user()}.lock"

@@ -1,14 +1,14 @@
-"""Passes over few tokens, recorded once for each size and replayed: the host launches one graph, not every kernel.
+"""CUDA graphs of passes over few tokens, recorded once for each size: the host launches one graph, not every kernel.
 
 A pass over a few tokens takes a GPU a few milliseconds and has hundreds of kernels, whose launches take the host
-longer: beside an H200, 42 ms for 36 layers. A graph repeats the same kernels with the same addresses and sizes, so what
-differs between steps has to lie where it lay:
+longer: beside an H200, 42 ms for 36 layers. A graph repeats the same kernels with the same addresses and sizes, so
+inputs that differ between steps have to be at fixed addresses:
 
-    a step      ids, positions, block tables, what attention reads     copied to where the graph looks for them
-    its size    as large as the next bucket                            filled up with tokens that are nobody's
+    a step      ids, positions, block tables, attention's inputs       copied to where the graph reads them
+    its size    that of the next bucket                                padded with tokens of no request
     its result  the first rows of the graph's                          copied away before the next replay
 
-A row's bits do not depend on how many rows there are (docs/decisions/002), so neither do they on the bucket.
+A row's bits do not depend on the number of rows (docs/decisions/002), so they do not depend on the bucket.
 """
 
 from __future__ import annotations
@@ -32,19 +32,20 @@ log = get_logger(__name__)
 
 PART_ROWS = 1024
 """Partial results that a graph has room for, where contexts are split: 16 MiB for 32 heads of 128. Steps that need more
-have so much to read that launching their kernels is no longer what takes the time."""
+read so much that launching their kernels no longer takes most of the time."""
 _ROOMIER = 4
-"""How many times more partial results the next larger pass has room for. Each of a layer's is a program, whether a step
-needs it or not: a graph for 1,024 of them would launch 8,192 programs a layer where a step of one sequence has 64."""
+"""Ratio of the partial results of two successive sizes of graphs. Each partial result of a layer is a program, whether
+a step needs it or not: a graph for 1,024 of them would launch 8,192 programs a layer where a step of one sequence has
+64."""
 _LEAST_PART_ROWS = 16
 _EVERY = 8
-"""Buckets of decodes from here on."""
+"""Step between bucket sizes of decodes above this size."""
 MIXED_TOKENS = 1024
-"""Most tokens of a recorded pass in which some sequence has several. More of them take a GPU as long as the host takes
-to launch them."""
+"""Most tokens of a recorded pass in which some sequence has several. A GPU takes as long for more of them as the host
+takes to launch the kernels."""
 MIXED_CONTEXT = 16_384
-"""Longest context of such a pass, in tokens. Contexts are not split in it: most of the programs that a pass would need
-room for would have nothing to do. A longer one takes a GPU as long as the host takes to launch all kernels."""
+"""Longest context of such a pass, in tokens. Contexts are not split in it, because most of the programs that a pass
+would need room for would be idle. A GPU takes as long for a longer context as the host takes to launch all kernels."""
 _MIXED_EVERY = 64
 _MIXED_BUCKETS_PER_DOUBLING = 8
 
@@ -54,31 +55,31 @@ class Recording(Protocol):
 
     @property
     def output(self) -> Tensor:
-        """Where it leaves its result, each time."""
+        """Tensor that receives the result of each replay."""
         ...
 
     def replay(self) -> None:
-        """Enqueues it once more."""
+        """Enqueue the work once more."""
         ...
 
 
 class Recorder(Protocol):
-    """What makes recordings."""
+    """Maker of recordings."""
 
     def record(self, work: Callable[[], Tensor]) -> Recording:
-        """Does the work once for its effects on compilers and caches, and once to record it."""
+        """Do the work once for its effects on compilers and caches, and once to record it."""
         ...
 
 
 class CudaGraphs:
-    """CUDA's. All share one pool of memory: they run one after the other, and keep nothing but their results."""
+    """Recorder of CUDA graphs. All share one pool of memory, because they run one after the other and keep only their
+    results."""
 
     def __init__(self) -> None:
-        """Of the current device."""
+        """Use the current device."""
         self._pool = torch.cuda.graph_pool_handle()
 
     def record(self, work: Callable[[], Tensor]) -> Recording:
-        """See Recorder."""
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
@@ -110,11 +111,11 @@ class _CudaGraph:
 class _RecordedPass:
     recording: Recording
     plans: Sequence[FixedPlan]
-    """One per KV group."""
+    """One plan per KV group."""
 
 
 def bucket_of(num_tokens: int) -> int:
-    """Tokens of the recorded pass that has room for so many.
+    """Return the tokens of the recorded pass that fits a decode of `num_tokens`.
 
     >>> [bucket_of(n) for n in (1, 2, 3, 5, 8, 9, 17, 64)]
     [1, 2, 4, 8, 8, 16, 24, 64]
@@ -125,8 +126,9 @@ def bucket_of(num_tokens: int) -> int:
 
 
 def mixed_bucket_of(num_tokens: int) -> int:
-    """Tokens of the recorded pass that has room for so many, where some sequence has several: at most an eighth of
-    512 and more is nobody's.
+    """Return the tokens of the recorded pass that fits `num_tokens`, where some sequence has several.
+
+    At 512 and more, at most an eighth of the tokens are padding.
 
     >>> [mixed_bucket_of(n) for n in (2, 65, 512, 513, 640, 1000)]
     [64, 128, 512, 640, 640, 1024]
@@ -136,7 +138,7 @@ def mixed_bucket_of(num_tokens: int) -> int:
 
 
 def largest_pass(max_num_seqs: int, max_num_tokens: int) -> int:
-    """Most tokens of a recorded pass.
+    """Return the most tokens of a recorded pass.
 
     >>> largest_pass(64, 8192), largest_pass(64, 300), largest_pass(2000, 8192)
     (1024, 320, 2000)
@@ -145,7 +147,7 @@ def largest_pass(max_num_seqs: int, max_num_tokens: int) -> int:
 
 
 def room_for(num_part_rows: int) -> int:
-    """Partial results that the recorded pass which has room for so many has room for.
+    """Return the partial results of the smallest recorded pass that fits `num_part_rows`.
 
     >>> [room_for(n) for n in (0, 1, 16, 17, 65, 1024)]
     [0, 16, 16, 64, 256, 1024]
@@ -157,16 +159,16 @@ def room_for(num_part_rows: int) -> int:
 
 
 class DecodeGraphs:
-    """The recorded passes of one model.
+    """Recorded passes of one model.
 
     Args:
-        model: whose attention is `recordable`.
+        model: a model whose attention is `recordable`.
         kv: the KV memory.
         max_model_len: longest request, in tokens.
         max_num_seqs: most sequences in a step.
         max_num_tokens: most tokens in a step.
         device: where the model runs.
-        recorder: makes them.
+        recorder: makes the recordings.
     """
 
     def __init__(
@@ -192,20 +194,20 @@ class DecodeGraphs:
         self._passes: dict[FixedSize, _RecordedPass] = {}
         self._num_wanted = Counter[FixedSize]()
         self._failed = set[FixedSize]()
-        """Which could not be recorded; they are launched kernel by kernel."""
+        """Sizes that could not be recorded; their kernels are launched one by one."""
 
     def prepare(self, flat: InputBatch, positions: Tensor) -> Callable[[Tensor], Tensor] | None:
-        """Puts a step where its recorded pass looks for it.
+        """Copy a step to where its recorded pass reads it, and return the replay.
 
-        The first step of a size runs without, since it may be the only one of that size.
+        The first step of a size is not recorded, since it may be the only one of that size.
 
         Args:
             flat: the step.
             positions: int64 [num_tokens], on the device.
 
         Returns:
-            From ids, int64 [num_tokens] on the device, to hidden states [num_tokens, hidden_size], any number of times.
-            None where there is no such pass.
+            A function from ids, int64 [num_tokens] on the device, to hidden states [num_tokens, hidden_size], which may
+            be called any number of times. None if there is no such pass.
         """
         num_tokens, num_seqs = len(flat.input_ids), len(flat.seq_lens)
         are_decodes = num_tokens == num_seqs
@@ -270,7 +272,7 @@ class DecodeGraphs:
 
 
 def recordable(attention: AttentionOperators, layout: AttentionLayout) -> tuple[RecordableAttention, ...] | None:
-    """Return the operator of each KV group; None: some cannot be recorded."""
+    """Return the operator of each KV group; None if some cannot be recorded."""
     found = [attention[shape.kv] for shape in layout.shapes]
     able = [operator for operator in found if isinstance(operator, RecordableAttention)]
     return tuple(able) if len(able) == len(found) else None

@@ -1,4 +1,4 @@
-"""DraftingRunner: the loop that has drafts guessed, and verifies them and their branches in the same pass."""
+"""DraftingRunner: gets drafts from a proposer, and verifies them and their branches in the same pass."""
 
 from __future__ import annotations
 
@@ -25,45 +25,45 @@ from twostroke.speculation.proposer import DraftRequest, Proposer, TargetRead, T
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Path:
-    """A way in which a sequence might go on, verified from its last known token on."""
+    """Continuation of a sequence, verified from its last known token on."""
 
     token_ids: tuple[int, ...]
     drawn: Sequence[int]
-    """Rows of what was drawn: behind the last known token, and behind each of these."""
+    """Rows of the tokens drawn: after the last known token, and after each draft."""
     branch: Branch | None = None
-    """None: the chain."""
+    """Branch that holds the path; None for the chain."""
 
     def num_standing(self, token_ids: Sequence[int]) -> int:
-        """Return how many of its tokens were drawn where they stand."""
+        """Return how many of its drafts equal the token drawn in their place."""
         pairs = zip(self.token_ids, self.drawn, strict=False)
         return sum(1 for _ in itertools.takewhile(lambda pair: token_ids[pair[1]] == pair[0], pairs))
 
 
 @dataclass(slots=True, eq=False)
 class DraftedStep(LaunchedStep):
-    """A step with drafts."""
+    """Step with drafts."""
 
     watcher: Watcher | None = None
     features: torch.Tensor | None = None
-    """What the watcher wants to see of the layers."""
+    """Hidden features of the layers that the watcher asked for."""
     draft_time_s: float = 0.0
     paths: dict[int, list[Path]] = field(default_factory=dict[int, list[Path]])
-    """By row of the table; the chain first."""
+    """Paths by row of the table; the chain comes first."""
     taken: dict[int, Branch] = field(default_factory=dict[int, Branch])
-    """By row of the table, the branch that it went along, where it was not the chain."""
+    """Accepted branches by row of the table, for rows that did not follow the chain."""
 
 
 class DraftingRunner(ModelRunner):
-    """Executes decided batches whose requests verify drafts.
+    """Runner of decided batches whose requests verify drafts.
 
     Args:
-        proposer: guesses them.
+        proposer: proposes drafts.
         model: maths and weights.
         kv: the KV memory.
         sampler: chooses tokens.
         max_model_len: longest request, in tokens.
         grammars: makes the matchers of structured outputs.
-        parts: what is switched on beside.
+        parts: optional parts of the runner; None for none.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class DraftingRunner(ModelRunner):
 
     @torch.inference_mode()
     def launch(self, batch: ScheduledBatch) -> LaunchedStep:
-        """Have drafts guessed, and give the device a step that verifies them."""
+        """Get drafts from the proposer, and launch a step that verifies them."""
         self._begin(batch)
         begin_s = time.perf_counter()
         self._guess(batch)
@@ -107,14 +107,14 @@ class DraftingRunner(ModelRunner):
         return step
 
     def close(self) -> None:
-        """Let go of the proposer, too."""
+        """Release the proposer, too."""
         super().close()
         del self._branches, self._proposer, self._watcher
 
     def _watched(
         self, watcher: Watcher, flat: InputBatch, positions: torch.Tensor, input_ids: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Run a pass that the watcher sees: hidden states, and the features that it wants."""
+        """Run a pass with the features that the watcher needs, and return hidden states and features."""
         attention, layers = self._attention(flat), watcher.feature_layers
         if layers:
             return self._model.forward_with_features(input_ids, positions, attention, self._kv, layers)
@@ -122,7 +122,7 @@ class DraftingRunner(ModelRunner):
         return hidden, hidden[:, :0]
 
     def _watcher_of(self, batch: ScheduledBatch) -> Watcher | None:
-        """Return who wants to see the step."""
+        """Return the watcher if it observes this step."""
         if self._watcher is None or not self._watcher.watches(batch.num_prefill_tokens > 0):
             return None
         return self._watcher
@@ -144,7 +144,7 @@ class DraftingRunner(ModelRunner):
         self._proposer.forget(row.index, first)  # what it keeps in these blocks was somebody else's
 
     def _guess(self, batch: ScheduledBatch) -> None:
-        """Puts drafts where places were made for them."""
+        """Write drafts into the slots that the batch reserved for them."""
         rows: list[RequestRow] = []
         requests: list[DraftRequest] = []
         for scheduled in batch.requests:
@@ -166,7 +166,7 @@ class DraftingRunner(ModelRunner):
                 self._table.put_drafts(row, drafts)
 
     def _draw(self, step: DraftedStep, branches: Sequence[Branch]) -> Draw:
-        """Draw one token for each request that reached its last known one, and one behind each of its drafts."""
+        """Prepare one draw for each request that reached its last known token, and one after each of its drafts."""
         inputs = step.inputs
         rows = [inputs.rows[seq] for seq in inputs.sampling_seqs.tolist()]
         of_branches = [branch.first + 1 + i for branch in branches for i in range(len(branch.token_ids))]
@@ -200,7 +200,7 @@ class DraftingRunner(ModelRunner):
         return replace(result, draft_time_s=draft_time_s)
 
     def _reads(self, step: DraftedStep, results: Sequence[RequestResult]) -> list[TargetRead]:
-        """What was read for good: a request in error read nothing, and drafts that fell were not read."""
+        """Return the tokens of each request that were computed to stay: none after an error, and no rejected drafts."""
         inputs, taken = step.inputs, step.taken
         reads: list[TargetRead] = []
         firsts, begins = inputs.query_start_loc.tolist(), inputs.positions[inputs.query_start_loc[:-1]].tolist()
@@ -216,12 +216,13 @@ class DraftingRunner(ModelRunner):
         return reads
 
     def _token_results(self, step: LaunchedStep, draw: Draw, sampled: SampledTokens) -> dict[int, RequestResult]:
-        """Return results by place in the batch; the tokens are taken behind those that are known.
+        """Return results by place in the batch, and append the accepted tokens to the known ones.
 
         ```
         fed       last  d1  d2  d3        the row's last known token and its drafts
-        drawn     t1    t2  t3  t4        d1 = t1, d2 = t2, d3 ≠ t3: t1, t2 and t3 are the next tokens; behind a draft
-                                          that did not stand nothing is
+        drawn     t1    t2  t3  t4        d1 = t1, d2 = t2, d3 ≠ t3: t1, t2 and t3 are the next tokens; all tokens
+        after a
+                                          rejected draft are dropped
         ```
         """
         del draw
@@ -254,7 +255,7 @@ class DraftingRunner(ModelRunner):
 
     @staticmethod
     def _stand(row: RequestRow, path: Path, token_ids: Sequence[int], errors: Mapping[int, str]) -> tuple[int, ...]:
-        """Of the tokens drawn along a path those that follow; the row's sampling state goes on behind them."""
+        """Return the drawn tokens that are kept along a path, and append them to the row's sampling state."""
         kept: list[int] = []
         for i, draft in zip(path.drawn, (*path.token_ids, None), strict=True):
             if i in errors:  # found again by the next step, where it stands first

@@ -1,8 +1,7 @@
-"""The runner's memory of live requests, and the flat arrays that a step makes of it.
+"""Table of live requests, and the flat arrays of a step that are made from it.
 
-One row each of token ids and block tables. Rows are stable while a request lives, so preparing a step is indexing by
-row, not rebuilding. A preempted request keeps its row (its tokens are needed again); only the end of a request frees
-it.
+Each request has a row of token ids and of block tables. A request keeps its row while it lives, so a step is prepared
+by indexing. A preempted request keeps its row, because its tokens are needed again; only its end frees the row.
 """
 
 from __future__ import annotations
@@ -24,20 +23,21 @@ _FIRST_ROWS = 8
 
 @dataclass(slots=True, eq=False)
 class RequestRow:
-    """What is not worth an array: one per live request."""
+    """Data of one live request that are not kept in arrays."""
 
     index: int
     sampling: SamplingState
     num_prompt_tokens: int
     num_prompt_logprobs: int | None
-    """How many of the most likely tokens to report per prompt token; None reports nothing."""
+    """Number of most likely tokens to report per prompt token; None reports nothing."""
     num_prompt_scored: int = 1
-    """Prompt tokens whose log-probability was reported; nothing predicts the first. A preemption reports none twice."""
+    """Prompt tokens whose log-probability was reported, so that a preemption reports none twice. The first token
+    counts, because it has none."""
     wants_hidden_state: bool = False
     drafts: tuple[int, ...] = ()
-    """Guesses of the next tokens that this step verifies, in the order of their positions."""
+    """Drafts of the next tokens that this step verifies, in the order of their positions."""
     branches: tuple[tuple[int, ...], ...] = ()
-    """Other guesses of them."""
+    """Alternative drafts of these tokens."""
 
 
 class RequestTable:
@@ -64,7 +64,8 @@ class RequestTable:
 
     @staticmethod
     def bytes_for(layout: KVLayout, max_model_len: int, num_requests: int) -> int:
-        """Most that it takes until it has had so many requests at once: at its last doubling, half of it twice."""
+        """Return the most bytes a table takes for so many live requests; while it doubles, the old half exists
+        twice."""
         num_rows = _FIRST_ROWS
         while num_rows < num_requests:
             num_rows *= 2
@@ -74,7 +75,7 @@ class RequestTable:
 
     @property
     def nbytes(self) -> int:
-        """What its arrays span."""
+        """Bytes of its arrays."""
         return self.token_ids.nbytes + self.num_tokens.nbytes + sum(table.nbytes for table in self.block_tables)
 
     def __len__(self) -> int:
@@ -84,7 +85,7 @@ class RequestTable:
         return self._rows[request_id]
 
     def has(self, request_id: str, row: RequestRow) -> bool:
-        """Whether this row is still the request's; the id may be another's, and the row's place."""
+        """Return whether this row is still the request's; both the id and the row may have been reused."""
         return self._rows.get(request_id) is row
 
     def add(
@@ -96,7 +97,8 @@ class RequestTable:
         *,
         wants_hidden_state: bool = False,
     ) -> RequestRow:
-        """Gives a request its row. The token ids are prompt, then what was generated before it came here."""
+        """Add a row for a request. The token ids are its prompt, then tokens generated before it came to this
+        engine."""
         assert request_id not in self._rows, f"{request_id} has a row already"
         if not self._free_indexes:
             self._grow()
@@ -111,7 +113,7 @@ class RequestTable:
         return row
 
     def try_remove(self, request_id: str) -> RequestRow | None:
-        """Frees the row and returns it; None when there is none."""
+        """Free the request's row and return it; None if it has none."""
         row = self._rows.pop(request_id, None)
         if row is not None:
             self._free_indexes.append(row.index)
@@ -120,7 +122,7 @@ class RequestTable:
         return row
 
     def update_blocks(self, row: RequestRow, updates: Sequence[BlockTableUpdate]) -> None:
-        """Writes the changed entries of the request's block tables."""
+        """Write the changed entries of the request's block tables."""
         for table, ids, update in zip(self.block_tables, self._page_ids, updates, strict=True):
             if update.block_ids:
                 begin = update.start * ids.per_block
@@ -128,7 +130,8 @@ class RequestTable:
                 table[row.index, begin : begin + len(pages)] = pages
 
     def append_tokens(self, rows: Sequence[RequestRow], token_ids: Sequence[tuple[int, ...]]) -> None:
-        """Takes the next tokens of each row behind the known ones; what a full context never feeds is not kept."""
+        """Append the next tokens of each row; tokens beyond the context length are dropped, since no step feeds
+        them."""
         if any(len(tokens) != 1 for tokens in token_ids):
             for row, tokens in zip(rows, token_ids, strict=True):
                 begin = self.num_tokens[row.index]
@@ -144,13 +147,13 @@ class RequestTable:
         self.num_tokens[indexes] = ends + 1
 
     def put_drafts(self, row: RequestRow, drafts: Drafts) -> None:
-        """Writes a chain of guesses behind the known tokens, where the step finds them."""
+        """Write a chain of drafts after the known tokens, where the step reads them."""
         begin, chain = int(self.num_tokens[row.index]), drafts.chain
         self.token_ids[row.index, begin : begin + len(chain)] = chain
         row.drafts, row.branches = drafts
 
     def known_tokens(self, row: RequestRow) -> npt.NDArray[np.int32]:
-        """[num_tokens]: prompt and output so far; a view."""
+        """Return a view of prompt and output so far. [num_tokens]"""
         return self.token_ids[row.index, : self.num_tokens[row.index]]
 
     def _grow(self) -> None:
@@ -167,30 +170,30 @@ class RequestTable:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class InputBatch:
-    """Flat inputs of one pass; requests lie one after the other in the batch's order."""
+    """Flat inputs of one pass; the tokens of requests follow each other in the batch's order."""
 
     rows: Sequence[RequestRow]
     row_indexes: IntArray
     """[num_seqs]: each request's row in the table."""
     input_ids: IntArray
-    """[num_tokens]"""
+    """[num_tokens]: token ids."""
     positions: IntArray
-    """[num_tokens]: absolute, within the request."""
+    """[num_tokens]: absolute position within the request."""
     query_start_loc: npt.NDArray[np.int32]
-    """[num_seqs + 1]: where each request's tokens begin."""
+    """[num_seqs + 1]: where each request's tokens start."""
     seq_lens: npt.NDArray[np.int32]
     """[num_seqs]: context length after this step."""
     sampling_seqs: IntArray
-    """[num_samples]: which requests of the batch sample a token."""
+    """[num_samples]: requests of the batch that sample a token."""
     num_drafts: IntArray
-    """[num_samples]: how many drafts, at the end of its tokens, each of these verifies."""
+    """[num_samples]: number of drafts at the end of each of these requests' tokens."""
     block_tables: Sequence[npt.NDArray[np.int32]]
-    """Per KV group, [num_seqs, max_pages]."""
+    """[num_seqs, max_pages] for each KV group."""
     pooling_seqs: IntArray
-    """[num_pooled]: which end with the hidden state of their last token."""
+    """[num_pooled]: requests that end with the hidden state of their last token."""
 
     def sampled_tokens(self) -> IntArray:
-        """[num_samples + drafts]: the tokens behind which one is drawn, in the flat batch, by request and position.
+        """Return the tokens of the flat batch after which one is drawn, by request and position. [num_samples + drafts]
 
         ```
         request   ..known.. last draft draft
@@ -205,12 +208,12 @@ class InputBatch:
         return np.repeat(last - ends + 1, counts) + np.arange(ends[-1])
 
     def last_tokens(self, seqs: IntArray) -> IntArray:
-        """[len(seqs)]: the last token of each of these requests, in the flat batch."""
+        """Return the last token of each of these requests, in the flat batch. [len(seqs)]"""
         return self.query_start_loc[1:][seqs].astype(np.int64) - 1
 
 
 def build_input_batch(batch: ScheduledBatch, table: RequestTable) -> InputBatch:
-    """Looks up the values of the scheduled tokens; places of drafts that nobody guessed are left out.
+    """Look up the values of the scheduled tokens; reserved slots without a draft are left out.
 
     ```
     requests         A: computed 0, scheduled 3     B: computed 7, scheduled 1

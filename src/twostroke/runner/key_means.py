@@ -1,8 +1,8 @@
-"""The mean key of each KV head, which quantized KV leaves out of what it stores (layers/attention.py).
+"""Mean key of each KV head, which is subtracted from keys before quantized KV stores them (layers/attention.py).
 
-Means are not in the weights: a pass over a short text finds them when a model is loaded. What keys share stays the same
-from text to text, but rotation turns it with the position. So keys are turned back, and their mean is the one that they
-would have over the first `_POSITIONS` positions: in pairs of dimensions that turn fast, nothing is left of it.
+Means are not in the weights: a pass over a short text finds them when a model is loaded. The mean is the one that the
+text's keys, before rotation, would have over the first `_POSITIONS` positions. In pairs of dimensions that rotate fast
+it is about zero.
 
 The means have the same bits wherever the model's activations have, and so have the stored keys.
 """
@@ -37,9 +37,10 @@ def mean(values: list[float]) -> float:
 Der Zug nach Norden kommt um sieben. Le train du soir est en retard. The committee shall publish its report within 30 \
 days of the hearing, unless both parties agree otherwise in writing.
 """
-"""Tokens of its beginning are read."""
+"""Number of tokens read from the start of the text."""
 _POSITIONS = 2048
-"""With so many positions SmolLM2-135M-Instruct and Gemma 3 270M lose less than with 512 or 8,192."""
+"""Positions over which keys are averaged. SmolLM2-135M-Instruct and Gemma 3 270M lose less with this than with 512 or
+8,192."""
 _BLOCK_SIZE = 16
 
 
@@ -57,14 +58,14 @@ def center_keys(
     device: torch.device,
     split: RowSplit,
 ) -> None:
-    """Let a model store quantized keys less their means; every rank has to call it.
+    """Make a model subtract means from the keys it quantizes; every rank has to call this.
 
     Args:
         model: maths and weights.
         encode: encoder of the model's tokenizer, from text to token ids.
         dtype: type of activations.
         device: device of the model.
-        split: the deal of heads among ranks.
+        split: distribution of heads among ranks.
     """
     token_ids = encode(TEXT)
     if len(token_ids) < 2:  # a tokenizer that knows nothing of the text
@@ -76,17 +77,17 @@ def center_keys(
 def key_means(
     model: DecoderModel, token_ids: Sequence[int], dtype: torch.dtype, device: torch.device, split: RowSplit
 ) -> dict[int, Tensor]:
-    """Return the means of rotated keys, of all ranks; every rank has to call it.
+    """Return the means of rotated keys, of all ranks; every rank has to call this.
 
     Args:
         model: maths and weights.
-        token_ids: of a text; at least two.
+        token_ids: tokens of a text; at least two.
         dtype: type of activations.
         device: device of the model.
-        split: the deal of heads among ranks.
+        split: distribution of heads among ranks.
 
     Returns:
-        By layer, for those whose `centers_keys` says so, [num_kv_heads, head_dim] of activations' type.
+        [num_kv_heads, head_dim] in the type of activations, by layer, for layers with `centers_keys`.
     """
     config = model.config
     token_ids = token_ids[: min(LEAST_POSITIONS, config.max_context)]
@@ -147,9 +148,9 @@ def _mean(keys: Tensor, rotation: Rotation | None, num_positions: int) -> Tensor
     The first token's key is unlike all others, and does not count. Sums have one order everywhere.
 
     Args:
-        keys: [num_tokens, num_kv_heads, head_dim], rotated by their place.
-        rotation: of all positions; None: keys are not rotated.
-        num_positions: at which they could stand.
+        keys: [num_tokens, num_kv_heads, head_dim], rotated by their positions.
+        rotation: cos and signed sin of all positions; None if keys are not rotated.
+        num_positions: number of positions averaged over.
     """
     keys = keys.double()
     if rotation is None:
@@ -170,6 +171,6 @@ def _rotations(rope: RopeConfig, head_dim: int, num_positions: int) -> Rotation:
 
 
 def _partners(vectors: Tensor) -> Tensor:
-    """Return vectors with their halves exchanged: in each pair of a rotation, the other number."""
+    """Return vectors with their halves exchanged, so that each number of a rotated pair is replaced by the other."""
     first, second = vectors.chunk(2, dim=-1)
     return torch.cat([second, first], dim=-1)

@@ -1,4 +1,4 @@
-"""KVMover: carries out what a step says of host memory, see batch.KVMoves."""
+"""KVMover: copies KV blocks to and from host memory as a step says (see batch.KVMoves)."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from twostroke.kernels.memory import large_pages
 from twostroke.runner.kv_storage import KVStorage
 
 _PIECE_BYTES = 1 << 30
-"""Of host memory that is pinned at once. torch rounds what it pins up to a power of two: 40 GB would become 64, of
-which the machine may have only the 40."""
+"""Bytes of host memory pinned in one call. torch rounds pinned sizes up to a power of two: 40 GB would become 64, and
+the machine may have only the 40."""
 
 
 class KVMover:
@@ -23,12 +23,12 @@ class KVMover:
     stream of copies                        |wait| prefetches ........ ──┘
     ```
 
-    On a GPU the slots are pinned, so that nobody waits for a copy but who needs it: prefetches run beside the pass, on
-    a stream of their own, behind everything that may still read their blocks. On a CPU all of them are done at once.
+    On a GPU the slots are pinned, so that only work that needs a copy waits for it. Prefetches run beside the pass, on
+    a separate stream, after everything that may still read their blocks. On a CPU all of them are done at once.
 
     Args:
         kv: the blocks.
-        num_slots: each holds one of them.
+        num_slots: slots, each for one block.
     """
 
     def __init__(self, kv: KVStorage, num_slots: int) -> None:
@@ -43,7 +43,7 @@ class KVMover:
         self._copying = torch.cuda.Stream(kv.tensor.device) if self._is_on_gpu else None
 
     def begin(self, moves: KVMoves | None) -> None:
-        """Before a pass is launched, in the stream in which it will be."""
+        """Enqueue the moves before a pass is launched, in the pass's stream."""
         self.wait_for_prefetches()
         if moves is None:
             return
@@ -58,7 +58,7 @@ class KVMover:
                 self._load(moves.prefetches)
 
     def wait_for_prefetches(self) -> None:
-        """Whatever is enqueued next finds what was fetched."""
+        """Make all work enqueued after this wait for the prefetches."""
         if self._copying is not None:
             torch.cuda.current_stream(self._blocks.device).wait_stream(self._copying)
 
@@ -68,14 +68,14 @@ class KVMover:
 
 
 def slots_in_pieces(num_slots: int, slot_bytes: int, allocate: Callable[[int], torch.Tensor]) -> list[torch.Tensor]:
-    """Slots, uint8 [slot_bytes] each, in as many pieces of memory as it takes.
+    """Return slots, uint8 [slot_bytes] each, in as many pieces of memory as needed.
 
-    Whole pieces have the size of a power of two, so that nothing is added to them but to the last one.
+    Whole pieces have the size of a power of two, so that only the last one is rounded up.
 
     Args:
-        num_slots: how many.
-        slot_bytes: of each.
-        allocate: memory of so many bytes.
+        num_slots: number of slots.
+        slot_bytes: bytes of each.
+        allocate: returns memory of a number of bytes.
     """
     piece_bytes = max(_PIECE_BYTES, 1 << (slot_bytes - 1).bit_length())
     most = piece_bytes // slot_bytes
@@ -87,5 +87,5 @@ def slots_in_pieces(num_slots: int, slot_bytes: int, allocate: Callable[[int], t
 
 
 def _pinned(num_bytes: int) -> torch.Tensor:
-    """Memory that a GPU reads and writes by itself."""
+    """Return pinned memory, which a GPU can read and write directly."""
     return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)

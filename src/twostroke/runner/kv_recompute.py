@@ -1,4 +1,4 @@
-"""Computes a cached block again, beside the pool, and compares it with what is stored."""
+"""Recomputation of a cached block outside the pool, and comparison with the stored one."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from twostroke.runner.kv_storage import KVStorage
 class KVRecomputer:
     """One pass over the tokens of a page.
 
-    They stand at their own positions and read the pages before theirs in the pool; what they write, and then read of
-    each other, lies in scratch blocks, one per KV group. Nothing in the pool changes.
+    The tokens have their own positions and read the preceding pages from the pool. The K and V that they write, and
+    then read of each other, lie in scratch blocks, one per KV group. Nothing in the pool changes.
 
     Args:
         model: maths and weights.
@@ -38,11 +38,11 @@ class KVRecomputer:
 
     @torch.inference_mode()
     def differences(self, check: KVCheck, token_ids: Sequence[int]) -> tuple[KVDifference, ...]:
-        """What is not as it was computed again, of K and of V of each layer; empty when every byte is the same.
+        """Return the differences between stored and recomputed K and V of each layer; empty if every byte is equal.
 
         Args:
-            check: which page.
-            token_ids: the page's, all of them.
+            check: the page to check.
+            token_ids: all tokens of the page.
         """
         block_size = self._kv.layout.block_size
         assert len(token_ids) == block_size, f"{len(token_ids)} tokens in a page of {block_size}"

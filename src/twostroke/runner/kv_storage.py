@@ -13,13 +13,13 @@ from twostroke.kv_cache.layout import KVGroup, KVLayout, PageIds
 from twostroke.layers.attention import AttentionLayout
 
 _MOST_IDS = 1 << 31
-"""Kernels take ids as int32."""
+"""Limit of ids, which kernels take as int32."""
 
 
 class KVStorage:
     """All KV blocks of an engine, allocated once, zeroed.
 
-    A block is contiguous, in it each page, in that each layer's K and V, and in those each KV head:
+    A block is contiguous. It holds pages, a page holds each layer's K and V, and these hold each KV head:
 
     ```
     tensor, bytes [num_blocks, bytes_per_block]
@@ -27,13 +27,13 @@ class KVStorage:
                                                                          K,V
     ```
 
-    An id (PageIds) is where a page begins. Where a page is longer than the step from one id to the next, it reaches
-    into the places of the ids behind it, which then are no page's.
+    An id (PageIds) says where a page starts. Where a page is longer than the step from one id to the next, it covers
+    the places of the following ids, which are then unused.
 
-    What the bytes of a head are is the backend's business (`AttentionOperator.kv_order`).
+    The backend decides what the bytes of a head mean (`AttentionOperator.kv_order`).
 
-    Slots of a block behind a request's last token are finite at all times: the step that opens a block zeroes them
-    (kernels/reference/attention_plan.py). Whoever fills a block in another way fills all of it.
+    Slots of a block after a request's last token are finite at all times: the step that opens a block zeroes them
+    (kernels/reference/attention_plan.py). Code that fills a block in another way must fill all of it.
     """
 
     def __init__(
@@ -45,22 +45,22 @@ class KVStorage:
         num_branch_blocks: int = 0,
         shared_descriptor: int | None = None,
     ) -> None:
-        """Allocates layout.bytes_per_block bytes for each block.
+        """Allocate layout.bytes_per_block bytes for each block.
 
         Args:
-            layout: of the model.
-            num_blocks: of the pool.
+            layout: layout of the model's KV.
+            num_blocks: blocks of the pool.
             device: where they are.
-            num_scratch_blocks: behind those of the pool, for whoever computes something that is not to be kept.
-            num_branch_blocks: behind these, for branches of drafts (runner/branches.py).
-            shared_descriptor: of memory that other processes may map, of num_bytes_for bytes; host memory only.
+            num_scratch_blocks: blocks after those of the pool, for results that are not kept.
+            num_branch_blocks: blocks after these, for branches of drafts (runner/branches.py).
+            shared_descriptor: memory of num_bytes_for bytes that other processes may map; host memory only.
         """
         self.layout, self.num_blocks = layout, num_blocks
         self.scratch_ids = range(num_blocks, num_blocks + num_scratch_blocks)
         self.branch_ids = range(self.scratch_ids.stop, self.scratch_ids.stop + num_branch_blocks)
         num_all = self.branch_ids.stop
         self.layer_written: Callable[[int], object] | None = None
-        """Called behind each layer that has written the K and V of a step, in the thread that computes."""
+        """Called after each layer that has written the K and V of a step, in the computing thread."""
         if shared_descriptor is not None:
             assert device.type == "cpu", f"{device} memory cannot be mapped by other processes"
             shared = mmap.mmap(shared_descriptor, num_all * layout.bytes_per_block)
@@ -70,11 +70,11 @@ class KVStorage:
         else:
             self.tensor = torch.zeros((num_all, layout.bytes_per_block), dtype=torch.uint8, device=device)
         self.page_ids = tuple(map(layout.page_ids, layout.groups))
-        """Per KV group."""
+        """Ids of pages, per KV group."""
         self.tensors = tuple(
             _pages_of(self.tensor, layout, group, ids) for group, ids in zip(layout.groups, self.page_ids, strict=True)
         )
-        """Per KV group, see above."""
+        """Pages by id, per KV group (see the class)."""
 
     @property
     def nbytes(self) -> int:
@@ -82,7 +82,7 @@ class KVStorage:
         return self.tensor.nbytes
 
     def attention_layout(self, num_heads: int) -> AttentionLayout:
-        """What the layers need to know of this storage, for a model with `num_heads` query heads."""
+        """Return the layout of this storage for the layers of a model with `num_heads` query heads."""
         return AttentionLayout.of(
             [
                 (group.layer_ids, group.spec, ids.bytes_per_id)
@@ -94,7 +94,7 @@ class KVStorage:
         )
 
     def rows_of_runs(self, num_tokens: int, first_block: int = 0) -> list[list[int]]:
-        """Return page ids, per KV group, of a sequence whose blocks follow each other from `first_block` on.
+        """Return page ids, per KV group, of a sequence in consecutive blocks from `first_block` on.
 
         It takes KVLayout.run_blocks(num_tokens) blocks.
         """
@@ -111,24 +111,23 @@ class KVStorage:
         return self.tensors[group_id][page_id]
 
     def bytes_of_pool(self) -> memoryview:
-        """Of the pool's blocks, writable; host memory only."""
+        """Return the bytes of the pool's blocks, writable; host memory only."""
         return self.tensor[: self.num_blocks].view(-1).numpy().data
 
 
 class JoinedStorages:
-    """Storages whose pages have the same numbers, as one: each for the layers of one shape of K and V."""
+    """Storages with the same page numbers joined into one; each holds the layers of one shape of K and V."""
 
     def __init__(self, storages: Sequence[KVStorage], of_groups: Sequence[int]) -> None:
-        """Joins storages of one KV group each.
+        """Join storages of one KV group each.
 
         Args:
-            storages: of the same number of blocks.
-            of_groups: per group of the attention layout, which storage its layers are in.
+            storages: storages with the same number of blocks.
+            of_groups: index of the storage that holds each group of the attention layout.
         """
         self.storages = tuple(storages)
         self.layer_written: Callable[[int], object] | None = None
         self.tensors = tuple(storages[which].tensors[0] for which in of_groups)
-        """See KVTensors."""
 
     @property
     def nbytes(self) -> int:

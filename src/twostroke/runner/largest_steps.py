@@ -1,8 +1,8 @@
-"""The steps that take most memory, made to be measured: all tokens that a step may have, and all rows that may sample,
-at the end of the longest contexts, asking for everything that a request may ask for.
+"""Steps that take the most memory, made to be measured.
 
-They need one KV block: every entry of every block table names it. What is computed means nothing; how much memory it
-takes is the same, since no operator's depends on which block it reads.
+They have all tokens that a step may have and all rows that may sample, at the end of the longest contexts, and request
+every option. They need one KV block, which every entry of every block table names. The results mean nothing, but the
+memory they take is the same, since no operator's memory depends on which block it reads.
 """
 
 from __future__ import annotations
@@ -17,27 +17,27 @@ from twostroke.sampling_params import SamplingParams
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LargestStep:
-    """How large a step may be."""
+    """Limits of a step."""
 
     max_tokens: int
     max_rows: int
-    """That sample: a request's, and those of drafts behind it."""
+    """Rows that sample: one for a request, and one for each draft after it."""
     longest: int
     """Tokens of the longest request."""
     max_logprobs: int
-    """That a request may ask for."""
+    """Most log-probabilities that a request may ask for."""
 
 
 def largest_steps(size: LargestStep, layout: KVLayout) -> Iterator[tuple[tuple[NewRequest, ...], ScheduledBatch]]:
-    """As many requests as may sample, which share the tokens; as many, of which the first has all that it can; and as
-    few as can have all of them. Each batch ends the requests of the one before.
+    """Yield three batches: most requests with equal shares of the tokens; most with one large share; fewest with all
+    tokens.
 
-    The first holds most in a pass, which reads most contexts; the others while the tokens of a prompt are scored, a
-    request at a time, beside what has been drawn.
+    Each batch ends the requests of the one before. The first needs most memory in a pass, which reads the most
+    contexts. The others need most while prompt tokens are scored, a request at a time, beside the drawn tokens.
 
     Args:
-        size: of a step.
-        layout: of the KV memory.
+        size: limits of a step.
+        layout: layout of the KV memory.
 
     Yields:
         The requests of a batch, to be announced first, and the batch.
@@ -67,7 +67,7 @@ def largest_steps(size: LargestStep, layout: KVLayout) -> Iterator[tuple[tuple[N
 
 
 def _everything(max_logprobs: int) -> SamplingParams:
-    """Penalties, which copy the logits, filters, which draw from what is left, and log-probabilities of both kinds."""
+    """Return settings with penalties, which copy the logits, with filters, and with log-probabilities of both kinds."""
     return SamplingParams(
         max_tokens=1,
         temperature=1.0,
@@ -83,7 +83,8 @@ def _everything(max_logprobs: int) -> SamplingParams:
 
 
 def _dealt_out(num_tokens: int, num_requests: int) -> list[int]:
-    """
+    """Distribute tokens evenly over requests.
+
     >>> _dealt_out(11, 4)
     [3, 3, 3, 2]
     """
@@ -92,7 +93,8 @@ def _dealt_out(num_tokens: int, num_requests: int) -> list[int]:
 
 
 def _piled_up(num_tokens: int, num_requests: int, longest: int) -> list[int]:
-    """
+    """Give the first requests as many tokens as possible, and the rest one each.
+
     >>> _piled_up(11, 4, 100), _piled_up(11, 4, 6)
     ([8, 1, 1, 1], [6, 3, 1, 1])
     """
@@ -103,6 +105,6 @@ def _piled_up(num_tokens: int, num_requests: int, longest: int) -> list[int]:
 
 
 def _at_the_end(request_id: str, longest: int, num_tokens: int, layout: KVLayout) -> ScheduledRequest:
-    """The last tokens of a context."""
+    """Schedule the last tokens of a context."""
     tables = tuple(BlockTableUpdate(0, (0,) * layout.num_blocks_of_prefix(group, longest)) for group in layout.groups)
     return ScheduledRequest(request_id, Stroke.PREFILL, longest - num_tokens, num_tokens, 0, True, tables)

@@ -1,4 +1,4 @@
-"""A step that the device has been given, and what its end needs."""
+"""Step that was launched on the device, with the data needed to finish it."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from twostroke.sampling.state import SamplingState
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Draw:
-    """Tokens that are to be drawn: one for each request that reached its last known token."""
+    """Draws of a step: one for each request that reached its last known token."""
 
     logits: Tensor
-    """[R, V]"""
+    """float32 [R, V]."""
     states: Sequence[SamplingState]
-    """R of them."""
+    """R sampling states."""
 
 
 @dataclass(slots=True, eq=False)
 class LaunchedStep:
-    """From the moment at which its pass is enqueued until its results are known."""
+    """Step between the launch of its pass and its results."""
 
     batch: ScheduledBatch
     inputs: InputBatch
     hidden: Tensor
-    """[num_tokens, hidden_size]"""
+    """[num_tokens, hidden_size]: hidden states."""
     begin_s: float
-    """When its pass was begun."""
+    """Time at which its pass was started."""
     draw: Draw | None = None

@@ -1,4 +1,4 @@
-"""LiveBytes: the bytes of tensors that are alive, counted as torch's operators make and drop them."""
+"""LiveBytes: the bytes of live tensors, counted as torch's operators create and drop them."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from torch.utils._pytree import tree_leaves
 
 
 class LiveBytes(TorchDispatchMode):
-    """Counts what is made while it is entered.
+    """Counter of tensors that are created while it is entered.
 
-    Each storage once, however many tensors share it, from the operator that made it until the last of them is gone.
-    What an operator takes and gives back inside of one call is not seen, and neither is memory that is not torch's.
+    Each storage counts once, however many tensors share it, from the operator that created it until the last of them is
+    gone. Memory that an operator allocates and frees within one call is not seen, and neither is memory outside torch.
 
     >>> with LiveBytes() as counted:
     ...     x = torch.zeros(1000, dtype=torch.uint8)
@@ -29,9 +29,9 @@ class LiveBytes(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.live = 0
-        """Now."""
+        """Bytes alive now."""
         self.peak = 0
-        """At most so far."""
+        """Most bytes alive so far."""
         self._known: dict[weakref.ref[torch.UntypedStorage], int] = {}
 
     def __torch_dispatch__(
@@ -41,7 +41,7 @@ class LiveBytes(TorchDispatchMode):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Runs the operator, and looks at what it gives."""
+        """Run the operator, and count the storages that it created."""
         del types
         given = {storage_of(leaf) for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)}
         found = func(*args, **(kwargs or {}))
@@ -65,5 +65,5 @@ class LiveBytes(TorchDispatchMode):
 
 
 def storage_of(tensor: torch.Tensor) -> torch.UntypedStorage:
-    """What it lies in; the same object for all tensors that do."""
+    """Return a tensor's storage; the same object for all tensors that share it."""
     return tensor.untyped_storage()

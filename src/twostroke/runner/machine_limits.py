@@ -1,8 +1,9 @@
-"""What this machine can do at best: matrix rate and memory bandwidth, measured in a fraction of a second.
+"""Matrix rate and memory bandwidth of this machine at best, measured in a fraction of a second.
 
-Every step record says whether compute or memory binds; that needs the machine's own limits, not a data sheet's. What is
-measured while others are at work is less than the machine can do. So the best of several series counts, other workers
-of ours do not measure at the same time, and where no series had the machine to itself the result is called an estimate.
+Every step record says whether compute or memory binds, which needs the machine's own limits, not a data sheet's. A
+measurement beside other processes gives less than the machine can do. So the best of several series counts, and other
+workers of this project do not measure at the same time. If other processes were at work in every series, the result is
+called an estimate.
 """
 
 from __future__ import annotations
@@ -20,15 +21,15 @@ from twostroke.runner.contention import Contention, Meter, one_at_a_time
 
 _MATRIX_SIDE, _SMALL_SIDE = 1024, 256
 _LONG_S = 1.2
-"""A product that would take so long is not what the machine does at best."""
+"""Seconds above which a product is too slow to be the machine's best rate."""
 _STREAM_BYTES = 1 << 27  # well beyond any cache
 _SIDE_ON_CARD, _STREAM_BYTES_ON_CARD = 4096, 1 << 29
-"""A GPU has done what keeps a processor busy before it is at its pace."""
+"""Sizes for a GPU: work that keeps a processor busy ends before a GPU reaches full speed."""
 _REPEATS = 4
 _MOST_SERIES = 3
-"""Most series of measurements while others are at work; they may pause."""
+"""Most series of measurements while other processes are at work; they may pause."""
 _PATIENCE_S = 0.5
-"""Seconds for which an engine at start-up waits for others to pause."""
+"""Seconds for which an engine at start-up waits for other processes to pause."""
 
 _Key = tuple[torch.dtype, torch.device, int, str | None]
 _measured: dict[_Key, MachineLimits] = {}
@@ -42,8 +43,8 @@ def measure_machine_limits(
     Args:
         dtype: type of the weights; the matrix rate depends on it.
         device: where the model runs.
-        num_threads: the engine's; torch's own number may be lower beside native kernels, and is left as it was.
-        int8: operators that multiply in 8 bits, where the model's do; None: products are of floats.
+        num_threads: the engine's threads; torch's own number may be lower beside native kernels, and is restored.
+        int8: operators that multiply in 8 bits, where the model uses them; None for products of floats.
 
     Returns:
         Operations per second of a square matrix product, bytes per second of reading memory. On a CPU the product is
@@ -65,7 +66,7 @@ def measure_machine_limits(
 def best_of_series(
     measure: Callable[[], MachineLimits], meter: Contention, clock: Callable[[], float] = time.perf_counter
 ) -> MachineLimits:
-    """Return the best of several series; stop after one that had the machine to itself.
+    """Return the best of several series; stop after one without other processes at work.
 
     Args:
         measure: one series.
@@ -99,7 +100,7 @@ def _measure(dtype: torch.dtype, device: torch.device, int8: Operators | None) -
 
 
 def best_matrix_rate(dtype: torch.dtype, device: torch.device) -> float:
-    """Operations per second of a square product, in this type or the one that kernels widen it to."""
+    """Return operations per second of a square product, in this type or the one that kernels widen it to."""
     if device.type == "cuda":
         return _matrix_rate(dtype, device, _SIDE_ON_CARD)
     flops_per_s = _matrix_rate(dtype, device, _SMALL_SIDE)
@@ -141,7 +142,8 @@ def _best_of(work: Callable[[], torch.Tensor], device: torch.device) -> float:
 
 
 def seconds_on_card(work: Callable[[], object]) -> float:
-    """Of this thread's card, by its own clock: launching and waiting may take the host longer than the work takes."""
+    """Return seconds of work on this thread's card, by its own clock; launching and waiting may take the host
+    longer."""
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     begin.record()
     work()

@@ -1,4 +1,4 @@
-"""How much memory this process may still take, as the kernel and its control group see it, and what a step takes."""
+"""Memory that this process may still take by the kernel and its control group, and memory of a step."""
 
 from __future__ import annotations
 
@@ -23,27 +23,27 @@ _RUNS_BYTES = 8 << 20
 
 
 def step_bytes(model: ModelConfig, *, max_tokens: int, max_num_seqs: int, bytes_per_element: int) -> int:
-    """Most memory that one step takes beside weights and KV.
+    """Return the most memory that one step takes besides weights and KV.
 
     ```
     per token      3 hidden (residual, norm, output; 4 where two norms read the residual, or layers a copy of it)
-                   + what tokens bring to all layers (Gemma 4) + the largest of
+                   + token inputs of all layers (Gemma 4) + the largest of
                      attention  2 qkv + 3 q            a product's output exists twice while tiles are joined,
                      MLP        5 intermediate         gate and up are two of them, their product one
                                 or, without a gate, 2 and 4 in float32 (the activation)
-                     inputs     5 of what tokens bring to all layers, while it is made
+                     inputs     5 times the token inputs of all layers, while they are computed
                    and 2 hidden in float32 (the norm)
     per logits row 5 vocab in float32                  logits, processed, probabilities, sorted, noise
     per scored row 4 vocab in float32                  logits in tiles and joined, log-probabilities, sorted
-    attention      what a pass gathers, twice, and in float32 where K and V are stored in another format; its scores
-                   in both types and its float32 results
+    attention      the K and V gathered by a pass, twice, and in float32 where they are stored in another format; its
+                   scores in both types and its float32 results
     ```
 
     Args:
-        model: the shape.
-        max_tokens: of the largest step.
+        model: shape of the model.
+        max_tokens: tokens of the largest step.
         max_num_seqs: rows of logits that are sampled at once; prompt log-probabilities come in slices.
-        bytes_per_element: of weights and activations.
+        bytes_per_element: bytes of a weight or activation.
     """
     without_gate = 2 + 4 * _FLOAT32 // bytes_per_element
     of_layers = (
@@ -66,9 +66,10 @@ def step_bytes(model: ModelConfig, *, max_tokens: int, max_num_seqs: int, bytes_
 def _of_experts(layer: LayerSpec, hidden_size: int, bytes_per_element: int) -> int:
     """Return the most numbers that a layer's experts hold for each token.
 
-    For each chosen expert the rows that it reads, its product twice while parts are joined, its result and that in
-    float32; for the token its row in float32 for the router, the sum of experts in float32 and as it is, and what the
-    shared expert makes. Beside an MLP also its result, what experts read, and the router's normed row in float32.
+    For each chosen expert: the rows that it reads, its product twice while parts are joined, its result, and that in
+    float32. For the token: its row in float32 for the router, the sum of experts in float32 and in its own type, and
+    the results of the shared expert. Beside an MLP also the MLP's result, the experts' input, and the router's normed
+    row in float32.
     """
     if layer.experts is None:
         return 0
@@ -84,7 +85,7 @@ def _num_elements(model: ModelConfig, of_layers: Iterable[int]) -> int:
 
     Args:
         model: shape of the model.
-        of_layers: numbers a token that each kind of layer holds beside the residual stream.
+        of_layers: numbers per token that each kind of layer holds besides the residual stream.
     """
     has_two_readers = any(layer.is_parallel and layer.norms != "shared" for layer in model.kinds)
     inputs = sum(layer.token_input_size for layer in model.layers)
@@ -93,10 +94,10 @@ def _num_elements(model: ModelConfig, of_layers: Iterable[int]) -> int:
 
 
 def card_step_bytes(model: ModelConfig, *, max_tokens: int, max_num_seqs: int, bytes_per_element: int) -> int:
-    """Return the most memory that one step takes on a GPU beside weights and KV, by what Triton's kernels allocate.
+    """Return the most memory that one step takes on a GPU besides weights and KV, by what Triton's kernels allocate.
 
     ```
-    per token      hidden and what tokens bring to all layers, as above, + the largest of
+    per token      hidden and token inputs of all layers, as above, + the largest of
                      attention  qkv + q             a product is written once, heads are rotated in place
                      MLP        3 intermediate      gate and up, and their product; without a gate as above
                      inputs     as above
@@ -123,7 +124,7 @@ def card_step_bytes(model: ModelConfig, *, max_tokens: int, max_num_seqs: int, b
 def recorded_bytes(model: ModelConfig, *, max_tokens: int, bytes_per_element: int) -> int:
     """Return the most memory that recorded passes take on a GPU.
 
-    They share one pool, as large as the largest pass needs. Each keeps its result and plan: less than the same again.
+    They share one pool, as large as the largest pass needs. Their results and plans together take less than that again.
 
     Args:
         model: shape of the model.
@@ -152,18 +153,19 @@ def _card_pass_bytes(model: ModelConfig, max_tokens: int, bytes_per_element: int
 def context_bytes(
     model: ModelConfig, layout: KVLayout, *, max_model_len: int, max_num_seqs: int, bytes_per_element: int
 ) -> int:
-    """What grows with the longest request, whatever a step does: the rotary tables and the table of live requests.
+    """Return the memory that grows with the longest request: the rotary tables and the table of live requests.
 
-    How long that is, the KV memory decides, and this has to be known before: it is counted for what the user or else
-    the model asks for. A context that is shortened to fit takes less. (Preempted requests keep their rows: while many
-    wait to go on, there are more than `max_num_seqs`.)
+    The KV memory limits the longest request, but this size has to be known before. So it is computed for the length
+    that the user or else the model asks for. A context that is shortened to fit takes less. (Preempted requests keep
+    their rows: while many of them wait, there are more than `max_num_seqs`.)
     """
     rotary = sum(Rotary.bytes_for(head_dim, max_model_len, bytes_per_element) for _, head_dim in model.ropes)
     return rotary + RequestTable.bytes_for(layout, max_model_len, max_num_seqs)
 
 
 def free_host_bytes(meminfo: Path = Path("/proc/meminfo"), cgroups: tuple[Path, ...] | None = None) -> int:
-    """Bytes that can be taken without swapping: the machine's available memory, cut to what the control groups leave.
+    """Return the bytes that can be taken without swapping: the machine's available memory, within its control groups'
+    limits.
 
     Files that the kernel can drop again (page cache) count as free on both sides.
 
@@ -182,15 +184,15 @@ def free_host_bytes(meminfo: Path = Path("/proc/meminfo"), cgroups: tuple[Path, 
 def own_cgroups(
     membership: Path = Path("/proc/self/cgroup"), v2: Path = _CGROUP_V2, v1: Path = _CGROUP_V1
 ) -> tuple[Path, ...]:
-    """The control groups of this process and their parents, each of which may set a limit.
+    """Return the control groups of this process and their parents, each of which may set a limit.
 
     ```
     0::/user.slice/job.scope      version 2: /sys/fs/cgroup/user.slice/job.scope, .../user.slice, /sys/fs/cgroup
     4:memory:/docker/1234         version 1: the same below /sys/fs/cgroup/memory
     ```
 
-    Inside a container the paths may be the host's; folders that are not there say nothing, and the root is the
-    container's own group.
+    Inside a container the paths may be the host's. Missing folders set no limit, and the root is the container's own
+    group.
     """
     found = [v2, v1]
     try:
@@ -218,14 +220,15 @@ def _available_bytes(meminfo: Path) -> int:
 
 
 def _bytes_by_sysconf() -> int:
-    """Without /proc (macOS): pages that are free where the system tells, else half of all there are."""
+    """Return free memory without /proc (macOS): free pages where the system reports them, otherwise half of all
+    pages."""
     if "SC_AVPHYS_PAGES" in os.sysconf_names:
         return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
 
 
 def _cgroup_bytes_left(folder: Path) -> int | None:
-    """Limit minus use of one control group; None when it sets no limit (or does not exist)."""
+    """Return limit minus use of one control group; None if it sets no limit or does not exist."""
     for limit_name, used_name, cache_key in (
         ("memory.max", "memory.current", "inactive_file"),
         ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),

@@ -1,4 +1,4 @@
-"""MemoryProbe: what a device holds at rest, and how much more while something runs."""
+"""MemoryProbe: the memory in use on a device at rest, and the additional memory during some work."""
 
 from __future__ import annotations
 
@@ -12,38 +12,38 @@ import torch
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryReading:
-    """The memory of one device, in bytes: measured, or predicted by a plan."""
+    """Memory of one device, in bytes: measured, or predicted by a plan."""
 
     total_bytes: int
     others_bytes: int
-    """In use, and not by this process's tensors."""
+    """Bytes in use by anything but this process's tensors."""
     held_bytes: int
-    """By this process's tensors, before the work and after it."""
+    """Bytes of this process's tensors, before the work and after it."""
     peak_bytes: int
-    """By them while it ran, at most, beyond what was held."""
+    """Most additional bytes of this process's tensors during the work."""
 
 
 class MemoryProbe(Protocol):
-    """Looks at the memory of the device that a model runs on."""
+    """Measurement of the memory of a model's device."""
 
     def around(self, work: Callable[[], object]) -> MemoryReading:
-        """Runs `work`, which is to leave nothing behind, and measures."""
+        """Run `work`, which must free all it allocates, and measure."""
         ...
 
 
 class CudaProbe:
-    """What the driver and torch's allocator say.
+    """Figures of the driver and of torch's allocator.
 
-    The allocator takes memory in segments and keeps them. What it has reserved is what others cannot have, and holds
-    the gaps between tensors, so that is what counts, not what tensors take.
+    The allocator takes memory in segments and keeps them. Reserved memory, which includes the gaps between tensors, is
+    unavailable to others, so it counts instead of the tensors' sizes.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
 
     def around(self, work: Callable[[], object]) -> MemoryReading:
-        """See MemoryProbe. Others may come and go while it runs; they are counted as they are afterwards, when CUDA
-        has loaded the code that the work needed."""
+        """Measure around `work`. Other processes' memory may change meanwhile. It is counted afterwards, when CUDA has
+        loaded the code that the work needed."""
         self._let_go()
         torch.cuda.reset_peak_memory_stats(self._device)
         held = torch.cuda.memory_reserved(self._device)
@@ -58,12 +58,13 @@ class CudaProbe:
         )
 
     def _let_go(self) -> None:
-        """Of segments in which nothing is left."""
+        """Free segments that hold no tensors."""
         torch.cuda.synchronize(self._device)
         gc.collect()
         torch.cuda.empty_cache()
 
 
 def probe_of(device: torch.device) -> MemoryProbe | None:
-    """Who can measure it; None of a host, whose memory belongs to everybody and is shared out by prediction."""
+    """Return the probe of a device; None for a host, whose memory is shared with other processes and planned by
+    prediction."""
     return CudaProbe(device) if device.type == "cuda" else None

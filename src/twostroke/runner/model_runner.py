@@ -1,8 +1,8 @@
-"""From the decision to the tokens: prepare, forward, sample. Nothing here knows a particular model or policy.
+"""Execution of a decided batch: prepare, forward, sample. Independent of particular models and policies.
 
 ModelRunner is the plain loop. Runners that do more are chosen at the start: DraftingRunner (runner/drafting.py)
-verifies drafts, RunnerAhead (runner/running_ahead.py) launches a step before the one before it has ended. The engine
-sees one as an Executor, below, be it in this process or one rank of several (runner/tensor_parallel.py).
+verifies drafts, RunnerAhead (runner/running_ahead.py) launches a step before the previous one has ended. The engine
+uses them as an Executor, below, in this process or as one of several ranks (runner/tensor_parallel.py).
 """
 
 from __future__ import annotations
@@ -47,28 +47,28 @@ log = get_logger(__name__)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RunnerParts:
-    """What a runner has beyond the plain pass."""
+    """Optional parts of a runner."""
 
     graphs: DecodeGraphs | None = None
     """Passes that are recorded and replayed."""
     mover: KVMover | None = None
-    """Carries KV blocks to host memory and back."""
+    """Copies of KV blocks to host memory and back."""
     cpus: Collection[int] = ()
-    """Where the thread that computes runs; none: it is not pinned."""
+    """CPUs of the computing thread; empty if it is not pinned."""
 
 
 class ModelThread:
-    """Pins whoever computes the first step, and lets go at the end: the offline API computes in its caller's thread."""
+    """Pinning of the thread that computes steps, undone at the end: the offline API computes in its caller's thread."""
 
     def __init__(self, cpus: Collection[int]) -> None:
-        """Takes the CPUs; none: nothing is pinned."""
+        """Take the CPUs; empty pins nothing."""
         self._cpus = frozenset(cpus)
         self._pinned: int | None = None
         self._before: tuple[int, set[int]] | None = None
-        """The system's number of the thread, and where it might run."""
+        """Native id of the thread, and its CPU affinity before it was pinned."""
 
     def pin(self) -> None:
-        """Pin the thread that calls, unless it is pinned."""
+        """Pin the calling thread, unless it is pinned."""
         if not self._cpus or self._pinned == threading.get_ident():
             return
         self.release()
@@ -77,7 +77,7 @@ class ModelThread:
         self._pinned = threading.get_ident()
 
     def release(self) -> None:
-        """Let the thread run where it might before."""
+        """Restore the thread's affinity."""
         if self._before is not None:
             thread, cpus = self._before
             with contextlib.suppress(OSError):  # the thread has ended, or its CPUs were taken away
@@ -86,7 +86,7 @@ class ModelThread:
 
 
 class ModelRunner:
-    """Executes decided batches on one device, the one that the KV memory is on.
+    """Runner of decided batches on the device of the KV memory.
 
     Args:
         model: maths and weights.
@@ -94,7 +94,7 @@ class ModelRunner:
         sampler: chooses tokens.
         max_model_len: longest request, in tokens.
         grammars: makes the matchers of structured outputs.
-        parts: what is switched on beside; None: nothing.
+        parts: optional parts; None for none.
     """
 
     def __init__(
@@ -124,27 +124,27 @@ class ModelRunner:
 
     @property
     def kv(self) -> KVStorage:
-        """The KV memory that it computes in."""
+        """KV memory that it computes in."""
         return self._kv
 
     @property
     def kv_order(self) -> str:
-        """Names the order of the bytes inside that memory's heads (`AttentionOperator.kv_order`)."""
+        """Name of the byte order inside that memory's heads (`AttentionOperator.kv_order`)."""
         return self._model.attention.kv_order(self._kv.layout.kv_format)
 
     def head_order(self, kv: KVSpec, block_size: int) -> HeadOrder:
-        """That order in layers of one kind, in pages of any size."""
+        """Return that order for layers of one kind, in pages of any size."""
         return self._model.attention[kv].head_order(self._kv.layout.kv_format, kv.head_dim, block_size)
 
     @property
     def key_means(self) -> list[NDArray[np.float32]]:
-        """Means of keys that quantized KV leaves out, per KV group [layers, num_kv_heads of all ranks, head_dim]."""
+        """Means of keys that quantized KV subtracts, per KV group [layers, num_kv_heads of all ranks, head_dim]."""
         return key_means_of_groups(self._model, self._kv.layout)
 
     def add_request(self, request: NewRequest) -> None:
-        """Announces a request; it gets its row with the first batch that it is part of.
+        """Announce a request; it gets its row with the first batch that contains it.
 
-        Not before: that batch may be the one that says that an earlier request of the same id has ended.
+        It gets none before, because that batch may be the one that ends an earlier request of the same id.
         """
         self._announced[request.request_id] = request
 
@@ -168,7 +168,7 @@ class ModelRunner:
 
     @torch.inference_mode()
     def launch(self, batch: ScheduledBatch) -> LaunchedStep:
-        """Give the device a step, behind those that it has been given."""
+        """Launch a step, after those launched before."""
         self._begin(batch)
         inputs = build_input_batch(batch, self._table)
         begin_s = time.perf_counter()
@@ -182,19 +182,19 @@ class ModelRunner:
 
     @torch.inference_mode()
     def finish(self, step: LaunchedStep) -> StepResult:
-        """Wait for a step, the oldest that has not ended.
+        """Wait for the oldest unfinished step.
 
         Returns:
-            One result per scheduled request, in the batch's order. A request whose logits are not finite gets an
-            error; the others are as they would be without it.
+            One result per scheduled request, in the batch's order. A request whose logits are not finite gets an error,
+            and the other requests are unaffected.
 
         Raises:
-            Exception: whatever an operator raised.
+            Exception: any exception of an operator.
         """
         return self._result_of(step)
 
     def _begin(self, batch: ScheduledBatch) -> None:
-        """Prepare what a pass finds: the thread, the KV that comes back, the rows of requests."""
+        """Prepare a pass: pin the thread, start KV moves, update the rows of requests."""
         if self._thread is not None:
             self._thread.pin()
         if self._mover is not None:
@@ -202,7 +202,7 @@ class ModelRunner:
         self._follow(batch)
 
     def _follow(self, batch: ScheduledBatch) -> None:
-        """Take over what the batch says of its requests: who has ended, who is new, whose blocks have changed."""
+        """Apply the batch's changes of requests: ended requests, new requests, changed block tables."""
         for request_id in batch.finished_request_ids:
             self._remove_row(request_id)
         while self._announced:
@@ -214,7 +214,7 @@ class ModelRunner:
                     break
 
     def _remove_row(self, request_id: str) -> RequestRow | None:
-        """Forget a request, which has no row when the step that was to give it one failed."""
+        """Forget a request. It has no row if the step that was to give it one failed."""
         row = self._table.try_remove(request_id)
         if row is None:
             self._announced.pop(request_id, None)
@@ -224,7 +224,7 @@ class ModelRunner:
         self._table.update_blocks(row, updates)
 
     def _prepare(self, flat: InputBatch, positions: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
-        """Return the pass of a step: from token ids to hidden states."""
+        """Return the pass of a step as a function from token ids to hidden states."""
         if self._graphs is not None:
             replay = self._graphs.prepare(flat, positions)
             if replay is not None:
@@ -247,7 +247,7 @@ class ModelRunner:
         )
 
     def _logits(self, hidden: torch.Tensor, places: NDArray[np.int64]) -> torch.Tensor:
-        """Return float32 [len(places), V], of the tokens at these places of the flat batch."""
+        """Return the logits of the tokens at these places of the flat batch. float32 [len(places), V]"""
         return self._model.compute_logits(hidden[self._to_device(places)])
 
     def _result_of(self, step: LaunchedStep) -> StepResult:
@@ -266,7 +266,7 @@ class ModelRunner:
         return StepResult(batch.step, self._results(batch, found, scores), operator_time_s)
 
     def _sampled(self, step: LaunchedStep, draw: Draw) -> SampledTokens:
-        """Return what a step draws, when it is there."""
+        """Return the tokens that a step draws, once they are known."""
         del step
         return self._sampler.sample(draw.logits, draw.states)
 
@@ -274,7 +274,7 @@ class ModelRunner:
     def _results(
         batch: ScheduledBatch, results: dict[int, RequestResult], scores: dict[int, PromptScores]
     ) -> tuple[RequestResult, ...]:
-        """One per request, those of `results` among them."""
+        """Return one result per request, including those of `results`."""
         for seq, (start, scored) in scores.items():
             result = results.get(seq) or RequestResult(batch.requests[seq].request_id, ())
             results[seq] = result._replace(prompt_logprobs=scored, prompt_logprobs_start=start)
@@ -305,14 +305,14 @@ class ModelRunner:
         return results
 
     def check_kv(self, check: KVCheck, token_ids: Sequence[int]) -> tuple[KVDifference, ...]:
-        """Compute a cached block again; see KVRecomputer. The KV memory was made with scratch blocks for it."""
+        """Recompute a cached block (see KVRecomputer). The KV memory must have scratch blocks."""
         assert self._recomputer is not None, "no scratch blocks: kv_check_rate is 0"
         if self._mover is not None:
             self._mover.wait_for_prefetches()
         return self._recomputer.differences(check, token_ids)
 
     def close(self) -> None:
-        """Let go of model, KV memory and thread."""
+        """Release model, KV memory and thread."""
         if self._thread is not None:
             self._thread.release()
         del self._model, self._kv, self._recomputer, self._scorer, self._graphs, self._mover
@@ -325,51 +325,52 @@ class ModelRunner:
 
 
 class Executor(Protocol):
-    """One or more workers behind one door.
+    """Interface of one or more workers to the engine.
 
     Batches are executed in the order of `submit`; `collect` returns their results in the same order.
     """
 
     @property
     def max_in_flight(self) -> int:
-        """Batches that may be submitted before the first result is collected; 1 decides and computes in turn."""
+        """Batches that may be submitted before the first result is collected; with 1, deciding and computing
+        alternate."""
         ...
 
     def add_request(self, request: NewRequest) -> None:
-        """Announces a request before it is first scheduled."""
+        """Announce a request before it is first scheduled."""
         ...
 
     def submit(self, batch: ScheduledBatch) -> None:
-        """Starts a batch."""
+        """Start a batch."""
         ...
 
     def collect(self) -> StepResult:
-        """Waits for the oldest submitted batch."""
+        """Wait for the oldest submitted batch."""
         ...
 
     def check_kv(self, check: KVCheck, token_ids: Sequence[int]) -> tuple[KVDifference, ...] | None:
-        """Computes a cached block again, behind all batches submitted so far and in none of them.
+        """Recompute a cached block, after all batches submitted so far and outside of them.
 
         Args:
-            check: which block.
-            token_ids: the block's.
+            check: the block.
+            token_ids: tokens of the block.
 
         Returns:
-            Where the stored block differs, empty when it does nowhere; None when it could not be computed.
+            The differences of the stored block, empty if there are none; None if it could not be computed.
         """
         ...
 
     def close(self) -> None:
-        """Gives back memory and workers; nothing may be called afterwards."""
+        """Release memory and workers; nothing may be called afterwards."""
         ...
 
 
 class InProcessExecutor:
-    """Runs the model in the caller's thread.
+    """Executor in the caller's thread.
 
     Args:
-        runner: of the model.
-        max_in_flight: see Executor; more than 1 for a runner that runs ahead.
+        runner: runner of the model.
+        max_in_flight: see Executor; more than 1 for a runner that launches steps early.
     """
 
     def __init__(self, runner: ModelRunner, max_in_flight: int = 1) -> None:
@@ -379,15 +380,14 @@ class InProcessExecutor:
 
     @property
     def max_in_flight(self) -> int:
-        """See Executor."""
         return self._max_in_flight
 
     def add_request(self, request: NewRequest) -> None:
-        """See Executor."""
         self._runner.add_request(request)
 
     def submit(self, batch: ScheduledBatch) -> None:
-        """Computes, or has the device do so. A step that raises ends its requests with an error; the engine goes on."""
+        """Launch a step, and finish it unless several may be in flight. A step that raises ends its requests with an
+        error."""
         try:
             self._steps.append(self._runner.launch(batch))
         except Exception as error:
@@ -398,7 +398,6 @@ class InProcessExecutor:
             self._steps.append(self._finished(self._steps.pop()))
 
     def collect(self) -> StepResult:
-        """See Executor."""
         return self._finished(self._steps.popleft())
 
     def _finished(self, step: LaunchedStep | StepResult) -> StepResult:
@@ -410,7 +409,7 @@ class InProcessExecutor:
             return _failed(step.batch, error)
 
     def check_kv(self, check: KVCheck, token_ids: Sequence[int]) -> tuple[KVDifference, ...] | None:
-        """See Executor. A check is nobody's request, so one that fails is a line in the log."""
+        """Recompute a cached block. A failed check is only logged, since it belongs to no request."""
         try:
             return self._runner.check_kv(check, token_ids)
         except Exception:
@@ -418,12 +417,11 @@ class InProcessExecutor:
             return None
 
     def close(self) -> None:
-        """See Executor."""
         self._runner.close()
 
 
 def _failed(batch: ScheduledBatch, error: Exception) -> StepResult:
-    """An error for each request of a step; the log has where it comes from."""
+    """Return an error for each request of a step, and log the exception."""
     log.error("step %d failed", batch.step, exc_info=error)
     reason = f"step {batch.step} failed: {reason_of(error)}"
     return StepResult(batch.step, tuple(RequestResult(r.request_id, (), error=reason) for r in batch.requests))

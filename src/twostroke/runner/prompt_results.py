@@ -1,4 +1,4 @@
-"""Results that are no tokens: how likely the tokens of a prompt are, and the hidden state of its last one."""
+"""Results other than tokens: log-probabilities of a prompt's tokens, and the hidden state of its last token."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from twostroke.runner.input_batch import InputBatch, RequestTable
 from twostroke.sampling.logprobs import num_slice_rows, token_logprobs
 
 PromptScores = tuple[int, tuple[TokenLogprobs, ...]]
-"""The first position that was predicted, and one entry per predicted token."""
+"""First predicted position, and one entry per predicted token."""
 
 
 def hidden_states(hidden: torch.Tensor, inputs: InputBatch, batch: ScheduledBatch) -> dict[int, RequestResult]:
@@ -29,11 +29,11 @@ def hidden_states(hidden: torch.Tensor, inputs: InputBatch, batch: ScheduledBatc
 
 
 class PromptScorer:
-    """Scores prompt tokens by the hidden states of a step.
+    """Scorer of prompt tokens by the hidden states of a step.
 
     Args:
-        model: makes logits of them.
-        vocab_size: its number of logits.
+        model: computes their logits.
+        vocab_size: number of logits.
     """
 
     def __init__(self, model: DecoderModel, vocab_size: int) -> None:
@@ -41,7 +41,7 @@ class PromptScorer:
         self._vocab_size = vocab_size
 
     def scores(self, hidden: torch.Tensor, inputs: InputBatch, table: RequestTable) -> dict[int, PromptScores]:
-        """For requests that asked: how likely the model found the prompt tokens that this chunk predicts.
+        """Score the prompt tokens that this chunk predicts, for requests that asked for it.
 
         ```
         chunk computes positions     c  c+1  …  e-1
@@ -69,7 +69,7 @@ class PromptScorer:
         return found
 
     def _score(self, hidden: torch.Tensor, token_ids: torch.Tensor, num_top: int) -> tuple[TokenLogprobs, ...]:
-        """Logits in slices: those of a long chunk over a large vocabulary would not fit at once."""
+        """Score tokens in slices, since the logits of a long chunk over a large vocabulary would not fit at once."""
         scored: list[TokenLogprobs] = []
         step = num_slice_rows(self._vocab_size)
         for begin in range(0, len(token_ids), step):

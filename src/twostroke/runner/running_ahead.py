@@ -1,6 +1,6 @@
-"""RunnerAhead: the loop that launches a step before the tokens of the one before it are known here.
+"""RunnerAhead: launches a step before the host knows the tokens of the previous one.
 
-A small tensor's way to the host, begun at once and waited for later.
+HostCopy copies a small tensor to the host: the copy starts at once and is waited for later.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from twostroke.sampling.sampler import SampledTokens
 
 
 class HostCopy:
-    """A copy of a tensor, as it is behind the work that has been enqueued so far.
+    """Copy of a tensor as it is after the work enqueued so far.
 
-    Waiting for it waits for that work alone. `tensor.tolist()` would wait for all that was enqueued since, too: with a
-    step enqueued behind this one, for a whole step.
+    Waiting for it waits only for that work. `tensor.tolist()` would also wait for all work enqueued since: for a whole
+    step, if one is enqueued after this one.
     """
 
     def __init__(self, tensor: Tensor) -> None:
-        """Begins it; the tensor may not change before `wait` returns. On a CPU there is nothing to copy."""
+        """Start the copy; the tensor may not change before `wait` returns. On a CPU nothing is copied."""
         self._event: torch.cuda.Event | None = None
         self._host = tensor
         if tensor.device.type == "cuda":
@@ -37,7 +37,7 @@ class HostCopy:
             self._event.record()
 
     def wait(self) -> Tensor:
-        """The copy, complete."""
+        """Wait for the copy and return it."""
         if self._event is not None:
             self._event.synchronize()
         return self._host
@@ -45,7 +45,7 @@ class HostCopy:
 
 @dataclass(slots=True, eq=False)
 class StepAhead(LaunchedStep):
-    """A step that the next one may follow before it has ended.
+    """Step that the next one may follow before it has ended.
 
     ```
     device   |= pass n =|draw n|= pass n+1 ====|draw n+1|
@@ -54,26 +54,26 @@ class StepAhead(LaunchedStep):
     """
 
     token_ids: torch.Tensor | None = None
-    """int64 [R], enqueued; -1 where they must be drawn again (Sampler.draw_early). None: nothing is drawn yet."""
+    """int64 [R], enqueued; -1 where they must be drawn again (Sampler.draw_early). None if nothing is drawn yet."""
     copy: HostCopy | None = None
-    """Of the same."""
+    """Copy of `token_ids` to the host."""
     places: dict[int, int] = field(default_factory=dict[int, int])
-    """Where in `token_ids` the next token of a row of the table is."""
+    """Index in `token_ids` of the next token, by row of the table."""
     drew_otherwise: bool = False
-    """Whether a token turned out to be another one than the device was given to go on with."""
+    """Whether a final token differs from the early one that the device continued with."""
     outcome: StepResult | Exception | None = None
-    """How it ended; None: it has not."""
+    """Result or exception of the step; None until it has ended."""
 
 
 class RunnerAhead(ModelRunner):
-    """Executes decided batches; the device hands the tokens of a step on to the next one itself."""
+    """Runner of decided batches that passes the tokens of a step to the next one on the device."""
 
     _last: StepAhead | None = None
-    """The last step launched."""
+    """Last step launched."""
 
     @torch.inference_mode()
     def launch(self, batch: ScheduledBatch) -> LaunchedStep:
-        """Give the device a step without waiting for it; then the step before it is over."""
+        """Launch a step without waiting for it, then finish the previous one."""
         before = self._last
         if before is not None and before.token_ids is None:
             self._end(before)  # nothing on the device could be handed on
@@ -104,7 +104,7 @@ class RunnerAhead(ModelRunner):
 
     @torch.inference_mode()
     def finish(self, step: LaunchedStep) -> StepResult:
-        """Wait for a step, the oldest that has not ended."""
+        """Wait for the oldest unfinished step."""
         assert isinstance(step, StepAhead), f"{step}"
         self._end(step)
         if isinstance(step.outcome, Exception):
@@ -113,14 +113,14 @@ class RunnerAhead(ModelRunner):
         return step.outcome
 
     def close(self) -> None:
-        """Let go of the last step, too."""
+        """Release the last step, too."""
         super().close()
         self._last = None
 
     def _places_handed_on(self, inputs: InputBatch, before: StepAhead | None) -> np.ndarray | None:
-        """Return where among the tokens drawn by the step before each token of this step is; -1: it is known here.
+        """Return each token's index among the tokens drawn by the previous step, -1 for tokens known on the host.
 
-        int64 [num_tokens]; None where all are known.
+        int64 [num_tokens]; None if all are known.
         """
         if before is None or before.outcome is not None:
             return None
@@ -133,7 +133,7 @@ class RunnerAhead(ModelRunner):
         return np.where(is_unknown, np.repeat(places, lens), -1)
 
     def _end(self, step: StepAhead) -> None:
-        """Wait for a step and keep how it went, once."""
+        """Wait for a step and keep its outcome; do nothing if that was done."""
         if step.outcome is not None:
             return
         if self._last is step:
@@ -144,7 +144,7 @@ class RunnerAhead(ModelRunner):
             step.outcome = error
 
     def _sampled(self, step: LaunchedStep, draw: Draw) -> SampledTokens:
-        """Wait for what was drawn early; what could not be enqueued is drawn now."""
+        """Wait for tokens drawn early; draw now if that could not be enqueued."""
         assert isinstance(step, StepAhead), f"{step}"
         early = None if step.copy is None else step.copy.wait()
         if step.token_ids is not None and early is not None and bool((early >= 0).all()):
@@ -155,7 +155,7 @@ class RunnerAhead(ModelRunner):
 
 
 def _with_handed_on(input_ids: torch.Tensor, before: StepAhead, places: torch.Tensor) -> torch.Tensor:
-    """Return the ids with the tokens that the step before drew, where the places are not -1."""
+    """Replace ids by the tokens that the previous step drew, where the places are not -1."""
     assert before.token_ids is not None
     drawn = before.token_ids.index_select(0, places.clamp(min=0)).clamp_(min=0)
     return torch.where(places < 0, input_ids, drawn)

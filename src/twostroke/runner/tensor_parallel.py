@@ -1,8 +1,8 @@
-"""Several ranks that compute one model together: rank 0 in the engine's process, the others in processes of their own.
+"""Several ranks that compute one model together: rank 0 in the engine's process, the rest in processes of their own.
 
-Every rank gets the same requests and batches and does the same, but for the rows of matrices and the KV heads that it
-has. All of them gather the logits and sample: a token is a function of logits, seed and position, so they agree, and
-what follows from tokens (drafts by prompt lookup, the state of a grammar) need not be sent around.
+Every rank gets the same requests and batches and does the same work, except for its own rows of matrices and KV heads.
+All ranks gather the logits and sample. A token is a function of logits, seed and position, so they agree, and what
+follows from tokens (drafts by prompt lookup, the state of a grammar) need not be sent.
 
 ```
 rank 0    add_request, submit ── (new requests, batch) ──► ranks 1 ..   once a step
@@ -27,11 +27,11 @@ from twostroke.runner.model_runner import ModelRunner
 
 
 class _Step(msgspec.Struct, array_like=True):
-    """What the other ranks are told."""
+    """Message from rank 0 to the ranks after it, once a step."""
 
     requests: list[NewRequest]
     batch: ScheduledBatch | None
-    """None: there are no more."""
+    """Batch to compute; None at the end."""
 
 
 _ENCODER = msgspec.msgpack.Encoder()
@@ -39,20 +39,20 @@ _DECODER = msgspec.msgpack.Decoder(_Step)
 
 
 class TensorParallelExecutor:
-    """Rank 0's executor, which tells the other ranks what it computes.
+    """Executor of rank 0, which broadcasts batches to the ranks after it.
 
-    A step that fails ends the engine: ranks that have failed at different places cannot go on together.
+    A step that fails ends the engine: ranks that failed at different places cannot continue together.
     """
 
     max_in_flight = 1
 
     def __init__(self, runner: ModelRunner, communicator: Communicator, end_ranks: Callable[[], None]) -> None:
-        """Takes over the communicator.
+        """Take the communicator.
 
         Args:
-            runner: this rank's.
-            communicator: to the other ranks, which run `follow`.
-            end_ranks: called when they have been told to end; waits for their processes.
+            runner: runner of this rank.
+            communicator: connects to the ranks that run `follow`.
+            end_ranks: called after they were told to end; waits for their processes.
         """
         self._runner, self._communicator, self._end_ranks = runner, communicator, end_ranks
         self._new: list[NewRequest] = []
@@ -60,12 +60,12 @@ class TensorParallelExecutor:
         self._is_lost = False
 
     def add_request(self, request: NewRequest) -> None:
-        """See Executor. The other ranks hear of it with the next batch."""
+        """Announce a request; it is broadcast with the next batch."""
         self._new.append(request)
         self._runner.add_request(request)
 
     def submit(self, batch: ScheduledBatch) -> None:
-        """Computes at once.
+        """Compute a batch at once.
 
         Raises:
             RankLost: another rank is gone.
@@ -82,15 +82,14 @@ class TensorParallelExecutor:
             raise
 
     def collect(self) -> StepResult:
-        """See Executor."""
         return self._results.popleft()
 
     def check_kv(self, check: KVCheck, token_ids: Sequence[int]) -> tuple[KVDifference, ...] | None:
-        """Never called: the self-check is refused where there are several ranks."""
+        """Raise AssertionError: the KV check is refused where there are several ranks."""
         raise AssertionError(f"a KV check of {check.request_id} over {self._communicator.size} ranks")
 
     def close(self) -> None:
-        """See Executor. A rank that has died since the last step is no error."""
+        """Release memory and workers. A rank that has died since the last step is no error."""
         if not self._is_lost:
             with suppress(RankLost):
                 self._communicator.broadcast(_ENCODER.encode(_Step([], None)))
@@ -100,7 +99,7 @@ class TensorParallelExecutor:
 
 
 def follow(runner: ModelRunner, communicator: Communicator) -> None:
-    """What every rank but rank 0 does: computes the batches that it is told, until there are no more.
+    """Compute the batches that rank 0 broadcasts, until it sends none; runs on every rank but rank 0.
 
     Raises:
         RankLost: another rank is gone.

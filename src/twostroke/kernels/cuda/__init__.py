@@ -26,7 +26,7 @@ def has_triton() -> bool:
         return False
     try:
         importlib.import_module("triton.language")
-    except ImportError:  # half an installation, or another package of that name
+    except ImportError:  # an incomplete installation, or another package of that name
         return False
     return True
 

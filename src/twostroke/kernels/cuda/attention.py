@@ -207,7 +207,7 @@ class _Memory:
         shape = self._shape
         first_head = 0 if turn is not None else shape.num_heads
         num_vectors = plan.num_tokens * (qkv.shape[1] - first_head)
-        # of what is not there, any tensor stands in
+        # any tensor takes the place of a missing one
         cos, signed_sin, weight, eps, mean = HeadTurn(qkv, qkv, None, 0.0) if turn is None else turn
         assert cos.is_contiguous(), cos.stride()
         assert signed_sin.is_contiguous(), signed_sin.stride()

@@ -134,7 +134,7 @@ class FixedStepPlan:
         """Make an empty plan."""
         self._size = size
         num_tiles = min(size.num_tokens, size.num_seqs + size.num_tokens // cut.queries_of(shape))
-        self._num_items = num_tiles + size.num_part_rows  # those of a tile that is split are no more than its rows
+        self._num_items = num_tiles + size.num_part_rows  # a split tile has at most one item per row
         arrays = [_no_items(self._num_items), *_no_tokens(size)]
         self._sizes = [array.size for array in arrays]
         self._all = _join(arrays).to(device)
@@ -194,9 +194,9 @@ def _tiles(batch: PlannedBatch, queries_per_tile: int, segment: int) -> _Tiles:
 
 def _items(tiles: _Tiles, shape: GroupShape, num_processors: int | None) -> tuple[Ints, Ints, int]:
     """Return items, split tokens, and the number of rows of partial states."""
-    order = np.argsort(-tiles.num_segments, kind="stable")  # the longest first: the last to end are short
+    order = np.argsort(-tiles.num_segments, kind="stable")  # the longest first, so that the last to end are short
     segments, queries = tiles.num_segments[order], tiles.num_queries[order]
-    # a tile is split where it alone is more than half of what each processor has to do
+    # split a tile that alone is more than half of a processor's share
     share = math.inf if num_processors is None else segments.sum() * shape.num_kv_heads / num_processors
     rows = np.where((segments > 1) & (segments > share / 2), segments * queries, 0)
     rows[np.cumsum(rows) > MAX_PART_ROWS] = 0
@@ -248,8 +248,8 @@ def _tokens(shape: GroupShape, batch: PlannedBatch, tree_rows: Ints) -> tuple[In
     seq = np.repeat(np.arange(len(query_lens)), query_lens)
     own_first = (batch.lens - query_lens)[seq]
     position = np.arange(len(seq)) - batch.starts[:-1][seq] + own_first
-    # the last token of a step that opens a block zeroes what stays unused there: who reads whole blocks (another
-    # backend, behind a hand-over) never finds what somebody else left
+    # the last token of a step that opens a block zeroes the unused slots there, so that code that reads whole blocks
+    # (another backend after a handover) never finds another request's values
     size = shape.block_size
     is_last = position == batch.lens[seq] - 1
     opens_block = own_first <= (batch.lens[seq] - 1) // size * size

@@ -152,7 +152,7 @@ def attend(
         wide = hadamard_back(queries.to(tl.float32), ROWS, WIDTH, STAGES)
         queries = rounded(wide, q.dtype.element_ty)
     first_key, last_key = tl.min(oldest, axis=0), tl.max(position, axis=0)
-    common_first, common_end = tl.max(oldest, axis=0), tl.min(position, axis=0) + 1  # of keys that every row sees
+    common_first, common_end = tl.max(oldest, axis=0), tl.min(position, axis=0) + 1  # range of keys that every row sees
 
     m = tl.full((ROWS,), LOWEST, tl.float32)
     total = tl.zeros((ROWS,), tl.float32)
@@ -177,7 +177,7 @@ def attend(
             scores = scored(
                 scores, keys, position, slopes + head * GROUP + member, scale, cap, ROWS, CHUNK, HAS_CAP, HAS_SLOPES
             )
-            # what every row sees needs no mask, and most chunks of a long context are such
+            # chunks that every row sees need no mask, and most chunks of a long context are such
             if HAS_TREES or (start < common_first) or (start + CHUNK > common_end):
                 visible = sees(keys, position, oldest, tree_row, own_first, trees, HAS_TREES)
                 scores = tl.where(visible, scores, float("-inf"))

@@ -17,7 +17,7 @@ def processors_of(device: torch.device) -> int:
 def shared_memory_of(device: torch.device) -> int:
     """Return the bytes of shared memory that one program may have."""
     properties = torch.cuda.get_device_properties(device) if device.type == "cuda" else None
-    # torch's own code asks in this way, too: not every build says it
+    # getattr as in torch's own code, because not every build has the attribute
     return int(getattr(properties, "shared_memory_per_block_optin", _SHARED_MEMORY))
 
 

@@ -86,7 +86,7 @@ def gate_times(gate_up, out, stride, n, WIDTH: tl.constexpr, ACTIVATION: tl.cons
     inside = columns < n
     gate = tl.load(gate_up + row * stride + columns, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(gate_up + row * stride + n + columns, mask=inside, other=0.0).to(tl.float32)
-    if ACTIVATION == "clamped_swiglu":  # by where: a NaN stays one
+    if ACTIVATION == "clamped_swiglu":  # `where` keeps a NaN
         gate = tl.where(gate > 7.0, 7.0, gate)
         up = tl.where(up > 7.0, 7.0, tl.where(up < -7.0, -7.0, up)) + 1.0
     slope = gate
@@ -94,6 +94,6 @@ def gate_times(gate_up, out, stride, n, WIDTH: tl.constexpr, ACTIVATION: tl.cons
         slope = gate * 1.702
     if ACTIVATION == "gelu_tanh":
         slope = (gate * gate * 0.07135481282553325 + 1.5957691216057308) * gate
-    # a large negative gate makes infinity of the denominator and 0 of the quotient, which is right
+    # a large negative gate gives an infinite denominator and a quotient of 0, which is right
     active = tl.div_rn(gate, 1.0 + tl.exp(-slope)) * up
     tl.store(out + row * n + columns, rounded(active, out.dtype.element_ty), mask=inside)

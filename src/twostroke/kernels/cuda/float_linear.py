@@ -69,7 +69,7 @@ class FloatLinear:
     def __init__(self, weight: Matrix, bias: Tensor | None) -> None:
         """Take weight [N, K] and bias [N]; a quantized weight is dequantized."""
         weight = weight.whole() if isinstance(weight, StreamedWeight) else weight
-        # a copy: what a file maps would change with the file
+        # a copy, because a mapped file's memory would change with the file
         self.weight = weight.dequantize() if isinstance(weight, QuantizedWeight) else weight.clone().contiguous()
         self.bias = bias
         self._num_channels, self._num_inputs = self.weight.shape
@@ -111,7 +111,7 @@ class FloatLinear:
             x, _ = fingerprint(HIGH.height, 1, self._num_inputs, self.weight)
             low, high = (self._tiled(x, None, tile, apart=False) for tile in (LOW, self._high))
             turned = self._tiled(x.flip(0), None, self._high, apart=False).flip(0)
-            apart = self._tiled(x, None, self._high, apart=True)  # which the copy engine has no part in
+            apart = self._tiled(x, None, self._high, apart=True)  # without the copy engine
             sound = all(torch.equal(low, other) for other in (high, turned, apart))
             return (LOW.height, HIGH.height) if sound else (LOW.height,)
 
@@ -123,7 +123,7 @@ class FloatLinear:
         if not num_rows:
             return torch.empty(0, n, dtype=x.dtype, device=x.device)
         if num_rows > LOW.height and self._high_is_sound:
-            # with fewer programs than that, adding runs apart costs less than the processors that have nothing to do
+            # with fewer programs, adding runs separately costs less than idle processors
             return self._tiled(x, residual, self._high, apart=2 * HIGH.count(num_rows, n) < self._num_processors)
         return self._tiled(x, residual, LOW, apart=LOW.count(num_rows, n) < self._num_processors)
 
@@ -185,7 +185,7 @@ class FloatLinear:
             RUNS=RUNS,
             HAS_BIAS=self.bias is not None,
             HAS_RESIDUAL=not no_residual,
-            # of a few rows, those that are not there must not be read in their place: it takes twice as long
+            # for a few rows, reading the last row instead of missing ones takes twice as long
             IS_WHOLE=tile is not LOW and self._num_inputs % self.span == 0,
             PREFETCHED=_PREFETCHED if tile is LOW and self._num_inputs % self.span == 0 else 0,
             num_warps=tile.num_warps,

@@ -86,7 +86,7 @@ def multiply_floats(
     wait_for_inputs(OVERLAPS)
     total = tl.zeros((HEIGHT, CHANNELS), tl.float32)
     sums = tl.zeros((HEIGHT, CHANNELS), tl.float32)
-    # one loop, and not one in each run: loads go on where a run ends
+    # one loop instead of one per run, so that loads continue where a run ends
     last_span = tl.minimum((first_run + runs_at_once) * spans_of_run, num_spans)
     for span in range(first_run * spans_of_run, last_span):
         column = span * SPAN + tl.arange(0, SPAN)

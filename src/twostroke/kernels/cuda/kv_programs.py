@@ -205,7 +205,7 @@ def write_slots(
         codes, scale, zero = quantized(x, inside, LEVELS)
         code_bytes: tl.constexpr = HEAD_DIM if LEVELS == 255 else HEAD_DIM // 2
         byte, is_byte = dim, is_dim
-        if LEVELS == 15:  # halves of a head are even, so no pair lies across them
+        if LEVELS == 15:  # halves of a head are even, so no pair spans both
             low, high = tl.split(tl.reshape(codes, (ROWS, HALF_WIDTH, 2)))
             codes = low | (high << 4)
             pair = tl.arange(0, HALF_WIDTH)
@@ -246,7 +246,7 @@ def read_slots(
     if LEVELS == 0:
         found = tl.load(values + (begins + slots * HEAD_DIM)[:, None] + column, mask=mask, other=0)
         if values.dtype.element_ty == tl.uint8:
-            found = from_e4m3(found).to(dtype)  # which holds every one of them
+            found = from_e4m3(found).to(dtype)  # exact: every dtype holds all fp8 numbers
         elif values.dtype.element_ty != dtype:
             found = rounded(found.to(tl.float32), dtype)
     else:

@@ -143,7 +143,7 @@ def draw_filtered(
     of_row, key = logits + row * stride, tl.load(keys + row)
     peak, temperature = tl.load(peaks + row), tl.load(temperatures + row)
     limit = tl.load(floors + row).to(tl.int32, bitcast=True) & 0x7FFFFFFF
-    limit = tl.minimum(limit, INFINITE - 1)  # what is -inf was excluded before
+    limit = tl.minimum(limit, INFINITE - 1)  # tokens at -inf were excluded before
     top_k, top_p = tl.load(top_ks + row), tl.load(top_ps + row)
     if top_k < vocab_size:
         limit = nearest_reaching(of_row, vocab_size, peak, temperature, limit, top_k.to(tl.float64), SLICE, False)
@@ -154,7 +154,7 @@ def draw_filtered(
         limit = nearest_reaching(of_row, vocab_size, peak, temperature, limit, mass * top_p, SLICE, True)
         before = count_and_mass(of_row, vocab_size, peak, temperature, limit - 1, SLICE, True)
         each = tl.exp(-(limit.to(tl.float32, bitcast=True).to(tl.float64)))
-        # tokens at the limit are taken as long as what stands before them does not reach the target
+        # take tokens at the limit until the mass before the next one reaches the target
         missing = (mass * top_p - before) / each
         nearest = tl.floor(missing + 0.5)
         is_clear = tl.abs(missing - nearest) * each > MASS_SLACK * mass

@@ -1,4 +1,4 @@
-# Addresses are those of contiguous memory that outlives the call; types are numbered as in csrc/kernels/table.hpp.
+# Addresses refer to contiguous memory that outlives the call. Types have the codes of csrc/kernels/table.hpp.
 
 from collections.abc import Sequence
 
@@ -7,7 +7,7 @@ ROOM_KEPT: int
 
 def levels() -> list[str]: ...
 def set_num_threads(count: int, cpus: Sequence[int]) -> None:
-    """CPUs to pin the threads to, one each, the caller's first; none: they go where the caller may."""
+    """Compute on `count` threads, each pinned to one of the CPUs; without CPUs they inherit the caller's affinity."""
     ...
 
 def num_threads() -> int: ...
@@ -21,7 +21,7 @@ def take_apart(
 ) -> None: ...
 
 class WeightFormat:
-    """csrc/kernels/table.hpp."""
+    """Format of a quantized weight (csrc/kernels/table.hpp)."""
 
     def __init__(self, bits: int, group: int, has_min: bool, has_super_blocks: bool, table: int) -> None: ...
 
@@ -41,7 +41,7 @@ def pack_quantized(
 def pack_stored(
     type: str, files: int, offsets: int, packed: int, n: int, k: int, gated: bool, format: WeightFormat
 ) -> bool:
-    """files int32 and offsets int64, one for each row; `packed` is zeroed. csrc/stored_rows.hpp."""
+    """Pack rows from files: files int32 and offsets int64, one per row; `packed` is zeroed (csrc/stored_rows.hpp)."""
     ...
 
 def checksum(bytes: int, num_bytes: int) -> int: ...
@@ -114,7 +114,7 @@ class Kernels:
     ) -> None: ...
 
 class PackedLinear:
-    """csrc/layer.hpp. Of a quantized weight with the last three."""
+    """Packed weight and its bias (csrc/layer.hpp). The last three arguments are for quantized weights."""
 
     def __init__(
         self,
@@ -130,11 +130,11 @@ class PackedLinear:
         quantizes_inputs: bool = ...,
     ) -> None: ...
     def multiply(self, x: int, ldx: int, residual: int, y: int, ldy: int, m: int, wide_y: bool) -> None:
-        """Releases the GIL."""
+        """Run without the GIL."""
         ...
 
 class RouterRules:
-    """csrc/experts.hpp."""
+    """Rules of a router's choice (csrc/experts.hpp)."""
 
     def __init__(
         self,
@@ -157,42 +157,42 @@ class RouterRules:
         places: int,
         weights: int,
     ) -> None:
-        """Releases the GIL."""
+        """Run without the GIL."""
         ...
 
 class PackedExperts:
-    """csrc/experts.hpp. The maps outlive it."""
+    """Packed weights of experts (csrc/experts.hpp), which must outlive it."""
 
     def __init__(self, experts: Sequence[PackedLinear]) -> None: ...
     def multiply(self, x: int, ldx: int, tokens: int, starts: int, y: int, m: int, num_pairs: int) -> None:
-        """Releases the GIL."""
+        """Run without the GIL."""
         ...
 
     def multiply_and_add(
         self, x: int, ldx: int, starts: int, places: int, weights: int, y: int, m: int, num_chosen: int
     ) -> None:
-        """Releases the GIL."""
+        """Run without the GIL."""
         ...
 
     def add(self, products: int, places: int, weights: int, y: int, m: int, num_chosen: int) -> None:
-        """Releases the GIL."""
+        """Run without the GIL."""
         ...
 
 class Norm:
-    """csrc/layer.hpp."""
+    """Weight and epsilon of a norm (csrc/layer.hpp)."""
 
     def __init__(self, weight: int, eps: float, weight_type: int) -> None: ...
 
 class FeedForward:
-    """csrc/layer.hpp. What it is made of outlives it."""
+    """Feed-forward half of a layer (csrc/layer.hpp). Its arguments must outlive it."""
 
 class GatedMlp(FeedForward):
-    """csrc/layer.hpp."""
+    """Gated MLP (csrc/layer.hpp)."""
 
     def __init__(self, inner: PackedLinear, down: PackedLinear) -> None: ...
 
 class Experts(FeedForward):
-    """csrc/experts.hpp."""
+    """Router, experts and shared expert (csrc/experts.hpp)."""
 
     def __init__(
         self,
@@ -207,7 +207,7 @@ class Experts(FeedForward):
     ) -> None: ...
 
 class DecoderLayer:
-    """csrc/layer.hpp. What it is made of outlives it."""
+    """Decoder layer in one call (csrc/layer.hpp). Its arguments must outlive it."""
 
     def __init__(
         self,
@@ -224,12 +224,12 @@ class DecoderLayer:
         q_size: int,
         type: int,
     ) -> None:
-        """Norms: of attention's input and output, of the MLP's input and output, of heads."""
+        """Take norms in the order: attention input and output, MLP input and output, heads."""
         ...
 
     @property
     def room_bytes(self) -> int:
-        """Of a row."""
+        """Bytes of intermediate results for each row."""
         ...
 
     def run(
@@ -244,11 +244,11 @@ class DecoderLayer:
         sin: int,
         key_mean: int,
     ) -> None:
-        """Changes x in place; releases the GIL. A room of ROOM_KEPT bytes at most may be 0."""
+        """Change x in place; release the GIL. `room` may be 0 where at most ROOM_KEPT bytes are needed."""
         ...
 
 class StepAttention:
-    """csrc/attention.hpp."""
+    """Attention of one step (csrc/attention.hpp)."""
 
     def attention(
         self,
@@ -268,16 +268,16 @@ class StepAttention:
         weight_type: int,
         key_mean: int,
     ) -> int:
-        """Releases the GIL. Returns into how many tasks the work was cut."""
+        """Attend, and return the number of tasks; release the GIL."""
         ...
 
 class SharedGather:
-    """csrc/shared_gather.hpp."""
+    """Gather in memory shared by ranks (csrc/shared_gather.hpp)."""
 
     @staticmethod
     def memory_bytes(size: int, slot_bytes: int) -> int: ...
     def __init__(self, memory: int, rank: int, size: int, slot_bytes: int) -> None: ...
     def start(self, local: int, out: int, widths: Sequence[int], num_rows: int) -> None: ...
     def advance(self, patience_us: int) -> int:
-        """Releases the GIL; raises RuntimeError where a rank has sent another number of bytes."""
+        """Advance the gather; release the GIL. Raise RuntimeError if a rank has sent another number of bytes."""
         ...

@@ -195,7 +195,7 @@ class NativeLayer:
         feed_forward: native.FeedForward,
     ) -> None:
         """Bind the parts with their weights: q, k and v side by side, attention's output, and the feed-forward half."""
-        self._parts = parts  # whose tensors are bound by their addresses
+        self._parts = parts  # kept alive: its tensors are bound by address
         self._feed_forward = feed_forward
         hidden_size, q_size = output.shape
         scoring = parts.scoring

@@ -63,7 +63,7 @@ class Elementwise:
         self._norm(x, weight, x, eps)
 
     def _norm(self, x: Tensor, weight: Tensor, out: Tensor, eps: float) -> None:
-        # each question to a tensor costs as much as the kernel takes for a row
+        # each access to a tensor's attributes costs as much as the kernel takes for a row
         x_strides, (*parts, n) = x.stride(), weight.shape
         assert x_strides[-1] == 1, x_strides
         self._rms_norm(
@@ -119,7 +119,7 @@ def _winners(draw: Callable[..., None], logits: Tensor, *columns: Tensor) -> Ten
     assert logits.dtype is torch.float32, logits.dtype
     assert logits.stride(1) == 1, logits.stride()
     winners = torch.empty(len(logits), dtype=torch.int64)
-    kept = [column.contiguous() for column in columns]  # until the kernel has read them
+    kept = [column.contiguous() for column in columns]  # alive until the kernel has read them
     draw(logits.data_ptr(), logits.stride(0), *logits.shape, *(one.data_ptr() for one in kept), winners.data_ptr())
     return winners
 

@@ -165,7 +165,7 @@ def _packed_panels(
     if stored is not None and stored.type_name in native.ggml_types():
         panels = quantized(stored.format)
         if panels.read(stored):
-            return panels  # else who reads rows one way or the other finds out what is wrong with them
+            return panels  # otherwise the slower path below reports what is wrong with the rows
     ranges = _ranges(weight, gated=activation is not None)
     begin, count, first = next(ranges)
     panels = quantized(first.format, first.order) if isinstance(first, QuantizedWeight) else floats()

@@ -43,8 +43,8 @@ from twostroke.kernels.tree_mask import TreeMasks
 
 QUERY_TILES = (1, 2, 4, 8, 64)
 """Heights tried, in queries; a tile has a row for each query and each query head of a KV head."""
-_LOWEST = -1e30  # stands for the maximum of nothing; finite, so that differences of two of them are 0 and not NaN
-_BATCHES = (1, 2, 5)  # how many products one call holds must not matter either
+_LOWEST = -1e30  # maximum of an empty set; finite, so that differences of two of them are 0 and not NaN
+_BATCHES = (1, 2, 5)  # numbers of products per call, which must not matter either
 
 
 def query_tiles(
@@ -145,7 +145,7 @@ class PagedAttention:
         shape = plan.shape
         if qkv.shape[1] > shape.num_heads:
             write_kv(qkv[:, shape.num_heads :], storage, plan, layer_in_block)
-        # a power of two into q, which rounds nothing, and the rest (1 for many head sizes) onto the float32 scores
+        # a power of two scales q, which rounds nothing; the rest (1 for many head sizes) scales the float32 scores
         q_scale = 2.0 ** math.floor(math.log2(scoring.scale))
         q = qkv[:, : shape.num_heads] * q_scale
         if shape.kv_format == "int4":
@@ -194,7 +194,7 @@ def _attend(
             end = begin + size * kv_heads
             piece = (m[begin:end], total[begin:end], values[begin:end])
             if state is None:
-                state = piece  # folding into nothing: e^(_LOWEST - m) is 0 and e^0 is 1
+                state = piece  # equals folding into an empty state: e^(_LOWEST - m) is 0 and e^0 is 1
             else:
                 _fold_(state, piece)
             begin = end

@@ -168,7 +168,7 @@ def plan_attention(
         order = np.argsort(-count, kind="stable")
         tiles, first, count = unsorted.take(order), first[order], count[order]
         tokens = tiles.queries_of(tiles.first_token)
-        # a filled-up tile names its last token more than once, with equal results: any of them will do
+        # a padded tile repeats its last token, with equal results
         output_rows[tokens.reshape(-1)] = done + np.arange(tokens.size)
         done += tokens.size
         per_run = _max_pairs(shape, tiles.queries)
@@ -220,7 +220,7 @@ def _cut_into_tiles(starts: Ints, lens: Ints, heights: tuple[int, ...]) -> Itera
         if index == 0:
             num_tiles = -(-left // height)
         else:
-            # one tile half empty is cheaper than gathering the same context for several lower ones
+            # one half-empty tile is cheaper than gathering the same context for several lower ones
             enough = heights[0] if index == 1 else height // 2
             num_tiles = num_tiles + (left - num_tiles * height > enough)
         if not num_tiles.any():
@@ -271,7 +271,7 @@ def _block_rows(shape: GroupShape, pairs: _Tiles, partition: Ints, batch: Planne
     blocks = PARTITION // shape.block_size
     oldest = batch.oldest[pairs.queries_of(pairs.first_token)].min(1) // shape.block_size
     newest = pairs.last_position // shape.block_size
-    # entries outside are masked; reading one of the tile's own blocks in their place keeps foreign values out
+    # entries outside are masked; one of the tile's own blocks is read instead, so that no other request's values are
     entries = np.clip(
         partition[:, None] * blocks + np.arange(blocks)[None, :], oldest[:, None], newest[:, None]
     )  # [num_pairs, blocks]

@@ -51,7 +51,7 @@ def routing_of(chosen: Tensor, weights: Tensor, num_experts: int) -> Routing:
     order = flat.argsort(stable=True)
     places = torch.empty_like(order)
     places[order] = torch.arange(len(order), device=order.device)
-    # not by bincount, for which a device is waited for
+    # not bincount, which waits for the device
     starts = torch.searchsorted(flat[order], torch.arange(num_experts + 1, device=order.device))
     return Routing(order // num_chosen, starts, places.view(num_tokens, num_chosen), weights)
 

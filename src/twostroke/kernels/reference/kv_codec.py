@@ -109,7 +109,7 @@ def cut_off(x: Tensor) -> Tensor:
 
 def quantize(x: Tensor, levels: int) -> tuple[Tensor, Tensor]:
     """Quantize x, float32 [n, head_dim], to codes uint8 of its shape and (scale, zero) float16 [n, 2]."""
-    # not finite anywhere: 0 * x is NaN, and so is the zero. And zeros are +0, always.
+    # NaN if any number is not finite, because 0 * x is NaN; so is the zero then. The last term makes -0 to +0.
     poison = (x * 0.0).sum(-1, keepdim=True) + 0.0
     lowest, highest = x.amin(-1, keepdim=True) + poison, x.amax(-1, keepdim=True)
     span = highest - lowest

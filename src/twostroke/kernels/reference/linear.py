@@ -23,7 +23,7 @@ class PlainLinear:
     def __init__(self, weight: Matrix, bias: Tensor | None) -> None:
         """Take weight [N, K] and bias [N]; a quantized weight is dequantized."""
         weight = weight.whole() if isinstance(weight, StreamedWeight) else weight
-        # a copy: what a file maps would change with the file
+        # a copy, because a mapped file's memory would change with the file
         weight = weight.dequantize() if isinstance(weight, QuantizedWeight) else weight.clone().contiguous()
         self.weight, self.bias = weight, bias
 

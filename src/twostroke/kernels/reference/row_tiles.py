@@ -88,7 +88,7 @@ def linear_heights(weight: Tensor, bias: Tensor | None) -> tuple[int, ...]:
             return admitted(lambda x: F.linear(x, weight, bias), rows, candidates, starts=(7,))
         rows, matrix = fingerprint(HEIGHTS[-1] + BASE_HEIGHT, min(num_outputs, 1024), num_inputs, weight)
         matrix = matrix.repeat(-(-num_outputs // len(matrix)), 1)[:num_outputs]
-        faint = None if bias is None else bias * 2.0**-20  # a bias of its own size would drown the rounding errors
+        faint = None if bias is None else bias * 2.0**-20  # the bias at full size would hide the rounding errors
         return admitted(lambda x: F.linear(x, matrix, faint), rows, HEIGHTS)
 
     return remember(key, prove, f"linear {num_inputs} -> {num_outputs} {str(weight.dtype).removeprefix('torch.')}")
@@ -125,7 +125,7 @@ def admitted(
         return torch.cat([multiply(rows[i : i + height]) for i in range(start, stop, height)])
 
     expected = in_tiles(0, len(rows), BASE_HEIGHT)
-    # the base must not care where in the tile a row stands: shift the grid by five rows, and turn it around
+    # at the base height a row's position must not matter: shift the grid by five rows, and reverse it
     if not torch.equal(in_tiles(5, 5 + BASE_HEIGHT, BASE_HEIGHT), expected[5 : 5 + BASE_HEIGHT]):
         return ROW_BY_ROW
     if not torch.equal(multiply(rows[:BASE_HEIGHT].flip(0)).flip(0), expected[:BASE_HEIGHT]):
