@@ -148,7 +148,7 @@ class Scoring:
     cap: float | None = None
     """Soft cap: scores become cap * tanh(score / cap); None for no cap."""
     sinks: Tensor | None = None
-    """float32 [num_heads]: score of a key without a value that every query sees (gpt-oss, arXiv:2508.10925), or None."""
+    """float32 [num_heads]: score of a key without value that every query sees (gpt-oss, arXiv:2508.10925), or None."""
     slopes: Tensor | None = None
     """float32 [num_heads]: reduction of a score for each token between its query and its key (ALiBi, Press et al. 2022,
     arXiv:2108.12409). None for no reduction. Draft trees have no slopes, because their tokens' positions differ from
@@ -426,7 +426,7 @@ class Operators:
     whole_layer: Callable[[LayerParts], WholeLayer | None] = no_whole_layer
     """Join the parts of a layer, made by this backend, into one call; None if they have to be called one by one."""
     pin_threads: Callable[[Sequence[int]], None] | None = None
-    """Start and pin a thread for each CPU but the first, to which the caller pins itself; None if that is impossible."""
+    """Start and pin a thread per CPU, except the first, to which the caller pins itself; None if not possible."""
     argmax: Argmax | None = None
     """Argmax of logits; None leaves it to the sampler's tensor code."""
     gumbel_argmax: GumbelArgmax | None = None

@@ -96,7 +96,7 @@ class BranchBlocks:
                 )
                 branches.append(Branch(row, token_ids, begin, num_tokens, first_page, page_ids))
                 num_tokens += 1 + len(token_ids)
-                if begin % self._block_size:  # else the step opens the page, and zeroes it
+                if begin % self._block_size:  # otherwise the step opens the page, and zeroes it
                     for group_id, (group, ids) in enumerate(zip(table.block_tables, page_ids, strict=True)):
                         self._copy(group_id, int(group[row.index, first_page]), ids[0])
         return branches

@@ -88,11 +88,11 @@ class CudaGraphs:
         graph = torch.cuda.CUDAGraph()
         before = torch.cuda.current_stream()
         try:
-            # what other threads do with CUDA meanwhile has nothing to do with it
+            # thread_local: other threads may use CUDA meanwhile
             with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
                 output = work()
         except BaseException:
-            # the end of a recording that failed raises before torch leaves the stream of recordings
+            # after a failure, torch raises before it restores the stream
             torch.cuda.set_stream(before)
             raise
         return _CudaGraph(graph, output)
@@ -211,7 +211,7 @@ class DecodeGraphs:
         """
         num_tokens, num_seqs = len(flat.input_ids), len(flat.seq_lens)
         are_decodes = num_tokens == num_seqs
-        if num_seqs > self._max_num_seqs:  # with branches of drafts
+        if num_seqs > self._max_num_seqs:  # a step with branches of drafts
             return None
         if not are_decodes and (num_tokens > MIXED_TOKENS or flat.seq_lens.max() > MIXED_CONTEXT):
             return None
@@ -261,7 +261,7 @@ class DecodeGraphs:
 
         try:
             recording = self._recorder.record(work)
-        except RuntimeError as error:  # such as too little memory; nobody's request needs a recording
+        except RuntimeError as error:  # such as too little memory; no request depends on a recording
             self._failed.add(size)
             log.warning("the pass over %d tokens could not be recorded, and is launched: %s", num_tokens, error)
             return None

@@ -141,7 +141,7 @@ class DraftingRunner(ModelRunner):
             for group, update in zip(layout.groups, updates, strict=True)
             if update.block_ids
         )
-        self._proposer.forget(row.index, first)  # what it keeps in these blocks was somebody else's
+        self._proposer.forget(row.index, first)  # its data in these blocks belonged to another request
 
     def _guess(self, batch: ScheduledBatch) -> None:
         """Write drafts into the slots that the batch reserved for them."""
@@ -232,7 +232,7 @@ class DraftingRunner(ModelRunner):
         inputs, token_ids = step.inputs, sampled.token_ids.tolist()
         for seq in inputs.sampling_seqs.tolist():
             row, request_id = inputs.rows[seq], step.batch.requests[seq].request_id
-            if not self._table.has(request_id, row):  # it has ended meanwhile
+            if not self._table.has(request_id, row):  # the request has ended meanwhile
                 continue
             paths = step.paths[row.index]
             path = max(paths, key=lambda path: path.num_standing(token_ids)) if len(paths) > 1 else paths[0]
@@ -245,7 +245,7 @@ class DraftingRunner(ModelRunner):
                 step.taken[row.index] = path.branch
             found = [sampled.logprobs[i] for i in path.drawn[: len(kept)]]
             logprobs = tuple(TokenLogprobs(*entry) for entry in found if entry is not None)
-            num_drafts = max(len(path.token_ids) for path in paths)  # so many could have stood
+            num_drafts = max(len(path.token_ids) for path in paths)  # the most that could be accepted
             results[seq] = RequestResult(
                 request_id, kept, num_drafts, logprobs=logprobs, is_complete=row.sampling.is_complete
             )
@@ -258,7 +258,7 @@ class DraftingRunner(ModelRunner):
         """Return the drawn tokens that are kept along a path, and append them to the row's sampling state."""
         kept: list[int] = []
         for i, draft in zip(path.drawn, (*path.token_ids, None), strict=True):
-            if i in errors:  # found again by the next step, where it stands first
+            if i in errors:  # the next step draws there first, and reports the error
                 break
             kept.append(token_ids[i])
             row.sampling.append(token_ids[i])

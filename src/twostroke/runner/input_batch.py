@@ -159,7 +159,7 @@ class RequestTable:
     def _grow(self) -> None:
         old = len(self.num_tokens)
         self._free_indexes.extend(range(2 * old - 1, old - 1, -1))
-        # known tokens only: a row is as long as the longest request may be, and pages that nobody writes take no memory
+        # copy only known tokens: rows have the maximum length, and pages that are never written take no memory
         token_ids = np.zeros((2 * old, self.token_ids.shape[1]), np.int32)
         for row, num_tokens in enumerate(self.num_tokens):
             token_ids[row, :num_tokens] = self.token_ids[row, :num_tokens]

@@ -68,7 +68,7 @@ def center_keys(
         split: distribution of heads among ranks.
     """
     token_ids = encode(TEXT)
-    if len(token_ids) < 2:  # a tokenizer that knows nothing of the text
+    if len(token_ids) < 2:  # a tokenizer that has no tokens for the text
         token_ids = (0, 0)
     model.center_keys(key_means(model, token_ids, dtype, device, split))
 

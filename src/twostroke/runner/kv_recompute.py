@@ -86,7 +86,7 @@ class KVRecomputer:
             return self._model.attention[kv].read_heads(heads, layout.kv_format, kv.head_dim, values=values)
 
         was, should_be = read(stored), read(computed)
-        # a byte that stands for nothing may differ as well (a code beside a scale of zero): then no number does
+        # bytes without effect may differ (a code with a scale of zero); then no number differs
         num_numbers = int((was != should_be).sum())
         largest = should_be.abs().amax(-1).clamp_min(torch.finfo(torch.float32).tiny)  # [num_kv_heads, block_size]
         relative = (was - should_be).abs().amax(-1) / largest

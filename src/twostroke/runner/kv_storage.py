@@ -103,7 +103,7 @@ class KVStorage:
             num_blocks = self.layout.num_blocks_of_prefix(group, num_tokens)
             rows.append(ids.of_blocks(range(first_block, first_block + num_blocks)))
             first_block += num_blocks
-        width = max(map(len, rows))  # rows of one length; what is behind the last token is never read
+        width = max(map(len, rows))  # rows of one length; entries after the last token are never read
         return [row + row[-1:] * (width - len(row)) for row in rows]
 
     def page(self, group_id: int, page_id: int) -> Tensor:

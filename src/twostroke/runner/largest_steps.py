@@ -54,7 +54,7 @@ def largest_steps(size: LargestStep, layout: KVLayout) -> Iterator[tuple[tuple[N
         )
     ):
         requests = tuple(
-            # with a token of output, which penalties count
+            # with an output token, because penalties count these
             NewRequest(f"largest-{step}-{i}", context[:-1], asks, seed=i, output_token_ids=context[-1:])
             for i in range(len(lengths))
         )

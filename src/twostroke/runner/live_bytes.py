@@ -48,7 +48,7 @@ class LiveBytes(TorchDispatchMode):
         for leaf in tree_leaves(found):
             if isinstance(leaf, torch.Tensor):
                 storage = storage_of(leaf)
-                if storage not in given:  # a view, or in place: it was there before
+                if storage not in given:  # otherwise a view or an operation in place: not new
                     self._count(storage)
         return found
 

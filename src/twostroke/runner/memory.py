@@ -203,7 +203,7 @@ def own_cgroups(
         _, controllers, path = (*line.split(":", 2), "", "")[:3]
         root = v2 if not controllers else v1 if "memory" in controllers.split(",") else None
         parts = PurePosixPath(path).parts[1:]
-        if root is not None and ".." not in parts:  # ".." is a group outside of this namespace
+        if root is not None and ".." not in parts:  # ".." means a group outside this namespace
             found += [root.joinpath(*parts[:depth]) for depth in range(len(parts), 0, -1)]
     return tuple(found)
 
@@ -238,7 +238,7 @@ def _cgroup_bytes_left(folder: Path) -> int | None:
             stat = (folder / "memory.stat").read_text()
         except (OSError, ValueError):
             continue
-        if not limit.isdigit() or int(limit) >= 1 << 60:  # "max", or version 1's way to say so
+        if not limit.isdigit() or int(limit) >= 1 << 60:  # no limit: "max", or a huge number in version 1
             return None
         droppable = sum(int(line.split()[1]) for line in stat.splitlines() if line.split()[0] == cache_key)
         return int(limit) - (used - droppable)

@@ -289,7 +289,7 @@ class ModelRunner:
         tokens: list[tuple[int, ...]] = []
         for place, seq in enumerate(inputs.sampling_seqs.tolist()):
             row, request_id = inputs.rows[seq], step.batch.requests[seq].request_id
-            if not self._table.has(request_id, row):  # it has ended meanwhile
+            if not self._table.has(request_id, row):  # the request has ended meanwhile
                 continue
             if place in sampled.errors:
                 results[seq] = RequestResult(request_id, (), error=sampled.errors[place])
@@ -391,10 +391,10 @@ class InProcessExecutor:
         try:
             self._steps.append(self._runner.launch(batch))
         except Exception as error:
-            # whatever an operator raises must not take down the requests that were not in this step
+            # an operator's exception must not end requests that were not in this step
             self._steps.append(_failed(batch, error))
             return
-        if self._max_in_flight == 1:  # whoever interrupts the caller finds steps that are over, or not begun
+        if self._max_in_flight == 1:  # so that an interrupt of the caller finds no unfinished step
             self._steps.append(self._finished(self._steps.pop()))
 
     def collect(self) -> StepResult:

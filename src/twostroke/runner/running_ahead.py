@@ -76,7 +76,7 @@ class RunnerAhead(ModelRunner):
         """Launch a step without waiting for it, then finish the previous one."""
         before = self._last
         if before is not None and before.token_ids is None:
-            self._end(before)  # nothing on the device could be handed on
+            self._end(before)  # the device holds no tokens for the next step
         self._begin(batch)
         inputs = build_input_batch(batch, self._table)
         input_ids, positions = self._to_device(inputs.input_ids), self._to_device(inputs.positions)
@@ -88,7 +88,7 @@ class RunnerAhead(ModelRunner):
         hidden = forward(input_ids)
         if before is not None:
             self._end(before)
-            if handed_on is not None and before.drew_otherwise:  # all is written to the same places again
+            if handed_on is not None and before.drew_otherwise:  # K and V are written to the same slots again
                 known = build_input_batch(batch, self._table)
                 hidden = forward(self._to_device(known.input_ids))
         step = StepAhead(batch, inputs, hidden, begin_s)
@@ -128,7 +128,7 @@ class RunnerAhead(ModelRunner):
         is_unknown = inputs.positions >= np.repeat(self._table.num_tokens[inputs.row_indexes], lens)
         if not is_unknown.any():
             return None
-        # a row whose step failed has none: what is computed for it is nobody's
+        # a row whose step failed has no place; its results in this step are dropped
         places = np.array([before.places.get(row.index, 0) for row in inputs.rows], np.int64)
         return np.where(is_unknown, np.repeat(places, lens), -1)
 
@@ -140,7 +140,7 @@ class RunnerAhead(ModelRunner):
             self._last = None
         try:
             step.outcome = self._result_of(step)
-        except Exception as error:  # it is the step's, whoever waits for it
+        except Exception as error:  # raised again when this step is collected
             step.outcome = error
 
     def _sampled(self, step: LaunchedStep, draw: Draw) -> SampledTokens:

@@ -1,4 +1,4 @@
-"""What the grammar of one generated sequence leaves to be drawn."""
+"""Tokens that a grammar allows in one generated sequence."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from twostroke.grammar.backend import GrammarMatcher, TokenBits
 
 
 class TokenConstraint:
-    """A matcher, and the mask of the next token, which is made once per token.
+    """Matcher of a grammar, with the mask of the next token, which is computed once per token.
 
     Args:
-        matcher: of this sequence alone, at its place.
+        matcher: matcher of this sequence alone, at its current place.
         vocab_size: columns of the logits.
         eos_ids: the model's end-of-text tokens.
-        ignores_eos: whether these may come only where nothing else may.
+        ignores_eos: whether these may come only where no other token may.
     """
 
     __slots__ = ("_bits", "_end_bits", "_goes_on", "_ignores_eos", "_matcher")
@@ -26,12 +26,12 @@ class TokenConstraint:
         self._matcher = matcher
         self._end_bits = _bits_of(eos_ids, vocab_size)
         self._ignores_eos = ignores_eos
-        self._bits: TokenBits | None = None  # not made yet
+        self._bits: TokenBits | None = None  # not computed yet
         self._goes_on = True
 
     @property
     def bits(self) -> TokenBits:
-        """The tokens that may come next."""
+        """Tokens that may come next."""
         if self._bits is None:
             bits = np.zeros_like(self._end_bits)
             self._matcher.fill_mask(bits)
@@ -42,24 +42,24 @@ class TokenConstraint:
 
     @property
     def is_complete(self) -> bool:
-        """Whether the text has the form that was asked for, and nothing but its end can follow."""
+        """Whether the text has the requested form, and only its end can follow."""
         return len(self.bits) > 0 and not self._goes_on and self._matcher.is_accepting
 
     @property
     def failure(self) -> str:
-        """Why no token may come; empty while one may."""
+        """Reason why no token may come; empty while one may."""
         return self._matcher.failure
 
     def append(self, token_id: int) -> None:
-        """Takes the next token."""
+        """Advance by one token."""
         self._matcher.accept(token_id)
         self._bits = None
 
     def copy(self) -> TokenConstraint:
-        """An independent one."""
+        """Return an independent copy."""
         new = object.__new__(TokenConstraint)
         new._matcher, new._end_bits, new._ignores_eos = self._matcher.copy(), self._end_bits, self._ignores_eos
-        new._bits, new._goes_on = self._bits, self._goes_on  # never written to once they are made
+        new._bits, new._goes_on = self._bits, self._goes_on  # shared, because they are not changed once computed
         return new
 
 

@@ -14,32 +14,33 @@ SLICE_BYTES = 64 * 2**20
 
 
 class PositionLogprobs(NamedTuple):
-    """One position; the fields, in order, are those of batch.TokenLogprobs."""
+    """Log-probabilities of one position; the fields, in order, are those of batch.TokenLogprobs."""
 
     token_ids: tuple[int, ...]
-    """The given token first, then the most likely ones, equal ones by rising id."""
+    """Given token first, then the most likely ones, equal ones by rising id."""
     logprobs: tuple[float, ...]
     rank: int
-    """Of the given token: 1 + the number of tokens that are more likely."""
+    """Rank of the given token: 1 + the number of tokens that are more likely."""
 
     def first(self, num_top: int) -> PositionLogprobs:
-        """The given token and only this many of the most likely ones."""
+        """Return the given token and the `num_top` most likely ones."""
         return PositionLogprobs(self.token_ids[: num_top + 1], self.logprobs[: num_top + 1], self.rank)
 
 
 def num_slice_rows(vocab_size: int) -> int:
-    """Rows of log-probabilities that fit into SLICE_BYTES; at least 1."""
+    """Return the rows of log-probabilities that fit into SLICE_BYTES; at least 1."""
     return max(1, SLICE_BYTES // (4 * vocab_size))
 
 
 def token_logprobs(logits: Tensor, token_ids: Tensor, num_top: int) -> list[PositionLogprobs]:
-    """Log-probability and rank of one token per row, and the `num_top` most likely ones.
+    """Return log-probability and rank of one token per row, and the `num_top` most likely ones.
 
-    Works on slices of rows, so that prompt log-probabilities of a long chunk need little beyond their logits. The
-    row-wise kernel of torch.log_softmax gives a row the same bits alone and among others (tests/unit/sampling).
+    It works on slices of rows, so that prompt log-probabilities of a long chunk need little memory besides their
+    logits. The row-wise kernel of torch.log_softmax gives a row the same bits alone and among others
+    (tests/unit/sampling).
 
     Args:
-        logits: as the model made them; any float type. [N, V].
+        logits: logits of the model, unprocessed; any float type. [N, V].
         token_ids: the tokens drawn, or the prompt's next tokens. int64 [N].
         num_top: 0 for the given tokens alone.
     """

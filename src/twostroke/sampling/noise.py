@@ -1,13 +1,13 @@
 """Gumbel noise without a generator: a pure function of (seed, sample index, position, token id).
 
-Because nothing is consumed from a stream, a draw cannot depend on which requests share the batch, on how often a
-request was preempted, or on how many tokens were drafted and thrown away.
+A draw consumes nothing from a stream. So it cannot depend on the other requests of the batch, on how often a request
+was preempted, or on how many drafts were rejected.
 
-    row key    64 bits of BLAKE2b over the three integers (RFC 7693), once per row, on the host
-    per token  SplitMix64 of key and token id (Steele, Lea, Flood, "Fast splittable pseudorandom number generators",
-               OOPSLA 2014, figure 16), top 53 bits, the lowest of them set: an odd multiple of 2**-53 in (0, 1)
-    noise      -log(-log(u)) in float64; argmax(logits + noise) then draws from softmax(logits)
-               (Gumbel-max, see Maddison, Tarlow, Minka, "A* sampling", NeurIPS 2014, section 2)
+row key    64 bits of BLAKE2b over the three integers (RFC 7693), once per row, on the host
+per token  SplitMix64 of key and token id (Steele, Lea, Flood, "Fast splittable pseudorandom number generators",
+           OOPSLA 2014, figure 16), top 53 bits, the lowest of them set: an odd multiple of 2**-53 in (0, 1)
+noise      -log(-log(u)) in float64; argmax(logits + noise) then draws from softmax(logits)
+           (Gumbel-max, see Maddison, Tarlow, Minka, "A* sampling", NeurIPS 2014, section 2)
 
 The integers are the same on every machine; the two logarithms are those of the device.
 """
@@ -26,19 +26,19 @@ from torch import Tensor
 from twostroke.kernels.memory import send
 from twostroke.sampling.rowwise import log_
 
-_DOMAIN = b"twostroke gumbel"  # BLAKE2b's personalisation: 16 bytes that keep these keys apart from any other use
+_DOMAIN = b"twostroke gumbel"  # BLAKE2b's personalisation: 16 bytes that separate these keys from any other use
 
 
 @dataclass(frozen=True, slots=True)
 class NoiseStream:
-    """The noise of one generated sequence."""
+    """Noise of one generated sequence."""
 
     seed: int
     sample_index: int = 0
-    """Which of the n sequences of the request."""
+    """Index among the n sequences of the request."""
 
     def key(self, position: int) -> int:
-        """64 bits, as a signed integer, for the token that is drawn at this absolute position."""
+        """Return the key of the token drawn at this absolute position: 64 bits as a signed integer."""
         packed = struct.pack("<QQQ", self.seed, self.sample_index, position)
         digest = hashlib.blake2b(packed, digest_size=8, person=_DOMAIN).digest()
         return int.from_bytes(digest, "little", signed=True)
@@ -53,16 +53,16 @@ class GumbelNoise:
         self._token_offsets = token_ids.mul_(_GOLDEN)  # int64 [V], wraps around as intended
 
     def keys(self, streams: Sequence[NoiseStream], positions: Sequence[int]) -> Tensor:
-        """Row keys. int64 [R]."""
+        """Return the keys of rows. int64 [R]."""
         keys = [stream.key(position) for stream, position in zip(streams, positions, strict=True)]
         return send(np.array(keys, np.int64), self._token_offsets.device)
 
     def of_range(self, keys: Tensor, start: int, stop: int) -> Tensor:
-        """Noise of the token ids start, …, stop - 1. keys: int64 [R]; float64 [R, stop - start]."""
+        """Return the noise of the token ids start, …, stop - 1. keys: int64 [R]; float64 [R, stop - start]."""
         return _gumbel(splitmix64_(keys[:, None] + self._token_offsets[start:stop]))
 
     def of_tokens(self, keys: Tensor, token_ids: Tensor) -> Tensor:
-        """Noise of pairs of key and token, equal to the same entries of whole rows. All [N], int64 to float64."""
+        """Return the noise of pairs of key and token, equal to the entries of whole rows. All [N], int64 to float64."""
         return _gumbel(splitmix64_(self._token_offsets.index_select(0, token_ids).add_(keys)))
 
 
@@ -76,9 +76,9 @@ _MIX_2 = _signed(0x94D049BB133111EB)
 
 
 def splitmix64_(state: Tensor) -> Tensor:
-    """SplitMix64's output function, in place. int64, any shape.
+    """Apply SplitMix64's output function, in place. int64, any shape.
 
-    torch has no logical right shift of 64-bit integers: the sign bits that the arithmetic one drags in are masked.
+    torch has no logical right shift of 64-bit integers, so the sign bits of the arithmetic shift are masked.
     """
     shifted = torch.empty_like(state)
     for shift, factor in ((30, _MIX_1), (27, _MIX_2)):
@@ -94,9 +94,9 @@ def _shift_right(state: Tensor, shift: int, out: Tensor) -> Tensor:
 
 
 def _gumbel(bits: Tensor) -> Tensor:
-    """Standard Gumbel variates of 64-bit words; overwrites them. float64, same shape."""
-    # 53 bits are what a float64 holds exactly. The lowest one set keeps u away from 0 and from 1, and its logarithms
-    # finite: |noise| < 38.
+    """Return standard Gumbel variates of 64-bit words; overwrites the words. float64, same shape."""
+    # A float64 holds 53 bits exactly. With the lowest one set, u is neither 0 nor 1, and its logarithms are finite:
+    # |noise| < 38.
     _shift_right(bits, 11, bits).bitwise_or_(1)
     uniform = bits.to(torch.float64).mul_(2.0**-53)
     return log_(log_(uniform).neg_()).neg_()

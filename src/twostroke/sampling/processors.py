@@ -1,7 +1,7 @@
-"""Everything that acts on logits before temperature, in the order that SamplingParams documents.
+"""Changes of logits before temperature, in the order that SamplingParams documents.
 
-Each function changes a few entries of a few rows in place. Entries are addressed by their place in the flattened
-[R * V] tensor, so one gather and one scatter serve all rows together. No entry is computed from another row's.
+Each function changes a few entries of a few rows in place. Entries are addressed by their index in the flattened [R *
+V] tensor, so one gather and one scatter handle all rows together. No entry is computed from another row's.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from twostroke.sampling.state import SamplingState
 
 
 def process_logits(logits: Tensor, states: Sequence[SamplingState]) -> None:
-    """Applies structured_outputs, allowed_token_ids, bad_words, min_tokens, logit_bias and penalties.
+    """Apply structured_outputs, allowed_token_ids, bad_words, min_tokens, logit_bias and penalties.
 
     logits: float32 [R, V], changed.
     """
@@ -30,7 +30,7 @@ def process_logits(logits: Tensor, states: Sequence[SamplingState]) -> None:
 
 
 def _flat_indices(logits: Tensor, rows: Sequence[int], ids: Sequence[np.ndarray | Sequence[int]]) -> Tensor:
-    """Places of the token ids of each row in logits.view(-1). int64 [total number of ids]."""
+    """Return the indices of each row's token ids in logits.view(-1). int64 [total number of ids]."""
     vocab_size = logits.shape[1]
     parts = [np.asarray(row_ids, np.int64) + row * vocab_size for row, row_ids in zip(rows, ids, strict=True)]
     return send(np.concatenate(parts), logits.device)
@@ -73,7 +73,10 @@ def _add_bias(logits: Tensor, states: Sequence[SamplingState]) -> None:
 
 
 def _penalise(logits: Tensor, states: Sequence[SamplingState]) -> None:
-    """Repetition (Keskar et al., "CTRL", 2019, section 4.1; the sign rule is Hugging Face's), frequency, presence."""
+    """Apply repetition, frequency and presence penalties.
+
+    The repetition penalty is that of Keskar et al., "CTRL", 2019, section 4.1; its sign rule is Hugging Face's.
+    """
     penalised = {row: counts for row, state in enumerate(states) if (counts := state.counts) and len(counts.ids)}
     if not penalised:
         return

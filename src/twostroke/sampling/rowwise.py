@@ -1,7 +1,7 @@
-"""Row operations whose result for a row is bitwise the same alone and among others, on any number of threads.
+"""Row operations whose result for a row has the same bits alone and among others, on any number of threads.
 
-`torch.sum` of one row of 151,936 differs from the same row among two: a reduction to a single output is split in
-two passes. Maxima, minima and sums one after the other have one result only; the sampler uses no others.
+`torch.sum` of one row of 151,936 differs from the same row among two, because a reduction to a single output is split
+in two passes. Maxima, minima and sequential sums have only one result; the sampler uses no other reductions.
 """
 
 from __future__ import annotations
@@ -16,16 +16,17 @@ from torch import Tensor
 from twostroke.kernels.memory import send
 
 SLICE_ELEMENTS = 2**15 - 1
-"""Elements worked on at once on a CPU. Just below ATen's grain size: intermediate results stay in the L2 cache, and
-no operator starts a parallel region, which on a busy machine waits for the slowest thread to be scheduled (8 ms were
-seen, 22 times a step). Advanced indexing starts one from 3,000 entries on; index_select, index_copy_ and index_fill_
-do not."""
+"""Elements processed at once on a CPU. It is just below ATen's grain size: intermediate results stay in the L2 cache,
+and no operator starts a parallel region, which on a busy machine waits for the slowest thread to be scheduled (8 ms
+were seen, 22 times a step). Advanced indexing starts one from 3,000 entries on; index_select, index_copy_ and
+index_fill_ do not."""
 
 
 def log_(values: Tensor) -> Tensor:
-    """Natural logarithm, in place, contiguous. On a CPU numpy's: a third of the time of torch's, and one thread.
+    """Apply the natural logarithm in place; contiguous. On a CPU by numpy, in a third of torch's time and on one
+    thread.
 
-    torch's starts a parallel region from 2,048 elements on; [64, 4096] in slices would start hundreds.
+    torch's logarithm starts a parallel region from 2,048 elements on; [64, 4096] in slices would start hundreds.
     """
     if values.device.type == "cpu":
         array = values.numpy()
@@ -35,7 +36,7 @@ def log_(values: Tensor) -> Tensor:
 
 
 def exp_(values: Tensor) -> Tensor:
-    """e to the power of each value, in place, contiguous; see log_."""
+    """Apply the exponential function in place; contiguous. On a CPU by numpy (see log_)."""
     if values.device.type == "cpu":
         array = values.numpy()
         np.exp(array, out=array)
@@ -44,10 +45,10 @@ def exp_(values: Tensor) -> Tensor:
 
 
 def lowest_argmax(values: Tensor) -> Tensor:
-    """Column of the largest value of each row, the lowest one among equals; a NaN counts as largest.
+    """Return the column of the largest value of each row, the lowest of equal ones; a NaN counts as largest.
 
-    numpy and torch (since 1.7) both promise the first of equal maxima. On a CPU numpy's takes 13 microseconds for
-    64 rows of 4,096 where torch's takes 150. [R, V]; int64 [R].
+    numpy and torch (since 1.7) both promise the first of equal maxima. On a CPU numpy takes 13 microseconds for 64 rows
+    of 4,096 where torch takes 150. [R, V]; int64 [R].
     """
     if values.device.type == "cpu":
         return torch.from_numpy(values.numpy().argmax(axis=-1))
@@ -55,16 +56,16 @@ def lowest_argmax(values: Tensor) -> Tensor:
 
 
 def row_maxima(values: Tensor) -> Tensor:
-    """Largest value of each row; NaN if there is one. [R, V]; [R, 1]."""
+    """Return the largest value of each row; NaN if it has one. [R, V]; [R, 1]."""
     if values.device.type == "cpu":
         return torch.from_numpy(values.numpy().max(axis=-1, keepdims=True))
     return values.amax(dim=-1, keepdim=True)
 
 
 def exclude_below_(logits: Tensor, floor: Tensor) -> None:
-    """Sets what is below a row's floor to -inf. [R, V] and [R, 1], float32.
+    """Set values below a row's floor to -inf. [R, V] and [R, 1], float32.
 
-    On a CPU numpy's comparison of 151,936 logits with one number takes 11 microseconds where torch's takes 300.
+    On a CPU numpy compares 151,936 logits with one number in 11 microseconds, torch in 300.
     """
     if logits.device.type == "cpu":
         array = logits.numpy()
@@ -74,7 +75,7 @@ def exclude_below_(logits: Tensor, floor: Tensor) -> None:
 
 
 def keep_set_bits_(row: Tensor, bits: NDArray[np.int32]) -> None:
-    """Sets the columns whose bits are not set to -inf; the lowest bit of the first word is column 0. [V], float32."""
+    """Set columns whose bits are not set to -inf; the lowest bit of the first word is column 0. [V], float32."""
     is_kept = np.unpackbits(bits.view(np.uint8), bitorder="little", count=len(row))
     if row.device.type == "cpu":
         np.copyto(row.numpy(), -np.inf, where=is_kept == 0)
@@ -83,21 +84,21 @@ def keep_set_bits_(row: Tensor, bits: NDArray[np.int32]) -> None:
 
 
 def take_rows(values: Tensor, rows: Sequence[int]) -> Tensor:
-    """A copy of some rows. [R, V]; [len(rows), V]."""
+    """Return a copy of some rows. [R, V]; [len(rows), V]."""
     return values.index_select(0, send(np.array(rows, np.int64), values.device))
 
 
 def put_rows_(values: Tensor, rows: Sequence[int], some: Tensor) -> None:
-    """Sets some entries. [R]; [len(rows)]."""
+    """Set the entries of some rows. [R]; [len(rows)]."""
     values.index_copy_(0, send(np.array(rows, np.int64), values.device), some)
 
 
 def ragged_argmax(values: Tensor, rows: Tensor, ids: Tensor, num_rows: int) -> Tensor:
-    """The id of each row's largest value, the lowest id among equals; the entries come in any order.
+    """Return the id of each row's largest value, the lowest id of equal ones; the entries come in any order.
 
     Args:
         values: float [N].
-        rows: which row an entry belongs to; each row has one at least. int64 [N].
+        rows: row of each entry; each row has at least one. int64 [N].
         ids: int64 [N].
         num_rows: R.
 
@@ -111,28 +112,28 @@ def ragged_argmax(values: Tensor, rows: Tensor, ids: Tensor, num_rows: int) -> T
 
 
 def places_left(logits: Tensor) -> Tensor:
-    """Places in logits.view(-1) that are not -inf, rising. int64 [N]."""
+    """Return the indices in logits.view(-1) that are not -inf, rising. int64 [N]."""
     if logits.device.type == "cpu":
         return torch.from_numpy(np.flatnonzero(logits.numpy() > -np.inf))
     return _places_of(logits > -torch.inf)
 
 
 def _places_of(is_wanted: Tensor) -> Tensor:
-    """Places in is_wanted.view(-1) that are true, rising. bool [R, V]; int64 [N]."""
+    """Return the indices in is_wanted.view(-1) that are true, rising. bool [R, V]; int64 [N]."""
     if is_wanted.device.type == "cpu":
         return torch.from_numpy(np.flatnonzero(is_wanted.numpy()))  # six times as fast as torch.nonzero
     return is_wanted.view(-1).nonzero()[:, 0]
 
 
 def largest(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The `count` largest of each row in falling order, equal ones by rising column.
+    """Return the `count` largest values of each row in falling order, equal ones by rising column.
 
-    torch.topk leaves open which of several equal values it returns and in what order; both are settled here.
-    values: [R, V]; returns values and columns (int64), both [R, count], or [R, V] if there are no more.
+    torch.topk does not define which of several equal values it returns and in what order; this function does. values:
+    [R, V]; returns values and columns (int64), both [R, count], or [R, V] if there are no more.
     """
     num_columns = values.shape[1]
     count = min(count, num_columns)
-    width = min(count + 1, num_columns)  # one more shows whether the last one has an equal outside
+    width = min(count + 1, num_columns)  # one more shows whether an equal value follows the last
     top, columns = values.topk(width, dim=-1)
     columns, order = columns.sort(dim=-1)
     top, order = top.gather(-1, order).sort(dim=-1, descending=True, stable=True)
@@ -145,15 +146,16 @@ def largest(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
 
 
 def _keep_lowest_equals_(columns: Tensor, top: Tensor, values: Tensor, rows: Tensor) -> None:
-    """In some rows: of the values that equal the last of `top`, the lowest columns stand where these values stand.
+    """Replace, in some rows, the columns of values equal to the last of `top` by the lowest such columns.
 
-    Reads each of these rows twice; sorting one of 49,152 takes 2.4 ms. bfloat16 logits have such equals in most rows.
+    Reads each of these rows twice; sorting one of 49,152 takes 2.4 ms. bfloat16 logits have such equals in most
+    rows.
     """
     top, values = top[rows], values[rows]
     floor = top[:, -1:]
     places = _places_of(values == floor)
     row, column = places // values.shape[1], places % values.shape[1]
-    first = torch.searchsorted(row, torch.arange(len(rows), device=row.device))  # of each row's, in `places`
+    first = torch.searchsorted(row, torch.arange(len(rows), device=row.device))  # first entry of each row in `places`
     place_in_top = (top > floor).sum(dim=-1)[row] + torch.arange(len(row), device=row.device) - first[row]
     has_room = place_in_top < top.shape[1]
     columns[rows[row[has_room]], place_in_top[has_room]] = column[has_room]

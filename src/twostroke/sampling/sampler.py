@@ -1,4 +1,4 @@
-"""Logits to token ids, all rows at once, each as if it were alone."""
+"""Logits to token ids for all rows at once; each row is independent of the others."""
 
 from __future__ import annotations
 
@@ -35,29 +35,29 @@ NOTHING_ALLOWED = (
 )
 
 _Choose = Callable[[Tensor, Sequence[SamplingState]], Tensor]
-"""From logits, float32 [r, V], to token ids, int64 [r]."""
+"""Function from logits, float32 [r, V], to token ids, int64 [r]."""
 
 _SMALLEST_TEMPERATURE = torch.finfo(torch.float32).tiny
-"""float32 would round a smaller one to 0. Already here every unequal logit is out of reach."""
+"""Smallest temperature that float32 does not round to 0. With it every unequal logit already has no chance."""
 
 
 @dataclass(frozen=True, slots=True)
 class SampledTokens:
-    """One token per row."""
+    """Tokens of all rows."""
 
     token_ids: Tensor
-    """int64 [R]; without meaning where the row has an error."""
+    """int64 [R]; undefined where the row has an error."""
     errors: dict[int, str]
-    """Row → why no token could be drawn there; the other rows are as they would be without it."""
+    """Reasons why no token could be drawn, by row; the other rows are unaffected."""
     logprobs: list[PositionLogprobs | None]
-    """One per row; None where not asked for, or in error."""
+    """Log-probabilities of each row; None where not requested, or after an error."""
 
 
 class Sampler:
-    """Chooses tokens for one model on one device.
+    """Sampler for one model on one device.
 
-    A row goes through no more than it needs: greedy rows without processors are one argmax, rows without filters
-    need no candidates, and rows with filters need noise for the kept candidates alone.
+    A row takes only the steps it needs: greedy rows without processors are one argmax, rows without filters need no
+    candidates, and rows with filters need noise for the kept candidates alone.
     """
 
     def __init__(
@@ -77,33 +77,33 @@ class Sampler:
         self._slice_elements = SLICE_ELEMENTS if torch.device(device).type == "cpu" else 2**24
 
     def rules(self, params: SamplingParams, bad_words_token_ids: Sequence[Sequence[int]] = ()) -> SamplingRules:
-        """Prepares a request's parameters; its n sequences may share them."""
+        """Prepare a request's parameters; its n sequences may share them."""
         return SamplingRules.compile(params, self.vocab_size, self._eos_token_ids, bad_words_token_ids)
 
     def sample(self, logits: Tensor, states: Sequence[SamplingState]) -> SampledTokens:
-        """Draws the next token of every row. The states do not change: `append` what becomes certain.
+        """Draw the next token of every row. The states do not change; `append` tokens to them once they are final.
 
         Args:
-            logits: float32 [R, V], left as they are.
+            logits: float32 [R, V], unchanged.
             states: R of them, each at the position to draw for. Several may belong to one request (drafts).
         """
         token_ids, errors = self.draw(logits, states)
         return SampledTokens(token_ids, errors, self._logprobs(logits, token_ids, states, errors))
 
     def score(self, logits: Tensor, token_ids: Tensor, states: Sequence[SamplingState]) -> SampledTokens:
-        """What `sample` gives, of tokens that `draw_early` has drawn, none of them -1."""
+        """Return the result of `sample` for tokens drawn by `draw_early`, none of them -1."""
         return SampledTokens(token_ids, {}, self._logprobs(logits, token_ids, states, {}))
 
     def draw_early(self, logits: Tensor, states: Sequence[SamplingState]) -> Tensor | None:
-        """The token ids of `sample`, enqueued without waiting for the device.
+        """Enqueue the draws of `sample` without waiting for the device, and return the token ids.
 
         Args:
-            logits: float32 [R, V], left as they are.
+            logits: float32 [R, V], unchanged.
             states: R of them.
 
         Returns:
-            int64 [R]; -1 where a token has to be drawn by `sample`: it is too close a decision, or an error. None where
-            that is so of a whole kind of rows.
+            int64 [R]; -1 where `sample` has to draw the token, after an error or where the decision is too close. None
+            if that applies to a whole kind of rows.
         """
         is_filtered = any(state.rules.has_filter and not state.rules.params.is_greedy for state in states)
         if is_filtered and self._filtered_argmax is None:
@@ -123,17 +123,18 @@ class Sampler:
         return token_ids
 
     def draw(self, logits: Tensor, states: Sequence[SamplingState]) -> tuple[Tensor, dict[int, str]]:
-        """The token ids and errors of `sample`, without log-probabilities."""
+        """Return the token ids and errors of `sample`, without log-probabilities."""
         assert logits.shape == (len(states), self.vocab_size), f"{tuple(logits.shape)}, {len(states)} states"
         assert logits.dtype == torch.float32, logits.dtype
         if all(state.rules.params.is_greedy and not state.changes_logits for state in states):
             token_ids = self._argmax(logits)
-            chosen = logits.gather(-1, token_ids[:, None])  # NaN and +inf come out as the largest
+            chosen = logits.gather(-1, token_ids[:, None])  # NaN and +inf count as the largest
             return token_ids, dict.fromkeys(_not_finite(chosen), NOT_FINITE)
         return self._sample_mixed(logits, states)
 
     def _sample_mixed(self, logits: Tensor, states: Sequence[SamplingState]) -> tuple[Tensor, dict[int, str]]:
-        """Rows of different needs: those whose logits are changed first are copied, the others are read in place."""
+        """Draw for rows with different needs: rows whose logits are changed are copied, the others are read in
+        place."""
         token_ids = torch.zeros(len(states), dtype=torch.int64, device=logits.device)
         errors = dict.fromkeys(_not_finite(row_maxima(logits)), NOT_FINITE)
         for is_changed in (False, True):
@@ -146,19 +147,19 @@ class Sampler:
                 process_logits(some_logits, some_states)
                 emptied = _not_finite(row_maxima(some_logits))
                 errors |= {rows[i]: _why_empty(some_states[i]) for i in emptied}
-                some_logits[emptied] = 0.0  # drawn for nothing, but drawn in peace
+                some_logits[emptied] = 0.0  # the draw of these rows is not used, but needs finite numbers
             put_rows_(token_ids, rows, self._choose(some_logits, some_states, self._exact))
         return token_ids, errors
 
     def _choose(
         self, logits: Tensor, states: Sequence[SamplingState], ways: Callable[[], tuple[_Choose, _Choose, _Choose]]
     ) -> Tensor:
-        """From processed logits on: temperature, filters, the draw. float32 [r, V]; int64 [r].
+        """Apply temperature and filters to processed logits, and draw. float32 [r, V]; int64 [r].
 
         Args:
             logits: their maxima are finite, or the result is not used.
             states: r of them.
-            ways: to choose without noise, among all tokens, and among those that filters leave.
+            ways: functions that choose without noise, among all tokens, and among filtered tokens.
         """
         greedy: list[int] = []
         unfiltered: list[int] = []
@@ -185,13 +186,13 @@ class Sampler:
         return self._argmax(logits)
 
     def _draw(self, logits: Tensor, states: Sequence[SamplingState]) -> Tensor:
-        """Gumbel-max over the whole vocabulary."""
+        """Draw by Gumbel-max from the whole vocabulary."""
         if self._gumbel_argmax is None:
             return self._draw_by_tensors(logits, states)
         return _decided(self._draw_early(logits, states), logits, states, self._draw_by_tensors)
 
     def _draw_early(self, logits: Tensor, states: Sequence[SamplingState]) -> Tensor:
-        """The same; -1 where the kernel finds it too close."""
+        """Draw as `_draw` does; -1 where the kernel finds the decision too close."""
         if self._gumbel_argmax is None:
             return self._draw_by_tensors(logits, states)
         return self._gumbel_argmax(logits, _temperatures(states, logits), self._keys(states))
@@ -200,7 +201,7 @@ class Sampler:
         return self._draw_in_slices(logits, self._keys(states), row_maxima(logits), _temperatures(states, logits))
 
     def _draw_in_slices(self, logits: Tensor, keys: Tensor, peaks: Tensor, temperatures: Tensor) -> Tensor:
-        """The same by tensor operators, a slice at a time."""
+        """Draw by tensor operators, a slice at a time."""
         num_columns = min(self.vocab_size, self._slice_elements)
         num_rows = max(1, self._slice_elements // num_columns)
         token_ids: list[Tensor] = []
@@ -215,7 +216,7 @@ class Sampler:
                 found = scores.gather(-1, ids[:, None])[:, 0]
                 ids += start
                 if best is not None and best_ids is not None:
-                    is_better = found > best  # of equal ones the earlier, lower id stays
+                    is_better = found > best  # of equal scores the earlier, lower id stays
                     found, ids = torch.where(is_better, found, best), torch.where(is_better, ids, best_ids)
                 best, best_ids = found, ids
             assert best_ids is not None, "an empty vocabulary"
@@ -223,13 +224,13 @@ class Sampler:
         return torch.cat(token_ids)
 
     def _draw_filtered(self, logits: Tensor, states: Sequence[SamplingState]) -> Tensor:
-        """Gumbel-max over the tokens that the filters keep."""
+        """Draw by Gumbel-max from the tokens that the filters keep."""
         if self._filtered_argmax is None:
             return self._draw_filtered_in_slices(logits, states)
         return _decided(self._draw_filtered_early(logits, states), logits, states, self._draw_filtered_in_slices)
 
     def _draw_filtered_early(self, logits: Tensor, states: Sequence[SamplingState]) -> Tensor:
-        """The same; -1 where the kernel finds it too close."""
+        """Draw as `_draw_filtered` does; -1 where the kernel finds the decision too close."""
         assert self._filtered_argmax is not None, "no kernel to draw with"
         columns = FilterColumns.of([state.rules.params for state in states], self.vocab_size, logits.device)
         return self._filtered_argmax(
@@ -242,7 +243,7 @@ class Sampler:
         )
 
     def _draw_filtered_in_slices(self, logits: Tensor, states: Sequence[SamplingState]) -> Tensor:
-        """The same by tensor operators; noise is made for the tokens alone that are left."""
+        """Draw by tensor operators, with noise only for the tokens that remain."""
         token_ids = torch.zeros(len(states), dtype=torch.int64, device=logits.device)
         order = sorted(range(len(states)), key=lambda row: effective_top_k(states[row].rules.params, self.vocab_size))
         num_rows = max(1, self._slice_elements // self.vocab_size)
@@ -252,7 +253,7 @@ class Sampler:
         return token_ids
 
     def _draw_kept(self, logits: Tensor, states: Sequence[SamplingState]) -> Tensor:
-        """One slice of rows; overwrites the logits."""
+        """Draw for one slice of rows; overwrites the logits."""
         logits.sub_(row_maxima(logits)).div_(_temperatures(states, logits))
         apply_filters(logits, [state.rules.params for state in states])
         places = places_left(logits)
@@ -271,7 +272,7 @@ class Sampler:
     def _logprobs(
         self, logits: Tensor, token_ids: Tensor, states: Sequence[SamplingState], errors: dict[int, str]
     ) -> list[PositionLogprobs | None]:
-        """Of the rows that asked."""
+        """Return the log-probabilities of the rows that requested them."""
         wanted = {
             row: num_top
             for row, state in enumerate(states)
@@ -281,7 +282,7 @@ class Sampler:
 
 
 def _logprobs_of(logits: Tensor, token_ids: Tensor, wanted: Mapping[int, int]) -> list[PositionLogprobs | None]:
-    """Rows with as many as the most demanding one; each is then given its own number."""
+    """Compute the largest requested number for all rows, then cut each row to its own."""
     found: list[PositionLogprobs | None] = [None] * len(token_ids)
     rows = list(wanted)
     is_all = len(rows) == len(found)
@@ -294,7 +295,7 @@ def _logprobs_of(logits: Tensor, token_ids: Tensor, wanted: Mapping[int, int]) -
 
 
 def _decided(token_ids: Tensor, logits: Tensor, states: Sequence[SamplingState], draw: _Choose) -> Tensor:
-    """With a draw for the rows that are -1."""
+    """Draw again for the rows that are -1."""
     undecided = (token_ids < 0).nonzero()[:, 0].tolist()
     if undecided:
         token_ids[undecided] = draw(take_rows(logits, undecided), [states[row] for row in undecided])
@@ -302,18 +303,18 @@ def _decided(token_ids: Tensor, logits: Tensor, states: Sequence[SamplingState],
 
 
 def _why_empty(state: SamplingState) -> str:
-    """What to tell a request that has no token left to draw."""
+    """Return the error of a request that has no token left to draw."""
     failure = "" if state.constraint is None else state.constraint.failure
-    # of a report the first line: the others would quote the schema
+    # the first line of the report only, because the rest quotes the schema
     return f"structured_outputs cannot go on: {failure.splitlines()[0]}" if failure else NOTHING_ALLOWED
 
 
 def _not_finite(values: Tensor) -> list[int]:
-    """Rows whose value is NaN or infinite. [R, 1]."""
+    """Return the rows whose value is NaN or infinite. [R, 1]."""
     return [row for row, value in enumerate(values[:, 0].tolist()) if not math.isfinite(value)]
 
 
 def _temperatures(states: Sequence[SamplingState], logits: Tensor) -> Tensor:
-    """float32 [R, 1], none of them 0."""
+    """Return the temperatures, float32 [R, 1], none of them 0."""
     values = [max(state.rules.params.temperature, _SMALLEST_TEMPERATURE) for state in states]
     return send(np.array(values, np.float32), logits.device)[:, None]

@@ -1,4 +1,4 @@
-"""What the sampler knows of a request: rules, fixed when it arrives, and a history that grows token by token."""
+"""Sampling state of a request: rules, fixed when it arrives, and a history that grows by each token."""
 
 from __future__ import annotations
 
@@ -22,21 +22,22 @@ _no_ids = partial(np.empty, 0, np.int64)
 
 @dataclass(frozen=True, slots=True)
 class SamplingRules:
-    """SamplingParams made ready for one vocabulary; the n sequences of a request share them."""
+    """SamplingParams prepared for one vocabulary; the n sequences of a request share them."""
 
     params: SamplingParams
     vocab_size: int
     eos_ids: Ids
-    """Sorted, each once, as in the other arrays of ids."""
+    """End-of-text tokens, sorted and unique, as all arrays of ids here."""
     changes_logits: bool = False
     """Whether there are allowed ids, biases or bad words."""
     allowed_ids: Ids | None = None
     bias_ids: Ids = field(default_factory=_no_ids)
     bias_values: NDArray[np.float32] = field(default_factory=partial(np.empty, 0, np.float32))
     end_ids: Ids = field(default_factory=_no_ids)
-    """May not be drawn before min_tokens: end-of-text and stop tokens, whether or not they would stop (as in vLLM)."""
+    """End-of-text and stop tokens, which may not be drawn before min_tokens, even if they would not stop (as in
+    vLLM)."""
     bad_endings: dict[tuple[int, ...], tuple[int, ...]] = field(default_factory=dict[tuple[int, ...], tuple[int, ...]])
-    """Beginning of a bad word → tokens that would complete one. () leads to the words of a single token."""
+    """Tokens that would complete a bad word, by its beginning. () leads to the words of a single token."""
     bad_prefix_lens: tuple[int, ...] = ()
 
     @classmethod
@@ -47,10 +48,10 @@ class SamplingRules:
         eos_token_ids: Iterable[int] = (),
         bad_words_token_ids: Sequence[Sequence[int]] = (),
     ) -> Self:
-        """Prepares the parameters.
+        """Prepare the parameters.
 
         Args:
-            params: as the caller gave them, checked against the model.
+            params: parameters of the caller, checked against the model.
             vocab_size: columns of the logits.
             eos_token_ids: the model's end-of-text tokens.
             bad_words_token_ids: the bad words as the tokenizer spells them; each spelling is one sequence.
@@ -61,7 +62,7 @@ class SamplingRules:
         return rules
 
     def _restricted(self, bad_words_token_ids: Iterable[Sequence[int]]) -> Self:
-        """Return the same with what changes logits."""
+        """Return the rules with the parts that change logits."""
         params, vocab_size = self.params, self.vocab_size
         endings: defaultdict[tuple[int, ...], set[int]] = defaultdict(set)
         for word in bad_words_token_ids:
@@ -88,13 +89,13 @@ class SamplingRules:
 
     @property
     def has_filter(self) -> bool:
-        """Whether unlikely tokens are cut off before the draw."""
+        """Whether unlikely tokens are removed before the draw."""
         p = self.params
         return p.min_p > 0.0 or 0 < p.top_k < self.vocab_size or p.top_p < 1.0
 
 
 class TokenCounts:
-    """The distinct tokens that penalties act on, with how often each is in the output; prompt tokens count 0."""
+    """Distinct tokens that penalties apply to, with their counts in the output; prompt tokens count 0."""
 
     __slots__ = ("_counts", "_ids", "_slots")
 
@@ -103,7 +104,7 @@ class TokenCounts:
         for token_id, count in Counter(output_token_ids).items():
             counts[token_id] = count
         self._slots = {token_id: slot for slot, token_id in enumerate(counts)}
-        self._ids = np.array(list(counts), np.int64)  # [capacity], the first len(_slots) are in use
+        self._ids = np.array(list(counts), np.int64)  # [capacity]; the first len(_slots) are in use
         self._counts = np.array(list(counts.values()), np.float32)
 
     @property
@@ -117,7 +118,7 @@ class TokenCounts:
         return self._counts[: len(self._slots)]
 
     def add(self, token_id: int) -> None:
-        """One more occurrence in the output."""
+        """Count one more occurrence in the output."""
         slot = self._slots.setdefault(token_id, len(self._slots))
         if slot == len(self._ids):
             self._ids = np.concatenate((self._ids, np.zeros(slot + 16, np.int64)))
@@ -126,17 +127,17 @@ class TokenCounts:
         self._counts[slot] += 1
 
     def copy(self) -> TokenCounts:
-        """An independent one."""
+        """Return an independent copy."""
         new = object.__new__(TokenCounts)
         new._slots, new._ids, new._counts = self._slots.copy(), self._ids.copy(), self._counts.copy()
         return new
 
 
 class SamplingState:
-    """One generated sequence before the draw of its next token.
+    """Generated sequence before the draw of its next token.
 
-    Prompt and output alone determine it, so it can be rebuilt after a preemption or in another process; what was
-    generated stays output (and is penalised as output), also when it is computed again as if it were prompt.
+    It depends only on prompt and output, so it can be rebuilt after a preemption or in another process. Generated
+    tokens stay output (and are penalised as output) when they are computed again in a prefill.
     """
 
     __slots__ = (
@@ -158,7 +159,8 @@ class SamplingState:
         output_token_ids: Sequence[int] = (),
         matcher: GrammarMatcher | None = None,
     ) -> None:
-        """`matcher`, for structured outputs, is at the beginning of the text and belongs to this sequence alone."""
+        """Start at the end of prompt and output. `matcher`, for structured outputs, is at the start of the text and not
+        shared."""
         self.rules = rules
         self.stream = stream
         self._num_prompt_tokens = len(prompt_token_ids)
@@ -166,15 +168,15 @@ class SamplingState:
         self._tail_len = max(rules.bad_prefix_lens, default=0)
         self._tail = tuple(output_token_ids[-self._tail_len :]) if self._tail_len else ()
         self.counts = self._counted(prompt_token_ids, output_token_ids) if rules.has_penalties else None
-        """Only when there are penalties."""
+        """Counts for penalties; None without any."""
         self.constraint = None if matcher is None else self._constrained(matcher, output_token_ids)
-        """Only for structured outputs."""
+        """Constraint of structured outputs; None without."""
 
     def _counted(self, prompt_token_ids: Sequence[int], output_token_ids: Sequence[int]) -> TokenCounts:
         rules = self.rules
-        # The prompt matters to the repetition penalty alone.
+        # Only the repetition penalty counts the prompt.
         prompt = prompt_token_ids if rules.params.repetition_penalty != 1.0 else ()
-        # An id beyond the vocabulary would reach into another request's row.
+        # An id beyond the vocabulary would point into another request's row.
         assert max((*prompt, *output_token_ids), default=0) < rules.vocab_size, "token id outside the vocabulary"
         return TokenCounts(prompt, output_token_ids)
 
@@ -191,7 +193,7 @@ class SamplingState:
         return self._num_prompt_tokens + self._num_output_tokens
 
     def append(self, token_id: int) -> None:
-        """Takes a token into the output, once it is certain."""
+        """Append a final token to the output."""
         assert 0 <= token_id < self.rules.vocab_size, f"token {token_id} of {self.rules.vocab_size}"
         self._num_output_tokens += 1
         if self._tail_len:
@@ -202,10 +204,10 @@ class SamplingState:
             self.constraint.append(token_id)
 
     def ahead(self, token_ids: Iterable[int]) -> SamplingState:
-        """The state as it would be after these tokens; this one stays as it is.
+        """Return the state after these tokens; this one stays unchanged.
 
-        A row that is to be drawn behind tokens which are not certain yet (drafts) brings such a state. Behind a draft
-        that the grammar forbids no token may come: that row is an error, but its draft is not accepted either.
+        Rows drawn after drafts, which are not final yet, use such a state. After a draft that the grammar forbids no
+        token may come: that row is an error, but its draft is not accepted either.
         """
         new = object.__new__(SamplingState)
         new.rules, new.stream = self.rules, self.stream
@@ -218,7 +220,7 @@ class SamplingState:
         return new
 
     def forbidden_ids(self) -> Sequence[int]:
-        """Tokens that may not come next, by bad_words and min_tokens; some may be named twice."""
+        """Return the tokens that bad_words and min_tokens exclude next; duplicates are possible."""
         rules = self.rules
         forbidden: list[int] = []
         for length in rules.bad_prefix_lens:
@@ -230,23 +232,23 @@ class SamplingState:
 
     @property
     def changes_logits(self) -> bool:
-        """Whether the next draw needs anything done to the logits before temperature."""
+        """Whether the logits must be changed before temperature for the next draw."""
         has_parts = self.counts is not None or self.constraint is not None
         return has_parts or self.rules.changes_logits or self._is_held_back
 
     @property
     def is_complete(self) -> bool:
-        """Whether the output has the form that was asked for, and nothing can follow."""
+        """Whether the output has the requested form, and nothing can follow."""
         return self.constraint is not None and self.constraint.is_complete
 
     @property
     def _is_held_back(self) -> bool:
-        """Whether min_tokens is still to be reached."""
+        """Whether the output is shorter than min_tokens."""
         return self._num_output_tokens < self.rules.params.min_tokens
 
 
 def _ids(token_ids: Iterable[int], vocab_size: int) -> Ids:
-    """Sorted, each once; an id beyond the vocabulary would reach into another request's row."""
+    """Return ids sorted and unique; an id beyond the vocabulary would point into another request's row."""
     ids = np.array(sorted(set(token_ids)), np.int64)
     assert not len(ids) or ids[-1] < vocab_size, f"token {ids[-1]} of {vocab_size}: check_against_model was not called"
     return ids

@@ -14,46 +14,47 @@ from twostroke.speculation.reader import Reader, Reading
 
 
 class ReadTokens(Protocol):
-    """How much of each sequence the drafting layers have read: for so many tokens they have K and V."""
+    """Number of tokens of each sequence that the drafting layers have computed K and V of."""
 
     def num_read(self, request: DraftRequest) -> int:
-        """Of the known tokens; always less than all, as the last one's logits are needed."""
+        """Return how many of the known tokens were computed; always less than all, as the last one's logits are
+        needed."""
         ...
 
     def read(self, request: DraftRequest, drafts: Sequence[int], num_tokens: int) -> None:
-        """They have read the first `num_tokens` of the known tokens and these drafts."""
+        """Record that the first `num_tokens` known tokens and these drafts were computed."""
         ...
 
     def forget(self, row: int, num_tokens: int) -> None:
-        """See Proposer."""
+        """Invalidate a row's tokens from the `num_tokens`th on (see Proposer)."""
         ...
 
 
 class ReadByTarget:
-    """The target's own layers draft: it has read every token but the one that was drawn last."""
+    """Drafting by the target's own layers, which have computed every token except the last."""
 
     def num_read(self, request: DraftRequest) -> int:
-        """All but the last."""
         return len(request.token_ids) - 1
 
     def read(self, request: DraftRequest, drafts: Sequence[int], num_tokens: int) -> None:
-        """The target will read them itself."""
+        """Do nothing, because the target will compute the drafts itself."""
 
     def forget(self, row: int, num_tokens: int) -> None:
-        """Nothing is kept."""
+        """Do nothing, because nothing is kept."""
 
 
 class ReadByDraftModel:
-    """A model of its own: it reads prompts when it is first asked, and what it drafted it has read if that stood."""
+    """Drafting by a separate model: it prefills a prompt when first asked for drafts, and keeps K and V of accepted
+    drafts."""
 
     def __init__(self) -> None:
         self._known: dict[int, int] = {}
-        """Per row, tokens read when they were known."""
+        """Known tokens computed, by row."""
         self._guessed: dict[int, tuple[int, ...]] = {}
-        """Per row, drafts read behind these."""
+        """Drafts computed after these, by row."""
 
     def num_read(self, request: DraftRequest) -> int:
-        """What was known then, and the drafts behind it that have become known since."""
+        """Return the known tokens computed then, plus the drafts after them that were accepted since."""
         row, token_ids = request.row, request.token_ids
         num_read = self._known.get(row, 0)
         for guess in self._guessed.pop(row, ()):
@@ -64,12 +65,11 @@ class ReadByDraftModel:
         return min(num_read, len(token_ids) - 1)
 
     def read(self, request: DraftRequest, drafts: Sequence[int], num_tokens: int) -> None:
-        """Keeps it in mind."""
         self._known[request.row] = num_tokens
         self._guessed[request.row] = tuple(drafts)
 
     def forget(self, row: int, num_tokens: int) -> None:
-        """Drafts included: what stood of them is read again."""
+        """Invalidate tokens from the `num_tokens`th on, drafts included."""
         known = self._known.get(row, 0)
         num_guessed = max(0, num_tokens - known)
         self._known[row] = min(known, num_tokens)
@@ -77,16 +77,16 @@ class ReadByDraftModel:
 
 
 class ChainProposer:
-    """Draws a draft, reads it, draws the next one; each with the noise that the target will draw that position with.
+    """Proposer that draws a draft, computes it, and draws the next one, with the noise of the target at the same position.
 
-    A sequence whose known tokens were not read yet has no drafts until they are: so many are read in a step that
-    others do not wait long.
+    A sequence gets no drafts until all its known tokens were computed. A step computes a limited number of them, so
+    that other sequences do not wait long.
 
     Args:
-        reader: the layers that draft.
-        tokens: what they have read.
-        sampler: the target's.
-        max_tokens: most known tokens to read in one step.
+        reader: the drafting layers.
+        tokens: tokens they have computed.
+        sampler: the target's sampler.
+        max_tokens: most known tokens to compute in one step.
     """
 
     def __init__(self, reader: Reader, tokens: ReadTokens, sampler: Sampler, *, max_tokens: int) -> None:
@@ -96,7 +96,6 @@ class ChainProposer:
         self._max_tokens = max_tokens
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Drafts]:
-        """See Proposer."""
         readings, through, ends = self._known_tokens(requests)
         draws = DraftDraws(self._sampler, requests, through)
         while readings:
@@ -111,7 +110,6 @@ class ChainProposer:
         return draws.found()
 
     def forget(self, row: int, num_tokens: int) -> None:
-        """See Proposer."""
         self._tokens.forget(row, num_tokens)
 
     @staticmethod
@@ -119,7 +117,8 @@ class ChainProposer:
         return Reading(request, len(request.token_ids) + len(drafts) - 1, np.array(drafts[-1:], np.int32))
 
     def _known_tokens(self, requests: Sequence[DraftRequest]) -> tuple[list[Reading], list[int], Sequence[int]]:
-        """What is to be read first; which requests are through with their known tokens then, and as which reading."""
+        """Return the first readings, the requests whose known tokens are then all computed, and the index of their
+        readings."""
         num_left = self._max_tokens
         readings: list[Reading] = []
         through: list[int] = []

@@ -1,4 +1,4 @@
-"""Drawing drafts: with the sampler, the rules and the noise that the target will draw the same positions with."""
+"""Draws of drafts, with the sampler, rules and noise that the target will use at the same positions."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from twostroke.speculation.proposer import DraftRequest, Drafts
 
 
 class DraftDraws:
-    """Drafts of some requests, growing one by one.
+    """Drafts of some requests, extended by one at a time.
 
-    `active` are those, by their place among the requests, that the next draft is drawn for: who has not as many yet as
-    are of use, and could always be drawn for.
+    `active` lists the requests, by index, that the next draft is drawn for: those that can use more drafts and had no
+    error.
     """
 
     def __init__(self, sampler: Sampler, requests: Sequence[DraftRequest], active: Sequence[int]) -> None:
@@ -26,7 +26,7 @@ class DraftDraws:
         self.active = list(active)
 
     def draw(self, logits: Tensor) -> list[int]:
-        """One more draft each.
+        """Draw one more draft for each active request.
 
         Args:
             logits: float32 [len(active), vocab_size].
@@ -47,5 +47,5 @@ class DraftDraws:
         return kept
 
     def found(self) -> list[Drafts]:
-        """All drafts, by request."""
+        """Return all drafts, by request."""
         return [Drafts(tuple(drafts)) for drafts in self.drafts]

@@ -1,4 +1,4 @@
-"""Drafts of an EAGLE-3 head, which reads what the target makes of its tokens."""
+"""Drafts of an EAGLE-3 head, which reads the target's hidden features."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ from twostroke.speculation.wakefulness import Wakefulness
 
 
 class _Place(NamedTuple):
-    """Some consecutive positions of a sequence that the head reads."""
+    """Consecutive positions of a sequence that the head reads."""
 
     start: int
-    """Where its K and V of the sequence begin: what lies before is as if it were not there."""
+    """First position whose K and V the head sees; it ignores earlier ones."""
     begin: int
     token_ids: npt.NDArray[np.int32]
-    """The tokens behind the positions, one each."""
+    """Next token of each position."""
     block_table: npt.NDArray[np.int32]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HeadMemory:
-    """Where the head's K and V are: beside the target's, page by page."""
+    """K and V of the head, stored in parallel to the target's pages."""
 
     kv: KVTensors
     num_pages: int
@@ -43,25 +43,26 @@ class HeadMemory:
 
 
 class EagleProposer:
-    """Reads what the target made of a sequence when drafts of it are wanted, then goes on from its own guesses.
+    """Proposer that reads the target's features of a sequence when drafts are wanted, then continues from its own
+    drafts.
 
     ```
     pages           |  0  |  1  |  2  |  3  |  4  |  5  |
     target has read  ###################################            and features of the latest tokens are kept
-    head has read          ==================                       contiguous, from the beginning of a page on
+    head has read          ==================                       contiguous, from the start of a page on
     next draft             ------------------++++++++++++           it reads the rest in one pass first
     ```
 
-    Its K and V lie beside the target's, page by page, so that a prefix that is found in the cache is one for the head
-    as well, as far as it has read it. What it has not read and nobody remembers is as if it were not there: that makes
-    guesses worse and changes no token. When it is not asked for long, it watches prompts only; asked again in the midst
-    of a text, it has to see the beginning of a page first.
+    Its K and V are stored in parallel to the target's pages, so a prefix found in the cache also serves the head, as
+    far as the head has read it. It ignores positions that it has not read and whose features are gone: that makes
+    drafts worse and changes no token. When it is not asked for drafts for a while, it observes only prompts; asked
+    again within a text, it has to see the start of a page first.
 
     Args:
         head: the drafting layer.
-        memory: of its K and V.
-        history: of the target's features.
-        sampler: the target's.
+        memory: its K and V.
+        history: the target's features.
+        sampler: the target's sampler.
         device: where the tensors of a pass are made.
     """
 
@@ -82,16 +83,15 @@ class EagleProposer:
         self._operators = head.attention
         self._wakefulness = Wakefulness()
         self._has_read: dict[int, range] = {}
-        """Per row: positions whose K and V are the head's own reading."""
+        """Positions whose K and V the head computed for the row's sequence, by row."""
         self._is_read = np.zeros(memory.num_pages, bool)
         """Pages of which it has read every position, since the target last wrote them."""
 
     def watches(self, reads_prompts: bool) -> bool:
-        """See Watcher."""
         return reads_prompts or self._wakefulness.is_awake
 
     def observe(self, step: TargetStep) -> None:
-        """See Watcher: it reads nothing yet."""
+        """Keep the features of a step; nothing is read yet."""
         self._wakefulness.shown(step)
         self._history.add(step)
         size, table = self._layout.block_size, step.block_tables[self._table.group_id]
@@ -101,8 +101,7 @@ class EagleProposer:
                 self._is_read[self._table.pages(table[read.row, opened:behind])] = False
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Drafts]:
-        """See Proposer."""
-        if not self._wakefulness.is_awake:  # which pages the target wrote meanwhile was not seen
+        if not self._wakefulness.is_awake:  # pages that the target wrote meanwhile are unknown
             self._is_read[:] = False
         self._wakefulness.asked()
         places = {i: place for i, request in enumerate(requests) if (place := self._unread(request)) is not None}
@@ -118,7 +117,6 @@ class EagleProposer:
             y = self._pass(y[torch.tensor(kept, device=self._device)], behind)
 
     def forget(self, row: int, num_tokens: int) -> None:
-        """See Proposer."""
         if not num_tokens:
             self._history.forget(row)
             self._has_read.pop(row, None)
@@ -127,14 +125,17 @@ class EagleProposer:
             self._has_read[row] = range(has_read.start, min(has_read.stop, num_tokens))
 
     def _unread(self, request: DraftRequest) -> _Place | None:
-        """What is to be read before a draft: up to the last token but one. None: it cannot be."""
+        """Return the positions to read before a draft, up to the last but one token; None if that is impossible."""
         span, last = self._history.span(request.row), len(request.token_ids) - 1
         if span.stop != last:
             return None
         table = self._table.pages(request.block_tables[self._table.group_id])
         has_read = self._has_read.get(request.row)
         if has_read is not None and span.start <= has_read.stop:
-            start, begin = has_read.start, min(has_read.stop, last - 1)  # the last position is always read: y is wanted
+            start, begin = (
+                has_read.start,
+                min(has_read.stop, last - 1),
+            )  # the last position is always read, for its output y
         else:
             size = self._layout.block_size
             first = -(-span.start // size)
@@ -144,7 +145,7 @@ class EagleProposer:
         return _Place(start, begin, request.token_ids[begin + 1 :], table) if span.start <= begin < last else None
 
     def _read(self, places: dict[int, _Place]) -> Tensor:
-        """By row; the outputs [len(places), hidden_size] behind the last position of each."""
+        """Read positions by row, and return outputs [len(places), hidden_size] after the last position of each."""
         ends = {row: place.begin + len(place.token_ids) for row, place in places.items()}
         features = self._history.features([(row, range(places[row].begin, end)) for row, end in ends.items()])
         y = self._pass(self._head.fused(features), list(places.values()))
@@ -155,7 +156,7 @@ class EagleProposer:
         return y[self._tensor(np.cumsum([len(place.token_ids) for place in places.values()]) - 1)]
 
     def _behind(self, request: DraftRequest, start: int, drafts: Sequence[int]) -> _Place:
-        """The position whose next token is the last draft."""
+        """Return the position whose next token is the last draft."""
         table = self._table.pages(request.block_tables[self._table.group_id])
         begin = len(request.token_ids) + len(drafts) - 2
         return _Place(start, begin, np.array(drafts[-1:], np.int32), table)

@@ -1,4 +1,4 @@
-"""What the target made of the tokens that it read lately, kept for whoever may want to draft from it."""
+"""Features of the tokens that the target computed lately, kept for drafters."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from twostroke.speculation.proposer import TargetStep
 
 
 class _Step:
-    """Features of a step [num_tokens, size]; None when they had to go."""
+    """Features of a step [num_tokens, size]; None once they were dropped."""
 
     __slots__ = ("features",)
 
@@ -27,31 +27,32 @@ class _Piece(NamedTuple):
 
     step: _Step
     first: int
-    """Place of the first of them in the step."""
+    """Index of the first of them in the step."""
     begin: int
-    """Its position."""
+    """Position of the first of them."""
     num_tokens: int
 
     @property
     def end(self) -> int:
-        """Position behind the last."""
+        """Position after the last."""
         return self.begin + self.num_tokens
 
 
 class FeatureHistory:
-    """Features by sequence and position, of so many tokens of the latest steps.
+    """Features by sequence and position, of a limited number of tokens of the latest steps.
 
-    Keeping them costs a step next to nothing, so that a drafter need not read along where nobody drafts: it catches up
-    when it is asked, with one pass over everything that is still here.
+    Keeping them costs a step almost nothing, so a drafter need not read along while no drafts are wanted. It catches up
+    when it is asked, with one pass over everything still kept.
 
     ```
-    steps          | s1: a a a | s2: a b b | s3: a b | s4: a b |     the oldest one goes when there are too many tokens
+    steps          | s1: a a a | s2: a b b | s3: a b | s4: a b |     the oldest is dropped when there are too many
+    tokens
     of sequence b                    5 6       7         8           consecutive positions, the last ones
     ```
 
     Args:
-        layers: of the target, whose inputs are the features.
-        max_tokens: kept at most, beside the latest step.
+        layers: layers of the target whose inputs are the features.
+        max_tokens: most tokens kept besides the latest step.
     """
 
     def __init__(self, layers: tuple[int, ...], max_tokens: int) -> None:
@@ -62,7 +63,7 @@ class FeatureHistory:
         self._pieces: dict[int, deque[_Piece]] = {}
 
     def add(self, step: TargetStep) -> None:
-        """A step was computed."""
+        """Add the features of a computed step."""
         kept = _Step(step.features)
         self._steps.append(kept)
         self._num_tokens += len(step.features)
@@ -81,19 +82,19 @@ class FeatureHistory:
                 pieces.append(_Piece(kept, first, begin, num_tokens))
 
     def forget(self, row: int) -> None:
-        """The sequence has ended, or will be computed again."""
+        """Drop a sequence that has ended, or will be computed again."""
         self._pieces.pop(row, None)
 
     def span(self, row: int) -> range:
-        """Positions of the sequence whose features are here, without a gap."""
+        """Return the positions of the sequence whose features are kept, without a gap."""
         pieces = self._pieces.get(row, ())
         end = pieces[-1].end if pieces else 0
         return range(next((piece.begin for piece in pieces if piece.step.features is not None), end), end)
 
     def features(self, wanted: Sequence[tuple[int, range]]) -> Tensor:
-        """[num_tokens, size]: of rows and positions that lie within their spans, one after the other."""
-        places: dict[_Step, list[int]] = {}  # of the steps, what is wanted of each
-        ranks: dict[_Step, list[int]] = {}  # and where it goes in the answer
+        """Return the features of rows and positions within their spans, one after the other. [num_tokens, size]"""
+        places: dict[_Step, list[int]] = {}  # by step, the rows wanted
+        ranks: dict[_Step, list[int]] = {}  # by step, their positions in the result
         num_found = 0
         for row, positions in wanted:
             for piece in self._pieces[row]:

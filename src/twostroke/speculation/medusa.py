@@ -1,5 +1,5 @@
-"""Drafts of Medusa heads: all positions at once, from the target's last hidden state. A chain, and
-where there are places for more, branches."""
+"""Drafts of Medusa heads: all positions at once, from the target's last hidden state; a chain, and branches where there
+are slots left."""
 
 from __future__ import annotations
 
@@ -15,40 +15,39 @@ from twostroke.speculation.proposer import DraftRequest, Drafts, TargetStep
 from twostroke.speculation.wakefulness import Wakefulness
 
 _LEAST_BRANCH = 2
-"""Places: the last known token again, and a guess."""
+"""Least slots of a branch: the last known token again, and one draft."""
 
 
 class MedusaProposer:
-    """Keeps of each sequence the hidden state that its last known token was drawn from."""
+    """Proposer that keeps the hidden state from which each sequence's last known token was drawn."""
 
     feature_layers: tuple[int, ...] = ()
-    """The final hidden state is all it wants."""
+    """No layers: it needs only the final hidden state."""
 
     def __init__(self, heads: MedusaHeads, sampler: Sampler) -> None:
         self._heads = heads
         self._sampler = sampler
         self._hidden: dict[int, tuple[int, Tensor, int]] = {}
-        """Per row: how many tokens were known then, states [some rows, hidden_size] and which of them is its own."""
+        """Known tokens at that time, states [some rows, hidden_size] and the index of the row's own, by row."""
         self._wakefulness = Wakefulness()
 
     def watches(self, reads_prompts: bool) -> bool:
-        """See Watcher."""
         return reads_prompts or self._wakefulness.is_awake
 
     def observe(self, step: TargetStep) -> None:
-        """See Watcher."""
         self._wakefulness.shown(step)
-        reads = [read for read in step.reads if read.end == read.num_known - 1]  # a token was drawn behind it
+        reads = [read for read in step.reads if read.end == read.num_known - 1]  # a token was drawn after it
         ends = [read.first + read.num_tokens - 1 for read in reads]
         hidden = step.hidden
-        if len(hidden) > len(reads):  # or chunks of prompts would live on with their last state
+        if len(hidden) > len(
+            reads
+        ):  # copy, because a state of a prefill chunk would keep the whole chunk's tensor alive
             hidden = hidden[torch.tensor(ends, dtype=torch.int64, device=hidden.device)]
             ends = list(range(len(reads)))
         for read, end in zip(reads, ends, strict=True):
             self._hidden[read.row] = read.num_known, hidden, end
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Drafts]:
-        """See Proposer."""
         self._wakefulness.asked()
         active = [i for i, request in enumerate(requests) if self._is_known(request)]
         draws = DraftDraws(self._sampler, requests, active)
@@ -68,9 +67,10 @@ class MedusaProposer:
         return [drafts._replace(branches=branches.get(i, ())) for i, drafts in enumerate(draws.found())]
 
     def _branches(self, request: DraftRequest, chain: Sequence[int], logits: Tensor) -> tuple[tuple[int, ...], ...]:
-        """For places that the chain leaves: second choices of the first two heads, a third choice of the first.
+        """Return branches for the slots that the chain leaves: second choices of the first two heads, a third of the
+        first.
 
-        Later heads do not know what the first ones chose, so a branch goes on as the chain does.
+        Later heads do not know what the first ones chose, so a branch continues like the chain.
         """
         num_spare = request.num_drafts - len(chain)
         found: list[tuple[int, ...]] = []
@@ -91,7 +91,7 @@ class MedusaProposer:
     def _next_choices(
         self, request: DraftRequest, behind: Sequence[int], logits: Tensor, first: int, count: int
     ) -> list[int]:
-        """What a head would choose, with the position's own noise, if it could not have what it did."""
+        """Return a head's next choices, with the position's own noise, if its previous ones were excluded."""
         left, state = logits.clone()[None], request.sampling.ahead(behind)
         found: list[int] = [first]
         while len(found) <= count:
@@ -100,7 +100,7 @@ class MedusaProposer:
         return found[1:]
 
     def forget(self, row: int, num_tokens: int) -> None:
-        """See Proposer; hidden states lie in no block."""
+        """Forget a sequence; hidden states lie in no block."""
         if not num_tokens:
             self._hidden.pop(row, None)
 

@@ -1,5 +1,8 @@
-"""Prompt lookup: what followed the last few tokens when they stood in the text before (Saxena 2023, prompt lookup
-decoding; Yang et al. 2023, inference with reference). No weights; good where an answer repeats its prompt or itself."""
+"""Prompt lookup: drafts the tokens that followed an earlier occurrence of the last few tokens.
+
+(Saxena 2023, prompt lookup decoding; Yang et al. 2023, inference with reference.) It needs no weights, and works well
+where an answer repeats its prompt or itself.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +14,11 @@ from twostroke.speculation.proposer import DraftRequest, Drafts, TokenIds
 
 
 class NgramProposer:
-    """Looks for the longest ending of the text that stands in it before, the latest place first.
+    """Proposer that looks for the longest ending of the text that occurred before, the latest occurrence first.
 
     Args:
-        most: tokens of an ending at most; a longer one would find the same place.
-        fewest: a shorter ending is taken for chance, and nothing is guessed.
+        most: most tokens of an ending; a longer one would find the same place.
+        fewest: fewest tokens of an ending; a shorter match is taken for chance and drafts nothing.
     """
 
     def __init__(self, *, most: int, fewest: int) -> None:
@@ -24,18 +27,17 @@ class NgramProposer:
         self._fewest = fewest
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Drafts]:
-        """See Proposer."""
         return [Drafts(self._lookup(request.token_ids, request.num_drafts)) for request in requests]
 
     def forget(self, row: int, num_tokens: int) -> None:
-        """Nothing is kept."""
+        """Do nothing, because nothing is kept."""
 
     def _lookup(self, tokens: TokenIds, num_drafts: int) -> tuple[int, ...]:
-        """The tokens behind the match; where it reaches the end of the text, the text is taken to repeat itself.
+        """Return the tokens after the match; if they reach the end of the text, the text is taken to repeat itself.
 
         ```
         text   a b c d e a b c|          ending: a b c, found at 0
-        drafts                 d e a b   behind it
+        drafts                 d e a b   after it
         ```
         """
         last = len(tokens) - 1

@@ -1,8 +1,8 @@
-"""What guesses the next tokens of requests, for the target to verify in the same step.
+"""Proposers of drafts, which the target verifies in the same step.
 
-A draft stands if it is the token that the target takes at its position, with that position's own noise (Daliri, Musco
-and Suresh 2024, drafter-invariant speculative decoding). So a proposer can be wrong, and cost time; it cannot change a
-single token.
+A draft is accepted if it equals the token that the target draws at its position, with that position's own noise
+(Daliri, Musco and Suresh 2024, drafter-invariant speculative decoding). So a proposer can be wrong, and cost time, but
+it cannot change a token.
 """
 
 from __future__ import annotations
@@ -22,28 +22,28 @@ TokenIds = npt.NDArray[np.int32]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DraftRequest:
-    """A sequence whose next tokens are to be guessed. Its arrays are views, good until the step is over.
+    """Sequence that drafts are wanted for. Its arrays are views, valid until the step is over.
 
     ```
-    known tokens    t0 … t(n-1)            the last one was drawn a moment ago: the target has not read it yet
-    drafts                     d1 … dk     at positions n … n + k - 1; all of these have places in the block tables
+    known tokens    t0 … t(n-1)            the last one was just drawn: the target has not computed it yet
+    drafts                     d1 … dk     at positions n … n + k - 1; all of these have slots in the block tables
     ```
     """
 
     row: int
-    """Its name among those that live; given on once it has ended."""
+    """Row of the live sequence; reused once it has ended."""
     token_ids: TokenIds
     """[num_tokens]: the prompt and the output so far."""
     num_drafts: int
-    """So many are of use; 1 and more."""
+    """Most drafts that are useful; at least 1."""
     sampling: SamplingState
-    """Before the draw of the first draft's position."""
+    """Sampling state before the draw of the first draft's position."""
     block_tables: Sequence[npt.NDArray[np.int32]]
-    """Per KV group of the target, [max_blocks]."""
+    """[max_blocks] for each KV group of the target."""
 
 
 class Drafts(NamedTuple):
-    """What is guessed of one sequence: how it goes on, and how else it might.
+    """Drafts of one sequence: a chain, and alternative branches.
 
     ```
     known …  t(n-1) ─┬─ d1 ── d2 ── d3        the chain
@@ -51,7 +51,8 @@ class Drafts(NamedTuple):
                      └─ d1 ── e2              another one
     ```
 
-    A chain takes a place for each of its tokens; a branch one more, as the last known token is read again for it.
+    A chain takes a slot for each of its tokens. A branch takes one more, because the last known token is computed again
+    for it.
     """
 
     chain: tuple[int, ...] = ()
@@ -59,73 +60,74 @@ class Drafts(NamedTuple):
 
     @property
     def num_places(self) -> int:
-        """Of those that a request has for drafts, so many are taken."""
+        """Slots taken of those that a request has for drafts."""
         return len(self.chain) + sum(1 + len(branch) for branch in self.branches)
 
 
 class Proposer(Protocol):
-    """Guesses."""
+    """Source of drafts."""
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Drafts]:
-        """Drafts for each request, at most as many as there are places for."""
+        """Return drafts for each request, at most as many as it has slots for."""
         ...
 
     def forget(self, row: int, num_tokens: int) -> None:
-        """Whatever is kept of a sequence's tokens from the `num_tokens`th on is void."""
+        """Invalidate everything kept of a row's tokens from the `num_tokens`th on."""
         ...
 
 
 class TargetRead(NamedTuple):
-    """What the target read of one sequence in a step, drafts that fell left out: a tuple, as one is made per step."""
+    """Tokens of one sequence computed in a step, without rejected drafts; a tuple, because each step makes many."""
 
     row: int
     first: int
-    """Place of the first of the tokens in the flat batch."""
+    """Index of the first of the tokens in the flat batch."""
     begin: int
-    """Its position."""
+    """Position of the first of the tokens."""
     num_tokens: int
     num_known: int
-    """Tokens of the sequence, with those that this step has drawn."""
+    """Tokens of the sequence, including those that this step has drawn."""
 
     @property
     def end(self) -> int:
-        """Position behind the last of the tokens."""
+        """Position after the last of the tokens."""
         return self.begin + self.num_tokens
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TargetStep:
-    """What the target made of a step's tokens. The tensors are whoever's who wants to keep them."""
+    """Outputs of the target for a step's tokens. Watchers may keep the tensors."""
 
     hidden: Tensor
-    """[num_tokens, hidden_size], behind the final norm."""
+    """[num_tokens, hidden_size]: hidden states after the final norm."""
     features: Tensor
-    """[num_tokens, feature layers x hidden_size]: the inputs of the layers that were asked for, side by side."""
+    """[num_tokens, feature layers x hidden_size]: the inputs of the requested layers, side by side."""
     reads: Sequence[TargetRead]
     block_tables: Sequence[npt.NDArray[np.int32]]
-    """Per KV group of the target, [rows, max_blocks]; views that later steps change."""
+    """[rows, max_blocks] for each KV group of the target; views that later steps change."""
 
 
 @runtime_checkable
 class Watcher(Protocol):
-    """A proposer that guesses from what the target makes of its tokens.
+    """Proposer that drafts from the target's hidden features.
 
-    It is shown steps whether or not anybody drafts: it should keep what it is shown, and work when it is asked.
+    It is given steps whether or not drafts are wanted. It should only keep them, and compute when it is asked for
+    drafts.
     """
 
     def watches(self, reads_prompts: bool) -> bool:
-        """Whether it wants to see the next step; who was not asked for long need not.
+        """Return whether it needs the next step; a watcher that was not asked for a while may skip steps.
 
         Args:
-            reads_prompts: tokens of prompts are among the step's: nobody reads them twice.
+            reads_prompts: whether the step has tokens of prompts, which are never computed twice.
         """
         ...
 
     @property
     def feature_layers(self) -> tuple[int, ...]:
-        """Layers of the target whose inputs it wants, rising."""
+        """Layers of the target whose inputs it needs, rising."""
         ...
 
     def observe(self, step: TargetStep) -> None:
-        """A step was computed."""
+        """Take the outputs of a computed step."""
         ...

@@ -1,4 +1,4 @@
-"""The pass of a model that drafts: some layers over some tokens of each sequence, and logits behind the last."""
+"""Pass of a drafting model: some layers over some tokens of each sequence, and logits after the last."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ from twostroke.speculation.proposer import DraftRequest
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Reading:
-    """Tokens of a sequence that are to be read."""
+    """Tokens of a sequence to compute."""
 
     request: DraftRequest
     begin: int
-    """Position of the first."""
+    """Position of the first token."""
     token_ids: npt.NDArray[np.int32]
 
 
 @dataclass(frozen=True, slots=True)
 class TargetTable:
-    """The block table of the target by which drafting layers go."""
+    """Block table of the target that drafting layers use."""
 
     group_id: int
-    """Of the target."""
+    """KV group of the target."""
     ids: PageIds | None = None
-    """Of the target's pages, where K and V are in a storage of their own, whose pages are numbered without gaps; None
-    where they are the target's."""
+    """Ids of the target's pages, where K and V are in a separate storage, whose pages are numbered without gaps; None
+    where they are in the target's storage."""
 
     def pages(self, page_ids: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
-        """Return the pages that go with some of the target's.
+        """Return the pages that correspond to pages of the target.
 
         >>> table = TargetTable(0, PageIds(per_block=2, step=3, stride=10, bytes_per_id=64))
         >>> table.pages(np.array([0, 3, 40, 43])).tolist()
@@ -49,19 +49,19 @@ class TargetTable:
 
 
 class Reader:
-    """The first layers of a model, its norm and its head.
+    """First layers of a model, its norm and its head.
 
     ```
-    draft model   all layers of its own, K and V in a storage of its own: page i of it goes with page i of the target
+    draft model   all layers of its own, K and V in a separate storage: page i of it goes with page i of the target
     early exit    the first layers of the target, whose K and V the target reads and writes as well
     ```
 
     Args:
-        model: whose layers read.
-        num_layers: how many, from the first on.
-        kv: where their K and V are.
-        layout: of that storage.
-        tables: per KV group of `layout`, the block table of the target that it goes by.
+        model: model whose layers are used.
+        num_layers: number of layers, from the first on.
+        kv: storage of their K and V.
+        layout: layout of that storage.
+        tables: the target's block table for each KV group of `layout`.
         device: where the tensors of a pass are made.
     """
 
@@ -84,11 +84,11 @@ class Reader:
 
     @torch.inference_mode()
     def read(self, readings: Sequence[Reading], ends: Sequence[int]) -> Tensor:
-        """Reads, and guesses.
+        """Compute the tokens, and return logits after the last token of some readings.
 
         Args:
-            readings: what; each has at least one token.
-            ends: of which of these the logits behind the last token are wanted.
+            readings: tokens to compute, at least one each.
+            ends: indices of the readings whose logits are wanted.
 
         Returns:
             float32 [len(ends), vocab_size].

@@ -1,4 +1,4 @@
-"""Whether a drafter that nobody asks goes on watching the target."""
+"""Rule for when a drafter that is not asked for drafts stops observing the target."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from twostroke.speculation.proposer import TargetStep
 
 
 class Wakefulness:
-    """Falls asleep some steps after it was last asked: what is shown to a watcher costs a small step 5 %.
+    """Count of steps since drafts were last wanted; after some, observing stops, because it costs a small step 5 %.
 
-    Steps that read several tokens of somebody do not count: prompts are watched in any case, and drafts that stood were
+    Steps with several tokens of a sequence do not count: prompts are observed in any case, and accepted drafts were
     asked for.
 
     >>> wakefulness = Wakefulness()
@@ -23,13 +23,13 @@ class Wakefulness:
 
     @property
     def is_awake(self) -> bool:
-        """It wants to see the next step, whatever that reads."""
+        """Whether it observes the next step, whatever that computes."""
         return self._num_unasked < self._AWAKE_STEPS
 
     def asked(self) -> None:
-        """Somebody wants drafts."""
+        """Record that drafts are wanted."""
         self._num_unasked = 0
 
     def shown(self, step: TargetStep) -> None:
-        """A step has passed."""
+        """Record that a step has passed."""
         self._num_unasked += all(read.num_tokens == 1 for read in step.reads)
