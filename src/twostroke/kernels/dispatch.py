@@ -76,10 +76,10 @@ def operators_for(
         return reference.operators(batch_invariant=batch_invariant)
     if kernels != "auto":
         raise SetupError(
-            f"kernels={kernels}: {native.why_not(device.type, str(dtype))}. Leave it out, and torch's operators serve."
+            f"kernels={kernels}: {native.why_not(device.type, str(dtype))}. Omit it to use torch's operators."
         )
     if device.type == "cpu":
-        _warn_once(f"{native.why_not(device.type, str(dtype))}; torch's own operators serve, slower")
+        _warn_once(f"{native.why_not(device.type, str(dtype))}; using torch's own operators, which are slower")
     return reference.operators()
 
 
@@ -98,8 +98,8 @@ def _of_card(
     if why_not is None:
         return cuda.operators(batch_invariant=batch_invariant)
     if kernels == "triton":
-        raise SetupError(f"kernels=triton: {why_not}. Leave it out, and the best that there is serves.")
-    _warn_once(f"{why_not}; torch's own operators serve, slower")
+        raise SetupError(f"kernels=triton: {why_not}. Omit it to use the fastest available kernels.")
+    _warn_once(f"{why_not}; using torch's own operators, which are slower")
     return reference.operators(batch_invariant=batch_invariant)
 
 
@@ -120,7 +120,7 @@ def operators_to_plan(
     from twostroke.kernels.cuda.sizes import Sizes
 
     if kernels not in ("auto", "triton", "reference"):
-        raise SetupError(f"kernels={kernels}: they run on processors, not on a GPU. Leave it out.")
+        raise SetupError(f"kernels={kernels}: these kernels run on processors, not on a GPU. Omit it.")
     _refuse_int8_activations(activation_quantization, "the kernels of a GPU")
     if kernels == "reference" or not has_triton:
         return reference.operators()
@@ -130,8 +130,8 @@ def operators_to_plan(
 def _refuse_int8_activations(activation_quantization: ActivationQuantization | None, who: str) -> None:
     if activation_quantization == "int8":
         raise SetupError(
-            f"activation_quantization=int8: {who}, which serve here, multiply quantized weights with the "
-            "activations as they are. Leave it out."
+            f"activation_quantization=int8: {who}, which are used here, multiply quantized weights with "
+            "unquantized activations. Omit it."
         )
 
 

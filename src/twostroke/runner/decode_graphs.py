@@ -263,7 +263,9 @@ class DecodeGraphs:
             recording = self._recorder.record(work)
         except RuntimeError as error:  # such as too little memory; no request depends on a recording
             self._failed.add(size)
-            log.warning("the pass over %d tokens could not be recorded, and is launched: %s", num_tokens, error)
+            log.warning(
+                "the pass over %d tokens could not be recorded, and is launched kernel by kernel: %s", num_tokens, error
+            )
             return None
         self._passes[size] = _RecordedPass(recording, plans)
         split = f", contexts split into up to {size.num_part_rows}" if size.num_part_rows else ""

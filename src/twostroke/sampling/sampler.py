@@ -30,7 +30,7 @@ from twostroke.sampling_params import SamplingParams
 
 NOT_FINITE = "the model's logits are not finite"
 NOTHING_ALLOWED = (
-    "no token may come next: structured_outputs, allowed_token_ids, bad_words and min_tokens together exclude all. "
+    "no token is allowed next: structured_outputs, allowed_token_ids, bad_words and min_tokens exclude all. "
     "Allow more tokens, or lower min_tokens."
 )
 
@@ -306,7 +306,7 @@ def _why_empty(state: SamplingState) -> str:
     """Return the error of a request that has no token left to draw."""
     failure = "" if state.constraint is None else state.constraint.failure
     # the first line of the report only, because the rest quotes the schema
-    return f"structured_outputs cannot go on: {failure.splitlines()[0]}" if failure else NOTHING_ALLOWED
+    return f"structured_outputs cannot continue: {failure.splitlines()[0]}" if failure else NOTHING_ALLOWED
 
 
 def _not_finite(values: Tensor) -> list[int]:

@@ -77,7 +77,7 @@ class ReadByDraftModel:
 
 
 class ChainProposer:
-    """Proposer that draws a draft, computes it, and draws the next one, with the noise of the target at the same position.
+    """Proposer that draws a draft, computes it, and draws the next one, with the target's noise at each position.
 
     A sequence gets no drafts until all its known tokens were computed. A step computes a limited number of them, so
     that other sequences do not wait long.

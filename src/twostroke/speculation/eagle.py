@@ -132,10 +132,7 @@ class EagleProposer:
         table = self._table.pages(request.block_tables[self._table.group_id])
         has_read = self._has_read.get(request.row)
         if has_read is not None and span.start <= has_read.stop:
-            start, begin = (
-                has_read.start,
-                min(has_read.stop, last - 1),
-            )  # the last position is always read, for its output y
+            start, begin = has_read.start, min(has_read.stop, last - 1)  # the last position is read for its output y
         else:
             size = self._layout.block_size
             first = -(-span.start // size)

@@ -39,9 +39,7 @@ class MedusaProposer:
         reads = [read for read in step.reads if read.end == read.num_known - 1]  # a token was drawn after it
         ends = [read.first + read.num_tokens - 1 for read in reads]
         hidden = step.hidden
-        if len(hidden) > len(
-            reads
-        ):  # copy, because a state of a prefill chunk would keep the whole chunk's tensor alive
+        if len(hidden) > len(reads):  # a copy, or a chunk's last state would keep its whole tensor alive
             hidden = hidden[torch.tensor(ends, dtype=torch.int64, device=hidden.device)]
             ends = list(range(len(reads)))
         for read, end in zip(reads, ends, strict=True):

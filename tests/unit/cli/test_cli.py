@@ -262,7 +262,7 @@ def test_a_stream_copies_no_more_than_it_prints(
     assert len(capsys.readouterr().out) > len("import os\n")
 
 
-SLOWER = "torch's own operators serve, slower"
+SLOWER = "using torch's own operators, which are slower"
 WITHOUT_NATIVE = """
 import sys
 sys.modules["twostroke.kernels.native._native"] = None  # as where it was not built

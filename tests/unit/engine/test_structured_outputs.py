@@ -176,7 +176,7 @@ def test_a_grammar_that_outgrows_its_limits_ends_that_request_alone(
         bad, plain = engines["embedded"].generate([PROMPT] * 2, params)
         assert bad.outputs[0].finish_reason == "error"
         assert bad.error is not None
-        assert "structured_outputs cannot go on" in bad.error
+        assert "structured_outputs cannot continue" in bad.error
         assert "a{1,1000}" not in bad.error
         assert len(plain.outputs[0].token_ids) == 60
         num_tokens.append(len(bad.outputs[0].token_ids))

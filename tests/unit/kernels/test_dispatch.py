@@ -24,7 +24,7 @@ def test_one_process_says_it_once() -> None:
     """In a process of its own: what this one has said already depends on the tests before."""
     done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.split() == ["reference"] * 3
-    assert done.stderr.count("torch's own operators serve, slower") == 1
+    assert done.stderr.count("using torch's own operators, which are slower") == 1
 
 
 def test_a_gpu_without_triton_has_torchs_operators(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -33,7 +33,7 @@ def test_a_gpu_without_triton_has_torchs_operators(monkeypatch: pytest.MonkeyPat
     assert operators_for(card, torch.bfloat16).name == "reference"
     with pytest.raises(SetupError, match=r"kernels=triton: Triton is not installed .*best that there is serves"):
         operators_for(card, torch.bfloat16, "triton")
-    with pytest.raises(SetupError, match="torch's operators, which serve here"):
+    with pytest.raises(SetupError, match="torch's operators, which are used here"):
         operators_for(card, torch.bfloat16, activation_quantization="int8")
 
 

@@ -120,7 +120,7 @@ def test_what_the_rules_leave_nothing_of_is_an_error_of_its_own_row() -> None:
     rows[3, 7] = torch.nan
     token_ids, errors = sample(rows, states)
     assert errors[1] == NOTHING_ALLOWED
-    assert errors[2].startswith("structured_outputs cannot go on: Parser Error")
+    assert errors[2].startswith("structured_outputs cannot continue: Parser Error")
     assert errors[3] == NOT_FINITE
     assert errors[4] == NOTHING_ALLOWED  # never drawn: it was complete
     assert sorted(errors) == [1, 2, 3, 4]

@@ -250,11 +250,13 @@ def attention_operator(
     if head_dim > MAX_HEAD_DIM or head_dim % 4:
         limit = MAX_HEAD_DIM
         log.info(
-            "head_dim %d: Triton's attention takes multiples of 4 up to %d; torch's serves, slower", head_dim, limit
+            "head_dim %d: Triton's attention takes multiples of 4 up to %d; using torch's, which is slower",
+            head_dim,
+            limit,
         )
         return PagedAttention(num_heads, num_kv_heads, head_dim, dtype, device)
     if num_stages(CUT.holding(num_heads // num_kv_heads), head_dim, dtype, shared_memory_of(device)) is None:
-        log.info("head_dim %d in %s: more shared memory than this card has; torch's attention serves", head_dim, dtype)
+        log.info("head_dim %d in %s: more shared memory than this card has; using torch's attention", head_dim, dtype)
         return PagedAttention(num_heads, num_kv_heads, head_dim, dtype, device)
     return TritonAttention(num_heads, num_kv_heads, device)
 

@@ -175,7 +175,7 @@ def attention_operator(
     """Return the native operator, or torch's where a head is too large for it; their kv_order differs."""
     if head_dim > native.MAX_HEAD_DIM:
         limit = native.MAX_HEAD_DIM
-        log.info("head_dim %d: native attention goes to %d; torch's operators serve for it, slower", head_dim, limit)
+        log.info("head_dim %d: native attention supports up to %d; using torch's, which is slower", head_dim, limit)
         return PagedAttention(num_heads, num_kv_heads, head_dim, dtype, device)
     return NativeAttention(kernels, num_heads, num_kv_heads, head_dim, dtype, device)
 
