@@ -20,8 +20,8 @@ std::vector<AttentionItem> cut_into_items(const AttentionArgs& args) {
   return items;
 }
 
-// An item is split where one thread would still be busy with it when the others have nothing left: where it is more than
-// half of a thread's share. Partitions are folded in the same order either way, so this changes no bit.
+// Splits an item that is more than half of a thread's share, so that one thread is not still busy with it when the rest are
+// idle. Partitions are folded in the same order either way, so this changes no bit.
 std::vector<bool> choose_split(const AttentionArgs& args, const std::vector<AttentionItem>& items, int threads) {
   std::vector<bool> split(items.size());
   if (threads == 1) return split;
@@ -53,7 +53,7 @@ StepAttention::StepAttention(const Kernels& kernels, const AttentionArgs& step)
   }
 }
 
-// What a token needs before anybody attends: by whole tokens, so that their heads are turned where they are written.
+// Work on each token before attention: norm and rotation of its heads, then writing K and V, in one task.
 void StepAttention::prepare(const AttentionArgs& layer, const HeadTurn& turn) const {
   bool writes = layer.token_heads > layer.heads;
   if (!writes && !turn.cos && !turn.weight) return;

@@ -1,4 +1,4 @@
-// One layer's attention, handed out to the threads.
+// Attention of one layer, distributed over the threads.
 #pragma once
 
 #include <vector>
@@ -7,38 +7,38 @@
 
 namespace twostroke {
 
-// What is done to q and k before K and V are written: a norm over each head, then rotation; and k loses its mean. Each where
-// there is one.
+// Operations on q and k before K and V are written: a norm of each head, rotary embedding, then subtraction of the mean from k.
+// Each of them is optional.
 struct HeadTurn {
   const void* cos;     // [num_tokens, head_dim], or null
-  const void* sin;     // the same, signed
-  const void* weight;  // of the norm [turned heads, head_dim], or null
+  const void* sin;     // [num_tokens, head_dim], signed, or null
+  const void* weight;  // of the norm [heads of q and k, head_dim], or null
   float eps;
   Dtype weight_type;   // that of q and k, or float32
   const void* key_mean;  // [kv_heads, head_dim] in the type of k, or null
 };
 
-// One step of the layers that share a KV group. How its work is cut up is found once; every layer is then the same call.
+// One step of the layers of a KV group. The work is divided once, and every layer then makes the same call.
 class StepAttention {
  public:
-  // Of step the fields that are the same for all layers are read: all but qkv, storage, out, block_bytes, token_heads, scale,
-  // cap, sinks and slopes.
+  // Reads the fields of step that are the same for all layers: all but qkv, storage, out, block_bytes, token_heads, scale, cap,
+  // sinks and slopes.
   StepAttention(const Kernels& kernels, const AttentionArgs& step);
 
-  // With the other fields filled in: turns q and k of qkv in place, writes K and V where they are there, then attends. Returns
-  // into how many tasks the attending was cut.
+  // With the other fields filled in: applies norm and rotation to q and k of qkv in place, writes K and V if qkv has them, then
+  // attends. Returns the number of attention tasks.
   int64_t run(const AttentionArgs& layer, const HeadTurn& turn) const;
 
   const AttentionArgs& step() const { return step_; }
 
  private:
-  // One item, or one partition of it.
+  // An item, or one partition of it.
   struct Task {
     int64_t item;
-    int64_t partition;  // -1: all of them
-    int64_t outcome;    // where among all outcomes that of the partition begins, in floats
+    int64_t partition;  // -1: all partitions
+    int64_t outcome;    // start of the partition's outcome among all outcomes, in floats
   };
-  // An item whose partitions are computed apart: where their outcomes begin, the oldest first.
+  // Item whose partitions are computed separately, with the start of their outcomes, the oldest first.
   struct SplitItem {
     int64_t item, outcomes;
   };

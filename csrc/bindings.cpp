@@ -1,6 +1,6 @@
-// The door between Python and the kernels: raw addresses in, nothing copied, the GIL released.
+// Python bindings of the kernels: they take raw addresses, copy nothing, and release the GIL.
 //
-// Shapes and types are checked in Python (kernels/native), where tensors are; what arrives here is taken as it is.
+// Python (kernels/native) has checked shapes and types; they are not checked here.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
@@ -19,7 +19,7 @@ using namespace nb::literals;
 using namespace twostroke;
 
 NB_MODULE(_native, m) {
-  nb::set_leak_warnings(false);  // what serves a whole process is not taken apart at its end
+  nb::set_leak_warnings(false);  // objects that live as long as the process are never freed
   auto release = nb::call_guard<nb::gil_scoped_release>();
   m.attr("MAX_HEAD_DIM") = MAX_HEAD_DIM;
   m.attr("ROOM_KEPT") = ROOM_KEPT;

@@ -14,7 +14,7 @@ namespace twostroke {
 namespace {
 
 #if defined(__x86_64__)
-// Tiles are state that the system has to save, and a process asks for it once.
+// Tiles are register state that the system has to save, so a process has to request them once.
 bool may_use_tiles() {
 #if defined(__linux__)
   unsigned eax, ebx, ecx, edx;

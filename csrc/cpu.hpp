@@ -1,4 +1,4 @@
-// What this processor can do, and which of the compiled levels to use.
+// Instruction levels of this processor.
 #pragma once
 
 #include <string>
@@ -6,7 +6,7 @@
 
 namespace twostroke {
 
-// Levels that this module was built with and this processor can run, best last.
+// Levels that this module was built with and that this processor can run, best last.
 const std::vector<std::string>& usable_levels();
 
 }  // namespace twostroke

@@ -12,11 +12,11 @@
 namespace twostroke {
 namespace {
 
-constexpr double LEAST_SUM = 1e-20;  // added to the sum that sigmoids are divided by, as transformers does
+constexpr double LEAST_SUM = 1e-20;  // added to the sum of sigmoids before division, as transformers does
 
 int64_t rows_per_task(int64_t n) { return std::max<int64_t>(1, 16384 / std::max<int64_t>(n, 1)); }
 
-// exp(x) as 2^n exp(r) with |r| <= log(2) / 2, by the series of exp: the same bits on every processor, which a library's are not.
+// exp(x) as 2^n exp(r) with |r| <= log(2) / 2, by the series of exp. Unlike a library's, its bits are the same on every processor.
 double exponential(double x) {
   if (!(x > -700.0)) return std::isnan(x) ? x : 0.0;
   if (x > 700.0) return std::numeric_limits<double>::infinity();
@@ -28,10 +28,10 @@ double exponential(double x) {
   n -= (double)n > shifted;  // rounded down, without a call
   double r = (x - (double)n * LN2_HIGH) - (double)n * LN2_LOW, sum = 0.0;
   for (int i = (int)std::size(TERMS) - 1; i >= 0; i--) sum = sum * r + TERMS[i];
-  return sum * std::bit_cast<double>((uint64_t)(n + 1023) << 52);  // a normal number: |n| is 1010 at most
+  return sum * std::bit_cast<double>((uint64_t)(n + 1023) << 52);  // a normal number, since |n| is at most 1010
 }
 
-// Scores of one token's experts.
+// Computes the scores of one token's experts.
 void score(const RouterRules& rules, const float* logits, double* scores) {
   int64_t n = rules.num_experts;
   if (rules.is_sigmoid) {
@@ -45,9 +45,9 @@ void score(const RouterRules& rules, const float* logits, double* scores) {
 
 constexpr double OUT = -std::numeric_limits<double>::infinity();
 
-// The places of the largest numbers in rising order; of equal ones the first.
+// Finds the indices of the largest numbers, in rising order; of equal numbers the first.
 void take_largest(const double* values, int64_t count, int64_t num, int64_t* places) {
-  int64_t found = 0;  // places are by falling number meanwhile
+  int64_t found = 0;  // until the sort, places are ordered by falling number
   for (int64_t i = 0; i < count; i++) {
     int64_t at = found;
     while (at > 0 && values[i] > values[places[at - 1]]) at--;
@@ -59,7 +59,7 @@ void take_largest(const double* values, int64_t count, int64_t num, int64_t* pla
   std::sort(places, places + num);
 }
 
-// Leaves the scores of the groups with the two largest scores together.
+// Keeps the scores of the groups whose two largest scores have the largest sums.
 void keep_groups(const RouterRules& rules, std::vector<double>& choice) {
   int64_t size = rules.num_experts / rules.num_groups;
   std::vector<double> best((size_t)rules.num_groups);
@@ -78,7 +78,7 @@ void keep_groups(const RouterRules& rules, std::vector<double>& choice) {
     if (!std::binary_search(kept.begin(), kept.end(), e / size)) choice[(size_t)e] = OUT;
 }
 
-// The experts of one token in rising order, and their weights.
+// Chooses the experts of one token, in rising order, and their weights.
 void choose(const RouterRules& rules, const float* logits, const float* correction, const float* expert_scales, int64_t* chosen,
             float* weights) {
   static thread_local std::vector<double> scores, choice;
@@ -99,7 +99,7 @@ void choose(const RouterRules& rules, const float* logits, const float* correcti
   }
 }
 
-// Rounded to the nearest, ties to even.
+// Rounds to the nearest, ties to even.
 uint16_t to_bf16(float x) {
   uint32_t bits = std::bit_cast<uint32_t>(x);
   if ((bits & 0x7fffffff) > 0x7f800000) return (uint16_t)(bits >> 16 | 0x40);
@@ -142,11 +142,11 @@ void PackedExperts::multiply(uintptr_t x, int64_t ldx, uintptr_t tokens, uintptr
                              int64_t num_pairs) const {
   const PackedLinear& like = *experts_.front();
   int64_t k = like.k(), width = k + k % 2, element = like.type() == (int)Dtype::bf16 ? 2 : 4;
-  if (m == 1 && k == width)  // every expert reads the one row that there is
+  if (m == 1 && k == width)  // every expert reads the only row
     return like.multiply_groups(x, ldx, groups(starts, tokens), 0, y, like.n(), m, false);
   static thread_local std::vector<char> gathered;
   gathered.resize((size_t)(num_pairs * width * element));
-  char* rows = gathered.data();  // a lambda would look a worker's own vector up
+  char* rows = gathered.data();  // inside a lambda the thread-local vector would be a worker's own
   parallel(num_pairs, rows_per_task(k), [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; i++) {
       char* row = rows + i * width * element;
@@ -190,7 +190,7 @@ void PackedExperts::add(uintptr_t products, uintptr_t places, uintptr_t weights,
 
 namespace {
 
-// Hands a room out, a part for m rows at a time.
+// Allocates parts of a room, each for m rows.
 struct Parts {
   uintptr_t next;
   int64_t m;
@@ -233,7 +233,7 @@ void Experts::add_to(const HiddenRows& hidden, const Norm& norm, uintptr_t x, ui
   parts_.router->multiply(in_float32, hidden.size, 0, logits, num_experts, m, false);
   route(parts_.rules, logits, parts_.correction, parts_.expert_scales, m, tokens, starts, places, weights);
   parts_.gated->multiply(x, hidden.size, tokens, starts, inner, m, m * k);
-  if (parts_.shared_inner) {  // before its input may be written over
+  if (parts_.shared_inner) {  // before its input may be overwritten
     shared = parts.take(room_for(parts_.shared_inner->n(), hidden.type));
     parts_.shared_inner->multiply(x, hidden.size, 0, shared, parts_.shared_inner->n(), m, false);
   }

@@ -1,4 +1,4 @@
-// Experts: the choice of a router, the products of all experts as one list of panels, and both as a part of a layer.
+// Experts: the router's choice, the products of all experts as one list of panels, and both as the sparse MLP of a layer.
 #pragma once
 
 #include <vector>
@@ -7,28 +7,28 @@
 
 namespace twostroke {
 
-// How a router chooses; see kernels/reference/experts.py, whose numerics these are.
+// Rules of a router's choice; kernels/reference/experts.py defines the numerics.
 struct RouterRules {
   int64_t num_experts, num_chosen;
-  bool is_sigmoid;  // else a softmax over all experts
+  bool is_sigmoid;  // otherwise a softmax over all experts
   bool is_renormalized;
   double scale;
   int64_t num_groups, num_chosen_groups;
 };
 
-// Chooses the experts of each token and sorts the pairs of both by expert.
+// Chooses the experts of each token and sorts the pairs of token and expert by expert.
 //
 //   logits         float32 [m, num_experts]
 //   correction     float32 [num_experts], or 0
 //   expert_scales  float32 [num_experts], factors of the weights of each expert, or 0
 //   tokens         int64 [m * num_chosen]: the token of each pair
-//   starts         int64 [num_experts + 1]: where the pairs of each expert begin
-//   places         int64 [m, num_chosen]: the pairs of each token, by rising expert
+//   starts         int64 [num_experts + 1]: where the pairs of each expert start
+//   places         int64 [m, num_chosen]: the pairs of each token, in order of rising expert
 //   weights        float32 [m, num_chosen]
 void route(const RouterRules& rules, uintptr_t logits, uintptr_t correction, uintptr_t expert_scales, int64_t m, uintptr_t tokens,
            uintptr_t starts, uintptr_t places, uintptr_t weights);
 
-// The same map of all experts, in one format. All outlive it.
+// One linear map of all experts, in one format. The maps must outlive it.
 class PackedExperts {
  public:
   explicit PackedExperts(std::vector<const PackedLinear*> experts) : experts_(std::move(experts)) {}
@@ -36,31 +36,31 @@ class PackedExperts {
   int64_t n() const { return experts_.front()->n(); }
   int type() const { return experts_.front()->type(); }
 
-  // Rows of x [m, k], whose places `tokens` has, to y [num_pairs, n]; starts as `route` gives them.
+  // Maps rows `tokens` of x [m, k] to y [num_pairs, n]; starts as in `route`.
   void multiply(uintptr_t x, int64_t ldx, uintptr_t tokens, uintptr_t starts, uintptr_t y, int64_t m, int64_t num_pairs) const;
 
-  // Rows [num_pairs, k] to y [m, n]: the sums of the products of a token, each rounded first, times their weights, in float32 by
-  // rising expert.
+  // Maps rows [num_pairs, k] to y [m, n]: the sums of a token's products, each rounded first, times their weights, in float32 in
+  // order of rising expert.
   void multiply_and_add(uintptr_t x, int64_t ldx, uintptr_t starts, uintptr_t places, uintptr_t weights, uintptr_t y, int64_t m,
                         int64_t num_chosen) const;
 
-  // The second half of it: these sums, of float32 products [m * num_chosen, n] that experts elsewhere may have made.
+  // Computes these sums alone, from float32 products [m * num_chosen, n], which other ranks may have computed.
   void add(uintptr_t products, uintptr_t places, uintptr_t weights, uintptr_t y, int64_t m, int64_t num_chosen) const;
 
  private:
-  // The experts that have pairs. tokens: of pairs, where these are rows of x; 0: x has a row for each pair.
+  // Returns the experts that have pairs. tokens: row of x for each pair; 0 if x has a row for each pair.
   std::vector<RowGroup> groups(uintptr_t starts, uintptr_t tokens = 0) const;
 
   std::vector<const PackedLinear*> experts_;
 };
 
-// What experts are as a part of a layer. All outlive it.
+// Parts of a layer's experts. All must outlive it.
 struct ExpertParts {
-  const PackedLinear* router;           // of float32
+  const PackedLinear* router;           // float32
   RouterRules rules;
   uintptr_t correction, expert_scales;  // see `route`
   const PackedExperts *gated, *down;
-  const PackedLinear *shared_inner, *shared_down;  // of the expert that computes every token, or null
+  const PackedLinear *shared_inner, *shared_down;  // expert that computes every token, or null
 };
 
 class Experts : public FeedForward {

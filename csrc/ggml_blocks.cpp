@@ -22,21 +22,21 @@ float float_of(const uint8_t* half) {
   return std::bit_cast<float>((uint32_t)(bits & 0x8000) << 16 | 0x7f800000u | (uint32_t)(bits & 0x3ff) << 13);
 }
 
-// A float16, half to even.
+// Writes a float16, rounded half to even.
 void put_rounded(uint8_t* to, float value) {
   uint32_t sign = std::bit_cast<uint32_t>(value) >> 16 & 0x8000, half;
   float size = std::fabs(value);
   uint32_t bits = std::bit_cast<uint32_t>(size);
   if (!(size == size)) half = 0x7e00;
   else if (size >= 65520.0f) half = 0x7c00;
-  // next to a half, floats are as far apart as subnormal float16
+  // near 0.5, floats are as far apart as subnormal float16
   else if (size < 0x1p-14f) half = (uint32_t)(((size + 0.5f) - 0.5f) * 0x1p24f);
   else half = (bits + 0xfff + (bits >> 13 & 1) - (112u << 23)) >> 13;
   uint16_t rounded = (uint16_t)(sign | half);
   std::memcpy(to, &rounded, 2);
 }
 
-// A scale as it is; one that is infinite becomes the largest there is.
+// Copies a scale; an infinite one becomes the largest float16.
 void put_scale(uint8_t* to, const uint8_t* half) {
   uint16_t bits;
   std::memcpy(&bits, half, 2);
@@ -44,7 +44,7 @@ void put_scale(uint8_t* to, const uint8_t* half) {
   std::memcpy(to, &bits, 2);
 }
 
-// Sixteen bytes with two codes each: the low halves come first.
+// Unpacks sixteen bytes with two codes each; the low halves come first.
 void nibbles(const uint8_t* from, int64_t count, uint8_t* to) {
   for (int64_t i = 0; i < count; i++) to[i] = from[i] & 15;
   for (int64_t i = 0; i < count; i++) to[count + i] = from[i] >> 4;
@@ -85,7 +85,7 @@ void q8_0(const uint8_t* b, const Parts& to) {
   for (int64_t i = 0; i < 32; i++) to.codes[i] = b[2 + i] ^ 128;
 }
 
-// Bits 0 and 1 of 32 bytes, then 2 and 3, and so on: 128 codes.
+// Unpacks bits 0 and 1 of 32 bytes, then 2 and 3, and so on: 128 codes.
 void pairs(const uint8_t* from, uint8_t* to) {
   for (int64_t part = 0; part < 4; part++)
     for (int64_t i = 0; i < 32; i++) to[part * 32 + i] = from[i] >> (2 * part) & 3;
@@ -109,7 +109,7 @@ void q3_k(const uint8_t* b, const Parts& to) {
   to.put_half(to.super_scale, b + 108);
 }
 
-// Eight scales and eight mins of 6 bits in 12 bytes: the first four of each whole, the rest in pieces.
+// Unpacks eight scales and eight mins of 6 bits from 12 bytes: the first four of each are whole, the rest are split.
 void six_bit_scales(const uint8_t* b, const Parts& to) {
   for (int64_t i = 0; i < 4; i++) {
     to.scales[i] = b[i] & 63;

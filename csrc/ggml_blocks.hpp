@@ -1,4 +1,4 @@
-// ggml's blocks taken apart into codes, scales and mins: what model/gguf/blocks.py does in torch's operators, to the bit.
+// Conversion of ggml's blocks to codes, scales and mins, with the bits of model/gguf/blocks.py.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@
 
 namespace twostroke {
 
-// Where the parts of one block go.
+// Destinations of one block's parts.
 struct BlockParts {
   uint8_t *codes, *scales, *mins, *super_scale, *super_min;
 
@@ -23,17 +23,17 @@ struct BlockType {
   bool has_super_blocks;
   void (*take_apart)(const uint8_t*, const BlockParts&);
 
-  // Of a block's scales, and of its mins.
+  // Bytes of a block's scales, and of its mins.
   int64_t scale_bytes() const { return block_size / group * (has_super_blocks ? 1 : 2); }
 };
 
-// Throws std::invalid_argument for a type that is not known.
+// Throws std::invalid_argument for an unknown type.
 const BlockType& block_type(const std::string& name);
 
-// The types that are known, as ggml names them.
+// Supported types, by ggml's names.
 std::vector<std::string> ggml_types();
 
-// Blocks of a type, one behind the other, to the parts of a weight whose rows are of whole blocks.
+// Converts consecutive blocks of a type to the parts of a weight whose rows are whole blocks.
 void take_apart(const std::string& type, uintptr_t blocks, int64_t num_blocks, const QuantizedParts& to);
 
 }  // namespace twostroke

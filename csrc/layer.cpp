@@ -69,7 +69,7 @@ void DecoderLayer::run(const StepAttention& step, uintptr_t x, uintptr_t room, i
   }
   uintptr_t normed = room, qkv = room + (uintptr_t)(m * room_for(hidden_.size, hidden_.type));
   uintptr_t attended = qkv + (uintptr_t)(m * room_for(qkv_size_, hidden_.type));
-  auto after = [&](const Norm& before, uintptr_t rows) {  // the rows, or what a norm makes of them
+  auto after = [&](const Norm& before, uintptr_t rows) {  // the rows, normed if there is a norm
     if (before.weight) hidden_.norm(before, rows, normed, m);
     return before.weight ? normed : rows;
   };
@@ -85,7 +85,7 @@ void DecoderLayer::run(const StepAttention& step, uintptr_t x, uintptr_t room, i
             parts_.slopes, cos, sin, of_heads.weight, of_heads.eps, of_heads.weight_type, key_mean);
   hidden_.add(parts_.attention_out_norm, *parts_.output, attended, q_size_, x, normed, m);
 
-  uintptr_t behind = qkv;  // what attention needed is free
+  uintptr_t behind = qkv;  // attention's buffers are free here
   parts_.feed_forward->add_to(hidden_, parts_.mlp_out_norm, after(parts_.mlp_norm, x), x, normed, behind, m);
 }
 

@@ -25,16 +25,14 @@ const Kernels& kernels_of(const std::string& level) {
   throw std::invalid_argument("level " + level + " is not usable on this processor");
 }
 
-// Rows of a task of element-wise work: enough that handing it out costs less than doing it.
+// Rows of an element-wise task: enough that starting it costs less than computing it.
 static int64_t rows_per_task(int64_t n) { return std::max<int64_t>(1, 16384 / std::max<int64_t>(n, 1)); }
 
-// Bytes of a weight [n, k] in panels; of a gated one n counts the channels of one factor.
 int64_t packed_bytes(int64_t n, int64_t k, bool gated, int type) {
   int64_t step = type == (int)Dtype::bf16 ? 2 : 1;
   return num_panels(channels_of(n, gated)) * PANEL * ((k + step - 1) / step) * 4;
 }
 
-// The row of the weight that stands in a lane of a panel, or -1: [n, k], or [2 n, k] with G above U.
 int64_t row_of_channel(int64_t channel, int64_t n, bool gated) {
   if (!gated) return channel < n ? channel : -1;
   int64_t vector = channel / LANES, row = vector / 2 * LANES + channel % LANES;
@@ -60,7 +58,6 @@ void pack_linear(uintptr_t weight, uintptr_t packed, int64_t n, int64_t k, bool 
   });
 }
 
-// Rows of a packed weight (not a gated one), for embeddings: ids int64 [count], out [count, k].
 void unpack_rows(uintptr_t packed, uintptr_t ids, uintptr_t out, int64_t count, int64_t k, int type) {
   int64_t step = type == (int)Dtype::bf16 ? 2 : 1, element = 4 / step, steps = (k + step - 1) / step;
   parallel(count, rows_per_task(k), [&](int64_t begin, int64_t end) {
@@ -74,7 +71,7 @@ void unpack_rows(uintptr_t packed, uintptr_t ids, uintptr_t out, int64_t count, 
   });
 }
 
-// Rows of bfloat16 [m, k] as float32 in rows of `width`, filled up with zeros. Good until the thread asks again.
+// Converts rows of bfloat16 [m, k] to float32 rows of `width`, padded with zeros; valid until the thread's next call.
 static const float* widened(const uint16_t* x, int64_t ldx, int64_t m, int64_t k, int64_t width) {
   static thread_local std::vector<float> wide;
   wide.resize((size_t)(m * width));
@@ -92,7 +89,7 @@ static const float* widened(const uint16_t* x, int64_t ldx, int64_t m, int64_t k
 
 static int64_t panels_of(const LinearArgs& args) { return num_panels(channels_of(args.n, args.gate != Gate::none)); }
 
-// A group's part of what all rows have.
+// Arguments of one group, from those of all rows.
 static LinearArgs of_group(const LinearArgs& all, const RowGroup& group, int64_t element_bytes) {
   LinearArgs own = all;
   if (all.residual) own.residual = (const char*)all.residual + group.to * all.ldy * (all.type == Dtype::f32 ? 4 : 2);
@@ -103,7 +100,7 @@ static LinearArgs of_group(const LinearArgs& all, const RowGroup& group, int64_t
   return own;
 }
 
-// Calls work(group, begin, end) for ranges of panels: those of all groups are one list of items.
+// Calls work(group, begin, end) for ranges of panels; the panels of all groups form one list of items.
 template <typename Work>
 static void parallel_panels(int64_t num_panels, std::span<const RowGroup> groups, const Work& work) {
   parallel(num_panels * (int64_t)groups.size(), 1, [&](int64_t begin, int64_t end) {
@@ -115,12 +112,12 @@ static void parallel_panels(int64_t num_panels, std::span<const RowGroup> groups
   });
 }
 
-constexpr int64_t FEW_PANELS = 4;  // of a router of 256 experts
-constexpr int64_t FEW_ROWS = 24;   // sums of so many stay in a processor's caches
+constexpr int64_t FEW_PANELS = 4;  // a router of 256 experts has these
+constexpr int64_t FEW_ROWS = 24;   // sums of these rows stay in a processor's caches
 
 static bool are_few(const LinearArgs& args) { return panels_of(args) <= FEW_PANELS && args.type == Dtype::f32; }
 
-// Few panels of float32, such as a router's: threads are dealt runs of k, or rows, since most would get no panel.
+// Few panels of float32, such as a router's: threads get runs of k, or rows, because most would get no panel.
 static void linear_of_few_panels(const Kernels& kernels, const LinearArgs& args) {
   if (args.m > FEW_ROWS) {
     std::vector<RowGroup> groups;
@@ -133,7 +130,7 @@ static void linear_of_few_panels(const Kernels& kernels, const LinearArgs& args)
   static thread_local std::vector<float> room;
   int64_t num_runs = panels_of(args) * SEGMENTS;
   room.resize((size_t)(num_runs * args.m * PANEL));
-  float* sums = room.data();  // a lambda would look a worker's own vector up
+  float* sums = room.data();  // inside a lambda the thread-local vector would be a worker's own
   parallel(num_runs, 1, [&](int64_t begin, int64_t end) { kernels.linear_runs(args, sums, begin, end); });
   kernels.linear_totals(args, sums, 0, panels_of(args));
 }
@@ -165,7 +162,7 @@ int64_t packed_quantized_bytes(int64_t n, int64_t k, bool gated, const WeightFor
   return num_panels(channels_of(n, gated)) * format.panel_bytes(k);
 }
 
-// weight [n, k] to codes and float16 scales; see QuantizeArgs.
+// Quantizes weight [n, k] to codes and float16 scales; see QuantizeArgs.
 void quantize_weight(const Kernels& kernels, uintptr_t weight, uintptr_t codes, uintptr_t scales, int64_t n, int64_t k, int64_t group,
                      const std::vector<float>& steps, int type) {
   if (steps.size() > (size_t)LANES) throw std::invalid_argument("more steps than lanes");
@@ -173,7 +170,7 @@ void quantize_weight(const Kernels& kernels, uintptr_t weight, uintptr_t codes, 
   parallel(n, rows_per_task(k), [&](int64_t begin, int64_t end) { kernels.quantize_weight(args, begin, end); });
 }
 
-// The code of k = j of a unit.
+// Returns the code of k = j of a unit.
 static int code_in_unit(int bits, const uint8_t* unit, int64_t channel, int64_t j) {
   const uint8_t* column = unit + channel * 4 + j % 4;
   if (bits == 8) return *column;
@@ -202,7 +199,7 @@ void pack_quantized(const QuantizedParts& parts, uintptr_t packed, int64_t n, in
           const uint8_t* codes = (const uint8_t*)parts.codes + row * k + g * group;
           uint8_t filled[SPAN];
           if (k - g * group < group) {
-            // inputs behind the last k are zero, and so would be any code's share; this one is a zero itself
+            // inputs after the last k are zero, so any code would do; this is the code of zero
             std::memset(filled, format.zero(), sizeof filled);
             std::memcpy(filled, codes, (size_t)(k - g * group));
             codes = filled;
@@ -226,7 +223,6 @@ void pack_quantized(const QuantizedParts& parts, uintptr_t packed, int64_t n, in
   });
 }
 
-// Rows of a packed weight (not a gated one) as float32, for embeddings.
 void unpack_quantized_rows(uintptr_t packed, uintptr_t ids, uintptr_t out, int64_t count, int64_t k, const WeightFormat& format) {
   int64_t group = format.group, groups = format.groups(k), unit = unit_of(format.bits);
   parallel(count, rows_per_task(k), [&](int64_t begin, int64_t end) {
@@ -257,7 +253,7 @@ void unpack_quantized_rows(uintptr_t packed, uintptr_t ids, uintptr_t out, int64
   });
 }
 
-// Inputs in the order of a weight's columns and, as pairs are read, of an even length, with a zero behind an odd one.
+// Returns inputs in the order of a weight's columns, padded with a zero to an even length, since pairs are read.
 template <typename T>
 static const T* inputs_in_order(const T* x, int64_t ldx, const int32_t* order, int64_t m, int64_t k) {
   static thread_local std::vector<T> ordered;
@@ -306,7 +302,7 @@ static void integer_linear(const Kernels& kernels, QuantizedArgs args, std::span
   scales.resize((size_t)(linear.m * args.input_groups));
   sums.resize((size_t)(linear.m * args.groups));
   weighted.resize(sums.size());
-  // a lambda would look a worker's own vectors up
+  // inside a lambda the thread-local vectors would be a worker's own
   Integers<int8_t, float, int32_t> rows{q.data(), scales.data(), sums.data(), weighted.data()};
   parallel(linear.m, rows_per_task(linear.k), [&](int64_t begin, int64_t end) {
     kernels.quantize_rows(linear.x, linear.ldx, order, linear.k, args.format.group, rows, linear.type, begin, end);

@@ -1,4 +1,4 @@
-// Where numbers of a weight lie in its panels, for those who write panels and read them; see kernels/quantized.hpp.
+// Positions of a weight's numbers in its panels, for code that writes and reads them; see kernels/quantized.hpp.
 #pragma once
 
 #include <cstdint>
@@ -8,21 +8,21 @@
 
 namespace twostroke {
 
-constexpr int64_t ROW_BYTES = PANEL * 4;  // of a panel: four bytes of each channel
+constexpr int64_t ROW_BYTES = PANEL * 4;  // bytes of a panel's row: four of each channel
 
 inline int64_t num_panels(int64_t channels) { return (channels + PANEL - 1) / PANEL; }
 
-// Channels of a weight with n rows, or with 2 n of a gated one.
+// Channels of a weight with n rows, or of a gated one with 2 n.
 inline int64_t channels_of(int64_t n, bool gated) { return gated ? 2 * ((n + LANES - 1) / LANES * LANES) : n; }
 
-// k that codes are packed together of.
+// Inputs (k) whose codes are packed together.
 constexpr int64_t unit_of(int bits) { return bits == 8 ? 4 : bits == 5 ? 32 : bits == 4 ? 8 : 16; }
 
-// Where a unit of 3 bits has what does not fit into a channel's row, and by how much it is moved there.
+// Position in a unit of 3 bits of the bits that do not fit into a channel's row, and their shift there.
 inline int64_t rest_at(int64_t channel) { return ROW_BYTES + (channel / (2 * LANES) * LANES + channel % LANES) * 4; }
 inline int rest_shift(int64_t channel) { return (int)(channel / LANES % 2 * 4); }
 
-// A unit's codes, a byte each, to a channel's words, ROW_BYTES apart; `unit` is zero.
+// Packs a unit's codes, a byte each, into a channel's words, ROW_BYTES apart; `unit` must be zeroed.
 inline void pack_unit(int bits, const uint8_t* codes, uint8_t* unit, int64_t channel) {
   uint8_t* to = unit + channel * 4;
   auto four = [&](int64_t i) {

@@ -1,4 +1,4 @@
-// What a loop that waits for another core does between two looks.
+// Pause of a spinning loop between two checks.
 #pragma once
 
 #if defined(__x86_64__)

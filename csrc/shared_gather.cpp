@@ -17,13 +17,13 @@ namespace twostroke {
 namespace {
 
 constexpr int64_t LINE = 64;
-constexpr int SPINS = 100;  // some microseconds: the rank that is waited for may need this very core
+constexpr int SPINS = 100;  // some microseconds; the awaited rank may need this core
 
 }  // namespace
 
 struct alignas(LINE) SharedGather::Flag {
   std::atomic<uint64_t> round;
-  int64_t sizes[2];  // of the rank's whole gather, by the slot of the round
+  int64_t sizes[2];  // bytes of the rank's whole gather, by the round's slot
 };
 static_assert(std::atomic<uint64_t>::is_always_lock_free, "a flag is shared between processes");
 
@@ -40,10 +40,10 @@ uint8_t* SharedGather::slot(int rank) const {
   return memory_ + size_ * LINE + ((int64_t)(round_ & 1) * size_ + rank) * slot_bytes_;
 }
 
-// Of the bytes that a rank sends, how many belong to this round.
+// Bytes that a rank sends in this round.
 int64_t SharedGather::part(int rank) const { return std::clamp<int64_t>(size_of(rank) - begin_, 0, slot_bytes_); }
 
-// Those bytes, to the rank's columns; a round may begin and end in the middle of a row.
+// Copies these bytes to the rank's columns; a round may start and end within a row.
 void SharedGather::place(int rank, const uint8_t* from, int64_t bytes) const {
   int64_t width = widths_[rank];
   uint8_t* columns = out_ + std::accumulate(widths_.begin(), widths_.begin() + rank, int64_t{0});

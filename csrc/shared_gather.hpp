@@ -1,10 +1,9 @@
 // All-gather between processes that map the same memory.
 //
-//   flags  of each rank, a cache line each: the round that it has written, and how many bytes
-//   slots  [2][ranks], slot_bytes each: rounds take turns, so one may be written while the one before is still read
+//   flags  a cache line for each rank: the round that it has written, and the number of bytes
+//   slots  [2][ranks], slot_bytes each: rounds alternate, so a round may be written while the previous one is still read
 //
-// A rank that has begun round r + 2 has seen everybody begin r + 1, which they do when they have read r: so the slots
-// of r are free.
+// A rank that starts round r + 2 has seen all ranks start r + 1, which they do after reading r. So the slots of r are free.
 #pragma once
 
 #include <cstdint>
@@ -14,19 +13,18 @@ namespace twostroke {
 
 class SharedGather {
  public:
-  // Bytes that `size` ranks map, zero at first.
+  // Bytes that `size` ranks map; they must be zeroed at first.
   static int64_t memory_bytes(int size, int64_t slot_bytes);
 
-  // `memory` begins at a cache line and is mapped by every rank with the same `size` and `slot_bytes`.
+  // `memory` starts at a cache line and is mapped by every rank with the same `size` and `slot_bytes`.
   SharedGather(uintptr_t memory, int rank, int size, int64_t slot_bytes);
 
-  // Begins an all-gather of `local`, [num_rows, widths[rank]] bytes, into `out`, [num_rows, sum of widths], where every
-  // rank's columns follow those of the rank before. They stay where they are until `advance` has come to an end.
+  // Starts an all-gather of `local`, [num_rows, widths[rank]] bytes, into `out`, [num_rows, sum of widths], with columns in the
+  // order of ranks. Both must stay in place until `advance` returns -1.
   void start(const uint8_t* local, uint8_t* out, std::vector<int64_t> widths, int64_t num_rows);
 
-  // Goes on for as long as everybody comes within `patience_us` of each other: looks, then gives its core away, then
-  // gives up for now. Returns the rank that it waits for, or -1 at the end. Throws where a rank has sent another number
-  // of bytes than is expected of it.
+  // Continues the gather for as long as ranks follow each other within `patience_us`: it spins, then yields its core, then
+  // returns. Returns the rank that it waits for, or -1 at the end. Throws if a rank has sent an unexpected number of bytes.
   int advance(int64_t patience_us);
 
  private:
@@ -46,7 +44,7 @@ class SharedGather {
   uint8_t* out_ = nullptr;
   std::vector<int64_t> widths_;  // bytes of a row, by rank
   int64_t num_rows_ = 0, row_bytes_ = 0;
-  int64_t begin_ = 0, end_ = 0;  // of this round, and of the last one: bytes of each rank
+  int64_t begin_ = 0, end_ = 0;  // byte offset of this round, and bytes of the largest rank
   int next_ = 0;                 // rank whose part of this round is read next
 };
 

@@ -16,9 +16,9 @@
 namespace twostroke {
 namespace {
 
-constexpr int64_t MOST_GROUPS = 16;  // of a block
+constexpr int64_t MOST_GROUPS = 16;  // per block
 
-// One block taken apart.
+// Parts of one block.
 struct Block {
   uint8_t codes[SUPER_BLOCK], scales[MOST_GROUPS * 2], mins[MOST_GROUPS * 2], super_scale[2], super_min[2];
 };
@@ -34,7 +34,7 @@ bool is_finite(const Block& block, const WeightFormat& format, int64_t groups) {
   return is_finite(block.scales, groups) && (!format.has_min || is_finite(block.mins, groups));
 }
 
-// A block's `groups` groups to channel c of a panel, where the first of them is group `first`.
+// Packs a block's `groups` groups into channel c of a panel, starting at group `first`.
 template <int BITS>
 void put_block(const Block& block, const WeightFormat& format, int64_t first, int64_t groups, int64_t c, uint8_t* panel) {
   int64_t scale_size = format.has_super_blocks ? 1 : 2;
@@ -70,7 +70,7 @@ bool read_whole(int file, int64_t offset, uint8_t* to, int64_t num_bytes) {
   return true;
 }
 
-// The rows that stand in the channels of a panel (-1: none) to row_bytes each; neighbours in a file are read at once.
+// Reads the rows of a panel's channels (-1: none), row_bytes each; neighbours in a file are read at once.
 bool read_panel(const StoredRows& rows, const int64_t (&row_of)[PANEL], int64_t row_bytes, uint8_t* to) {
   for (int64_t c = 0, count; c < PANEL; c += count) {
     int64_t row = row_of[c];

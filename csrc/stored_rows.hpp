@@ -1,5 +1,5 @@
-// Weights packed straight from their files: rows of ggml's blocks are read and packed by all threads, a panel at a time, and
-// are nowhere in between.
+// Packing of weights directly from their files: all threads read and pack rows of ggml's blocks, a panel at a time, without a
+// copy in between.
 #pragma once
 
 #include <cstdint>
@@ -9,19 +9,19 @@
 
 namespace twostroke {
 
-// Where the rows of a weight lie.
+// Locations of a weight's rows.
 struct StoredRows {
   const int32_t* files;     // descriptors, one for each row
-  const int64_t* offsets;   // bytes from the begin of the file
+  const int64_t* offsets;   // bytes from the start of the file
 };
 
-// To panels, to the bit what take_apart and pack_quantized make of them. Rows are [n, k], or [2 n, k] with G above U. The
-// memory of the panels is zeroed. Returns false where a row could not be read, or where a scale or a min is no finite number:
-// the panels are worth nothing then. Throws std::invalid_argument for a type that is not known.
+// Packs rows into panels, with the bits of take_apart and pack_quantized. Rows are [n, k], or [2 n, k] with G above U. The
+// memory of the panels must be zeroed. Returns false, with unusable panels, if a row could not be read, or a scale or min is not
+// finite. Throws std::invalid_argument for an unknown type.
 bool pack_stored(const std::string& type, const StoredRows& rows, uintptr_t packed, int64_t n, int64_t k, bool gated,
                  const WeightFormat& format);
 
-// A checksum of bytes, which tells damage and not malice; by all threads, whose number does not change it.
+// Checksum that detects damage, not manipulation. All threads compute it, and their number does not change it.
 uint64_t checksum(uintptr_t bytes, int64_t num_bytes);
 
 }  // namespace twostroke

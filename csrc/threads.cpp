@@ -20,7 +20,7 @@
 namespace twostroke {
 namespace {
 
-// A layer is a dozen kernels of microseconds, so between two of them workers look for the next one before they sleep.
+// A layer has a dozen kernels of microseconds, so workers spin for the next kernel before they sleep.
 constexpr int SPINS = 4000;
 
 bool pin_to([[maybe_unused]] std::thread& thread, [[maybe_unused]] int cpu) {
@@ -53,7 +53,7 @@ class Pool {
   int size() const { return (int)threads_.size() + 1; }
   const std::vector<int>& cpus() const { return cpus_; }
 
-  // Returns whether the system let all of them.
+  // Pins the threads; returns whether the system allowed it for all.
   bool pin() {
     bool pinned = true;
     for (size_t i = 0; i < threads_.size() && i + 1 < cpus_.size(); i++) pinned &= pin_to(threads_[i], cpus_[i + 1]);
@@ -76,8 +76,8 @@ class Pool {
   }
 
  private:
-  // Takes half of a thread's share of what is left, again and again: long runs of neighbours first, since weights that are read
-  // in a row come from memory faster, and single ones last, so that all threads end together.
+  // Takes half of a thread's share of the remaining items, repeatedly: first long runs of neighbours, since consecutive weights
+  // come from memory faster, and single items last, so that all threads end together.
   void take_items() {
     int64_t begin = next_.load(std::memory_order_relaxed);
     while (begin < count_) {
@@ -124,7 +124,7 @@ std::unique_ptr<Pool>& pool() {
   return instance;
 }
 
-// Two engines in one process compute in turn.
+// Lock by which two engines in one process compute alternately.
 std::mutex& one_kernel_at_a_time() {
   static std::mutex mutex;
   return mutex;

@@ -31,7 +31,7 @@ def test_a_gpu_without_triton_has_torchs_operators(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(cuda, "has_triton", lambda: False)
     card = torch.device("cuda")
     assert operators_for(card, torch.bfloat16).name == "reference"
-    with pytest.raises(SetupError, match=r"kernels=triton: Triton is not installed .*best that there is serves"):
+    with pytest.raises(SetupError, match=r"kernels=triton: Triton is not installed .*fastest available kernels"):
         operators_for(card, torch.bfloat16, "triton")
     with pytest.raises(SetupError, match="torch's operators, which are used here"):
         operators_for(card, torch.bfloat16, activation_quantization="int8")
