@@ -1,15 +1,15 @@
-// Matrix products in tiles of 16 rows (Intel AMX), against the panels of linear.hpp as they are.
+// Matrix products in tiles of 16 rows (Intel AMX), against the unchanged panels of linear.hpp.
 //
-// A panel's sixteen steps of two k are four tiles side by side, which is the order that the instruction wants:
+// Sixteen steps of two k of a panel are four tiles side by side, which is the order that the instruction needs:
 //
 //            <- 4 vectors of 16 channels, 64 bytes each ->
 //   step  0  | tile 0 | tile 1 | tile 2 | tile 3 |
 //   ...      |        |        |        |        |            a row of x: 32 k of it are a row of the other factor
 //   step 15  |        |        |        |        |
 //
-// TDPBF16PS adds, for one element, the even k and the odd k of its 32 in a chain each, then both, then that to the sum. This
-// is another order than that of the levels below, so bits differ between levels; but it is the same for every row of a
-// tile and for every number of rows, one row included, so every product of bfloat16 here goes through tiles.
+// For one element, TDPBF16PS adds the even k and the odd k of its 32 in one chain each, then both, then that to the sum. The
+// levels below use another order, so bits differ between levels. But the order is the same for every row of a tile and for
+// every number of rows, including one, so every product of bfloat16 here uses tiles.
 #pragma once
 
 #include "linear.hpp"
@@ -19,8 +19,8 @@ namespace {
 
 constexpr int64_t TILE_STEPS = 16;  // steps of K in a tile: 64 bytes of a row of x
 constexpr int64_t TILE_HEIGHT = 16;
-constexpr int64_t CHUNK_HEIGHT = 8;  // tiles of rows that a run of weights meets while it is in the nearest cache
-constexpr int64_t TILE_BYTES = TILE_STEPS * STEP_BYTES;  // of four tiles side by side
+constexpr int64_t CHUNK_HEIGHT = 8;  // tiles of rows multiplied with a run of weights while it is in the first cache
+constexpr int64_t TILE_BYTES = TILE_STEPS * STEP_BYTES;  // bytes of four tiles side by side
 
 struct alignas(64) TileConfig {
   uint8_t palette = 1, start_row = 0, reserved[14] = {};
@@ -28,7 +28,7 @@ struct alignas(64) TileConfig {
   uint8_t rows[16] = {};
 };
 
-// The instructions, named by tile. GCC 12's own intrinsics do not tell the compiler that loads read memory.
+// Instructions with the tile in their name. GCC 12's intrinsics do not tell the compiler that loads read memory.
 #define TILE_LOAD(tile, from, row_bytes) \
   __asm__ volatile("tileloadd (%0,%1,1), %%tmm" #tile ::"r"(from), "r"((int64_t)(row_bytes)) : "memory")
 #define TILE_STORE(tile, to, row_bytes) \
@@ -36,7 +36,7 @@ struct alignas(64) TileConfig {
 
 INLINE void load_config(const TileConfig& config) { __asm__ volatile("ldtilecfg %0" ::"m"(config)); }
 
-// Tiles 0 to 3 are sums, 4 and 5 rows of x, 6 and 7 weights of as many k.
+// Tiles 0 to 3 are sums, 4 and 5 rows of x, 6 and 7 the weights of the same k.
 INLINE void configure_tiles(int64_t rows, int64_t x_bytes) {
   TileConfig config;
   for (int tile = 0; tile < 8; tile++) {
@@ -53,12 +53,12 @@ INLINE void clear_sums() {
   _tile_zero(3);
 }
 
-// The last steps of a run where they do not fill a tile: copied, with zeros behind them.
+// Last steps of a run if they do not fill a tile: a copy, padded with zeros.
 struct Rest {
   alignas(64) char x[TILE_HEIGHT][64];
   alignas(64) char w[TILE_BYTES];
 
-  // Weights of so many vectors from `weights` on; what is behind the last of them need not be there.
+  // Copies weights of `vectors` vectors from `weights` on; memory after the last of them need not exist.
   Rest(const char* from, int64_t x_bytes, int64_t rows, const char* weights, int64_t vectors, int64_t steps) {
     std::memset(this, 0, sizeof *this);
     for (int64_t r = 0; r < rows; r++) std::memcpy(x[r], from + r * x_bytes, (size_t)steps * 4);
@@ -66,17 +66,17 @@ struct Rest {
   }
 };
 
-// A panel of bfloat16 as it lies in memory. With few rows it comes from there, and a processor looks ahead less far than this.
+// Panel of bfloat16 in memory. With few rows its reads limit the speed, and the processor itself prefetches less far ahead.
 struct PanelInMemory {
   const char* panel;
 
   const char* numbers() const { return panel; }
 
-  // Called before the first `steps` of K are read.
+  // Must be called before the first `steps` of K are read.
   static INLINE void needs(int64_t) {}
 
-  // Called where weights are read for the first time, VECTORS of a step. All four are read by one tile of rows, which waits for
-  // memory: asking in two steps, as linear.hpp does, was 5 % slower there, and 10 % faster for two tiles.
+  // Must be called where VECTORS vectors of a step are read for the first time. One tile of rows reads all four and waits for
+  // memory: prefetching in two steps, as linear.hpp does, was 5 % slower there, and 10 % faster for two tiles.
   template <int VECTORS>
   static INLINE void prefetch(const char* w) {
     for (int64_t step = 0; step < TILE_STEPS; step++)
@@ -88,7 +88,7 @@ struct PanelInMemory {
   }
 };
 
-// A tile of rows times the four vectors of a panel.
+// Product of one tile of rows and the four vectors of a panel.
 struct OneByFour {
   const char* x;
   float* sums;
@@ -105,7 +105,7 @@ struct OneByFour {
     _tile_dpbf16ps(3, 4, 7);
   }
 
-  // Steps [begin, end) of K.
+  // Adds steps [begin, end) of K.
   template <typename Panel>
   INLINE void run(int64_t x_bytes, int64_t rows, Panel& panel, int64_t begin, int64_t end) const {
     const char* w = panel.numbers() + begin * STEP_BYTES;
@@ -128,7 +128,7 @@ struct OneByFour {
   }
 };
 
-// Two tiles of rows times two vectors: each tile that is loaded is used twice.
+// Product of two tiles of rows and two vectors: each loaded tile is used twice.
 struct TwoByTwo {
   const char *x, *x2;
   float *sums, *sums2;
@@ -164,25 +164,25 @@ struct TwoByTwo {
   }
 };
 
-// How m rows are cut into tiles. The last tile begins early enough to be full; rows that it computes again come out the same.
+// Division of m rows into tiles. The last tile starts early enough to be full; rows computed twice get the same results.
 struct RowTiles {
   int64_t m, height = m < TILE_HEIGHT ? m : TILE_HEIGHT, count = (m + TILE_HEIGHT - 1) / TILE_HEIGHT;
 
   int64_t first_row(int64_t tile) const { return tile + 1 < count ? tile * TILE_HEIGHT : m - height; }
 };
 
-// Sums of a chunk of rows for one panel, one for each run of K.
+// Sums of a chunk of rows for one panel, for each run of K.
 struct alignas(64) ChunkSums {
   float at[SEGMENTS][CHUNK_HEIGHT][TILE_HEIGHT][PANEL];
 };
 
-// One for all products: a thread of a program has such room on its stack, and one for each format would not fit.
+// One buffer per thread for all products: it takes room on the thread's stack, where one for each format would not fit.
 INLINE ChunkSums& chunk_sums() {
   static thread_local ChunkSums sums;
   return sums;
 }
 
-// Adds the runs up and writes out what `count` tiles have come to.
+// Adds the runs of `count` tiles and writes the results.
 template <typename T>
 INLINE void finish_chunk(const LinearArgs& args, const ChunkSums& sums, const RowTiles& tiles, int64_t first, int64_t count,
                          int64_t p) {
@@ -198,7 +198,7 @@ INLINE void finish_chunk(const LinearArgs& args, const ChunkSums& sums, const Ro
     }
 }
 
-// One panel after the other, against all rows.
+// Products of all rows with one panel after the other.
 struct TilePanels {
   const LinearArgs& args;
   RowTiles tiles{args.m};
@@ -209,7 +209,7 @@ struct TilePanels {
 
   const char* x_of(int64_t tile, int64_t step) const { return (const char*)args.x + tiles.first_row(tile) * x_bytes + step * 4; }
 
-  // All rows against panel p.
+  // Multiplies all rows with panel p.
   template <typename Panel>
   INLINE void multiply(Panel& panel, int64_t p) const {
     ChunkSums& sums = chunk_sums();

@@ -1,10 +1,10 @@
-// Attention's products of bfloat16 in tiles of 16 rows (Intel AMX); all else is attention.hpp's.
+// Attention's products of bfloat16 in tiles of 16 rows (Intel AMX); the rest is in attention.hpp.
 //
-//   scores   rows x 32 dimensions   times  16 units of K x 16 keys          (a tile of K as it lies)
-//   values   rows x 16 keys         times   8 units of V x 16 dimensions    (the same of V)
+//   scores   rows x 32 dimensions   times  16 units of K x 16 keys          (a tile of K as stored)
+//   values   rows x 16 keys         times   8 units of V x 16 dimensions    (a tile of V as stored)
 //
-// A tile holds as many rows as there are; a row's bits are its own. Keys that nobody sees may be anything, NaN too, and
-// zero times that is not zero: what is multiplied of V are units with a wanted key and zeros.
+// A tile may have fewer rows; a row's bits do not depend on their number. Keys that no row sees may be anything, even NaN, and
+// zero times NaN is not zero. So only units of V with a wanted key are multiplied, and zeros take the place of the rest.
 #pragma once
 
 #include "amx.hpp"
@@ -13,7 +13,7 @@
 namespace twostroke {
 namespace {
 
-constexpr int64_t UNITS = LANES / 2;  // of V in a tile of keys
+constexpr int64_t UNITS = LANES / 2;  // units of V in a tile of keys
 
 struct AmxAttentionBuffers {
   alignas(64) uint16_t q[ITEM_ROWS][2 * ROW_FLOATS];
@@ -27,11 +27,11 @@ struct AmxAttentionBuffers {
 INLINE AmxAttentionBuffers& amx_attention_buffers() {
   static thread_local AmxAttentionBuffers buffers;
   AmxAttentionBuffers* found = &buffers;
-  __asm__("" : "+r"(found));  // else the thread's own is looked up again, by a call, at every use
+  __asm__("" : "+r"(found));  // otherwise the thread-local address is looked up by a call at every use
   return *found;
 }
 
-// The products of an item's rows with one chunk after the other.
+// Products of an item's rows with one chunk after the other.
 class InTiles {
  public:
   InTiles(const AttentionArgs& args, const Rows& rows, int64_t num_rows, State& state)
@@ -55,7 +55,7 @@ class InTiles {
     arrange(view, first_key);
     for (int64_t first = 0; first < num_rows_; first += TILE_HEIGHT) {
       int64_t count = num_rows_ - first < TILE_HEIGHT ? num_rows_ - first : TILE_HEIGHT;
-      if (rows_.newest[first + count - 1] < first_key) continue;  // these see nothing of the chunk
+      if (rows_.newest[first + count - 1] < first_key) continue;  // these rows see no key of the chunk
       score(view, first);
       f32x16 correction = weigh(first, count, first_key);
       for (int64_t d = 0; d < args_.head_dim; d += PANEL) add_values(first, count, d, correction);
@@ -63,7 +63,7 @@ class InTiles {
   }
 
  private:
-  // Finds the tiles of a chunk that are multiplied as they lie, and copies those that cannot be.
+  // Finds the tiles of a chunk that can be multiplied in place, and copies the rest.
   void arrange(const ChunkView& view, int64_t first_key) {
     int64_t rest = args_.head_dim / 2 % TILE_STEPS, row_bytes = args_.head_dim * 4;
     for (int64_t tile = 0; tile < CHUNK_TILES; tile++) {
@@ -113,7 +113,7 @@ class InTiles {
     TILE_STORE(3, buffers_.scores[0] + 48, CHUNK * 4);
   }
 
-  // Scores to weights. What the sums so far have to be multiplied with.
+  // Turns scores into weights; returns the factors of the sums so far.
   f32x16 weigh(int64_t first, int64_t count, int64_t first_key) {
     f32x16 falls{}, sums{};
     float *m = state_.m + first, *l = state_.l + first;
@@ -129,7 +129,7 @@ class InTiles {
     return correction;
   }
 
-  // Four vectors of dimensions from d on.
+  // Adds the values of four vectors of dimensions from d on.
   void add_values(int64_t first, int64_t count, int64_t d, f32x16 correction) {
     int64_t vectors = (args_.head_dim - d + LANES - 1) / LANES;
     _tile_zero(0);

@@ -1,6 +1,6 @@
-// The products of quantized.hpp in tiles (Intel AMX): the same integers, the same floats in the same order, hence the same bits.
+// Products of quantized.hpp in tiles (Intel AMX): the same integers, and the same floats in the same order, so the same bits.
 //
-// A span of a panel, 128 k of 64 channels, is first laid out as signed bytes; what a group's zero takes away is then zero.
+// A span of a panel, 128 k of 64 channels, is first unpacked to signed bytes, which already include the group's zero.
 #pragma once
 
 #include "amx.hpp"
@@ -12,10 +12,10 @@ namespace {
 typedef int8_t i8x64 __attribute__((vector_size(64)));
 typedef uint8_t u8x64 __attribute__((vector_size(64)));
 
-// What fits in one tile of registers costs less there.
+// Fewer rows fit into one tile of vector registers, which is faster for them.
 constexpr int64_t AMX_QUANTIZED_ROWS = QUANTIZED_ROWS + 1;
 
-// Codes of one group to [group / 4][4 vectors][16 channels][4 k] signed bytes.
+// Unpacks codes of one group to [group / 4][4 vectors][16 channels][4 k] signed bytes.
 template <KernelFormat F>
 INLINE void signed_codes(const char* codes, int64_t group, const WeightFormat& format, char* to) {
   if constexpr (F.bits == 8) {
@@ -38,8 +38,8 @@ INLINE void signed_codes(const char* codes, int64_t group, const WeightFormat& f
   }
 }
 
-// Integer sums of one tile of rows and one vector of channels over a group, left in `tile` and put where they are read. A tile
-// is named in the instruction, so this cannot be a function of its number.
+// Computes integer sums of one tile of rows and one vector of channels over a group, in `tile`, and stores them. The tile is
+// part of the instruction's name, so its number cannot be a function's argument.
 #define SUM_GROUP(tile, q, codes, products)                 \
   do {                                                      \
     _tile_zero(tile);                                       \
@@ -51,8 +51,8 @@ INLINE void signed_codes(const char* codes, int64_t group, const WeightFormat& f
     TILE_STORE(tile, products, 64);                       \
   } while (0)
 
-// A span of a panel against a chunk of rows. An item is a tile of rows with a vector of channels: while the products of one
-// are on their way to memory, those of the one before are folded into the sums.
+// Product of a span of a panel and a chunk of rows. An item is a tile of rows with a vector of channels: while the products of
+// one item are stored, those of the previous one are folded into the sums.
 template <KernelFormat F, int GROUP>
 struct AmxSpan {
   static constexpr bool SUPER = F.has_super_blocks;
@@ -64,9 +64,9 @@ struct AmxSpan {
   int64_t group_bytes = args.format.group_bytes(), q_bytes = args.groups * GROUP;
   const char* panel = nullptr;
   const char* span = nullptr;
-  const char* ahead = nullptr;  // what is asked for next: for the nearest cache, and a span behind it for the second one
+  const char* ahead = nullptr;  // prefetched next: into the first cache, and a span later into the second
   int64_t first_group = 0, groups = 0;
-  bool is_first = false;  // of a run: its sums begin
+  bool is_first = false;  // first span of a run, where its sums start
 
   explicit AmxSpan(const QuantizedArgs& args) : args(args) {}
 
@@ -81,7 +81,7 @@ struct AmxSpan {
       signed_codes<F>(span + g * group_bytes, GROUP, args.format, codes + g * GROUP * PANEL);
   }
 
-  // Asks for one of `parts` parts of what comes: all at once would wait for each other.
+  // Prefetches one of `parts` parts of the next data; all at once, lines would wait for each other.
   INLINE void ask_ahead_of(int64_t parts) {
     int64_t lines = (groups * group_bytes / 64 + parts - 1) / parts;
     for (int64_t i = 0; i < lines; i++, ahead += 64) {
@@ -90,7 +90,7 @@ struct AmxSpan {
     }
   }
 
-  // Integer products of rows [row, row + 16) with vector v, each group's apart.
+  // Computes integer products of rows [row, row + 16) with vector v, separately for each group.
   INLINE void multiply(int64_t row, int v, int slot) {
     const int8_t* q = args.inputs.q + row * q_bytes + first_group * GROUP;
     const char* at = codes + v * 64;
@@ -102,7 +102,7 @@ struct AmxSpan {
     }
   }
 
-  // Integers times scales, in the order of accumulate_spans, onto sums [rows][PANEL].
+  // Adds integers times scales, in the order of accumulate_spans, to sums [rows][PANEL].
   template <bool WHOLE, bool HAS_MIN>
   INLINE void fold(float* sums, int64_t row, int64_t rows, int v, int slot) const {
     int64_t count = WHOLE ? GROUPS : groups;
@@ -167,7 +167,7 @@ struct AmxSpan {
   }
 };
 
-// See finish_chunk; by itself, so that it is compiled once for all formats.
+// finish_chunk as a function of its own, so that it is compiled once for all formats.
 __attribute__((noinline)) void finish_chunk_of_type(const LinearArgs& args, const ChunkSums& sums, const RowTiles& tiles,
                                                     int64_t first, int64_t count, int64_t p) {
   if (args.type == Dtype::f32) finish_chunk<float>(args, sums, tiles, first, count, p);
@@ -199,7 +199,7 @@ void amx_quantized_panels(const QuantizedArgs& args, int64_t begin, int64_t end)
   _tile_release();
 }
 
-// Whether these products are taken in tiles; if so they are done.
+// Computes the products in tiles if that is faster; returns whether it did.
 INLINE bool quantized_in_tiles(const QuantizedArgs& args, int64_t begin, int64_t end) {
   if (args.linear.m < AMX_QUANTIZED_ROWS) return false;
   of_format(args.format, [&]<KernelFormat F>() {

@@ -1,11 +1,11 @@
-// Attention over paged keys and values; prefill chunks, decodes and everything between are the same code.
+// Attention over paged keys and values; prefill chunks and decodes run the same code.
 //
-// Keys and values come as chunks in one order and type, whatever they are stored in (kv_fetch.hpp).
+// Keys and values come as chunks in one order and type, for every stored format (kv_fetch.hpp).
 //
-// A row's result depends on its query, its keys and its values alone. Keys are walked in chunks of CHUNK and partitions of
-// PARTITION tokens at absolute positions; inside a partition runs the online softmax of Milakov and Gimelshein 2018
+// A row's result depends only on its query, its keys and its values. Keys are walked in chunks of CHUNK and partitions of
+// PARTITION tokens at absolute positions. Within a partition runs the online softmax of Milakov and Gimelshein 2018
 // (arXiv:1805.02867), and partitions are folded from the oldest on. A chunk or a partition in which a row sees nothing
-// changes nothing of it, not one bit, so it does not matter which rows share a tile.
+// changes no bit of it, so the other rows of its tile do not matter.
 #pragma once
 
 #include "attention_items.hpp"
@@ -18,12 +18,12 @@
 namespace twostroke {
 namespace {
 
-constexpr float LOWEST = -1e30f;  // the maximum of nothing; finite, so that a difference of two of them is 0
+constexpr float LOWEST = -1e30f;  // maximum of an empty set; finite, so that a difference of two of them is 0
 
-// No power of two: rows would meet in the same few places of the cache.
+// Not a power of two, or rows would share the same few sets of the cache.
 constexpr int64_t ROW_FLOATS = MAX_HEAD_DIM + LANES;
 
-// What the running softmax of some rows has come to.
+// State of the running softmax of some rows.
 struct State {
   float m[ITEM_ROWS], l[ITEM_ROWS];
   alignas(64) float acc[ITEM_ROWS][ROW_FLOATS];
@@ -37,7 +37,7 @@ struct State {
   }
 };
 
-// Scores of ROWS queries against a chunk: q [ROWS] inputs of head_dim against tiles of 16 keys.
+// Computes scores of ROWS queries for a chunk: q [ROWS], inputs of head_dim, times tiles of 16 keys.
 template <typename P, int ROWS>
 INLINE void score(f32x16 (&s)[ROWS][CHUNK_TILES], const char* const* q, const ChunkView& view, int64_t units) {
   constexpr int VECTORS = TILE_VECTORS<ROWS>;
@@ -51,7 +51,7 @@ INLINE void score(f32x16 (&s)[ROWS][CHUNK_TILES], const char* const* q, const Ch
   }
 }
 
-// acc[ROWS][VECTORS] = acc * correction + weights times values, over some units of the chunk.
+// acc[ROWS][VECTORS] = acc * correction + weights times values, over units of the chunk.
 template <typename P, int ROWS, int VECTORS>
 INLINE void weigh(float (*acc)[ROW_FLOATS], f32x16 correction, const uint32_t (*weights)[CHUNK],
                   const ChunkView& view, int64_t first_unit, int64_t units, int64_t head_dim, int64_t d) {
@@ -68,7 +68,7 @@ INLINE void weigh(float (*acc)[ROW_FLOATS], f32x16 correction, const uint32_t (*
     for (int v = 0; v < VECTORS; v++) store16(acc[r] + d + v * LANES, sums[r][v]);
 }
 
-// The last, partly filled vector of a head: values are read one by one, so that nothing behind them is.
+// weigh for the last, partial vector of a head: values are read one by one, so that nothing after them is read.
 template <typename P, int ROWS>
 INLINE void weigh_rest(float (*acc)[ROW_FLOATS], f32x16 correction, const uint32_t (*weights)[CHUNK],
                        const ChunkView& view, int64_t first_unit, int64_t units, int64_t head_dim, int64_t d) {
@@ -85,14 +85,14 @@ INLINE void weigh_rest(float (*acc)[ROW_FLOATS], f32x16 correction, const uint32
   for (int r = 0; r < ROWS; r++) store16(acc[r] + d, sums[r][0]);
 }
 
-// Asks for the values of a chunk before its scores are computed. Blocks lie anywhere, so the processor does not guess them;
-// with few rows there is little else to do while they come.
+// Prefetches the values of a chunk before its scores are computed. Blocks lie anywhere, so the processor cannot predict them,
+// and with few rows there is little other work while they arrive.
 INLINE void ask_for_values(const ChunkView& view, int64_t tile_bytes) {
   for (int64_t tile = 0; tile < CHUNK_TILES; tile++)
     for (int64_t at = 0; at < tile_bytes; at += 64) __builtin_prefetch(view.v[tile] + at);
 }
 
-// Row r's query as inputs of the products: transformed for keys in int4, rounded where attention multiplies in less than T.
+// Returns row r's query as input of the products: transformed for keys in int4, rounded if the products are narrower than T.
 template <typename P, typename T>
 INLINE const char* inputs_of(const AttentionArgs& args, const T* query, int64_t r) {
   using Input = typename P::Dot::Input;
@@ -110,14 +110,14 @@ INLINE const char* inputs_of(const AttentionArgs& args, const T* query, int64_t 
   return (const char*)inputs[r];
 }
 
-// The rows of an item: queries, and which keys they see.
+// Rows of an item: queries, and the keys they see.
 struct Rows {
   const char* q[ITEM_ROWS];
-  int64_t oldest[ITEM_ROWS], newest[ITEM_ROWS];  // keys; the newest ones rise
-  const uint64_t* tree[ITEM_ROWS];               // and of those from first_own on only these (see tree_row)
-  float slope[ITEM_ROWS];                        // of AttentionArgs::slopes
+  int64_t oldest[ITEM_ROWS], newest[ITEM_ROWS];  // keys; `newest` is rising
+  const uint64_t* tree[ITEM_ROWS];               // keys seen from first_own on (see tree_row)
+  float slope[ITEM_ROWS];                        // from AttentionArgs::slopes
   int64_t first_own, tree_words;
-  KeySpan keys;  // of all rows together
+  KeySpan keys;  // keys of all rows together
 
   template <typename P>
   Rows(const AttentionArgs& args, const AttentionItem& item, P)
@@ -134,7 +134,7 @@ struct Rows {
     }
   }
 
-  // The keys from first_key on that row r's tree lets it see, a bit each.
+  // Returns the keys from first_key on that row r sees by its tree, one bit each.
   uint64_t tree_bits(int64_t r, int64_t first_key) const {
     int64_t own = first_key - first_own;
     if (own <= -CHUNK) return ~0ull;
@@ -146,7 +146,7 @@ struct Rows {
   }
 };
 
-// Bit i in lane i.
+// Returns bit i in lane i.
 INLINE u32x16 lane_bits() {
   alignas(64) static constexpr uint32_t BITS[LANES] = {0x1,   0x2,   0x4,   0x8,   0x10,   0x20,   0x40,   0x80,
                                                        0x100, 0x200, 0x400, 0x800, 0x1000, 0x2000, 0x4000, 0x8000};
@@ -155,8 +155,8 @@ INLINE u32x16 lane_bits() {
 
 INLINE int32_t clamped(int64_t value) { return (int32_t)(value < -1 ? -1 : value > CHUNK ? CHUNK : value); }
 
-// Turns a row's scores into the weights of its keys [first_key, first_key + CHUNK), as inputs of the products, and raises the
-// row's maximum m. Returns their sum.
+// Turns a row's scores into the weights of its keys [first_key, first_key + CHUNK), as inputs of the products, and updates the
+// row's maximum m. Returns the sum of the weights.
 template <typename P>
 INLINE float weights_of(const AttentionArgs& args, const Rows& rows, int64_t row, int64_t first_key, f32x16 (&s)[CHUNK_TILES],
                         float& m, uint32_t* weights) {
@@ -190,13 +190,13 @@ INLINE float weights_of(const AttentionArgs& args, const Rows& rows, int64_t row
   return sum_of(total);
 }
 
-// One chunk of keys for ROWS rows, from row `first` on.
+// Attends to one chunk of keys with ROWS rows, from row `first` on.
 template <typename P, int ROWS>
 void chunk(const AttentionArgs& args, const ChunkView& view, const Rows& rows, int64_t first, int64_t first_key, State& state) {
   f32x16 s[ROWS][CHUNK_TILES];
   score<P, ROWS>(s, rows.q + first, view, args.head_dim / P::E);
   alignas(64) uint32_t weights[ROWS][CHUNK];
-  f32x16 falls{};  // by how much each row's maximum grew, negative
+  f32x16 falls{};  // negative growth of each row's maximum
   float sums[ROWS];
   float *m = state.m + first, *l = state.l + first;
   for (int r = 0; r < ROWS; r++) {
@@ -208,7 +208,7 @@ void chunk(const AttentionArgs& args, const ChunkView& view, const Rows& rows, i
   for (int r = 0; r < ROWS; r++) l[r] = l[r] * correction[r] + sums[r];
   int64_t last = rows.newest[first + ROWS - 1];
   int64_t keys = last - first_key + 1 < CHUNK ? last - first_key + 1 : CHUNK;
-  // Only keys that somebody here sees: what is left and right of them may be anything, and zero times a NaN is one.
+  // Only keys that some row sees: keys before and after them may be anything, and zero times NaN is NaN.
   int64_t first_unit = rows.keys.first > first_key ? (rows.keys.first - first_key) / P::E : 0;
   int64_t units = (keys + P::E - 1) / P::E;
   float(*acc)[ROW_FLOATS] = state.acc + first;
@@ -221,7 +221,7 @@ void chunk(const AttentionArgs& args, const ChunkView& view, const Rows& rows, i
   if (d < args.head_dim) weigh_rest<P, ROWS>(acc, correction, weights, view, first_unit, units, args.head_dim, d);
 }
 
-// Folds a partition, the next one after those in `into`, into the running state.
+// Folds the next partition into the running state `into`.
 INLINE void fold(State& into, const State& part, int64_t rows, int64_t head_dim) {
   for (int64_t r = 0; r < rows; r++) {
     float highest = into.m[r] > part.m[r] ? into.m[r] : part.m[r];
@@ -233,7 +233,7 @@ INLINE void fold(State& into, const State& part, int64_t rows, int64_t head_dim)
   }
 }
 
-// Folds in what every query gives to its head's sink, like a last partition of one key without a value.
+// Folds in each head's sink, like a last partition of one key without a value.
 INLINE void fold_sinks(const AttentionArgs& args, const AttentionItem& item, State& into, State& part) {
   int64_t group = args.heads / args.kv_heads;
   part.clear(item.num_rows, args.head_dim);
@@ -244,7 +244,7 @@ INLINE void fold_sinks(const AttentionArgs& args, const AttentionItem& item, Sta
   fold(into, part, item.num_rows, args.head_dim);
 }
 
-// The products of an item's rows with one chunk after the other, in vectors.
+// Products of an item's rows with one chunk after the other, in vectors.
 template <typename P>
 struct InVectors {
   const AttentionArgs& args;
@@ -254,7 +254,7 @@ struct InVectors {
 
   INLINE void operator()(const ChunkView& view, int64_t first_key) const {
     in_tiles<TILE_ROWS>(num_rows, [&]<int ROWS>(int64_t r) {
-      if (rows.newest[r + ROWS - 1] >= first_key)  // else these see nothing of the chunk
+      if (rows.newest[r + ROWS - 1] >= first_key)  // otherwise these rows see no key of the chunk
         chunk<P, ROWS>(args, view, rows, r, first_key, state);
     });
   }
@@ -275,7 +275,7 @@ struct ProductsOf {
 namespace twostroke {
 namespace {
 
-// One partition of keys for all rows of an item, from nothing.
+// Attends to one partition of keys with all rows of an item, from an empty state.
 template <typename P>
 void attend_keys(const AttentionArgs& args, const AttentionItem& item, const Rows& rows, int64_t partition, State& state) {
   const FetchChunk<P> fetch = fetch_of<P>(args.format);
@@ -304,20 +304,20 @@ void write_out(const AttentionArgs& args, const AttentionItem& item, const State
       hadamard_back(wide, args.head_dim);
       weighed = wide;
     }
-    // adding zero makes -0 of 0: which of them it is could tell how many empty chunks there were
+    // adding zero makes +0 of -0, whose sign would depend on the number of empty chunks
     in_lanes(args.head_dim, [&](int64_t d, int64_t count) { set(out + d, get(weighed + d, count) * scale + f32x16{}, count); });
   }
 }
 
-// Calls f with what attention multiplies: float32 where keys and values are stored in it, else bfloat16, whatever the
-// activations are. Stored in less than float32 they gain nothing by wider products, which no matrix unit has.
+// Calls f with the type of attention's products: float32 where keys and values are stored in it, otherwise bfloat16, for every
+// type of activations. Narrower keys and values gain nothing from wider products, which no matrix unit has.
 template <typename F>
 INLINE void with_products(const AttentionArgs& args, const F& f) {
   if (args.type == Dtype::f32 && args.format == KvFormat::f32) f(F32Products{});
   else f(Bf16Products{});
 }
 
-// Looked up once: the compiler would call for a thread's own at every use.
+// Keeps a thread-local address, which the compiler would look up by a call at every use.
 INLINE State& found(State* state) {
   __asm__("" : "+r"(state));
   return *state;

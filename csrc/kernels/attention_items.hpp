@@ -1,19 +1,19 @@
-// The work of attention as items and partitions, and which keys a query sees; shared by who hands work out and who does it.
+// Items and partitions of attention's work, and the keys that a query sees; shared by scheduling code and kernels.
 #pragma once
 
 #include "table.hpp"
 
 namespace twostroke {
-namespace {  // compiled once per level, and each keeps its own
+namespace {  // compiled once per level, with a copy in each
 
-constexpr int64_t PARTITION = 512;  // keys, at absolute positions, that a running softmax goes over by itself
+constexpr int64_t PARTITION = 512;  // keys, at absolute positions, of one separate running softmax
 
-// The key of the first of a sequence's tokens in this step. What is before it was there already.
+// Returns the key of a sequence's first token in this step. Earlier keys were written before.
 inline int64_t first_own_key(const AttentionArgs& args, int64_t seq) {
   return args.seq_lens[seq] - (args.query_start[seq + 1] - args.query_start[seq]);
 }
 
-// Which of the step's own tokens a query of a tree sees, a bit each, in tree_words(...) words; null where it sees all before.
+// Words of a tree's mask: the step's own tokens that a query sees, one bit each; null where it sees all before it.
 inline int64_t tree_words(const AttentionArgs& args, int64_t seq) {
   return (args.query_start[seq + 1] - args.query_start[seq] + 63) / 64;
 }
@@ -22,7 +22,7 @@ inline const uint64_t* tree_row(const AttentionArgs& args, int64_t seq, int64_t 
   return args.tree + args.tree_start[seq] + query * tree_words(args, seq);
 }
 
-// The first key in a query's window. A query of a tree stands as many positions behind the first as it sees tokens.
+// Returns the first key in a query's window. The position of a tree's query after the first is the number of tokens it sees.
 inline int64_t oldest_key(const AttentionArgs& args, int64_t seq, int64_t query) {
   if (!args.window) return 0;
   int64_t own = query + 1;
@@ -40,7 +40,7 @@ struct KeySpan {
   int64_t num_partitions() const { return (end - 1) / PARTITION - first_partition() + 1; }
 };
 
-// The keys that the rows of an item see between them.
+// Returns the keys that any row of an item sees.
 inline KeySpan keys_of(const AttentionArgs& args, const AttentionItem& item) {
   int64_t group = args.heads / args.kv_heads;
   int64_t first_query = item.first_row / group, last_query = (item.first_row + item.num_rows - 1) / group;
@@ -52,7 +52,7 @@ inline KeySpan keys_of(const AttentionArgs& args, const AttentionItem& item) {
   return {first, first_own_key(args, item.seq) + last_query + 1};
 }
 
-// Floats of a partition's outcome: per row the maximum, the sum and, from the next vector on, the weighted values.
+// Floats of a partition's outcome for a row: the maximum, the sum and, from the next vector on, the weighted values.
 inline int64_t outcome_row_floats(int64_t head_dim) { return LANES + (head_dim + LANES - 1) / LANES * LANES; }
 
 }  // namespace

@@ -1,5 +1,5 @@
-// Quantized weights against inputs as they are: codes become the numbers that they stand for, in the inputs' type, just before
-// they are multiplied. The products are then those of linear.hpp with such a weight, to the bit.
+// Products of quantized weights with unquantized inputs: codes are dequantized to the inputs' type just before they are
+// multiplied. The products have the bits of linear.hpp with the dequantized weight.
 #pragma once
 
 #include "kv_fetch.hpp"
@@ -9,32 +9,32 @@
 namespace twostroke {
 namespace {
 
-// Codes as floats, plus something that goes away with their zero: a code of 8 bits costs least as part of 256's mantissa.
+// Offset of codes as floats, subtracted together with their zero: 8-bit codes are fastest as part of 256's mantissa.
 template <int BITS>
 constexpr float BASE = BITS == 8 ? 256.0f : 0.0f;
 
-// The codes that begin at bit AT of every lane, with the base; of formats with a table what they stand for.
+// Returns the codes that start at bit AT of every lane, plus the base; for formats with a table, the table's values.
 template <KernelFormat F, int AT>
 INLINE f32x16 based_codes(u32x16 word) {
   if constexpr (F.has_table) {
     return to_float((i32x16)(word << (24 - AT)) >> 24);
   } else if constexpr (F.bits == 8) {
-    constexpr int PLACE = 15;  // of 256's mantissa
+    constexpr int PLACE = 15;  // position in 256's mantissa
     u32x16 moved = AT < PLACE ? word << (AT < PLACE ? PLACE - AT : 0) : word >> (AT < PLACE ? 0 : AT - PLACE);
     return (f32x16)((moved & splat(0xffu << PLACE)) | splat(0x43800000u));
   } else if constexpr (F.bits != 4) {
-    return to_float((word >> AT) & splat(0x3fu));  // a byte each
+    return to_float((word >> AT) & splat(0x3fu));  // one byte each
   } else {
 #if defined(__AVX512F__)
     alignas(64) static constexpr float CODES[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-    return (f32x16)_mm512_permutexvar_ps((__m512i)(word >> AT), _mm512_load_ps(CODES));  // looks at 4 bits
+    return (f32x16)_mm512_permutexvar_ps((__m512i)(word >> AT), _mm512_load_ps(CODES));  // uses 4 bits
 #else
     return codes_of((word >> AT) & splat(0xfu));
 #endif
   }
 }
 
-// The numbers of one vector of channels in a group, (code - zero) scale - min. The product is exact in float32.
+// Numbers of one vector of channels in a group, (code - zero) scale - min. The product is exact in float32.
 template <KernelFormat F, bool HAS_MIN>
 struct Numbers {
   f32x16 scale, offset, min;
@@ -67,8 +67,8 @@ INLINE void put_k(F32Weights, char* to, f32x16 even, f32x16 odd) {
 }
 INLINE void put_k(Bf16Weights, char* to, f32x16 even, f32x16 odd) { store(to, bf16_units({even, odd})); }
 
-// A panel that is decoded as it is needed, in pieces of 32 k: small enough that a processor finds this work and the products close
-// together. Always a piece more than is needed, so that numbers are read a while after they were written, not just then.
+// Panel that is decoded as needed, in pieces of 32 k: small enough that the processor overlaps decoding and products. It is one
+// piece ahead, so that numbers are not read right after they were written.
 template <typename W, KernelFormat F, bool HAS_MIN>
 struct DecodedPanel {
   static constexpr int64_t PIECE = 32, TWO_K = 2 / W::STEP * PANEL * 4;
@@ -80,7 +80,7 @@ struct DecodedPanel {
 
   const char* numbers() const { return args.decoded; }
 
-  // Called before the first `steps` of K are read.
+  // Must be called before the first `steps` of K are read.
   INLINE void needs(int64_t steps) {
     for (; decoded < width && decoded < steps * W::STEP + piece; decoded += piece) decode(decoded);
   }
@@ -113,7 +113,7 @@ struct DecodedPanel {
         }
         continue;
       }
-      constexpr int64_t K = 32 / F.bits;  // of a word
+      constexpr int64_t K = 32 / F.bits;  // k per word
       for (int64_t k = 0; k < piece; k += K, from += PANEL * 4, to += K / 2 * TWO_K) {
         __builtin_prefetch(from + 4096);
         u32x16 word = load<u32x16>(from);

@@ -1,4 +1,4 @@
-// Norm and rotation, a row at a time. Sums go over sixteen lanes and one tree, whatever else is computed.
+// Norm and rotary embedding, a row at a time. Sums always use sixteen lanes and one tree.
 #pragma once
 
 #include <cmath>
@@ -9,7 +9,7 @@
 namespace twostroke {
 namespace {
 
-// Calls f(index of the first element, how many) for pieces of sixteen and what is left.
+// Calls f(index of the first element, count) for pieces of sixteen and the rest.
 template <typename F>
 INLINE void in_lanes(int64_t n, const F& f) {
   int64_t i = 0;

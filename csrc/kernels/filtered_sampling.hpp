@@ -1,13 +1,12 @@
-// Which token Gumbel-max draws among those that min_p, top_k and top_p leave (src/twostroke/sampling/filters.py), without ordering
-// a row.
+// Gumbel-max draws among the tokens that pass min_p, top_k and top_p (src/twostroke/sampling/filters.py), without sorting a row.
 //
-// What the filters leave is all down to some value, and of the tokens at that value the first ones. The value of top_k is sought
-// among the few tokens that the largest of each block do not rule out. The value of top_p is where the probabilities, added from
-// the largest down, reach their target: a histogram finds the range that holds it, and the numbers of that range are parted until
-// one is left.
+// The filters keep all tokens down to some value, and of the tokens at that value the first ones. The value of top_k is searched
+// among the few tokens that the block maxima do not exclude. The value of top_p is where the probabilities, added from the
+// largest down, reach their target: a histogram finds the range that holds it, and the numbers of that range are partitioned
+// until one is left.
 //
-// Sums in another order differ by some 1e-15. So where top_p hangs on less than MASS_SLACK of all probability, nobody is named and
-// the caller decides, as for two scores that are close.
+// Sums in another order differ by some 1e-15. Where top_p depends on less than MASS_SLACK of all probability, the result is -1
+// and the caller decides, as for two scores that are close.
 #pragma once
 
 #include <cmath>
@@ -19,12 +18,12 @@ namespace twostroke {
 namespace {
 
 constexpr double MASS_SLACK = 1e-11;
-constexpr float LEAST_LOGIT = -3.402823466e+38f;  // what is -inf was excluded before
-constexpr int64_t BINS = 1024;                    // of a histogram
-constexpr float BINS_PER_UNIT = 32;               // so the last bin has all from -32 down
-constexpr int64_t FEW = 2048;                     // numbers that are parted without a histogram
+constexpr float LEAST_LOGIT = -3.402823466e+38f;  // tokens at -inf were excluded before
+constexpr int64_t BINS = 1024;                    // bins of a histogram
+constexpr float BINS_PER_UNIT = 32;               // so the last bin holds all numbers from -32 down
+constexpr int64_t FEW = 2048;                     // numbers that are partitioned without a histogram
 
-// e^x of eight numbers of at most 0, within some units in the last place.
+// Computes e^x of eight numbers of at most 0, within some units in the last place.
 INLINE void exp8(const float* x, double* out) {
   using f64x8 = Lanes<double, 8>;
   using i64x8 = Lanes<int64_t, 8>;
@@ -48,7 +47,7 @@ INLINE void exp8(const float* x, double* out) {
   store(out, (i64x8)p + ((i64x8)shifted << 52));  // the magic number has no low bits
 }
 
-// What a number counts: 1 each, or its probability.
+// Weight of a number: 1, or its probability.
 struct One {
   static INLINE double of(float) { return 1; }
   static INLINE void of8(const float*, double* out) {
@@ -72,7 +71,7 @@ double weight_of(const float* x, int64_t n) {
   return ((sums[0] + sums[1]) + (sums[2] + sums[3])) + ((sums[4] + sums[5]) + (sums[6] + sums[7]));
 }
 
-// Moves what `is_kept` to the front; returns how many they are.
+// Moves numbers with `is_kept` to the front; returns their count.
 template <typename F>
 INLINE int64_t keep(float* x, int64_t n, const F& is_kept) {
   int64_t kept = 0;
@@ -84,11 +83,11 @@ INLINE int64_t keep(float* x, int64_t n, const F& is_kept) {
   return kept;
 }
 
-// Where the weights of numbers, added from the largest down, reach a target.
+// Point at which the weights of numbers, added from the largest down, reach a target.
 struct Reached {
-  float value;           // the number whose weight does
-  double before;         // weight of all above it
-  double target, total;  // total: the weight of all
+  float value;           // number whose weight reaches it
+  double before;         // weight of all numbers above it
+  double target, total;  // total: weight of all numbers
 };
 
 INLINE int64_t bin_of(float x) {
@@ -108,8 +107,8 @@ void fill_bins(const float* x, int64_t n, double* bins) {
   for (; i < n; i++) bins[bin_of(x[i])] += Weight::of(x[i]);
 }
 
-// The number at which the target, target_of(the weight of all), is reached, or the smallest; of at least one number, none above 0.
-// Changes their order.
+// Finds the number at which the target, target_of(total weight), is reached, or the smallest one; needs at least one number and
+// none above 0. Changes the numbers' order.
 template <typename Weight, typename F>
 Reached reach(float* x, int64_t n, const F& target_of) {
   double before = 0, total = 0, target;
@@ -126,8 +125,8 @@ Reached reach(float* x, int64_t n, const F& target_of) {
     total = weight_of<Weight>(x, n);
     target = target_of(total);
   }
-  // [first, last) holds it; above stand those that count before it. Every second pivot halves the range of the bits instead of the
-  // numbers, so that no order of them makes this long.
+  // [first, last) holds it; numbers above it precede this range. Every second pivot halves the range of the bits instead of the
+  // numbers, so that no order of them makes this slow.
   int64_t first = 0, last = n;
   for (bool halves_bits = false;; halves_bits = !halves_bits) {
     float largest = x[first], smallest = x[first];
@@ -138,14 +137,14 @@ Reached reach(float* x, int64_t n, const F& target_of) {
     if (largest == smallest) return {largest, before, target, total};
     float pivot = x[(first + last) / 2];
     if (halves_bits) {
-      uint32_t low, high;  // of numbers of at most 0 the bits grow as the numbers fall
+      uint32_t low, high;  // for numbers of at most 0 the bits grow as the numbers fall
       std::memcpy(&low, &largest, 4);
       std::memcpy(&high, &smallest, 4);
       low &= 0x7fffffff, high &= 0x7fffffff;
       uint32_t middle = (low + (high - low) / 2) | 0x80000000;
       std::memcpy(&pivot, &middle, 4);
     }
-    if (pivot == smallest) pivot = std::nextafter(pivot, 0.0f);  // so that both parts have some
+    if (pivot == smallest) pivot = std::nextafter(pivot, 0.0f);  // so that both parts have numbers
     int64_t upper = first;
     for (int64_t i = first; i < last; i++) {
       float value = x[i];
@@ -164,13 +163,13 @@ Reached reach(float* x, int64_t n, const F& target_of) {
   }
 }
 
-// One row: its logits less the largest one, divided by the temperature.
+// Row of logits minus the largest one, divided by the temperature.
 struct ScaledRow {
   const float* logits;
   int64_t vocab_size;
   f32x16 temperature, peak{};
 
-  // Calls f(first token of a block, its scaled logits, how many) for blocks that have one of at least `bound`.
+  // Calls f(first token of a block, its scaled logits, count) for blocks with a logit of at least `bound`.
   template <typename F>
   INLINE void blocks(const float* largest, float bound, const F& f) const {
     for (int64_t first = 0; first < vocab_size; first += SAMPLING_BLOCK) {
@@ -182,7 +181,7 @@ struct ScaledRow {
     }
   }
 
-  // Finds the peak, and the largest of each block; returns the number of blocks, or 0 where the peak is no number.
+  // Finds the peak and the largest logit of each block; returns the number of blocks, or 0 if the peak is not finite.
   int64_t find_largest(float* largest) {
     int64_t block = 0;
     float highest = -__builtin_inff();
@@ -209,7 +208,7 @@ struct ScaledRow {
       if (found) return 0;
     if (!std::isfinite(highest)) return 0;
     peak = splat(highest);
-    // the same rounding as that of all: the scaled largest logit is the largest scaled one
+    // the same rounding as for all logits, so the scaled largest logit is the largest scaled one
     in_lanes(block, [&](int64_t i, int64_t n) { set(largest + i, (get(largest + i, n) - peak) / temperature, n); });
     return block;
   }
@@ -224,7 +223,7 @@ int64_t draw_filtered(const FilteredArgs& args, int64_t r) {
   float* left = largest + num_blocks;
   float limit = args.floors[r] > LEAST_LOGIT ? args.floors[r] : LEAST_LOGIT;
   int64_t top_k = args.top_k[r], num_left = 0, num_at_limit = of.vocab_size;
-  // Puts the numbers of at least `least` into `left`.
+  // Copies the numbers of at least `least` into `left`.
   auto gather = [&](float least) {
     num_left = 0;
     row.blocks(largest, least, [&](int64_t, const float* scaled, int64_t count) {
@@ -240,18 +239,18 @@ int64_t draw_filtered(const FilteredArgs& args, int64_t r) {
     float bound = limit;
     std::memcpy(left, largest, (size_t)num_blocks * 4);
     int64_t num_finite = keep(left, num_blocks, [](float x) { return x >= LEAST_LOGIT; });
-    if (top_k <= num_finite) {  // so many blocks have a token of at least this
+    if (top_k <= num_finite) {  // this many blocks have a token of at least this value
       float reached = find_kth(num_finite);
       bound = reached > bound ? reached : bound;
     }
     gather(bound);
     if (num_left >= top_k) {
       limit = find_kth(num_left);
-      gather(limit);  // once more, since seeking moves them; ties of the k-th stay
+      gather(limit);  // once more, since the search reorders them; ties of the k-th stay
     }
     if (top_p < 1) {
       Reached end = reach<Mass>(left, num_left, [&](double mass) { return mass * top_p; });
-      // tokens at the limit are taken as long as what stands before them does not reach the target
+      // take tokens at the limit until the mass before the next one reaches the target
       double each = Mass::of(end.value), missing = (end.target - end.before) / each;
       if (std::fabs(missing - std::nearbyint(missing)) * each <= MASS_SLACK * end.total) return -1;
       limit = end.value;

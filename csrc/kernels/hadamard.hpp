@@ -1,4 +1,4 @@
-// The Hadamard transform of what int4 stores, and of queries and results for it; src/twostroke/config/kv_format.py defines it.
+// Hadamard transform of K and V in int4, and of queries and results; src/twostroke/config/kv_format.py defines it.
 #pragma once
 
 #include <cstdint>
@@ -8,14 +8,14 @@
 namespace twostroke {
 namespace {
 
-// Numbers that are transformed together.
+// Returns how many numbers are transformed together.
 inline int64_t hadamard_block(int64_t head_dim) {
   int64_t half = head_dim / 2;
   if (head_dim >= LANES && (head_dim & (head_dim - 1)) == 0) return head_dim;
   return half ? half & -half : 1;
 }
 
-// Of a vector that is stored, and of one that is read: their product is the block.
+// Divisors of stored vectors and of vectors that are read; their product is the block size.
 struct HadamardFactors {
   float stored = 1, read = 1;
   explicit HadamardFactors(int64_t block) {
@@ -23,7 +23,7 @@ struct HadamardFactors {
   }
 };
 
-// In place, of each block of x; additions of neighbours come first, as in every other back end.
+// Transforms each block of x in place; neighbours are added first, as in every backend.
 inline void hadamard(float* x, int64_t n, int64_t block) {
   for (int64_t stride = 1; stride < block; stride *= 2)
     for (int64_t i = 0; i < n; i += 2 * stride)
@@ -34,7 +34,7 @@ inline void hadamard(float* x, int64_t n, int64_t block) {
       }
 }
 
-// Back from what is stored; also what a query becomes for keys that are stored so.
+// Inverts the transform of a stored vector; also applied to a query where keys are stored transformed.
 inline void hadamard_back(float* x, int64_t n) {
   int64_t block = hadamard_block(n);
   hadamard(x, n, block);

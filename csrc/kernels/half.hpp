@@ -1,13 +1,13 @@
-// One float16, for who has no sixteen of them (vec.hpp).
+// Conversion of a single float16 (vec.hpp converts sixteen).
 #pragma once
 
 #include <cstdint>
 #include <cstring>
 
 namespace twostroke {
-namespace {  // compiled once per level, and each keeps its own
+namespace {  // compiled once per level, with a copy in each
 
-// Shifted into place a half is a float whose exponent is too small by 112; what was subnormal comes right by itself.
+// A half shifted into place is a float whose exponent is too small by 112; this also holds for subnormal halves.
 inline float from_half(uint16_t half) {
   uint32_t bits = (uint32_t)(half & 0x7fff) << 13, sign = (uint32_t)(half & 0x8000) << 16;
   float magnitude;

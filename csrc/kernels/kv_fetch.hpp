@@ -1,7 +1,7 @@
-// Keys and values on their way to the products, a chunk at a time.
+// Fetching of keys and values for the products, a chunk at a time.
 //
-// The products see one order per type of theirs, that of f32 or bf16 in kv_format.hpp with tiles of 16 tokens. A chunk that
-// is stored so is read where it lies; every other one is decoded into buffers that stay in the cache.
+// The products need one order per type, that of f32 or bf16 in kv_format.hpp with tiles of 16 tokens. A chunk stored in that
+// order is read in place; any other is decoded into buffers that stay in the cache.
 #pragma once
 
 #include <type_traits>
@@ -18,30 +18,30 @@ constexpr int64_t CHUNK = 64, CHUNK_TILES = CHUNK / LANES;
 
 typedef uint64_t u64x2 __attribute__((vector_size(16)));
 
-// The keys and values of one chunk, in the order of the products: where each tile of 16 keys begins.
+// Keys and values of one chunk, in the order of the products: the start of each tile of 16 keys.
 struct ChunkView {
   const char* k[CHUNK_TILES];  // [head_dim / E][16] of E dimensions
   const char* v[CHUNK_TILES];  // [16 / E][head_dim] of E tokens
-  bool decoded;                // into buffers, so that nothing is left to ask the memory for
+  bool decoded;                // whether they are in buffers, so that no prefetch is needed
 };
 
-// Which keys of a sequence are wanted: others may be anything in what is fetched, but V of a unit with a wanted key is finite.
+// Wanted keys of a sequence. Other fetched keys may be anything, but V of a unit with a wanted key is finite.
 struct KeyRange {
   int64_t first, last;
   bool has(int64_t key) const { return key >= first && key <= last; }
 };
 
-// Sixteen tokens of a head, as they are stored.
+// Sixteen tokens of a head as stored.
 template <typename F>
 struct StoredTile {
   HeadOrder<F> order;
   const char *k_head, *v_head;
-  int64_t t;  // the first of them, a multiple of 16
+  int64_t t;  // first token, a multiple of 16
 };
 
 struct ChunkBuffers {
   static constexpr int64_t BYTES = CHUNK * MAX_HEAD_DIM * 4;
-  alignas(64) char stored_k[BYTES];  // blocks of fewer than 16 tokens are put together here
+  alignas(64) char stored_k[BYTES];  // blocks of fewer than 16 tokens are joined here
   alignas(64) char stored_v[BYTES];
   alignas(64) char k[BYTES];         // decoded
   alignas(64) char v[BYTES + 64];
@@ -52,7 +52,7 @@ INLINE ChunkBuffers& chunk_buffers() {
   return buffers;
 }
 
-// Small blocks to one of 16 tokens; those that are not wanted are zero.
+// Joins small blocks into one of 16 tokens; unwanted tokens are zero.
 template <typename F>
 StoredTile<F> join_blocks(const AttentionArgs& args, const int32_t* table, int64_t kv_head, int64_t first_key, KeyRange keys,
                           char* k_head, char* v_head) {
@@ -81,7 +81,7 @@ StoredTile<F> join_blocks(const AttentionArgs& args, const int32_t* table, int64
   return {to, k_head, v_head, 0};
 }
 
-// The 16 tokens from first_key on, at least one of them wanted.
+// Returns the 16 tokens from first_key on, at least one of them wanted.
 template <typename F>
 INLINE StoredTile<F> find_tile(const AttentionArgs& args, const int32_t* table, int64_t kv_head, int64_t first_key,
                                KeyRange keys, int64_t tile, ChunkBuffers& buffers) {
@@ -100,7 +100,7 @@ struct Pair {
 
 INLINE f32x16 codes_of(u32x16 codes) { return to_float((i32x16)codes); }
 
-// Dimensions 2 u and 2 u + 1 of sixteen tokens. The product with a scale is exact, so fma rounds as the reference does.
+// Returns dimensions 2 u and 2 u + 1 of sixteen tokens. The product with a scale is exact, so fma rounds as kernels/reference.
 template <typename F>
 INLINE Pair k_pair(const char* tile, int64_t u, f32x16 scale, f32x16 zero) {
   if constexpr (std::is_same_v<F, F32Format>) {
@@ -117,7 +117,7 @@ INLINE Pair k_pair(const char* tile, int64_t u, f32x16 scale, f32x16 zero) {
   }
 }
 
-// Some of sixteen dimensions, from d on, of one token, whose row (for bf16: whose pair's row) begins at `row`.
+// Returns up to sixteen dimensions, from d on, of one token, whose row (for bf16: whose pair's row) starts at `row`.
 INLINE f32x16 v_codes(Int8Format, const char* row, int64_t d, int64_t count) {
   u8x16 bytes{};
   if (count == LANES) bytes = load<u8x16>(row + d);
@@ -133,7 +133,7 @@ INLINE f32x16 v_codes(Int4Format, const char* row, int64_t d, int64_t count) {
     return codes_of(widened((u8x16)halves));
   }
   uint8_t codes[LANES] = {};
-  int64_t half = count / 2 & (LANES / 2 - 1);  // below 8 in any case; this tells the compiler
+  int64_t half = count / 2 & (LANES / 2 - 1);  // always below 8; the mask tells the compiler
   for (int64_t j = 0; j < half; j++) {
     codes[j] = (uint8_t)group[j] & 15;
     codes[half + j] = (uint8_t)group[j] >> 4;
@@ -141,7 +141,7 @@ INLINE f32x16 v_codes(Int4Format, const char* row, int64_t d, int64_t count) {
   return codes_of(widened(load<u8x16>(codes)));
 }
 
-// The same dimensions of tokens t and t + 1, t even.
+// Returns the same dimensions of tokens t and t + 1, t even.
 template <typename F>
 INLINE Pair v_pair(const StoredTile<F>& tile, int64_t t, int64_t d, int64_t count, const float* scales, const float* zeros) {
   const char* row = tile.v_head + tile.order.v(tile.t + t);
@@ -157,7 +157,7 @@ INLINE Pair v_pair(const StoredTile<F>& tile, int64_t t, int64_t d, int64_t coun
   }
 }
 
-// Two vectors to sixteen units of two bf16.
+// Converts two vectors to sixteen units of two bf16.
 INLINE u32x16 bf16_units(Pair pair) {
 #if defined(__AVX512BF16__)
   alignas(64) static constexpr uint16_t MERGED[32] = {0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
@@ -184,7 +184,7 @@ INLINE void put_v_pair(Bf16Products, char* tile, int64_t head_dim, int64_t t, in
   set((float*)tile + t / 2 * head_dim + d, (f32x16)bf16_units(pair), count);
 }
 
-// A stored tile, whose first token is first_key, to the products' order and type.
+// Decodes a stored tile, whose first token is first_key, to the products' order and type.
 template <typename P, typename F>
 void decode_tile(const StoredTile<F>& tile, int64_t first_key, KeyRange keys, char* k, char* v) {
   const HeadOrder<F>& order = tile.order;
@@ -197,7 +197,7 @@ void decode_tile(const StoredTile<F>& tile, int64_t first_key, KeyRange keys, ch
     store(zeros, from_half(tile.v_head + order.zero(tile.t)));
   }
   const char *k_from = tile.k_head + order.k(tile.t, 0), *v_from = tile.v_head + order.v(tile.t);
-  // blocks lie anywhere, so the processor does not guess them; the values come while the keys are decoded
+  // blocks lie anywhere, so the processor cannot predict them; the values arrive while the keys are decoded
   for (int64_t at = 0; at < LANES * order.row_bytes; at += 64) __builtin_prefetch(v_from + at);
   for (int64_t u = 0; u < order.head_dim / 2; u++) put_k_pair(P{}, k, u, k_pair<F>(k_from, u, k_scale, k_zero));
   for (int64_t t = 0; t < LANES; t += 2) {
@@ -210,7 +210,7 @@ void decode_tile(const StoredTile<F>& tile, int64_t first_key, KeyRange keys, ch
   }
 }
 
-// The chunk that begins at first_key and has at least one wanted key.
+// Returns the chunk that starts at first_key, which has at least one wanted key.
 template <typename P, typename F>
 ChunkView fetch_chunk(const AttentionArgs& args, const AttentionItem& item, int64_t first_key, KeyRange keys) {
   ChunkBuffers& buffers = chunk_buffers();
@@ -223,7 +223,7 @@ ChunkView fetch_chunk(const AttentionArgs& args, const AttentionItem& item, int6
     int64_t key = first_key + tile * LANES;
     bool wanted = key <= keys.last && key + LANES > keys.first;
     if constexpr (AS_IT_LIES) {
-      // what is not wanted has no weight; a tile that is stands in its place
+      // unwanted tiles have no weight; a wanted one takes their place
       if (key > keys.last) key = keys.last / LANES * LANES;
       if (key + LANES <= keys.first) key = keys.first / LANES * LANES;
       StoredTile<F> stored = find_tile<F>(args, table, item.kv_head, key, keys, tile, buffers);

@@ -1,8 +1,8 @@
-// How keys and values are stored: the formats, and where things are in a block.
+// Storage of keys and values: formats, and positions in a block.
 //
-// Inside a block every KV head is contiguous, K and V alike; what a format makes of a number is defined in
-// src/twostroke/config/kv_format.py. Numbers stand in the order that the products want, t the token in the block, d the
-// dimension; a unit of K is what one token has of a dimension (f32) or of two (all others):
+// Within a block every KV head is contiguous, K and V alike; src/twostroke/config/kv_format.py defines the encoding of a number.
+// Numbers are in the order that the products need, t the token in the block, d the dimension; a unit of K holds one dimension
+// (f32) or two (all other formats) of a token:
 //
 //   K     tiles of 16 tokens, tokens in the lanes    [t / 16][unit][t % 16]
 //   V     f32, int8   [t][d]
@@ -10,9 +10,9 @@
 //         int4        [t][d / 16][8 bytes], byte j with dimension j low and j + 8 high (the last, narrower group: its half)
 //   then  int8, int4  float16 scales [t], float16 zeros [t]
 //
-// Vectors of int4 are transformed ones (hadamard.hpp).
+// Vectors of int4 are transformed (hadamard.hpp).
 //
-// (With blocks of fewer than 16 tokens the lanes of K are as many as there are; with 1 token V in bf16 is plain.)
+// (With blocks of fewer than 16 tokens, K has as many lanes as tokens; with 1 token, V in bf16 is plain.)
 #pragma once
 
 #include "linear.hpp"
@@ -25,7 +25,7 @@ namespace {
 struct F32Format {
   using Element = float;
   static constexpr bool QUANTIZED = false;
-  static constexpr int64_t UNIT = 4, DIMS = 1, TOKENS = 1;  // bytes of a unit of K, its dimensions; tokens side by side in V
+  static constexpr int64_t UNIT = 4, DIMS = 1, TOKENS = 1;  // bytes of a unit of K, its dimensions, tokens side by side in V
   static int64_t row_bytes(int64_t head_dim) { return head_dim * 4; }
 };
 
@@ -52,8 +52,7 @@ struct Int4Format {
   static int64_t row_bytes(int64_t head_dim) { return head_dim / 2; }
 };
 
-// What the products compute with: elements, how many of them are a unit of four bytes, and the format that lies as they
-// want it.
+// Operands of the products: type of elements, elements per unit of four bytes, and the format stored in their order.
 struct F32Products {
   using Element = float;
   using Dot = F32Weights;
@@ -68,7 +67,7 @@ struct Bf16Products {
   static constexpr int64_t E = 2;
 };
 
-// Where things are in a head of a block, in bytes from its start.
+// Positions in a head of a block, in bytes from its start.
 template <typename F>
 struct HeadOrder {
   int64_t block_size, head_dim, lanes, units, row_bytes;
@@ -80,7 +79,7 @@ struct HeadOrder {
   int64_t head_bytes() const { return block_size * (row_bytes + (F::QUANTIZED ? 4 : 0)); }
   int64_t tile_bytes() const { return lanes * row_bytes; }
   int64_t k(int64_t t, int64_t unit) const { return t / lanes * tile_bytes() + (unit * lanes + t % lanes) * F::UNIT; }
-  // The first dimension of a token; the next ones are v_step() apart.
+  // Position of a token's first dimension; further ones are v_step() apart.
   int64_t v(int64_t t) const {
     if (block_size < F::TOKENS) return 0;
     return t / F::TOKENS * F::TOKENS * row_bytes + t % F::TOKENS * (int64_t)sizeof(typename F::Element);

@@ -1,4 +1,4 @@
-// Keys and values on their way into the storage, a token at a time.
+// Writing of keys and values into the storage, a token at a time.
 #pragma once
 
 #include <limits>
@@ -13,7 +13,7 @@
 namespace twostroke {
 namespace {
 
-// To the nearest half, ties to even; what is too large for one becomes infinite, and NaN stays NaN.
+// Rounds to the nearest half, ties to even; too large numbers become infinite, and NaN stays NaN.
 INLINE uint16_t to_half(float value) {
   uint32_t bits, sign;
   std::memcpy(&bits, &value, 4);
@@ -21,7 +21,7 @@ INLINE uint16_t to_half(float value) {
   bits &= 0x7fffffff;
   if (bits > 0x7f800000) return (uint16_t)(sign | 0x7e00);
   if (bits >= 0x477ff000) return (uint16_t)(sign | 0x7c00);
-  if (bits < 0x38800000) {  // subnormal: adding 0.5 leaves units of 2^-24 in the lowest bits, rounded as any sum
+  if (bits < 0x38800000) {  // subnormal: adding 0.5 leaves units of 2^-24 in the lowest bits, rounded like any sum
     float magnitude;
     std::memcpy(&magnitude, &bits, 4);
     magnitude += 0.5f;
@@ -31,7 +31,7 @@ INLINE uint16_t to_half(float value) {
   return (uint16_t)(sign | ((bits + 0xfff + (bits >> 13 & 1)) - 0x38000000) >> 13);
 }
 
-// One vector of a token to codes from 0 to LEVELS, a byte each: x = zero + scale * code.
+// Quantizes one vector of a token to codes from 0 to LEVELS, a byte each: x = zero + scale * code.
 template <typename F, typename T>
 void quantize_token(const T* x, int64_t n, uint8_t* codes, char* scale_at, char* zero_at) {
   constexpr float INF = std::numeric_limits<float>::infinity(), LARGEST_HALF = 65504.0f;
@@ -42,7 +42,7 @@ void quantize_token(const T* x, int64_t n, uint8_t* codes, char* scale_at, char*
     i32x16 inside = lane < (int32_t)count;
     most = larger(select(inside, v, splat(-INF)), most);
     most_negated = larger(select(inside, -v, splat(-INF)), most_negated);
-    poison += v * splat(0.0f);  // NaN, unless all are finite
+    poison += v * splat(0.0f);  // NaN unless all numbers are finite
   });
   constexpr bool IN_CELLS = std::is_same_v<F, Int4Format>;
   float lowest = -largest_of(most_negated) + (sum_of(poison) + 0.0f), highest = largest_of(most);
@@ -66,7 +66,7 @@ void quantize_token(const T* x, int64_t n, uint8_t* codes, char* scale_at, char*
   std::memcpy(zero_at, &zero_half, 2);
 }
 
-// The vector that int4 stores of x.
+// Transforms x to the vector that int4 stores.
 template <typename T>
 INLINE void transform(const T* x, int64_t n, float* to) {
   int64_t block = hadamard_block(n);
@@ -75,19 +75,19 @@ INLINE void transform(const T* x, int64_t n, float* to) {
   hadamard(to, n, block);
 }
 
-// Dimensions in pairs, as units of K are.
+// Packs neighbouring dimensions in pairs, as in units of K.
 INLINE void pack_neighbours(uint8_t* codes, int64_t n) {
   for (int64_t u = 0; u < n / 2; u++) codes[u] = (uint8_t)(codes[2 * u] | codes[2 * u + 1] << 4);
 }
 
-// Groups of 16 dimensions, halves of a group in pairs, as V has them.
+// Packs groups of 16 dimensions, with the halves of a group in pairs, as in V.
 INLINE void pack_halves(uint8_t* codes, int64_t n) {
   in_lanes(n, [&](int64_t i, int64_t count) {
     for (int64_t j = 0; j < count / 2; j++) codes[i / 2 + j] = (uint8_t)(codes[i + j] | codes[i + count / 2 + j] << 4);
   });
 }
 
-// One vector of a token to a row of F: K as its units follow each other, V as its dimensions do.
+// Encodes one vector of a token as a row of F: K in the order of its units, V in the order of its dimensions.
 template <typename F, typename T>
 INLINE void encode(const HeadOrder<F>& order, const T* x, bool keys, char* head, int64_t t, char* row) {
   int64_t n = order.head_dim;
@@ -123,8 +123,8 @@ INLINE void put_v(const HeadOrder<F>& order, const char* row, char* v_head, int6
     return;
   }
   int64_t step = order.v_step();
-  // The last token clears its neighbour's place in the unit: what an earlier owner left there (a NaN at worst) is
-  // multiplied, with a weight of zero, until the neighbour comes.
+  // The last token clears its neighbour's place in the unit: an old value there (a NaN at worst) would be multiplied, with a
+  // weight of zero, until the neighbour is written.
   if (is_last && t % F::TOKENS == 0)
     for (int64_t d = 0; d < order.head_dim; d++) std::memset(to + d * step, 0, (size_t)step);
   for (int64_t d = 0; d < order.head_dim; d++)

@@ -1,8 +1,8 @@
-// Sixteen lanes where a register of the processor holds fewer: a register's worth is a vector of GCC's, more of it are halves.
+// Sixteen lanes where a processor's register holds fewer: GCC's vector for a register, and structs of halves for more.
 //
-// GCC 12 keeps a vector that is wider than the processor's registers in memory, every result of it too. A struct of two halves it
-// takes apart, down to registers. So a level whose registers are as wide as sixteen floats has vectors of GCC's alone, and on
-// every other the same operators work on halves (of halves).
+// GCC 12 keeps a vector that is wider than the processor's registers, and every result of it, in memory. It splits a struct of
+// two halves down to registers. So a level with registers of sixteen floats uses GCC's vectors alone, and on every other level
+// the same operators work on halves (of halves).
 #pragma once
 
 #include <cstddef>
@@ -30,7 +30,7 @@ template <typename V>
 struct Halves {
   V low, high;
 
-  // The bits as lanes of another type, as (f32x8)v is of a vector.
+  // Reinterprets the bits as lanes of another type, like (f32x8)v of a vector.
   template <typename W>
   explicit INLINE operator Halves<W>() const { return {(W)low, (W)high}; }
   INLINE auto operator[](int64_t lane) const {
@@ -89,7 +89,7 @@ struct LanesOf<T, BYTES, false> {
 template <typename T, int COUNT>
 using Lanes = typename LanesOf<T, COUNT * (int)sizeof(T)>::Type;
 
-// Calls f for each register's worth of v (and of others as wide) and puts the results together again.
+// Calls f for each register of v (and of others of its width) and joins the results.
 template <typename F, typename V, typename... Others>
 INLINE auto in_registers(const F& f, V v, Others... others) {
   if constexpr (IS_HALVES<V>) {
@@ -122,7 +122,7 @@ INLINE void store(void* p, V v) {
   }
 }
 
-// The same number in all lanes. Zero is taken away, since adding it to a -0 would change that and hence be done.
+// Returns the same number in all lanes. Subtracts zero, because adding it would change -0, so the compiler could not drop it.
 template <typename V, typename Scalar>
 INLINE V filled(Scalar a) {
   if constexpr (IS_HALVES<V>) return {filled<decltype(V::low)>(a), filled<decltype(V::low)>(a)};
@@ -146,7 +146,7 @@ INLINE auto split(V v, std::index_sequence<LANE...>) {
   return Halves<decltype(low)>{low, __builtin_shufflevector(v, v, (LANE + sizeof...(LANE))...)};
 }
 
-// Both halves of a vector, also of one that is a register.
+// Returns both halves of a vector, even of a single register.
 template <typename V>
 INLINE auto halves_of(V v) {
   if constexpr (IS_HALVES<V>) return v;
@@ -162,7 +162,7 @@ INLINE V every_second(V a, V b, std::integral_constant<int, 1>, std::index_seque
   return __builtin_shufflevector(a, b, (2 * LANE + 1)...);
 }
 
-// Lanes FIRST, FIRST + 2, ... of a and then of b, both seen as vectors of Narrow: the lower or the upper parts of wider lanes.
+// Returns lanes FIRST, FIRST + 2, ... of a and then of b as vectors of Narrow: the lower or the upper parts of wider lanes.
 template <typename Narrow, int FIRST, typename V>
 INLINE auto parts_of(V a, V b) {
   if constexpr (IS_HALVES<V>) {

@@ -1,4 +1,4 @@
-// Compiled once per instruction level; CMakeLists.txt sets the flags and names the level.
+// Compiled once per instruction level; CMakeLists.txt sets the flags and the level's name.
 #include "attention.hpp"
 #include "decoded.hpp"
 #include "elementwise.hpp"

@@ -1,14 +1,14 @@
 // Matrix products against packed weights, with a fixed order of summation.
 //
-// Packed weights: panels of PANEL = 64 channels, 16 to a vector; K innermost, so that a pass streams through memory.
+// Packed weights: panels of PANEL = 64 channels, 16 per vector; K outermost in a panel, so that a pass streams through memory.
 //
-//   f32   panel [K][4][16]             one k a step
-//   bf16  panel [K / 2][4][16][2]      two k a step (K is padded with a zero)
+//   f32   panel [K][4][16]             one k per step
+//   bf16  panel [K / 2][4][16][2]      two k per step (K is padded with a zero)
 //
-// The last panel is padded with channels of zeros. Gated weights, gate(x G^T) * (x U^T), have vectors of G and of U in turn, so
-// that a tile holds both factors. A result sums K in SEGMENTS runs, each from its first k to its last in one
-// accumulator, and the runs in a fixed tree: (s0 + s1) + (s2 + s3). Nothing of this depends on the number of rows, so a
-// row's bits do not either; and 2 or 4 ranks that own a half or a quarter of K can form the same tree.
+// The last panel is padded with channels of zeros. In gated weights, gate(x G^T) * (x U^T), vectors of G and U alternate, so
+// that a tile holds both factors. A result sums K in SEGMENTS runs, each from its first k to its last in one accumulator, and
+// the runs in a fixed tree: (s0 + s1) + (s2 + s3). Nothing of this depends on the number of rows, so a row's bits do not
+// either; and 2 or 4 ranks that own a half or a quarter of K can form the same tree.
 #pragma once
 
 #include "elementwise.hpp"
@@ -18,14 +18,14 @@
 namespace twostroke {
 namespace {
 
-constexpr int64_t STEP_BYTES = PANEL * 4;  // of a panel's weights: four of each channel
+constexpr int64_t STEP_BYTES = PANEL * 4;  // bytes of a panel's step: four of each channel
 
-// What one step of K is to the processor: TERMS multiply-adds, each of four bytes of a row's input with a vector of weights.
+// One step of K: TERMS multiply-adds, each of four bytes of a row's input with a vector of weights.
 struct F32Weights {
   static constexpr int64_t STEP = 1;  // k per step
   static constexpr int TERMS = 1;
   using Element = float;
-  using Input = float;  // what inputs are stored as for the products
+  using Input = float;  // type of inputs in the products
   static INLINE f32x16 weights(const char* step, int) { return load<f32x16>(step); }
   static INLINE f32x16 add(f32x16 acc, const char* input, f32x16 w) { return fma(splat(load<float>(input)), w, acc); }
 };
@@ -42,7 +42,7 @@ struct Bf16Weights {
   }
 };
 #else
-// Without an instruction for it both factors become float32: weights here, for all rows of a tile at once, inputs before.
+// Without an instruction for it, both factors become float32: weights here, for all rows of a tile at once, inputs before.
 struct Bf16Weights {
   static constexpr int64_t STEP = 2;
   static constexpr int TERMS = 2;
@@ -58,7 +58,7 @@ struct Bf16Weights {
 
 constexpr bool WIDE_INPUTS = std::is_same_v<Bf16Weights::Input, float>;
 
-// How many vectors of a panel fit beside each other where ROWS of them are in `registers` registers.
+// Returns how many vectors of a panel fit into `registers` registers for ROWS rows.
 constexpr int vectors_of_tile(int rows, int registers) {
   int sums = registers / (64 / REGISTER_BYTES);
   return rows * 4 <= sums ? 4 : rows * 2 <= sums ? 2 : 1;
@@ -68,13 +68,13 @@ constexpr int rows_of_tile(int most, int registers) {
   return most < sums ? most : sums;
 }
 
-// A tile of sums in registers. Weights and inputs need the others; where a vector is four registers, weights alone need eight.
+// Registers for a tile of sums. Weights and inputs need the rest; where a vector is four registers, weights alone need eight.
 constexpr int SUM_REGISTERS = REGISTER_BYTES == 64 ? 24 : REGISTERS == 32 ? 16 : 12;
 constexpr int TILE_ROWS = rows_of_tile(6, SUM_REGISTERS);
 template <int ROWS>
 constexpr int TILE_VECTORS = vectors_of_tile(ROWS, SUM_REGISTERS);
 
-// One step of K onto a tile. input(r), weights(v): where those of a row and of a vector are.
+// Adds one step of K to a tile. input(r), weights(v): addresses of a row's inputs and a vector's weights.
 template <typename W, int ROWS, int VECTORS, typename Input, typename Weights>
 INLINE void add_step(f32x16 (&acc)[ROWS][VECTORS], const Input& input, const Weights& weights) {
   for (int term = 0; term < W::TERMS; term++) {
@@ -85,8 +85,8 @@ INLINE void add_step(f32x16 (&acc)[ROWS][VECTORS], const Input& input, const Wei
   }
 }
 
-// Asks for weights before they are needed, a row of a panel's vectors at a time: for the second cache early, since memory is
-// asked for more at once that way, and for the first cache late.
+// Prefetches weights, one row of a panel's vectors at a time: into the second cache early, so that more memory reads are in
+// flight, and into the first cache late.
 INLINE void ask_for_line(const char* line) {
   __builtin_prefetch(line + 4096, 0, 2);
   __builtin_prefetch(line + 2048);
@@ -95,8 +95,8 @@ INLINE void ask_ahead(const char* row) {
   for (int64_t at = 0; at < STEP_BYTES; at += 64) ask_for_line(row + at);
 }
 
-// One tile: ROWS rows of x against VECTORS vectors of a panel, over [begin, end) steps of K, from zero. is_first: nobody has read
-// these weights yet.
+// Computes one tile: ROWS rows of x times VECTORS vectors of a panel, over [begin, end) steps of K, from zero. is_first: these
+// weights were not read before.
 template <typename W, int ROWS, int VECTORS>
 INLINE void accumulate(f32x16 (&acc)[ROWS][VECTORS], const char* const* x, const char* w, int64_t begin, int64_t end,
                        bool is_first) {
@@ -118,9 +118,9 @@ INLINE void put(const LinearArgs& args, int64_t row, int64_t channel, f32x16 val
   else set((T*)args.y + row * args.ldy + channel, value, count);
 }
 
-// What a gate x lets through of an up projection: SiLU is x / (1 + exp(-x)), and the tanh formula of GELU is
+// Returns the up projection multiplied by its activated gate x. SiLU is x / (1 + exp(-x)), and the tanh formula of GELU is
 // x / (1 + exp(-2 u)) with u = sqrt(2 / pi) (x + 0.044715 x^3). Clamped SwiGLU is x / (1 + exp(-1.702 x)) (1 + up), with x at
-// most 7 and up within 7 of 0.
+// most 7 and up from -7 to 7.
 INLINE f32x16 gated(Gate gate, f32x16 x, f32x16 up) {
   if (gate == Gate::clamped_swiglu) {
     f32x16 limit = splat(7.0f);
@@ -133,7 +133,7 @@ INLINE f32x16 gated(Gate gate, f32x16 x, f32x16 up) {
   return x / (splat(1.0f) + exp(-slope)) * up;
 }
 
-// Bias, gate and residual on the totals of one row's vectors [first, first + VECTORS) of panel p, and out.
+// Applies bias, gate and residual to the totals of one row's vectors [first, first + VECTORS) of panel p, and writes them.
 template <typename T, int VECTORS>
 INLINE void finish_row(const LinearArgs& args, f32x16 (&total)[VECTORS], int64_t row, int64_t p, int first) {
   if (args.bias)
@@ -146,10 +146,10 @@ INLINE void finish_row(const LinearArgs& args, f32x16 (&total)[VECTORS], int64_t
     for (int v = 0; v < VECTORS; v++) put<T>(args, row, (p * PANEL_VECTORS + first + v) * LANES, total[v]);
 }
 
-// The runs' tree.
+// Adds the runs in their fixed tree.
 INLINE f32x16 add_runs(f32x16 s0, f32x16 s1, f32x16 s2, f32x16 s3) { return (s0 + s1) + (s2 + s3); }
 
-// Adds up the runs and writes ROWS rows of panel p.
+// Adds the runs and writes ROWS rows of panel p.
 template <typename T, int ROWS>
 INLINE void finish(const LinearArgs& args, const f32x16 (&sums)[SEGMENTS][ROWS][PANEL_VECTORS], int64_t row, int64_t p) {
   for (int r = 0; r < ROWS; r++) {
@@ -159,7 +159,7 @@ INLINE void finish(const LinearArgs& args, const f32x16 (&sums)[SEGMENTS][ROWS][
   }
 }
 
-// Calls f<ROWS>(first row): tiles as high as the registers allow, then what is left.
+// Calls f<ROWS>(first row) for tiles as high as the registers allow, then for the rest.
 template <int MOST_ROWS, typename F>
 INLINE void in_tiles(int64_t m, const F& f) {
   int64_t row = 0;
@@ -173,7 +173,7 @@ INLINE void in_tiles(int64_t m, const F& f) {
   }
 }
 
-// Run s of K for ROWS rows against a panel.
+// Sums run s of K for ROWS rows and a panel.
 template <typename W, int ROWS>
 INLINE void sum_run(const LinearArgs& args, const char* panel, int64_t row, int s, f32x16 (&sums)[ROWS][PANEL_VECTORS]) {
   constexpr int VECTORS = TILE_VECTORS<ROWS>;
@@ -191,7 +191,7 @@ INLINE void sum_run(const LinearArgs& args, const char* panel, int64_t row, int 
   }
 }
 
-// ROWS rows against panel p, a run of K after the other, so that a run's weights are near when the next vectors want them.
+// Multiplies ROWS rows with panel p, one run of K after the other, so that a run's weights stay in a cache for the next vectors.
 template <typename W, int ROWS>
 void tile(const LinearArgs& args, const char* panel, int64_t row, int64_t p) {
   f32x16 sums[SEGMENTS][ROWS][PANEL_VECTORS];
@@ -199,7 +199,7 @@ void tile(const LinearArgs& args, const char* panel, int64_t row, int64_t p) {
   finish<typename W::Element, ROWS>(args, sums, row, p);
 }
 
-// All rows against panel p, whose numbers stand at `panel`.
+// Multiplies all rows with panel p, whose numbers are at `panel`.
 template <typename W>
 void multiply_panel(const LinearArgs& args, const char* panel, int64_t p) {
   in_tiles<TILE_ROWS>(args.m, [&]<int ROWS>(int64_t row) { tile<W, ROWS>(args, panel, row, p); });

@@ -1,6 +1,6 @@
-// Weights of float32 or bfloat16 to codes of 8 and 4 bits, as kernels/quantized_weight.py defines them in torch's operators.
+// Quantization of float32 or bfloat16 weights to codes of 8 and 4 bits, as defined in kernels/quantized_weight.py.
 //
-// The same operations on float32 in the same order, none of them fused: the same bits on every level, and the definition's.
+// The operations on float32 are the definition's, in the same order, none of them fused. So every level gives the same bits.
 #pragma once
 
 #include "elementwise.hpp"
@@ -14,20 +14,20 @@ constexpr float LARGEST_HALF = 65504.0f;
 
 INLINE f32x16 clamped(f32x16 v, float low, float high) { return larger(smaller(v, splat(high)), splat(low)); }
 
-// Whole numbers of a small range, half to even: adding the magic number shifts every fraction out.
+// Rounds small numbers to whole ones, half to even: adding the magic number shifts every fraction out.
 INLINE f32x16 whole(f32x16 v) { return (v + splat(12582912.0f)) - splat(12582912.0f); }
 
-// To what a float16 can hold, half to even; larger than its largest becomes its largest.
+// Rounds to float16, half to even; numbers beyond the largest float16 become the largest.
 INLINE f32x16 to_halves(f32x16 v) {
   u32x16 sign = (u32x16)v & splat(0x80000000u);
   f32x16 size = smaller(magnitude(v), splat(LARGEST_HALF));
   u32x16 bits = (u32x16)size;
   f32x16 normal = (f32x16)((bits + splat(0xfffu) + ((bits >> 13) & splat(1u))) & splat(0xffffe000u));
-  f32x16 subnormal = (size + splat(0.5f)) - splat(0.5f);  // next to a half, floats are as far apart as subnormal float16
+  f32x16 subnormal = (size + splat(0.5f)) - splat(0.5f);  // near 0.5, floats are as far apart as subnormal float16
   return (f32x16)((u32x16)select(size < splat(0x1p-14f), subnormal, normal) | sign);
 }
 
-// The bits of a float16 that `value` holds exactly.
+// Returns the bits of `value`, which must be a float16.
 inline uint16_t half_bits(float value) {
   uint32_t bits, sign;
   std::memcpy(&sign, &value, 4);
@@ -36,7 +36,7 @@ inline uint16_t half_bits(float value) {
   return (uint16_t)((sign >> 16 & 0x8000u) | (bits & 0x7fffffffu) >> 13);
 }
 
-// clamp(round(v / scale), low, high) of sixteen weights, as floats.
+// Returns clamp(round(v / scale), low, high) of sixteen weights, as floats.
 INLINE f32x16 codes_of(f32x16 v, f32x16 inverse, float low, float high) { return whole(clamped(v * inverse, low, high)); }
 
 INLINE void store_codes(uint8_t* to, f32x16 codes, float zero, int64_t count) {
@@ -57,7 +57,7 @@ void quantize_channels_of(const T* weight, int64_t k, uint8_t* codes, uint16_t* 
   }
 }
 
-// Halves folded onto each other, then the lanes: always the same tree. Overwrites v.
+// Sums by adding halves, then lanes: always the same tree. Overwrites v.
 template <int VECTORS>
 INLINE float sum_of_group(f32x16* v) {
   for (int half = VECTORS / 2; half > 0; half /= 2)
@@ -65,7 +65,7 @@ INLINE float sum_of_group(f32x16* v) {
   return sum_of(v[0]);
 }
 
-// One group of VECTORS * 16 weights, `count` of which are there; returns the scale. `steps`: see quantize_in_groups.
+// Quantizes one group of VECTORS * 16 weights, of which `count` exist; returns the scale. `steps`: see quantize_in_groups.
 template <int VECTORS, typename T>
 INLINE float quantize_group(const T* from, uint8_t* to, int64_t count, const float* steps, int64_t num_steps) {
   f32x16 v[VECTORS], high{}, low{};
@@ -76,12 +76,12 @@ INLINE float quantize_group(const T* from, uint8_t* to, int64_t count, const flo
     low = smaller(low, v[i]);
   }
   float most = largest_of(high), least = folded(low, smaller);
-  float extreme = (most >= -least ? most : least) + 0.0f;  // of the two zeros always the same one
+  float extreme = (most >= -least ? most : least) + 0.0f;  // always +0
   alignas(64) float scales[LANES], inverses[LANES];
-  f32x16 candidates = to_halves(splat(extreme) / load_some(steps, num_steps));  // of the other lanes nobody asks
+  f32x16 candidates = to_halves(splat(extreme) / load_some(steps, num_steps));  // the other lanes are not used
   store16(scales, candidates);
   store16(inverses, splat(1.0f) / select(candidates == splat(0.0f), splat(1.0f), candidates));
-  float least_error = __builtin_inff(), scale = scales[0], inverse = inverses[0];  // the first, where every error is infinite
+  float least_error = __builtin_inff(), scale = scales[0], inverse = inverses[0];  // the first one remains where every error is infinite
   auto consider = [&](float other, float other_inverse) {
     f32x16 squares[VECTORS];
     for (int i = 0; i < VECTORS; i++) {

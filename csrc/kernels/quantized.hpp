@@ -1,21 +1,21 @@
-// Products against weights of 8 bits and of 6 to 2: integers inside a group of k, floats across groups.
+// Products with weights of 8 bits and of 6 to 2: integers within a group of k, floats across groups.
 //
-//   weight  w[n][k] = scale[n][g] * (code[n][k] - zero) - min[n][g]        zero and min as the WeightFormat says
-//   input   x[m][k] = scale[m][i] * q[m][k],  q from -127 to 127           made on the fly, row by row: see input_group
+//   weight  w[n][k] = scale[n][g] * (code[n][k] - zero) - min[n][g]        zero and min by the WeightFormat
+//   input   x[m][k] = scale[m][i] * q[m][k],  q from -127 to 127           computed during the call, per row: see input_group
 //
 // so over a group   sum = scale[n] (SUM code q - zero SUM q) - min[n] SUM q,   and where inputs share a scale, the sum of these
 // times scale[m]
 //
-// The sums over codes are of integers and hence exact. Groups whose inputs share a scale are added in float32, then times that
-// scale to the sum of the run; a run is of whole spans, from the first to the last, and the runs are added in the fixed tree of
-// linear.hpp. A row is quantized from its own values alone.
+// The sums over codes are sums of integers and so exact. Groups whose inputs share a scale are added in float32, and then, times
+// that scale, to the sum of the run. A run is a number of whole spans, from the first to the last, and the runs are added in the
+// fixed tree of linear.hpp. A row is quantized from its own values alone.
 //
 // Packed weights: a panel is a sequence of groups, 64 channels each:
 //
 //   8 bits  [G / 4][4 vectors][16 channels][4 k]       4 bits  [G / 8][4 vectors][16 channels][4 k low, 4 k high halves]
 //   scales  float16 [64]                               mins    float16 [64], where the format has them
 //
-// Codes of 5 and 6 bits are in units of 32 and 16 k: their low four bits as those of 4 bits, and behind these what is above,
+// Codes of 5 and 6 bits are in units of 32 and 16 k: first their low four bits, like codes of 4 bits, then their high bits,
 //
 //   [4 vectors][16 channels][4 bytes], byte b with the bits of k = b, b + 4, b + 8, ... from the lowest on
 //
@@ -23,20 +23,20 @@
 //
 //   [4 vectors][16 channels][4 bytes], byte b with the bits of k = b, b + 4, b + 8 and b + 12, from the lowest on
 //
-// and of 3 bits what does not fit there is behind it, [2 pairs of vectors][16 channels][4 bytes]: of the first vector of a pair in
-// the lower half of byte b, of the second in the upper, the bits of k = b + 12 and above them the highest one of k = b + 8.
+// followed, for 3 bits, by the bits that do not fit there, [2 pairs of vectors][16 channels][4 bytes]. The first vector of a pair
+// uses the lower half of byte b, the second the upper half: the bits of k = b + 12, and above them the highest bit of k = b + 8.
 //
-// Codes of 4 bits may be places in a table of signed bytes (TABLE_VALUES); these then take the place of code - zero.
+// Codes of 4 bits may be indices into a table of signed bytes (TABLE_VALUES), whose values then replace code - zero.
 //
-// In ggml's K types, as they are in their files, scales and mins are whole numbers of a byte, int8 [64] each, and every
-// super-block of 256 k begins with what they are multiplied by, float16 [64] each. Those beside codes of 2 bits have 4 bits, and
-// share the bytes: the scale is in the lower half.
+// In ggml's K types, scales and mins are whole numbers of a byte as in their files, int8 [64] each, and every super-block of
+// 256 k starts with their factors, float16 [64] each. With codes of 2 bits, scales and mins have 4 bits and share bytes: the
+// scale is in the lower half.
 //
 //   w = d[n] scale[n][g] (code - zero) - dmin[n] min[n][g]
 //
-// There groups are added times their scale and that of their inputs, and a span's sum is multiplied by d; the mins' share is
-// added up by itself, each times the sum of its inputs, and multiplied by dmin. Inside a scale of the inputs these
-// are whole numbers below 2^24: exact, though floats hold them.
+// There groups are multiplied by their scale and that of their inputs and added, and a span's sum is multiplied by d. The mins,
+// each times the sum of its inputs, are added separately and multiplied by dmin. Within one scale of the inputs, these are whole
+// numbers below 2^24, so floats hold them exactly.
 #pragma once
 
 #include "elementwise.hpp"
@@ -47,26 +47,26 @@
 namespace twostroke {
 namespace {
 
-// Arm's products take codes as signed, the others as unsigned; codes of 4 bits are the same number either way, those of 8 come
-// without their zero where they are signed.
+// Arm's products take signed codes, the others unsigned ones. Codes of 4 bits are the same number either way; signed codes of
+// 8 bits are stored with their zero subtracted.
 #if defined(__ARM_NEON)
 constexpr bool SIGNED_CODES = true;
 #else
 constexpr bool SIGNED_CODES = false;
 #endif
 
-// What of a WeightFormat a kernel is compiled for.
+// Parts of a WeightFormat that a kernel is compiled for.
 struct KernelFormat {
   int bits;
   bool has_table;
-  bool is_alone;  // a scale of the inputs belongs to one group
+  bool is_alone;  // each scale of the inputs belongs to one group
   bool has_super_blocks;
-  int64_t group;  // 0: only the WeightFormat says it
+  int64_t group;  // 0: taken from the WeightFormat
 
-  // Whether what is multiplied has 8 bits, and is 128 too large where products take it without a sign.
+  // Returns whether the multiplied numbers have 8 bits; for unsigned products they are stored 128 too large.
   constexpr bool has_bytes() const { return bits == 8 || has_table; }
 
-  // A WeightFormat of this kind, with all that is known here, so that whoever reads it has constants.
+  // Returns a WeightFormat of this kind with constants for everything known at compile time.
   constexpr WeightFormat known(WeightFormat format) const {
     format.bits = bits;
     format.has_super_blocks = has_super_blocks;
@@ -77,7 +77,7 @@ struct KernelFormat {
   }
 };
 
-// Values of a CodeTable in a register, or 128 more, where codes are looked up.
+// Values of a CodeTable in a register, or these plus 128, for looking codes up.
 struct Lookup {
 #if defined(__AVX512F__)
   __m512i values;
@@ -116,7 +116,7 @@ struct Lookup {
   }
 };
 
-// Of formats without a table.
+// Lookup of formats without a table.
 struct NoLookup {
   INLINE NoLookup(CodeTable, bool) {}
   INLINE u32x16 operator()(u32x16 codes) const { return codes; }
@@ -125,7 +125,7 @@ struct NoLookup {
 template <KernelFormat F>
 using LookupOf = std::conditional_t<F.has_table, Lookup, NoLookup>;
 
-// A row's inputs in a span as they are, four to a word.
+// Inputs of a row in a span, unchanged, four per word.
 struct ByteInputs {
   const int8_t* q;
   INLINE void arrange(const int8_t* from, int64_t) { q = from; }
@@ -133,7 +133,7 @@ struct ByteInputs {
 
 #if defined(__AVX512VNNI__) || defined(__ARM_NEON)
 
-// acc + the sum over four bytes of w times those of word i of the inputs, per lane.
+// Returns acc + the sum over four bytes of w times those of word i of the inputs, per lane.
 INLINE i32x16 dot_bytes(i32x16 acc, u32x16 w, const ByteInputs& inputs, int64_t i) {
 #if defined(__AVX512VNNI__)
   return (i32x16)_mm512_dpbusd_epi32((__m512i)acc, (__m512i)w, _mm512_set1_epi32(load<int32_t>(inputs.q + i * 4)));
@@ -143,7 +143,7 @@ INLINE i32x16 dot_bytes(i32x16 acc, u32x16 w, const ByteInputs& inputs, int64_t 
 #if defined(__ARM_FEATURE_DOTPROD)
     return (Lanes<int32_t, 4>)vdotq_s32((int32x4_t)sum, (int8x16_t)codes, four);
 #else
-    // two products are at most 2 * 128 * 127, which 16 bits hold
+    // the sum of two products is at most 2 * 128 * 127, which fits into 16 bits
     int16x8_t low = vmull_s8(vget_low_s8((int8x16_t)codes), vget_low_s8(four)), high = vmull_high_s8((int8x16_t)codes, four);
     return (Lanes<int32_t, 4>)vpadalq_s16((int32x4_t)sum, vpaddq_s16(low, high));
 #endif
@@ -153,19 +153,19 @@ INLINE i32x16 dot_bytes(i32x16 acc, u32x16 w, const ByteInputs& inputs, int64_t 
 using Inputs8 = ByteInputs;
 using Inputs4 = ByteInputs;
 #else
-// A row's inputs in a span as pairs of 16 bits: of every four the first and the third, the second and the fourth.
+// Inputs of a row in a span as pairs of 16 bits: of every four the first and the third, the second and the fourth.
 struct PairInputs {
   uint32_t even[SPAN / 4], odd[SPAN / 4];
   INLINE void arrange(const int8_t* q, int64_t count) {
     for (int64_t i = 0; i < count / 4; i++) {
-      int32_t a = load<int32_t>(q + i * 4);  // bytes are widened in place, by shifts that keep their sign
+      int32_t a = load<int32_t>(q + i * 4);  // bytes are widened in place by shifts that keep their sign
       even[i] = (uint32_t)(a << 24 >> 24 & 0xffff) | (uint32_t)(a << 8 >> 24) << 16;
       odd[i] = (uint32_t)(a << 16 >> 24 & 0xffff) | (uint32_t)(a >> 24) << 16;
     }
   }
 };
 
-// acc + the sums of neighbours' products, which are numbers of 16 bits.
+// Returns acc + the sums of products of neighbouring 16-bit numbers.
 INLINE i32x16 dot_pairs(i32x16 acc, u32x16 w, uint32_t inputs) {
 #if defined(__AVX2__)
   auto products = [](auto a, auto b) { return (Lanes<int32_t, 8>)_mm256_madd_epi16((__m256i)a, (__m256i)b); };
@@ -192,7 +192,7 @@ using Inputs4 = PairInputs;
 
 using QuantizedRows = Integers<int8_t, float, int32_t>;
 
-// Rows [begin, end) of x [m, k] to integers; where a weight's columns are in an order of their own, so are q's: input
+// Quantizes rows [begin, end) of x [m, k] to integers. If a weight's columns have their own order, q has the same: input
 // order[i] is the i-th.
 template <typename T>
 void quantize_rows_of(const T* x, int64_t ldx, const int32_t* order, int64_t k, int64_t group, const QuantizedRows& rows,
@@ -214,7 +214,7 @@ void quantize_rows_of(const T* x, int64_t ldx, const int32_t* order, int64_t k, 
       f32x16 most{};
       in_lanes(count, [&](int64_t i, int64_t n) { most = larger(most, magnitude(get(from + i, n))); });
       float largest = largest_of(most);
-      // so small that its inverse would be infinite: nothing is left of it
+      // too small numbers, whose inverse would be infinite, become 0
       float inverse = largest > 1e-36f ? 127.0f / largest : 0.0f;
       in_lanes(count, [&](int64_t i, int64_t n) {
         u8x16 bytes = lowest_bytes((i32x16)(get(from + i, n) * splat(inverse) + splat(magic)));
@@ -224,7 +224,7 @@ void quantize_rows_of(const T* x, int64_t ldx, const int32_t* order, int64_t k, 
     }
     std::memset(to + k, 0, (size_t)(padded - k));
     for (int64_t g = 0; g < groups; g++) {
-      u32x16 total{};  // of numbers that are 128 too large, for they have no sign then
+      u32x16 total{};  // sum of numbers plus 128, which are unsigned
       for (int64_t i = 0; i < group; i += LANES) total += widened(load<u8x16>(to + g * group + i) ^ (uint8_t)128);
       uint32_t lanes[LANES];
       store(lanes, total);
@@ -241,31 +241,31 @@ void quantize_rows(const void* x, int64_t ldx, const int32_t* order, int64_t k, 
   with_type(type, [&]<typename T>(T) { quantize_rows_of((const T*)x, ldx, order, k, group, to, begin, end); });
 }
 
-// A tile of a group's sums in registers; those of the span are others.
+// Registers for a tile of a group's sums; the span's sums use others.
 constexpr int INTEGER_REGISTERS = REGISTER_BYTES == 64 ? 12 : REGISTERS / 2;
 constexpr int QUANTIZED_ROWS = rows_of_tile(REGISTER_BYTES == 64 ? 6 : 4, INTEGER_REGISTERS);
 template <int ROWS>
 constexpr int QUANTIZED_VECTORS = vectors_of_tile(ROWS, INTEGER_REGISTERS);
 
-// The codes of fewer than 8 bits of one vector of channels in a unit, as bytes; a word has those of four k. A row of the unit is
-// read for some words.
+// Codes of fewer than 8 bits of one vector of channels in a unit, as bytes; a word has the codes of four k, and a row of the
+// unit several words.
 template <KernelFormat F>
 struct Unit {
   static constexpr int64_t K = F.bits == 4 ? 8 : F.bits == 5 ? 32 : 16, WORDS = K / 4, BYTES = K * PANEL * F.bits / 8;
   static constexpr int64_t PER_ROW = F.bits < 4 ? 4 : 2;  // words
-  static constexpr int LOW = 8 / PER_ROW, ABOVE = F.bits - LOW;  // bits of a code in a row, and behind the rows; not of 3 bits
+  static constexpr int LOW = 8 / PER_ROW, ABOVE = F.bits - LOW;  // bits of a code in a row, and after the rows; not for 3 bits
   const char* at;
   u32x16 above;
   LookupOf<F> lookup;
 
-  // at: of the unit, at vector v.
+  // at: address of vector v in the unit.
   INLINE Unit(const char* at, int v, const LookupOf<F>& lookup) : at(at), above{}, lookup(lookup) {
     const char* behind = at + WORDS / PER_ROW * STEP_BYTES;
     if constexpr (F.bits == 3) above = load<u32x16>(behind - (v + 1) / 2 * LANES * 4) >> (v % 2 * 4);
     else if constexpr (ABOVE > 0) above = load<u32x16>(behind);
   }
 
-  // Words i, i + 1, ... of a row.
+  // Returns words i, i + 1, ... of a row.
   INLINE void words(u32x16 (&found)[PER_ROW], int64_t i) const {
     u32x16 row = load<u32x16>(at + i / PER_ROW * STEP_BYTES);
     if constexpr (F.bits == 3) {
@@ -289,8 +289,8 @@ struct Unit {
   }
 };
 
-// acc + codes of a group, at vector `first`, times its inputs, the first of which is the span's word `word`. is_first: nobody has
-// read these codes yet.
+// Adds codes of a group, from vector `first` on, times its inputs, which start at the span's word `word`, to acc. is_first: these
+// codes were not read before.
 template <KernelFormat F, int ROWS, int VECTORS, typename Table, typename Inputs>
 INLINE void add_group(i32x16 (&acc)[ROWS][VECTORS], const char* codes, int first, const Table& lookup, int64_t group,
                       const Inputs* inputs, int64_t word, bool is_first) {
@@ -323,10 +323,10 @@ INLINE void add_group(i32x16 (&acc)[ROWS][VECTORS], const char* codes, int first
 }
 
 #if defined(__AVX2__) && !defined(__AVX512VNNI__)
-// The same of fewer bits in sums of 16: two products are at most 2 * 127 times the largest code, and of 4 bits eight such sums fit
-// in each half of a word, of 5 four, of 6 two; of 3 and 2 more than a unit has. (What has 8 bits is too large for this: two
-// products alone would not fit.) Vectors are taken together, in the order of memory, where a group's sums fit; else one after the
-// other, since sums and acc need all registers.
+// add_group for fewer bits, in sums of 16 bits. Two products are at most 2 * 127 times the largest code. For codes of 4 bits eight
+// such sums fit into each half of a word, for 5 bits four, for 6 two; for 3 and 2 more than a unit has. (For 8 bits not even two
+// products fit.) Vectors are processed together, in the order of memory, where a group's sums fit into registers; otherwise one
+// after the other, since sums and acc need all registers.
 template <KernelFormat F, int ROWS, int VECTORS, typename Table>
 INLINE void add_group(i32x16 (&acc)[ROWS][VECTORS], const char* codes, int first, const Table& lookup, int64_t group,
                       const ByteInputs* inputs, int64_t word, bool is_first) {
@@ -338,7 +338,7 @@ INLINE void add_group(i32x16 (&acc)[ROWS][VECTORS], const char* codes, int first
     auto of_register = [](auto a, auto b) { return (Lanes<int16_t, 16>)_mm256_maddubs_epi16((__m256i)a, (__m256i)b); };
     return (Short)in_registers(of_register, w, splat(load<uint32_t>(q)));
   };
-  // Without this GCC multiplies everything before it adds anything, and keeps the products in memory.
+  // Without this GCC does all multiplications before the first addition, and keeps the products in memory.
   auto pinned = [](auto some) {
     asm("" : "+x"(some));
     return some;
@@ -379,7 +379,7 @@ INLINE void add_group(i32x16 (&acc)[ROWS][VECTORS], const char* codes, int first
 }
 #endif
 
-// Scales and mins of the v-th vector of channels from `scales` on; with super-blocks, whole numbers.
+// Return scales and mins of the v-th vector of channels from `scales` on; with super-blocks, whole numbers.
 template <KernelFormat F>
 INLINE f32x16 scale_of(const char* scales, int v) {
   if constexpr (!F.has_super_blocks) return from_half(scales + v * LANES * 2);
@@ -393,7 +393,7 @@ INLINE f32x16 min_of(const char* scales, int v) {
   else return from_bytes(scales + PANEL + v * LANES);
 }
 
-// Adds a span's sums `inside`, in the units of a super-block's scales and mins, to the sums of its run.
+// Adds a span's sums `inside`, in units of a super-block's scales and mins, to the sums of its run.
 template <KernelFormat F, int ROWS, int VECTORS>
 INLINE void add_span(f32x16 (&sum)[ROWS][VECTORS], const f32x16 (&inside)[ROWS][VECTORS], const QuantizedArgs& args,
                      const char* panel, int64_t row, int first, int64_t first_group, int64_t count) {
@@ -414,7 +414,7 @@ INLINE void add_span(f32x16 (&sum)[ROWS][VECTORS], const f32x16 (&inside)[ROWS][
   }
 }
 
-// Spans [begin, end) of inputs for ROWS rows and VECTORS vectors of a panel, from zero.
+// Sums spans [begin, end) of inputs for ROWS rows and VECTORS vectors of a panel, from zero.
 template <KernelFormat F, int ROWS, int VECTORS>
 INLINE void accumulate_spans(f32x16 (&sum)[ROWS][VECTORS], const QuantizedArgs& args, const char* panel, int64_t row,
                              int first, int64_t begin, int64_t end) {
@@ -466,7 +466,7 @@ INLINE void accumulate_spans(f32x16 (&sum)[ROWS][VECTORS], const QuantizedArgs& 
   }
 }
 
-// See finish; by itself, so that it is compiled once for all formats.
+// finish as a function of its own, so that it is compiled once for all formats.
 template <int ROWS>
 __attribute__((noinline)) void finish_tile(const LinearArgs& args, const f32x16 (&sums)[SEGMENTS][ROWS][PANEL_VECTORS],
                                            int64_t row, int64_t p) {
@@ -501,7 +501,7 @@ void quantized_panels_of(const QuantizedArgs& args, int64_t begin, int64_t end) 
   }
 }
 
-// Calls f<KernelFormat>() for a format, of which not all that can be said are there. Tables have groups of 32, or of 16.
+// Calls f<KernelFormat>() for a format; only formats in use are compiled. Tables have groups of 32 or 16.
 template <typename F>
 INLINE void of_format(const WeightFormat& format, const F& f) {
   bool has_table = format.table != CodeTable::none;

@@ -1,12 +1,12 @@
-// Which token Gumbel-max draws from a row of logits, without a logarithm for each of 150,000 tokens.
+// Gumbel-max draws from a row of logits, without a logarithm for each of 150,000 tokens.
 //
 // The draw is   argmax over t of   (x[t] - peak) / temperature + g[t],   g = -log(-log(u)),   u an odd multiple of 2^-53 made by
-// SplitMix64 from the row's key and t (src/twostroke/sampling/noise.py). As -log(u) >= 1 - u, no g is above -log(1 - u), of
-// which exponent and fraction of a float32 give a bound that is at most 0.06 too high. A token whose bound does not reach the best
-// score so far has lost; the few others are computed in float64.
+// SplitMix64 from the row's key and t (src/twostroke/sampling/noise.py). As -log(u) >= 1 - u, no g is above -log(1 - u), for
+// which exponent and fraction of a float32 give a bound that is at most 0.06 too high. A token whose bound does not reach the
+// best score so far cannot win; the few others are computed in float64.
 //
-// Two logarithms of different libraries differ by some 1e-15. So a winner by more than SLACK is the winner for whoever computes
-// the same noise; where it is closer, nobody is named and the caller decides.
+// Logarithms of two libraries differ by some 1e-15. So a winner by more than SLACK wins with either of them; where it is closer,
+// the result is -1 and the caller decides.
 #pragma once
 
 #include <cmath>
@@ -66,14 +66,14 @@ INLINE U splitmix64(U z) {
   return z ^ (z >> 31);
 }
 
-// Above the noise of sixteen tokens from `first` on, by less than 0.07 where it is positive.
+// Returns bounds above the noise of sixteen tokens from `first` on, by less than 0.07 where it is positive.
 INLINE f32x16 noise_bound(uint64_t key, int64_t first) {
   alignas(64) static constexpr uint64_t IDS[16] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16};
   auto bits = [&](int half) { return splitmix64((load<u64x8>(IDS + 8 * half) + (uint64_t)first) * GOLDEN + key); };
   // 1 - u >= rest / 2^32, and log2(rest) >= exponent + fraction; where rest is 0 the bound is 110, above all noise
   u32x16 rest = ~parts_of<uint32_t, 1>(bits(0), bits(1));
   f32x16 log2_rest = to_float((i32x16)to_float(rest)) * splat(0x1p-23f) - splat(127.0f);
-  return (splat(32.0f) - log2_rest) * splat(0.6931472f) + splat(1e-3f);  // more than all of this rounds off
+  return (splat(32.0f) - log2_rest) * splat(0.6931472f) + splat(1e-3f);  // more than all rounding errors of this
 }
 
 INLINE double noise_of(uint64_t key, int64_t token) {
@@ -81,7 +81,7 @@ INLINE double noise_of(uint64_t key, int64_t token) {
   return -std::log(-std::log((double)bits * 0x1p-53));
 }
 
-// The largest of a row; NaN where it has one.
+// Returns the largest logit of a row; NaN if it has one.
 INLINE float peak_of(const float* logits, int64_t n) {
   f32x16 most = splat(-__builtin_inff());
   i32x16 is_nan{};
@@ -99,10 +99,10 @@ INLINE float peak_of(const float* logits, int64_t n) {
   return largest_of(most);
 }
 
-// The two best scores so far, and who has the best.
+// Two best scores so far, and the token of the best.
 struct Contest {
   int64_t winner = -1;
-  double best = -3.7, second = -3.7;  // all noise is above, and the largest logit counts 0
+  double best = -3.7, second = -3.7;  // all noise is above this, and the largest logit counts 0
 
   void enter(int64_t token, double score) {
     if (score > best) {
@@ -116,7 +116,7 @@ struct Contest {
 };
 
 void gumbel_argmax(const GumbelArgs& args, int64_t begin, int64_t end) {
-  constexpr int64_t AT_ONCE = 4 * LANES;  // tokens for one look at the best score
+  constexpr int64_t AT_ONCE = 4 * LANES;  // tokens per comparison with the best score
   for (int64_t row = begin; row < end; row++) {
     const float* logits = args.logits + row * args.stride;
     uint64_t key = (uint64_t)args.keys[row];
@@ -133,7 +133,7 @@ void gumbel_argmax(const GumbelArgs& args, int64_t begin, int64_t end) {
         f32x16 x = (get(logits + first + i, n) - peak) / temperature, bound = x + noise_bound(key, first + i);
         store16(scaled + i, x);
         store16(bounds + i, bound);
-        most = larger(bound, most);  // lanes behind the last token cost a look at most
+        most = larger(bound, most);  // lanes after the last token cost at most one comparison
       });
       if ((double)largest_of(most) < contest.best - SLACK) continue;
       for (int64_t i = 0; i < count; i++)

@@ -1,4 +1,4 @@
-// The products of quantized.hpp for many rows: the same integers, the same floats in the same order, hence the same bits.
+// Products of quantized.hpp for many rows: the same integers, and the same floats in the same order, so the same bits.
 //
 // A span of a panel, 128 k of 64 channels, is unpacked once for a block of rows: its codes to bytes, its scales to floats. The
 // tiles of the block then only multiply and add, and keep all their sums in registers.
@@ -11,8 +11,8 @@
 namespace twostroke {
 namespace {
 
-// The smallest number of rows for which unpacking is faster; 0: it never is. The other formats are cheap to read, and their tiles
-// fit into registers without it.
+// Smallest number of rows for which unpacking is faster; 0: never. Other formats are cheap to read, and their tiles fit into
+// registers without it.
 template <KernelFormat F>
 constexpr int64_t UNPACKED_ROWS =
     F.has_table || !(F.has_super_blocks || F.bits == 5) ? 0 : F.bits == 4 ? 2 * QUANTIZED_ROWS : QUANTIZED_ROWS + 1;
@@ -54,7 +54,7 @@ class UnpackedSpan {
     }
   }
 
-  // Prefetches one of `parts` parts of the next span. Prefetched at once, its lines would wait for each other.
+  // Prefetches one of `parts` parts of the next span; all at once, lines would wait for each other.
   INLINE void ask_ahead_of(int64_t parts) {
     int64_t lines = (groups_ * format().group_bytes() / 64 + parts - 1) / parts;
     for (int64_t i = 0; i < lines; i++, ahead_ += 64) {
@@ -63,7 +63,7 @@ class UnpackedSpan {
     }
   }
 
-  // Prefetches this span's inputs of `count` rows, which are far apart: the processor does not guess them.
+  // Prefetches this span's inputs of `count` rows, which are far apart, so the processor cannot predict them.
   INLINE void ask_for_rows(int64_t row, int64_t count) const {
     int64_t stride = args_.groups * format().group;
     const int8_t* at = args_.inputs.q + row * stride + first_group_ * format().group;
@@ -73,7 +73,7 @@ class UnpackedSpan {
     }
   }
 
-  // Adds this span's share to the sums [ROWS][PANEL] of rows [row, row + ROWS).
+  // Adds this span to the sums [ROWS][PANEL] of rows [row, row + ROWS).
   template <int ROWS>
   __attribute__((noinline)) void add_to(float* sums, int64_t row) const {
     constexpr int VECTORS = QUANTIZED_VECTORS<ROWS>;
@@ -81,13 +81,13 @@ class UnpackedSpan {
   }
 
  private:
-  // The format, with all that is known at compile time as constants.
+  // Returns the format, with constants for everything known at compile time.
   INLINE WeightFormat format() const { return F.known(args_.format); }
   INLINE int64_t per_span() const { return SPAN / format().group; }
 
   INLINE int32_t zero() const { return format().zero(); }
 
-  // Codes of a group to bytes, [group / 4][4 vectors][16 channels][4 k].
+  // Unpacks codes of a group to bytes, [group / 4][4 vectors][16 channels][4 k].
   INLINE void unpack_group(const char* codes, char* to) const {
     using Codes = Unit<F>;
     LookupOf<F> lookup(CodeTable::none, SIGNED_CODES);
@@ -117,7 +117,7 @@ class UnpackedSpan {
     }
   }
 
-  // Adds the span's share of VECTORS vectors, from `first` on; sums begin there.
+  // Adds the span for VECTORS vectors, from `first` on; sums start there.
   template <int ROWS, int VECTORS>
   INLINE void add(float* sums, int64_t row, int first) const {
     constexpr bool ALONE = F.is_alone, SUPER = F.has_super_blocks;
@@ -157,7 +157,7 @@ class UnpackedSpan {
       for (int v = 0; v < VECTORS; v++) store16(sums + r * PANEL + v * LANES, total[r][v]);
   }
 
-  // Scales a span's total, which is in the units of its super-block, and adds it to the sum of its run.
+  // Scales a span's total, which is in units of its super-block, and adds it to the sum of its run.
   template <int ROWS, int VECTORS>
   INLINE void finish_super_block(f32x16 (&total)[ROWS][VECTORS], const float* sums, int64_t row, int first) const {
     for (int v = 0; v < VECTORS; v++) {
@@ -188,12 +188,12 @@ class UnpackedSpan {
   alignas(64) float d_[PANEL];
   alignas(64) float dmin_[PANEL];
   const QuantizedArgs& args_;
-  std::vector<int32_t> starts_;  // [rows][groups]: -zero times the sum of the inputs, where a group's sum begins
+  std::vector<int32_t> starts_;  // [rows][groups]: initial value of a group's sum, -zero times the sum of the inputs
   const char* ahead_ = nullptr;
   int64_t first_row_ = 0, first_group_ = 0, groups_ = 0;
 };
 
-// The sums of a block of rows against a panel, run by run.
+// Sums of a block of rows for a panel, by run.
 struct BlockSums {
   alignas(64) float at[SEGMENTS][BLOCK_ROWS][PANEL];
 };
@@ -217,7 +217,7 @@ void unpacked_block(UnpackedSpan<F>& span, BlockSums& sums, const QuantizedArgs&
   }
 }
 
-// Adds up the runs of a block of rows and writes them; by itself, so that it is compiled once for all formats.
+// Adds the runs of a block of rows and writes them; a function of its own, so that it is compiled once for all formats.
 __attribute__((noinline)) void finish_block(const LinearArgs& args, const BlockSums& sums, int64_t row, int64_t count, int64_t p) {
   with_type(args.type, [&]<typename T>(T) {
     for (int64_t r = 0; r < count; r++) {

@@ -1,7 +1,7 @@
-// Sixteen lanes on every processor, and the few operations on them that need an instruction by name.
+// Sixteen lanes on every processor, and the few operations on them that need a particular instruction.
 //
-// A level is one compilation of level.cpp. Nothing here contracts a*b+c by itself (-ffp-contract=off): where a product
-// and a sum are to be rounded once, the code says fma().
+// A level is one compilation of level.cpp. The compiler never contracts a*b+c (-ffp-contract=off): where a product and a sum
+// are to be rounded once, the code says fma().
 #pragma once
 
 #include "lanes.hpp"
@@ -25,13 +25,13 @@ INLINE f32x16 splat(float a) { return filled<f32x16>(a); }
 INLINE u32x16 splat(uint32_t a) { return filled<u32x16>(a); }
 INLINE i32x16 splat(int32_t a) { return filled<i32x16>(a); }
 
-// 0 to 15.
+// Returns 0 to 15.
 INLINE i32x16 lane_numbers() {
   alignas(64) static constexpr int32_t NUMBERS[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
   return load<i32x16>(NUMBERS);
 }
 
-// a * b + c, rounded once where the processor can.
+// Returns a * b + c, rounded once where the processor can.
 INLINE f32x16 fma(f32x16 a, f32x16 b, f32x16 c) {
 #if defined(__AVX512F__)
   return (f32x16)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
@@ -60,7 +60,7 @@ INLINE i32x16 to_int(f32x16 v) {
   return in_registers([](auto x) { return __builtin_convertvector(x, Lanes<int32_t, sizeof x / 4>); }, v);
 }
 
-// Sixteen small integers, one to a lane; by name, since GCC 12 takes a conversion apart.
+// Widens sixteen small integers, one per lane; by an intrinsic, since GCC 12 splits a conversion.
 INLINE u32x16 widened(u16x16 v) {
 #if defined(__AVX512F__)
   return (u32x16)_mm512_maskz_cvtepu16_epi32((__mmask16)-1, (__m256i)v);
@@ -88,7 +88,7 @@ INLINE u32x16 widened(u8x16 v) {
 #endif
 }
 
-// Sixteen bytes with their signs as floats.
+// Converts sixteen signed bytes to floats.
 INLINE f32x16 from_bytes(const void* p) {
 #if defined(__AVX512F__)
   return to_float((i32x16)_mm512_maskz_cvtepi8_epi32((__mmask16)-1, _mm_loadu_si128((const __m128i*)p)));
@@ -102,7 +102,7 @@ INLINE f32x16 from_bytes(const void* p) {
 #endif
 }
 
-// The upper 16 bits of every lane, and the lowest 8.
+// Upper 16 bits of every lane, and its lowest 8.
 INLINE u16x16 upper_halves(u32x16 v) {
 #if defined(__AVX512F__)
   return (u16x16)_mm512_maskz_cvtepi32_epi16((__mmask16)-1, (__m512i)(v >> 16));
@@ -129,14 +129,14 @@ INLINE f32x16 from_half(const void* p) {
   auto four = [&](int64_t first) { return (Lanes<float, 4>)vcvt_f32_f16(load<float16x4_t>((const char*)p + first * 2)); };
   return {{four(0), four(4)}, {four(8), four(12)}};
 #else
-  // Shifted into place a half is a float whose exponent is too small by 112; what was subnormal comes right by itself.
+  // A half shifted into place is a float whose exponent is too small by 112; this also holds for subnormal halves.
   u32x16 bits = widened(load<u16x16>(p));
   f32x16 magnitude = (f32x16)((bits & splat(0x7fffu)) << 13) * splat(0x1p112f);
   return (f32x16)((u32x16)magnitude | (bits & splat(0x8000u)) << 16);
 #endif
 }
 
-// Sixteen floats to bf16, to nearest even; NaN stays NaN.
+// Rounds sixteen floats to bf16, to nearest even; NaN stays NaN.
 INLINE u16x16 to_bf16(f32x16 v) {
 #if defined(__AVX512BF16__)
   return (u16x16)_mm512_cvtneps_pbh((__m512)v);
@@ -151,18 +151,18 @@ INLINE u16x16 to_bf16(f32x16 v) {
 
 INLINE f32x16 from_bf16(u16x16 v) { return (f32x16)(widened(v) << 16); }
 
-// Two bf16 to a lane, the first of them in its lower half: what they are as floats.
+// Convert one of two bf16 per lane to float; the first is in the lane's lower half.
 INLINE f32x16 first_of_pair(u32x16 pairs) { return (f32x16)(pairs << 16); }
 INLINE f32x16 second_of_pair(u32x16 pairs) { return (f32x16)(pairs & splat(0xffff0000u)); }
 
 // ---------------------------------------------------------------- lanes beside lanes
 
-// Lanes of a where mask is all ones, of b where it is zero.
+// Returns lanes of a where mask is all ones, of b where it is zero.
 INLINE f32x16 select(i32x16 mask, f32x16 a, f32x16 b) {
   return (f32x16)(((u32x16)mask & (u32x16)a) | (~(u32x16)mask & (u32x16)b));
 }
 
-// a < b ? a : b and a > b ? a : b, of any number of lanes.
+// a < b ? a : b and a > b ? a : b, for any number of lanes.
 struct Smaller {
   template <typename V>
   INLINE V operator()(V a, V b) const {
@@ -188,7 +188,7 @@ constexpr Larger larger;
 
 INLINE f32x16 magnitude(f32x16 v) { return (f32x16)((u32x16)v & splat(0x7fffffffu)); }
 
-// Halves folded onto each other: always the same tree.
+// Reduces a vector by halves: always the same tree.
 template <typename V, typename F>
 INLINE float folded(V v, const F& f) {
   if constexpr (sizeof(V) > 16) {
@@ -207,7 +207,7 @@ INLINE float sum_of(f32x16 v) {
 
 INLINE float largest_of(f32x16 v) { return folded(v, larger); }
 
-// e^x within 2 units in the last place; 0 below -87 (also for -inf). Lanes do not know each other.
+// Returns e^x within 2 units in the last place; 0 below -87 (also for -inf). Lanes are independent.
 INLINE f32x16 exp(f32x16 x) {
   i32x16 vanishes = x < splat(-87.0f);
   x = select(vanishes, splat(-87.0f), x);
@@ -230,7 +230,7 @@ INLINE f32x16 exp(f32x16 x) {
 
 // ---------------------------------------------------------------- memory
 
-// Some of sixteen lanes; the others are zero and untouched.
+// Loads the first `count` of sixteen lanes; the rest are zero and their memory is not read.
 INLINE f32x16 load_some(const float* p, int64_t count) {
   f32x16 v{};
   std::memcpy(&v, p, (size_t)count * 4);
@@ -251,7 +251,7 @@ INLINE f32x16 load16(const uint16_t* p) { return from_bf16(load<u16x16>(p)); }
 INLINE void store16(float* p, f32x16 v) { store(p, v); }
 INLINE void store16(uint16_t* p, f32x16 v) { store(p, to_bf16(v)); }
 
-// Rounded to T and back.
+// Rounds to T and back.
 INLINE f32x16 rounded(f32x16 v, float) { return v; }
 INLINE f32x16 rounded(f32x16 v, uint16_t) { return from_bf16(to_bf16(v)); }
 

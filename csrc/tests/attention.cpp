@@ -1,4 +1,4 @@
-// Paged attention: each request against dense softmax in double, and bit for bit against itself under every schedule.
+// Paged attention: each request is compared with dense softmax in double, and its bits under every schedule with each other.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -14,7 +14,7 @@ constexpr KvFormat FORMATS[] = {KvFormat::f32, KvFormat::bf16, KvFormat::int8, K
 const char* name_of(KvFormat format) {
   return format == KvFormat::f32 ? "f32" : format == KvFormat::bf16 ? "bf16" : format == KvFormat::int8 ? "int8" : "int4";
 }
-template <typename T>  // that of the activations
+template <typename T>  // type of activations
 constexpr KvFormat OWN_FORMAT = TYPE<T> == (int)Dtype::f32 ? KvFormat::f32 : KvFormat::bf16;
 bool is_quantized(KvFormat format) { return format == KvFormat::int8 || format == KvFormat::int4; }
 
@@ -29,7 +29,7 @@ int64_t slot_bytes(KvFormat format, int64_t head_dim) {
   return 0;
 }
 
-// Hadamard's transform of each block of a vector, added up by its definition; the divisors' product is the block.
+// Hadamard transform of each block of a vector, by its definition; the divisors' product is the block size.
 int64_t hadamard_block(int64_t n) {
   int64_t block = 1;
   while (n / 2 % (2 * block) == 0 && n / 2 >= 2 * block) block *= 2;
@@ -45,7 +45,7 @@ void hadamard(std::vector<float>& x, float divisor) {
   }
 }
 
-// Whether attention multiplies in float32: activations are, and keys and values are stored so. Else it does in bfloat16.
+// Whether attention's products are float32: if activations, keys and values are. Otherwise they are bfloat16.
 template <typename T>
 constexpr bool is_wide(KvFormat format) {
   return std::is_same_v<T, float> && format == KvFormat::f32;
@@ -56,7 +56,7 @@ void round_for_products(std::vector<float>& values, KvFormat format) {
   for (float& v : values) v = value_of(nearest<uint16_t>(v));
 }
 
-// What the products see of a vector that was stored, of int4 a transformed one; see src/twostroke/config/kv_format.py.
+// Stored vector as input of the products, transformed for int4; see src/twostroke/config/kv_format.py.
 template <typename T>
 std::vector<float> stored(const T* x, int64_t n, KvFormat format) {
   std::vector<float> values;
@@ -80,10 +80,10 @@ std::vector<float> stored(const T* x, int64_t n, KvFormat format) {
   return values;
 }
 
-// What is read of stored vectors in int4 is divided by it.
+// Divisor of vectors in int4 that are read.
 float read_divisor(int64_t n) { return (float)(1 << ((int)std::log2(hadamard_block(n)) + 1) / 2); }
 
-// A query as the products see it.
+// Query as input of the products.
 template <typename T>
 std::vector<float> asked(const T* x, int64_t n, KvFormat format) {
   std::vector<float> values;
@@ -100,7 +100,7 @@ struct Shape {
   float cap = 0;
   bool has_sinks = false, has_slopes = false;
 
-  // Per head: a sink above, among and below usual scores.
+  // Sinks by head: above, among and below usual scores.
   std::vector<float> sinks() const { return of_heads(has_sinks, [](int64_t h) { return 6.0f - 3.0f * (float)h; }); }
   std::vector<float> slopes() const { return of_heads(has_slopes, [](int64_t h) { return std::exp2(-1.0f - (float)h); }); }
 
@@ -120,8 +120,8 @@ constexpr Shape SHAPES[] = {
     {4, 2, 64, 16, 0, Values::large}, {4, 2, 80, 16, 0, Values::tiny}, {4, 2, 96, 16, 50, Values::mixed},
     {4, 2, 64, 8, 0, Values::opposed}, {4, 2, 64, 16, 0, Values::sparse},
 };
-// Around the borders of blocks and chunks; fewer where it is the values that matter or the format, for the sake of sanitizers
-// and emulated processors.
+// Lengths around the borders of blocks and chunks; fewer where values or the format are tested, to save time under sanitizers
+// and on emulated processors.
 std::vector<int64_t> lens_of(const Shape& shape, KvFormat own) {
   if (shape.values == Values::normal && shape.head_dim < 256 && shape.format == own) return {1, 2, 15, 17, 64, 65, 130};
   return {3, 66};
@@ -132,13 +132,13 @@ struct Request {
   Shape shape;
   int64_t len;
   std::vector<T> qkv;          // [len, heads + 2 kv_heads, head_dim]
-  std::vector<float> products;  // the same, K and V as they are read again
+  std::vector<float> products;  // qkv with K and V as they are read back
 
   Request(Shape shape, int64_t len, uint64_t seed) : shape(shape), len(len) {
     Random random(seed);
     int64_t d = shape.head_dim, heads = shape.heads + 2 * shape.kv_heads;
     qkv = random_elements<T>(random, len * heads * d, shape.values);
-    // Large values are for V alone: scores of 1e32 would leave nothing to compare.
+    // Only V gets large values: scores of 1e32 would leave nothing to compare.
     for (int64_t i = 0; i < (int64_t)qkv.size() && shape.values == Values::large; i++)
       if (i / d % heads < shape.heads + shape.kv_heads) qkv[(size_t)i] = nearest<T>(1e-16 * value_of(qkv[(size_t)i]));
     for (int64_t i = 0; i < len * heads; i++)
@@ -147,10 +147,10 @@ struct Request {
   }
 
   int64_t width() const { return (shape.heads + 2 * shape.kv_heads) * shape.head_dim; }
-  // Of one token: heads 0 ..., then those of K, then those of V.
+  // Heads of one token: those of q, then of K, then of V.
   const float* head(int64_t token, int64_t head) const { return &products[(size_t)(token * width() + head * shape.head_dim)]; }
   float scale() const {
-    // scores of numbers around a million: small again, so that more than one key counts
+    // scores of numbers around a million are scaled down, so that more than one key counts
     double usual = 1 / std::sqrt((double)shape.head_dim);
     return (float)(shape.values == Values::opposed ? usual * 1e-12 : shape.values == Values::mixed ? usual * 1e-11 : usual);
   }
@@ -181,7 +181,7 @@ struct Request {
       }
       if (shape.has_sinks) total = std::exp(sinks[(size_t)h] - highest);
       for (double& score : scores) total += score = std::exp(score - highest);
-      // Weights err as their scores do, and are rounded before they meet the values.
+      // Weights have the error of their scores, and are rounded before they are multiplied with values.
       double rounding = is_wide<T>(shape.format) ? ROUNDING<float> : ROUNDING<uint16_t>;
       double relative = 4 * score_error + 2.1 * rounding + (double)(token - first + 32) * 0x1p-23;
       std::vector<float> results;
@@ -205,7 +205,7 @@ struct Request {
           for (int64_t j = i / block * block; j < (i / block + 1) * block; j++) sum += before[(size_t)j];
           magnitudes[(size_t)i] = sum / (double)read_divisor(d);
         }
-        relative += 12 * 0x1p-23;  // of the sums of the transform, here and there
+        relative += 12 * 0x1p-23;  // error of the transform's sums, here and in the kernel
       }
       for (int64_t i = 0; i < d; i++) {
         double value = results[(size_t)i], magnitude = magnitudes[(size_t)i];
@@ -216,14 +216,14 @@ struct Request {
   }
 };
 
-// A storage full of NaN, with requests in scattered blocks of it; the second of two layers in each block.
+// Storage full of NaN, with requests in scattered blocks of it; the second of two layers in each block.
 template <typename T>
 class Pool {
  public:
   Pool(const Kernels& kernels, std::vector<Request<T>> requests, uint64_t seed = 1)
       : kernels_(kernels), requests_(std::move(requests)), shape_(requests_[0].shape), done_(requests_.size()), sinks_(shape_.sinks()),
         slopes_(shape_.slopes()) {
-    int64_t num_blocks = 2;  // that nobody owns
+    int64_t num_blocks = 2;  // without an owner
     for (const auto& request : requests_) {
       blocks_needed_.push_back((request.len + shape_.block_size - 1) / shape_.block_size);
       max_blocks_ = std::max(max_blocks_, blocks_needed_.back() + 1);
@@ -242,7 +242,7 @@ class Pool {
     }
   }
 
-  // Computes the next tokens of some requests: (which, how many).
+  // Computes the next tokens of some requests: (request, count).
   void step(const std::vector<std::pair<size_t, int64_t>>& work, bool with_trees = false) {
     std::vector<T> qkv, out;
     std::vector<uint64_t> tree;
@@ -255,11 +255,11 @@ class Pool {
       starts.push_back(starts.back() + (int32_t)count);
       lens.push_back((int32_t)(done_[which] + count));
       auto row = tables_[which];
-      // What no query sees any more is not ours to read.
+      // Blocks that no query sees any more must not be read.
       if (shape_.window)
         for (int64_t i = 0; i < std::max<int64_t>(0, done_[which] - shape_.window + 1) / shape_.block_size; i++) row[(size_t)i] = -1;
       table.insert(table.end(), row.begin(), row.end());
-      // A tree that is a chain: each query sees what it sees anyway. Only of some, so that both kinds meet.
+      // A tree that is a chain, which changes nothing. Only for some requests, so that a batch has both kinds.
       int64_t words = (count + 63) / 64;
       tree_start.push_back(which % 2 ? -1 : (int64_t)tree.size());
       for (int64_t query = 0; query < count && which % 2 == 0; query++)
@@ -283,7 +283,7 @@ class Pool {
     }
   }
 
-  // Random pieces of random requests, until all are done.
+  // Computes random pieces of random requests until all are done.
   void run_any_schedule(uint64_t seed) {
     Random random(seed);
     for (;;) {
@@ -314,7 +314,7 @@ class Pool {
   std::vector<std::vector<T>> outputs_;
 };
 
-// One request by itself, in one pass.
+// Computes one request alone, in one pass.
 template <typename T>
 std::vector<T> alone(const Kernels& kernels, const Request<T>& request) {
   Pool<T> pool(kernels, {request});
@@ -347,7 +347,7 @@ void check_shape(const Kernels& kernels, Shape shape) {
       expect_same(pool.output(i), expected[i], text(name, ": other bits in a batch, len=", requests[i].len, " threads=", threads));
   }
   set_num_threads(1);
-  if (shape.window || shape.has_slopes) return;  // trees have none
+  if (shape.window || shape.has_slopes) return;  // trees have no slopes, and are not tested with windows
   std::vector<std::pair<size_t, int64_t>> all;
   for (size_t i = 0; i < requests.size(); i++) all.push_back({i, requests[i].len});
   Pool<T> trees(kernels, requests);
@@ -355,7 +355,7 @@ void check_shape(const Kernels& kernels, Shape shape) {
   for (size_t i = 0; i < requests.size(); i++) expect_same(trees.output(i), expected[i], name + ": other bits as a tree");
 }
 
-// Blocks are where K and V lie, and nothing else.
+// The block size must not change a result.
 template <typename T>
 void check_block_sizes(const Kernels& kernels, KvFormat format) {
   Shape shape{4, 2, 80, 16, 50, Values::normal, format};
@@ -367,7 +367,7 @@ void check_block_sizes(const Kernels& kernels, KvFormat format) {
   }
 }
 
-// Contexts of more than one partition; the last tokens in pieces.
+// Tests contexts of more than one partition, with the last tokens in pieces.
 template <typename T>
 void check_long_context(const Kernels& kernels, int64_t window) {
   Shape shape{1, 1, 8, 16, window};
@@ -380,7 +380,7 @@ void check_long_context(const Kernels& kernels, int64_t window) {
   expect_same(pool.output(0), expected, name + ": other bits in pieces");
 }
 
-// A request whose numbers are broken stays alone with it.
+// A NaN in one request must not affect others.
 template <typename T>
 void check_nan(const Kernels& kernels, KvFormat format) {
   Shape shape{4, 2, 64, 8, 0, Values::normal, format};

@@ -1,4 +1,4 @@
-// Norm and rotation: rows of any width, rows apart from each other, more parts than one.
+// Norm and rotary embedding: rows of any width, rows with gaps, several parts.
 #include <cmath>
 
 #include "operators.hpp"
@@ -26,7 +26,7 @@ void norm_case(const Kernels& kernels, int64_t rows, int64_t parts, int64_t n, i
       for (int64_t i = 0; i < n; i++) squares += (double)value_of(from[i]) * value_of(from[i]);
       double scale = 1 / std::sqrt(squares / (double)n + (double)EPS);
       for (int64_t i = 0; i < n; i++) {
-        // at most two roundings to T, and those of the sum and the root
+        // at most two roundings to T, plus those of the sum and the root
         double expected = value_of(from[i]) * scale * value_of(weight[(size_t)(part * n + i)]);
         double tolerance = std::fabs(expected) * (2.1 * ROUNDING<T> + (double)(n + 8) * 0x1p-24) + 1e-37;
         expect_close(value_of(y[(size_t)((row * parts + part) * n + i)]), expected, tolerance, [&] { return name; });

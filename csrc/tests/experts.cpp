@@ -1,5 +1,5 @@
-// Experts in one call against each expert by itself, and as a part of a layer against their parts: the same bits, in every format
-// of weights.
+// Experts in one call must have the bits of separate experts, and as a part of a layer those of their parts, in every format of
+// weights.
 #include "experts.hpp"
 
 #include <algorithm>
@@ -13,7 +13,7 @@ namespace {
 
 constexpr int64_t EXPERTS = 5, CHOSEN = 2, K = 96, N = 80;
 
-// The matrices of all experts, packed as floats or as codes of 4 bits.
+// Matrices of all experts, packed as floats or as codes of 4 bits.
 template <typename T>
 struct Stack {
   std::vector<std::vector<uint8_t>> packed;
@@ -99,7 +99,7 @@ void check(const Kernels& kernels, Random& random, int64_t m, Gate gate, bool is
     }
 }
 
-// A layer's experts, with a shared one and a norm of what they make, or without both.
+// Tests a layer's experts, with a shared expert and a norm of their result, or without both.
 template <typename T>
 void check_part(const Kernels& kernels, Random& random, int64_t m, Gate gate, bool is_quantized, bool has_more) {
   std::string name = text(kernels.level, ": a layer's experts of ", TYPE_NAME<T>, is_quantized ? " codes" : "", " m=", m,
@@ -135,7 +135,7 @@ void check_part(const Kernels& kernels, Random& random, int64_t m, Gate gate, bo
   Experts part({&router, rules, 0, 0, &gated, &linears, has_more ? inner.all[0] : nullptr, has_more ? down.all[0] : nullptr});
   std::vector<uint8_t> room((size_t)(m * part.room_bytes()));
   set_num_threads(2);
-  part.add_to(hidden, norm, at(x), at(stream), at(x), at(room), m);  // what they make may lie where their inputs did
+  part.add_to(hidden, norm, at(x), at(stream), at(x), at(room), m);  // results may overwrite the inputs
   set_num_threads(1);
   expect(same_bits(stream.data(), expected.data(), m * K), name + ": other bits than by parts");
 }

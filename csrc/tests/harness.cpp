@@ -67,7 +67,7 @@ uint16_t nearest_half(double value) {
   if (value != 0) std::frexp(value, &exponent);
   exponent = std::max(exponent, -13);  // halves below 2^-14 are whole multiples of 2^-24
   auto digits = (int)std::nearbyint(std::ldexp(std::fabs(value), 11 - exponent));
-  // the leading one of a normal half, and a carry out of its fraction, add themselves to the exponent
+  // the leading one of a normal half, and a carry out of its fraction, are added to the exponent
   return (uint16_t)((std::signbit(value) ? 0x8000 : 0) + (exponent + 13) * 1024 + digits);
 }
 

@@ -1,6 +1,6 @@
-// What every test here needs: numbers to compute with, and checks that name the case in which they failed.
+// Helpers of all tests here: numbers to compute with, and checks that report the case in which they failed.
 //
-// Tensors are vectors of exactly their size, so that AddressSanitizer sees a read or a write behind any of them.
+// Tensors are vectors of exactly their size, so that AddressSanitizer detects a read or a write after any of them.
 #pragma once
 
 #include <cmath>
@@ -29,13 +29,13 @@ class Random {
   uint64_t state_;
 };
 
-// What values a case is made of.
+// Kinds of values in a case.
 enum class Values {
   normal,
   large,    // products near the end of float32's range
   tiny,     // products below it
   mixed,    // twelve orders of magnitude in one row
-  opposed,  // large ones that cancel, beside small ones that stay
+  opposed,  // large ones that cancel, and small ones that remain
   sparse,   // zeros of both signs, some others
 };
 constexpr Values ALL_VALUES[] = {Values::normal, Values::large,   Values::tiny,
@@ -53,15 +53,15 @@ float value_of(float element);
 float value_of(uint16_t element);
 float half_value(uint16_t half);
 
-// To the nearest T, by integers alone: not the kernels' way.
+// Rounds to the nearest T by integers alone, unlike the kernels.
 template <typename T>
 T nearest(double value);
-uint16_t nearest_half(double value);  // of those that halves reach
+uint16_t nearest_half(double value);  // within the range of halves
 
 template <typename T>
 std::vector<T> random_elements(Random&, int64_t count, Values);
 
-// The address of a tensor, as operators.hpp takes it; an empty one is none.
+// Address of a tensor for operators.hpp; 0 for an empty one.
 template <typename T>
 uintptr_t at(const std::vector<T>& tensor) { return tensor.empty() ? 0 : (uintptr_t)tensor.data(); }
 
@@ -69,7 +69,7 @@ uintptr_t at(const std::vector<T>& tensor) { return tensor.empty() ? 0 : (uintpt
 
 std::string in_digits(double);
 
-// "n=1 k=2": the case, for messages.
+// Describes a case for messages: "n=1 k=2".
 template <typename... Parts>
 std::string text(const Parts&... parts) {
   auto one = [](const auto& part) -> std::string {
@@ -88,7 +88,7 @@ void count_failure(const std::string& what);
 int64_t num_checks();
 int64_t num_failures();
 
-// `what` says in which case: a text, or a function that makes one only when it is needed.
+// `what` describes the case: a text, or a function that makes one only when it is needed.
 template <typename What>
 void expect(bool holds, const What& what) {
   count_check();
@@ -97,7 +97,7 @@ void expect(bool holds, const What& what) {
   else count_failure(what);
 }
 
-// |found - expected| <= tolerance, where NaN is never.
+// Checks |found - expected| <= tolerance; NaN always fails.
 template <typename What>
 void expect_close(double found, double expected, double tolerance, const What& what) {
   expect(std::fabs(found - expected) <= tolerance, [&] {

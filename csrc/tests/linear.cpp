@@ -1,4 +1,4 @@
-// Linear maps with weights of float32 and bfloat16, plain and gated, with bias and residual; any rows, any widths.
+// Linear maps with weights of float32 and bfloat16, plain and gated, with bias and residual, of any rows and widths.
 #include "operators.hpp"
 #include "tests/harness.hpp"
 #include "tests/linear_oracle.hpp"
@@ -7,7 +7,7 @@
 namespace twostroke::tests {
 namespace {
 
-constexpr int64_t ROWS = 35;  // whole tiles of every height that the kernels have, and one that is cut short
+constexpr int64_t ROWS = 35;  // whole tiles of every height that the kernels have, and a partial one
 
 struct Shape {
   int64_t n, k;
@@ -37,7 +37,7 @@ struct Case {
     weight_rows = gated ? 2 * n : n;
     x = random_elements<T>(random, ROWS * ldx, values);
     for (int64_t row = 0; row < ROWS && k % 2; row++) x[(size_t)(row * ldx + k)] = 0;
-    // two large factors would leave float32's range
+    // the product of two large factors would leave float32's range
     weight = random_elements<T>(random, weight_rows * k, gated ? Values::normal : values);
     packed.resize((size_t)packed_bytes(n, k, gated, TYPE<T>));
     pack_linear(at(weight), at(packed), n, k, gated, TYPE<T>);
@@ -49,7 +49,7 @@ struct Case {
     y = rows(0, ROWS);
   }
 
-  // The kernel's answer for some consecutive rows.
+  // Returns the kernel's result for consecutive rows.
   template <typename Y = T>
   std::vector<Y> rows(int64_t first, int64_t count) const {
     std::vector<Y> found((size_t)(count * shape.n));
@@ -61,7 +61,7 @@ struct Case {
     return found;
   }
 
-  // One product in double, with a bound on what float32 makes of it in any order.
+  // Returns one product in double, with an error bound for float32 in any order.
   Sum product(int64_t row, int64_t channel) const {
     double total = 0, magnitude = 0;
     for (int64_t i = 0; i < shape.k; i++) {
@@ -73,7 +73,7 @@ struct Case {
       total += bias[(size_t)channel];
       magnitude += std::fabs(bias[(size_t)channel]);
     }
-    // What vanishes below the smallest normal float may be rounded to zero.
+    // Numbers below the smallest normal float may be rounded to zero.
     return {total, magnitude * (double)(shape.k + 8) * 0x1p-24 + (double)shape.k * 0x1p-126};
   }
 

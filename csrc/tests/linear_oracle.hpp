@@ -1,4 +1,4 @@
-// What the tests of linear maps share, whatever the weights are made of.
+// Helpers of the tests of linear maps with any kind of weights.
 #pragma once
 
 #include <algorithm>
@@ -12,7 +12,7 @@ namespace twostroke::tests {
 
 inline int64_t divided_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// A bias [n], or [2 n] of a gated map, in the order of the panels' channels; zero where the last panel is filled up.
+// Returns a bias [n], or [2 n] of a gated map, in the order of the panels' channels; zero in the padding of the last panel.
 inline std::vector<float> bias_in_panels(const std::vector<float>& bias, int64_t n, bool gated) {
   std::vector<float> found;
   int64_t vectors = divided_up(n, LANES) * (gated ? 2 : 1);
@@ -23,7 +23,7 @@ inline std::vector<float> bias_in_panels(const std::vector<float>& bias, int64_t
   return found;
 }
 
-// A sum in double, and how far float32 may be from it whatever its order.
+// Sum in double, with an error bound for float32 in any order.
 struct Sum {
   double value = 0, error = 0;
 };
@@ -35,7 +35,7 @@ inline const char* name_of(Gate gate) {
   return NAMES[(int)gate];
 }
 
-// activation(x) * up, or what clamped SwiGLU makes of both
+// Returns activation(x) * up, or clamped SwiGLU of both.
 inline Sum gated_product(Gate gate, Sum x, Sum up) {
   if (gate == Gate::clamped_swiglu) {
     x.value = std::min(x.value, 7.0);
@@ -46,13 +46,13 @@ inline Sum gated_product(Gate gate, Sum x, Sum up) {
   if (gate == Gate::clamped_swiglu) slope = 1.702 * x.value;
   if (gate == Gate::gelu_tanh) slope = 2 * std::sqrt(2 / std::numbers::pi) * (x.value + 0.044715 * x.value * x.value * x.value);
   double active = x.value / (1 + std::exp(-slope));
-  // the curves' slopes are 1.13 at most; an error of exp's argument is one of its result, and exp and the division err by
-  // some units in the last place; exp goes no further than e^88
+  // the curves' slopes are at most 1.13; an error of exp's argument is one of its result, and exp and the division have errors
+  // of some units in the last place; exp is limited to e^88
   double error = 1.13 * x.error + std::fabs(active) * (1 + std::fabs(slope)) * 0x1p-20 + 1e-35 + std::fabs(x.value) * 1e-38;
   return {active * up.value, error * (std::fabs(up.value) + up.error) + std::fabs(active) * up.error};
 }
 
-// A result of type T: rounded once, the residual included.
+// Checks a result of type T that is rounded once, the residual included.
 template <typename T, typename What>
 void expect_rounded(T found, Sum sum, double residual, const What& what) {
   double value = sum.value + residual;

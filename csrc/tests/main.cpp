@@ -1,7 +1,7 @@
-// The kernels of every level against plain scalar code, without Python: so that they run under the compiler's sanitizers and
+// Tests of every level's kernels against plain scalar code, without Python, so that they run under the compiler's sanitizers and
 // on an emulated processor.
 //
-//   native_tests [LEVEL[:PART,...] ...]      all usable levels where none is named, all parts of a level where none is
+//   native_tests [LEVEL[:PART,...] ...]      all usable levels by default, and all parts of a level by default
 #include <cstdio>
 #include <exception>
 #include <stdexcept>
@@ -21,7 +21,7 @@ constexpr std::pair<const char*, void (*)(const Kernels&)> PARTS[] = {
     {"experts", tests::test_experts},
 };
 
-// "linear,sampling" has both; an empty list has all.
+// Returns whether a list such as "linear,sampling" has a part; an empty list has all.
 bool has(const std::string& parts, const std::string& part) {
   return parts.empty() || ("," + parts + ",").find("," + part + ",") != std::string::npos;
 }

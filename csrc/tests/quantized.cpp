@@ -1,4 +1,4 @@
-// Linear maps with weights of 8 and 4 bits: the inputs' integers exactly, the products as they are defined.
+// Linear maps with quantized weights: the inputs' integers must be exact, the products those of the definition.
 #include <algorithm>
 #include <cmath>
 
@@ -11,12 +11,12 @@ namespace twostroke::tests {
 namespace {
 
 #if defined(__x86_64__)
-constexpr int64_t ROWS = 99;  // more than a block that is unpacked together, see kernels/unpacked.hpp
+constexpr int64_t ROWS = 99;  // more than a block of kernels/unpacked.hpp
 #else
-constexpr int64_t ROWS = 19;  // emulated processors take their time
+constexpr int64_t ROWS = 19;  // emulated processors are slow
 #endif
 
-// One row as the kernels see it: whole numbers in groups of `width`, each with the scale of its largest value.
+// Row as the kernels quantize it: whole numbers in groups of `width`, each with the scale of its largest value.
 struct Inputs {
   std::vector<int> q;         // [k]
   std::vector<float> scales;  // [divided_up(k, width)]
@@ -49,7 +49,7 @@ constexpr WeightFormat OTHERS[] = {
     {4, 32, false, false, CodeTable::fp4}, {4, 16, false, false, CodeTable::fp4},
 };
 
-// Rows are of whole super-blocks, or of whole groups where no code stands for zero.
+// Rows are whole super-blocks, or whole groups where no code means zero.
 constexpr int64_t width_of(const WeightFormat& format, int64_t whole, int64_t any) {
   return format.has_super_blocks || format.table != CodeTable::none ? whole : any;
 }
@@ -64,7 +64,7 @@ struct Case {
   int64_t groups, weight_rows;
   std::vector<T> x, residual, y;
   std::vector<uint8_t> codes, packed;
-  std::vector<uint16_t> scales, mins, super_scales, super_mins;  // float16; with super-blocks the former are as numbers and as bytes:
+  std::vector<uint16_t> scales, mins, super_scales, super_mins;  // float16; with super-blocks the first two are numbers, and bytes:
   std::vector<float> scale_numbers, min_numbers;
   std::vector<int8_t> scale_bytes, min_bytes;
   std::vector<float> panel_bias, bias;
@@ -79,10 +79,10 @@ struct Case {
     x = random_elements<T>(random, ROWS * k, values);
     int highest = (1 << format.bits) - 1;
     for (int64_t i = 0; i < weight_rows * k; i++) {
-      int64_t dice = random.below(8);  // often the ends of the range, where products are largest
+      int64_t dice = random.below(8);  // often an end of the range, where products are largest
       codes.push_back((uint8_t)(dice == 0 ? 0 : dice == 1 ? highest : random.below(highest + 1)));
     }
-    constexpr uint16_t EDGES[] = {0x0001, 0x03ff, 0x0400, 0x0000};  // subnormal halves, the smallest normal one, none
+    constexpr uint16_t EDGES[] = {0x0001, 0x03ff, 0x0400, 0x0000};  // subnormal halves, the smallest normal one, zero
     auto any_half = [&](double least, double most) {
       return random.below(8) ? nearest_half(least + (most - least) * random.uniform()) : EDGES[random.below(4)];
     };
@@ -94,7 +94,7 @@ struct Case {
     for (int64_t i = 0; i < weight_rows * groups; i++) {
       if (format.has_super_blocks) {
         int64_t most = format.shares_bytes() ? 16 : 64;
-        size_t block = (size_t)(i * format.group / SUPER_BLOCK);  // rows are of whole super-blocks
+        size_t block = (size_t)(i * format.group / SUPER_BLOCK);  // rows are whole super-blocks
         scale_bytes.push_back((int8_t)(format.has_min ? random.below(most) : format.bits == 6 ? random.below(256) - 128 : random.below(64) - 32));
         min_bytes.push_back((int8_t)random.below(most));
         scale_numbers.push_back(half_value(super_scales[block]) * (float)scale_bytes.back());
@@ -131,7 +131,7 @@ struct Case {
     return found;
   }
 
-  // With inputs as they are: the bits of a linear map whose weight is made of the numbers that the codes stand for.
+  // With unquantized inputs, the bits must be those of a linear map with the dequantized weight.
   void check_inputs_as_they_are() const {
     std::vector<T> numbers, padded((size_t)(ROWS * (k + k % 2)));
     for (int64_t i = 0; i < weight_rows * k; i++) {
@@ -161,7 +161,7 @@ struct Case {
     }
   }
 
-  // Inputs in another order, and the order that puts them right.
+  // Tests inputs in another order, with the order that restores them.
   void check_order() const {
     std::vector<int32_t> order;
     for (int64_t i = 0; i < k; i++) order.push_back((int32_t)i);
@@ -231,7 +231,7 @@ struct Case {
   }
 };
 
-// The integers that inputs become are defined, not approximated; what is behind the last k is zero.
+// Tests that the inputs' integers are exactly those of the definition, and zero after the last k.
 template <typename T>
 void check_inputs(const Kernels& kernels, int64_t k, int64_t group, Values values) {
   Random random((uint64_t)k);
@@ -260,7 +260,7 @@ void check_inputs(const Kernels& kernels, int64_t k, int64_t group, Values value
   }
 }
 
-// Weights to codes: 8 bits as they are defined; of 4 bits, where many candidates are tried, no worse than the first alone.
+// Tests codes of weights: 8 bits by their definition; 4 bits, which try many candidates, are no worse than the first one.
 template <typename T>
 void check_weights(const Kernels& kernels, int64_t n, int64_t k, int64_t group, Values values) {
   Random random((uint64_t)(n + k));
@@ -281,7 +281,7 @@ void check_weights(const Kernels& kernels, int64_t n, int64_t k, int64_t group, 
       error += (found - v) * (found - v) * std::fabs(v);  // large weights count more
       double code = first_scale ? std::clamp(std::nearbyint(v / first_scale), -8.0, 7.0) : 0;
       first_error += (code * first_scale - v) * (code * first_scale - v) * std::fabs(v);
-      if (!group && std::fabs(extreme) < 65504 * 127.0)  // rounded to the nearest code, by a reciprocal
+      if (!group && std::fabs(extreme) < 65504 * 127.0)  // rounded to the nearest code by a reciprocal
         expect_close(found, v, scale * 0.50001, [&] { return name + ": a code"; });
       expect(!group || codes[(size_t)j] < 16, [&] { return name + ": more than 4 bits"; });
     }
@@ -289,12 +289,12 @@ void check_weights(const Kernels& kernels, int64_t n, int64_t k, int64_t group, 
   }
 }
 
-// Every code at one end of its range and every input at one of its: sums as large as they come, which no register may cut off.
+// Tests the largest sums, with every code and every input at an end of its range: no register may overflow.
 void check_largest(const Kernels& kernels, WeightFormat format) {
   constexpr int64_t N = 16, K = 512;
   int highest = (1 << format.bits) - 1;
   std::vector<uint16_t> halves((size_t)(N * K / format.group), nearest_half(1.0));
-  std::vector<int8_t> bytes(halves.size(), format.shares_bytes() ? 15 : format.has_min ? 63 : -128), mins(2 * halves.size(), 0);  // enough for float16, too
+  std::vector<int8_t> bytes(halves.size(), format.shares_bytes() ? 15 : format.has_min ? 63 : -128), mins(2 * halves.size(), 0);  // large enough for float16, too
   double scale = format.has_super_blocks ? bytes[0] : 1;
   for (int code : {0, highest})
     for (float input : {1.0f, -1.0f}) {

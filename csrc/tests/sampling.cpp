@@ -1,4 +1,4 @@
-// Draws from a vocabulary: the winner of scores computed one by one, in any batch.
+// Draws from a vocabulary must be the winner of scores computed one by one, in any batch.
 #include <algorithm>
 #include <cmath>
 #include <iterator>
@@ -12,7 +12,7 @@
 namespace twostroke::tests {
 namespace {
 
-// As documented in noise.py: output number `token` of the stream that starts at the key.
+// Noise as documented in noise.py: output number `token` of the stream that starts at the key.
 double noise(uint64_t key, int64_t token) {
   uint64_t bits = Random(key + (uint64_t)token * 0x9E3779B97F4A7C15).bits() >> 11 | 1;
   return -std::log(-std::log((double)bits * 0x1p-53));
@@ -33,7 +33,7 @@ std::vector<float> logits_of(Random& random, int64_t count, Logits kind) {
       case Logits::steep: v *= 1e6f; break;
       case Logits::some_excluded: v = random.below(3) ? NONE : v; break;
       case Logits::all_but_one_excluded: v = i == count / 2 ? v : NONE; break;
-      case Logits::rising: v = (float)i * 0.01f; break;  // whoever comes next may be the best
+      case Logits::rising: v = (float)i * 0.01f; break;  // every next token may be the best
     }
     logits[(size_t)i] = v;
   }
@@ -84,7 +84,7 @@ constexpr Filters ALL_FILTERS[] = {{NO_FLOOR, 1, 1},    {NO_FLOOR, 7, 1},   {NO_
                                    {0.0f, 0, 1},        {-7.0f, 20, 0.5},   {NO_FLOOR, 900, 0.999}, {NO_FLOOR, 3, 0.97}, {NO_FLOOR, 300, 1},
                                    {-0.5f, 4000, 0.25}, {NO_FLOOR, 0, 0.5}};
 
-// Tokens that the filters leave, by their definition: all in order, the largest first and of equal ones the lower id.
+// Returns the tokens that pass the filters, by definition: sorted, the largest first and of equal ones the lower id.
 std::vector<int64_t> left_by(const Filters& filters, const std::vector<float>& scaled) {
   std::vector<int64_t> order;
   for (size_t i = 0; i < scaled.size(); i++)
@@ -148,7 +148,7 @@ void check_filtered(const Kernels& kernels, int64_t vocab_size, Logits kind, boo
                   winners[r], ", expected ", winner);
     });
   }
-  // equal logits make sums that reach a half or nine tenths of all exactly
+  // with equal logits, sums may reach a half or nine tenths of all exactly
   expect(num_open <= (kind == Logits::equal ? ROWS : has_equals ? 4 : 1), [&] {
     return text(kernels.level, " filtered_argmax vocab_size=", vocab_size, " kind=", (int)kind, ": ", num_open, " rows left open");
   });

@@ -1,4 +1,4 @@
-// The pool: every item once, whatever the number of threads, and what the workers wrote is seen afterwards.
+// The pool computes every item once, with any number of threads, and the workers' writes are visible afterwards.
 #include "threads.hpp"
 
 #include "tests/harness.hpp"
