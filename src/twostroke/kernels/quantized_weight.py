@@ -1,7 +1,8 @@
 """QuantizedWeight: a weight of 2 to 8 bits in plain order, the form in which every format reaches a backend.
 
-Codes are whole numbers or the bits of float8_e4m3fn. Scales of float8 codes are powers of two. So a weight of three
-digits keeps them in every type, and the range of a group does not cost its small numbers precision.
+Codes are whole numbers or the bits of float8_e4m3fn. Scales of float8 codes are powers of two. So the dequantized
+numbers keep the codes' few digits and are exact in every type, and a large number of a group costs the small ones no
+precision.
 """
 
 from __future__ import annotations
