@@ -1,4 +1,4 @@
-"""What `twostroke calibrate` measures."""
+"""Options of `twostroke calibrate`."""
 
 from __future__ import annotations
 
@@ -14,52 +14,52 @@ from twostroke.errors import InvalidParameter
 
 DEFAULT_SIZES = "1,2,3,4,5,6,7,8,9,12,16,24,32,48,64"
 _METHOD_OF = {"exit_layers": "early_exit", "draft_model": "draft_model", "medusa": "medusa", "eagle": "eagle"}
-"""Options that are about one way of drafting, and which."""
+"""Drafting method that an option belongs to."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CalibrateOptions:
-    """What is tried, and on what."""
+    """Measurements to make, and their limits."""
 
     drafts: bool = True
-    """Also time every way of drafting; without, it takes about a minute, and step times are all there is."""
+    """Time every drafting method as well as steps; without it a calibration takes about a minute."""
     methods: str | None = None
-    """Who drafts, with commas between; default: every method that the model has something for."""
+    """Drafting methods, comma-separated; default: every method that the model has a drafter for."""
     exit_layers: str | None = None
-    """Of early_exit, how many layers draft, with commas between; default: every number below that of the model."""
+    """Exit layers for early_exit, comma-separated; default: every number below the model's layers."""
     draft_model: str | None = None
-    """Of draft_model: a folder, a GGUF file or a hub id; default: what comes with the embedded model."""
+    """Model for draft_model: a folder, a GGUF file or a hub id; default: the one of the embedded model."""
     medusa: str | None = None
-    """Of medusa: a folder or a hub id of heads; default: what comes with the embedded model."""
+    """Heads for medusa: a folder or a hub id; default: those of the embedded model."""
     eagle: str | None = None
-    """Of eagle: a folder or a hub id of a head; default: what comes with the embedded model."""
+    """Head for eagle: a folder or a hub id; default: the one of the embedded model."""
     data: Path | None = None
-    """UTF-8 text like what the model is to go on with; default: code, as for `benchmarks spec`."""
+    """UTF-8 text similar to what the model will continue; default: code, as for `benchmarks spec`."""
     sizes: str = DEFAULT_SIZES
-    """Query tokens of the steps that are timed, from 1 on, with commas between."""
+    """Query tokens of the steps to time, from 1 on, comma-separated."""
     most_drafts: int = MAX_AUTO_DRAFTS
-    """Drafts in a step, at most."""
+    """Maximum number of drafts in a step."""
     context_tokens: int = 128
     """Tokens of each prompt."""
     output_tokens: int = 96
-    """Tokens that each answer is long."""
+    """Output tokens of each request."""
     prompts: int = 3
-    """Whose acceptances count."""
+    """Number of prompts whose acceptance counts."""
     repeats: int = 15
-    """Steps of each size, at least; the lower quartile counts, as others on the machine can only make steps longer."""
+    """Fewest steps of each size; their lower quartile counts, as other processes can only make steps longer."""
     max_num_batched_tokens: int = 512
-    """Tokens of the largest step that is timed; that of the server that goes by it."""
+    """Tokens of the largest step to time; use the value of the server that will use the calibration."""
     max_num_seqs: int = 64
-    """Requests in the fullest."""
+    """Requests in the largest step."""
     kv_cache_dtype: KVCacheDType = "auto"
     """Format of the KV cache."""
     seed: int = 0
-    """Of the places in the text where prompts begin."""
+    """Seed for the places in the text at which prompts begin."""
     output: Path | None = None
-    """File for what was measured; default: in ~/.cache/twostroke, where a server looks for it."""
+    """Output file; default: in ~/.cache/twostroke, where a server finds it."""
 
     def __post_init__(self) -> None:
-        """Checks what needs no model."""
+        """Check everything that needs no model."""
         if not self.drafts:
             self._check_without_drafts()
         for method in self.asked or ():
@@ -87,7 +87,7 @@ class CalibrateOptions:
         whole_number("seed", self.seed, 0)
 
     def _check_without_drafts(self) -> None:
-        """What is about drafts alone changes nothing."""
+        """Raise if an option that only concerns drafts is given."""
         for name in ("methods", *_METHOD_OF):
             if getattr(self, name) is not None:
                 raise InvalidParameter(name, getattr(self, name), "changes nothing with --no-drafts", "Leave one out.")
@@ -100,15 +100,15 @@ class CalibrateOptions:
 
     @property
     def step_sizes(self) -> tuple[int, ...]:
-        """The sizes, rising."""
+        """Sizes to time, rising."""
         return whole_numbers("sizes", self.sizes, 1, MAX_DRAFTS + 1)
 
     @property
     def asked(self) -> tuple[str, ...] | None:
-        """The methods that were named; None for all."""
+        """Methods that were named; None: all."""
         return None if self.methods is None else tuple(dict.fromkeys(filter(None, self.methods.split(","))))
 
     @property
     def companions(self) -> Mapping[str, str | None]:
-        """Method to what drafts, for those that have something of their own."""
+        """Drafter by method, for methods with a model of their own."""
         return {"draft_model": self.draft_model, "medusa": self.medusa, "eagle": self.eagle}

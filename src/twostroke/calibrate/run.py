@@ -1,16 +1,16 @@
-"""`twostroke calibrate`: measures how long steps of a model take on this machine, and what drafting costs and gives.
+"""`twostroke calibrate`: measurement of step times, and of the cost and acceptance of drafts, on this machine.
 
-Steps of all kinds are in steps.py. Drafts, with one request at a time:
+measure/steps.py times steps of all kinds. Drafts are measured with one request at a time:
 
-    v(n)      an engine whose drafts are free and wrong, so that each step has the size that is asked for: one size
-              after the other and again from the first, so that whoever else uses the machine is in the way of all
-    drafters  for each two engines, with 1 draft and with the most drafts in every step: what guessing takes, and how
-              many stand. Between them v(2) is timed again, and their times are taken in that measure
+    v(n)      steps of an engine whose drafts are free and wrong, so that each step has the size that is asked for.
+              Sizes alternate, so that other processes on the machine slow all sizes alike
+    drafters  for each drafter two engines, with 1 draft and with the most drafts in every step: drafting time and
+              acceptance. v(2) is timed again between them, and their times are corrected by it
 
-The outputs must be those of no drafts, or nothing was measured. Others can only make a step longer, so of the times of
-one kind the lower quartile counts.
+The outputs must equal those without drafts; otherwise the measurement fails. Other processes can only make a step
+longer, so the lower quartile of the times of one kind counts.
 
-Prompts are pieces of a text, the embedded code's by default.
+Prompts are pieces of a text, by default the embedded code.
 """
 
 from __future__ import annotations
@@ -50,14 +50,14 @@ from twostroke.tokenizer.tokenizer import Tokenizer
 
 @dataclass(slots=True)
 class SetGuesses:
-    """As many drafts as it is told, for one request; the target looks at each of them whatever it is."""
+    """A drafter that proposes a set number of wrong drafts for one request, so that a step has a set size."""
 
     numbers: Sequence[int] = (0,)
-    """For one step after the other, and again from the first."""
+    """Numbers of drafts for one step after the other, in a cycle."""
     _num_steps: int = field(default=0)
 
     def repeat(self, numbers: Sequence[int]) -> None:
-        """From now on these."""
+        """Restart with these numbers of drafts."""
         self.numbers, self._num_steps = numbers, 0
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Drafts]:
@@ -66,16 +66,16 @@ class SetGuesses:
         return [Drafts((0,) * min(number, request.num_drafts)) for request in requests]
 
     def forget(self, row: int, num_tokens: int) -> None:
-        """See Proposer; nothing is kept."""
+        """Do nothing: no state is kept."""
 
 
 def pieces(
     data: Path | None, count: int, length: int, tokenizer: Tokenizer, vocab_size: int, seed: int
 ) -> list[PromptIds]:
-    """So many prompts of so many token ids each, from places that the seed draws.
+    """Return `count` prompts of `length` token ids, from places that the seed selects.
 
     Raises:
-        InvalidParameter: the text cannot be read, or no text is as long as a prompt.
+        InvalidParameter: the text cannot be read, or is shorter than a prompt.
     """
     if data is None:
         return prompts("code", count, length, tokenizer, vocab_size, seed, "context_tokens")
@@ -91,10 +91,10 @@ def pieces(
 def calibrate(
     options: CalibrateOptions | None = None, load: LoadConfig | None = None, *, progress: bool = False
 ) -> tuple[Calibration, Path]:
-    """Measures, saves, and returns what was found and where it is.
+    """Measure, save, and return the calibration and its path.
 
     Raises:
-        InvalidParameter: a setting that does not go with the model, or a file that cannot be read or written.
+        InvalidParameter: a setting does not go with the model, or a file cannot be read or written.
         SetupError: the model cannot be loaded.
     """
     options, load = options or CalibrateOptions(), load or LoadConfig()
@@ -128,7 +128,7 @@ def calibrate(
 
 
 def _by_model(step_times: StepTimeModel, layers: Layers, options: CalibrateOptions) -> tuple[Timing, ...]:
-    """v(n), where it is not measured by itself."""
+    """Return v(n) from the fitted model, where it is not measured directly."""
     works = [(size, layers.work([(options.context_tokens, size, size)])) for size in options.step_sizes]
     return tuple(Timing(size, step_times.seconds(work)) for size, work in works)
 
@@ -136,7 +136,7 @@ def _by_model(step_times: StepTimeModel, layers: Layers, options: CalibrateOptio
 def _drafting(
     options: CalibrateOptions, load: LoadConfig, progress: bool
 ) -> tuple[tuple[Timing, ...], tuple[DrafterFigures, ...], dict[str, str]]:
-    """v(n), every way of drafting, and those that the model has nothing for."""
+    """Return v(n), the figures of every drafter, and the methods that cannot be used with the model, with reasons."""
     drafters: list[DrafterFigures] = []
     left_out: dict[str, str] = {}
     with closing(_Bench(options, load)) as bench:
@@ -152,7 +152,7 @@ def _drafting(
 
 
 def _check_load(load: LoadConfig, options: CalibrateOptions) -> None:
-    """Refuses what would change nothing, be written over again and again, or say what is not so."""
+    """Refuse load settings that have no effect here or would make the result wrong."""
     if options.drafts and load.load_format == "dummy":
         limit = "random weights do not tell how many drafts of a model stand"
         raise InvalidParameter("load_format", load.load_format, limit, "Add --no-drafts, for step times alone.")
@@ -168,13 +168,13 @@ def _check_load(load: LoadConfig, options: CalibrateOptions) -> None:
 
 
 def _is_asked_for(config: SpeculativeConfig, options: CalibrateOptions) -> bool:
-    """By its name or by what it needs; what nobody asked for may be missing."""
+    """Return whether the user named this method or gave its model or layers; others may be left out."""
     is_layer = config.method == "early_exit" and options.exit_layers is not None
     return options.asked is not None or config.model is not None or is_layer
 
 
 class _Bench:
-    """The model, its prompts, and what it answers without drafts."""
+    """The model, its prompts, and its outputs without drafts."""
 
     def __init__(self, options: CalibrateOptions, load: LoadConfig) -> None:
         files = find_model_of(load)
@@ -196,21 +196,21 @@ class _Bench:
         free = SpeculativeConfig(method="ngram", num_speculative_tokens=MAX_DRAFTS)
         self._plain_engine = self._engine(free, lambda _: GivenDrafter(self._guesses, "set numbers of guesses"))
         self._plain: dict[PromptIds, tuple[int, ...]] = {}
-        """Of each prompt, what is answered without drafts."""
+        """Output without drafts, by prompt."""
 
     def close(self) -> None:
-        """Gives its memory back."""
+        """Close the engine and free its memory."""
         self._plain_engine.close()
 
     def step_times(self) -> tuple[Timing, ...]:
-        """v(n), and what the model answers."""
+        """Run all prompts without drafts, and return v(n)."""
         self._guesses.repeat((0,))
         for prompt in self._prompts:
             self._plain |= self._plain_engine.run([prompt], self._options.output_tokens).outputs
         return self._timed(self._options.step_sizes)
 
     def _timed(self, sizes: Sequence[int]) -> tuple[Timing, ...]:
-        """Seconds of steps of so many query tokens."""
+        """Return the seconds of steps of these numbers of query tokens."""
         numbers = [size - 1 for size in reversed(sizes)]  # the largest first: at an answer's end there is no room
         steps: list[DecodeStep] = []
         while True:
@@ -221,7 +221,7 @@ class _Bench:
                 return tuple(Timing(size, _step_s(steps, size - 1)) for size in sizes)
 
     def configs(self) -> Iterator[SpeculativeConfig]:
-        """Everything that is to be tried."""
+        """Yield a config for every drafting method to measure."""
         for method in get_args(Method):
             if self._options.asked is not None and method not in self._options.asked:
                 continue
@@ -232,10 +232,10 @@ class _Bench:
                 yield SpeculativeConfig(method=method, model=self._options.companions.get(method))
 
     def figures(self, config: SpeculativeConfig, step_s: Sequence[Timing]) -> DrafterFigures:
-        """Of one way of drafting.
+        """Measure one drafting method.
 
         Raises:
-            ClientError, SetupError: the model has nothing for it.
+            ClientError, SetupError: the model has no such drafter.
         """
         most, num_outputs = self._options.most_drafts, self._options.output_tokens
         many = self._runs(config, most, self._prompts, num_outputs)
@@ -282,12 +282,12 @@ def _exit_layers(given: str | None, num_layers: int) -> Sequence[int]:
 
 
 def _num_timed_outputs(sizes: Sequence[int]) -> int:
-    """Of a run that has room for each size twice; the first token is the prompt's."""
+    """Return the outputs of a run that has room for each size twice; the first token comes from the prefill."""
     return 1 + sizes[-1] + 2 * len(sizes)
 
 
 def _with_room(run: SpecRun, num_drafts: int) -> list[DecodeStep]:
-    """The steps with more tokens than these still to come: shortly before the end nothing is left to draft."""
+    """Return the steps with more than `num_drafts` tokens left; near the end there is nothing to draft."""
     num_left = sum(step.num_tokens for step in run.steps)
     found: list[DecodeStep] = []
     for step in run.steps:
@@ -298,12 +298,12 @@ def _with_room(run: SpecRun, num_drafts: int) -> list[DecodeStep]:
 
 
 def _step_s(steps: Sequence[DecodeStep], num_drafts: int) -> float:
-    """Seconds of the steps with so many drafts, guessing left out."""
+    """Return the seconds of the steps with `num_drafts` drafts, drafting excluded."""
     return _undisturbed([step.step_s - step.draft_s for step in steps if step.num_drafts == num_drafts])
 
 
 def _draft_s(steps: Sequence[DecodeStep], num_drafts: int) -> float:
-    """Seconds to guess so many, of the steps that did; a lookup that never found so many took as long to find out."""
+    """Return the seconds to propose `num_drafts` drafts; a lookup that never found so many took as long to search."""
     of_size = [step.draft_s for step in steps if step.num_drafts == num_drafts]
     return _undisturbed(of_size or [step.draft_s for step in steps])
 

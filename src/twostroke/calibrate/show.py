@@ -1,4 +1,4 @@
-"""What `twostroke calibrate` prints."""
+"""Printed output of `twostroke calibrate`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from twostroke.tables import plain_table, print_line, print_table
 
 
 def print_calibration(found: Calibration, console: Console | None = None) -> None:
-    """Steps of every kind, steps by their size, drafters by what they give, and what to do."""
+    """Print the step-time model, steps by size, drafters by speed, and the advice."""
     console = console or Console()
     if found.step_times is not None:
         _print_step_times(found.step_times, console)
@@ -46,7 +46,7 @@ def print_calibration(found: Calibration, console: Console | None = None) -> Non
 
 
 def _print_step_times(model: StepTimeModel, console: Console) -> None:
-    """The two curves, and what a context adds."""
+    """Print the two curves, and the cost of context."""
     table = plain_table(("of a step: tokens",), ("layers ms", "rows of logits", "head ms"))
     columns = itertools.zip_longest(
         *(zip(curve.counts, curve.seconds, strict=True) for curve in (model.layers, model.head)), fillvalue=None
@@ -69,7 +69,7 @@ def _timing(count: int, seconds: float) -> tuple[str, str]:
 
 
 def advice(found: Calibration) -> list[str]:
-    """What to do, a sentence a line."""
+    """Return the recommended settings, one sentence a line."""
     lines = [f"{method}: left out; {why}" for method, why in found.left_out.items()]
     layer = best_exit_layer(found)
     if layer is not None:

@@ -1,11 +1,12 @@
-"""What drafts are worth: how many tokens a pass is expected to make, and which drafts are worth their time.
+"""Expected value of drafts: tokens per pass, and the drafts that are worth their time.
 
-With each draft standing with probability a, and nothing behind the first that falls, k drafts are expected to give
+With acceptance probability a for each draft, and all drafts after the first rejected one discarded, k drafts are
+expected to give
 
     E = 1 + a + a^2 + … + a^k = (1 - a^(k+1)) / (1 - a)
 
-tokens (Leviathan et al. 2023, section 3.1). The j-th draft adds a^j to it: drafts of many requests are worth taking
-in the falling order of that number, and so far as tokens per second still grow.
+tokens (Leviathan et al. 2023, section 3.1). The j-th draft adds a^j. Drafts of many requests are added in falling
+order of a^j, for as long as tokens per second grow.
 """
 
 from __future__ import annotations
@@ -15,11 +16,12 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 _LEVELS = 20
-"""Probabilities are told apart in steps of a twentieth."""
+"""Resolution of probabilities: steps of a twentieth."""
 
 
 def expected_tokens(acceptance: float, num_drafts: int) -> float:
-    """Tokens of one pass over the last token and `num_drafts` drafts.
+    """Return the expected tokens of one pass over the last token and `num_drafts` drafts.
+
 
     >>> expected_tokens(0.5, 2)
     1.75
@@ -30,17 +32,17 @@ def expected_tokens(acceptance: float, num_drafts: int) -> float:
 
 
 class Acceptance:
-    """How likely the next draft of a sequence stands, from what became of the last ones.
+    """Estimate of the probability that the next draft of a request is accepted.
 
-    A round of drafts that ends with the third one falling is two successes and one failure. What is older counts
-    less; at the beginning a guess counts like `_PRIOR_TRIALS` drafts.
+    A round in which the third draft is rejected counts as two successes and one failure. Older rounds count less.
+    The initial guess counts like `_PRIOR_TRIALS` drafts.
     """
 
     __slots__ = ("_stood", "_tried")
 
     _PRIOR_TRIALS = 2.0
     _KEPT = 0.93
-    """Of the weight of all that was, after each round."""
+    """Factor on the weight of all earlier rounds after each round."""
 
     def __init__(self, prior: float) -> None:
         self._stood = prior * self._PRIOR_TRIALS
@@ -48,24 +50,25 @@ class Acceptance:
 
     @property
     def is_known(self) -> bool:
-        """A draft was looked at: what it says is more than the guess."""
+        """Whether a draft was verified, so that the estimate holds more than the initial guess."""
         return self._tried > self._PRIOR_TRIALS  # each round adds more than is forgotten, up to 14
 
     @property
     def probability(self) -> float:
-        """That a draft stands, given that those before it do."""
+        """Probability that a draft is accepted, given that those before it are."""
         return self._stood / self._tried
 
     def learn(self, num_drafts: int, num_accepted: int) -> None:
-        """A round of 1 and more drafts."""
+        """Record a round of one or more drafts."""
         self._stood = self._stood * self._KEPT + num_accepted
         self._tried = self._tried * self._KEPT + num_accepted + (num_accepted < num_drafts)
 
 
 class Acceptances:
-    """Of all requests that have drafted; a new one is expected to do as the others do.
+    """Acceptance estimates of all requests that have drafted; a new request starts with their mean.
 
-    Each counts once, however much it drafted: those that are easy to guess draft most, and tell least of the next.
+    Each request counts once, however many drafts it had. Predictable requests draft most and say least about the
+    next one.
 
     >>> acceptances = Acceptances()
     >>> acceptances.begin("easy")
@@ -77,40 +80,40 @@ class Acceptances:
     """
 
     _FIRST_GUESS = 0.7
-    """Before anything is known: good enough to find out."""
+    """Acceptance assumed before any measurement: high enough that drafting is tried."""
     _FIRST_WEIGHT = 0.5
-    """That of half a request."""
+    """Weight of the first guess, in requests."""
     _KEPT = 0.8
-    """Of the weight of those that have ended, when another one ends."""
+    """Factor on the weight of ended requests when another one ends."""
 
     def __init__(self) -> None:
         self._known: dict[str, Acceptance] = {}
         self._ended_weight = self._FIRST_WEIGHT
         self._ended = self._FIRST_GUESS * self._FIRST_WEIGHT
-        """Sum of their probabilities."""
+        """Weighted sum of the probabilities of ended requests."""
 
     def __contains__(self, request_id: object) -> bool:
-        """It has begun."""
+        """Return whether the request has begun and not ended."""
         return request_id in self._known
 
     def begin(self, request_id: str) -> None:
-        """It is going to draft, if it does not yet: what comes of it is to be learned."""
+        """Start an estimate for a request that is going to draft, unless it has one."""
         if request_id not in self._known:
             self._known[request_id] = Acceptance(self._typical())
 
     def learn(self, request_id: str, num_drafts: int, num_accepted: int) -> None:
-        """A round of 1 and more drafts, of a request that has begun and not ended."""
+        """Record a round of one or more drafts of a request that has begun and not ended."""
         self._known[request_id].learn(num_drafts, num_accepted)
 
     def forget(self, request_id: str) -> None:
-        """It has ended; what became of its drafts still tells of the next ones."""
+        """Remove an ended request; its estimate still counts in the prior of later requests."""
         ended = self._known.pop(request_id, None)
         if ended is not None and ended.is_known:
             self._ended_weight = self._ended_weight * self._KEPT + 1
             self._ended = self._ended * self._KEPT + ended.probability
 
     def expected(self, request_ids: Iterable[str]) -> list[float]:
-        """Of each, the probability that its next draft stands."""
+        """Return, for each request, the probability that its next draft is accepted."""
         typical = self._typical()
         found = (self._known.get(request_id) for request_id in request_ids)
         return [typical if known is None else known.probability for known in found]
@@ -122,24 +125,27 @@ class Acceptances:
 
 @dataclass(frozen=True, slots=True)
 class DraftPlan:
-    """How many drafts for each request, and what the step is expected to give."""
+    """Number of drafts for each request, and the expected outcome of the step."""
 
     num_drafts: tuple[int, ...]
     tokens: float
-    """Expected of the step."""
+    """Expected tokens of the step."""
     seconds: float
-    """Expected, with the drafting."""
+    """Expected time of the step, drafting included."""
     plain_seconds: float
-    """The same without drafts, when the step makes one token for each request."""
+    """Expected time of the step without drafts, in which each request makes one token."""
     drafted_tokens: float
-    """Expected of the best plan with a draft at all, be it this one or worse than none, of those that take drafts in
-    the falling order of their worth, equals at once; where no draft can stand, the tokens without any."""
+    """Expected tokens of the best plan with at least one draft, even if it is slower than no drafts.
+
+    Candidate plans take drafts in falling order of value, equal values together. Where no draft can be accepted: the
+    tokens without drafts.
+    """
     drafted_seconds: float
-    """Its time."""
+    """Expected time of that plan."""
 
     @property
     def gain(self) -> float:
-        """Tokens per second against those without drafts."""
+        """Tokens per second relative to a step without drafts."""
         return self.tokens / self.seconds * self.plain_seconds / max(1, len(self.num_drafts))
 
 
@@ -150,14 +156,14 @@ def best_plan(
     draft_s: Callable[[int, int], float],
     most_tokens: int | None = None,
 ) -> DraftPlan:
-    """The drafts that make the most tokens per second.
+    """Return the drafts that give the most tokens per second.
 
     Args:
-        acceptances: of each request, the probability that a draft stands.
-        most: drafts for one request.
-        step_s: seconds of a step of so many query tokens.
-        draft_s: seconds to draft for so many requests, so many drafts the one with most.
-        most_tokens: query tokens of the step; those that reach it are the last, even if they go beyond.
+        acceptances: for each request, the probability that a draft is accepted.
+        most: maximum number of drafts per request.
+        step_s: seconds of a step by its query tokens.
+        draft_s: seconds to draft, by the number of requests and the largest number of drafts of one of them.
+        most_tokens: query tokens at which no more drafts are added; the last addition may exceed it.
 
     >>> plan = best_plan([0.9, 0.1], 4, lambda n: 1.0 + 0.1 * n, lambda rows, k: 0.1 * k)
     >>> plan.num_drafts

@@ -1,28 +1,29 @@
-"""What drafting has cost so far: an account that keeps it from ever costing more than a small share of the time.
+"""Account of time lost to drafting; it limits the loss to a small share of all time.
 
-Figures that a plan goes by may be wrong: the machine slows down, a text turns, a prompt has to be read before the
-first draft. What a step with drafts took, and what came of it, is known afterwards. So every such step is booked
-against the same tokens made without drafts, and who owes too much stops, whatever the next plan promises.
+The figures behind a draft plan may be wrong: the machine slows down, the text changes, or a prompt has to be read
+before the first draft. The true time and outcome of a step with drafts are known afterwards. Each such step is
+compared with the same tokens made without drafts. When the accumulated loss exceeds a limit, drafting stops,
+whatever the next plan promises.
 """
 
 from __future__ import annotations
 
 WRITTEN_OFF = 0.007
-"""Of the time of all steps: what drafting may cost in the long run."""
+"""Share of the time of all steps that drafting may cost in the long run."""
 MOST_OWED = 4.0
-"""In steps without drafts: a few unlucky ones are no reason to stop."""
+"""Largest debt, in steps without drafts. A few unlucky rounds do not stop drafting."""
 MOST_SAVED = 4.0
-"""The same: enough to find out about the next text or two."""
+"""Largest credit, in steps without drafts: enough to try drafting on the next text or two."""
 
 
 class DraftAccount:
     r"""Seconds lost to drafting that were neither won back nor written off.
 
     ```
-    owed   limit |        ____               it stops, and goes on when all is paid
+    owed   limit |        ____               drafting stops here and resumes when the debt is zero
                  |      _/    \___
                0 |   __/          \___       each second of any work writes off a small part
-           saved |__/  lost                 what drafts have won pays for later tries, up to a limit
+           saved |__/  lost                 time saved by drafts pays for later tries, up to a limit
     ```
 
     >>> account = DraftAccount()
@@ -37,20 +38,20 @@ class DraftAccount:
     def __init__(self) -> None:
         self._owed_s = 0.0
         self.is_stopped = False
-        """It owed too much, and has not paid all of it yet."""
+        """Whether the debt exceeded its limit and has not been paid in full since."""
 
     @property
     def owes(self) -> bool:
-        """Nothing is to be tried now."""
+        """Whether there is a debt, so that no drafts are tried now."""
         return self._owed_s > 0.0
 
     def book(self, seconds: float, lost_s: float, plain_s: float) -> None:
-        """One step.
+        """Book one step.
 
         Args:
-            seconds: that it took.
-            lost_s: of it, more than its tokens would have taken without drafts; negative where drafts have won.
-            plain_s: of a step of these requests without drafts.
+            seconds: time of the step.
+            lost_s: excess of this time over that of its tokens without drafts; negative where drafts saved time.
+            plain_s: time of one step of these requests without drafts.
         """
         owed_s = self._owed_s + lost_s
         if owed_s > 0.0:

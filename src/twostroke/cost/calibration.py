@@ -1,16 +1,18 @@
-"""What was measured of a model on a machine, and which way of drafting it speaks for.
+"""Calibration: measured step and drafting times of a model on a machine, and the drafting method they favour.
 
-    measured    v(n)   seconds of a step by its query tokens      a     that a draft stands, those before it standing
-                d(k)   seconds to guess k drafts                  s     share of the passes with something to guess from
-                x      seconds that a step takes longer with the method, whether or not it drafts (reading along)
+    measured    v(n)   seconds of a step by its query tokens
+                d(k)   seconds to guess k drafts
+                a      probability that a draft is accepted, given that those before it are
+                s      share of the passes that have any drafts
+                x      seconds that the method adds to every step, with or without drafts (reading along)
 
-    chosen      the k with the most tokens per second, of one request:
+    chosen      the k with the most tokens per second, for one request:
 
                         s E(a, k) + (1 - s)
                 ─────────────────────────────────── ,   E(a, k) = 1 + a + … + a^k      (acceptance.py)
                 s (v(1 + k) + d(k)) + (1 - s) v(1) + x
 
-The figures are written as JSON, and read again by whoever plans with them.
+The figures are saved as JSON and read by everything that plans with them.
 """
 
 from __future__ import annotations
@@ -32,14 +34,14 @@ from twostroke.errors import InvalidParameter
 
 VERSION = 2
 MAX_BYTES = 16 * 2**20
-"""Largest file that is read. Those that `calibrate` writes have some kilobytes."""
+"""Size limit of a calibration file. `calibrate` writes a few kilobytes."""
 LEAST_GAIN = 1.03
-"""Less is within what measuring can tell, and not recommended."""
+"""Smallest gain that is recommended; smaller gains are within the measurement error."""
 
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """How long so much takes."""
+    """Measured seconds for one size."""
 
     size: int
     """Query tokens of a step, or drafts of a round."""
@@ -47,11 +49,13 @@ class Timing:
 
 
 def seconds_at(timings: Sequence[Timing], size: int) -> float:
-    """Between sizes that were measured, and beyond the largest, along a line; no less than the smallest, below it.
+    """Return the seconds for a size, interpolated linearly between measured sizes.
+
+    Beyond the largest size the last line continues. Below the smallest size the smallest time is returned.
 
     Args:
-        timings: one and more, by rising size.
-        size: asked for, 1 or more.
+        timings: one or more, by rising size.
+        size: 1 or more.
 
     >>> seconds_at((Timing(1, 1.0), Timing(3, 2.0)), 2), seconds_at((Timing(1, 1.0), Timing(3, 2.0)), 5)
     (1.5, 3.0)
@@ -64,26 +68,27 @@ def seconds_at(timings: Sequence[Timing], size: int) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrafterFigures:
-    """What was measured of one way of drafting, with one request at a time."""
+    """Measured figures of one drafting method, with one request at a time."""
 
     method: str
-    """As in speculative_config."""
+    """Method name, as in speculative_config."""
     exit_layer: int | None = None
-    """Of early_exit."""
+    """Exit layer; early_exit only."""
     model: str | None = None
-    """Of draft_model, medusa and eagle, as it was given; None is what comes with the embedded model."""
+    """Model of draft_model, medusa or eagle as it was given; None: the one that comes with the embedded model."""
     acceptance: float
-    """Probability that a draft stands, those before it standing."""
+    """Probability that a draft is accepted, given that those before it are."""
     share: float
-    """Of the passes that were to have drafts, those with any: a lookup may find nothing."""
+    """Share of the passes meant to have drafts that have any: a lookup may find nothing."""
     draft_s: tuple[Timing, ...]
-    """Seconds to guess so many drafts."""
+    """Seconds to guess a number of drafts."""
     extra_s: float = 0.0
-    """Seconds that each step takes longer than without the method, guessing left out."""
+    """Seconds that the method adds to each step, guessing excluded."""
 
     @property
     def words(self) -> str:
-        """Its name in tables.
+        """Name in tables.
+
 
         >>> DrafterFigures(method="early_exit", exit_layer=3, acceptance=0.5, share=1.0, draft_s=()).words
         'early_exit 3'
@@ -92,41 +97,42 @@ class DrafterFigures:
 
 
 class _Versioned(msgspec.Struct):
-    """What every version has."""
+    """The field that files of every version have."""
 
     version: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calibration:
-    """Everything that was measured."""
+    """All results of a calibration, as saved."""
 
     version: Literal[2] = VERSION
     model: str
     load: dict[str, Any]
-    """Fields of the LoadConfig that it was loaded with."""
+    """Fields of the LoadConfig that the model was loaded with."""
     machine: dict[str, str | int]
-    """What the figures depend on: processor, cores, memory, libraries; nothing that names the machine."""
+    """Properties of the machine that the figures depend on: processor, cores, memory, libraries. Nothing identifies the
+    machine."""
     context_tokens: int
-    """Known tokens before the steps that were timed."""
+    """Context tokens of the timed steps."""
     most_drafts: int
-    """As far as the acceptances were measured, and choices go."""
+    """Largest number of drafts for which acceptance was measured, and that is chosen."""
     step_s: tuple[Timing, ...]
     """Seconds of a step of one request, by its query tokens."""
     step_times: StepTimeModel | None = None
-    """Of steps of any kind; None: they were not measured."""
+    """Fitted times of steps of any kind; None: not measured."""
     limits: MachineLimits | None = None
-    """What the machine does at best."""
+    """Best measured rates of the machine."""
     scheduler: dict[str, Any] = field(default_factory=dict[str, Any])
-    """Fields of the SchedulerConfig whose steps were timed: as far as they go, nothing is a guess."""
+    """Fields of the SchedulerConfig whose steps were timed. Within its limits no prediction is an extrapolation."""
     cache: dict[str, Any] = field(default_factory=dict[str, Any])
-    """Fields of its CacheConfig."""
+    """Fields of the CacheConfig of the timed steps."""
     drafters: tuple[DrafterFigures, ...] = ()
     left_out: dict[str, str] = field(default_factory=dict[str, str])
-    """Methods that the model has nothing for, and why."""
+    """Methods that could not be measured with this model, and the reasons."""
 
     def __post_init__(self) -> None:
-        """Refuses what nothing can be computed from: files come from anywhere."""
+        """Refuse values that nothing can be computed from; a file may hold anything."""
         _check_timings("step_s", self.step_s, least_s=1e-12)
         whole_number("most_drafts", self.most_drafts, 1, MAX_DRAFTS)
         for drafter in self.drafters:
@@ -139,11 +145,12 @@ class Calibration:
                 raise InvalidParameter(f"extra_s of {drafter.words}", drafter.extra_s, "must be 0 or more")
 
     def verify_s(self, num_tokens: int) -> float:
-        """v(n): seconds of a step of so many query tokens."""
+        """Return v(n), the seconds of a step of `num_tokens` query tokens."""
         return seconds_at(self.step_s, num_tokens)
 
     def write(self, path: Path) -> None:
-        """As JSON, whole or not at all: who reads the file meanwhile reads the old one.
+        """Write the calibration as JSON, atomically: a concurrent reader gets the old file or the new one.
+
 
         Raises:
             InvalidParameter: the file cannot be written.
@@ -155,10 +162,10 @@ class Calibration:
 
     @classmethod
     def read(cls, path: Path) -> Calibration:
-        """What `write` wrote; equal to it.
+        """Read a calibration that `write` wrote.
 
         Raises:
-            InvalidParameter: no such file, or another kind of file, version or value.
+            InvalidParameter: the file does not exist, or has another type, version or value.
         """
         remedy = "Give a file that `twostroke calibrate` wrote."
         try:
@@ -179,7 +186,8 @@ class Calibration:
 
 
 def check_writable(path: Path) -> None:
-    """Refuses a file before anything is measured that could not be saved; what it holds stays as it is.
+    """Raise if the output file cannot be written, before anything is measured. An existing file is left unchanged.
+
 
     Raises:
         InvalidParameter: it cannot be written.
@@ -197,24 +205,24 @@ def check_writable(path: Path) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A way of drafting with the best number of drafts, of one request at a time."""
+    """A drafting method with its best number of drafts, for one request at a time."""
 
     drafter: DrafterFigures
     num_drafts: int
     tokens_per_pass: float
-    """Expected."""
+    """Expected tokens of a pass."""
     tokens_per_s: float
-    """Expected, of the steps alone."""
+    """Expected tokens per second of steps."""
     gain: float
-    """The same over that of no drafts."""
+    """Speed relative to no drafts."""
 
     @property
     def pays(self) -> bool:
-        """More than measuring could be wrong by."""
+        """Whether the gain exceeds the measurement error."""
         return self.gain >= LEAST_GAIN
 
     def speculative_config(self, *, is_fixed: bool) -> dict[str, Any]:
-        """Ready to be given: with this number of drafts, or decided step by step ("auto", the default)."""
+        """Return a speculative_config; unless fixed, the number of drafts is left to "auto", the default."""
         drafter = self.drafter
         named = {"method": drafter.method, "exit_layer": drafter.exit_layer, "model": drafter.model}
         found: dict[str, Any] = {name: value for name, value in named.items() if value is not None}
@@ -222,25 +230,25 @@ class Choice:
 
 
 def best_choice(calibration: Calibration, drafter: DrafterFigures) -> Choice:
-    """The number of drafts, 1 to `most_drafts`, with the most tokens per second."""
+    """Return the number of drafts, 1 to `most_drafts`, with the most tokens per second."""
     choices = [_choice(calibration, drafter, k) for k in range(1, calibration.most_drafts + 1)]
     return max(choices, key=lambda choice: choice.tokens_per_s)
 
 
 def choices_of(calibration: Calibration) -> tuple[Choice, ...]:
-    """The best of every drafter, the fastest first."""
+    """Return the best choice of each drafter, fastest first."""
     found = [best_choice(calibration, drafter) for drafter in calibration.drafters]
     return tuple(sorted(found, key=lambda choice: -choice.tokens_per_s))
 
 
 def best_exit_layer(calibration: Calibration) -> int | None:
-    """After how many layers an early exit makes the most tokens per second; None where none was measured."""
+    """Return the exit layer with the most tokens per second; None: no early exit was measured."""
     layers = (choice.drafter.exit_layer for choice in choices_of(calibration) if choice.drafter.method == "early_exit")
     return next(layers, None)
 
 
 def recommended(calibration: Calibration) -> Choice | None:
-    """The fastest of all; None where no drafts are faster."""
+    """Return the fastest choice; None where no drafts are faster."""
     fastest = next(iter(choices_of(calibration)), None)
     return fastest if fastest is not None and fastest.pays else None
 
@@ -277,7 +285,8 @@ def _write_whole(path: Path, data: bytes) -> None:
 
 
 def _beside(path: Path) -> Path | None:
-    """Return a name in the same folder to write to first; None: the path is no file, but a pipe or a terminal, say."""
+    """Return a temporary file name in the same folder; None for a path that is not a file, such as a pipe or a
+    terminal."""
     if path.exists() and not path.is_file():
         return None
     return path.resolve().parent / f".calibration-{os.getpid()}"

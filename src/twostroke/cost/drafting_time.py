@@ -1,17 +1,19 @@
-"""How long drafting takes here: rounds by the requests that draft together, and reading what a drafter has not read."""
+"""Learned drafting times: by the number of requests that draft together, and for tokens that the drafter has yet to
+read."""
 
 from __future__ import annotations
 
 from twostroke.cost.step_time import StepTimes
 
 HICCUP = 1.5
-"""So many times as long as usual is the most that is held against drafts: the rest is not their doing."""
+"""Factor on the usual time up to which a slow round counts against drafts; the rest has other causes."""
 _READ_LEARNED = 0.3
-"""Weight of the latest time that was needed to read."""
+"""Weight of the latest measured reading time."""
 
 
 class DraftingTimes:
-    """Seconds of a step's drafting: one round for each draft in a row, and before the first what is to be read.
+    """Seconds of a step's drafting: one round per draft position, after reading what the drafter has not read.
+
 
     >>> times = DraftingTimes()
     >>> times.learn(num_requests=2, num_drafts=3, num_unread=0, seconds=0.3, now=0)
@@ -27,31 +29,32 @@ class DraftingTimes:
     def __init__(self) -> None:
         self._rounds = StepTimes()
         self.read_s = 0.0
-        """To read one token of a request that has not drafted before, or not for a while."""
+        """Seconds to read one token of a request that has not drafted before, or not for a while."""
 
     @property
     def most_together(self) -> int:
-        """Requests that are known to have drafted in one step; at least one, of which nothing may be known."""
+        """Largest number of requests known to have drafted in one step; at least 1, even if nothing is known."""
         return max(1, self._rounds.largest)
 
     def predicted(self, num_requests: int, num_drafts: int) -> float:
-        """Without reading; nothing where nothing is known, and no more for more requests than were seen together: of
-        those it is soon known.
+        """Return the expected drafting seconds, reading excluded; 0.0 if nothing is known.
+
+        More requests than were seen together count as the largest known number; their time is soon measured.
         """
         return num_drafts * (self._rounds.predicted(max(1, min(num_requests, self.most_together))) or 0.0)
 
     def learn(self, num_requests: int, num_drafts: int, num_unread: int, seconds: float, now: int) -> float:
-        """A step's drafting took so long.
+        """Record the drafting time of a step.
 
         Args:
-            num_requests: that had something to guess.
-            num_drafts: of the one with most.
-            num_unread: tokens of those that were asked, and had not been in the step before.
-            seconds: that it took, with asking those who had nothing.
-            now: counts steps.
+            num_requests: requests that had a draft.
+            num_drafts: largest number of drafts of one request.
+            num_unread: tokens of requests that were asked for drafts and were not in the step before.
+            seconds: drafting time, including requests for which nothing was found.
+            now: step counter.
 
         Returns:
-            The part of these seconds that is no hiccup, by what is usual.
+            The part of these seconds within `HICCUP` times the usual.
         """
         if num_requests and not num_unread:
             self._rounds.learn(num_requests, seconds / num_drafts, now)
@@ -61,5 +64,5 @@ class DraftingTimes:
         return min(seconds, HICCUP * (self.predicted(num_requests, max(1, num_drafts)) + num_unread * self.read_s))
 
     def forget(self, before: int) -> None:
-        """See StepTimes."""
+        """Forget sizes last seen before step `before`, as StepTimes does."""
         self._rounds.forget(before)

@@ -1,4 +1,4 @@
-"""What many workers cost those in front of them: cores of the gateways, memory, connections, the KV link.
+"""Cost of many workers for the gateways: cores, memory, connections, the KV link.
 
     W workers, P of them prefill, D decode; t output tokens/s of a decode worker; N prompt, o output tokens of a request
 
@@ -25,34 +25,35 @@ from twostroke.config.checks import number
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrontCosts:
-    """What one thing costs a gateway; microseconds are of a processor.
+    """Cost of each kind of work for a gateway; microseconds are processor time.
+
 
     Raises:
         InvalidParameter: a cost below 0, a budget outside 0 to 1.
     """
 
     token_us: float
-    """From the engine's message to the client's socket."""
+    """One output token, from the engine's message to the client's socket."""
     request_us: float
-    """Head, body, template, tokenizer, the answer's head and end."""
+    """One request: head, body, template, tokenizer, and start and end of the response."""
     route_us: float
-    """Decision and book-keeping."""
+    """One routing decision and its bookkeeping."""
     report_us: float
-    """Decoded and taken in."""
+    """Decoding and applying one worker report."""
     heartbeat_us: float
     reports_per_s: float = 5.0
-    """Of a worker that runs steps, as far as the router hears of them."""
+    """Reports of a worker that runs steps, as far as the router receives them."""
     heartbeats_per_s: float = 0.0
-    """Of a worker; one that reports has none, one that has nothing to do has two."""
+    """Heartbeats of a worker: none while it reports, two per second while it is idle."""
     journal_prompt_token_bytes: float = 36.0
     journal_token_bytes: float = 4.0
     journal_stream_bytes: float = 1024.0
     hash_bytes: float = 227.0
     budget: float = 0.7
-    """Of a gateway's core: the rest is for bursts."""
+    """Share of a gateway's core to use; the rest is for bursts."""
 
     def __post_init__(self) -> None:
-        """Checks ranges."""
+        """Check the ranges."""
         for name in ("token_us", "request_us", "route_us", "report_us", "heartbeat_us", "hash_bytes"):
             number(name, getattr(self, name), 0, 1e9, "0 or more")
         number("budget", self.budget, 0, 1, "more than 0 and at most 1", low_open=True)
@@ -60,20 +61,20 @@ class FrontCosts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerSpeed:
-    """What one worker does."""
+    """Throughput of one worker."""
 
     decode_tokens_per_s: float
-    """With all of its streams together."""
+    """Sum over all of its streams."""
     prefill_tokens_per_s: float
     num_streams: int
     kv_bytes_per_token: int
     num_hashes: int
-    """Remembered for it by a router."""
+    """Prefix hashes that a router keeps for it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetLimits:
-    """A fleet that is fully busy."""
+    """Load on the gateways of a fully busy fleet."""
 
     num_workers: int
     tokens_per_s: float
@@ -81,14 +82,14 @@ class FleetLimits:
     text_cores: float
     routing_cores: float
     membership_share: float
-    """Of one core, in each gateway."""
+    """Share of one core, in each gateway."""
     num_gateways: int | None
-    """None: membership alone takes a gateway's budget, so no number of them is enough."""
+    """None: membership alone exceeds a gateway's budget, so no number of gateways is enough."""
     connections_per_gateway: int | None
-    """Workers, and the clients of its streams."""
+    """Connections to workers and to the clients of its streams."""
     journal_bytes: float
     prefix_bytes: float
-    """In each gateway."""
+    """Bytes in each gateway."""
     prefill_link_bytes_per_s: float
     decode_link_bytes_per_s: float
 
@@ -101,7 +102,8 @@ def fleet_limits(
     num_prompt_tokens: int,
     num_output_tokens: int,
 ) -> FleetLimits:
-    """The arithmetic above. Prefill is taken to keep up with decode.
+    """Return the gateways' load by the arithmetic above; prefill is assumed to keep up with decode.
+
 
     >>> costs = FrontCosts(token_us=25.0, request_us=500.0, route_us=250.0, report_us=50.0, heartbeat_us=5.0)
     >>> worker = WorkerSpeed(decode_tokens_per_s=400.0, prefill_tokens_per_s=1000.0, num_streams=32,

@@ -19,12 +19,12 @@ from twostroke.cost.step_model import Curve, StepTimeModel, knots
 
 
 def roofline(shape: ModelShape, machine: MachineLimits, *, most_tokens: int = 512) -> StepTimeModel:
-    """The floors of every step.
+    """Return the floors of all steps as a step-time model.
 
     Args:
-        shape: of the model, with the bytes that its weights and its KV are stored in.
-        machine: what it does at best.
-        most_tokens: of a step; beyond, the curves go on as lines.
+        shape: of the model, with the bytes in which its weights and its KV are stored.
+        machine: best rates of the machine.
+        most_tokens: query tokens of the largest step; beyond it the curves continue as lines.
 
     >>> from twostroke.config.layer_spec import KVSpec, LayerSpec
     >>> from twostroke.config.rope import RopeConfig

@@ -1,29 +1,30 @@
-"""What a step asks of the machine: operations and bytes, from shapes alone.
+"""Operations and bytes of a step, from shapes alone.
 
 Per query token, with P the parameters of a layer's matrices and c the keys it sees (itself included):
 
     operations   2 P                          each weight is multiplied once and added once; of experts, the chosen ones
                  4 x num_heads x head_dim x c   q·k and p·v, two operations per pair and dimension, in each layer
                  2 x hidden x vocab           only for rows that get logits
-    bytes        all weights, once a step     whatever the number of tokens: this is what batching shares. Of experts,
-                                              those that so many tokens are expected to hit
-                 K and V that are seen        once per request and layer; here num_kv_heads counts, not num_heads
-                 K and V that are written     one token's worth for each query token and layer
+    bytes        all weights, once a step     for any number of tokens: batching shares this cost. Of experts, those
+                                              that so many tokens are expected to hit
+                 K and V that are seen        once per request and layer; num_kv_heads counts here, not num_heads
+                 K and V that are written     one token's K and V for each query token and layer
 
-Operations / bytes is the step's intensity. Above the machine's own ratio the step is bound by its arithmetic,
-below by its memory. Prefill is usually the first, decode the second: the two strokes.
+Operations / bytes is the step's intensity. A step whose intensity is above the machine's ratio is compute-bound,
+below it memory-bound. Prefill is usually compute-bound and decode memory-bound: the two strokes.
 
-Lower bounds: activations, norms, softmax and the embedding rows are left out (below 1 % for models of 1B and more).
+These are lower bounds: activations, norms, softmax and the embedding rows are left out (below 1 % for models of 1B
+and more).
 
-What a step has to do, in the few counts that its time depends on: no bytes and no rates, so it is the same on every
-machine.
+`StepWork` holds the few counts that a step's time depends on. They contain no bytes and no rates, so they are the
+same on every machine.
 
-    tokens        query tokens: each goes through every layer                     (weights are read once for all)
-    logits rows   of them, those that go through the LM head and are sampled
+    tokens        query tokens, each of which goes through every layer            (weights are read once for all)
+    logits rows   query tokens that go through the LM head and are sampled
     pairs         query-key pairs of prefill chunks, summed over the layers       (compute: q k, p v)
     seen          K/V tokens read for decodes, summed over the layers             (memory: one query, all of its keys)
 
-A window cuts both sums, layer by layer.
+A sliding window reduces both sums, layer by layer.
 """
 
 from __future__ import annotations
@@ -39,8 +40,8 @@ from twostroke.config.kv_format import KVFormat
 from twostroke.config.layer_spec import LayerSpec
 
 FEW_TOKENS = 8
-"""A share of so many tokens reads its keys like a decode (drafts do, and the rest of a prompt); a larger one computes
-its pairs in tiles."""
+"""Largest number of query tokens of a request that is treated like a decode: its keys are read once (drafts, the rest
+of a prompt). More query tokens compute their pairs in tiles."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +54,7 @@ class StepWork:
     num_seen: int
 
     def __add__(self, other: StepWork) -> StepWork:
-        """Of a step that does both."""
+        """Return the work of a step that does both."""
         return StepWork(
             self.num_tokens + other.num_tokens,
             self.num_logits_rows + other.num_logits_rows,
@@ -66,7 +67,8 @@ NO_WORK = StepWork(0, 0, 0, 0)
 
 
 class Layers:
-    """The layers of a model by what their queries see.
+    """Layers of a model, grouped by attention window.
+
 
     Args:
         windows: one per layer: the tokens a query sees, itself included; None sees all.
@@ -85,14 +87,14 @@ class Layers:
 
     @property
     def num_layers(self) -> int:
-        """Of all kinds."""
+        """Number of layers of all kinds."""
         return sum(count for _, count in self._kinds)
 
     def work(self, shares: Iterable[tuple[int, int, int]]) -> StepWork:
-        """Of a step.
+        """Return the work of a step.
 
         Args:
-            shares: of each request: tokens computed before, query tokens, rows of logits.
+            shares: for each request: tokens computed before, query tokens, rows of logits.
         """
         num_tokens = num_rows = num_pairs = num_seen = 0
         for start, count, rows in shares:
@@ -105,11 +107,11 @@ class Layers:
         return StepWork(num_tokens, num_rows, num_pairs, num_seen)
 
     def work_of(self, batch: ScheduledBatch) -> StepWork:
-        """Of a step that was decided."""
+        """Return the work of a scheduled batch."""
         return self.work_of_shares(batch.requests)
 
     def work_of_shares(self, shares: Iterable[ScheduledRequest]) -> StepWork:
-        """Of a step, or a part of it."""
+        """Return the work of a step or a part of one."""
         return self.work(
             (r.num_computed_tokens, r.num_scheduled_tokens, r.num_draft_tokens + 1 if r.samples_token else 0)
             for r in shares
@@ -123,13 +125,14 @@ class Layers:
 
 
 def num_seen(start: int, count: int, window: int | None) -> int:
-    """Keys in one layer that any of the queries from `start` on sees, each counted once."""
+    """Return the keys of one layer that any query from position `start` on sees, each counted once."""
     first = 0 if window is None else max(0, start - window + 1)
     return start + count - first
 
 
 def num_pairs(start: int, count: int, window: int | None) -> int:
-    """Query-key pairs in one layer: those of all positions before the end, less those before the start.
+    """Return the query-key pairs of one layer: those of all positions before the end, less those before the start.
+
 
     ```
     full     q sees   1 2 3 4 5 6    n (n + 1) / 2          window 3     1 2 3 3 3 3
@@ -150,15 +153,15 @@ _ROUNDING = 1 + 1e-9
 
 @dataclass(frozen=True, slots=True)
 class LayersAlike:
-    """What all layers of one kind do together."""
+    """Combined costs of all layers of one kind."""
 
     window: int | None
-    """The tokens that a query sees, itself included; None: all."""
+    """Tokens that a query sees, itself included; None: all."""
     operations_per_pair: int
-    """Of q·k and p·v, for a query and a key."""
+    """Operations of q·k and p·v for one query and one key."""
     kv_bytes_per_token: int
     writes_kv: bool
-    """Whether they have K and V of their own."""
+    """Whether these layers have K and V of their own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,18 +192,18 @@ class ModelShape:
     vocab_size: int
     layers: tuple[LayerSpec, ...]
     bytes_per_weight: float
-    """Scales of quantised weights included, hence not always a whole number."""
+    """Bytes per weight, scales of quantized weights included, hence not always a whole number."""
     bytes_per_expert_weight: float | None = None
-    """The same of experts, which are often in another format; None: as the others."""
+    """Bytes per expert weight, as experts are often in another format; None: as the other weights."""
     kv_format: KVFormat
     kinds: tuple[LayersAlike, ...] = field(init=False, repr=False, compare=False)
-    """In the order in which kinds appear. Every step asks for these, so they are counted once."""
+    """Layers by kind, in order of first appearance. Computed once, because every step uses them."""
     num_layer_parameters: int = field(init=False, repr=False, compare=False)
-    """Of the matrices of all layers that every token goes through."""
+    """Weights in the matrices of all layers that every token goes through."""
     experts: tuple[ExpertsAlike, ...] = field(init=False, repr=False, compare=False)
     """The experts of all layers; empty where there are none."""
     num_head_parameters: int = field(init=False, repr=False, compare=False)
-    """Of the LM head."""
+    """Weights of the LM head."""
 
     def __post_init__(self) -> None:
         """Count the layers and their weights."""
@@ -268,7 +271,7 @@ class ModelShape:
 
 @dataclass(frozen=True, slots=True)
 class MachineLimits:
-    """What the machine does at best."""
+    """Best rates of the machine."""
 
     flops_per_s: float
     bytes_per_s: float
@@ -329,7 +332,7 @@ class StepCost:
 
     @property
     def num_bytes(self) -> float:
-        """Read and written."""
+        """Bytes read and written."""
         return self.weight_bytes + self.kv_read_bytes + self.kv_written_bytes
 
 
@@ -339,11 +342,11 @@ class Share(NamedTuple):
     num_computed_tokens: int
     num_scheduled_tokens: int
     num_logits_rows: int
-    """Query tokens that get logits: none in a chunk that does not sample, 1 + drafts otherwise."""
+    """Query tokens that get logits: 0 in a chunk that does not sample, else 1 + drafts."""
 
 
 def shares_of(batch: ScheduledBatch) -> tuple[Share, ...]:
-    """The parts of a decided step."""
+    """Return each request's share of a scheduled batch."""
     return tuple(
         Share(r.num_computed_tokens, r.num_scheduled_tokens, r.num_draft_tokens + 1 if r.samples_token else 0)
         for r in batch.requests
@@ -351,7 +354,8 @@ def shares_of(batch: ScheduledBatch) -> tuple[Share, ...]:
 
 
 def step_cost(shape: ModelShape, shares: Iterable[Share], machine: MachineLimits) -> StepCost:
-    """Adds up the shares.
+    """Return the total operations and bytes of the shares of a step.
+
 
     >>> from twostroke.config.layer_spec import KVSpec
     >>> from twostroke.config.rope import RopeConfig

@@ -1,19 +1,19 @@
-"""Fits a step-time model to steps that ran: least squares of the relative error, with no time below zero.
+"""Fit of a step-time model to measured steps: least squares of the relative error, with all times non-negative.
 
-    p_i = predicted seconds, linear in the figures that are sought:   sum_j  a_ij x_j
+    p_i = predicted seconds, linear in the unknowns:   sum_j  a_ij x_j
     min  sum_i  ((p_i - t_i) / t_i)^2 ,   x_j >= 0
 
-A curve's figures are its rises from knot to knot, so it never falls; between two knots the next rise counts by the
-way that is behind, so every a_ij is known. Solved by the active-set method of Lawson and Hanson (Solving Least Squares
-Problems, 1974, chapter 23). Somebody else on the machine only ever makes a step longer: of steps with the same counts a
-low quantile goes in, and what then still lies far above is left out of a second fit.
+The unknowns of a curve are its rises from knot to knot, so it never falls. Between two knots the next rise counts in
+proportion, so every a_ij is known. The active-set method of Lawson and Hanson (Solving Least Squares Problems, 1974,
+chapter 23) solves the problem. Other processes on the machine only ever make a step longer. Steps with the same
+counts are therefore represented by a low quantile, and steps still far above the fit are left out of a second fit.
 
-A step whose counts were seen once cannot be compared with others of its kind, and a knot of its own would follow its
-time. But every part of a step's time grows at most in proportion to its count, so larger steps are bounded by smaller:
+A step whose counts occur once cannot be compared with others of its kind, and a knot of its own would follow its
+time. But every part of a step's time grows at most in proportion to its count, so smaller steps bound larger ones:
 
     t_i <= k t_j ,   k = max(1, largest ratio of a count of i to the same count of j)
 
-Such a step that lies far above the bound was slowed by somebody else, and goes in with the time of the bound.
+Such a step far above the bound was slowed by another process; the fit uses the bound as its time.
 """
 
 from __future__ import annotations
@@ -34,41 +34,41 @@ from twostroke.cost.step_model import Curve, FitQuality, StepTimeModel, knots
 from twostroke.errors import InvalidParameter
 
 QUANTILE = 0.4
-"""Of the times of steps that are alike: near the median, which is what a run will see, a little off the hiccups."""
+"""Quantile of the times of like steps: near the median, which a run will see, and a little below slow outliers."""
 LEAST_STEPS = 8
-"""That are different: fewer say nothing."""
+"""Fewest different steps that a fit needs."""
 _HICCUP = 1.6
-"""Times the predicted: not the step's own doing."""
+"""Measured / predicted time above which a step was slowed from outside."""
 _MEAN_ROUNDS = 6
 """Rounds of `fit_mean_step_model`; the predictions of real logs change by less than 1 % after four."""
 _BEND = 8
 """Number of logits rows at about which arithmetic begins to bind the head."""
 _STUCK = 10.0
-"""Largest measured / predicted time that counts; beyond it the process may have been stopped."""
+"""Largest measured / predicted time that counts. Beyond it the process may have been stopped."""
 _SEEN_OFTEN = 3
-"""Steps that are alike, from which on their quantile is believed."""
+"""Number of like steps from which on their quantile is trusted."""
 _BEYOND = 1.25
-"""Times the bound that other steps set: beyond it a step was slowed."""
+"""Time relative to the bound set by other steps, above which a step was slowed."""
 _MOST_BOUNDS = 256
-"""Steps that set bounds; of more, every n-th by number of tokens."""
+"""Maximum number of steps that set bounds; of more, every n-th by number of tokens."""
 _ALIKE = 0.02
-"""Counts of attention that differ by less are alike: a context grows by a token a step."""
+"""Relative difference below which attention counts are alike: a context grows by a token a step."""
 
 _Floats = npt.NDArray[np.float64]
 
 
 class TimedStep(NamedTuple):
-    """A step that ran."""
+    """Work and measured time of one step."""
 
     work: StepWork
     seconds: float
 
 
 def fit_step_model(steps: Iterable[TimedStep]) -> StepTimeModel:
-    """The model that is nearest to these steps.
+    """Return the model that is nearest to these steps.
 
     Raises:
-        InvalidParameter: too few different steps to tell anything from.
+        InvalidParameter: there are too few different steps.
     """
     given = [step for step in steps if step.work.num_tokens and step.seconds > 0]
     usual = _usual(given)
@@ -88,8 +88,8 @@ def fit_log(steps: Iterable[TimedStep], log: str) -> StepTimeModel:
     """Return the mean step model of a log's steps.
 
     Args:
-        steps: that the log holds.
-        log: its name, for the error.
+        steps: steps in the log.
+        log: name of the log, for the error.
 
     Raises:
         InvalidParameter: there are too few different steps in the log.
@@ -124,21 +124,21 @@ def fit_mean_step_model(steps: Iterable[TimedStep]) -> StepTimeModel:
 
 
 def quality_of(model: StepTimeModel, steps: Sequence[TimedStep]) -> FitQuality:
-    """How far a model is from steps, be they those it was fitted to or others."""
+    """Return the error of a model against steps, those it was fitted to or others."""
     errors = [abs(model.seconds(step.work) / step.seconds - 1) for step in steps]
     median, p95 = (float(np.quantile(errors, q)) for q in (0.5, 0.95))
     return FitQuality(num_steps=len(errors), median_error=median, p95_error=p95)
 
 
 class _Shape(NamedTuple):
-    """Which figures are sought: rises to the knots of both curves, then seconds of a pair and of a token seen."""
+    """Unknowns of a fit: rises to the knots of both curves, then seconds of a pair and of a seen token."""
 
     token_knots: tuple[int, ...]
     row_knots: tuple[int, ...]
 
     @classmethod
     def of(cls, works: Sequence[StepWork]) -> _Shape:
-        """Knots that steps have something to say about."""
+        """Return the knots that the steps' counts can determine."""
         return cls(
             _told_apart([work.num_tokens for work in works]),
             _told_apart([max(1, work.num_logits_rows) for work in works]),
@@ -155,13 +155,13 @@ class _Shape(NamedTuple):
         return self._replace(row_knots=tuple(sorted({first, last} | bend)))
 
     def row(self, work: StepWork) -> list[float]:
-        """How much each figure counts in the time of a step."""
+        """Return the coefficient of each unknown in the time of a step."""
         tokens = _rises(self.token_knots, work.num_tokens)
         rows = _rises(self.row_knots, work.num_logits_rows)
         return [*tokens, *rows, work.num_pairs, work.num_seen]
 
     def model(self, figures: Sequence[float]) -> StepTimeModel:
-        """With these figures."""
+        """Return the step-time model with these solved values."""
         split = len(self.token_knots)
         *head, pair_s, seen_s = figures[split:]
         return StepTimeModel(
@@ -173,7 +173,7 @@ class _Shape(NamedTuple):
 
 
 def _usual(steps: Sequence[TimedStep]) -> list[TimedStep]:
-    """Return one step for all that are alike."""
+    """Return one representative step for each group of like steps."""
     return _one_of_each(_bounded(steps))
 
 
@@ -196,13 +196,13 @@ def _by_counts(steps: Sequence[TimedStep]) -> Mapping[tuple[int, ...], list[Time
 
 
 def _counts(step: TimedStep) -> tuple[int, ...]:
-    """Return the counts of a step, those of attention rounded: steps of the same counts are alike."""
+    """Return the group key of a step: its counts, those of attention rounded."""
     work = step.work
     return work.num_tokens, work.num_logits_rows, _level(work.num_pairs), _level(work.num_seen)
 
 
 def _bounded(steps: Sequence[TimedStep]) -> list[TimedStep]:
-    """Return the steps; one that was seen too rarely and took too long has the time that other steps allow."""
+    """Return the steps; a rare step far above the bound set by other steps gets the time of the bound."""
     alike = _by_counts(steps)
     rare = [index for index, step in enumerate(steps) if len(alike[_counts(step)]) < _SEEN_OFTEN]
     others = sorted(_one_of_each(steps), key=lambda step: step.work.num_tokens)
@@ -229,7 +229,10 @@ def _level(count: int) -> int:
 
 
 def _told_apart(counts: Sequence[int]) -> tuple[int, ...]:
-    """Knots that have a count near: the ends, and each doubling with one on the way to the knot before or behind."""
+    """Return the knots that have a count near them, and both ends.
+
+    Possible knots are the doublings; a count is near within a factor of 1.3.
+    """
     largest = max(counts)
     known = sorted(set(counts))
     found: list[int] = []
@@ -243,7 +246,8 @@ def _told_apart(counts: Sequence[int]) -> tuple[int, ...]:
 
 
 def _rises(places: tuple[int, ...], count: int) -> list[float]:
-    """How much of the rise to each knot is behind at `count`; as Curve.at has it.
+    """Return the fraction of the rise to each knot that lies below `count`, as in Curve.at.
+
 
     >>> _rises((1, 2, 4), 3), _rises((1, 2, 4), 1)
     ([1.0, 1.0, 0.5], [1.0, 0.0, 0.0])
@@ -271,7 +275,7 @@ def _solve_scaled(rows: _Floats, goals: _Floats) -> list[float]:
 
 
 def _least_squares(a: _Floats, b: _Floats) -> _Floats:
-    """min |a x - b| with x >= 0 (Lawson and Hanson, algorithm NNLS)."""
+    """Minimize |a x - b| subject to x >= 0 (Lawson and Hanson, algorithm NNLS)."""
     num = a.shape[1]
     x, free = np.zeros(num), np.zeros(num, dtype=bool)
     tolerance = 1e-10 * max(1.0, float(np.abs(a.T @ b).max()))

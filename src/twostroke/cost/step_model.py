@@ -1,14 +1,14 @@
-"""How long a step takes, from its counts (step_cost.py): what calibration fits and everything that predicts goes by.
+"""Step-time model: predicted seconds of a step from its counts (step_cost.py). Calibration fits it; predictions use it.
 
     t = layers(tokens) + head(rows of logits) + pairs x pair_s + seen x seen_s
 
-    layers   seconds for so many query tokens, keys left out: at first flat (the weights are read, however many
-             tokens share them), then a line (arithmetic); where it bends is this machine's balance
-    head     the same for the LM head and sampling, none for no row
-    pair_s   of one query-key pair of a chunk in one layer
-    seen_s   of one token's K and V that a decode reads in one layer
+    layers   seconds for so many query tokens, keys excluded: at first flat (weights are read once for all tokens),
+             then a line (arithmetic); it bends at the balance of this machine
+    head     the same for the LM head and sampling; zero for no row
+    pair_s   seconds of one query-key pair of a chunk in one layer
+    seen_s   seconds of one token's K and V that a decode reads in one layer
 
-Curves are lines between measured points, so kernels may have steps. Nothing in here knows bytes or rates: a fixed cost
+Curves are lines between measured points, so kernels may have steps. The model knows no bytes or rates. A fixed cost
 of a step is a part of its curve.
 """
 
@@ -23,28 +23,29 @@ from twostroke.errors import InvalidParameter
 
 
 class PredictsSteps(Protocol):
-    """Says how long a step takes."""
+    """A predictor of step times."""
 
     def seconds(self, work: StepWork) -> float:
-        """Of a step that does so much."""
+        """Return the predicted seconds of a step with this work."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """Seconds by a count: lines between points, and beyond the last two along theirs.
+    """Seconds as a function of a count: lines between points; the last line continues beyond them.
+
 
     >>> Curve((1, 3), (1.0, 2.0)).at(2), Curve((1, 3), (1.0, 2.0)).at(5), Curve((1, 3), (1.0, 2.0)).at(0)
     (1.5, 3.0, 0.0)
     """
 
     counts: tuple[int, ...]
-    """Rising, from 1 on."""
+    """Counts, rising, from 1 on."""
     seconds: tuple[float, ...]
-    """One per count, 0 or more. Nothing takes no time."""
+    """Seconds for each count, 0 or more. A count of 0 takes no time."""
 
     def __post_init__(self) -> None:
-        """Refuses what is no curve: files come from anywhere."""
+        """Refuse points that make no curve; a file may hold anything."""
         counts = list(self.counts)
         if not counts or counts[0] < 1 or counts != sorted(set(counts)) or len(counts) != len(self.seconds):
             raise InvalidParameter("curve", counts, "must be one and more counts, rising, from 1 on, each with seconds")
@@ -53,7 +54,7 @@ class Curve:
                 raise InvalidParameter("curve", value, "must be seconds, 0 or more")
 
     def at(self, count: int) -> float:
-        """Seconds of so many."""
+        """Return the seconds for a count."""
         if count <= 0:
             return 0.0
         counts, seconds = self.counts, self.seconds
@@ -69,17 +70,18 @@ class Curve:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FitQuality:
-    """How far a fit is from the steps it was made of."""
+    """Error of a fit against the steps it was made from."""
 
     num_steps: int
     median_error: float
-    """Of |predicted / measured - 1|."""
+    """Median of |predicted / measured - 1|."""
     p95_error: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTimeModel:
-    """The fitted figures of one model, loaded in one way, on one machine.
+    """Fitted step times of one model, loaded in one way, on one machine.
+
 
     >>> layers, head = Curve((1, 512), (0.010, 0.521)), Curve((1,), (0.001,))
     >>> model = StepTimeModel(layers=layers, head=head, pair_s=0.0, seen_s=1e-7)
@@ -94,23 +96,22 @@ class StepTimeModel:
     quality: FitQuality | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
-        """Refuses what is no time."""
+        """Refuse values that are no seconds."""
         for name in ("pair_s", "seen_s"):
             if not 0 <= getattr(self, name) < float("inf"):
                 raise InvalidParameter(name, getattr(self, name), "must be seconds, 0 or more")
 
     def seconds(self, work: StepWork) -> float:
-        """Of a step that does so much."""
         attention_s = work.num_pairs * self.pair_s + work.num_seen * self.seen_s
         return self.layers.at(work.num_tokens) + self.head.at(work.num_logits_rows) + attention_s
 
 
 UNKNOWN_TIMES = StepTimeModel(layers=Curve((1,), (1.0,)), head=Curve((1,), (0.0,)), pair_s=0.0, seen_s=0.0)
-"""For an engine without limits that is about to be measured: it asks for none, and reads no calibration."""
+"""Placeholder for an engine that is about to be measured: it has no time limits and reads no calibration."""
 
 
 def scaled(model: StepTimeModel, factor: float) -> StepTimeModel:
-    """The same on a machine that takes `factor` times as long for everything."""
+    """Return the model for a machine that takes `factor` times as long for everything."""
     return StepTimeModel(
         layers=_scaled(model.layers, factor),
         head=_scaled(model.head, factor),
@@ -125,7 +126,8 @@ def _scaled(curve: Curve, factor: float) -> Curve:
 
 
 def knots(largest: int) -> tuple[int, ...]:
-    """Where a curve gets its points: each doubling up to the largest count, and that.
+    """Return the counts at which a curve has points: each doubling up to the largest count, and that count.
+
 
     >>> knots(6), knots(8)
     ((1, 2, 4, 6), (1, 2, 4, 8))

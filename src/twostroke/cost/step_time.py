@@ -1,7 +1,7 @@
-"""How long steps take here: learned from those that ran, by their number of query tokens.
+"""Step times learned from recent steps, by their number of query tokens.
 
-A model of the machine would have to know its caches, its threads and its neighbours. Steps come by the hundred a
-second, so asking what the last ones of that size took is simpler, and right on any machine.
+A model of the machine would have to know its caches, its threads and other processes. Steps run by the hundred a
+second, so the latest times of each size are a simpler predictor, and it works on any machine.
 """
 
 from __future__ import annotations
@@ -11,20 +11,22 @@ import math
 from collections import deque
 
 _KEPT = 9
-"""Times kept of each size. Their lower quartile counts: it follows a context that grows, and others on the machine can
-only make a step longer."""
+"""Times kept for each size. Their lower quartile counts: it follows a growing context, and other processes on the
+machine can only make a step longer."""
 _EXACT_UP_TO = 8
 _FEWEST_STEPS = 2
 """Fewest steps of a small size whose time is trusted: fewer may be an outlier, or a line between other sizes."""
 _SIZES_PER_DOUBLING = 4
 _FIRST_SLOPE = 0.25
-"""Until larger sizes were seen, twice the tokens are taken to need 1.25 times the time: little enough to try it."""
+"""Assumed growth until larger sizes were seen: twice the tokens take 1.25 times as long, low enough that they are
+tried."""
 _FAR_APART = 1.25
-"""Two sizes tell how it goes on if one is so many times the other: between nearer ones lies chance."""
+"""Smallest ratio of two sizes that is used for extrapolation; between nearer sizes noise decides."""
 
 
 class StepTimes:
-    """Seconds by size.
+    """Seconds by size of a step.
+
 
     >>> times = StepTimes()
     >>> times.predicted(4) is None
@@ -39,14 +41,14 @@ class StepTimes:
 
     def __init__(self) -> None:
         self._steps: dict[int, deque[tuple[float, int]]] = {}
-        """By size: seconds and tokens of the latest."""
+        """By size: seconds and tokens of the latest steps."""
         self._last_seen: dict[int, int] = {}
-        """By size, when."""
+        """By size: step counter at the latest step."""
         self._points: list[tuple[int, float]] = []
-        """Tokens and seconds of the usual step of each size, by tokens."""
+        """Tokens and seconds of the usual step of each size, by rising tokens."""
 
     def learn(self, num_tokens: int, seconds: float, now: int = 0) -> None:
-        """A step of so many query tokens took so long; `now` counts steps."""
+        """Record a step of `num_tokens` query tokens; `now` counts steps."""
         size = _size(num_tokens)
         self._last_seen[size] = now
         if size not in self._steps:
@@ -59,22 +61,25 @@ class StepTimes:
         self._points[place : place + is_known] = [(tokens, usual_s)]
 
     def forget(self, before: int) -> None:
-        """Of sizes that were not seen since: what they took on a busy machine would never be put right."""
+        """Forget sizes last seen before step `before`.
+
+        Times from a busy machine would otherwise never be corrected.
+        """
         for size in [size for size, seen in self._last_seen.items() if seen < before]:
             del self._steps[size], self._last_seen[size]
             self._points = [point for point in self._points if _size(point[0]) != size]
 
     @property
     def largest(self) -> int:
-        """Most tokens of a step that is remembered; 0: none is."""
+        """Largest tokens of a remembered step; 0: none."""
         return self._points[-1][0] if self._points else 0
 
     def num_learned(self, num_tokens: int) -> int:
-        """Times known of steps of this size."""
+        """Return the number of known times of steps of this size."""
         return len(self._steps.get(_size(num_tokens), ()))
 
     def predicted(self, num_tokens: int) -> float | None:
-        """Of a step of so many query tokens; between steps that ran and beyond them along a line. None: none ran."""
+        """Return the expected seconds of a step, linear between known steps and beyond them; None: no step ran."""
         points = self._points
         if not points:
             return None
@@ -91,10 +96,10 @@ class StepTimes:
         return max(0.5 * points[0][1], seconds + slope * (num_tokens - tokens))
 
     def least(self, num_tokens: int) -> float | None:
-        """Return the least time that a step of so many query tokens may take, to decide whether to try that size.
+        """Return a low estimate of the seconds of a step, to decide whether to try its size.
 
-        Times jump where kernels change. A line between the neighbouring sizes may hide that this size is still cheap.
-        So a small size with fewer than two steps is taken to cost as much as the next smaller one.
+        Times jump where kernels change. A line between the neighbouring sizes may hide that this size is still
+        cheap. A small size with fewer than two steps is therefore taken to cost as much as the next smaller one.
 
         >>> times = StepTimes()
         >>> for tokens, seconds in ((2, 1.0), (4, 2.0), (4, 2.0)):
@@ -110,7 +115,8 @@ class StepTimes:
 
 
 def _size(num_tokens: int) -> int:
-    """Counts that are alike, by their smallest: 1 to 8 each by itself, then four to a doubling.
+    """Return the size class of a count, as its smallest count: 1 to 8 each alone, then four classes per doubling.
+
 
     >>> [_size(n) for n in (7, 8, 9, 10, 64, 70, 80)]
     [7, 8, 8, 10, 64, 64, 77]

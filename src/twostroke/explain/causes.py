@@ -1,4 +1,4 @@
-"""Why time passed: the rules, each in one place."""
+"""Rules that name the cause of each span of a request's time."""
 
 from __future__ import annotations
 
@@ -15,39 +15,41 @@ from twostroke.kv_check import Verdict
 from twostroke.plain_words import counted
 
 STALL_SHARE = 0.5
-"""A step stalls those who decode in it when prompts of others are at least this share of its query tokens: without them
-it would have been the short pass over a few tokens that a decode is."""
+"""Smallest share of a step's query tokens at which the prefills of other requests count as a stall of its decodes.
+
+Without those prefills the step would have been a short pass over a few decode tokens.
+"""
 
 _WAITS = {Limit.SEQS: Label.WAIT_SLOTS, Limit.TOKENS: Label.WAIT_TOKENS, Limit.KV: Label.WAIT_KV}
 
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """What a span of time goes into, and who has to do with it."""
+    """Label, reason and responsible requests of a span of time."""
 
     label: Label
     reason: str
     because_of: Mapping[str, int] = field(default_factory=dict[str, int])
-    """Request to tokens; see Culprit."""
+    """Tokens by responsible request; see Culprit."""
 
 
 _DECODED = Cause(Label.DECODE, "")
 
 
 def of_preparing(*, knows_handover: bool) -> Cause:
-    """From the arrival on."""
+    """Return the cause of the time after the arrival, until the engine has the request."""
     if knows_handover:
         return Cause(Label.PREPARE, "template, tokenizer, checks")
     return Cause(Label.PREPARE, "template, tokenizer, checks, and the end of a step that was running")
 
 
 def of_joining(request_id: str, since_s: float, place: PlaceState) -> Cause:
-    """Of a request that is ready, until the next step is decided."""
+    """Return the cause of the time from when a request is ready until the next step is decided."""
     return of_waiting_for(place.step_running_at(since_s), request_id)
 
 
 def of_waiting_for(step: DecidedStep | None, request_id: str) -> Cause:
-    """Of one that can do nothing before a step that runs has ended."""
+    """Return the cause of waiting for the end of `step`, the running step; None: no step runs."""
     if step is None:
         return Cause(Label.WAIT_STEP, "for the next step to be decided")
     prefills = step.prefills_of_others(request_id)
@@ -58,10 +60,10 @@ def of_waiting_for(step: DecidedStep | None, request_id: str) -> Cause:
 
 
 def of_queueing(request_id: str, batch: ScheduledBatch, place: PlaceState) -> Cause:
-    """Of a request that the step `batch` has left in the queue.
+    """Return the cause of waiting for a request that the step `batch` has left in the queue.
 
-    It waits for what the head of the queue waits for, with one exception: while a request that came later and is more
-    urgent heads the queue, or has the slot or blocks or tokens in question, it waits for priority.
+    It waits for what the head of the queue waits for, with one exception. While a request that arrived later and is
+    more urgent heads the queue, or has the slot, blocks or tokens in question, it waits for priority.
     """
     overtakers = _overtakers(request_id, batch, place)
     head = batch.head_request_id
@@ -78,7 +80,7 @@ def of_queueing(request_id: str, batch: ScheduledBatch, place: PlaceState) -> Ca
 
 
 def of_preemption(preemption: Preemption) -> Cause:
-    """From then on until it is admitted again."""
+    """Return the cause of the time from a preemption until the next admission."""
     by = preemption.by_request_id
     if by == preemption.request_id:
         return Cause(Label.PREEMPTED, "no block was left for its next token, and nobody was less urgent")
@@ -86,7 +88,7 @@ def of_preemption(preemption: Preemption) -> Cause:
 
 
 def of_kv_check(event: KVBlockChecked) -> Cause:
-    """Of everybody who runs, while a cached block was computed again."""
+    """Return the cause of the time in which running requests waited for a KV check."""
     found = {
         Verdict.EXACT: "as stored",
         Verdict.NUMERICS: "other by roundings",
@@ -97,12 +99,12 @@ def of_kv_check(event: KVBlockChecked) -> Cause:
 
 
 def of_starting_over(event: KVBlockChecked) -> Cause:
-    """From then on until the next decision."""
+    """Return the cause of the time from a restart until the next decision."""
     return Cause(Label.WAIT_STEP, f"starts over: block {event.entry} of its cached prefix had gone bad")
 
 
 def of_sitting_out(request_id: str, has_output: bool, step: DecidedStep) -> Cause:
-    """Of a running request that a step computes nothing for."""
+    """Return the cause of a step in which a running request computes nothing."""
     prefills = step.prefills_of_others(request_id)
     if has_output and prefills:
         return Cause(Label.STALLED, "prompts went first", prefills)
@@ -113,7 +115,7 @@ def of_sitting_out(request_id: str, has_output: bool, step: DecidedStep) -> Caus
 
 
 def of_decoding(request_id: str, step: DecidedStep) -> Cause:
-    """Of a step that gave a request its next tokens."""
+    """Return the cause of a step that gave a request its next tokens."""
     prefills = step.prefills_of_others(request_id)
     if sum(prefills.values()) >= STALL_SHARE * step.num_tokens:
         return Cause(Label.STALLED, "", prefills)
@@ -121,7 +123,7 @@ def of_decoding(request_id: str, step: DecidedStep) -> Cause:
 
 
 def cached_in_words(admitted: AdmittedRequest) -> str:
-    """How much of a prompt was cached, and why no more."""
+    """Return how much of a prompt was cached, and why no more, in words."""
     found = f"{admitted.num_cached_tokens} of {admitted.num_tokens} tokens cached"
     match admitted.cache_end:
         case CacheEnd.COMPLETE if not admitted.num_cached_tokens:
@@ -141,7 +143,7 @@ def cached_in_words(admitted: AdmittedRequest) -> str:
 
 
 def _overtakers(request_id: str, batch: ScheduledBatch, place: PlaceState) -> dict[str, int]:
-    """Requests in its way that arrived later and have a smaller priority number; their tokens in this step."""
+    """Return the tokens in this step of requests in its way that arrived later and are more urgent, by request."""
     me = place.arrival_of(request_id)
     if me is None:
         return {}
@@ -222,17 +224,17 @@ def _at(process: str, cause: Cause) -> Cause:
 
 
 def of_leaving(process: str) -> Cause:
-    """Its prompt is computed there, and it goes on elsewhere; nobody has taken it in yet."""
+    """Return the cause of the time until another process takes in a request whose prompt `process` has computed."""
     return Cause(Label.TRANSFER, f"from {process}, not taken in yet")
 
 
 def of_transfer(source: str, prefilled_s: float, fetched: KVImportEnded | None) -> Cause:
-    """Another process has taken it in.
+    """Return the cause of the transfer to a process that has taken the request in.
 
     Args:
         source: the process that computed its prompt.
-        prefilled_s: when that was done.
-        fetched: how its KV came; None: nobody knows.
+        prefilled_s: time at which the prompt was computed.
+        fetched: how its KV arrived; None: not known.
     """
     if fetched is None:
         return Cause(Label.TRANSFER, f"from {source}")
@@ -253,12 +255,16 @@ def of_transfer(source: str, prefilled_s: float, fetched: KVImportEnded | None) 
 
 
 def of_resuming(cause: str) -> Cause:
-    """The process that ran it is no more, or was to hand it to one that is no more."""
+    """Return the cause of the time until another process resumes a request.
+
+    The process that ran it is gone, or it was to be handed over to a process that is gone.
+    """
     return Cause(Label.RESUME, f"{cause.rstrip('.')}; it goes on from what was delivered")
 
 
 def _amount(num_bytes: int) -> str:
-    """In words.
+    """Return an amount in megabytes, in words.
+
 
     >>> _amount(999), _amount(2_500_000)
     ('0.001 MB', '2.500 MB')

@@ -1,4 +1,4 @@
-"""The life of one sequence, put together from the engine's events as they come."""
+"""Timeline of one sequence, built from the engine's events in order."""
 
 from __future__ import annotations
 
@@ -26,50 +26,50 @@ from twostroke.request import FinishReason, RequestStatus
 
 
 class LaneBuilder:
-    """Follows one sequence from where the history begins to know it.
+    """Builder of the lane of one sequence, from where the history begins to know it.
 
-    Time is cut at results: what lies between two results of steps that the sequence took part in belongs to the second
-    of those steps, the engine's own time before it included; while it is in the queue, time is cut at decisions,
-    because each of them says anew why it waits.
+    Time is cut at results. The time between two results of steps that the sequence took part in belongs to the
+    second of those steps, including the engine's own time before it. While the sequence is in the queue, time is cut
+    at decisions, because each decision has a new reason for its wait.
 
         arrival   handed over   taken in   decision   decision = admission     result        result
            | prepare  |  wait: step  | wait: … |   wait: …     |   prefill 1 of 2  | prefill 2 of 2 | decode …
 
-    A sequence may leave a process and go on in another: it is between them from its last cut in the one until its
-    arrival in the other, and everything is counted on.
+    A sequence may leave a process and go on in another. It is between them from its last cut in the first until its
+    arrival in the second; all counts continue.
 
         last result        arrival at the other
         … prefill | transfer  |  wait: step  | decode …
 
     Args:
-        name: of the sequence, as the process has it where it is now.
-        begin_s: its arrival, or where the history begins to know it.
-        process: where it is.
-        place: where that process is.
-        has_arrival: whether the history knows its beginning.
+        name: name of the sequence at its current process.
+        begin_s: its arrival, or the time at which the history begins to know it.
+        process: its current process.
+        place: place of that process.
+        has_arrival: whether the history knows its arrival.
     """
 
     def __init__(self, name: str, begin_s: float, process: str, place: PlaceState, *, has_arrival: bool) -> None:
         self.sequence_id = sequence_of(name)
         self.process = process
-        """Where it is, or was last."""
+        """Current process, or the last one."""
         self.place = place
         self.lend_as: int | None = None
-        """Its blocks go to another process under this number, when its prompt is computed."""
+        """Number under which its blocks go to another process when its prompt is computed."""
         self.is_between = False
-        """Between two processes."""
+        """Whether the sequence is between two processes."""
         self.told: RequestFinishedByCaller | None = None
-        """It was ended from outside, and the process that runs it has not said so yet."""
+        """Abort or stop from outside, until the process that runs the sequence confirms it."""
         self._withdrawn = False
-        """The last process was told to end it, and nobody has taken it in since."""
+        """Whether the last process was told to end the sequence, and no other has taken it in since."""
         self.name_there = name
         self._begin_s = self._cursor_s = begin_s
         self._has_arrival = has_arrival
         self._status = RequestStatus.WAITING if has_arrival else RequestStatus.RUNNING
         self._cause = Cause(Label.WAIT_STEP, "for the next step to be decided")
-        """Why it waits, while it does."""
+        """Cause of its wait, while it waits."""
         self._in_flight: deque[DecidedStep] = deque()
-        """Steps decided with a share of it, results to come."""
+        """Steps in flight that compute tokens of this sequence."""
         self._spans: list[Span] = []
         self._admitted: AdmittedRequest | None = None
         self._admitted_in_step = -1
@@ -86,13 +86,13 @@ class LaneBuilder:
 
     @property
     def is_finished(self) -> bool:
-        """Whether its end is known."""
+        """Whether the sequence has ended."""
         return self._finish_reason is not None
 
     # ------------------------------------------------------------------ events
 
     def arrived(self, event: RequestArrived, place: PlaceState) -> None:
-        """It is in the queue."""
+        """Record that the sequence is in the queue."""
         self.lend_as = event.arrival.lend_as
         handed_over_s = event.submitted_time_s
         self._num_prompt_tokens = event.arrival.num_prompt_tokens
@@ -101,13 +101,13 @@ class LaneBuilder:
         self._spend(self._cause, event.time_s)
 
     def goes_on(self, event: RequestArrived, place: PlaceState, way: KVWay | None, loss: str) -> None:
-        """It is in the queue of another process.
+        """Record that the sequence is in the queue of another process.
 
         Args:
-            event: says so.
-            place: where that process is.
-            way: how its KV came there.
-            loss: the last one of a process, in case that nothing else says why.
+            event: its arrival there.
+            place: place of that process.
+            way: path of its KV to there.
+            loss: reason of the latest loss of a process, used if no other reason is known.
         """
         is_next_attempt = event.request_id != self.name_there
         if is_next_attempt and (not self.is_between or self._cause.label is Label.TRANSFER):
@@ -127,12 +127,12 @@ class LaneBuilder:
         self._cause = cause
 
     def routed(self, reason: str) -> None:
-        """A gateway has chosen its workers, for this reason; empty: nothing is known of that."""
+        """Record the reason for which the gateway chose its workers; empty: not known."""
         if reason:
             self._notes.append(f"routed: {reason}")
 
     def left(self, time_s: float, cause: Cause, *, is_withdrawn: bool = False) -> None:
-        """It is no longer where it was, and is to go on elsewhere."""
+        """Record that the sequence left its process and is to go on in another."""
         is_in_prefill = self._in_flight and self._in_flight[0].shares[self.name_there].stroke is Stroke.PREFILL
         if self._status is RequestStatus.RUNNING and not is_in_prefill:  # nothing was heard of it since the last cut
             self._in_flight.clear()
@@ -143,7 +143,7 @@ class LaneBuilder:
         self._in_flight.clear()
 
     def scheduled(self, event: StepScheduled, place: PlaceState) -> None:
-        """A step was decided, with or without it."""
+        """Record the decision of a step, with or without tokens of this sequence."""
         batch = event.batch
         for preemption in batch.preemptions:
             if preemption.request_id == self.name_there:
@@ -163,7 +163,7 @@ class LaneBuilder:
             self._in_flight.append(step)
 
     def committed(self, event: StepCommitted, step: DecidedStep | None, commit: Commit | None) -> None:
-        """A step has given its result; None is one that was decided before the history begins."""
+        """Record the result of a step; None: the step was decided before the history begins."""
         if step is None:
             if commit is not None and commit.finish_reason is not None:
                 self._close(event.time_s, "in a step that was decided before the history begins")
@@ -186,7 +186,7 @@ class LaneBuilder:
                 self._finish_reason = commit.finish_reason
 
     def finished_by_caller(self, event: RequestFinishedByCaller) -> None:
-        """It was aborted, or a stop string was found in its text."""
+        """Record an abort, or a stop string found in the text."""
         num_tokens = len(self._token_times_s)
         self._finish_reason = event.reason
         is_enough = self.is_between and event.reason is FinishReason.LENGTH
@@ -202,9 +202,10 @@ class LaneBuilder:
             self._close(event.time_s, "ended from outside")
 
     def kv_checked(self, event: KVBlockChecked, place: PlaceState) -> None:
-        """A block was computed again between a decision and its step: whoever runs has waited for it.
+        """Record the wait for a KV check, and its outcome for this sequence.
 
-        Unless a step that was decided before is still to give its result: then the time is that step's.
+        A block is computed again between a decision and its step, so all running requests wait. If an earlier step
+        is still in flight, the time belongs to that step.
         """
         is_alone = len(place.in_flight) == 1
         if self._status is RequestStatus.RUNNING and is_alone:
@@ -222,12 +223,12 @@ class LaneBuilder:
             self._notes.append("started over: its cached prefix held a KV block that was found corrupt")
 
     def lost(self, time_s: float, why: str) -> None:
-        """The engine that ran it is no more."""
+        """Record that the engine that ran the sequence is gone."""
         self._finish_reason = FinishReason.ERROR
         self._close(time_s, why)
 
     def lane(self, upto_s: float) -> Lane:
-        """What is known; of a sequence that lives, up to now."""
+        """Return the lane so far; of a live sequence, up to `upto_s`."""
         spans = list(self._spans)
         end_s = self._cursor_s
         finish_reason = FinishReason.ABORT if self._withdrawn and not self.is_finished else self._finish_reason
@@ -254,7 +255,7 @@ class LaneBuilder:
     # ------------------------------------------------------------------ spans
 
     def _spend(self, cause: Cause, until_s: float, work: Work = NO_WORK, process: str | None = None) -> None:
-        """The time since the last cut went into this."""
+        """Assign the time since the last cut to a cause."""
         until_s = max(until_s, self._cursor_s)
         if until_s > self._cursor_s or work.num_steps:
             where = self.process if process is None else process
@@ -282,7 +283,7 @@ class LaneBuilder:
         self._status = RequestStatus.RUNNING
 
     def _tally(self) -> DraftTally:
-        """Of the tokens that count."""
+        """Return the draft statistics of the tokens that count."""
         tally, num_left = DraftTally(), len(self._token_times_s)
         for num_tokens, num_draft_tokens in self._passes:
             if num_left > 0:
@@ -291,7 +292,7 @@ class LaneBuilder:
         return tally
 
     def _decisions(self) -> dict[DraftReason, int]:
-        """What the gate decided in its steps."""
+        """Return the number of its steps by the draft gate's decision."""
         decisions = [span.work.drafts.decision for span in self._spans]
         return dict(Counter(decision.reason for decision in decisions if decision is not None))
 
@@ -313,7 +314,7 @@ class LaneBuilder:
         )
 
     def _open_span(self, until_s: float, how: str) -> Span:
-        """What it is at between the last cut and now, or when it was broken off."""
+        """Return the span from the last cut until `until_s`; `how` says whether it goes on or was broken off."""
         if self._in_flight:
             step = self._in_flight[0]
             is_decode = step.shares[self.name_there].stroke is Stroke.DECODE
@@ -326,7 +327,8 @@ class LaneBuilder:
         return Span(cause, self._cursor_s, until_s, process="" if self.is_between else self.process)
 
     def _count_what_was_delivered(self, num_tokens: int) -> None:
-        """Of so many tokens it goes on elsewhere: what was computed beyond them came too late, and is made again."""
+        """Drop tokens beyond the `num_tokens` with which it goes on elsewhere: they came too late and are computed
+        again."""
         if self._num_prompt_tokens is None or not self._has_arrival:
             return
         num_delivered = max(0, num_tokens - self._num_prompt_tokens)
@@ -343,7 +345,7 @@ class LaneBuilder:
             self._cursor_s = time_s
 
     def _cut(self, end_s: float) -> None:
-        """Leaves out what came after the token that turned out to be the last."""
+        """Remove all time after the token that turned out to be the last."""
         kept = [span for span in self._spans if span.start_s < end_s or (span.work.num_steps and span.end_s <= end_s)]
         self._spans = [replace(span, end_s=min(span.end_s, end_s)) for span in kept]
         self._cursor_s = end_s

@@ -1,9 +1,10 @@
-"""Follows sequences through the events of one process or of several, whose events come one between the other.
+"""Reader that follows sequences through the interleaved events of one or more processes.
 
     at a process ──► between two ──► at another ──► … ──► ended
 
-A sequence is at one process at a time: `RequestArrived` says where. It is between two when its prompt is computed and
-another is to go on with it, or when the process that ran it is gone. Names carry all of that: names.py.
+A sequence is at one process at a time, which `RequestArrived` names. It is between two processes when its prompt is
+computed and another process is to continue it, or when the process that ran it is gone. Its names tell these
+attempts apart: names.py.
 """
 
 from __future__ import annotations
@@ -34,26 +35,26 @@ from twostroke.request import FinishReason
 
 
 class LaneReader:
-    """Follows some sequences through the events.
+    """Reader that builds the lanes of selected sequences.
 
     Args:
-        follows: whether a sequence, by its id, is one of them.
+        follows: returns whether a sequence, by its id, is selected.
     """
 
     def __init__(self, follows: Callable[[str], bool]) -> None:
         self._follows = follows
         self._run = RunState()
         self._lanes: dict[str, LaneBuilder] = {}
-        """Those that have not ended, by sequence."""
+        """Sequences that have not ended, by id."""
         self._ways = Remembered[int, KVWay]()
-        """Paths of prefixes that are being fetched, or that wait for their sequence; by import."""
+        """Paths of prefixes that are being fetched or that wait for their sequence, by import."""
         self._routes = Remembered[str, str]()
-        """Why an attempt runs where it does, by its name there, until it has arrived."""
+        """Routing reason of an attempt, by its name there, until it has arrived."""
         self._loss = "the process that ran it is gone"
         self._time_s = float("-inf")
 
     def take(self, event: Event) -> list[Lane]:
-        """One event, in order; the lanes that end with it."""
+        """Process one event, in order, and return the lanes that end with it."""
         self._time_s = max(self._time_s, event.time_s)
         taken = self._run.take(event)
         place = taken.place
@@ -77,7 +78,7 @@ class LaneReader:
         return self._ended(event.time_s)
 
     def living(self) -> list[Lane]:
-        """Those that have not ended, up to the last event."""
+        """Return the lanes of sequences that have not ended, up to the last event."""
         return [lane.lane(self._time_s) for lane in self._lanes.values()]
 
     def _here(self, place: PlaceState) -> list[LaneBuilder]:
@@ -86,8 +87,7 @@ class LaneReader:
     # ------------------------------------------------------------------ what befalls a process
 
     def _lost(self, place: PlaceState, event: EngineStarted | EngineLost) -> None:
-        """Whoever is still there was run by a process that died; of a pool it goes on elsewhere, and so do those that
-        were to come here."""
+        """Handle sequences at, or on their way to, a process that died; those of a pool go on elsewhere."""
         if not is_of_pool(event.process):
             for lane in self._here(place):
                 lane.lost(event.time_s, "the engine died")
@@ -102,7 +102,7 @@ class LaneReader:
                 lane.left(event.time_s, of_resuming(self._loss))
 
     def _note(self, event: Event, place: PlaceState) -> None:
-        """What is of use later."""
+        """Keep information for later events."""
         match event:
             case RequestRouted() if self._follows(sequence_of(event.request_id)):
                 self._routes.put(event.request_id, event.reason)
@@ -152,7 +152,7 @@ class LaneReader:
             self._ways.pop(import_id, None)
 
     def _finished_by_caller(self, place: PlaceState, event: RequestFinishedByCaller) -> None:
-        """A process that runs a sequence says when it has ended; of one between two processes the gateway does."""
+        """End a sequence: the process that runs it reports its end; between two processes the gateway does."""
         is_gateway = place.name == GATEWAY
         if not is_gateway:
             self._begin_in_the_middle(place, [event.request_id], event)
@@ -170,7 +170,7 @@ class LaneReader:
                 lane.left(event.time_s, of_resuming(self._loss), is_withdrawn=True)
 
     def _begin_in_the_middle(self, place: PlaceState, names: Iterable[str], event: Event) -> None:
-        """The history begins later than these sequences, as far as they are not known."""
+        """Start lanes for sequences that began before the history."""
         if place.is_whole:
             return
         for name in names:
@@ -180,7 +180,7 @@ class LaneReader:
                 self._lanes[sequence_id] = lane
 
     def _ended(self, time_s: float) -> list[Lane]:
-        """Lanes that have ended."""
+        """Remove and return the lanes that have ended."""
         ended: list[LaneBuilder] = []
         for lane in self._lanes.values():
             if lane.is_between and lane.told is not None:

@@ -1,6 +1,7 @@
-"""From one span per event to segments that people can read: equal neighbours become one, and say so in words.
+"""Merging of spans into readable segments: equal neighbours become one segment with its reason in words.
 
-So do the drafts of some steps, with what the gate had to say of them."""
+The drafts of several steps, and the gate's decisions about them, are merged in the same way.
+"""
 
 from __future__ import annotations
 
@@ -19,25 +20,25 @@ from twostroke.plain_words import counted
 
 @dataclass(frozen=True, slots=True)
 class StepDrafts:
-    """Of one request, in one step."""
+    """Drafts of one request in one step."""
 
     num_draft_tokens: int = 0
-    """Verified."""
+    """Verified drafts."""
     num_accepted_tokens: int = 0
-    """Of these, those that stood."""
+    """Accepted drafts."""
     num_places: int = 0
-    """Given to drafts before anybody had guessed."""
+    """Query tokens scheduled for drafts before they were proposed."""
     decision: DraftDecision | None = None
-    """The gate's, of the whole step; None where nothing was decided by measurement."""
+    """The gate's decision for the whole step; None: nothing was decided by measurement."""
     num_requests: int | None = None
-    """Those that the decision is about; None where one of them had to give way and nobody can tell."""
+    """Number of requests that the decision covers; None: unknown, as one of them was preempted."""
 
 
 NO_DRAFTS = StepDrafts()
 
 
 def drafts_of(request_id: str, step: DecidedStep, commit: Commit | None) -> StepDrafts:
-    """What a step of the second stroke did; None for a commit is one that nobody took in."""
+    """Return the drafts of a request in a decode step; `commit` None: no result was taken in."""
     num_places = step.shares[request_id].num_draft_tokens
     decision = step.batch.drafts
     if not num_places and decision is None:
@@ -50,7 +51,8 @@ def drafts_of(request_id: str, step: DecidedStep, commit: Commit | None) -> Step
 
 
 def drafts_in_words(steps: Sequence[StepDrafts]) -> str:
-    """Clauses to append, each behind a semicolon; nothing where nobody drafts.
+    """Return clauses about drafts to append, each after a semicolon; empty without drafts.
+
 
     >>> decision = DraftDecision(DraftReason.DOES_NOT_PAY, 0, 1.2, 0.027, 0.02)
     >>> drafts_in_words([StepDrafts(4, 2, 4), StepDrafts(decision=decision, num_requests=1)])
@@ -77,7 +79,7 @@ def _paid(steps: Sequence[StepDrafts]) -> list[str]:
 
 
 def _did_not_pay(steps: Sequence[StepDrafts]) -> list[str]:
-    """Steps that tried somebody else's drafts among them."""
+    """Describe steps in which drafting did not pay, including those that probed only other requests' drafts."""
     found = [
         step
         for step in steps
@@ -93,7 +95,7 @@ def _did_not_pay(steps: Sequence[StepDrafts]) -> list[str]:
 
 
 def _figures(step: StepDrafts) -> str:
-    """Of the best that could have been drafted."""
+    """Return the expected figures of the best drafts, in words."""
     assert step.decision is not None, step
     decision = step.decision
     if not step.num_requests or not decision.plain_s:
@@ -123,7 +125,7 @@ def _others(steps: Sequence[StepDrafts]) -> list[str]:
 
 
 MAX_CULPRITS = 4
-"""Named in a segment; the rest is counted."""
+"""Maximum number of culprits named in a segment; the rest is counted."""
 
 _CHUNKS = (Label.PREFILL, Label.RECOMPUTE)
 _QUEUED = (Label.WAIT_SLOTS, Label.WAIT_TOKENS, Label.WAIT_KV, Label.WAIT_PRIORITY, Label.PREEMPTED)
@@ -131,17 +133,17 @@ _QUEUED = (Label.WAIT_SLOTS, Label.WAIT_TOKENS, Label.WAIT_KV, Label.WAIT_PRIORI
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What a step did for the sequence."""
+    """Work of a step for the sequence."""
 
     num_steps: int = 0
     num_tokens: int = 0
-    """Computed in a chunk, generated in a decode."""
+    """Tokens computed in a chunk, or generated in a decode."""
     admission: int = 0
-    """Of a chunk: the how-manieth admission it belongs to."""
+    """Chunks: number of the admission that the chunk belongs to."""
     is_last: bool = False
-    """Of a chunk: whether the first stroke ends with it."""
+    """Chunks: whether the prefill ends with it."""
     drafts: StepDrafts = NO_DRAFTS
-    """Of a decode."""
+    """Decodes: the drafts."""
 
 
 NO_WORK = Work()
@@ -149,7 +151,7 @@ NO_WORK = Work()
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """The time between two cuts."""
+    """Time between two cuts."""
 
     cause: Cause
     start_s: float
@@ -159,7 +161,7 @@ class Span:
 
 
 def merged(spans: Sequence[Span]) -> tuple[Segment, ...]:
-    """The segments; they cover what the spans cover, without a gap where those have none."""
+    """Return the segments; they cover the same time as the spans."""
     num_chunks = {span.work.admission: i for span, i in _numbered_chunks(spans) if span.work.is_last}
     chunk_of = {id(span): i for span, i in _numbered_chunks(spans)}
     segments: list[Segment] = []
@@ -209,7 +211,7 @@ def _belong_together(before: Span, after: Span) -> bool:
 
 
 def _finding(check: Span) -> str:
-    """What it came to, behind what was checked."""
+    """Return the result of a KV check: the reason without the checked block."""
     return check.cause.reason.partition("; ")[2]
 
 
@@ -219,7 +221,7 @@ def _heaviest(span: Span) -> str:
 
 
 def _culprits(group: Sequence[Span]) -> tuple[tuple[Culprit, ...], int]:
-    """The heaviest, and how many there are."""
+    """Return the requests with most tokens, and the number of all."""
     tokens: Counter[str] = Counter()
     for i, span in enumerate(group):
         if i and span.cause is group[i - 1].cause:  # cut in the middle by an event; still the same step
@@ -234,7 +236,7 @@ def _culprits(group: Sequence[Span]) -> tuple[tuple[Culprit, ...], int]:
 
 
 def _numbered_chunks(spans: Sequence[Span]) -> Iterator[tuple[Span, int]]:
-    """Each chunk with its number since the request was last admitted, from 1."""
+    """Yield each chunk with its number since the last admission, from 1."""
     counts: Counter[int] = Counter()
     for span in spans:
         if span.cause.label in _CHUNKS and span.work.num_steps:

@@ -1,7 +1,7 @@
-"""What sequences and processes are called in an event log, and what belongs together by its name.
+"""Names of sequences and processes in an event log, and their parts.
 
-my name#12.0@2     the caller's name, which request of all, which of its n sequences, at which attempt to run it
-prefill-0.1        role and place of a process, and the how-manieth it is there
+my name#12.0@2     caller's name, number of the request, index of the sequence in the request, attempt to run it
+prefill-0.1        role and place of a process, and its number at that place
 engine-4711        an engine that is one process, by its pid
 """
 
@@ -10,17 +10,18 @@ from __future__ import annotations
 import re
 
 GATEWAY = "gateway"
-"""The process that keeps the journal of pools; what it writes is about sequences, whoever runs them."""
+"""Process that keeps the journal of pools; its events are about sequences on any process."""
 ENGINE = "engine"
-"""The place of an engine that is one process."""
+"""Place of an engine that is one process."""
 
 _SEQUENCE_ID = re.compile(r"(?P<name>.*)#(?P<number>\d+)\.(?P<index>\d+)(?:@(?P<attempt>\d+))?", re.DOTALL)
-"""What OutputProcessor.add makes of a caller's name and the dispatcher of that; other users have ids of their own."""
+"""Ids made by OutputProcessor.add from a caller's name, and by the dispatcher; other callers have ids of their own."""
 _POOL_PROCESS = re.compile(r"(?P<place>(?:prefill|decode)-\d+)\.\d+")
 
 
 def request_of(sequence_id: str) -> str:
-    """What the sequences of one request have in common.
+    """Return the common name of all sequences of one request.
+
 
     >>> request_of("my name#12.0"), request_of("my name#12.1@2"), request_of("plain")
     ('my name#12', 'my name#12', 'plain')
@@ -30,7 +31,8 @@ def request_of(sequence_id: str) -> str:
 
 
 def sequence_of(sequence_id: str) -> str:
-    """What the attempts to run one sequence have in common.
+    """Return the common name of all attempts to run one sequence.
+
 
     >>> sequence_of("my name#12.0"), sequence_of("my name#12.1@2"), sequence_of("plain@2")
     ('my name#12.0', 'my name#12.1', 'plain@2')
@@ -40,7 +42,8 @@ def sequence_of(sequence_id: str) -> str:
 
 
 def name_of(sequence_id: str) -> str:
-    """What the caller named the request.
+    """Return the caller's name of the request.
+
 
     >>> name_of("my name#12.0@1"), name_of("plain")
     ('my name', 'plain')
@@ -50,7 +53,8 @@ def name_of(sequence_id: str) -> str:
 
 
 def index_of(sequence_id: str) -> int:
-    """Which of its request's sequences it is.
+    """Return the index of a sequence in its request.
+
 
     >>> index_of("my name#12.1"), index_of("plain")
     (1, 0)
@@ -60,7 +64,8 @@ def index_of(sequence_id: str) -> int:
 
 
 def place_of(process: str) -> str:
-    """What processes that came one after the other have in common.
+    """Return the place of a process, which it shares with its predecessors and successors.
+
 
     >>> place_of("prefill-0.1"), place_of("gateway"), place_of("engine-4711")
     ('prefill-0', 'gateway', 'engine')
@@ -72,7 +77,8 @@ def place_of(process: str) -> str:
 
 
 def is_of_pool(process: str) -> bool:
-    """Whether what it runs can go on elsewhere.
+    """Return whether sequences of a process can go on in another process.
+
 
     >>> is_of_pool("decode-1.3"), is_of_pool("engine-4711")
     (True, False)

@@ -1,4 +1,4 @@
-"""FlightRecorder: the events of the last minutes, small enough to be kept all the time, complete enough to explain."""
+"""Flight recorder: the events of the last minutes, compressed, and complete enough to explain requests."""
 
 from __future__ import annotations
 
@@ -13,8 +13,11 @@ from twostroke.events import EngineStarted, Event, EventsDropped
 from twostroke.explain.names import place_of
 
 CHUNK_EVENTS = 32
-"""Events that are compressed together. Neighbours repeat each other's ids: a step of 64 decodes, 64 commits included,
-takes about 1 kB compressed and 15 kB not; that costs 0.9 µs of CPU per token."""
+"""Number of events that are compressed together.
+
+Neighbouring events repeat ids: a step of 64 decodes, including its 64 commits, takes about 1 kB compressed and 15 kB
+uncompressed. Compression costs 0.9 µs of CPU per token.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,18 +28,18 @@ class _Chunk:
     num_events: int
     last_time_s: float
     started: tuple[EngineStarted, ...]
-    """Of the processes that ran when the chunk began."""
+    """Start events of the processes that ran when the chunk began."""
 
 
 class FlightRecorder:
-    """Keeps the latest events: at most `minutes` of them and at most `max_bytes`, whichever is less.
+    """Buffer of the latest events: at most `minutes` of them and at most `max_bytes`, whichever is less.
 
-    A `PackedEventLog`. A full history can be replayed; one that had to drop its beginning says so (`EventsDropped`) and
-    explains the requests that it has whole.
+    Implements `PackedEventLog`. A full history can be replayed. A history that had to drop its beginning contains
+    `EventsDropped`, and explains the requests that it has in full.
 
     Args:
-        minutes: how far back, counted from the newest event.
-        max_bytes: of compressed events.
+        minutes: age of the oldest event, counted from the newest.
+        max_bytes: bytes of compressed events.
     """
 
     def __init__(self, *, minutes: float = 5.0, max_bytes: int = 64 << 20) -> None:
@@ -48,19 +51,19 @@ class FlightRecorder:
         self._num_bytes = 0
         self._num_dropped = 0
         self._open: list[PackedEvent] = []
-        """Not compressed yet."""
+        """Events that are not compressed yet."""
         self._started: dict[str, EngineStarted] = {}
-        """The last at each place."""
+        """Latest start event of each place."""
         self._started_before_open: tuple[EngineStarted, ...] = ()
 
     @property
     def num_bytes(self) -> int:
-        """Compressed; at most CHUNK_EVENTS more are not."""
+        """Bytes of compressed events; fewer than CHUNK_EVENTS events more are not compressed yet."""
         return self._num_bytes
 
     @property
     def num_dropped(self) -> int:
-        """Events that are no longer there."""
+        """Number of events that were dropped."""
         return self._num_dropped
 
     def append(self, packed: PackedEvent) -> None:
@@ -72,11 +75,12 @@ class FlightRecorder:
             self._drop(now_s)
 
     def events(self) -> Iterator[Event]:
-        """What is kept, oldest first; may be read, in any thread, while more comes."""
+        """Iterate over the kept events, oldest first; safe in any thread while events are appended."""
         return self._unpacked(list(self._chunks), list(map(unpack, self._open)), self._num_dropped)
 
     def dump(self, path: Path) -> int:
-        """Writes what is kept as an event log, a line each; returns how many events.
+        """Write the kept events as an event log, one per line, and return their number.
+
 
         Raises:
             OSError: the file cannot be written.

@@ -1,21 +1,21 @@
-"""Remembered: what is known before, or after, the events that it belongs to."""
+"""Bounded dictionary for facts that arrive before or after the events they belong to."""
 
 from __future__ import annotations
 
 from typing import Generic, TypeVar
 
 MAX_REMEMBERED = 4096
-"""Far more than can be on its way at once."""
+"""Maximum number of entries, far more than can be in transit at once."""
 
 _Key = TypeVar("_Key")
 _Value = TypeVar("_Value")
 
 
 class Remembered(dict[_Key, _Value], Generic[_Key, _Value]):
-    """A dict that forgets the oldest when there are too many, because the event may never come."""
+    """Dictionary that drops its oldest entries beyond a limit, because the matching event may never come."""
 
     def put(self, key: _Key, value: _Value) -> None:
-        """Keeps it."""
+        """Add an entry and drop the oldest ones beyond the limit."""
         self[key] = value
         while len(self) > MAX_REMEMBERED:
             del self[next(iter(self))]

@@ -1,12 +1,12 @@
-"""RunState: what the event log says of a run, folded once for all who read it (docs/decisions/059).
+"""State of a run, folded once from the event log for all of its views (docs/decisions/059).
 
     RunState            every place, and every sequence that has not ended
       PlaceState        the process that runs there now, its requests, its steps in flight
         RequestState    a sequence as this process has it
-    Taken               what one event has changed; views count it, show it or explain it
+    Taken               changes made by one event; views count, show or explain them
 
-A view asks no event for what is here. The scheduler's own account of a request is `request.Request`; this one is read
-off from outside, from logs with holes, too.
+Views read this state instead of interpreting events themselves. The scheduler's own record of a request is
+`request.Request`; this one is reconstructed from outside, also from incomplete logs.
 """
 
 from __future__ import annotations
@@ -37,45 +37,45 @@ from twostroke.request import Arrival, FinishReason, RequestStatus
 
 @dataclass(slots=True, eq=False)
 class RequestState:
-    """A sequence as one process has it, by its name there; it may go on elsewhere before this process ends it."""
+    """State of a sequence at one process, by its name there; it may go on elsewhere before it ends here."""
 
     request_id: str
     arrival: Arrival | None
-    """None of one that came before the history begins."""
+    """Arrival; None: it arrived before the history begins."""
     place: PlaceState
     sequence_id: str = ""
     times: RequestTimes = field(default_factory=lambda: RequestTimes(0.0))
-    """Of the sequence, in all processes; nothing of one whose arrival is not known, or that had ended when it came."""
+    """Times of the sequence in all processes; empty if its arrival is unknown, or if it had ended before it arrived."""
     siblings: list[RequestState] = field(default_factory=list["RequestState"])
-    """All sequences of its request, each where it is now."""
+    """All sequences of its request, each at its current process."""
     num_prompt_tokens: int = 0
-    """Of the sequence: what another process generated is no prompt."""
+    """Prompt tokens of the sequence, without tokens that another process generated."""
     max_tokens: int = 0
-    """Of the sequence."""
+    """Output limit of the sequence."""
     num_cached_at_first: int = 0
     """Tokens of the sequence's prompt that were cached when it first ran."""
     told: RequestFinishedByCaller | None = None
-    """It was ended from outside, and the process that runs it has not said so yet."""
+    """Abort or stop from outside, until the process that runs the sequence confirms it."""
     finish_reason: FinishReason | None = None
-    """Of the sequence."""
+    """Finish reason of the sequence."""
     is_last: bool = False
-    """The sequence has ended as the last one of its request."""
+    """Whether the sequence has ended as the last one of its request."""
 
     is_here: bool = False
-    """Its arrival is known, it has not ended, and no other process goes on with it."""
+    """Whether its arrival is known, it has not ended, and no other process has continued it."""
     status: RequestStatus = RequestStatus.WAITING
     share: ScheduledRequest | None = None
-    """Its part in the last step decided for it."""
+    """Share of the last step that was decided with this request."""
     stroke: str = ""
-    """Of the last step that computed anything of it."""
+    """Stroke of the last step that computed tokens of it."""
     block_hashes: list[bytes] = field(default_factory=list[bytes])
     num_computed_tokens: int = 0
-    """By the results so far."""
+    """Computed tokens, by the results so far."""
     num_cached_tokens: int = 0
-    """When it was admitted, the time after a preemption aside."""
+    """Cached tokens at admission, readmissions after preemption excluded."""
     num_preemptions: int = 0
     runs_since: float = inf
-    """Step that gave it its blocks. Results of earlier steps are of blocks that it has no more."""
+    """Step that allocated its blocks. Results of earlier steps concern blocks that it no longer has."""
 
     @property
     def is_running(self) -> bool:
@@ -84,56 +84,56 @@ class RequestState:
 
 
 class PlaceState:
-    """A place of which one process after the other runs sequences."""
+    """State of a place, at which one process after the other runs sequences."""
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.started: EngineStarted | None = None
-        """How its process began; None before it has said so."""
+        """Start event of its process; None: not seen yet."""
         self.is_whole = False
-        """The history knows it from its start on."""
+        """Whether the history knows the process from its start."""
         self.requests: dict[str, RequestState] = {}
-        """Those that have not ended here, by their names here."""
+        """Requests that have not ended here, by their names here."""
         self.num_here = 0
-        """Of these, those that are here and nowhere else."""
+        """Number of requests that are at this place only."""
         self.num_running = 0
-        """Of num_here, those that run."""
+        """Number of these that run."""
         self.in_flight: deque[DecidedStep] = deque()
-        """Decided, results to come; the first is running."""
+        """Decided steps without a result; the first one is running."""
         self.last_step: DecidedStep | None = None
-        """The last one that gave its result."""
+        """Latest step that has a result."""
         self.last_result_s = -inf
 
     @property
     def page_size(self) -> int:
-        """Return the tokens of a page; 1 where they are not known."""
+        """Tokens of a page; 1 where not known."""
         return 1 if self.started is None else self.started.layout.get("block_size", 1)
 
     def arrival_of(self, request_id: str) -> Arrival | None:
-        """Return how a request arrived that has not ended; None where that is not known."""
+        """Return the arrival of a request that has not ended; None where it is not known."""
         request = self.requests.get(request_id)
         return None if request is None else request.arrival
 
     @property
     def num_tokens_held(self) -> dict[str, int]:
-        """Return the running requests, with their tokens that have a place in KV memory."""
+        """Tokens in KV memory of each running request."""
         shares = {name: request.share for name, request in self.requests.items() if request.is_running}
         return {name: 0 if share is None else share.token_range.stop for name, share in shares.items()}
 
     def step_running_at(self, time_s: float) -> DecidedStep | None:
-        """Return the step that was running at a moment that is not long ago."""
+        """Return the step that was running at a recent time; None: no step ran."""
         if self.in_flight:
             return self.in_flight[0]
         return self.last_step if self.last_result_s > time_s else None
 
     def move_to(self, request: RequestState, status: RequestStatus) -> None:
-        """Give a request another status."""
+        """Set the status of a request."""
         if request.is_here:
             self.num_running += (status is RequestStatus.RUNNING) - request.is_running
         request.status = status
 
     def requeue(self, request_id: str, status: RequestStatus) -> RequestState | None:
-        """Take a request's blocks away; return it, if it is known."""
+        """Set the status of a request that lost its blocks; return the request, if it is known."""
         request = self.requests.get(request_id)
         if request is not None:
             self.move_to(request, status)
@@ -142,7 +142,7 @@ class PlaceState:
         return request
 
     def let_go(self, request: RequestState) -> bool:
-        """Another process, or nobody, goes on with a request; return whether it was here."""
+        """Record that a request leaves this place; return whether it was here."""
         was_here = request.is_here
         self.num_here -= was_here
         self.num_running -= was_here and request.is_running
@@ -150,7 +150,7 @@ class PlaceState:
         return was_here
 
     def done(self, event: StepCommitted) -> DecidedStep | None:
-        """Return the step of a result, which is in flight no more; None of one that the history does not know."""
+        """Return the step of a result and remove it from the steps in flight; None if the history does not know it."""
         step = None
         while self.in_flight and self.in_flight[0].batch.step <= event.step:
             step = self.last_step = self.in_flight.popleft()
@@ -163,57 +163,56 @@ class PlaceState:
 
 
 class Taken:
-    """What one event has changed; each attribute is of the events that it names."""
+    """Changes made by one event; each attribute names the events that set it."""
 
     left: PlaceState | None = None
-    """RequestArrived: the place that no longer counts the sequence."""
+    """RequestArrived: the place that the sequence left."""
     step: DecidedStep | None = None
-    """StepScheduled, StepCommitted: the step; None of a result whose decision is not known."""
+    """StepScheduled, StepCommitted: the step; None: its decision is not known."""
     admitted: Sequence[AdmittedRequest] = ()
-    """StepScheduled: those that run for the first time."""
+    """StepScheduled: requests that run for the first time."""
     grown: Sequence[ScheduledRequest] = ()
     """StepScheduled: shares with new blocks."""
     computed: Sequence[tuple[RequestState, ScheduledRequest]] = ()
-    """StepCommitted: requests that still hold what the step computed, with their shares of it; those only that have
-    filled a page, or verified drafts."""
+    """StepCommitted: requests that still hold what the step computed, with their shares of it. Only those that have
+    filled a page or verified drafts."""
     first_tokens: Sequence[RequestState] = ()
     """StepCommitted: sequences with their first token."""
     gaps: Iterable[tuple[tuple[float, int], int]] = ()
-    """StepCommitted: seconds since the token before, and how many tokens came; and of how many sequences."""
+    """StepCommitted: pairs of (seconds since the token before, number of tokens) and number of sequences."""
     num_tokens: int = 0
     """StepCommitted: tokens of sequences that are here."""
 
     def __init__(self, place: PlaceState) -> None:
         self.place = place
-        """Where; what a gateway says is of a place without requests."""
+        """Place of the event; a gateway's events belong to a place without requests."""
         self.gone: list[tuple[RequestState, FinishReason]] = []
-        """Any: requests that have ended here."""
+        """Any event: requests that have ended here."""
         self.ended: list[RequestState] = []
-        """Any: sequences that have ended."""
+        """Any event: sequences that have ended."""
 
 
 class RunState:
-    """Follows all processes of a run, event by event."""
+    """State of all processes of a run, updated event by event."""
 
     def __init__(self) -> None:
         self._places: dict[str, PlaceState] = {}
-        """By place."""
+        """Places by name."""
         self._by_process: dict[str, PlaceState] = {}
-        """The same by process."""
+        """Places by process."""
         self._sequences: dict[str, RequestState] = {}
         self._requests: dict[str, list[RequestState]] = {}
         """All sequences of each request, while one has not ended."""
         self._told = Remembered[str, RequestFinishedByCaller]()
-        """Ends of sequences that nobody has seen yet."""
+        """Ends of sequences that have not been seen yet."""
         self._over = Remembered[str, bool]()
-        """Sequences that ended between two processes: the second may not know when it takes one in."""
+        """Sequences that ended between two processes; the second process may take one in without knowing."""
 
     def is_over(self, sequence_id: str) -> bool:
-        """Return whether a sequence ended between two processes."""
         return sequence_id in self._over
 
     def take(self, event: Event) -> Taken:
-        """Take in one event, in order."""
+        """Update the state by one event, in order, and return the changes."""
         place = self._by_process.get(event.process)
         if place is None:
             name = place_of(event.process)
@@ -242,7 +241,7 @@ class RunState:
     # ------------------------------------------------------------------ events
 
     def _lost(self, event: EngineStarted | EngineLost, taken: Taken) -> None:
-        """Whoever is still there was run by a process that died; of pools it goes on elsewhere."""
+        """Remove the requests of a process that died; those of a pool go on elsewhere."""
         place, goes_on = taken.place, is_of_pool(event.process)
         for request in list(place.requests.values()):
             self._gone(request, FinishReason.ERROR, taken, event, goes_on=goes_on)
@@ -340,7 +339,7 @@ class RunState:
                 self._gone(request, FinishReason.ERROR, taken, event)
 
     def _ended_from_outside(self, event: RequestFinishedByCaller, taken: Taken) -> None:
-        """A gateway says that a sequence has ended, wherever it is; a process that runs it tells when."""
+        """Record that the gateway ended a sequence; a process that runs it reports the time."""
         sequence = self._sequences.get(event.request_id)
         if sequence is None:
             self._told.put(event.request_id, event)
@@ -361,7 +360,7 @@ class RunState:
         *,
         goes_on: bool = False,
     ) -> None:
-        """End a request where it is. Its sequence ends as well, unless another process goes on with it."""
+        """End a request at its place. Its sequence ends as well, unless another process goes on with it."""
         del taken.place.requests[request.request_id]
         taken.gone.append((request, reason))
         was_here = taken.place.let_go(request)
@@ -389,7 +388,7 @@ class RunState:
 
 
 def _go_on(before: RequestState, request: RequestState, arrival: Arrival) -> None:
-    """A process goes on with a sequence, with what of it was delivered; what came too late is made again."""
+    """Continue a sequence at another process with its delivered tokens; later tokens are computed again."""
     siblings, times = before.siblings, before.times
     siblings[siblings.index(before)] = request
     del times.token_times_s[max(0, arrival.num_prompt_tokens - before.num_prompt_tokens) :]
@@ -421,7 +420,7 @@ def _scheduled(event: StepScheduled, taken: Taken) -> None:
 
 
 def _is_first(admitted: AdmittedRequest, place: PlaceState, event: StepScheduled) -> bool:
-    """Note that a request has left the queue; return whether it is the first time."""
+    """Record that a request has left the queue; return whether it is the first time."""
     request = place.requests.get(admitted.request_id)
     if request is None:
         return False
@@ -437,7 +436,7 @@ def _is_first(admitted: AdmittedRequest, place: PlaceState, event: StepScheduled
 
 
 def _paired(step: DecidedStep | None, commits: tuple[Commit, ...]) -> Iterable[tuple[ScheduledRequest | None, Commit]]:
-    """Commits with their shares of the step, which are in the same order; of those who have ended there is none."""
+    """Return commits with their shares of the step, in the same order; the share of an ended request is None."""
     if step is not None and len(step.batch.requests) == len(commits):
         return zip(step.batch.requests, commits, strict=True)
     return [(None if step is None else step.shares.get(commit.request_id), commit) for commit in commits]

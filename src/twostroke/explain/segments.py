@@ -1,4 +1,4 @@
-"""What an explanation consists of: a request's life cut into labelled pieces that leave nothing out."""
+"""Data classes of an explanation: a request's time cut into labelled segments without gaps."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from twostroke.request import FinishReason
 
 
 class Label(StrEnum):
-    """What the time of a segment went into; each millisecond has exactly one."""
+    """Cause of a segment's time; each millisecond has exactly one label."""
 
     PREPARE = "prepare"  # template, tokenizer, checks
     WAIT_STEP = "waited for a step"  # requests are taken in and admitted between steps
@@ -34,66 +34,67 @@ class Label(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Culprit:
-    """Somebody whose tokens were in the way."""
+    """A request whose tokens delayed another one."""
 
     request_id: str
     num_tokens: int
-    """Computed for it meanwhile; in waits for KV those that it kept in memory."""
+    """Tokens computed for it meanwhile; in waits for KV, tokens that it held in memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A piece of a request's life, in seconds on the engine's clock."""
+    """A labelled span of a request's time, in seconds on the engine's clock."""
 
     label: Label
     start_s: float
     end_s: float
     reason: str
-    """Why, in words."""
+    """Cause in words."""
     num_steps: int = 0
-    """Of the engine that it covers; steps that only began in it are counted as waits."""
+    """Number of engine steps that it covers; steps that only began in it count as waits."""
     num_tokens: int = 0
-    """Of the request: computed in a prefill, generated in decodes."""
+    """Tokens of the request: computed in a prefill, generated in decodes."""
     because_of: tuple[Culprit, ...] = ()
-    """Others, the heaviest first; the first few of `num_culprits`."""
+    """Responsible requests, by falling tokens; the first few of `num_culprits`."""
     num_culprits: int = 0
     process: str = ""
-    """Where it ran; empty: nowhere, or nobody knows."""
+    """Process that ran it; empty: none, or not known."""
 
     @property
     def duration_s(self) -> float:
-        """How long it took."""
+        """Duration in seconds."""
         return self.end_s - self.start_s
 
 
 @dataclass(frozen=True, slots=True)
 class Lane:
-    """The life of one sequence: of a request's `n` answers, one.
+    """Timeline of one sequence, one of the `n` outputs of a request.
+
 
     Segments follow each other without a gap: the first begins at `begin_s`, the last ends at `end_s`.
     """
 
     sequence_id: str
     begin_s: float
-    """Its arrival, or where the history begins to know it."""
+    """Arrival, or the time at which the history begins to know it."""
     end_s: float
-    """Its last token, or when it was aborted; of one that lives, the last moment that the history knows of."""
+    """Time of its last token or abort; of a live sequence, the latest time in the history."""
     segments: tuple[Segment, ...]
     finish_reason: FinishReason | None
-    """None while it lives."""
+    """None while it is live."""
     num_prompt_tokens: int | None
     num_cached_tokens: int | None
     num_output_tokens: int
     num_preemptions: int
     first_token_s: float | None
     drafts: DraftOutcomes | None = None
-    """What became of its drafts, over its output tokens; None where none was verified."""
+    """Outcomes of its drafts over its output tokens; None: none was verified."""
     draft_decisions: Mapping[DraftReason, int] = field(default_factory=dict[DraftReason, int])
-    """Steps that gave it tokens, by what the gate decided of drafts in them; none where it decides nothing."""
+    """Number of steps that gave it tokens, by the gate's decision about drafts; empty without a gate."""
     notes: tuple[str, ...] = ()
-    """What the history cannot say, and other things to know."""
+    """Limits of the history, and other remarks."""
     has_arrival: bool = True
-    """False when the history begins in the middle of it."""
+    """Whether the history knows its arrival."""
 
     @property
     def is_complete(self) -> bool:
@@ -102,47 +103,47 @@ class Lane:
 
     @property
     def processes(self) -> tuple[str, ...]:
-        """Where it ran, in order."""
+        """Processes that ran it, in order."""
         return tuple(dict.fromkeys(segment.process for segment in self.segments if segment.process))
 
     @property
     def duration_s(self) -> float:
-        """End to end, when it is complete."""
+        """End-to-end seconds, when it is complete."""
         return self.end_s - self.begin_s
 
     @property
     def ttft_s(self) -> float | None:
-        """Arrival until the first token; None without either."""
+        """Seconds from arrival to the first token; None without either."""
         return None if self.first_token_s is None or not self.has_arrival else self.first_token_s - self.begin_s
 
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """A request, explained: one lane per sequence."""
+    """Explanation of a request: one lane per sequence."""
 
     request_id: str
     lanes: tuple[Lane, ...]
 
     @property
     def is_complete(self) -> bool:
-        """Whether every lane is."""
+        """Whether every lane is complete."""
         return all(lane.is_complete for lane in self.lanes)
 
     @property
     def begin_s(self) -> float:
-        """Of its first lane."""
+        """Begin of its first lane."""
         return min(lane.begin_s for lane in self.lanes)
 
     @property
     def end_s(self) -> float:
-        """Of its last lane."""
+        """End of its last lane."""
         return max(lane.end_s for lane in self.lanes)
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON: times in milliseconds since the request's begin, in whole nanoseconds.
+        """Return a dict for JSON: times in milliseconds since the request's begin, in whole nanoseconds.
 
-        Moments are rounded, and durations lie between rounded moments: as decimal numbers, which is how JSON writes
-        them, the segments of a lane add up to its whole without a rest.
+        Times are rounded first, and durations are differences of rounded times. As decimal numbers, which JSON
+        writes, the segments of a lane therefore add up exactly to its whole.
         """
         return {
             "request_id": self.request_id,
@@ -190,7 +191,7 @@ def _lane_fields(lane: Lane, origin_s: float) -> dict[str, Any]:
 
 
 def _parts(segments: Sequence[Segment], until_s: float) -> dict[str, float]:
-    """Return the milliseconds before a time by label, in order of first occurrence; the parts cover all of the time."""
+    """Return the milliseconds before a time by label, in order of first occurrence; they cover all of that time."""
     parts_ns: dict[str, int] = {}
     for segment in segments:
         if segment.start_s < until_s:

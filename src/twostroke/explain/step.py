@@ -1,4 +1,4 @@
-"""DecidedStep: a step as the log tells it."""
+"""A step as the event log describes it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from twostroke.events import StepScheduled
 
 
 class DecidedStep:
-    """A step that was decided, and what its result says."""
+    """A decided step and the figures of its result."""
 
     def __init__(self, event: StepScheduled) -> None:
         self.time_s = event.time_s
@@ -33,22 +33,22 @@ class DecidedStep:
 
     @cached_property
     def shares(self) -> Mapping[str, ScheduledRequest]:
-        """By request."""
+        """Scheduled requests by id."""
         return {share.request_id: share for share in self.batch.requests}
 
     @cached_property
     def num_tokens(self) -> int:
-        """Query tokens."""
+        """Number of query tokens."""
         return self.batch.num_tokens
 
     @cached_property
     def prefills(self) -> Mapping[str, int]:
-        """Prompt tokens that it computes, by request."""
+        """Prompt tokens that the step computes, by request."""
         shares = (share for share in self.batch.requests if share.stroke is Stroke.PREFILL)
         return {share.request_id: share.num_scheduled_tokens for share in shares}
 
     def prefills_of_others(self, request_id: str) -> Mapping[str, int]:
-        """Prompt tokens that it computes for anybody else."""
+        """Return the prompt tokens that the step computes for other requests, by request."""
         if request_id not in self.prefills:
             return self.prefills
         return {other: num_tokens for other, num_tokens in self.prefills.items() if other != request_id}

@@ -1,4 +1,4 @@
-"""A timeline as a table for people."""
+"""Text rendering of a timeline as a table."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from twostroke.explain.segments import Label, Lane, Segment, Timeline
 from twostroke.plain_words import counted
 
 _TOLD_IN_REASON = (Label.STALLED, Label.PREEMPTED, Label.KV_CHECK)
-"""Segments whose reason names the culprits already."""
+"""Labels of segments whose reason already names the responsible requests."""
 
 
 def timeline_text(timeline: Timeline) -> str:
-    """One line per segment, lanes one under the other; ends with a line break."""
+    """Return a table with one line per segment, lanes one below the other; it ends with a line break."""
     lines: list[str] = []
     for lane in timeline.lanes:
         lines += [_heading(timeline, lane), *_table(lane, timeline.begin_s), *_drafts(lane)]
@@ -73,7 +73,7 @@ def _culprits(segment: Segment) -> str:
 
 
 def _aligned(rows: Sequence[tuple[str, ...]]) -> list[str]:
-    """Numbers to the right, words to the left, the last column as it is."""
+    """Align numbers to the right and words to the left; leave the last column as it is."""
     widths = [max(len(row[column]) for row in rows) for column in range(4)]
     return [
         f"  {row[0]:>{widths[0]}}  {row[1]:>{widths[1]}}  {row[2]:>{widths[2]}}  {row[3]:<{widths[3]}}  {row[4]}"

@@ -1,4 +1,4 @@
-"""Explains requests from the event log: where every millisecond of one went, and why."""
+"""Explanation of requests from the event log: where every millisecond went, and why."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from twostroke.explain.segments import Culprit, Lane, Segment, Timeline
 
 
 def timeline_of(events: Iterable[Event], request_id: str, among: Set[str] | None = None) -> Timeline:
-    """Explains one request.
+    """Return the timeline of one request.
 
     Args:
-        events: of an engine, of all of its processes, in order; they may begin in the middle of things.
-        request_id: the caller's name for it, of which the last one is meant if there were several; or, as the event log
-            has it, `name#number` for a certain one, or the id of a single sequence.
-        among: sequences that can be meant; None: all.
+        events: events of an engine and all of its processes, in order; they may begin in the middle of a run.
+        request_id: the caller's name, of which the last request counts if several share it; or, as in the event log,
+        `name#number` for a certain request, or the id of a single sequence.
+        among: ids of sequences to consider; None: all.
 
     Raises:
-        InvalidParameter: the events know no such request.
+        InvalidParameter: the request is in none of the events.
     """
 
     def is_meant(sequence_id: str) -> bool:
@@ -54,15 +54,15 @@ SOMEBODY = "another tenant's request"
 
 
 def timeline_for_tenant(events: Iterable[Event], request_id: str, tenant: str) -> Timeline:
-    """Explains a request to the tenant whose it is.
+    """Return the timeline of a request for the tenant that owns it; ids of other tenants' requests are masked.
 
     Args:
-        events: of one engine, in order.
-        request_id: as for timeline_of; where several tenants have used the name, the tenant's own is meant.
-        tenant: who asks.
+        events: events of one engine, in order.
+        request_id: as for timeline_of; if several tenants have used the name, the tenant's own request counts.
+        tenant: tenant that asks.
 
     Raises:
-        InvalidParameter: the tenant has no such request; the same as where nobody has.
+        InvalidParameter: the tenant has no such request; the error is the same as for a request that nobody has.
     """
     kept = list(events)
     arrivals = [event for event in kept if isinstance(event, RequestArrived)]

@@ -1,10 +1,10 @@
-"""The engine's steps as a Chrome trace, which Perfetto and chrome://tracing open.
+"""Chrome trace of the engine's steps, for Perfetto and chrome://tracing.
 
-    process "steps"      one slice per step; counters: tokens, queue, KV blocks; of pools, a process for each place
-    process "requests"   one track per sequence: its timeline's segments, and what it asked for
+    process "steps"      one slice per step; counters: tokens, queue, KV blocks; with pools, one process per place
+    process "requests"   one track per sequence: the segments of its timeline with their reasons
 
-The format is that of Google's "Trace Event Format" (2016): "X" are complete slices, "C" counters, "M" names;
-times are microseconds.
+The format is Google's "Trace Event Format" (2016): "X" are complete slices, "C" counters, "M" names; times are
+microseconds.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from twostroke.explain.segments import Lane
 from twostroke.plain_words import counted
 
 _STEPS, _REQUESTS = 1, 2
-"""Process ids of the trace."""
+"""Process ids in the trace."""
 
 
 def trace_of(events: Iterable[Event]) -> dict[str, Any]:
-    """Everything that the events say, as one JSON object.
+    """Return the events as one JSON object in the trace format.
 
     Args:
-        events: of an engine, of all of its processes, in order; they may begin in the middle of things.
+        events: events of an engine and all of its processes, in order; they may begin in the middle of a run.
     """
     by_place, reader = {ENGINE: _Steps(_STEPS)}, LaneReader(lambda _: True)
     lanes: list[Lane] = []
@@ -47,7 +47,7 @@ def trace_of(events: Iterable[Event]) -> dict[str, Any]:
 
 
 class _Steps:
-    """Slices and counters of the steps; times still in seconds."""
+    """Slices and counters of the steps of one place; times still in seconds."""
 
     def __init__(self, process: int) -> None:
         self.process = process
