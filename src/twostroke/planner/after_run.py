@@ -1,9 +1,9 @@
-"""After a run: what the plan says beside what its event log says.
+"""Comparison of a plan with the event log of a run.
 
-sizes    blocks, their bytes, the longest request: as planned, and as the engine had them
-times    where steps were calibrated: the requests of the run in simulated time, beside how they really were
+sizes    planned and actual number of blocks, bytes per block, and longest request
+times    with calibrated steps: the run's requests in simulated time, and as measured
          (not where the log is of another machine)
-floors   else: each step of the run beside its floor at the plan's rates, which are raised to the fastest step first
+floors   otherwise: each step of the run and its floor at the plan's rates, which are first raised to the fastest step
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from twostroke.simulation.requests import recording_of
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """One size, both ways."""
+    """One size as planned and as measured."""
 
     figure: str
     planned: int
@@ -33,7 +33,8 @@ class Compared:
 
     @property
     def error(self) -> float:
-        """Planned over measured, less 1.
+        """Relative error: planned / measured - 1.
+
 
         >>> Compared("num_blocks", 90, 100).error
         -0.1
@@ -69,12 +70,12 @@ class AfterRun:
     """The plan, held against one run."""
 
     sizes: tuple[Compared, ...]
-    """Exact, where the engine was given what the plan was."""
+    """Sizes; exact if the engine ran with the planned settings."""
     planned: dict[str, Any]
     """Planned times as in figures(); empty without calibrated steps."""
     measured: dict[str, Any]
     beside_floors: tuple[BesideFloors, ...]
-    """Steps beside floors; only without calibrated steps, and for a log of the plan's machine."""
+    """Steps and their floors; only without calibrated steps, and for a log of the plan's machine."""
     why_not: str
     """Reason why times are not compared; empty where they are."""
 

@@ -15,7 +15,7 @@ LIMIT = 0.25
 LEAST_REQUESTS = 10
 """Fewest requests with a token: with fewer, one unusual request decides every percentile."""
 WITH_FEWER = f"with fewer than {LEAST_REQUESTS}, one odd request decides every percentile"
-"""Why so few requests allow no conclusion."""
+"""Reason why so few requests allow no conclusion."""
 JUDGED = ("ttft_p50", "tpot_p50", "output_tok_s")
 """Figures of a run that must all be within the limit."""
 

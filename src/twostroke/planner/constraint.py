@@ -1,4 +1,4 @@
-"""The constraint that binds an engine, read from its history alone. Nothing is predicted here.
+"""The constraint that binds an engine, found from its history alone. Nothing is predicted here.
 
     idle        nothing: steps run less than half of the time, no limit keeps requests waiting, and itl_slo is kept
     compute     prompts: their arithmetic takes most of the working time, whatever the scheduler does
@@ -7,10 +7,10 @@
     prompts     decodes that wait for the prompts in their steps
     the rest    the parts of a step that make it long
 
-The order matters. A server that is idle or computes prompts all the time also has decodes that wait for a prompt, but
-no scheduler setting changes what its users wait for.
+The order matters. A server that is idle or computes prompts all the time also has decodes that wait for a prompt,
+but no scheduler setting changes its users' waits.
 
-Beside it: the limits of time that a history missed, and those that no schedule can keep.
+The module also reports the latency limits that were missed, and those that no schedule can keep.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ _IDLE = 0.5
 _COMPUTES = 0.75
 """Share of the working time for prompt arithmetic, above which the scheduler has nothing to gain."""
 _STALLED = 3.0
-"""Times the usual step: a decode that takes longer has waited for a prompt."""
+"""Factor on the usual step above which a decode has waited for a prompt."""
 KEPT = 1.1
-"""Times a limit that was given: up to here it counts as kept."""
+"""Factor on a limit up to which it counts as kept."""
 _OWN = 0.5
 """Share of the working time outside of the model's operators, above which that time binds."""
 _FEW_GAPS = 4

@@ -16,31 +16,32 @@ from twostroke.errors import InvalidParameter
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
-    """What a data sheet says of one GPU; operations are of dense matrices."""
+    """Data sheet of one GPU; operations are of dense matrices."""
 
     memory_bytes: int
-    """A data sheet's GB are 10^9 bytes here: a little less than most boards have."""
+    """Memory, with the data sheet's GB as 10^9 bytes: a little less than most boards have."""
     bytes_per_s: float
     bf16_flops_per_s: float | None
     fp16_flops_per_s: float | None
     int8_ops_per_s: float | None
     fp8_flops_per_s: float | None
-    """These two serve no plan: a GPU's kernels multiply weights of 8 or 4 bits with the activations as they are."""
+    """Rate of fp8 operations. Like the int8 rate it serves no plan: GPU kernels multiply 8-bit and 4-bit weights with
+    unquantized activations."""
     source: str
     compute_capability: tuple[int, int]
     """Version of the GPU's instructions as torch names it; Triton's kernels need (8, 0) or more."""
     price_per_hour: float | None = None
-    """A list price; None: none that is the same everywhere is known."""
+    """List price; None: no price is the same everywhere."""
 
     def limits(self, name: str, dtype: str) -> MachineLimits:
-        """Rates for a model that computes in a type.
+        """Return the rates for a model that computes in `dtype`.
 
         Args:
-            name: of the device, for messages.
-            dtype: of activations.
+            name: name of the device, for messages.
+            dtype: type of the activations.
 
         Raises:
-            InvalidParameter: no rate is published for it.
+            InvalidParameter: no rate is published for the type.
         """
         rates = {"bfloat16": self.bf16_flops_per_s, "float16": self.fp16_flops_per_s}
         rate = rates.get(dtype)
@@ -52,20 +53,20 @@ class Device:
 
 @cache
 def devices() -> Mapping[str, Device]:
-    """All that are known, by name."""
+    """Return all known devices by name."""
     data = resources.files("twostroke.planner").joinpath("devices.json").read_bytes()
     return msgspec.json.decode(data, type=dict[str, Device])
 
 
 def find_device(name: str, parameter: str = "device_name") -> tuple[str, Device]:
-    """Return a device by its name, in capitals or not; and its name as it is written.
+    """Return a device by its name, in upper or lower case, and its name as published.
 
     Args:
-        name: of the device.
-        parameter: what names it, as the caller spells it.
+        name: name of the device.
+        parameter: parameter that holds the name, for errors.
 
     Raises:
-        InvalidParameter: there is none of that name.
+        InvalidParameter: no device has that name.
     """
     by_lower = {known.lower(): known for known in devices()}
     wanted = name.lower().replace(" ", "-")

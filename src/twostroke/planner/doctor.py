@@ -1,17 +1,17 @@
-"""`twostroke doctor`: what binds an engine, which lever to pull, and what pulling it is predicted to bring.
+"""`twostroke doctor`: the constraint that binds an engine, the levers for it, and their predicted effects.
 
-    signals       numbers read off the last run in the history                              (signals.py)
+    signals       figures of the last run in the history                                    (signals.py)
     constraint    what the time goes into: nothing, arithmetic, KV, slots, long prompts …   (constraint.py)
     levers        for each constraint the settings that loosen it                           (levers.py)
-    back-test     the requests of the history in simulated time, as they were: far off, nothing is concluded
+    back-test     the history's requests in simulated time, unchanged; if it is far off, nothing is concluded
     prediction    every lever in simulated time; those that bring less than 10 % are dropped        (simulation/)
-    faults        things that are wrong whatever the load, each by a rule of its own           (faults.py)
+    faults        problems at any load, one rule for each                                   (faults.py)
 
-Read-only: it looks at events, and at nothing that serves.
+The doctor reads events only and does not affect serving.
 
-A log file that several starts have written to holds one run behind the other, and the last is meant. A start begins
-another run where a process of that name, or an engine that is one process, has started before. One that died is started
-again in the same run, and whoever starts it says that it died (`EngineLost`).
+A log file that several starts have written to holds several runs, of which the last counts. A start begins another
+run if a process of the same name, or an engine that is one process, has started before. A process that died is
+restarted in the same run; the process that restarts it records the death (`EngineLost`).
 """
 
 from __future__ import annotations
@@ -59,59 +59,60 @@ def last_run(events: Sequence[Event]) -> tuple[Sequence[Event], int]:
 
 
 def _name(process: str) -> str:
-    """Return what starts once in a run: a process of a pool, or the engine that is one process, whatever its pid."""
+    """Return the name that starts once in a run: a process of a pool, or the engine that is one process, whatever its
+    pid."""
     place = place_of(process)
     return place if place == ENGINE else process
 
 
 _BEARABLE = 1.5
-"""Times the TTFT before: a limit that costs more is too tight for the load."""
+"""Largest acceptable factor on the TTFT; a limit that costs more is too tight for the load."""
 _SIMULATED = 6000
-"""Steps, of all predictions of a diagnosis together: a second or so, however long the history is."""
+"""Steps simulated for all predictions of a diagnosis together: about a second, for a history of any length."""
 _FEW = 24
-"""Requests: fewer are no load to predict by."""
+"""Fewest requests that make a load for predictions."""
 _SLOWEST, _MEDIAN = "ttft_p99", "ttft_p50"
-"""Figures of the time to the first token: what a lever is judged by, and what it may help alone."""
+"""TTFT figures: a lever is judged by the first; it may also help the second alone."""
 _COSTS = (_MEDIAN, "tpot_p50")
 """Figures that a lever may make worse."""
 REFUSED = "no lever is offered"
-"""Beginning of a remark that refuses a conclusion."""
+"""Prefix of a remark that refuses a conclusion."""
 _KEEPS_OUT = (Binding.KV, Binding.SLOTS, Binding.LINK)
 """Constraints that delay the first token; the others delay later tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Diagnosis:
-    """What was found."""
+    """Results of a diagnosis."""
 
     constraint: Binding
     evidence: tuple[str, ...]
     levers: tuple[Lever, ...]
     """Levers predicted to bring 10 % or more: first those that change no answer, then the others, best first."""
     to_measure: tuple[Lever, ...]
-    """Levers whose gain no log can tell."""
+    """Levers whose gain cannot be derived from a log."""
     faults: tuple[Fault, ...]
     signals: Signals
     example: str
-    """The request that shows best what binds, for `twostroke explain`."""
+    """Request that shows the constraint best, for `twostroke explain`."""
     has_tried: bool = False
     """Whether there was a lever whose effect could be predicted."""
     remark: str = ""
-    """Why nothing was predicted, or what part of the history was looked at; empty: all of it."""
+    """Reason for missing predictions, or the part of the history that was used; empty: all of it."""
 
 
 def diagnose(
     events: Sequence[Event], step_times: StepTimeModel | None = None, link_bytes_per_s: float | None = None
 ) -> Diagnosis:
-    """Read a history and say what to do.
+    """Diagnose a history.
 
     Args:
-        events: of a log or a dump of the flight recorder.
-        step_times: as calibrated; None: fitted to the steps of the history.
-        link_bytes_per_s: from this machine to another; None: not known, and two pools are not predicted.
+        events: events of a log, or a dump of the flight recorder.
+        step_times: calibrated step times; None: fitted to the steps of the history.
+        link_bytes_per_s: bandwidth from this machine to another; None: not known, and two pools are not predicted.
 
     Raises:
-        InvalidParameter: a history whose beginning, times or other events are missing, or a link that carries nothing.
+        InvalidParameter: the history lacks its beginning, times or other events, or the bandwidth is not positive.
     """
     if link_bytes_per_s is not None:
         SimulatedPools(prefill=1, decode=1, link_bytes_per_s=link_bytes_per_s)  # checked before anything is tried
@@ -174,18 +175,18 @@ def _check_alone(signals: Signals) -> None:
 def _predicted(
     lever: Lever, before: dict[str, float], recording: RecordedRun, model: StepTimeModel, knows_median: bool
 ) -> Lever:
-    """Return the lever with its figures in simulated time, beside those of the history.
+    """Return the lever with its figures in simulated time, and those of the history.
 
-    A lever for the TTFT of the slowest is one, too, where it helps the median alone: the slowest may be the longest
-    prompts, which no setting makes shorter. It is then told, and judged, by the median, unless another figure gets
-    worse by more than that gets better.
+    A lever judged by the TTFT of the slowest requests also counts where it helps the median alone: the slowest may
+    have the longest prompts, which no setting makes shorter. It is then reported and judged by the median, unless
+    another figure gets worse by a larger factor.
 
     Args:
-        lever: to be tried.
-        before: figures as they were, predicted.
-        recording: the requests.
-        model: of step times.
-        knows_median: whether the median TTFT as it was is predicted well enough to judge by it.
+        lever: lever to try.
+        before: predicted figures without it.
+        recording: requests of the history.
+        model: step times.
+        knows_median: whether the median TTFT without the lever is predicted well enough to judge by it.
     """
     after = figures(predict(recording, model, WhatIf(settings=lever.settings)).run)
     found = _with_figures(lever, before, after)

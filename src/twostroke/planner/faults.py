@@ -1,4 +1,4 @@
-"""Faults that have a name: each a rule over the numbers of a history, with what was seen and what to do."""
+"""Named faults: rules over the figures of a history, each with its observation and remedy."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _LONG_CHUNK = 128
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """Something is wrong, whatever the load."""
+    """A problem that does not depend on the load."""
 
     name: str
     seen: str
@@ -112,7 +112,8 @@ def _corruption(found: Signals) -> Fault | None:
 
 
 def _leak(found: Signals) -> Fault | None:
-    """A twentieth more memory in an hour is one: a process that serves for a week would be nine times as large."""
+    """Find a memory leak: growth by a twentieth or more in an hour. In a week such a process would be nine times as
+    large."""
     an_hour = found.memory_growth * 3600
     if not found.memory_bytes or an_hour < max(0.05 * found.memory_bytes, 32 << 20):
         return None

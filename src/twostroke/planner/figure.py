@@ -1,4 +1,4 @@
-"""Pictures: the frontier of a plan, and a replay: when tokens came and how long after the one before."""
+"""Figures: the frontier of a plan, and the token gaps and TTFTs of a replay."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from twostroke.served_run import Run
 
 
 def draw_plan(plan: Plan, path: Path) -> Path:
-    """Writes a PNG.
+    """Draw the frontier of a plan as a PNG, and return its path.
+
 
     Raises:
         SetupError: matplotlib is not installed.
@@ -49,7 +50,8 @@ _OTHERS = ("#0f766e", "#6d28d9", "#b45309", "#be185d")
 
 
 def draw_replayed(found: Replayed, path: Path) -> Path:
-    """Writes a PNG.
+    """Draw the token gaps and TTFTs of a replay as a PNG, and return its path.
+
 
     Raises:
         SetupError: matplotlib is not installed.
@@ -83,7 +85,7 @@ def draw_replayed(found: Replayed, path: Path) -> Path:
 
 
 def _gaps(run: Run) -> Iterator[tuple[float, float]]:
-    """When each token but the first of its request came, and how long after the one before."""
+    """Yield the time of each token but the first of its request, and the gap before it."""
     for request in run.requests:
         times = request.times.token_times_s
         yield from ((later, later - earlier) for earlier, later in itertools.pairwise(times))

@@ -1,12 +1,11 @@
-"""Floors of times from operations and bytes (cost/step_cost.py), predictions where steps were measured, and the
-frontier of throughput and latency. Pure: no clock, no tensor.
+"""Floors of times from operations and bytes (cost/step_cost.py), predictions from measured steps, and the frontier of
+throughput and latency. Pure: no clock, no tensor.
 
-    TTFT   the prompt's chunks one behind the other, each the longer of its arithmetic and its bytes
+    TTFT   the prompt's chunks one after the other, each the longer of its arithmetic and its bytes
     TPOT   one step of B requests with c tokens of context each
     rate   B / TPOT                     cost of a million tokens   price of an hour / (3600 x rate) x 10^6
 
-A floor is a time that no schedule beats on a machine of such rates; activations and the engine's own time are left
-out.
+A floor is a time that no schedule beats on a machine of such rates. Activations and the engine's own time are excluded.
 """
 
 from __future__ import annotations
@@ -24,42 +23,42 @@ Shares = tuple[Share, ...]
 
 @dataclass(frozen=True, slots=True)
 class TTFTPoint:
-    """A prompt that has the machine to itself."""
+    """Time to first token of a prompt that has the machine to itself."""
 
     num_prompt_tokens: int
     floor_s: float
     predicted_s: float | None
-    """None: steps were not measured."""
+    """Predicted seconds; None: steps were not measured."""
     bound: Literal["compute", "memory"]
-    """What most of its time waits for."""
+    """Resource that limits most of the time."""
 
     @property
     def tokens_per_s(self) -> float:
-        """Of prefill, at best; as predicted where there is a prediction."""
+        """Prefill rate: predicted, or else the highest possible."""
         return self.num_prompt_tokens / (self.floor_s if self.predicted_s is None else self.predicted_s)
 
 
 @dataclass(frozen=True, slots=True)
 class FrontierPoint:
-    """A number of requests that decode at once."""
+    """Step time and throughput of a number of requests that decode together."""
 
     batch: int
     tpot_floor_s: float
     tpot_predicted_s: float | None
     bound: Literal["compute", "memory"]
     cost_per_million_tokens: float | None
-    """Of output; a floor as well where nothing is predicted. None: no price is known."""
+    """Price of output tokens; without a prediction it is a floor. None: no price is known."""
     distinct_experts: float = 0.0
     """Experts of a layer that the step is expected to read, in the mean of layers that have any."""
 
     @property
     def tokens_per_s_ceiling(self) -> float:
-        """Of all requests together, at best."""
+        """Highest possible rate of all requests together."""
         return self.batch / self.tpot_floor_s
 
     @property
     def tokens_per_s_predicted(self) -> float | None:
-        """Of all requests together."""
+        """Predicted rate of all requests together."""
         return None if self.tpot_predicted_s is None else self.batch / self.tpot_predicted_s
 
 
@@ -80,21 +79,21 @@ class VerifyPoint:
 
 @dataclass(frozen=True, slots=True)
 class Predictor:
-    """What floors and predictions are made by."""
+    """Floors and predictions for a model on a machine."""
 
     shape: ModelShape
     machine: MachineLimits
     steps: PredictsSteps | None = None
-    """Fitted to this machine; None: floors alone."""
+    """Step times fitted to this machine; None: floors only."""
     num_drafts: int = 0
-    """That a decode step verifies of each request, all of which stand: the most that speculation can bring."""
+    """Drafts of each request that a decode step verifies, all accepted: the most that speculation can bring."""
 
     def ttft(self, num_prompt_tokens: int, tokens_per_step: int) -> TTFTPoint:
-        """Of a prompt.
+        """Return the time to first token of a prompt.
 
         Args:
-            num_prompt_tokens: none of them cached.
-            tokens_per_step: of the largest chunk.
+            num_prompt_tokens: prompt tokens, none of them cached.
+            tokens_per_step: tokens of the largest chunk.
         """
         chunks = [(share,) for share in chunks_of(num_prompt_tokens, tokens_per_step)]
         costs = [step_cost(self.shape, chunk, self.machine) for chunk in chunks]
@@ -104,12 +103,12 @@ class Predictor:
         return TTFTPoint(num_prompt_tokens, floor_s, self._predicted_s(chunks), bound)
 
     def tpot(self, batch: int, context: int, price_per_hour: float | None = None) -> FrontierPoint:
-        """Of so many requests with so many tokens of context each.
+        """Return the frontier point of a number of requests.
 
         Args:
-            batch: how many.
-            context: computed tokens of each.
-            price_per_hour: of the machine.
+            batch: number of requests.
+            context: computed tokens of each request.
+            price_per_hour: price of the machine.
         """
         tokens = 1 + self.num_drafts
         shares = (Share(context, tokens, tokens),) * batch
@@ -137,7 +136,7 @@ class Predictor:
         return tuple(points)
 
     def frontier(self, most: int, context: int, price_per_hour: float | None = None) -> tuple[FrontierPoint, ...]:
-        """One request, two, four ... as many as `most`."""
+        """Return the points of one request, two, four ... up to `most`."""
         return tuple(self.tpot(batch, context, price_per_hour) for batch in batches_up_to(most))
 
     def _predicted_s(self, steps: Iterable[Shares]) -> float | None:
@@ -148,7 +147,8 @@ class Predictor:
 
 
 def chunks_of(num_prompt_tokens: int, tokens_per_step: int) -> list[Share]:
-    """A prompt in steps; the last one gives the first token.
+    """Return a prompt's chunks, one per step; the last one gives the first token.
+
 
     >>> [(share.num_computed_tokens, share.num_scheduled_tokens, share.num_logits_rows) for share in chunks_of(5, 2)]
     [(0, 2, 0), (2, 2, 0), (4, 1, 1)]
@@ -159,7 +159,8 @@ def chunks_of(num_prompt_tokens: int, tokens_per_step: int) -> list[Share]:
 
 
 def batches_up_to(most: int) -> tuple[int, ...]:
-    """Powers of two, and the last one whatever it is.
+    """Return the powers of two up to `most`, and `most` itself.
+
 
     >>> batches_up_to(6), batches_up_to(0)
     ((1, 2, 4, 6), ())

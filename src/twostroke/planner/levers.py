@@ -1,7 +1,7 @@
 """Levers: for each constraint, the settings that loosen it and are not yet in effect.
 
-A lever with `settings` can be simulated, and its gain is predicted. The gain of the others does not follow from a log;
-they are listed as something to measure, with the measurement to run.
+A lever with `settings` can be simulated, and its gain is predicted. The gain of the others cannot be derived from a
+log; they are listed with the measurement that would show it.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from twostroke.simulation.settings import WhatIf
 HELPS = 1.10
 """Least gain factor that is worth a change of settings."""
 _LIMITS = (3.0, 8.0, 20.0)
-"""Factors on the usual step time, as limits of the time between tokens: the tighter, the longer prompts take."""
+"""Factors on the usual step time, as limits of the time between tokens. A tighter limit makes prompts take longer."""
 _BASELINES = {"enable_chunked_prefill": "--no-enable-chunked-prefill", "mixing": "--mixing"}
-"""Settings that keep prompts whole, and the flags that do."""
+"""Settings that keep prompts whole, and their flags."""
 _FEW_DECODES = 4
-"""Requests in a step from which on no drafts are offered: verifying them would cost arithmetic that is not free."""
+"""Requests per step from which on no drafts are offered: the arithmetic to verify them is not free there."""
 _INT8_BITS = 8.5
-"""Bits per weight in 8-bit formats, with the share of the scales."""
+"""Bits per weight in 8-bit formats, scales included."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,14 +39,14 @@ class Lever:
     metric: str
     """Name of the figure that improves, as in figures()."""
     is_exact: bool = True
-    """Whether every request keeps its answer, bit for bit."""
+    """Whether every request keeps its output, bit for bit."""
     measure: str = ""
     """Measurement that would show its gain, where it cannot be simulated."""
     before: float | None = None
     after: float | None = None
-    """The figure before and after, both predicted, for the same requests."""
+    """Predicted figure with the lever; `before` is the one without it, for the same requests."""
     costs: dict[str, tuple[float, float]] = field(default_factory=dict[str, tuple[float, float]])
-    """Other figures, before and after, predicted."""
+    """Other predicted figures, before and after."""
 
     @property
     def ttft_cost(self) -> float:
@@ -122,7 +122,7 @@ def _more_slots(started: EngineStarted) -> Lever:
 
 
 def _chunk_levers(found: Signals, started: EngineStarted) -> list[Lever]:
-    """Return chunk limits of a few usual steps; the prediction chooses one of several sizes."""
+    """Return limits of the time between tokens, as multiples of the usual step; the prediction chooses one of them."""
     scheduler, own_s = started.scheduler, own_limit_s(found)
     has_chunks = scheduler["enable_chunked_prefill"] and scheduler["mixing"] == "mixed"
     levers: list[Lever] = []
@@ -188,7 +188,7 @@ def _draft_levers(found: Signals, started: EngineStarted) -> list[Lever]:
 
 
 def _weight_levers(found: Signals, started: EngineStarted) -> list[Lever]:
-    """Return weight formats with fewer bytes, where weights dominate a step's reads and are not in few bits already."""
+    """Return weight formats with fewer bytes, where weights dominate a step's reads and have more bits than that."""
     bits = bits_per_weight(found, started)
     if bits is None or bits < HELPS * _INT8_BITS:
         return []

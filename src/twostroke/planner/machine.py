@@ -21,7 +21,7 @@ from twostroke.startup.preparation import moved_to, prepare
 from twostroke.startup.prepared import Prepared
 
 MOST_APART, MOST_APART_BUSY = 3.0, 20.0
-"""Largest factor between two measurements of one machine: when idle, and when others were at work during either."""
+"""Largest factor between two measurements of one machine: when idle, and when other processes ran during either."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +50,8 @@ class SeenRun:
 
 
 def raised(machine: PlannedMachine, run: SeenRun) -> tuple[PlannedMachine, str]:
-    """Return the machine at rates that allow every step of a run on it, and in words what was raised, if anything."""
+    """Return the machine at rates that allow every step of a run on it, and a description of what was raised, if
+    anything."""
     before = machine.limits
     after = before if other_machine(before, run.limits) else raised_by_steps(before, run.steps)
     if after == before:
@@ -64,7 +65,7 @@ def raised(machine: PlannedMachine, run: SeenRun) -> tuple[PlannedMachine, str]:
 
 
 def other_machine(planned: MachineLimits, of_log: MachineLimits | None) -> str:
-    """Return in words that a log is from another machine; empty where it may be from this one.
+    """Return a statement that a log is from another machine; empty where it may be from this one.
 
     Only the memory rates are compared: the arithmetic rate depends on the type of the factors.
     """
@@ -124,10 +125,10 @@ def published_machine(
     """Return one device for each rank; their rates add up, and communication between ranks takes no time.
 
     Args:
-        name: of the device.
+        name: name of the device.
         prepared: the model on that device.
-        memory: bytes of each device; None: those that are published.
-        price_per_hour: of all devices; None: their list price, if there is one.
+        memory: bytes of each device; None: the published bytes.
+        price_per_hour: price of all devices; None: their list price, if there is one.
     """
     name, device = find_device(name)
     num_ranks = prepared.num_ranks
@@ -150,13 +151,13 @@ def _operators(device: Device, load: LoadConfig) -> Operators:
 
 
 def memory_here(prepared: Prepared, asked: int | None) -> tuple[int, int]:
-    """Return the bytes that `plan_memory` takes of this machine, and those that others have of each card.
+    """Return the bytes of this machine for `plan_memory`, and the bytes of each card that other processes use.
 
-    Of cards these are all bytes of all ranks, of the host what is free.
+    For cards these are all bytes of all ranks, for the host the free bytes.
 
     Args:
         prepared: the model on its device.
-        asked: bytes to plan with instead, of which others have none; None: what there is.
+        asked: bytes to plan with instead, of which other processes use none; None: the actual bytes.
     """
     if asked is not None:
         return asked, 0

@@ -1,4 +1,4 @@
-"""The memory plan of a model that is not loaded: the account of the engine (startup/memory.py), asked first."""
+"""Memory plan of a model that is not loaded, made by the engine's own account (startup/memory.py)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SMALLER: tuple[QuantizationOnLoad, ...] = ("int8", "int4")
 
 @dataclass(frozen=True, slots=True)
 class KVKind:
-    """Layers that see equally far."""
+    """Layers with the same attention window."""
 
     window: int | None
     """Tokens that a query sees, itself included; None sees all."""
@@ -38,7 +38,7 @@ class KVKind:
 
 @dataclass(frozen=True, slots=True)
 class ExpertsKind:
-    """Layers with as many experts."""
+    """Layers with the same number of experts."""
 
     num_experts: int
     num_chosen: int
@@ -48,13 +48,13 @@ class ExpertsKind:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryPlan:
-    """Where the memory of one engine goes. Of several ranks, each rank's."""
+    """Memory use of one engine; with several ranks, of each rank."""
 
     model: str
     architecture: str
     num_parameters: int
     num_active_parameters: int
-    """Of them, those that a token needs: of experts, the ones that it chooses."""
+    """Parameters that a token uses: of experts, the chosen ones."""
     experts: tuple[ExpertsKind, ...]
     dtype: str
     quantization: str | None
@@ -66,7 +66,7 @@ class MemoryPlan:
     others_bytes: int
     """Memory of a card that other processes use."""
     utilization: float | None
-    """Share of a card's memory that may be in use; None: not of a card, or a size of KV memory is given and decides."""
+    """Share of a card's memory that may be in use; None: not a card, or a given size of KV memory decides."""
     weight_bytes: int
     draft_weight_bytes: int
     step_bytes: int
@@ -76,7 +76,7 @@ class MemoryPlan:
     kv_bytes: int
     kv_bytes_per_token: int
     kv_bytes_per_block: int
-    """What drafts keep beside it included."""
+    """Bytes of a block, including what drafts store per block."""
     kinds: tuple[KVKind, ...]
     num_blocks: int
     num_scratch_blocks: int
@@ -84,23 +84,23 @@ class MemoryPlan:
     max_num_seqs: int
     remarks: tuple[str, ...]
     kv_limit: str = ""
-    """What the default size of the KV cache stops at, see KVSizing.limit."""
+    """Limit that stops the default size of the KV cache; see KVSizing.limit."""
     layout: KVLayout
     cache: CacheConfig
     max_tokens_per_step: int
 
     @property
     def max_concurrent_requests(self) -> int:
-        """Of max_model_len tokens, as far as blocks go."""
+        """Number of requests of max_model_len tokens whose blocks fit at once."""
         return self.concurrent_requests(self.max_model_len)
 
     @property
     def kv_capacity_tokens(self) -> int:
-        """Tokens in all blocks, windows aside."""
+        """Tokens in all blocks, without counting windows."""
         return self.layout.capacity_tokens(self.num_blocks)
 
     def concurrent_requests(self, num_tokens: int) -> int:
-        """Requests of so many tokens, prompt and output, whose blocks fit at once; none beyond max_model_len."""
+        """Return how many requests of this length, prompt and output, have blocks at once; 0 beyond max_model_len."""
         if num_tokens > self.max_model_len:
             return 0
         if self.cache.kv_reservation == "contiguous":  # whatever a request is long, it has room for the longest
@@ -108,12 +108,12 @@ class MemoryPlan:
         return self.num_blocks // self.blocks_for(num_tokens)
 
     def blocks_for(self, num_tokens: int) -> int:
-        """Return the most blocks that a request of so many tokens, prompt and output, can need."""
+        """Return the largest number of blocks that a request of `num_tokens`, prompt and output, can need."""
         return blocks_of_request(self.layout, self.cache, num_tokens, self.max_tokens_per_step)
 
 
 def plan_memory(prepared: Prepared, memory_bytes: int, *, others_bytes: int = 0) -> MemoryPlan:
-    """Return what the engine would do with its memory.
+    """Return how the engine would use its memory.
 
     Args:
         prepared: the model and its settings.
@@ -121,7 +121,7 @@ def plan_memory(prepared: Prepared, memory_bytes: int, *, others_bytes: int = 0)
         others_bytes: bytes of each card that other processes use.
 
     Raises:
-        DoesNotFit: the weights do not, with what is missing and what would fit; or a size that was asked for.
+        DoesNotFit: the weights or a requested size do not fit; the message says what is missing and what would fit.
     """
     config = prepared.settings
     own_bytes = memory_bytes // config.load.num_local_ranks
@@ -164,7 +164,7 @@ def plan_memory(prepared: Prepared, memory_bytes: int, *, others_bytes: int = 0)
 
 
 def _account(prepared: Prepared, own_bytes: int, others_bytes: int) -> MemoryAccount:
-    """Return the engine's account for a rank that has so many bytes; raise DoesNotFit as the engine does."""
+    """Return the engine's account for a rank with `own_bytes`; raise DoesNotFit as the engine does."""
     load = prepared.settings.load
     if load.device == "cuda":
         return account_for_card(prepared, total_bytes=own_bytes, others_bytes=others_bytes)
@@ -172,7 +172,8 @@ def _account(prepared: Prepared, own_bytes: int, others_bytes: int) -> MemoryAcc
 
 
 def has_size(cache: CacheConfig) -> bool:
-    """Whether a size of KV memory is given, so that no share of a card decides it.
+    """Return whether a size of KV memory is given, so that no share of a card decides it.
+
 
     >>> has_size(CacheConfig()), has_size(CacheConfig(num_kv_blocks=9)), has_size(CacheConfig(kv_cache_memory=1 << 20))
     (False, True, True)
@@ -181,7 +182,7 @@ def has_size(cache: CacheConfig) -> bool:
 
 
 def kinds_of(layout: KVLayout) -> tuple[KVKind, ...]:
-    """The kinds of layers, in the order in which they first appear."""
+    """Return the kinds of layers, in order of first appearance."""
     counts: Counter[KVSpec] = Counter()
     for group in layout.groups:
         counts[group.spec] += len(group.layer_ids)
@@ -189,14 +190,14 @@ def kinds_of(layout: KVLayout) -> tuple[KVKind, ...]:
 
 
 def experts_of(model: ModelConfig) -> tuple[ExpertsKind, ...]:
-    """The kinds of layers with experts; none in a dense model."""
+    """Return the kinds of layers with experts; empty for a dense model."""
     specs = (layer.experts for layer in model.layers)
     counts = Counter((spec.num_experts, spec.num_chosen) for spec in specs if spec is not None)
     return tuple(ExpertsKind(*numbers, num_layers) for numbers, num_layers in counts.items())
 
 
 def with_kv_format(prepared: Prepared, kv_cache_dtype: str) -> Prepared:
-    """Return the same model with K and V stored in another format; drafts aside, nothing is read again."""
+    """Return the same model with another KV format, without reading its files; a drafter's figures do not change."""
     settings = prepared.settings
     cache = replace(settings.cache, kv_cache_dtype=kv_cache_dtype)
     kv_format = resolve_kv_format(cache.kv_cache_dtype, prepared.dtype_name)
@@ -220,9 +221,9 @@ def with_quantization(prepared: Prepared, quantization: QuantizationOnLoad) -> P
 
 
 def weights_fit(prepared: Prepared, memory_bytes: int, *, others_bytes: int = 0) -> bool:
-    """Return whether there is room for the weights; the arguments are those of `plan_memory`.
+    """Return whether the weights fit; the arguments are those of `plan_memory`.
 
-    What would fit instead is not looked for, which takes long.
+    It does not search for settings that would fit, which takes long.
     """
     own_bytes = memory_bytes // prepared.settings.load.num_local_ranks
     return _weight_bytes(prepared) <= _room_for_weights(prepared.settings, own_bytes, others_bytes)
@@ -251,7 +252,7 @@ def _room_for_weights(config: EngineConfig, own_bytes: int, others_bytes: int) -
 
 
 def what_would_fit(prepared: Prepared, own_bytes: int, others_bytes: int) -> str:
-    """Return settings with which the whole engine fits, not its weights alone."""
+    """Return settings with which the whole engine fits, not only its weights."""
 
     def fits(changed: Prepared) -> bool:
         try:

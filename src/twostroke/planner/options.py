@@ -1,6 +1,5 @@
-"""What `twostroke plan` and its --search are asked, and `twostroke replay` of a trace: of an event log everything is in
-the log.
-"""
+"""Options of `twostroke plan`, of its --search, and of `twostroke replay` for a trace. The replay of an event log needs
+none: the log holds everything."""
 
 from __future__ import annotations
 
@@ -32,43 +31,43 @@ MAX_TOKENS = 1 << 24
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanOptions:
-    """The machine, the load, and what else is to be compared."""
+    """Machine, load, and comparisons of a plan."""
 
     memory: int | None = None
-    """Bytes of memory to plan with, such as 24GB; default: the named device's, or what is free on this machine now."""
+    """Bytes of memory to plan with, such as 24GB; default: the memory of the named device, or what is free on this
+    machine."""
     device_name: str | None = None
-    """Plan for a GPU whose figures are published, such as H100-SXM, instead of this machine. With tensor_parallel_size
-    each rank has one."""
+    """Plan for a GPU with published figures, such as H100-SXM, instead of this machine; with tensor_parallel_size, one
+    per rank."""
     price_per_hour: float | None = None
-    """Price of an hour, in any money; adds costs to the output. Without --search it pays for all ranks' devices; with
-    --search it pays for one GPU of the named kind, or for this whole machine, whose cores share it."""
+    """Price of an hour, in any currency; adds costs to the output. Without --search it pays for all ranks' devices;
+    with --search it pays for one GPU of the named kind, or for this whole machine, whose cores share it."""
     prompt: str | None = None
-    """Text of one prompt, or @FILE: print its tokens as the server counts them, KV bytes, time to first token,
+    """Text of one prompt, or @FILE: print its tokens as the server counts them, KV bytes, time to first token and
     price."""
     chat: bool = False
-    """Render the prompt with the chat template, as one message of a user."""
+    """Render the prompt with the chat template, as one user message."""
     max_tokens: int = DEFAULT_MAX_TOKENS
     """Output tokens of that prompt."""
     requests: int | None = None
-    """Concurrent users: print whether so many of the longest requests fit (see --max-model-len)."""
+    """Concurrent users: print whether as many of the longest requests fit (see --max-model-len)."""
     batch: int = 1
-    """Requests of a step that verifies drafts, at most max_num_seqs: what binds it with 0 to 8 drafts each."""
+    """Requests in a step that verifies drafts, at most max_num_seqs; print its bound with 0 to 8 drafts each."""
     prompt_lengths: str = DEFAULT_PROMPTS
-    """Prompt tokens that the time to the first token is asked for, with commas between; those that no request may have
-    are left out."""
+    """Prompt lengths for the time to first token, comma-separated; lengths above the longest request are left out."""
     context: int | None = None
-    """Tokens that each decoding request has; default: 1024, or half of the longest request where that is less."""
+    """Context tokens of each decoding request; default: 1024, or half of the longest request if that is less."""
     link_bytes_per_s: float | None = None
-    """Of the link between two pools, prefill and decode: whether transfers would hide behind prefills."""
+    """Bandwidth of the link between a prefill and a decode pool; print whether transfers would hide behind prefills."""
     compare: str = DEFAULT_OTHERS
-    """Devices to compare with, with commas between; 'none' for none."""
+    """Devices to compare with, comma-separated; 'none' for none."""
     measured: Path | None = None
-    """After a run: the file that its --event-log wrote; what was planned is printed beside it, with the error."""
+    """Event log that a run wrote (--event-log); print the measured figures and the error of the plan."""
     png: Path | None = None
-    """File to draw the frontier of throughput and latency into, as PNG; its name ends in .png."""
+    """PNG file for a plot of the frontier of throughput and latency; its name ends in .png."""
 
     def __post_init__(self) -> None:
-        """Checks what needs no model."""
+        """Check everything that needs no model."""
         _check_machine(self)
         for name in ("context", "requests", "batch", "max_tokens"):
             if getattr(self, name) is not None:
@@ -95,12 +94,12 @@ class PlanOptions:
 
     @property
     def prompts(self) -> tuple[int, ...]:
-        """The lengths that are asked for."""
+        """Prompt lengths to plan for."""
         return whole_numbers("prompt_lengths", self.prompt_lengths, 1, MAX_TOKENS)
 
     @property
     def others(self) -> tuple[str, ...]:
-        """The devices to compare with."""
+        """Devices to compare with."""
         if self.compare == "none":
             return ()
         return tuple(dict.fromkeys(part.strip() for part in self.compare.split(",") if part.strip()))
@@ -108,20 +107,19 @@ class PlanOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceOptions:
-    """The machine, and how much smaller requests are to be."""
+    """Machine for a trace, and the divisor of its lengths."""
 
     device_name: str | None = None
-    """Of a trace: floors of a GPU whose figures are published, such as H100-SXM, instead of this machine's calibration.
-    With tensor_parallel_size each rank has one."""
+    """Traces: GPU with published figures, such as H100-SXM, whose floors replace this machine's calibration; with
+    tensor_parallel_size, one per rank."""
     memory: int | None = None
-    """Of a trace: bytes of memory to plan with, such as 24GB; default: the named device's, or what is free on this
-    machine now."""
+    """Traces: bytes of memory to plan with, such as 24GB; default: the memory of the named device, or what is free on
+    this machine."""
     trace_divisor: int = 1
-    """Of a trace: lengths are divided by this and rounded up, prefixes stay shared; with 64 the block size should be
-    8."""
+    """Traces: divide lengths by this and round up; prefixes stay shared. With 64 the block size should be 8."""
 
     def __post_init__(self) -> None:
-        """Checks what needs no trace."""
+        """Check everything that needs no trace."""
         _check_machine(self)
         whole_number("trace_divisor", self.trace_divisor, 1)
 
@@ -140,25 +138,25 @@ MAX_REQUESTS = 100_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchOptions:
-    """The workload, the limits, and the candidates of a placement search."""
+    """Workload, latency limits and candidates of a placement search."""
 
     search: bool = False
     """Search prefill : decode workers, ranks and token budgets for the most requests a second, per GPU or core, that
     keep --ttft-target-s and --tpot-target-s, in simulated time. One process without a split is always a candidate.
     --price-per-hour is then of one GPU, or of this whole machine."""
     workload: Path | None = None
-    """A Mooncake trace, or an event log that serve --event-log wrote; or give --request-rate with --input-len and
-    --output-len instead."""
+    """Mooncake trace, or event log of serve --event-log; or give --request-rate with --input-len and --output-len
+    instead."""
     trace_divisor: int = 1
     """Divide the lengths of a trace by this."""
     request_rate: float | None = None
-    """Requests a second that arrive at random."""
+    """Mean number of requests a second, with random arrivals."""
     input_len: str = "512"
     """Prompt tokens of a request: a number, uniform:LOW:HIGH or exponential:MEAN."""
     output_len: str = "128"
     """Output tokens of a request, in the same forms."""
     num_requests: int = 200
-    """Requests to simulate, 10 and more: the first of a trace or log, or this many at --request-rate."""
+    """Number of requests to simulate, at least 10: the first of a trace or log, or as many at --request-rate."""
     seed: int = 0
     """Seed of arrivals and lengths at --request-rate."""
     ttft_target_s: float = 1.0
@@ -168,25 +166,24 @@ class SearchOptions:
     attainment: float = 0.99
     """Share of the requests that must keep both limits."""
     budgets: str = "256,512,1024,2048"
-    """Values of max_num_batched_tokens to try, with commas between."""
+    """Values of max_num_batched_tokens to try, comma-separated."""
     ranks: str | None = None
-    """Ranks of a worker to try (tensor parallel), with commas between; default: 1,2,4 on a named device, and on this
-    machine those that are calibrated."""
+    """Tensor-parallel ranks of a worker to try, comma-separated; default: 1,2,4 on a named device, and the calibrated
+    ones on this machine."""
     calibrations: str = ""
-    """Files that `twostroke calibrate --output` wrote with other --threads or ranks, with commas between: each is a
-    kind of worker to try beside the calibration of this machine."""
+    """Files of `twostroke calibrate --output` with other --threads or ranks, comma-separated; each is a kind of worker
+    to try besides the calibration of this machine."""
     max_devices: int | None = None
-    """Most GPUs, or cores of this machine, of a candidate; default: 8 GPUs, or all cores."""
+    """Maximum GPUs, or cores of this machine, of a candidate; default: 8 GPUs, or all cores."""
     max_workers: int = 4
-    """Most workers of a split, prefill and decode together."""
+    """Maximum workers of a split, prefill and decode together."""
     rate_factors: str = "0.25,0.5,0.75,1,1.5,2,3,4,6,8,12,16,24,32"
-    """Rates to try, as multiples of the workload's own, with commas between; a candidate goes up until it misses a
-    limit."""
+    """Rates to try, as multiples of the workload's, comma-separated; a candidate goes up until it misses a limit."""
     runners_up: int = 4
-    """Candidates to show beside the winner."""
+    """Number of candidates to show besides the winner."""
 
     def __post_init__(self) -> None:
-        """Check the values that need no model."""
+        """Check everything that needs no model."""
         if not self.search:
             self._refuse_without_search()
             return
@@ -205,24 +202,24 @@ class SearchOptions:
 
     @property
     def limits(self) -> LatencyLimits:
-        """The limits to keep."""
+        """Latency limits to keep."""
         return LatencyLimits(
             ttft_target_s=self.ttft_target_s, tpot_target_s=self.tpot_target_s, attainment=self.attainment
         )
 
     @property
     def token_budgets(self) -> tuple[int, ...]:
-        """The token budgets to try."""
+        """Token budgets to try."""
         return whole_numbers("budgets", self.budgets, 1, MAX_PER_STEP)
 
     @property
     def rank_counts(self) -> tuple[int, ...] | None:
-        """The numbers of ranks to try; None: the default."""
+        """Numbers of ranks to try; None: the default."""
         return None if self.ranks is None else whole_numbers("ranks", self.ranks, 1, MAX_RANKS)
 
     @property
     def factors(self) -> tuple[float, ...]:
-        """The multiples of the workload's rate, rising, without duplicates."""
+        """Multiples of the workload's rate, rising, without duplicates."""
         found: set[float] = set()
         for part in filter(None, (part.strip() for part in self.rate_factors.split(","))):
             try:
@@ -239,7 +236,7 @@ class SearchOptions:
 
     @property
     def calibration_files(self) -> tuple[Path, ...]:
-        """The calibration files besides the one of this machine."""
+        """Calibration files besides the one of this machine."""
         return tuple(Path(part.strip()) for part in self.calibrations.split(",") if part.strip())
 
     def lengths(self, name: str) -> Lengths:

@@ -1,5 +1,5 @@
 """Placement search (DistServe, OSDI 2024): the workers, ranks and token budget that carry the most requests within two
-limits, per device. Pure: no clock, no tensor, no I/O.
+latency limits, per device. Pure: no clock, no tensor, no I/O.
 
     candidates ──► each rate, slowest first ──► simulate ──► PlacementOutcome ──► goodput per device ──► Ranking
                      until a limit is missed
@@ -7,16 +7,16 @@ limits, per device. Pure: no clock, no tensor, no I/O.
 goodput    requests a second that keep both limits, at the fastest rate up to which the limits are kept
 devices    GPUs or CPU cores of the candidate: traffic beyond its goodput needs several copies of it
 
-The limits are kept at a rate when the share `attainment` of all requests keeps both. A candidate is skipped without a
-simulation when an upper bound shows that it cannot reach the places that are asked for, so the places are those of an
+The limits are kept at a rate if the share `attainment` of all requests keeps both. A candidate is skipped without a
+simulation if an upper bound shows that it cannot reach the requested places. The places are therefore those of an
 exhaustive search (tests/unit/planner/test_placement.py).
 
-The bound is the workers' time over the least possible work of requests:
+The bound is the workers' time divided by the least possible work of requests:
 
     requests a second  <=  workers x m / (least seconds of the m smallest requests)     m: how many must keep the limits
 
-The least work of a request is its tokens at the best rate of any step (layers(n) / n), and what its decodes read.
-Prompt tokens that some other request may have left in the prefix cache count nothing.
+The least work of a request is its tokens at the best rate of any step (layers(n) / n), and the reads of its decodes.
+Prompt tokens that another request may have left in the prefix cache count as no work.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class LatencyOutcome(NamedTuple):
     """The limit, as the option spells it."""
     limit_s: float
     num_within: int
-    """Number of requests that keep it; one without this latency does."""
+    """Number of requests that keep it; a request without this latency keeps it."""
     p50_s: float
     """Median; 0 where no request has this latency."""
     p99_s: float
@@ -137,12 +137,12 @@ class PlacementOutcome:
         return self.num_output_tokens / self.duration_s
 
     def keeps(self, limits: LatencyLimits) -> bool:
-        """Whether enough requests keep both limits."""
+        """Return whether enough requests keep both limits."""
         return self.num_within >= num_that_must_keep(self.num_requests, limits)
 
     @property
     def worse(self) -> LatencyOutcome:
-        """The latency whose limit more requests miss."""
+        """Latency whose limit more requests miss."""
         return min(self.ttft, self.tpot, key=lambda one: one.num_within)
 
 
@@ -193,7 +193,7 @@ class Ranking:
     unsplit: Found | None
     """The best candidate with one process, ranked or not; None: no such candidate keeps the limits."""
     nearest: Found | None
-    """Where no candidate keeps the limits: the one with the most requests within them at the slowest rate."""
+    """The candidate with the most requests within the limits at the slowest rate, if none keeps them."""
     num_simulations: int
     num_skipped: int
     """Number of candidates that the bound ruled out."""

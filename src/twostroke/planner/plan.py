@@ -1,4 +1,4 @@
-"""`twostroke plan`: memory, floors, frontier and changes of a model, without a weight of it being read."""
+"""`twostroke plan`: memory, floors, frontier and possible changes of a model, without reading its weights."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ USUAL_CONTEXT = 1024
 MOST_VERIFIED = 8
 """Most drafts of each request in the verification steps of a plan."""
 DRAFTS = 4
-"""Of a request in each step, for what speculation could bring."""
+"""Drafts of each request and step for the estimate of speculation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,34 +43,34 @@ class Asked:
 
     num_requests: int
     most: int
-    """Most requests that the blocks hold."""
+    """Number of requests that the blocks hold."""
     most_of_all: int | None
-    """With all of a card's memory in use; None: no share of a card decides how many fit."""
+    """Number with all of a card's memory in use; None: no share of a card decides how many fit."""
 
     @property
     def fits(self) -> bool:
-        """Whether so many fit."""
+        """Whether the requested number fits."""
         return self.num_requests <= self.most
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """Everything that is said of a model on a machine."""
+    """All results for a model on a machine."""
 
     machine: PlannedMachine
     memory: MemoryPlan
     context: int
-    """Tokens that each decoding request has."""
+    """Context tokens of each decoding request."""
     most_requests: int
-    """With so much context and room for a token more: as far as blocks and slots go."""
+    """Number of requests with this context and room for a token more, as blocks and slots allow."""
     ttft: tuple[TTFTPoint, ...]
     too_long_prompts: tuple[int, ...]
-    """Prompt lengths that were asked for, and that no request may have."""
+    """Requested prompt lengths that no request may have."""
     frontier: tuple[FrontierPoint, ...]
     base: PlanFigures
     changes: tuple[Change, ...]
     two_pools: TwoPools | None
-    """None where no prompt of the lengths that are asked for fits."""
+    """Link of a prefill and a decode pool; None: no requested prompt length fits."""
     verified_batch: int
     """Requests in each of the steps of `verification`."""
     verification: tuple[VerifyPoint, ...]
@@ -78,17 +78,17 @@ class Plan:
     prompt: PromptCost | None
     """Cost of the prompt in question; None: there is none."""
     asked: Asked | None
-    """Whether so many users fit; None: the question was not asked."""
+    """Whether the number of users fits; None: the question was not asked."""
     raised: str
     """The limits that observed steps raised, in words; empty: none were raised."""
     drafting: tuple[Choice, ...]
-    """Ways of drafting that were calibrated here, the fastest first."""
+    """Drafting methods that were calibrated here, fastest first."""
     step_times: StepTimeModel
-    """As measured, or floors."""
+    """Measured step times, or floors."""
     is_predicted: bool
-    """Whether measured steps predict times; else there are floors alone."""
+    """Whether measured steps predict times; otherwise there are only floors."""
     predicted_by: str
-    """What they are predicted by, or why they are not."""
+    """Source of the predictions, or why there are none."""
 
 
 def make_plan(
@@ -97,18 +97,18 @@ def make_plan(
     steps: StepTimeModel | None = None,
     run: SeenRun | None = None,
 ) -> Plan:
-    """Plans, in a second or a few.
+    """Plan a model on a machine; this takes a few seconds at most.
 
     Args:
-        config: what would be given to the engine.
-        options: the machine, the load, and what is compared.
-        steps: fitted to this machine and model; None: as calibrated, if they are. For a machine of published figures
-            there are floors alone.
-        run: on that machine, if there was one; limits are raised to what it shows.
+        config: settings of the engine.
+        options: the machine, the load, and the comparisons.
+        steps: step times fitted to this machine and model; None: as calibrated, if they are. A machine with
+        published figures has floors only.
+        run: run on that machine, if there was one; limits are raised to what it shows.
 
     Raises:
-        SetupError: no such model, or one that does not fit, with what would.
-        InvalidParameter: numbers that contradict the model.
+        SetupError: there is no such model, or it does not fit; the message says what would.
+        InvalidParameter: the numbers contradict the model.
     """
     prepared = prepared_for(config, options.device_name)
     config = prepared.settings
@@ -170,14 +170,14 @@ class _Case:
     context: int
     steps: PredictsSteps | None = None
     num_drafts: int = 0
-    """Of each request and step, all of which stand."""
+    """Drafts of each request and step, all accepted."""
 
     @property
     def predictor(self) -> Predictor:
         return Predictor(self.prepared.shape, self.machine.limits, self.steps, self.num_drafts)
 
     def outcome(self, memory: MemoryPlan) -> tuple[PlanFigures, tuple[FrontierPoint, ...]]:
-        """What a memory plan comes to under the load, and the frontier up to it."""
+        """Return the figures of a memory plan under the load, and the frontier up to its number of requests."""
         num_requests = memory.concurrent_requests(self.context + 1)
         most = min(memory.max_num_seqs, num_requests)
         predictor = self.predictor
@@ -194,21 +194,21 @@ class _Case:
         return outcome, frontier
 
     def quantized(self, quantization: QuantizationOnLoad) -> _Case:
-        """With other weights."""
+        """Return the case with quantized weights."""
         return replace(self, prepared=with_quantization(self.prepared, quantization), steps=None)
 
     def with_kv(self, kv_cache_dtype: str) -> _Case:
-        """With K and V in another format."""
+        """Return the case with another KV format."""
         if self.prepared.settings.speculative_config is not None:
             raise InvalidParameter("kv_cache_dtype", kv_cache_dtype, "is planned without speculation", "Leave it out.")
         return replace(self, prepared=with_kv_format(self.prepared, kv_cache_dtype), steps=None)
 
     def drafting(self) -> _Case:
-        """With guesses that are all right and cost nothing."""
+        """Return the case with drafts that are all accepted and take no time."""
         return replace(self, steps=None, num_drafts=DRAFTS)
 
     def elsewhere(self, name: str) -> _Case:
-        """On another device."""
+        """Return the case on another device."""
         prepared = moved_to_device(self.prepared, name)
         machine = published_machine(name, prepared)
         return replace(self, prepared=prepared, machine=machine, steps=None)
@@ -229,7 +229,7 @@ def _batch(options: PlanOptions, num_requests: int, context: int, scheduler: Sch
 
 
 def _most_verified(options: PlanOptions, config: EngineConfig) -> int:
-    """Return the most drafts of each request that a step of so many requests has room for."""
+    """Return the most drafts of each request for which a step of `batch` requests has room."""
     return min(MOST_VERIFIED, config.scheduler.max_num_batched_tokens // options.batch - 1)
 
 

@@ -38,7 +38,7 @@ class PromptCost:
     is_predicted: bool
     """Whether calibrated steps predict the times; otherwise times and price are floors, below the real values."""
     is_estimate: bool
-    """Whether others were at work while the machine was measured: its floors may then lie above the real values."""
+    """Whether other processes ran while the machine was measured: its floors may then exceed the real values."""
     price: float | None
     """Price of the machine for that time, in the money of the given price; None: no price is known."""
 
@@ -103,10 +103,10 @@ def cost_of_prompt(
 
 
 def read_prompt(given: str) -> str:
-    """Return a prompt as it was given, or the text of the file that @ names; @@ stands for one @.
+    """Return a prompt as given, or the text of the file that @ names; @@ stands for one @.
 
     Raises:
-        InvalidParameter: no such file, or no text in it.
+        InvalidParameter: there is no such file, or it holds no text.
 
     >>> read_prompt("What is 2 + 2?"), read_prompt("@@home")
     ('What is 2 + 2?', '@home')

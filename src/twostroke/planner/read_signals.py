@@ -1,12 +1,13 @@
-"""Reads `Signals` off the events of any log or flight-recorder dump, gaps and all: nothing is decided again.
+"""Reader that computes `Signals` from the events of any log or flight-recorder dump, including incomplete ones. No
+decision is replayed.
 
-Logs of the processes of one server may be read as one. Each process numbers its steps from 0 and has a clock of steps,
-memory and KV blocks of its own (`_Engine`); a sequence may be run by several, one after the other (`_Watched`):
+The logs of the processes of one server may be read as one. Each process numbers its steps from 0, and has its own
+steps, memory and KV blocks (`_Engine`). Several processes may run a sequence, one after the other (`_Watched`):
 
     prefill-0.1   arrives ── prompt, first token ── ends, its KV is lent ┐
     decode-0.1                                              arrives ─────┴─ second token … last token
 
-It is one sequence that came once, waited once for its first token, and ended once.
+This is one sequence with one arrival, one wait for the first token, and one end.
 """
 
 from __future__ import annotations
@@ -40,11 +41,11 @@ from twostroke.request import Arrival, FinishReason
 from twostroke.scheduler.replay import layout_of
 
 _FEW = 2
-"""Samples in a third of a half history: fewer show no trend."""
+"""Fewest samples in a third of half a history that show a trend."""
 
 
 def signals_of(events: Iterable[Event]) -> Signals:
-    """Reads a history."""
+    """Return the signals of a history."""
     reader = _Reader()
     for event in events:
         if isinstance(event, MeasurementBegan):  # what came before warmed the engine up
@@ -55,7 +56,7 @@ def signals_of(events: Iterable[Event]) -> Signals:
 
 @dataclass(slots=True)
 class _Engine:
-    """One process."""
+    """State of one process."""
 
     started: EngineStarted | None = None
     decided: dict[int, StepScheduled] = field(default_factory=dict[int, StepScheduled])
@@ -64,11 +65,11 @@ class _Engine:
     busy_s: float = 0.0
     num_steps: int = 0
     blocks: list[tuple[float, float, float]] = field(default_factory=list[tuple[float, float, float]])
-    """Time, seconds of the step, blocks held."""
+    """Time of the sample, seconds of the step, and blocks held."""
     touched: set[int] = field(default_factory=set[int])
-    """KV blocks that were ever used."""
+    """KV blocks that were used at least once."""
     memory: list[tuple[float, float]] = field(default_factory=list[tuple[float, float]])
-    """Time, bytes without those of the blocks touched."""
+    """Time, and bytes of the process without those of its used blocks."""
     memory_bytes: int = 0
 
     @property
@@ -92,31 +93,31 @@ class _Engine:
 
 @dataclass(slots=True)
 class _Watched:
-    """One sequence, whoever runs it."""
+    """State of one sequence, on any process."""
 
     arrival: Arrival
-    """At the process that runs it now."""
+    """Arrival at its current process."""
     process: str
     name: str
-    """Its name there."""
+    """Name at its current process."""
     has_history: bool = False
-    """Whether another process ran it before, of which nothing is known."""
+    """Whether another process ran it before, outside of this history."""
     scheduled_s: float | None = None
     last_token_s: float | None = None
     preempted_at: int = 0
-    """Tokens that it had computed when it last gave its blocks back."""
+    """Tokens that it had computed when it was last preempted."""
 
 
 class _Reader:
     def __init__(self, engines: dict[str, _Engine] | None = None) -> None:
         self.found = Signals()
         self.engines = engines or {}
-        """By process."""
+        """Processes by name."""
         self._has_begun = self._has_work = False
         self._requests: dict[str, _Watched] = {}
-        """By sequence."""
+        """Live sequences by id."""
         self._aborted: set[str] = set()
-        """Sequences of pools that were ended by the caller, as far as nobody goes on with them."""
+        """Sequences of pools that the caller ended and that no other process has continued."""
         self._ttft: list[float] = []
         self._queue: list[float] = []
         self._itl: list[float] = []
@@ -146,7 +147,7 @@ class _Reader:
                 self._rare(event)
 
     def _at(self, event: Event) -> None:
-        """Move begin and end; the time before there is anything to do is no idle time of the load."""
+        """Update begin and end; time before the first work does not count as idle."""
         found = self.found
         is_work = isinstance(event, RequestArrived | StepScheduled | StepCommitted)
         if not self._has_begun or (is_work and not self._has_work):
@@ -213,7 +214,11 @@ class _Reader:
         waiting[arrival.tenant] = waiting.get(arrival.tenant, 0) + 1
 
     def _ended_by_caller(self, event: RequestFinishedByCaller) -> None:
-        """Of pools the gateway and a worker say it; and a worker, too, of a sequence that another is to run."""
+        """Record an end by the caller.
+
+        With pools, the gateway and a worker both report it. A worker also reports it for a sequence that another
+        worker will run.
+        """
         name, is_abort = sequence_of(event.request_id), event.reason is FinishReason.ABORT
         watched = self._requests.get(name)
         if is_of_pool(event.process):
@@ -359,13 +364,13 @@ class _Reader:
 
 
 def _goes_on(watched: _Watched, commit: Commit, process: str) -> bool:
-    """Return whether a sequence ends at one process of a pool alone: another fetches its KV, or runs it already."""
+    """Return whether the sequence goes on at another process of its pool, which fetches its KV or already runs it."""
     is_lent = watched.arrival.lend_as is not None and commit.finish_reason is FinishReason.LENGTH
     return is_lent or watched.process != process
 
 
 def _count_blocks(found: Signals, engines: Sequence[_Engine]) -> None:
-    """Note how full KV memory was: the mean over all processes, and what the fullest holds."""
+    """Record the use of KV memory: the mean over all processes, and that of the fullest process."""
     if not engines:
         return
     weight = sum(seconds for engine in engines for _, seconds, _ in engine.blocks) or 1.0
@@ -377,7 +382,7 @@ def _count_blocks(found: Signals, engines: Sequence[_Engine]) -> None:
 
 
 def _slope(points: Sequence[tuple[float, float]]) -> float:
-    """Of the line through times and values, by least squares."""
+    """Return the slope of the least-squares line through times and values."""
     count = len(points)
     if count < 2:
         return 0.0
@@ -388,7 +393,7 @@ def _slope(points: Sequence[tuple[float, float]]) -> float:
 
 
 def _steady_growth(points: Sequence[tuple[float, float]]) -> float:
-    """The slope, where values rise over and over: each third of the points lies above the one before."""
+    """Return the slope if values rise steadily, with each third of the points above the one before; otherwise 0.0."""
     third = len(points) // 3
     if third < _FEW:
         return 0.0

@@ -1,9 +1,9 @@
-"""What-ifs on a recorded run: decided again first, then predicted as it was, then with other settings.
+"""What-if predictions for a recorded run: replay of its decisions, back-test, and simulation with other settings.
 
-decided again   the log's inputs to a fresh scheduler: every batch must come out the same, block by block
-back-test       the same requests in simulated time: what is predicted for the settings of the log, beside what was
-                measured. Its error is what any other prediction here can be off by; beyond a limit there is no other
-what if         the same with other settings
+decided again   a fresh scheduler gets the log's inputs: every batch must be the same, block by block
+back-test       the same requests in simulated time with the log's settings, compared with the measurement. Its error
+                is the possible error of any other prediction; beyond a limit no prediction is made
+what if         the same requests in simulated time with other settings
 """
 
 from __future__ import annotations
@@ -39,49 +39,49 @@ class Predicted:
     what_if: WhatIf
     run: Run
     wall_s: float
-    """That the simulation took."""
+    """Real seconds that the simulation took."""
     hand_overs: HandOvers | None = None
-    """Where there are pools."""
+    """Transfers between pools; None without pools."""
 
     @property
     def speed(self) -> float:
-        """Simulated seconds in a second."""
+        """Simulated seconds per real second."""
         return self.run.duration_s / self.wall_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replayed:
-    """Everything that a replay found out."""
+    """Results of a replay."""
 
     difference: DecisionDifference | None
-    """The first batch that was decided differently this time; None: none was."""
+    """First batch that was decided differently; None: all batches are the same."""
     num_steps: int
     measured: Run
     step_times: StepTimeModel
     fitted_here: bool
-    """To the very steps of this log; else it was given."""
+    """Whether step times were fitted to this log; otherwise they were given."""
     step_quality: FitQuality
-    """How far the step times are from the steps of the log."""
+    """Error of the step times against the steps of the log."""
     back_test: Predicted
     what_ifs: tuple[Predicted, ...]
     """Predictions; empty where they are refused."""
     unfinished: int
     refusal: str = ""
-    """Reason why no what-if was answered: the figure, the limit and the remedy. Empty: none was refused."""
+    """Reason why no what-if was answered: figure, limit and remedy. Empty: not refused."""
 
 
 def replay_log(
     events: Sequence[Event], what_ifs: Sequence[WhatIf] = (), step_times: StepTimeModel | None = None
 ) -> Replayed:
-    """Replays a log of one engine, and predicts what other settings would have given.
+    """Replay a log of one engine, and predict it with other settings.
 
     Args:
-        events: the whole log of one run.
-        what_ifs: other settings, each a prediction of its own.
-        step_times: as calibrated; None: fitted to the steps of the log.
+        events: whole log of one run.
+        what_ifs: other settings, one prediction each.
+        step_times: calibrated step times; None: fitted to the steps of the log.
 
     Raises:
-        InvalidParameter: a log with a gap, without steps or of a pool; settings out of range, or without effect.
+        InvalidParameter: the log has a gap, no steps, or is of a pool; or settings are out of range or have no effect.
     """
     check_whole(events)
     recording = recording_of(events)
@@ -108,7 +108,7 @@ def replay_log(
 
 
 def check_predictable(started: EngineStarted) -> None:
-    """Refuse the log of an engine that drafts."""
+    """Raise if the engine of a log drafted."""
     if started.speculation is not None:
         limit = "drafts; how many of them stand is not in it as a decision, so its time cannot be simulated"
         raise InvalidParameter("event_log", started.process, limit)
@@ -124,7 +124,7 @@ def since(requests: Iterable[SimulatedRequest], begin_s: float) -> tuple[Simulat
 
 
 def measured_steps(events: Sequence[Event]) -> list[TimedStep]:
-    """Return the steps of the last run of a log, without warm-up steps, which met the machine in another state."""
+    """Return the steps of the last run of a log, without warm-up steps, which ran on a machine in another state."""
     found: list[Event] = []
     for event in events:
         if isinstance(event, EngineStarted):
@@ -138,7 +138,7 @@ def measured_steps(events: Sequence[Event]) -> list[TimedStep]:
 def predict(
     recording: RecordedRun, step_times: StepTimeModel, what_if: WhatIf, ended: Callable[[], object] | None = None
 ) -> Predicted:
-    """One simulated run of what was recorded, with other settings; `ended` is called whenever a request has ended."""
+    """Simulate a recorded run with other settings; `ended` is called after each request."""
     started, pools = what_if.apply(recording.started), what_if.pools
     before, after = recording.started.layout["block_size"], started.layout["block_size"]
     requests = with_block_size(faster(recording.requests, what_if.request_rate_factor), before, after)
@@ -155,7 +155,7 @@ def predict(
 
 
 def figures(run: Run) -> dict[str, Any]:
-    """What is compared, of a run that was measured or predicted."""
+    """Return the figures of a measured or predicted run that are compared."""
     summary = summarize(run)
     latency = summary["latency"]
     return {

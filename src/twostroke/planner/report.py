@@ -1,4 +1,4 @@
-"""A plan as one JSON object, with keys that programs can rely on."""
+"""JSON form of a plan, with stable keys for programs."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from twostroke.planner.plan import Plan
 from twostroke.planner.what_if import Change, TwoPools
 
 _NO_PLAIN_VALUES = ("kinds", "experts", "layout", "cache", "max_tokens_per_step")
-"""Fields of a memory plan that are left out, or told in other words."""
+"""Fields of a memory plan that are left out, or reported in another form."""
 
 
 def as_json(plan: Plan, after: AfterRun | None = None) -> dict[str, Any]:
-    """The plan as plain values; with a run, under "measured", what came of it."""
+    """Return the plan as plain values; with a run, its comparison is under "measured"."""
     return {
         **({} if after is None else {"measured": _of_run(after)}),
         **_of_memory(plan.memory),

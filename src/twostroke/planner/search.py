@@ -1,5 +1,5 @@
-"""`twostroke plan --search`: kinds of workers with their step times and memory, a workload, and the pure search over
-them (placement.py) by simulated runs (simulation/)."""
+"""`twostroke plan --search`: worker kinds with step times and memory, a workload, and the pure search over them
+(placement.py) by simulated runs (simulation/)."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ DEFAULT_LINK_BYTES_PER_S = 1.25e9
 """Assumed bandwidth of a link that was not measured: 10 Gbit/s."""
 DEFAULT_GPUS = 8
 _OF_A_SEARCH = {"memory", "device_name", "price_per_hour", "link_bytes_per_s"}
-"""Options of `plan` that a search takes, too."""
+"""Options of `plan` that a search also uses."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,11 +161,12 @@ class _Runs:
         self._limits = limits
         self._link = link_bytes_per_s
         self._planned: dict[tuple[int | None, int, int, int, int], MemoryPlan | None] = {}
-        """By kind, budget and bytes: workers of a split are like one alone where each has a device of its own."""
+        """Memory plans by kind, budget and bytes; a split's workers on their own devices use the same plan as a single
+        worker."""
         self._here: dict[KindKey, tuple[int, int]] = {}
-        """Bytes of this machine for each kind of worker, read once: what is free changes by itself."""
+        """Bytes of this machine for each kind of worker, read once because free memory changes."""
         self.why_not: TwostrokeError | None = None
-        """Why the first candidate that does not fit does not."""
+        """Error of the first candidate that does not fit."""
         self.workload = SearchWorkload("nothing", ())
         self.ran: Callable[[], object] = lambda: None
         """Callback after each simulation."""
@@ -191,7 +192,7 @@ class _Runs:
         return outcome_of(run, self._limits, rate_factor=rate_factor, num_requests=len(self.workload.requests))
 
     def bound(self, candidate: Candidate, fastest: float) -> float:
-        """Return a bound on a candidate's requests a second at any rate."""
+        """Return an upper bound of a candidate's requests a second at any rate."""
         workload, started = self.workload, self._recording(candidate).started
         bound = goodput_bound(
             workload.requests,
@@ -221,7 +222,8 @@ class _Runs:
         return self._planned[key]
 
     def _plan_memory(self, candidate: Candidate, num_bytes: int, others: int) -> MemoryPlan | None:
-        """Return the plan of one worker; note why the first that does not fit does not: saying it takes a second."""
+        """Return the plan of one worker; None: it does not fit. Record the error of the first one, which takes a second
+        to make."""
         prepared = self._prepared_for(candidate)
         is_told = self.why_not is not None
         if is_told and not weights_fit(prepared, num_bytes, others_bytes=others):
@@ -233,7 +235,8 @@ class _Runs:
             return None
 
     def _bytes_of(self, candidate: Candidate) -> tuple[int, int]:
-        """Return a worker's memory, its own devices' or its share of this machine, and what others have of it."""
+        """Return a worker's memory, its own devices' or its share of this machine, and the bytes that other processes
+        use."""
         kind = self._kind_of(candidate)
         if self._plan.device_name is not None:
             return published_machine(self._plan.device_name, kind.prepared, self._plan.memory).memory_bytes, 0
@@ -244,7 +247,7 @@ class _Runs:
         return num_bytes // candidate.num_workers, others // candidate.num_workers
 
     def _recording(self, candidate: Candidate) -> RecordedRun:
-        """Return the workload, and the start-up event of each worker of the candidate."""
+        """Return the workload, and the start event of each worker of the candidate."""
         memory = self._memory_of(candidate)
         assert memory is not None, f"{candidate} does not fit"
         started = simulated_start(self._prepared_for(candidate), memory)
@@ -272,7 +275,7 @@ def _check(config: EngineConfig, plan: PlanOptions) -> None:
 
 
 def _unreachable(ranking: Ranking, limits: LatencyLimits, num_candidates: int) -> InvalidParameter:
-    """Return the error: the missed limit, by how much it is missed, and the nearest candidate."""
+    """Return the error with the missed limit, by how much it is missed, and the nearest candidate."""
     found = ranking.nearest
     assert found is not None, "somebody is the nearest"
     assert found.missed is not None, "who has no place has missed a limit"
@@ -289,7 +292,7 @@ def _unreachable(ranking: Ranking, limits: LatencyLimits, num_candidates: int) -
 
 
 def _price(plan: PlanOptions) -> float | None:
-    """Return the price of a device's hour; the cores of this machine share its price."""
+    """Return the price of a device for an hour; the cores of this machine share its price."""
     if plan.device_name is None:
         return None if plan.price_per_hour is None else plan.price_per_hour / usable_processors()
     _, device = find_device(plan.device_name)

@@ -1,4 +1,4 @@
-"""The requests of a placement search: from a trace, from a recorded run, or at a rate. The first one arrives at 0 s."""
+"""Requests of a placement search: from a trace, from a recorded run, or at a rate. The first one arrives at 0 s."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def read_workload(options: SearchOptions, *, block_size: int, longest: int) -> S
 
 @contextmanager
 def _named(path: Path) -> Generator[None]:
-    """Raise what a reader refuses as a fault of this file and of --workload."""
+    """Report errors of a reader as errors of this file and of --workload."""
     try:
         yield
     except InvalidParameter as error:

@@ -1,4 +1,4 @@
-"""What `twostroke plan` prints; with --measured the run is below the plan."""
+"""Printed output of `twostroke plan`; with --measured the run follows the plan."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from twostroke.tables import plain_table, print_line, print_table
 
 
 def print_plan(plan: Plan, console: Console | None = None) -> None:
-    """Memory, times, the frontier, and what changes would do."""
+    """Print memory, times, the frontier, and the effects of changes."""
     console = console or Console()
     say = partial(print_line, console=console)
     memory, machine = plan.memory, plan.machine
@@ -63,7 +63,7 @@ def print_plan(plan: Plan, console: Console | None = None) -> None:
 
 
 def advice(plan: Plan) -> list[str]:
-    """What tables do not say, a sentence a line."""
+    """Return remarks that are not in the tables, one sentence per line."""
     lines = [f"{change.name}: not possible; {change.why_not}" for change in plan.changes if change.outcome is None]
     if plan.memory.experts:
         lines.append(
@@ -156,7 +156,7 @@ def _users(plan: Plan, asked: Asked) -> str:
 
 
 def _too_long(plan: Plan) -> str:
-    """Return which of the prompt lengths that were asked for are left out, with the limit."""
+    """Return which of the requested prompt lengths are left out, with the limit."""
     lengths = ", ".join(f"{length:,}" for length in plan.too_long_prompts)
     return (
         f"left out: prompts of {lengths} tokens; a request has at most {plan.memory.max_model_len:,} (--max-model-len)"
@@ -164,7 +164,7 @@ def _too_long(plan: Plan) -> str:
 
 
 def _decided_by(memory: MemoryPlan) -> str:
-    """Return what sized the KV cache, in words; nothing where it is what is free."""
+    """Return what sized the KV cache, in words; empty where free memory does."""
     if memory.utilization is not None:
         return f" at {memory.utilization:.0%} of the card"
     given = {"--num-kv-blocks": memory.cache.num_kv_blocks, "--kv-cache-memory": memory.cache.kv_cache_memory}
@@ -210,7 +210,7 @@ def _memory(plan: Plan) -> Table:
 
 
 def _held(memory: MemoryPlan, num_tokens: int, num_bytes: int) -> str:
-    """Return what a request has of its KV at once, where windows give back the rest; else nothing."""
+    """Return the KV that a request holds at once, where windows free the rest; otherwise empty."""
     if all(kind.window is None for kind in memory.kinds) or memory.cache.kv_reservation == "contiguous":
         return ""
     held = memory.blocks_for(num_tokens) * memory.kv_bytes_per_block * memory.num_ranks
@@ -277,7 +277,7 @@ def _share(part: int, whole: int) -> str:
 
 
 def print_after_run(after: AfterRun, console: Console | None = None) -> None:
-    """Sizes, then times, as planned and as measured."""
+    """Print sizes, then times, as planned and as measured."""
     console = console or Console()
     console.print("\nafter the run: sizes, as planned and as the engine had them")
     table = plain_table(("",), ("planned", "measured", "off by"))

@@ -1,4 +1,4 @@
-"""What `twostroke doctor` prints."""
+"""Printed output of `twostroke doctor`."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from twostroke.planner.signals import plain_signals
 from twostroke.tables import print_line
 
 _DEARER = 1.05
-"""Times a figure as it was: less is not worth a line."""
+"""Factor on a figure above which a cost is printed."""
 _NEEDS_NOTHING = (Binding.NONE, Binding.COMPUTE)
-"""Constraints that no setting loosens. Elsewhere, a lever was tried, or one does not know of any that helps."""
+"""Constraints that no setting loosens. For the others, a lever was tried, or none is known to help."""
 
 
 _OF_LEVER = ("name", "flags", "settings", "metric", "is_exact", "before", "after", "gain")
 
 
 def print_diagnosis(found: Diagnosis, console: Console | None = None) -> None:
-    """What binds, why one thinks so, and what to do."""
+    """Print the constraint, the evidence for it, and the remedies."""
     say = partial(print_line, console=console or Console(), markup=True)
     signals = found.signals
     where = f" in the busiest of {signals.num_processes} processes" if signals.num_processes > 1 else ""
@@ -52,7 +52,7 @@ def print_diagnosis(found: Diagnosis, console: Console | None = None) -> None:
 
 
 def _lever_lines(found: Diagnosis) -> Iterator[str]:
-    """Yield what to do: levers with their predicted effects, then those that have to be measured."""
+    """Yield lines about levers with their predicted effects, then about those that have to be measured."""
     for i, lever in enumerate(found.levers):
         yield f"{'  or   ' if i else '[bold]lever[/]'}    {lever.name}: {lever.flags}"
         yield from (f"  {line}" for line in _effects(lever))
@@ -64,14 +64,14 @@ def _lever_lines(found: Diagnosis) -> Iterator[str]:
 
 
 def _without_lever(found: Diagnosis) -> str:
-    """Return what stands in place of a lever where none is offered."""
+    """Return the text that replaces a lever where none is offered."""
     is_refused = found.remark.startswith(REFUSED) or not (found.has_tried or found.constraint in _NEEDS_NOTHING)
     is_open = is_refused or found.to_measure or limit_lines(found.signals)
     return "none that can be predicted" if is_open else "nothing to do"
 
 
 def diagnosis_json(found: Diagnosis) -> dict[str, Any]:
-    """The same for programs."""
+    """Return the diagnosis as JSON for programs."""
     return {
         "constraint": found.constraint.value,
         "evidence": list(found.evidence),
@@ -93,7 +93,7 @@ def diagnosis_json(found: Diagnosis) -> dict[str, Any]:
 
 
 def _effects(lever: Lever) -> Iterator[str]:
-    """What pulling it is predicted to do."""
+    """Yield lines about the predicted effects of a lever."""
     if lever.before is not None and lever.after is not None:
         yield f"predicted: {_words(lever)}"
     for name, (before, after) in lever.costs.items():

@@ -1,4 +1,4 @@
-"""What `twostroke replay` prints, of an event log and of a trace."""
+"""Printed output of `twostroke replay`, for an event log and for a trace."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _COUNTS = ("num_steps", "num_preemptions", "num_cached_tokens")
 
 
 def print_replayed(found: Replayed, console: Console | None = None) -> None:
-    """Whether it decides alike, how far predictions are off, and what other settings would have given."""
+    """Print whether decisions are the same, the errors of predictions, and the figures with other settings."""
     console = console or Console()
     say = partial(print_line, console=console, markup=True)
     if found.difference is None:
@@ -50,7 +50,7 @@ def print_replayed(found: Replayed, console: Console | None = None) -> None:
 
 
 def say_speed_and_what_ifs(say: Callable[[str], None], predicted: Predicted, what_ifs: Sequence[Predicted]) -> None:
-    """How fast simulated time went by, and what each column to come is."""
+    """Print the speed of the simulation, and the settings of each what-if column."""
     say(f"simulated {significant(predicted.run.duration_s)} s in {significant(predicted.wall_s)} s")
     for i, other in enumerate(what_ifs):
         say(f"what if {chr(ord('A') + i)}: {other.what_if.words}")
@@ -59,7 +59,7 @@ def say_speed_and_what_ifs(say: Callable[[str], None], predicted: Predicted, wha
 
 
 def replayed_json(found: Replayed) -> dict[str, Any]:
-    """The same for programs; times in seconds."""
+    """Return the replay as JSON for programs; times in seconds."""
     measured, predicted = figures(found.measured), figures(found.back_test.run)
     return {
         "decides_alike": found.difference is None,
@@ -78,12 +78,12 @@ def replayed_json(found: Replayed) -> dict[str, Any]:
 
 
 def _withheld(found: Replayed) -> list[str]:
-    """Return the figures of which no what-if is told."""
+    """Return the figures that are withheld from what-ifs."""
     return unreliable(figures(found.back_test.run), figures(found.measured))
 
 
 def what_if_json(predicted: Predicted, withheld: Collection[str] = ()) -> dict[str, Any]:
-    """One for programs; figures that are withheld are null."""
+    """Return one what-if as JSON for programs; withheld figures are null."""
     settings = dict(predicted.what_if.settings)
     pools = {} if predicted.hand_overs is None else {"hand_overs": asdict(predicted.hand_overs)}
     told = figures(predicted.run) | dict.fromkeys(withheld)
@@ -91,7 +91,7 @@ def what_if_json(predicted: Predicted, withheld: Collection[str] = ()) -> dict[s
 
 
 def _words_of_pools(predicted: Predicted) -> str:
-    """What is assumed of the processes, and what went between them."""
+    """Return the assumptions about the processes, and the transfers between them, in words."""
     factor = predicted.what_if.step_time_factor
     pace = "as fast as the one process above" if factor == 1 else f"with steps {factor:g} times as long as above"
     moved = predicted.hand_overs
@@ -110,7 +110,7 @@ def _table(found: Replayed) -> Table:
 
 
 def what_if_columns(what_ifs: Sequence[Predicted], withheld: Collection[str] = ()) -> dict[str, dict[str, str]]:
-    """One for each, by letters; "-" for figures that are withheld."""
+    """Return one column per what-if, lettered; "-" for withheld figures."""
     return {
         f"what if {chr(ord('A') + i)}": cells(figures(predicted.run) | dict.fromkeys(withheld))
         for i, predicted in enumerate(what_ifs)
@@ -118,7 +118,7 @@ def what_if_columns(what_ifs: Sequence[Predicted], withheld: Collection[str] = (
 
 
 def table_of(columns: Mapping[str, Mapping[str, str]]) -> Table:
-    """A row for each figure; a column says nothing of those that it lacks."""
+    """Return a table with a row for each figure; cells that a column lacks stay empty."""
     table = plain_table(("",), tuple(columns))
     for name in (*_TIMES, *_RATES, *_COUNTS):
         table.add_row(_label(name), *(column.get(name, "") for column in columns.values()))
@@ -126,7 +126,7 @@ def table_of(columns: Mapping[str, Mapping[str, str]]) -> Table:
 
 
 def cells(of_run: Mapping[str, Any]) -> dict[str, str]:
-    """Figures as they are printed."""
+    """Return the figures as printed."""
     return {name: _cell(name, value) for name, value in of_run.items()}
 
 
@@ -148,7 +148,7 @@ def _cell(name: str, value: float | None) -> str:
 
 
 def print_replayed_trace(found: TraceReplayed, console: Console | None = None) -> None:
-    """What ran and what did not, where the times come from, and what came out."""
+    """Print what ran and what was left out, the source of the times, and the figures."""
     console = console or Console()
     say = partial(print_line, console=console)
     say(f"{found.trace}: {counted(found.num_requests, 'request')}, {found.num_prompt_tokens:,} prompt tokens")
@@ -169,7 +169,7 @@ def print_replayed_trace(found: TraceReplayed, console: Console | None = None) -
 
 
 def replayed_trace_json(found: TraceReplayed) -> dict[str, Any]:
-    """The same for programs; times in seconds."""
+    """Return the replay of a trace as JSON for programs; times in seconds."""
     return {
         "trace": found.trace,
         "model": found.memory.model,

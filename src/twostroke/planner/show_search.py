@@ -177,7 +177,7 @@ def _notes(found: Searched) -> list[str]:
 
 
 def _tables(found: Searched) -> Iterator[Table]:
-    """Yield the places with what they carry, then their times; each fits into 80 columns."""
+    """Yield a table of the places with their throughput, then one of their times; each fits into 80 columns."""
     candidates: dict[str, _Cell] = {"P:D": lambda one, _: _split(one)}
     if len({one.threads for one in found.space.candidates}) > 1:
         candidates["threads"] = lambda one, _: f"{one.candidate.threads}"

@@ -1,8 +1,8 @@
-"""A Mooncake trace in simulated time: the scheduler that would serve it, on a machine that need not be there.
+"""Replay of a Mooncake trace in simulated time, on a machine that need not be present.
 
-requests     of the trace, with its arrivals and its shared prefixes; what is longer than the engine takes is left out
-step times   as calibrated on this machine, or the floors of a device whose figures are published
-KV blocks    as many as the engine would have: what the planner says of the memory, or as given
+requests     from the trace, with its arrivals and shared prefixes; requests longer than the engine takes are left out
+step times   as calibrated on this machine, or the floors of a device with published figures
+KV blocks    as many as the engine would have, by the memory plan or as given
 """
 
 from __future__ import annotations
@@ -33,25 +33,25 @@ from twostroke.startup.prepared import Prepared
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceReplayed:
-    """Everything that a replay found out."""
+    """Results of a trace replay."""
 
     trace: str
     machine: str
     predicted_by: str
-    """Where step times come from, in words."""
+    """Source of the step times, in words."""
     are_floors: bool
-    """Whether they are the least that steps can take; real ones take longer."""
+    """Whether step times are floors; real steps take longer."""
     memory: MemoryPlan
     num_requests: int
-    """That ran."""
+    """Number of requests that ran."""
     num_prompt_tokens: int
-    """Of those."""
+    """Prompt tokens of the requests that ran."""
     max_context: int
-    """Tokens of the longest request: the model's context, or what was asked for."""
+    """Tokens of the longest allowed request: the model's context, or the given limit."""
     num_beyond_context: int
-    """Left out: longer than that."""
+    """Number of requests left out because they exceed `max_context`."""
     num_beyond_kv: int
-    """Left out: longer than all of the KV memory holds."""
+    """Number of requests left out because they exceed all KV memory."""
     predicted: Predicted
     what_ifs: tuple[Predicted, ...]
 
@@ -59,18 +59,18 @@ class TraceReplayed:
 def replay_trace(
     path: Path, config: EngineConfig, options: TraceOptions | None = None, what_ifs: Sequence[WhatIf] = ()
 ) -> TraceReplayed:
-    """Replays a trace whole, once with the settings as they are and once for each what-if.
+    """Replay a whole trace, once with the settings as they are and once for each what-if.
 
     Args:
-        path: of the trace.
-        config: what would be given to the engine.
-        options: the machine, and how lengths are divided.
-        what_ifs: other settings, each a prediction of its own.
+        path: path of the trace.
+        config: settings of the engine.
+        options: the machine, and the divisor of lengths.
+        what_ifs: other settings, one prediction each.
 
     Raises:
-        InvalidParameter: a trace that is none, sizes that do not divide, a machine without step times, or what-ifs on
-            too few requests.
-        SetupError: no such model, or one that does not fit.
+        InvalidParameter: the file is no trace, sizes do not divide, the machine has no step times, or there are
+        what-ifs on too few requests.
+        SetupError: there is no such model, or it does not fit.
     """
     options = options or TraceOptions()
     entries = read_trace(path)
@@ -121,7 +121,7 @@ def _with_progress(recording: RecordedRun, step_times: StepTimeModel, what_if: W
 
 
 def _machine(prepared: Prepared, options: TraceOptions) -> tuple[str, MemoryPlan, StepTimeModel, str]:
-    """Return the machine's name, what the engine makes of its memory, step times, and where these come from."""
+    """Return the machine's name, the memory plan, the step times, and their source."""
     if options.device_name is None:
         step_times, words = calibrated_steps(prepared)
         if step_times is None:

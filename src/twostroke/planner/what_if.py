@@ -1,6 +1,6 @@
-"""What a change would do, beside how it is now: pure comparisons of plans that were made.
+"""Effects of a change: pure comparisons of plans.
 
-Two pools hide the transfer of a prompt's KV behind its prefill where the link carries the bytes of a token in the time
+Two pools hide the transfer of a prompt's KV behind its prefill if the link carries the bytes of a token in the time
 that prefill takes for one:
 
     link bytes/s  >=  KV bytes per token x prefill tokens/s
@@ -13,33 +13,34 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanFigures:
-    """What a plan comes to, in the few figures that changes are compared by."""
+    """Figures of a plan by which changes are compared."""
 
     weight_bytes: int
     kv_bytes_per_token: int
     num_blocks: int
     max_model_len: int
     num_requests: int
-    """Of the context that is asked about, that fit at once."""
+    """Number of requests of the planned context that fit at once."""
     tpot_floor_s: float
-    """Of one request alone."""
+    """Step floor of a single request."""
     most_tokens_per_s: float
-    """Of output, with as many requests as there are blocks and slots for."""
+    """Output tokens per second with as many requests as blocks and slots allow."""
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One change, and what becomes of it."""
+    """One change and its outcome."""
 
     name: str
     outcome: PlanFigures | None
-    """None: it cannot be had."""
+    """Figures with the change; None: it is not possible."""
     why_not: str = ""
     is_published: bool = False
     """Whether its times come from a data sheet: they are floors, however this machine was measured."""
 
     def factor(self, base: PlanFigures, figure: str) -> float | None:
-        """A figure of `PlanFigures` after the change, over that before; None where it cannot be said.
+        """Return a figure of `PlanFigures` with the change, relative to that without it; None where not known.
+
 
         >>> plan = PlanFigures(weight_bytes=8, kv_bytes_per_token=4, num_blocks=2, max_model_len=9, num_requests=1,
         ...                tpot_floor_s=0.1, most_tokens_per_s=10.0)
@@ -52,21 +53,22 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class TwoPools:
-    """What prefill in processes of its own asks of the link between them."""
+    """Bandwidth that prefill in separate processes needs from the link to the decode processes."""
 
     kv_bytes_per_token: int
     prefill_tokens_per_s: float
     is_predicted: bool
-    """Whether the rate of prefill is a prediction, or the most there can be: then so is the link's."""
+    """Whether the prefill rate is a prediction. Otherwise it is the highest possible rate, and so is the needed
+    bandwidth."""
     link_bytes_per_s: float | None = None
-    """What there is; None: nothing is known of it."""
+    """Bandwidth of the link; None: not known."""
 
     @property
     def needed_bytes_per_s(self) -> float:
-        """With which the transfer hides behind the prefill."""
+        """Bandwidth at which the transfer hides behind the prefill."""
         return self.kv_bytes_per_token * self.prefill_tokens_per_s
 
     @property
     def is_hidden(self) -> bool | None:
-        """Whether it does; None: nothing is known of the link."""
+        """Whether the transfer hides behind the prefill; None: the link's bandwidth is not known."""
         return None if self.link_bytes_per_s is None else self.link_bytes_per_s >= self.needed_bytes_per_s

@@ -1,5 +1,5 @@
-"""Kinds of workers that `twostroke plan --search` places, with the times of their steps; and those of one machine for
-a trace in simulated time."""
+"""Kinds of workers for `twostroke plan --search`, with their step times; and the step times of one machine for a trace
+replay."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from twostroke.startup.prepared import Prepared
 DEFAULT_RANKS = (1, 2, 4)
 
 KindKey = tuple[int | None, int]
-"""Threads of each rank, None on a GPU; and ranks."""
+"""Threads of each rank (None on a GPU), and number of ranks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class WorkerKind:
 
     @property
     def key(self) -> KindKey:
-        """Return what tells kinds apart."""
+        """Key that identifies the kind."""
         return self.threads, self.prepared.num_ranks
 
 
@@ -76,7 +76,7 @@ def kinds_of_workers(
 
 
 def calibrated_steps(prepared: Prepared) -> tuple[StepTimeModel | None, str]:
-    """Return the step times that are calibrated here, and where they come from or why there are none."""
+    """Return the calibrated step times of this machine, and their source or why there are none."""
     load, cache = prepared.settings.load, prepared.settings.cache
     calibration, words = find_calibration(prepared.path, load, cache)
     return None if calibration is None else calibration.step_times, words
@@ -90,7 +90,7 @@ def not_calibrated(prepared: Prepared, words: str) -> InvalidParameter:
 
 
 def simulated_start(prepared: Prepared, memory: MemoryPlan) -> EngineStarted:
-    """Return the first event of an engine in simulated time, with so much memory."""
+    """Return the start event of a simulated engine with this memory plan."""
     started = engine_started(
         prepared.settings.scheduler,
         prepared.settings.cache,
@@ -158,7 +158,7 @@ def _calibrated(config: EngineConfig, options: SearchOptions, notes: list[str]) 
 
 
 def _is_wanted(load: LoadConfig, words: str, options: SearchOptions, notes: list[str]) -> bool:
-    """Return whether workers of so many ranks are asked for; note why not."""
+    """Return whether workers of this number of ranks are asked for; otherwise add the reason to the notes."""
     size = load.tensor_parallel_size
     if options.rank_counts is None or size in options.rank_counts:
         return True
