@@ -104,7 +104,7 @@ def test_a_server_that_checks_its_cache_finds_bad_memory_and_shows_it(tmp_path: 
         assert (before["twostroke:kv_quarantined_blocks"], after["twostroke:kv_quarantined_blocks"]) == (0, 1)
         assert after["twostroke:kv_check_seconds_total"] > before["twostroke:kv_check_seconds_total"] > 0
         text = server.http.get("/v1/requests/cmpl-rotten/timeline", params={"format": "text"}).text
-        assert "gone bad, and out of use now" in text
+        assert "corrupt, and out of use now" in text
         server.wait_for("dumped", "/health", lambda _: "the last" in server.stderr)
         (dump,) = tmp_path.glob("twostroke-flight-*.jsonl")
         assert replay(read_events(dump)) is None

@@ -70,7 +70,7 @@ class CalibrateOptions:
         self._check_sizes()
         if self.asked == ():
             limit = "names no method"
-            raise InvalidParameter("methods", self.methods, limit, "Give some with commas between, or leave it out.")
+            raise InvalidParameter("methods", self.methods, limit, "Give some, comma-separated, or leave it out.")
         if self.exit_layers is not None:
             whole_numbers("exit_layers", self.exit_layers, 1, 10_000)
         for name in self.companions:

@@ -154,16 +154,16 @@ def _drafting(
 def _check_load(load: LoadConfig, options: CalibrateOptions) -> None:
     """Refuse load settings that have no effect here or would make the result wrong."""
     if options.drafts and load.load_format == "dummy":
-        limit = "random weights do not tell how many drafts of a model stand"
+        limit = "random weights give no meaningful acceptance of drafts"
         raise InvalidParameter("load_format", load.load_format, limit, "Add --no-drafts, for step times alone.")
     if options.drafts and not load.batch_invariant:
-        limit = "drafts are held against the same tokens without them, which is not promised"
+        limit = "outputs with and without drafts are compared, and need not be equal then"
         raise InvalidParameter("batch_invariant", False, limit, "Add --no-drafts, for step times alone.")
     if load.event_log is not None:
         limit = "is for one engine; a calibration runs many"
         raise InvalidParameter("event_log", str(load.event_log), limit, "Leave it out.")
     if load.max_logprobs != LoadConfig().max_logprobs:
-        limit = "changes nothing: nobody asks for log-probabilities here"
+        limit = "changes nothing: a calibration requests no log-probabilities"
         raise InvalidParameter("max_logprobs", load.max_logprobs, limit, "Leave it out.")
 
 
@@ -188,7 +188,7 @@ class _Bench:
             limit = f"is less than the {self._longest} tokens that prompts and outputs take"
             remedy = "Leave it out, or give smaller --context-tokens, --output-tokens or --sizes."
             raise InvalidParameter("max_model_len", given, limit, remedy)
-        count = 1 + options.prompts  # the first one warms up
+        count = 1 + options.prompts  # the first prompt warms up
         self._prompts = pieces(
             options.data, count, options.context_tokens, of_tokenizer.tokenizer(), model.vocab_size, options.seed
         )
@@ -211,7 +211,7 @@ class _Bench:
 
     def _timed(self, sizes: Sequence[int]) -> tuple[Timing, ...]:
         """Return the seconds of steps of these numbers of query tokens."""
-        numbers = [size - 1 for size in reversed(sizes)]  # the largest first: at an answer's end there is no room
+        numbers = [size - 1 for size in reversed(sizes)]  # the largest first: an output's end has no room
         steps: list[DecodeStep] = []
         while True:
             self._guesses.repeat(numbers)
@@ -276,7 +276,7 @@ def _exit_layers(given: str | None, num_layers: int) -> Sequence[int]:
         return range(1, num_layers)
     layers = whole_numbers("exit_layers", given, 1, 10_000)
     if layers[-1] >= num_layers:
-        limit = f"has {layers[-1]}; the model has {num_layers} layers, and all of them are no early exit"
+        limit = f"has {layers[-1]}; the model has {num_layers} layers, and an early exit uses fewer"
         raise InvalidParameter("exit_layers", given, limit, f"Give layers from 1 to {num_layers - 1}.")
     return layers
 

@@ -19,13 +19,13 @@ def print_calibration(found: Calibration, console: Console | None = None) -> Non
         _print_step_times(found.step_times, console)
     plain_s = found.verify_s(1)
     console.print(f"{found.model}, one request, {found.context_tokens} tokens of context", highlight=False)
-    steps = plain_table(("query tokens",), ("step ms", "of one token's"))
+    steps = plain_table(("query tokens",), ("step ms", "x 1 token"))
     for timing in found.step_s:
         steps.add_row(str(timing.size), f"{timing.seconds * 1e3:.3f}", f"{timing.seconds / plain_s:.2f}")
     print_table(steps, console)
     if not found.drafters and not found.left_out:
         return
-    figures = ("stand", "found", "draft ms", "+ step ms", "best k", "tok/pass", "tok/s", "gain")
+    figures = ("accepted", "found", "draft ms", "+ step ms", "best k", "tok/pass", "tok/s", "gain")
     drafters = plain_table(("drafts",), figures)
     for choice in choices_of(found):
         drafter, last = choice.drafter, choice.drafter.draft_s[-1]

@@ -51,7 +51,7 @@ class Acceptance:
     @property
     def is_known(self) -> bool:
         """Whether a draft was verified, so that the estimate holds more than the initial guess."""
-        return self._tried > self._PRIOR_TRIALS  # each round adds more than is forgotten, up to 14
+        return self._tried > self._PRIOR_TRIALS  # each round adds more weight than decay removes, up to 14
 
     @property
     def probability(self) -> float:
@@ -171,11 +171,11 @@ def best_plan(
     """
     levels = [round(acceptance * _LEVELS) for acceptance in acceptances]
     counts = Counter(levels)
-    # (value of one draft, level, which draft), the most valuable first
+    # (value of one draft, level, position of the draft), by rising value
     steps = sorted(((level / _LEVELS) ** j, level, j) for level in counts if level for j in range(1, most + 1))
     num_tokens, tokens = len(levels), float(len(levels))
     plain_s = step_s(num_tokens)
-    best_rate, best_tokens, best_s, best_steps = 0.0, tokens, plain_s, 0  # of those with a draft
+    best_rate, best_tokens, best_s, best_steps = 0.0, tokens, plain_s, 0  # best plan with a draft
     num_rows = deepest = 0
     for taken, (value, level, j) in enumerate(reversed(steps), start=1):
         if most_tokens is not None and num_tokens >= most_tokens:

@@ -264,7 +264,7 @@ def _choice(calibration: Calibration, drafter: DrafterFigures, num_drafts: int) 
 def _check_timings(name: str, timings: Sequence[Timing], least_s: float = 0.0) -> None:
     sizes = [timing.size for timing in timings]
     if not sizes or sizes[0] < 1 or sizes != sorted(set(sizes)):
-        raise InvalidParameter(name, sizes, "must be timings of one and more sizes, rising, from 1 on")
+        raise InvalidParameter(name, sizes, "must be timings of one or more rising sizes, from 1 on")
     for timing in timings:
         if not least_s <= timing.seconds < float("inf"):
             limit = "must be seconds, more than 0" if least_s else "must be seconds, 0 or more"

@@ -73,7 +73,7 @@ def fit_step_model(steps: Iterable[TimedStep]) -> StepTimeModel:
     given = [step for step in steps if step.work.num_tokens and step.seconds > 0]
     usual = _usual(given)
     if len(usual) < LEAST_STEPS:
-        limit = f"must be {LEAST_STEPS} and more different ones to fit a model of their times"
+        limit = f"must be {LEAST_STEPS} or more different steps, to fit a model of their times"
         raise InvalidParameter("steps", len(usual), limit)
     shape = _Shape.of([step.work for step in usual])
     found = shape.model(_solve(shape, usual))
@@ -97,7 +97,7 @@ def fit_log(steps: Iterable[TimedStep], log: str) -> StepTimeModel:
     try:
         return fit_mean_step_model(steps)
     except InvalidParameter as error:
-        limit = f"holds {error.value} different steps, and a model of their times takes {LEAST_STEPS} and more"
+        limit = f"holds {error.value} different steps; a model of their times needs {LEAST_STEPS} or more"
         raise InvalidParameter("event_log", log, limit, "Record a longer run.") from error
 
 

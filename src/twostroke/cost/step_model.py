@@ -48,7 +48,7 @@ class Curve:
         """Refuse points that make no curve; a file may hold anything."""
         counts = list(self.counts)
         if not counts or counts[0] < 1 or counts != sorted(set(counts)) or len(counts) != len(self.seconds):
-            raise InvalidParameter("curve", counts, "must be one and more counts, rising, from 1 on, each with seconds")
+            raise InvalidParameter("curve", counts, "must be one or more rising counts, from 1 on, each with seconds")
         for value in self.seconds:
             if not 0 <= value < float("inf"):
                 raise InvalidParameter("curve", value, "must be seconds, 0 or more")

@@ -54,9 +54,9 @@ def of_waiting_for(step: DecidedStep | None, request_id: str) -> Cause:
         return Cause(Label.WAIT_STEP, "for the next step to be decided")
     prefills = step.prefills_of_others(request_id)
     if prefills:
-        reason = f"a step was running that computed {counted(sum(prefills.values()), 'prompt token')} of others"
+        reason = f"a step was running that computed {counted(sum(prefills.values()), 'prompt token')} of other requests"
         return Cause(Label.WAIT_STEP, reason, prefills)
-    return Cause(Label.WAIT_STEP, f"a step was running that decoded for {len(step.shares)}")
+    return Cause(Label.WAIT_STEP, f"a step was running that decoded {counted(len(step.shares), 'request')}")
 
 
 def of_queueing(request_id: str, batch: ScheduledBatch, place: PlaceState) -> Cause:
@@ -69,7 +69,7 @@ def of_queueing(request_id: str, batch: ScheduledBatch, place: PlaceState) -> Ca
     head = batch.head_request_id
     reason = batch.wait_reason.partition(": ")[2] or batch.wait_reason  # the label says "slots", "tokens" or "kv"
     if overtakers:
-        told = f"{len(overtakers)} more urgent that came later went first; {reason}"
+        told = f"{counted(len(overtakers), 'more urgent request')} that arrived later went first; {reason}"
         return Cause(Label.WAIT_PRIORITY, told, overtakers)
     if head is not None and head != request_id:
         reason = f"behind {head} in the queue: {reason}"
@@ -83,16 +83,16 @@ def of_preemption(preemption: Preemption) -> Cause:
     """Return the cause of the time from a preemption until the next admission."""
     by = preemption.by_request_id
     if by == preemption.request_id:
-        return Cause(Label.PREEMPTED, "no block was left for its next token, and nobody was less urgent")
-    return Cause(Label.PREEMPTED, f"{by} needed a block, and nobody was less urgent", {by: 0})
+        return Cause(Label.PREEMPTED, "no block was left for its next token, and no request was less urgent")
+    return Cause(Label.PREEMPTED, f"{by} needed a block, and no request was less urgent", {by: 0})
 
 
 def of_kv_check(event: KVBlockChecked) -> Cause:
     """Return the cause of the time in which running requests waited for a KV check."""
     found = {
         Verdict.EXACT: "as stored",
-        Verdict.NUMERICS: "other by roundings",
-        Verdict.CORRUPTION: "gone bad, and out of use now",
+        Verdict.NUMERICS: "differs by rounding",
+        Verdict.CORRUPTION: "corrupt, and out of use now",
     }
     told = f"block {event.entry} of the cached prefix of {event.request_id} was computed again; {found[event.verdict]}"
     return Cause(Label.KV_CHECK, told, {event.request_id: 0})
@@ -100,7 +100,7 @@ def of_kv_check(event: KVBlockChecked) -> Cause:
 
 def of_starting_over(event: KVBlockChecked) -> Cause:
     """Return the cause of the time from a restart until the next decision."""
-    return Cause(Label.WAIT_STEP, f"starts over: block {event.entry} of its cached prefix had gone bad")
+    return Cause(Label.WAIT_STEP, f"starts over: block {event.entry} of its cached prefix was corrupt")
 
 
 def of_sitting_out(request_id: str, has_output: bool, step: DecidedStep) -> Cause:
@@ -111,7 +111,7 @@ def of_sitting_out(request_id: str, has_output: bool, step: DecidedStep) -> Caus
     if has_output:
         return of_waiting_for(step, request_id)
     shares = {share.request_id: share.num_scheduled_tokens for share in step.batch.requests}
-    return Cause(Label.WAIT_TOKENS, "the step's token budget went to others", shares)
+    return Cause(Label.WAIT_TOKENS, "the step's token budget went to other requests", shares)
 
 
 def of_decoding(request_id: str, step: DecidedStep) -> Cause:
@@ -129,11 +129,11 @@ def cached_in_words(admitted: AdmittedRequest) -> str:
         case CacheEnd.COMPLETE if not admitted.num_cached_tokens:
             return "none cached: it has no whole block before its last token"
         case CacheEnd.COMPLETE:
-            return f"{found}, all that can be (only whole blocks are; the last token is computed in any case)"
+            return f"{found}, all that can be (only whole blocks are cached; the last token is always computed)"
         case CacheEnd.UNKNOWN if admitted.num_cached_tokens:
-            return f"{found}; from token {admitted.num_cached_tokens} on it differs from what was computed lately"
+            return f"{found}; from token {admitted.num_cached_tokens} on no recently computed prompt matches"
         case CacheEnd.UNKNOWN:
-            return "none cached: nobody computed a prompt with this beginning lately"
+            return "none cached: no recently computed prompt begins like this one"
         case CacheEnd.EVICTED:
             return f"{found}; the block behind them was evicted, its memory was needed"
         case CacheEnd.NOT_READ:
@@ -168,8 +168,8 @@ def _overtakers(request_id: str, batch: ScheduledBatch, place: PlaceState) -> di
 #     prompt computed        room for its KV       last byte                                arrival at the receiver
 #          | wait: step | wait: kv  |     transfer     | transfer (word of it) | wait: step     |
 #
-# The receiver looks for news between two steps. While one runs there, a sequence whose KV is complete waits for it. So
-# does one whose fetching has not begun. Pieces that take no time are left out.
+# The receiver handles messages between two steps. While a step runs there, a sequence whose KV is complete waits for
+# it; so does a sequence whose fetch has not begun. Pieces that take no time are left out.
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,7 +249,7 @@ def of_transfer(source: str, prefilled_s: float, fetched: KVImportEnded | None) 
         return Cause(Label.TRANSFER, told)
     hidden_s = min(max(prefilled_s - fetched.first_byte_s, 0.0), duration_s)
     drift = f"; numerics differ: {fetched.drift}" if fetched.drift else ""
-    busy_s = fetched.busy_s or duration_s  # layers come as they are computed: in between nothing is on its way
+    busy_s = fetched.busy_s or duration_s  # layers are sent as they are computed; between them the link is idle
     rate = f"{fetched.num_bytes / busy_s / 1e9:,.2f} GB/s while bytes came"
     return Cause(Label.TRANSFER, f"{told} ({rate}), {hidden_s / duration_s:.0%} of it during the prefill{drift}")
 

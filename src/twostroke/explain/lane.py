@@ -82,7 +82,7 @@ class LaneBuilder:
         self._num_prompt_tokens: int | None = None
         self._num_cached_tokens: int | None = None
         self._num_preemptions = 0
-        self._notes: list[str] = [] if has_arrival else ["the history begins in the middle of it"]
+        self._notes: list[str] = [] if has_arrival else ["the history begins after its arrival"]
 
     @property
     def is_finished(self) -> bool:
@@ -134,7 +134,7 @@ class LaneBuilder:
     def left(self, time_s: float, cause: Cause, *, is_withdrawn: bool = False) -> None:
         """Record that the sequence left its process and is to go on in another."""
         is_in_prefill = self._in_flight and self._in_flight[0].shares[self.name_there].stroke is Stroke.PREFILL
-        if self._status is RequestStatus.RUNNING and not is_in_prefill:  # nothing was heard of it since the last cut
+        if self._status is RequestStatus.RUNNING and not is_in_prefill:  # no event since the last cut
             self._in_flight.clear()
             self._status, self._cause, self.is_between = RequestStatus.WAITING, cause, True
         self._close(time_s, "broken off")
@@ -195,7 +195,7 @@ class LaneBuilder:
             num_counted = max(1, min(num_tokens, num_counted))
             if num_counted < num_tokens:
                 dropped = counted(num_tokens - num_counted, "token")
-                self._notes.append(f"{dropped} behind the stop string not counted")
+                self._notes.append(f"{dropped} after the stop string not counted")
             del self._token_times_s[num_counted:]
             self._cut(self._token_times_s[-1])
         else:
@@ -209,13 +209,13 @@ class LaneBuilder:
         """
         is_alone = len(place.in_flight) == 1
         if self._status is RequestStatus.RUNNING and is_alone:
-            if not self._spans or self._spans[-1].cause.label is not Label.KV_CHECK:  # else the moment between two
+            if not self._spans or self._spans[-1].cause.label is not Label.KV_CHECK:  # else between two checks
                 self._spend(causes.of_waiting_for(None, self.name_there), event.begin_s)
             self._spend(causes.of_kv_check(event), event.time_s)
         if self.name_there in event.suspects.ended:
             self._finish_reason = FinishReason.ERROR
-            self._notes.append("it had read a KV block that was found corrupt: what it answered may be wrong")
-            self._close(event.time_s, "it had read a block that had gone bad")
+            self._notes.append("it had read a KV block that was found corrupt: its output may be wrong")
+            self._close(event.time_s, "it had read a corrupt block")
         elif self.name_there in event.suspects.started_over:
             self._status = RequestStatus.WAITING
             self._in_flight.clear()
@@ -276,7 +276,7 @@ class LaneBuilder:
         mine = [a for a in event.batch.admitted if a.request_id == self.name_there]
         self._admitted = mine[0] if mine else None
         is_first = self._status is RequestStatus.WAITING and not self._token_times_s
-        if self._admitted is not None and is_first:  # who goes on elsewhere finds there what was brought there
+        if self._admitted is not None and is_first:  # at a later process the transferred prefix counts as cached
             self._num_cached_tokens = self._admitted.num_cached_tokens
         self._admitted_in_step = event.batch.step
         self._num_admissions += 1
@@ -306,7 +306,7 @@ class LaneBuilder:
             self._spend(causes.of_decoding(self.name_there, step), until_s, work)
             return
         told = "" if self._admitted is None else causes.cached_in_words(self._admitted)
-        self._admitted = None  # said once, with the first chunk
+        self._admitted = None  # reported once, with the first chunk
         self._spend(
             Cause(Label.RECOMPUTE if is_again else Label.PREFILL, told, step.prefills_of_others(self.name_there)),
             until_s,

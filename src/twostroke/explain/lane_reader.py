@@ -122,7 +122,7 @@ class LaneReader:
 
     def _committed(self, event: StepCommitted, taken: Taken) -> None:
         commits = {commit.request_id: commit for commit in event.commits}
-        # of one whose steps were all decided before the history begins, the end may be all that is left
+        # a sequence whose steps were all decided before the history begins may appear only with its end
         ended = (commit.request_id for commit in event.commits if commit.finish_reason is not None)
         self._begin_in_the_middle(taken.place, ended, event)
         for lane in self._here(taken.place):
@@ -166,7 +166,7 @@ class LaneReader:
         elif lane.place is place and lane.name_there == event.request_id and not lane.is_between:
             if lane.told is not None or event.reason is not FinishReason.ABORT or not is_of_pool(event.process):
                 lane.finished_by_caller(event)
-            else:  # the gateway would have said so before, if nobody were to go on with it
+            else:  # the gateway reports an abort first, unless another process is to continue the sequence
                 lane.left(event.time_s, of_resuming(self._loss), is_withdrawn=True)
 
     def _begin_in_the_middle(self, place: PlaceState, names: Iterable[str], event: Event) -> None:

@@ -43,11 +43,11 @@ def drafts_of(request_id: str, step: DecidedStep, commit: Commit | None) -> Step
     decision = step.batch.drafts
     if not num_places and decision is None:
         return NO_DRAFTS
-    verified, stood = 0, 0
+    verified, accepted = 0, 0
     if commit is not None:
-        verified, stood = commit.num_draft_tokens, num_accepted(commit.num_tokens, commit.num_draft_tokens)
+        verified, accepted = commit.num_draft_tokens, num_accepted(commit.num_tokens, commit.num_draft_tokens)
     num_requests = sum(share.stroke is Stroke.DECODE for share in step.batch.requests)
-    return StepDrafts(verified, stood, num_places, decision, None if step.batch.preemptions else num_requests)
+    return StepDrafts(verified, accepted, num_places, decision, None if step.batch.preemptions else num_requests)
 
 
 def drafts_in_words(steps: Sequence[StepDrafts]) -> str:
@@ -56,13 +56,13 @@ def drafts_in_words(steps: Sequence[StepDrafts]) -> str:
 
     >>> decision = DraftDecision(DraftReason.DOES_NOT_PAY, 0, 1.2, 0.027, 0.02)
     >>> drafts_in_words([StepDrafts(4, 2, 4), StepDrafts(decision=decision, num_requests=1)])
-    '; 2 of 4 drafts stood; drafting did not pay in 1 step (1.20 tokens expected for 1.35x the time)'
+    '; 2 of 4 drafts accepted; drafting did not pay in 1 step (1.20 tokens expected for 1.35x the time)'
     """
     num_drafts = sum(step.num_draft_tokens for step in steps)
     clauses: list[str] = []
     if num_drafts:
         num_stood = sum(step.num_accepted_tokens for step in steps)
-        clauses.append(f"{num_stood:,} of {counted(num_drafts, 'draft')} stood")
+        clauses.append(f"{num_stood:,} of {counted(num_drafts, 'draft')} accepted")
     said = [*_paid(steps), *_did_not_pay(steps), *_others(steps)]
     if said:
         clauses.append("drafting " + ", ".join(said))
@@ -102,7 +102,7 @@ def _figures(step: StepDrafts) -> str:
         return ""
     tokens = decision.expected_tokens / step.num_requests
     if tokens <= 1:
-        return " (none was expected to stand)"
+        return " (none was expected to be accepted)"
     return f" ({tokens:.2f} tokens expected for {decision.expected_s / decision.plain_s:.2f}x the time)"
 
 
@@ -206,7 +206,7 @@ def _belong_together(before: Span, after: Span) -> bool:
         return False
     if label is Label.KV_CHECK:
         return _finding(before) == _finding(after)
-    # the prefill of somebody else is another stall
+    # a prefill of another request is another stall
     return label is not Label.STALLED or _heaviest(before) == _heaviest(after)
 
 
@@ -227,7 +227,7 @@ def _culprits(group: Sequence[Span]) -> tuple[tuple[Culprit, ...], int]:
         if i and span.cause is group[i - 1].cause:  # cut in the middle by an event; still the same step
             continue
         for request_id, num_tokens in span.cause.because_of.items():
-            if span.cause.label is Label.WAIT_KV:  # what is kept is kept once, however many steps look at it
+            if span.cause.label is Label.WAIT_KV:  # tokens held in memory count once, in however many steps
                 tokens[request_id] = max(tokens[request_id], num_tokens)
             else:
                 tokens[request_id] += num_tokens

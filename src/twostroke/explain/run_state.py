@@ -303,7 +303,7 @@ class RunState:
             reason = commit.finish_reason
             if share is not None and request.runs_since <= number and reason is not error:
                 request.stroke = share.stroke
-                # of drafts, those that stood are valid; the last token accepted is not computed yet
+                # accepted drafts are computed; the last new token is not computed yet
                 num_new = num_new if share.num_draft_tokens else share.num_scheduled_tokens
                 num_before, end = request.num_computed_tokens, share.num_computed_tokens + num_new
                 request.num_computed_tokens = end
@@ -323,7 +323,7 @@ class RunState:
             return
         request = taken.place.requests.get(event.request_id)
         if request is not None:
-            # the gateway would have told an abort before, if nobody were to go on with it
+            # the gateway reports an abort first, unless another process is to continue it
             is_abort = event.reason is FinishReason.ABORT and request.told is None
             self._gone(request, event.reason, taken, event, goes_on=is_abort and is_of_pool(event.process))
 
@@ -406,7 +406,7 @@ def _scheduled(event: StepScheduled, taken: Taken) -> None:
         taken.admitted = [admitted for admitted in batch.admitted if _is_first(admitted, place, event)]
     for share in batch.requests:  # this is done for every token
         request = requests.get(share.request_id)
-        if request is None:  # it came before the history begins
+        if request is None:  # it arrived before the history begins
             request = requests[share.request_id] = RequestState(share.request_id, None, place)
             request.status, request.runs_since = RequestStatus.RUNNING, 0
         request.share = share
@@ -424,7 +424,7 @@ def _is_first(admitted: AdmittedRequest, place: PlaceState, event: StepScheduled
     request = place.requests.get(admitted.request_id)
     if request is None:
         return False
-    if request.status is not RequestStatus.PREEMPTED:  # then it finds what it had computed itself
+    if request.status is not RequestStatus.PREEMPTED:  # else its own blocks count as cached
         request.num_cached_tokens = admitted.num_cached_tokens
     place.move_to(request, RequestStatus.RUNNING)
     request.runs_since = event.batch.step

@@ -58,9 +58,9 @@ def _drafts(lane: Lane) -> list[str]:
     if lane.drafts is None:
         return []
     drafts = lane.drafts
-    stood = f"{drafts.num_accepted_tokens:,} of {drafts.num_draft_tokens:,} stood"
+    accepted = f"{drafts.num_accepted_tokens:,} of {drafts.num_draft_tokens:,} accepted"
     by_position = ", ".join(f"{number:,}" for number in drafts.num_accepted_tokens_per_pos)
-    return [f"  drafts: {stood} (by position: {by_position}); {drafts.tokens_per_pass:.2f} tokens a pass"]
+    return [f"  drafts: {accepted} (by position: {by_position}); {drafts.tokens_per_pass:.2f} tokens a pass"]
 
 
 def _culprits(segment: Segment) -> str:

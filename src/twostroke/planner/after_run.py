@@ -141,7 +141,7 @@ def compare(plan: Plan, events: Sequence[Event]) -> AfterRun:
     elif not why_not:
         floors = beside_floors(steps_seen(events), plan.machine.limits)
         if not floors:
-            why_not = "no finished step of the log says what it cost"
+            why_not = "no finished step of the log has a cost"
     return AfterRun(
         sizes=(
             Compared("kv_bytes_per_block", memory.layout.bytes_per_block, layout.bytes_per_block),

@@ -73,8 +73,8 @@ def _without_steps(found: Signals) -> Found:
     """Return the verdict on an engine that has finished no step: idle, or not seen long enough."""
     num_asked = sum(found.waiting_by_tenant.values())
     if not num_asked:
-        return Binding.NONE, ("the engine is idle: no step ended in the time that is recorded, and no request came",)
-    return Binding.UNKNOWN, (f"{counted(num_asked, 'request')} came, and no step has ended yet. Ask again later.",)
+        return Binding.NONE, ("the engine is idle: no step ended in the recorded time, and no request arrived",)
+    return Binding.UNKNOWN, (f"{counted(num_asked, 'request')} arrived, and no step has ended yet. Try again later.",)
 
 
 def own_limit_s(found: Signals) -> float | None:
@@ -90,8 +90,8 @@ def _idle(found: Signals) -> Found | None:
         return None
     own_s = own_limit_s(found)
     if own_s is not None and found.itl.get("p99", 0.0) > KEPT * own_s:
-        return None  # whoever waits longer for a token than was allowed is not served well, however idle the server is
-    return Binding.NONE, (f"steps ran in {found.busy:.0%} of the time, and nobody waited for long to be admitted",)
+        return None  # a missed limit is a problem however idle the server is
+    return Binding.NONE, (f"steps ran in {found.busy:.0%} of the time, and no request waited long for admission",)
 
 
 def _prompt_compute(found: Signals) -> Found | None:
@@ -117,10 +117,10 @@ def _admission(found: Signals) -> Found | None:
     kv, slots = found.waited(Limit.KV), found.waited(Limit.SEQS)
     if kv > _WAITED and kv >= slots:
         used = f"{found.most_blocks_used:.0%} of the KV blocks were held at most"
-        return Binding.KV, (f"somebody waited for KV blocks in {kv:.0%} of the working time", used)
+        return Binding.KV, (f"requests waited for KV blocks in {kv:.0%} of the working time", used)
     if slots > _WAITED:
         limit = found.started.scheduler["max_num_seqs"] if found.started else 0
-        return Binding.SLOTS, (f"somebody waited for one of {limit} slots in {slots:.0%} of the working time",)
+        return Binding.SLOTS, (f"requests waited for one of {limit} slots in {slots:.0%} of the working time",)
     return None
 
 

@@ -123,7 +123,7 @@ def diagnose(
     named = levers_of(constraint, signals, link_bytes_per_s)
     candidates = tuple(lever for lever in named if lever.settings)
     levers, remark = _tried(candidates, events, step_times, signals) if candidates else ((), "")
-    of_runs = f"of {num_runs:,} runs in this log the last is meant" if num_runs > 1 else ""
+    of_runs = f"the log has {num_runs:,} runs; this is the last one" if num_runs > 1 else ""
     return Diagnosis(
         constraint=constraint,
         evidence=evidence,
@@ -168,7 +168,7 @@ def _tried(
 
 def _check_alone(signals: Signals) -> None:
     if signals.has_pools or signals.num_processes > 1:
-        limit = "is that of an engine in a pool; one that ran by itself can be simulated from its log"
+        limit = "is that of an engine in a pool; only a single engine can be simulated from its log"
         raise InvalidParameter("event_log", "these events", limit)
 
 

@@ -83,7 +83,7 @@ def _growth(found: Signals) -> Fault | None:
     if full_s > found.duration_s:
         return None
     seen = f"{found.blocks_slope:,.1f} blocks more are held every second, {found.most_blocks_used:.0%} at the end"
-    return Fault("KV growth", seen, f"Full in {full_s:,.0f} s: limit max_tokens, or what is let in.")
+    return Fault("KV growth", seen, f"Full in {full_s:,.0f} s: limit max_tokens, or the rate of requests.")
 
 
 def _fragmentation(found: Signals) -> Fault | None:
@@ -107,7 +107,7 @@ def _flooding(found: Signals) -> Fault | None:
 def _corruption(found: Signals) -> Fault | None:
     if not found.num_corrupt:
         return None
-    seen = f"{found.num_corrupt} cached blocks were not what their tokens give"
+    seen = f"{found.num_corrupt} cached blocks differed when they were computed again"
     return Fault("corrupt KV memory", seen, "Test the machine's memory; its blocks are out of use.")
 
 
@@ -121,13 +121,13 @@ def _leak(found: Signals) -> Fault | None:
         f"the process grows by {an_hour / 1e6:,.0f} MB an hour beside its KV blocks; it takes "
         f"{found.memory_bytes / 1e6:,.0f} MB"
     )
-    return Fault("host leak", seen, "Restart it before memory is short, and report it with this log: it is ours.")
+    return Fault("host leak", seen, "Restart it before memory runs out, and report this bug with the log.")
 
 
 def _lost(found: Signals) -> Fault | None:
     if not found.num_lost:
         return None
-    return Fault("engine deaths", f"the engine died {found.num_lost} times", "See its last words in the server's log.")
+    return Fault("engine deaths", f"the engine died {found.num_lost} times", "Read the server's log before each death.")
 
 
 _RULES: tuple[_Rule, ...] = (_thrash, _evicted, _growth, _fragmentation, _flooding, _corruption, _leak, _lost)

@@ -102,14 +102,14 @@ def _baseline_levers(started: EngineStarted) -> list[Lever]:
 def _kv_levers(started: EngineStarted) -> list[Lever]:
     more = int(1.5 * started.num_blocks)
     flags, settings = f"--num-kv-blocks {more}", {"num_kv_blocks": more}
-    for name in ("kv_cache_memory", "gpu_memory_utilization"):  # neither can be given beside a number of blocks
+    for name in ("kv_cache_memory", "gpu_memory_utilization"):  # neither can be given with a number of blocks
         if started.cache[name] is not None:
             flags += f" in place of --{name.replace('_', '-')}"
     found = [Lever(name="half as much KV memory again", flags=flags, metric="ttft_p99", settings=settings)]
     if started.layout["kv_format"] not in ("bf16", "f16", "f32"):
         return found
     settings, flags = {"kv_cache_dtype": "int8"}, "--kv-cache-dtype int8"
-    if started.cache["num_kv_blocks"] is not None:  # the old number of blocks would be half of the memory
+    if started.cache["num_kv_blocks"] is not None:  # the old number of blocks would take half of the memory
         more = WhatIf(settings=settings).apply(started).num_blocks
         settings, flags = settings | {"num_kv_blocks": more}, f"{flags} --num-kv-blocks {more}"
     return [*found, Lever(name="KV in 8 bits", flags=flags, metric="ttft_p99", is_exact=False, settings=settings)]
@@ -160,7 +160,7 @@ def _pool_levers(found: Signals, started: EngineStarted, link_bytes_per_s: float
     is_chunked = scheduler["enable_chunked_prefill"] and scheduler["mixing"] == "mixed"
     if found.has_pools or not is_chunked:
         return []
-    flags, remark = "--prefill 1 --decode 1", "give --link-bytes-per-s, and it is predicted"
+    flags, remark = "--prefill 1 --decode 1", "give --link-bytes-per-s to predict it"
     cannot = [
         flag
         for flag, is_given in (
@@ -192,7 +192,7 @@ def _weight_levers(found: Signals, started: EngineStarted) -> list[Lever]:
     bits = bits_per_weight(found, started)
     if bits is None or bits < HELPS * _INT8_BITS:
         return []
-    measure = f"weights take {bits:.1f} bits each; at most {bits / _INT8_BITS:.2f} times as good. Serve it once"
+    measure = f"weights take {bits:.1f} bits each; at most {bits / _INT8_BITS:.2f} times as good. Measure it"
     return [
         Lever(name="weights in 8 bits", flags="--quantization int8", metric="tpot_p50", is_exact=False, measure=measure)
     ]

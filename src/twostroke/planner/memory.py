@@ -103,7 +103,7 @@ class MemoryPlan:
         """Return how many requests of this length, prompt and output, have blocks at once; 0 beyond max_model_len."""
         if num_tokens > self.max_model_len:
             return 0
-        if self.cache.kv_reservation == "contiguous":  # whatever a request is long, it has room for the longest
+        if self.cache.kv_reservation == "contiguous":  # every request reserves blocks for the longest
             num_tokens = self.max_model_len
         return self.num_blocks // self.blocks_for(num_tokens)
 

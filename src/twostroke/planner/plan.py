@@ -117,7 +117,7 @@ def make_plan(
         machine, raised_words = raised(machine, run)
     calibration, predicted_by = None, "step times as given"
     if machine.is_published:
-        steps, predicted_by = None, "figures of a data sheet tell floors"
+        steps, predicted_by = None, "a data sheet gives floors only"
     elif steps is None:
         calibration, predicted_by = find_calibration(prepared.path, config.load, config.cache)
         steps = None if calibration is None else calibration.step_times
@@ -254,7 +254,7 @@ def _changes(case: _Case, options: PlanOptions) -> tuple[Change, ...]:
     formats = [name for name in ("int8", "int4") if name != case.prepared.kv_format]
     makers |= {f"KV in {name}": partial(case.with_kv, name) for name in formats}
     if settings.speculative_config is None:
-        makers[f"{DRAFTS} drafts, all right"] = case.drafting
+        makers[f"{DRAFTS} drafts, all accepted"] = case.drafting
     makers |= {f"on {name}": partial(case.elsewhere, name) for name in options.others if name != case.machine.name}
     return tuple(_change(name, make) for name, make in makers.items())
 

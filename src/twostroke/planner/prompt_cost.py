@@ -81,7 +81,7 @@ def cost_of_prompt(
         found = inputs.process(text, params)
     num_tokens, max_tokens = len(found.prompt_token_ids), found.max_tokens
     ttft = predictor.ttft(num_tokens, memory.max_tokens_per_step)
-    # a step takes longer with its context, evenly: the one in the middle stands for all of them
+    # step time grows linearly with context, so the middle step gives the mean
     middle = predictor.tpot(1, num_tokens + max_tokens // 2)
     first_s = ttft.floor_s if ttft.predicted_s is None else ttft.predicted_s
     step_s = middle.tpot_floor_s if middle.tpot_predicted_s is None else middle.tpot_predicted_s
@@ -118,7 +118,7 @@ def read_prompt(given: str) -> str:
     remedy = "Give the path of a text file, or @@ for a prompt that begins with @."
     try:
         return Path(given[1:]).expanduser().read_text(encoding="utf-8")
-    except (OSError, RuntimeError) as error:  # a RuntimeError: there is no such user whose home ~ names
+    except (OSError, RuntimeError) as error:  # RuntimeError: ~ names the home of an unknown user
         why = error.strerror if isinstance(error, OSError) else str(error).rstrip(".")
         raise InvalidParameter("prompt", given, f"cannot be read ({why})", remedy) from error
     except UnicodeDecodeError as error:

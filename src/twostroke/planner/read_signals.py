@@ -48,7 +48,7 @@ def signals_of(events: Iterable[Event]) -> Signals:
     """Return the signals of a history."""
     reader = _Reader()
     for event in events:
-        if isinstance(event, MeasurementBegan):  # what came before warmed the engine up
+        if isinstance(event, MeasurementBegan):  # earlier events are the warm-up
             reader = _Reader({process: _Engine(one.started) for process, one in reader.engines.items()})
         reader.take(event)
     return reader.finished()
@@ -133,7 +133,7 @@ class _Reader:
         match event:
             case EngineStarted():
                 self.engines[event.process] = _Engine(event)
-                if not is_of_pool(event.process):  # what a process of a pool ran goes on elsewhere
+                if not is_of_pool(event.process):  # sequences of a pool process go on elsewhere
                     self._requests = {}
             case RequestArrived():
                 self._arrived(event)
@@ -252,7 +252,7 @@ class _Reader:
             if admitted.cache_end is CacheEnd.EVICTED:
                 found.num_evicted_hits += 1
                 hashes = watched.arrival.block_hashes
-                if hashes and is_first:  # a preempted one misses its own blocks, which nobody shares
+                if hashes and is_first:  # a preempted request misses its own blocks, not shared ones
                     self._evicted[hashes[0]] += 1
             if is_first:
                 watched.scheduled_s = event.time_s
@@ -266,7 +266,7 @@ class _Reader:
         batch, last_s = decided.batch, engine.last_s
         begin_s = decided.time_s if last_s is None else max(last_s, decided.time_s)
         seconds = max(0.0, event.time_s - begin_s)
-        # the engine's own work between two steps counts where it kept somebody waiting for it
+        # the engine's own work between two steps counts if requests waited for it
         if last_s is not None and len(batch.admitted) < batch.num_running:
             seconds = event.time_s - last_s
         engine.last_s = event.time_s
@@ -291,7 +291,7 @@ class _Reader:
             else:
                 found.memory_s += seconds
         head = self._of(batch.head_request_id)
-        if batch.num_waiting and not (head is not None and head.arrival.background):  # it waits because it may
+        if batch.num_waiting and not (head is not None and head.arrival.background):  # background work may wait
             found.waiting_s[batch.limited_by] = found.waiting_s.get(batch.limited_by, 0.0) + seconds
         if not batch.num_prefill_tokens:
             self._decode_steps.append(seconds)

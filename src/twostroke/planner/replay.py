@@ -110,7 +110,7 @@ def replay_log(
 def check_predictable(started: EngineStarted) -> None:
     """Raise if the engine of a log drafted."""
     if started.speculation is not None:
-        limit = "drafts; how many of them stand is not in it as a decision, so its time cannot be simulated"
+        limit = "is of an engine with speculation, whose acceptance cannot be simulated"
         raise InvalidParameter("event_log", started.process, limit)
 
 
@@ -143,7 +143,8 @@ def predict(
     before, after = recording.started.layout["block_size"], started.layout["block_size"]
     requests = with_block_size(faster(recording.requests, what_if.request_rate_factor), before, after)
     began_s = time.perf_counter()
-    if SchedulerConfig(**started.scheduler).has_slo:  # a controller believes what it was told, and follows what comes
+    # the step budget starts with unscaled step times and adapts to the simulated ones
+    if SchedulerConfig(**started.scheduler).has_slo:
         started = replace(started, step_times=started.step_times or step_times)
     step_times = scaled(step_times, what_if.step_time_factor)
     if pools is None:

@@ -93,7 +93,7 @@ def search_placement(config: EngineConfig, plan: PlanOptions, options: SearchOpt
     if not longest and runs.why_not is not None:
         if not isinstance(runs.why_not, DoesNotFit):
             raise runs.why_not
-        remedy = f"In a search ranks are those of --ranks, as far as --max-devices ({most_devices}) lasts."
+        remedy = f"A search tries the ranks of --ranks, within --max-devices ({most_devices})."
         words = f"No candidate fits into memory. Of {candidates[0]}: {runs.why_not} {remedy}"
         raise DoesNotFit(words) from runs.why_not
     if not longest:
@@ -256,7 +256,7 @@ class _Runs:
 
 def _check(config: EngineConfig, plan: PlanOptions) -> None:
     if config.speculative_config is not None:
-        limit = "has no part in a search: which drafts stand cannot be simulated"
+        limit = "has no part in a search: acceptance of drafts cannot be simulated"
         raise InvalidParameter("speculative_config", config.speculative_config, limit, "Leave it out.")
     if not config.cache.enable_prefix_caching:
         limit = "KV is handed over through the prefix cache, so no split can be searched"
@@ -277,8 +277,8 @@ def _check(config: EngineConfig, plan: PlanOptions) -> None:
 def _unreachable(ranking: Ranking, limits: LatencyLimits, num_candidates: int) -> InvalidParameter:
     """Return the error with the missed limit, by how much it is missed, and the nearest candidate."""
     found = ranking.nearest
-    assert found is not None, "somebody is the nearest"
-    assert found.missed is not None, "who has no place has missed a limit"
+    assert found is not None, "some candidate is the nearest"
+    assert found.missed is not None, "a candidate without a place has missed a limit"
     missed, worse = found.missed, found.missed.worse
     kept, flag = worse.num_within / missed.num_requests, worse.option.replace("_", "-")
     limit = (

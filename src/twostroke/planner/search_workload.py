@@ -145,9 +145,9 @@ def _fitting(workload: SearchWorkload, options: SearchOptions, longest: int) -> 
     if len(fits) < LEAST_REQUESTS:
         limit = f"has {counted(len(fits), 'request')} of at most {longest} tokens, the longest that a worker takes"
         limit += f"; {WITH_FEWER}"
-        if options.workload is not None and len(workload.requests) < LEAST_REQUESTS:  # no setting adds any
+        if options.workload is not None and len(workload.requests) < LEAST_REQUESTS:  # no setting adds requests
             remedy = f"Name a trace of {LEAST_REQUESTS} requests or more."
-        elif len(workload.requests) >= options.num_requests:  # a file may hold more
+        elif len(workload.requests) >= options.num_requests:  # the file may hold more
             remedy = f"Give more requests (--num-requests). {remedy}"
         raise InvalidParameter(name, value, limit, remedy)
     ordered = sorted(fits, key=lambda one: one.arrival.arrival_time_s)

@@ -86,7 +86,7 @@ def advice(plan: Plan) -> list[str]:
         lines.append(line)
     lines += [
         f"speculation by {choice.drafter.words}, {choice.num_drafts} drafts: {significant(choice.gain)} times the "
-        f"tokens/s of one request, as calibrated ({choice.drafter.acceptance:.0%} of its drafts stood)"
+        f"tokens/s of one request, as calibrated ({choice.drafter.acceptance:.0%} of its drafts accepted)"
         for choice in plan.drafting
     ]
     if plan.is_predicted:
@@ -96,14 +96,14 @@ def advice(plan: Plan) -> list[str]:
         lines.append(f"no times are predicted: {plan.predicted_by}")
         if plan.machine.limits.is_estimate:
             lines.append(
-                "others were at work while this machine was measured: floors are estimates, and may be too high"
+                "other processes ran while this machine was measured: floors are estimates, and may be too high"
             )
         else:
-            lines.append("times are floors of operations and bytes: nothing is faster, everything real is slower")
+            lines.append("times are floors of operations and bytes: real steps take longer")
     if plan.memory.utilization is not None:
         lines.append(
-            "the largest step of a card is predicted here; the engine measures it at start, and what others hold "
-            "(CUDA's own context too) is taken off the KV cache"
+            "the largest step of a card is predicted here; the engine measures it at start, and subtracts the "
+            "memory of other processes and of the CUDA context from the KV cache"
         )
     return lines
 
@@ -112,7 +112,7 @@ def _how(plan: Plan) -> str:
     """Return where the limits come from, in words."""
     how = "published" if plan.machine.is_published else "measured now"
     if plan.machine.limits.is_estimate:
-        how = "an estimate, measured while others were at work"
+        how = "an estimate, measured while other processes ran"
     return f"{how}; {plan.raised}" if plan.raised else how
 
 
@@ -187,7 +187,7 @@ def _memory(plan: Plan) -> Table:
     used = "" if memory.utilization is None else f"{memory.utilization:.0%} of them may be in use"
     table.add_row("there is", f"{memory.memory_bytes:,}", used)
     if memory.others_bytes:
-        table.add_row("others hold", f"{memory.others_bytes:,}", "")
+        table.add_row("other processes", f"{memory.others_bytes:,}", "")
     table.add_row("weights", f"{memory.weight_bytes:,}", _share(memory.weight_bytes, memory.memory_bytes))
     if memory.draft_weight_bytes:
         table.add_row("drafts", f"{memory.draft_weight_bytes:,}", "")

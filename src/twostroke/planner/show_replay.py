@@ -95,7 +95,7 @@ def _words_of_pools(predicted: Predicted) -> str:
     factor = predicted.what_if.step_time_factor
     pace = "as fast as the one process above" if factor == 1 else f"with steps {factor:g} times as long as above"
     moved = predicted.hand_overs
-    assert moved is not None, "one process hands nothing over"
+    assert moved is not None, "a single process hands nothing over"
     num_prompts, num_lost = len(predicted.run.requests), moved.num_requests - moved.num_fetched
     went = f"{moved.num_fetched:,} of {num_prompts:,} prompts were handed over, {moved.num_bytes:,} bytes"
     lost = f" ({num_lost:,} more did not get there)" if num_lost else ""

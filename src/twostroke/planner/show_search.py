@@ -132,7 +132,7 @@ def searched_json(found: Searched) -> dict[str, Any]:
 
 
 def _place_json(found: Searched, one: Found) -> dict[str, Any]:
-    assert one.best is not None, "who has a place keeps the limits"
+    assert one.best is not None, "a candidate with a place keeps the limits"
     candidate = one.candidate
     return {
         "prefill": candidate.prefill,
@@ -161,7 +161,7 @@ def _notes(found: Searched) -> list[str]:
     notes: list[str] = []
     for number, why in (
         (found.workload.num_too_long, "they are longer than a worker takes"),
-        (found.workload.num_without_tokens, "they were given up before their first token"),
+        (found.workload.num_without_tokens, "they ended before their first token"),
     ):
         if number:
             notes.append(f"{number:,} more requests are left out: {why}")

@@ -75,7 +75,7 @@ def replay_trace(
     options = options or TraceOptions()
     entries = read_trace(path)
     divisor = options.trace_divisor
-    # whether sizes divide, before a model is looked at
+    # check that sizes divide before reading a model
     requests_of_trace((), block_size=config.cache.block_size, divisor=divisor)
     prepared = prepared_for(config, options.device_name)
     machine, memory, step_times, words = _machine(prepared, options)
@@ -131,5 +131,5 @@ def _machine(prepared: Prepared, options: TraceOptions) -> tuple[str, MemoryPlan
     machine = published_machine(options.device_name, prepared, options.memory)
     most_tokens = prepared.settings.scheduler.max_num_batched_tokens
     step_times = roofline(prepared.shape, machine.limits, most_tokens=most_tokens)
-    words = "published figures, so steps take the least they can: bytes at its bandwidth, operations at its rate"
+    words = "published figures, so step times are floors: bytes at its bandwidth, operations at its rate"
     return machine.name, plan_memory(prepared, machine.memory_bytes), step_times, words

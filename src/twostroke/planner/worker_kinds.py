@@ -64,7 +64,7 @@ def kinds_of_workers(
     found: dict[KindKey, WorkerKind] = {}
     for kind in of_machine:
         if kind.key in found:
-            notes.append(f"left out ({kind.predicted_by}): workers of as many threads and ranks are there already")
+            notes.append(f"left out ({kind.predicted_by}): there are workers with the same threads and ranks")
         found.setdefault(kind.key, kind)
     if not found:
         why = "; ".join(note.rstrip(".") for note in notes) or "there is no number of ranks to try"
@@ -110,7 +110,7 @@ def _published(
     if options.calibrations:
         limit = "is of this machine, and a device is named"
         raise InvalidParameter("calibrations", options.calibrations, limit, "Leave out one of the two.")
-    words = "published figures: steps take the least they can; what ranks send each other takes no time"
+    words = "published figures: step times are floors; communication between ranks takes no time"
     for ranks in options.rank_counts or DEFAULT_RANKS:
         of_ranks = replace(config, load=replace(config.load, tensor_parallel_size=ranks))
         try:

@@ -137,8 +137,8 @@ def test_options_that_mean_nothing_are_refused(given: dict[str, Any], told: str)
         ({}, LoadConfig(model="no such model"), "no such model"),
         ({}, LoadConfig(event_log=Path("e.jsonl")), "event_log='e.jsonl': is for one engine"),
         ({}, LoadConfig(max_logprobs=3), "max_logprobs=3: changes nothing"),
-        ({}, LoadConfig(load_format="dummy"), "load_format='dummy': random weights do not tell how many drafts"),
-        ({}, LoadConfig(kernels="reference", batch_invariant=False), "batch_invariant=false: drafts are held against"),
+        ({}, LoadConfig(load_format="dummy"), "load_format='dummy': random weights give no meaningful acceptance"),
+        ({}, LoadConfig(kernels="reference", batch_invariant=False), "batch_invariant=false: outputs with and without"),
     ],
     ids=str,
 )

@@ -234,7 +234,7 @@ def test_the_doctor_says_which_of_several_runs_it_reads(
     doctor(path)
     printed = capsys.readouterr().out
     assert printed.startswith("3 requests, 12 tokens, ")
-    assert "of 2 runs in this log the last is meant" in printed
+    assert "the log has 2 runs; this is the last one" in printed
 
 
 @contextmanager

@@ -62,7 +62,7 @@ def test_a_history_that_lost_its_beginning_says_so_and_explains_the_rest(limits:
             ][1:]
         else:
             num_incomplete += 1
-            assert lane.notes[0] == "the history begins in the middle of it"
+            assert lane.notes[0] == "the history begins after its arrival"
             assert lane.begin_s >= whole.begin_s
     assert num_incomplete
     assert num_unknown

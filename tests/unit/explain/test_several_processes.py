@@ -84,7 +84,7 @@ def test_the_receivers_running_step_is_no_transfer() -> None:
     ]
     transfer, waited = lane.segments[2:4]
     assert transfer.reason.startswith("4.000 MB from prefill-0.1 in 500.000 ms (0.01 GB/s while bytes came), 50% of it")
-    assert waited.reason == "at decode-0.1 a step was running that decoded for 1"
+    assert waited.reason == "at decode-0.1 a step was running that decoded 1 request"
 
 
 def test_a_step_that_began_later_is_waited_for_from_then_on() -> None:

@@ -15,7 +15,7 @@ from twostroke.explain.text import timeline_text
 from twostroke.explain.timeline import timeline_of
 from twostroke.explain.trace import trace_of
 
-NONE_CACHED = "none cached: nobody computed a prompt with this beginning lately"
+NONE_CACHED = "none cached: no recently computed prompt begins like this one"
 
 
 @pytest.fixture(scope="module")
@@ -87,7 +87,7 @@ def test_drafts_have_a_line_and_stand_in_json() -> None:
         "num_accepted_tokens_per_pos": tuple(stood),
         "tokens_per_pass": 9 / len(commits),
     }
-    line = f"  drafts: {sum(stood)} of {num_drafts} stood (by position: {stood[0]}, {stood[1]}); "
+    line = f"  drafts: {sum(stood)} of {num_drafts} accepted (by position: {stood[0]}, {stood[1]}); "
     assert line + f"{9 / len(commits):.2f} tokens a pass" in timeline_text(timeline).splitlines()
 
 

@@ -192,7 +192,7 @@ def test_a_block_that_had_gone_bad_ends_whoever_answered_from_it_and_starts_the_
     assert labels(hit) == [Label.KV_CHECK, Label.WAIT_STEP, Label.PREFILL, Label.DECODE]
     wait = the(hit, Label.WAIT_STEP)
     assert (wait.start_s, wait.end_s) == (1.5, 2.5)
-    assert wait.reason == "starts over: block 1 of its cached prefix had gone bad"
+    assert wait.reason == "starts over: block 1 of its cached prefix was corrupt"
     assert "gone bad" in the(hit, Label.KV_CHECK).reason
     assert "found corrupt" in " ".join(hit.notes)
     assert not bystander.notes
@@ -288,7 +288,7 @@ def test_preemption_names_who_needed_the_blocks_and_what_is_computed_again() -> 
     lane = explained(engine, "second")
     assert labels(lane) == [Label.PREFILL, Label.DECODE, Label.PREEMPTED, Label.RECOMPUTE, Label.DECODE]
     gone = the(lane, Label.PREEMPTED)
-    assert gone.reason == "first needed a block, and nobody was less urgent"
+    assert gone.reason == "first needed a block, and no request was less urgent"
     assert names(gone) == ["first"]
     assert gone.end_s == explained(engine, "first").end_s
     again = the(lane, Label.RECOMPUTE)
@@ -301,7 +301,7 @@ def test_the_least_urgent_gives_way_to_nobody_but_itself() -> None:
     engine.submit("second", list(range(50, 66)), 16)
     engine.run()
     gone = the(explained(engine, "second"), Label.PREEMPTED)
-    assert gone.reason == "no block was left for its next token, and nobody was less urgent"
+    assert gone.reason == "no block was left for its next token, and no request was less urgent"
     assert gone.because_of == ()
 
 
@@ -316,7 +316,7 @@ def test_chunks_are_numbered_and_the_first_says_what_was_cached() -> None:
         reasons
         == [
             "for the next step to be decided",
-            "chunk 1 of 2, 8 tokens; 8 of 20 tokens cached; from token 8 on it differs from what was computed lately",
+            "chunk 1 of 2, 8 tokens; 8 of 20 tokens cached; from token 8 on no recently computed prompt matches",
             "chunk 2 of 2, 4 tokens",
             "1 step, 1 token",
         ][1:]
@@ -345,7 +345,7 @@ def test_what_the_engine_took_in_late_waited_for_the_step_that_was_running() -> 
     assert labels(lane) == [Label.PREPARE, Label.WAIT_STEP, Label.PREFILL]
     wait = the(lane, Label.WAIT_STEP)
     assert (wait.start_s, wait.end_s) == (0.5, 1.125)
-    assert wait.reason == "a step was running that computed 30 prompt tokens of others"
+    assert wait.reason == "a step was running that computed 30 prompt tokens of other requests"
     assert [(c.request_id, c.num_tokens) for c in wait.because_of] == [("long", 30)]
 
 
@@ -460,14 +460,14 @@ def decision(reason: DraftReason, tokens: float = 1.2, seconds: float = 1.35) ->
     [
         ([], ""),
         ([StepDrafts()], ""),
-        ([StepDrafts(3, 1, 4), StepDrafts(1, 0, 4)], "; 1 of 4 drafts stood"),
+        ([StepDrafts(3, 1, 4), StepDrafts(1, 0, 4)], "; 1 of 4 drafts accepted"),
         (
             [StepDrafts(4, 4, 4, decision(DraftReason.PAYS), 2), StepDrafts(0, 0, 0, decision(DraftReason.PAYS), 2)],
-            "; 4 of 4 drafts stood; drafting paid in 2 steps (1 with none of its own)",
+            "; 4 of 4 drafts accepted; drafting paid in 2 steps (1 with none of its own)",
         ),
         (
             [StepDrafts(1, 0, 1, decision(DraftReason.PROBE), 1), StepDrafts(0, 0, 0, decision(DraftReason.PROBE), 1)],
-            f"; 0 of 1 draft stood; drafting {DID_NOT_PAY}, was tried in 1 step",
+            f"; 0 of 1 draft accepted; drafting {DID_NOT_PAY}, was tried in 1 step",
         ),
         (
             [StepDrafts(0, 0, 0, decision(DraftReason.DOES_NOT_PAY, 2.4), 2)],
@@ -475,7 +475,7 @@ def decision(reason: DraftReason, tokens: float = 1.2, seconds: float = 1.35) ->
         ),
         (
             [StepDrafts(0, 0, 0, decision(DraftReason.DOES_NOT_PAY, 1.0, 1.0), 1)],
-            "; drafting did not pay in 1 step (none was expected to stand)",
+            "; drafting did not pay in 1 step (none was expected to be accepted)",
         ),
         ([StepDrafts(0, 0, 0, decision(DraftReason.DOES_NOT_PAY))], "; drafting did not pay in 1 step"),
         (
@@ -518,7 +518,7 @@ def test_tokens_behind_a_stop_string_are_cut_off() -> None:
     (lane,) = timeline_of(events, "a").lanes
     assert (lane.end_s, lane.num_output_tokens, lane.finish_reason) == (2.0, 2, FinishReason.STOP)
     assert [(s.label, s.num_tokens) for s in lane.segments] == [(Label.PREFILL, 1), (Label.DECODE, 1)]
-    assert lane.notes == ("2 tokens behind the stop string not counted",)
+    assert lane.notes == ("2 tokens after the stop string not counted",)
 
 
 def test_a_request_that_lives_is_explained_up_to_now() -> None:

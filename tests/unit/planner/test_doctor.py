@@ -526,7 +526,7 @@ def test_an_engine_that_was_asked_and_has_finished_no_step_is_not_called_idle() 
     arrived = next(event for event in events if isinstance(event, RequestArrived))
     found = diagnose([events[0], arrived])
     assert found.constraint is Binding.UNKNOWN
-    assert found.evidence == ("1 request came, and no step has ended yet. Ask again later.",)
+    assert found.evidence == ("1 request arrived, and no step has ended yet. Try again later.",)
     assert "none that can be predicted" in printed(found)
 
 
@@ -686,7 +686,7 @@ def test_of_a_log_of_several_runs_the_last_is_meant() -> None:
     alone = diagnose(last)
     assert found.signals == alone.signals
     assert (found.constraint, found.levers) == (alone.constraint, alone.levers)
-    assert found.remark.endswith("of 3 runs in this log the last is meant")
+    assert found.remark.endswith("the log has 3 runs; this is the last one")
     assert "runs in this log" not in alone.remark
 
 

@@ -50,7 +50,7 @@ def text_of(plan: Plan) -> str:
 def test_a_plan_says_what_changes_would_do() -> None:
     plan = plan_of("embedded", {"device_name": "h100-sxm", "price_per_hour": 3.0})
     changes = {change.name: change for change in plan.changes}
-    drafts = "4 drafts, all right"
+    drafts = "4 drafts, all accepted"
     smaller = ["weights in int8", "weights in int4", "KV in int8", "KV in int4"]
     assert list(changes) == [*smaller, drafts, "on L4", "on A100-80"]
     figures = {name: change.outcome for name, change in changes.items() if change.outcome is not None}
@@ -350,7 +350,7 @@ def test_steps_without_a_cost_say_why_there_is_no_table(
     events = with_limits(list(read_events(run_of_llama)), LIMITS)
     events = [replace(e, cost=None) if isinstance(e, StepScheduled) else e for e in events]
     after = compare(plan_of(str(random_models["llama"])), events)
-    assert after.why_not == "no finished step of the log says what it cost"
+    assert after.why_not == "no finished step of the log has a cost"
 
 
 def test_small_figures_are_not_rounded_to_nothing(random_models: dict[str, Path]) -> None:

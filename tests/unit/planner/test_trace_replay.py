@@ -56,7 +56,7 @@ def test_a_trace_is_replayed_whole_by_floors(trace: Path) -> None:
     text = text_of(found)
     for words in (
         "chats.jsonl: 150 requests",
-        "on L4: published figures, so steps take the least they can",
+        "on L4: published figures, so step times are floors",
         "prefix cache: ",
         "what if A: request_rate_factor=1000 max_num_seqs=2",
         "simulated ",
