@@ -303,7 +303,7 @@ def _step_s(steps: Sequence[DecodeStep], num_drafts: int) -> float:
 
 
 def _draft_s(steps: Sequence[DecodeStep], num_drafts: int) -> float:
-    """Return the seconds to propose `num_drafts` drafts; a lookup that never found so many took as long to search."""
+    """Return the seconds to propose `num_drafts` drafts; if no lookup found so many, of all steps."""
     of_size = [step.draft_s for step in steps if step.num_drafts == num_drafts]
     return _undisturbed(of_size or [step.draft_s for step in steps])
 

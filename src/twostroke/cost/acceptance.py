@@ -22,7 +22,6 @@ _LEVELS = 20
 def expected_tokens(acceptance: float, num_drafts: int) -> float:
     """Return the expected tokens of one pass over the last token and `num_drafts` drafts.
 
-
     >>> expected_tokens(0.5, 2)
     1.75
     >>> expected_tokens(1.0, 3)

@@ -89,7 +89,6 @@ class DrafterFigures:
     def words(self) -> str:
         """Name in tables.
 
-
         >>> DrafterFigures(method="early_exit", exit_layer=3, acceptance=0.5, share=1.0, draft_s=()).words
         'early_exit 3'
         """
@@ -151,7 +150,6 @@ class Calibration:
     def write(self, path: Path) -> None:
         """Write the calibration as JSON, atomically: a concurrent reader gets the old file or the new one.
 
-
         Raises:
             InvalidParameter: the file cannot be written.
         """
@@ -187,7 +185,6 @@ class Calibration:
 
 def check_writable(path: Path) -> None:
     """Raise if the output file cannot be written, before anything is measured. An existing file is left unchanged.
-
 
     Raises:
         InvalidParameter: it cannot be written.
@@ -285,8 +282,7 @@ def _write_whole(path: Path, data: bytes) -> None:
 
 
 def _beside(path: Path) -> Path | None:
-    """Return a temporary file name in the same folder; None for a path that is not a file, such as a pipe or a
-    terminal."""
+    """Return a temporary file name in the same folder; None for a path that is no file, such as a pipe."""
     if path.exists() and not path.is_file():
         return None
     return path.resolve().parent / f".calibration-{os.getpid()}"

@@ -1,5 +1,4 @@
-"""Learned drafting times: by the number of requests that draft together, and for tokens that the drafter has yet to
-read."""
+"""Learned drafting times, by requests that draft together, and for tokens that the drafter has not read."""
 
 from __future__ import annotations
 
@@ -13,7 +12,6 @@ _READ_LEARNED = 0.3
 
 class DraftingTimes:
     """Seconds of a step's drafting: one round per draft position, after reading what the drafter has not read.
-
 
     >>> times = DraftingTimes()
     >>> times.learn(num_requests=2, num_drafts=3, num_unread=0, seconds=0.3, now=0)

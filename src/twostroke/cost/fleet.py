@@ -27,7 +27,6 @@ from twostroke.config.checks import number
 class FrontCosts:
     """Cost of each kind of work for a gateway; microseconds are processor time.
 
-
     Raises:
         InvalidParameter: a cost below 0, a budget outside 0 to 1.
     """
@@ -103,7 +102,6 @@ def fleet_limits(
     num_output_tokens: int,
 ) -> FleetLimits:
     """Return the gateways' load by the arithmetic above; prefill is assumed to keep up with decode.
-
 
     >>> costs = FrontCosts(token_us=25.0, request_us=500.0, route_us=250.0, report_us=50.0, heartbeat_us=5.0)
     >>> worker = WorkerSpeed(decode_tokens_per_s=400.0, prefill_tokens_per_s=1000.0, num_streams=32,

@@ -6,7 +6,7 @@
 
 Pairs and seen tokens are counted over all layers, so the last two are means over the layers.
 
-Floors: a real step takes longer. They say what no kernel can do better, and where a prediction can begin before
+All times are floors: a real step takes longer. They bound what a kernel can reach, and serve as predictions before
 anything has run.
 """
 

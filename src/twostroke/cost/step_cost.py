@@ -69,7 +69,6 @@ NO_WORK = StepWork(0, 0, 0, 0)
 class Layers:
     """Layers of a model, grouped by attention window.
 
-
     Args:
         windows: one per layer: the tokens a query sees, itself included; None sees all.
 
@@ -133,7 +132,6 @@ def num_seen(start: int, count: int, window: int | None) -> int:
 def num_pairs(start: int, count: int, window: int | None) -> int:
     """Return the query-key pairs of one layer: those of all positions before the end, less those before the start.
 
-
     ```
     full     q sees   1 2 3 4 5 6    n (n + 1) / 2          window 3     1 2 3 3 3 3
     ```
@@ -166,7 +164,7 @@ class LayersAlike:
 
 @dataclass(frozen=True, slots=True)
 class ExpertsAlike:
-    """Experts of layers that have the same ones."""
+    """Experts of all layers with the same kind of experts."""
 
     spec: ExpertsSpec
     num_layers: int
@@ -244,16 +242,16 @@ class ModelShape:
         return self.num_layer_parameters + sum(alike.spec.num_chosen * alike.num_parameters for alike in self.experts)
 
     def distinct_experts(self, num_tokens: int) -> float:
-        """Return how many experts of a layer so many tokens are expected to hit, in the mean of layers that have any.
+        """Return the expected number of experts of a layer that the tokens hit, as a mean over layers with experts.
 
-        0.0 where none has.
+        0.0 without such layers.
         """
         num_layers = sum(alike.num_layers for alike in self.experts)
         hit = sum(alike.num_layers * alike.spec.expected_distinct(num_tokens) for alike in self.experts)
         return hit / num_layers if num_layers else 0.0
 
     def layer_bytes_read(self, num_tokens: int) -> float:
-        """Return the bytes of the weights of all layers that a step of so many tokens is expected to read."""
+        """Return the expected bytes of weights that a step of `num_tokens` tokens reads, in all layers."""
         of_experts = sum(alike.spec.expected_distinct(num_tokens) * alike.num_parameters for alike in self.experts)
         each = self.bytes_per_weight if self.bytes_per_expert_weight is None else self.bytes_per_expert_weight
         return self.num_layer_parameters * self.bytes_per_weight + of_experts * each
@@ -328,7 +326,7 @@ class StepCost:
     """Operations per byte."""
     bound: Literal["compute", "memory"]
     seconds: float
-    """Shortest time on the machine asked about: the longer of arithmetic and memory."""
+    """Shortest time on the given machine: the longer of arithmetic and memory."""
 
     @property
     def num_bytes(self) -> float:
@@ -355,7 +353,6 @@ def shares_of(batch: ScheduledBatch) -> tuple[Share, ...]:
 
 def step_cost(shape: ModelShape, shares: Iterable[Share], machine: MachineLimits) -> StepCost:
     """Return the total operations and bytes of the shares of a step.
-
 
     >>> from twostroke.config.layer_spec import KVSpec
     >>> from twostroke.config.rope import RopeConfig

@@ -104,7 +104,7 @@ def fit_log(steps: Iterable[TimedStep], log: str) -> StepTimeModel:
 def fit_mean_step_model(steps: Iterable[TimedStep]) -> StepTimeModel:
     """Return the model whose predictions add up to the measured time, outliers included.
 
-    `fit_step_model` describes the usual step. On a machine that others use, steps take longer on average, and a queue
+    `fit_step_model` describes the usual step. On a shared machine, steps take longer on average, and a queue
     grows with the average. This fit divides each error by the predicted time instead of the measured one and
     repeats until the two agree, so that no slow step counts less because it was slow.
 
@@ -247,7 +247,6 @@ def _told_apart(counts: Sequence[int]) -> tuple[int, ...]:
 
 def _rises(places: tuple[int, ...], count: int) -> list[float]:
     """Return the fraction of the rise to each knot that lies below `count`, as in Curve.at.
-
 
     >>> _rises((1, 2, 4), 3), _rises((1, 2, 4), 1)
     ([1.0, 1.0, 0.5], [1.0, 0.0, 0.0])

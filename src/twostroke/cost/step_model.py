@@ -34,7 +34,6 @@ class PredictsSteps(Protocol):
 class Curve:
     """Seconds as a function of a count: lines between points; the last line continues beyond them.
 
-
     >>> Curve((1, 3), (1.0, 2.0)).at(2), Curve((1, 3), (1.0, 2.0)).at(5), Curve((1, 3), (1.0, 2.0)).at(0)
     (1.5, 3.0, 0.0)
     """
@@ -82,7 +81,6 @@ class FitQuality:
 class StepTimeModel:
     """Fitted step times of one model, loaded in one way, on one machine.
 
-
     >>> layers, head = Curve((1, 512), (0.010, 0.521)), Curve((1,), (0.001,))
     >>> model = StepTimeModel(layers=layers, head=head, pair_s=0.0, seen_s=1e-7)
     >>> round(model.seconds(StepWork(num_tokens=1, num_logits_rows=1, num_pairs=0, num_seen=10_000)), 4)
@@ -127,7 +125,6 @@ def _scaled(curve: Curve, factor: float) -> Curve:
 
 def knots(largest: int) -> tuple[int, ...]:
     """Return the counts at which a curve has points: each doubling up to the largest count, and that count.
-
 
     >>> knots(6), knots(8)
     ((1, 2, 4, 6), (1, 2, 4, 8))

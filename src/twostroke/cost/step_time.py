@@ -27,7 +27,6 @@ _FAR_APART = 1.25
 class StepTimes:
     """Seconds by size of a step.
 
-
     >>> times = StepTimes()
     >>> times.predicted(4) is None
     True
@@ -116,7 +115,6 @@ class StepTimes:
 
 def _size(num_tokens: int) -> int:
     """Return the size class of a count, as its smallest count: 1 to 8 each alone, then four classes per doubling.
-
 
     >>> [_size(n) for n in (7, 8, 9, 10, 64, 70, 80)]
     [7, 8, 8, 10, 64, 64, 77]

@@ -219,7 +219,7 @@ def of_handing_over(
 
 
 def _at(process: str, cause: Cause) -> Cause:
-    """Return the same cause with its place."""
+    """Return the cause with the process in its reason."""
     return Cause(cause.label, f"at {process} {cause.reason}", cause.because_of)
 
 
@@ -264,7 +264,6 @@ def of_resuming(cause: str) -> Cause:
 
 def _amount(num_bytes: int) -> str:
     """Return an amount in megabytes, in words.
-
 
     >>> _amount(999), _amount(2_500_000)
     ('0.001 MB', '2.500 MB')

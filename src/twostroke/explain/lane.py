@@ -327,8 +327,11 @@ class LaneBuilder:
         return Span(cause, self._cursor_s, until_s, process="" if self.is_between else self.process)
 
     def _count_what_was_delivered(self, num_tokens: int) -> None:
-        """Drop tokens beyond the `num_tokens` with which it goes on elsewhere: they came too late and are computed
-        again."""
+        """Drop tokens beyond those with which the sequence goes on elsewhere; they came too late and are recomputed.
+
+        Args:
+            num_tokens: tokens of the sequence at its next process.
+        """
         if self._num_prompt_tokens is None or not self._has_arrival:
             return
         num_delivered = max(0, num_tokens - self._num_prompt_tokens)

@@ -53,7 +53,6 @@ def drafts_of(request_id: str, step: DecidedStep, commit: Commit | None) -> Step
 def drafts_in_words(steps: Sequence[StepDrafts]) -> str:
     """Return clauses about drafts to append, each after a semicolon; empty without drafts.
 
-
     >>> decision = DraftDecision(DraftReason.DOES_NOT_PAY, 0, 1.2, 0.027, 0.02)
     >>> drafts_in_words([StepDrafts(4, 2, 4), StepDrafts(decision=decision, num_requests=1)])
     '; 2 of 4 drafts accepted; drafting did not pay in 1 step (1.20 tokens expected for 1.35x the time)'

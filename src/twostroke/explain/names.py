@@ -22,7 +22,6 @@ _POOL_PROCESS = re.compile(r"(?P<place>(?:prefill|decode)-\d+)\.\d+")
 def request_of(sequence_id: str) -> str:
     """Return the common name of all sequences of one request.
 
-
     >>> request_of("my name#12.0"), request_of("my name#12.1@2"), request_of("plain")
     ('my name#12', 'my name#12', 'plain')
     """
@@ -32,7 +31,6 @@ def request_of(sequence_id: str) -> str:
 
 def sequence_of(sequence_id: str) -> str:
     """Return the common name of all attempts to run one sequence.
-
 
     >>> sequence_of("my name#12.0"), sequence_of("my name#12.1@2"), sequence_of("plain@2")
     ('my name#12.0', 'my name#12.1', 'plain@2')
@@ -44,7 +42,6 @@ def sequence_of(sequence_id: str) -> str:
 def name_of(sequence_id: str) -> str:
     """Return the caller's name of the request.
 
-
     >>> name_of("my name#12.0@1"), name_of("plain")
     ('my name', 'plain')
     """
@@ -55,7 +52,6 @@ def name_of(sequence_id: str) -> str:
 def index_of(sequence_id: str) -> int:
     """Return the index of a sequence in its request.
 
-
     >>> index_of("my name#12.1"), index_of("plain")
     (1, 0)
     """
@@ -65,7 +61,6 @@ def index_of(sequence_id: str) -> int:
 
 def place_of(process: str) -> str:
     """Return the place of a process, which it shares with its predecessors and successors.
-
 
     >>> place_of("prefill-0.1"), place_of("gateway"), place_of("engine-4711")
     ('prefill-0', 'gateway', 'engine')
@@ -78,7 +73,6 @@ def place_of(process: str) -> str:
 
 def is_of_pool(process: str) -> bool:
     """Return whether sequences of a process can go on in another process.
-
 
     >>> is_of_pool("decode-1.3"), is_of_pool("engine-4711")
     (True, False)

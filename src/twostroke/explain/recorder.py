@@ -81,7 +81,6 @@ class FlightRecorder:
     def dump(self, path: Path) -> int:
         """Write the kept events as an event log, one per line, and return their number.
 
-
         Raises:
             OSError: the file cannot be written.
         """

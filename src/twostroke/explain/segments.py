@@ -70,7 +70,6 @@ class Segment:
 class Lane:
     """Timeline of one sequence, one of the `n` outputs of a request.
 
-
     Segments follow each other without a gap: the first begins at `begin_s`, the last ends at `end_s`.
     """
 

@@ -62,7 +62,7 @@ def timeline_for_tenant(events: Iterable[Event], request_id: str, tenant: str) -
         tenant: tenant that asks.
 
     Raises:
-        InvalidParameter: the tenant has no such request; the error is the same as for a request that nobody has.
+        InvalidParameter: the tenant has no such request; the error is that of an unknown request.
     """
     kept = list(events)
     arrivals = [event for event in kept if isinstance(event, RequestArrived)]

@@ -1,1 +1,1 @@
-"""Prediction before and beside serving: plans, what-ifs on recorded runs, and which lever to pull."""
+"""Predictions: plans before a start, what-ifs on recorded runs, and diagnoses with levers."""

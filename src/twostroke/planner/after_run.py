@@ -35,7 +35,6 @@ class Compared:
     def error(self) -> float:
         """Relative error: planned / measured - 1.
 
-
         >>> Compared("num_blocks", 90, 100).error
         -0.1
         """
@@ -67,7 +66,7 @@ class BesideFloors:
 
 @dataclass(frozen=True, slots=True)
 class AfterRun:
-    """The plan, held against one run."""
+    """A plan compared with one run."""
 
     sizes: tuple[Compared, ...]
     """Sizes; exact if the engine ran with the planned settings."""

@@ -36,7 +36,7 @@ def errors(predicted: Mapping[str, Any], measured: Mapping[str, Any]) -> dict[st
 
 
 def unreliable(predicted: Mapping[str, Any], measured: Mapping[str, Any]) -> list[str]:
-    """Return the figures that are off by more than the limit: nothing is concluded of these, whatever the others are.
+    """Return the figures whose error exceeds the limit; no conclusion is drawn from these.
 
     >>> unreliable({"ttft_p50": 1.1, "itl_max": 0.7}, {"ttft_p50": 1.0, "itl_max": 1.0})
     ['itl_max']

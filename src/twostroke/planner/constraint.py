@@ -139,9 +139,9 @@ def _prompts(found: Signals) -> Found | None:
 
 
 def stalls(found: Signals, factor: float) -> bool:
-    """Return whether decodes beside prompts take `factor` times as long as others, and longer than their limit.
+    """Return whether decodes beside prompts take `factor` times as long as others, and exceed their limit.
 
-    Equal quantiles are compared, because other users of the machine lengthen both.
+    Equal quantiles are compared, because other processes on the machine lengthen both.
     """
     stalled, usual = found.stalled_itl, found.decode_step
     if not usual or stalled.get("count", 0) <= _FEW_GAPS or stalled["p99"] <= KEPT * (own_limit_s(found) or 0.0):

@@ -59,8 +59,7 @@ def last_run(events: Sequence[Event]) -> tuple[Sequence[Event], int]:
 
 
 def _name(process: str) -> str:
-    """Return the name that starts once in a run: a process of a pool, or the engine that is one process, whatever its
-    pid."""
+    """Return the name that starts once in a run: a pool process's, or the place of a single-process engine."""
     place = place_of(process)
     return place if place == ENGINE else process
 
@@ -88,7 +87,7 @@ class Diagnosis:
     constraint: Binding
     evidence: tuple[str, ...]
     levers: tuple[Lever, ...]
-    """Levers predicted to bring 10 % or more: first those that change no answer, then the others, best first."""
+    """Levers predicted to bring 10 % or more: first those that change no output, then the others, best first."""
     to_measure: tuple[Lever, ...]
     """Levers whose gain cannot be derived from a log."""
     faults: tuple[Fault, ...]

@@ -112,8 +112,10 @@ def _corruption(found: Signals) -> Fault | None:
 
 
 def _leak(found: Signals) -> Fault | None:
-    """Find a memory leak: growth by a twentieth or more in an hour. In a week such a process would be nine times as
-    large."""
+    """Find a memory leak: growth by a twentieth or more in an hour.
+
+    In a week such a process would be nine times as large.
+    """
     an_hour = found.memory_growth * 3600
     if not found.memory_bytes or an_hour < max(0.05 * found.memory_bytes, 32 << 20):
         return None

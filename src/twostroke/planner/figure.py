@@ -16,7 +16,6 @@ from twostroke.served_run import Run
 def draw_plan(plan: Plan, path: Path) -> Path:
     """Draw the frontier of a plan as a PNG, and return its path.
 
-
     Raises:
         SetupError: matplotlib is not installed.
     """
@@ -51,7 +50,6 @@ _OTHERS = ("#0f766e", "#6d28d9", "#b45309", "#be185d")
 
 def draw_replayed(found: Replayed, path: Path) -> Path:
     """Draw the token gaps and TTFTs of a replay as a PNG, and return its path.
-
 
     Raises:
         SetupError: matplotlib is not installed.

@@ -1,5 +1,6 @@
-"""Floors of times from operations and bytes (cost/step_cost.py), predictions from measured steps, and the frontier of
-throughput and latency. Pure: no clock, no tensor.
+"""Floors and predictions of times, and the frontier of throughput and latency. Pure: no clock, no tensor.
+
+Floors follow from operations and bytes (cost/step_cost.py), predictions from measured steps.
 
     TTFT   the prompt's chunks one after the other, each the longer of its arithmetic and its bytes
     TPOT   one step of B requests with c tokens of context each
@@ -149,7 +150,6 @@ class Predictor:
 def chunks_of(num_prompt_tokens: int, tokens_per_step: int) -> list[Share]:
     """Return a prompt's chunks, one per step; the last one gives the first token.
 
-
     >>> [(share.num_computed_tokens, share.num_scheduled_tokens, share.num_logits_rows) for share in chunks_of(5, 2)]
     [(0, 2, 0), (2, 2, 0), (4, 1, 1)]
     """
@@ -160,7 +160,6 @@ def chunks_of(num_prompt_tokens: int, tokens_per_step: int) -> list[Share]:
 
 def batches_up_to(most: int) -> tuple[int, ...]:
     """Return the powers of two up to `most`, and `most` itself.
-
 
     >>> batches_up_to(6), batches_up_to(0)
     ((1, 2, 4, 6), ())

@@ -199,7 +199,7 @@ def _weight_levers(found: Signals, started: EngineStarted) -> list[Lever]:
 
 
 def bits_per_weight(found: Signals, started: EngineStarted) -> float | None:
-    """Return the bits per weight; in logs without the bytes of all weights, by what a step reads. None: not known."""
+    """Return the bits per weight, by the bytes of all weights or else those that a step reads; None: not known."""
     known = re.search(r"(\d+) parameters", started.model)
     num_bytes = started.weight_bytes or found.weight_bytes
     return 8 * num_bytes / int(known[1]) if known is not None and num_bytes else None

@@ -50,8 +50,7 @@ class SeenRun:
 
 
 def raised(machine: PlannedMachine, run: SeenRun) -> tuple[PlannedMachine, str]:
-    """Return the machine at rates that allow every step of a run on it, and a description of what was raised, if
-    anything."""
+    """Return the machine at rates that allow every step of a run on it, and a description of raised rates."""
     before = machine.limits
     after = before if other_machine(before, run.limits) else raised_by_steps(before, run.steps)
     if after == before:

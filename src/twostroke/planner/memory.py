@@ -174,7 +174,6 @@ def _account(prepared: Prepared, own_bytes: int, others_bytes: int) -> MemoryAcc
 def has_size(cache: CacheConfig) -> bool:
     """Return whether a size of KV memory is given, so that no share of a card decides it.
 
-
     >>> has_size(CacheConfig()), has_size(CacheConfig(num_kv_blocks=9)), has_size(CacheConfig(kv_cache_memory=1 << 20))
     (False, True, True)
     """

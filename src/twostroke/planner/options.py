@@ -1,5 +1,7 @@
-"""Options of `twostroke plan`, of its --search, and of `twostroke replay` for a trace. The replay of an event log needs
-none: the log holds everything."""
+"""Options of `twostroke plan`, of its --search, and of `twostroke replay` for a trace.
+
+The replay of an event log needs none: the log holds everything.
+"""
 
 from __future__ import annotations
 

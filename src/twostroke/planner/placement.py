@@ -1,5 +1,6 @@
-"""Placement search (DistServe, OSDI 2024): the workers, ranks and token budget that carry the most requests within two
-latency limits, per device. Pure: no clock, no tensor, no I/O.
+"""Placement search (DistServe, OSDI 2024): workers, ranks and token budget with the most goodput per device.
+
+Goodput counts requests within two latency limits. Pure: no clock, no tensor, no I/O.
 
     candidates ──► each rate, slowest first ──► simulate ──► PlacementOutcome ──► goodput per device ──► Ranking
                      until a limit is missed
@@ -87,7 +88,7 @@ class LatencyLimits:
 
 
 class LatencyOutcome(NamedTuple):
-    """One latency of a run, beside its limit."""
+    """One latency of a run, and its limit."""
 
     option: str
     """The limit, as the option spells it."""

@@ -25,7 +25,7 @@ class PromptCost:
     is_chat: bool
     """Whether the prompt was rendered by the chat template."""
     max_tokens: int
-    """Output tokens: as asked for, at most what the longest request leaves."""
+    """Output tokens: the requested number, cut to what the longest request allows."""
     asked_max_tokens: int
     kv_bytes: int
     """Bytes of the prompt's K and V, in all layers and on all ranks."""
@@ -58,9 +58,9 @@ def cost_of_prompt(
     Args:
         options: the prompt, whether it is a chat message, and the most output tokens.
         prepared: the model, with its tokenizer.
-        memory: as planned.
-        predictor: of times.
-        machine: whose price and rates count.
+        memory: its memory plan.
+        predictor: floors and predictions of its times.
+        machine: the machine, with its price and rates.
 
     Raises:
         InvalidPrompt: empty, too long for the plan, or a chat without a chat template.

@@ -1,5 +1,6 @@
-"""Reader that computes `Signals` from the events of any log or flight-recorder dump, including incomplete ones. No
-decision is replayed.
+"""Reader that computes `Signals` from the events of any log or flight-recorder dump.
+
+The events may be incomplete, as no decision is replayed.
 
 The logs of the processes of one server may be read as one. Each process numbers its steps from 0, and has its own
 steps, memory and KV blocks (`_Engine`). Several processes may run a sequence, one after the other (`_Watched`):

@@ -1,5 +1,8 @@
-"""`twostroke plan --search`: worker kinds with step times and memory, a workload, and the pure search over them
-(placement.py) by simulated runs (simulation/)."""
+"""`twostroke plan --search`: placement search over kinds of workers.
+
+It gives the pure search (placement.py) worker kinds with step times and memory, a workload, and simulated runs
+(simulation/).
+"""
 
 from __future__ import annotations
 
@@ -222,8 +225,10 @@ class _Runs:
         return self._planned[key]
 
     def _plan_memory(self, candidate: Candidate, num_bytes: int, others: int) -> MemoryPlan | None:
-        """Return the plan of one worker; None: it does not fit. Record the error of the first one, which takes a second
-        to make."""
+        """Return the memory plan of one worker; None: it does not fit.
+
+        Only the first error is made and recorded, as making one takes a second.
+        """
         prepared = self._prepared_for(candidate)
         is_told = self.why_not is not None
         if is_told and not weights_fit(prepared, num_bytes, others_bytes=others):
@@ -235,8 +240,10 @@ class _Runs:
             return None
 
     def _bytes_of(self, candidate: Candidate) -> tuple[int, int]:
-        """Return a worker's memory, its own devices' or its share of this machine, and the bytes that other processes
-        use."""
+        """Return the bytes of a worker, and the bytes that other processes use.
+
+        These are its own devices' memory, or its share of this machine.
+        """
         kind = self._kind_of(candidate)
         if self._plan.device_name is not None:
             return published_machine(self._plan.device_name, kind.prepared, self._plan.memory).memory_bytes, 0

@@ -145,7 +145,7 @@ def _prompt(plan: Plan, prompt: PromptCost) -> str:
 
 
 def _users(plan: Plan, asked: Asked) -> str:
-    """Return whether so many users fit, in words, with the limit."""
+    """Return whether the requested number of users fits, in words, with the limit."""
     memory = plan.memory
     more = "" if asked.most_of_all is None else f", {asked.most_of_all:,} at 100%"
     what = f"{asked.num_requests:,} requests of {memory.max_model_len:,} tokens"

@@ -41,7 +41,6 @@ class Change:
     def factor(self, base: PlanFigures, figure: str) -> float | None:
         """Return a figure of `PlanFigures` with the change, relative to that without it; None where not known.
 
-
         >>> plan = PlanFigures(weight_bytes=8, kv_bytes_per_token=4, num_blocks=2, max_model_len=9, num_requests=1,
         ...                tpot_floor_s=0.1, most_tokens_per_s=10.0)
         >>> Change("nothing", plan).factor(plan, "num_blocks")

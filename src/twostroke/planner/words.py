@@ -8,7 +8,7 @@ _UNITS = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 
 
 def significant(value: float, digits: int = 3) -> str:
-    """Return a number with so many significant digits, without an exponent where it stays readable.
+    """Return a number with `digits` significant digits, without an exponent where it stays readable.
 
     >>> significant(12279.4), significant(2.5), significant(0.0042), significant(0.0000123), significant(0.0)
     ('12,279', '2.50', '0.00420', '1.23e-05', '0')

@@ -1,5 +1,4 @@
-"""Kinds of workers for `twostroke plan --search`, with their step times; and the step times of one machine for a trace
-replay."""
+"""Kinds of workers for `twostroke plan --search`, and step times of one machine for a trace replay."""
 
 from __future__ import annotations
 
@@ -54,11 +53,11 @@ def kinds_of_workers(
     Args:
         config: settings of each worker.
         plan: the machine.
-        options: the calibrations and numbers of ranks that are asked for.
-        notes: what is left out, and why, is added here.
+        options: the calibrations, and the numbers of ranks to try.
+        notes: receives what is left out, with the reasons.
 
     Raises:
-        InvalidParameter: there is none.
+        InvalidParameter: no kind is left.
     """
     of_machine = _published(config, plan, options, notes) if plan.device_name else _calibrated(config, options, notes)
     found: dict[KindKey, WorkerKind] = {}
