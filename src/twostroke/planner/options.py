@@ -52,7 +52,7 @@ class PlanOptions:
     max_tokens: int = DEFAULT_MAX_TOKENS
     """Output tokens of that prompt."""
     requests: int | None = None
-    """Concurrent users: print whether as many of the longest requests fit (see --max-model-len)."""
+    """Concurrent users: print whether that many of the longest requests fit (see --max-model-len)."""
     batch: int = 1
     """Requests in a step that verifies drafts, at most max_num_seqs; print its bound with 0 to 8 drafts each."""
     prompt_lengths: str = DEFAULT_PROMPTS
@@ -60,7 +60,8 @@ class PlanOptions:
     context: int | None = None
     """Context tokens of each decoding request; default: 1024, or half of the longest request if that is less."""
     link_bytes_per_s: float | None = None
-    """Bandwidth of the link between a prefill and a decode pool; print whether transfers would hide behind prefills."""
+    """Bandwidth of the link between a prefill and a decode pool, in bytes/s; print whether transfers would hide behind
+    prefills."""
     compare: str = DEFAULT_OTHERS
     """Devices to compare with, comma-separated; 'none' for none."""
     measured: Path | None = None
