@@ -436,7 +436,7 @@ def _is_first(admitted: AdmittedRequest, place: PlaceState, event: StepScheduled
 
 
 def _paired(step: DecidedStep | None, commits: tuple[Commit, ...]) -> Iterable[tuple[ScheduledRequest | None, Commit]]:
-    """Return commits with their shares of the step, in the same order; the share of an ended request is None."""
+    """Return commits with their shares of the step. Both have the same order; ended requests have no commit."""
     if step is not None and len(step.batch.requests) == len(commits):
         return zip(step.batch.requests, commits, strict=True)
     return [(None if step is None else step.shares.get(commit.request_id), commit) for commit in commits]

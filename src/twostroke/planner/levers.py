@@ -155,7 +155,7 @@ def _chunk_levers(found: Signals, started: EngineStarted) -> list[Lever]:
 
 
 def _pool_levers(found: Signals, started: EngineStarted, link_bytes_per_s: float | None) -> list[Lever]:
-    """Return a second machine like this one, where chunked prefill is on and there are no pools yet."""
+    """Return the lever of two pools on two such machines, where chunked prefill is on and there are no pools yet."""
     scheduler, cache = started.scheduler, started.cache
     is_chunked = scheduler["enable_chunked_prefill"] and scheduler["mixing"] == "mixed"
     if found.has_pools or not is_chunked:
