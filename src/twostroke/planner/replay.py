@@ -110,7 +110,7 @@ def replay_log(
 def check_predictable(started: EngineStarted) -> None:
     """Raise if the engine of a log drafted."""
     if started.speculation is not None:
-        limit = "is of an engine with speculation, whose acceptance cannot be simulated"
+        limit = "is of an engine that drafts; acceptance cannot be simulated"
         raise InvalidParameter("event_log", started.process, limit)
 
 

@@ -47,7 +47,7 @@ def test_hiccups_do_not_count() -> None:
 
 
 def test_too_few_steps_are_refused() -> None:
-    with pytest.raises(InvalidParameter, match=r"steps=2: must be 8 and more"):
+    with pytest.raises(InvalidParameter, match=r"steps=2: must be 8 or more"):
         fit_step_model(some_steps(1)[:2])
 
 

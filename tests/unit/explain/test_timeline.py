@@ -193,7 +193,7 @@ def test_a_block_that_had_gone_bad_ends_whoever_answered_from_it_and_starts_the_
     wait = the(hit, Label.WAIT_STEP)
     assert (wait.start_s, wait.end_s) == (1.5, 2.5)
     assert wait.reason == "starts over: block 1 of its cached prefix was corrupt"
-    assert "gone bad" in the(hit, Label.KV_CHECK).reason
+    assert "corrupt, and out of use" in the(hit, Label.KV_CHECK).reason
     assert "found corrupt" in " ".join(hit.notes)
     assert not bystander.notes
 
@@ -381,7 +381,7 @@ def test_drafts_of_every_request_of_a_random_load_are_counted(seed: int) -> None
         assert lane.drafts.num_draft_tokens == sum(commit.num_draft_tokens for commit in verified)
         assert lane.drafts.num_accepted_tokens == sum(commit.num_tokens - 1 for commit in verified)
         assert lane.drafts.num_tokens == lane.num_output_tokens == len(mine) + lane.drafts.num_accepted_tokens
-        told = [re.search(r"; ([\d,]+) of ([\d,]+) drafts? stood", segment.reason) for segment in lane.segments]
+        told = [re.search(r"; ([\d,]+) of ([\d,]+) drafts? accepted", segment.reason) for segment in lane.segments]
         assert sum(int(found[1]) for found in told if found) == lane.drafts.num_accepted_tokens
         assert sum(int(found[2]) for found in told if found) == lane.drafts.num_draft_tokens
 

@@ -306,7 +306,7 @@ def test_no_printed_floor_is_above_a_step_of_the_run(
     after = compare(plan, events)
     assert all(kind.share <= kind.nearest <= 1 + 1e-9 for kind in after.beside_floors)
     assert "raised to what the run shows" in text_of(plan)
-    assert ("an estimate, measured while others were at work" in text_of(plan)) is is_estimate
+    assert ("an estimate, measured while other processes ran" in text_of(plan)) is is_estimate
     assert ("TPOT estimate" in text_of(plan)) is is_estimate
     assert json.loads(json.dumps(as_json(plan)))["machine"]["raised"] == plan.raised
     untouched = make_plan(config, PlanOptions(memory=MEMORY))
