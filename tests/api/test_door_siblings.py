@@ -28,7 +28,7 @@ def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     yield server
     server.wait_until_idle()
     server.stop()
-    assert not [line for line in server.lines if "a mistake of ours" in line or "Traceback" in line]
+    assert not [line for line in server.lines if "internal error" in line or "Traceback" in line]
 
 
 def tool(parameters: Any, name: str = "f") -> dict[str, Any]:

@@ -250,7 +250,7 @@ RULES = [
         (rb"\(x-request-timeout\)",),
     ),
     # what the parser refuses, and why
-    Rule("9110 5.1 no header name", get(b": x\r\n"), 400, (rb"no HTTP request: Invalid header token",)),
+    Rule("9110 5.1 no header name", get(b": x\r\n"), 400, (rb"not a valid HTTP request: Invalid header token",)),
     Rule("9112 2.2 line feeds without CR", get().replace(b"\r\n", b"\n"), 400, (rb"Expected CRLF",)),
     Rule("9112 3 a space behind the version", get().replace(b"1.1\r", b"1.1 \r", 1), 400, (rb"Expected CRLF",)),
     Rule("9112 3.2 a backslash for a slash", get(path=b"\\health"), 400, (rb"in url",)),
@@ -271,7 +271,7 @@ RULES = [
     # bodies that are not there
     Rule("9110 8.4 coding of nothing", get(b"content-encoding: br\r\n"), 200),
     Rule("9110 8.4 coding of an empty body", get(b"content-encoding: br\r\n", length(b"")), 200),
-    Rule("8259 2 no body", post(body=b""), 400, (rb"has no body, and needs a JSON object",)),
+    Rule("8259 2 no body", post(body=b""), 400, (rb"has no body; send a JSON object",)),
     # bodies that are compressed
     Rule(
         "1952 2.2 members of gzip",

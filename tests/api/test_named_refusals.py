@@ -35,12 +35,17 @@ ALLOWED = {"type": "allowed_tools", "mode": "auto", "tools": [FUNCTION]}
 @pytest.mark.parametrize(
     ("path", "fields", "named", "instead"),
     [
-        (CHAT, {"tools": [{"type": "custom", "custom": {"name": "f"}}]}, "tools.0.type='custom'", "offer a function"),
+        (CHAT, {"tools": [{"type": "custom", "custom": {"name": "f"}}]}, "tools.0.type='custom'", "use a function"),
         (CHAT, {"tools": [{"type": "web_search"}]}, "tools.0.type='web_search'", "send type 'function'"),
-        (CHAT, {"tools": [FUNCTION], "tool_choice": {"type": "custom"}}, "tool_choice.type='custom'", "offer a func"),
-        (CHAT, {"tools": [FUNCTION], "tool_choice": ALLOWED}, "tool_choice.type='allowed_tools'", "alone in tools"),
-        (RESPONSES, {"tools": [{"type": "custom", "name": "f"}]}, "tools.0.type='custom'", "offer a function"),
-        (RESPONSES, {"tools": [FLAT_FUNCTION], "tool_choice": ALLOWED}, "tool_choice.type='all", "alone in tools"),
+        (CHAT, {"tools": [FUNCTION], "tool_choice": {"type": "custom"}}, "tool_choice.type='custom'", "use a func"),
+        (
+            CHAT,
+            {"tools": [FUNCTION], "tool_choice": ALLOWED},
+            "tool_choice.type='allowed_tools'",
+            "only those in tools",
+        ),
+        (RESPONSES, {"tools": [{"type": "custom", "name": "f"}]}, "tools.0.type='custom'", "use a function"),
+        (RESPONSES, {"tools": [FLAT_FUNCTION], "tool_choice": ALLOWED}, "tool_choice.type='all", "only those in tools"),
         (RESPONSES, {"input": [{"type": "custom_tool_call", "input": "x"}]}, "'custom_tool_call'", "'function_call' w"),
         (RESPONSES, {"input": [{"type": "custom_tool_call_output"}]}, "'custom_tool_call_o", "'function_call_output'."),
         (CHAT, {"messages": [*USER, {"role": "assistant", "tool_calls": [CUSTOM_CALL]}]}, "'custom'", "'function'"),
@@ -127,7 +132,7 @@ def test_a_form_is_refused_by_the_field_that_asked(server: ServerProcess, field:
     path, fields = WANTING[field]
     message, param = refused(server, path, **fields(SCHEMAS[schema]))
     assert message.startswith(field)
-    assert "cannot be followed" in message
+    assert "cannot be used" in message
     assert "minItems" not in message
     assert path == MESSAGES or param == field.partition("=")[0]
 

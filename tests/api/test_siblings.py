@@ -27,7 +27,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     yield server
     server.wait_until_idle()
     server.stop()
-    assert not [line for line in server.lines if "a mistake of ours" in line or "Traceback" in line]
+    assert not [line for line in server.lines if "internal error" in line or "Traceback" in line]
 
 
 def refusal_of(answer: httpx.Response, status: int = 400) -> str:
@@ -183,7 +183,7 @@ def test_forced_calls_have_objects_and_show_no_grammar(server: ServerProcess, na
         ({"tools": [tool({}), tool({})], "tool_choice": "required"}, "two tools have this name"),
         ({"tools": [tool({}, "")]}, "at least 1 character"),
         ({"tools": [tool(True)]}, "Input should be an object"),
-        ({"tools": [tool({"type": "string"})], "tool_choice": "required"}, "arguments are an object"),
+        ({"tools": [tool({"type": "string"})], "tool_choice": "required"}, "they must be an object"),
         (
             {"tools": [tool({})], "tool_choice": {"type": "function", "function": {"name": "g"}}},
             "one of tools: f",
@@ -193,7 +193,7 @@ def test_forced_calls_have_objects_and_show_no_grammar(server: ServerProcess, na
         ({"response_format": {"type": "yaml"}}, "response_format"),
         (
             {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"enum": []}}}},
-            "followed",
+            "cannot be used",
         ),
     ],
 )
@@ -213,8 +213,8 @@ CHAT = b'{"messages":[{"role":"user","content":"x"}],"max_tokens":1,'
     [
         ("/v1/completions", b'{"prompt":"x","logit_bias":{"' + b"9" * 5000 + b'":1}}', "must be keyed by token ids"),
         ("/v1/completions", b'{"prompt":"x","logit_bias":{"1.0":1}}', "must be keyed by token ids"),
-        ("/v1/completions", b'{"prompt":"x","\\ud800":1}', "its field '\\ud800' has half a character"),
-        ("/v1/completions", b'"prompt"', "has to be a JSON object"),
+        ("/v1/completions", b'{"prompt":"x","\\ud800":1}', "its field '\\ud800' has a lone surrogate"),
+        ("/v1/completions", b'"prompt"', "must be a JSON object"),
         ("/v1/completions", b"{}", "not valid: prompt: Field required."),
         ("/v1/messages", b'{"max_tokens":1}', "not valid: messages: Field required."),
         ("/v1/chat/completions", CHAT + b'"tools":[{"type":"function"}]}', "tools.0.function: Field required."),

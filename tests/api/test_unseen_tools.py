@@ -68,7 +68,7 @@ def test_what_the_model_does_not_see_is_named(
     answer = server.post(path, limited(path, body))
     if is_strict(server) and named.startswith("tools"):
         assert answer.status_code == 400
-        assert "tools: this model's chat template does not write them" in answer.json()["error"]["message"]
+        assert "tools: this model's chat template does not render them" in answer.json()["error"]["message"]
     else:
         assert answer.status_code == 200, answer.text
         assert answer.headers["x-unseen-params"] == named

@@ -1,23 +1,23 @@
-"""Whether a request may join the queue: asked before its body is read, and again when its size is known.
+"""Admission to the queue: checked before a request's body is read, and again when its size is known.
 
     gate      key ─► check ─► body ─► route ─► prepare (templates, tokens) ─► admit ─► engine
-                     queue and wait as they are,              this request's
-                     whatever this request is                 tokens and cost, too
+                     queue length and wait            also this request's
+                     without this request             tokens and cost
 
-The wait is predicted from what is ahead of it:
+The wait is predicted from the work ahead of the request:
 
-    num_tokens_ahead   prefills that go first, each token takes prefill_s_per_token
-    num_departures     requests that have to end before a slot is its own; of num_slots that run, each for
+    num_tokens_ahead   tokens of prefills that go first, each takes prefill_s_per_token
+    num_departures     requests that must end before this one gets a slot; of num_slots that run, each for
                        num_output_tokens steps, one ends every num_output_tokens / num_slots steps
 
     wait = num_tokens_ahead x prefill_s_per_token + num_departures x num_output_tokens / num_slots x step_s
 
-In a queue that is fair among m tenants only m times a tenant's own backlog goes before its next request. While nothing
-was measured the wait is 0: the first requests are what is measured.
+In a queue that is fair among m tenants, at most m times a tenant's own backlog goes before its next request. The
+predicted wait is 0 until the first requests have been measured.
 
-A queue longer than what ends in time only makes everybody late: refusing at its entrance keeps the rate of those who
-are served in time where it is without overload. With --tokens-per-minute each key has a bucket of tokens as well. All
-but `Admission` is pure: the caller brings load and clock.
+A queue that is too long to be served in time makes every request late. Refusing new requests keeps the rate of
+requests served in time at its value without overload. With --tokens-per-minute each key also has a token bucket.
+Everything but `QueueAdmission` is pure: the caller passes load and clock.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ SECONDS_PER_MINUTE = 60.0
 
 @dataclass(slots=True)
 class TokenBucket:
-    """Holds a minute's tokens at most; what is used beyond them has to flow in again before the next request.
+    """Token bucket with a capacity of one minute's tokens; debt must be refilled before the next request.
 
-    A request is let in while there is anything left and pays as its tokens are computed: what it will generate is not
-    known before. So the bucket may be in debt, by no more than the requests that were let in.
+    A request is admitted while the bucket is not empty, and pays as its tokens are computed, because its output length
+    is not known before. The bucket can therefore go into debt, by at most the requests that were admitted.
 
     >>> bucket = TokenBucket(tokens_per_minute=60)
     >>> bucket.pay(90, now_s=0.0)
@@ -57,12 +57,12 @@ class TokenBucket:
     _at_s: float = 0.0
 
     def pay(self, num_tokens: int, now_s: float) -> None:
-        """Takes tokens out."""
+        """Take tokens out."""
         self._level = self._filled(now_s) - num_tokens
         self._at_s = now_s
 
     def wait_s(self, now_s: float) -> float:
-        """How long until a request is let in; 0 now."""
+        """Return the seconds until a request is admitted; 0 if it is admitted now."""
         level = self._filled(now_s)
         return 0.0 if level > 0 else -level * SECONDS_PER_MINUTE / self.tokens_per_minute
 
@@ -74,10 +74,10 @@ class TokenBucket:
 
 
 class Quotas:
-    """A bucket for every tenant, each the same size.
+    """Token buckets, one per tenant, all of one size.
 
     Args:
-        tokens_per_minute: of each.
+        tokens_per_minute: size of each bucket.
     """
 
     def __init__(self, tokens_per_minute: int) -> None:
@@ -86,65 +86,67 @@ class Quotas:
         self._generated: dict[str, int] = {}
 
     def wait_s(self, tenant: str, num_generated: int, now_s: float) -> float:
-        """How long until a tenant's next request is let in.
+        """Return the seconds until a tenant's next request is admitted.
 
         Args:
-            tenant: who asks.
-            num_generated: output tokens that the engine has made for it so far.
-            now_s: on any steady clock.
+            tenant: the tenant of the request.
+            num_generated: output tokens that the engine has made for the tenant so far.
+            now_s: seconds on any monotonic clock.
         """
         before = self._generated.get(tenant, 0)
-        # an engine that was started again counts from 0
+        # a restarted engine counts from 0
         self.pay(tenant, num_generated - before if num_generated >= before else num_generated, now_s)
         self._generated[tenant] = num_generated
         return self._buckets[tenant].wait_s(now_s)
 
     def pay(self, tenant: str, num_tokens: int, now_s: float) -> None:
-        """Takes tokens out of a tenant's bucket."""
+        """Take tokens out of a tenant's bucket."""
         self._buckets.setdefault(tenant, TokenBucket(self._tokens_per_minute)).pay(num_tokens, now_s)
 
 
 TOKEN_BYTES = 8
-"""Of a token's text in an answer, roughly."""
+"""Approximate bytes of one token's text in an answer."""
 LOGPROB_BYTES = 96
-"""Of one log-probability in an answer: the token, its bytes and the number, as JSON."""
+"""Approximate bytes of one log-probability in an answer, as JSON: the token, its bytes and the number."""
 MIN_RETRY_S = 1.0
 HEADROOM = 0.75
-"""Of the longest wait, the server's or the caller's, how much is given away by prediction: who does wait longer than
-the longest is dropped, which is worse than a refusal at once."""
+"""Fraction of the longest wait (the server's or the caller's) up to which a predicted wait is admitted.
+
+A request that does wait longer than the limit is dropped, which is worse than an immediate refusal.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class QueueLimits:
-    """What may wait, and how long."""
+    """Limits on the number of waiting requests and on their wait."""
 
     max_queued_requests: int
-    """Sequences: a request counts n times its prompts."""
+    """Sequences: a request counts n times its number of prompts."""
     max_queued_tokens: int
-    """Of their prompts."""
+    """Prompt tokens of the waiting requests."""
     max_queue_wait_s: float
     max_answer_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
 class RequestCost:
-    """What a request asks for, all of its prompts and sequences together."""
+    """Cost of a request, summed over all of its prompts and sequences."""
 
     num_sequences: int = 1
     num_prompt_tokens: int = 0
-    """Each of n sequences counts the prompt; that the prefix cache may save some of it is not promised."""
+    """Prompt tokens, once for each of n sequences; savings by the prefix cache are not assumed."""
     num_answer_bytes: int = 0
-    """Bytes that the answer may have, roughly."""
+    """Approximate bytes that the answer may have."""
     most_bytes: tuple[str, int] = ("max_tokens", 0)
-    """The parameter that makes the most of them, and its value."""
+    """The parameter with the largest share of `num_answer_bytes`, and its value."""
     field: str = "prompt"
-    """Of the request, that makes it so many sequences."""
+    """Name of the request's field that sets the number of sequences."""
 
     def check_possible(self, limits: QueueLimits) -> None:
-        """Refuses what no empty queue could take.
+        """Refuse a request that would not fit an empty queue.
 
         Raises:
-            InvalidParameter: it will never fit.
+            InvalidParameter: the request can never fit.
         """
         if self.num_sequences > limits.max_queued_requests:
             limit = f"sequences (prompts x n, or best_of); at most max_queued_requests, {limits.max_queued_requests}"
@@ -182,7 +184,7 @@ def cost_of(prompts: Sequence[PromptInput]) -> RequestCost:
 
 
 def predicted_wait_s(load: EngineLoad) -> float:
-    """How long the next request waits before it runs.
+    """Return the seconds that the next request would wait before it runs.
 
     >>> predicted_wait_s(EngineLoad(num_slots=4, num_running=4, num_waiting=7, num_own_waiting=7,
     ...                       step_s=0.01, num_output_tokens=100.0))     # 8 of 4 have to end, one every 25 steps
@@ -196,19 +198,19 @@ def predicted_wait_s(load: EngineLoad) -> float:
 
 
 def refuse_overload(load: EngineLoad, limits: QueueLimits, cost: RequestCost, deadline_s: float | None = None) -> None:
-    """Refuses a request that would wait too long, or for which there is no place in the queue.
+    """Refuse a request that would wait too long or does not fit the queue.
 
-    A tenant who asks finds a place in a full queue while it has less than its share of it: one tenant's flood does not
-    shut the others out. So the queue holds at most (1 + 1/2 + … + 1/m) times its limit with m tenants.
+    A full queue still accepts a tenant that has less than its share of it, so one tenant's flood does not exclude the
+    others. With m tenants the queue holds at most (1 + 1/2 + … + 1/m) times its limit.
 
     Args:
-        load: what there is to do.
-        limits: of the queue.
-        cost: of the request.
-        deadline_s: seconds until its first token is of no use to the caller any more.
+        load: the engine's current work.
+        limits: limits of the queue.
+        cost: cost of the request.
+        deadline_s: seconds after which the first token is of no use to the caller.
 
     Raises:
-        Overloaded: says which limit, and when to ask again.
+        Overloaded: a limit is exceeded; the error names it and says when to retry.
     """
     wait_s = predicted_wait_s(load)
     share = 1 / load.num_tenants
@@ -228,16 +230,16 @@ def refuse_overload(load: EngineLoad, limits: QueueLimits, cost: RequestCost, de
         ),
     ):
         if total > limit and own > limit * share:
-            reason = f"the queue is full: with this request {total} {flag}, at most {limit} (--max-queued-{flag})"
+            reason = f"the queue is full: with this request {total} {flag}; the limit is {limit} (--max-queued-{flag})"
             raise _overloaded(reason, drains_s * cost.num_sequences)
     if wait_s > HEADROOM * limits.max_queue_wait_s:
         limit = f"{HEADROOM:.0%} of {limits.max_queue_wait_s:g} s (--max-queue-wait-s)"
-        reason = f"it would wait about {wait_s:.1f} s, at most {limit} are given away"
+        reason = f"this request would wait about {wait_s:.1f} s; the limit is {limit}"
         raise _overloaded(reason, wait_s - HEADROOM * limits.max_queue_wait_s)
     ttft_s = wait_s + cost.num_prompt_tokens * load.prefill_s_per_token + load.step_s
     if deadline_s is not None and ttft_s > HEADROOM * deadline_s:
-        limit = f"{HEADROOM:.0%} of the {deadline_s:g} s that it is of use"
-        reason = f"its first token would come after about {ttft_s:.1f} s, at most {limit} are given away"
+        limit = f"{HEADROOM:.0%} of its timeout of {deadline_s:g} s"
+        reason = f"its first token would come after about {ttft_s:.1f} s; the limit is {limit}"
         raise _overloaded(reason, ttft_s - HEADROOM * deadline_s)
 
 
@@ -260,11 +262,11 @@ def _size(given: str | Mapping[str, float] | Sequence[str] | Sequence[int]) -> i
 
 
 class QueueAdmission:
-    """Puts every request's case to the deciders.
+    """Admission checks for all requests of a server, from the engine's load and the configured limits.
 
     Args:
-        engine: whose load counts.
-        config: the limits.
+        engine: engine whose load counts.
+        config: settings with the limits.
     """
 
     def __init__(self, engine: EngineClient, config: ServerConfig) -> None:
@@ -278,11 +280,11 @@ class QueueAdmission:
         self._num_preparing = 0
 
     def check(self, tenant: str, patience_s: float | None) -> None:
-        """Refuses a request of which nothing but its caller is known.
+        """Refuse a request of which only the tenant and timeout are known.
 
         Raises:
-            HTTPError: 429, the tenant has used its tokens up.
-            Overloaded: the queue is full, or it would wait too long.
+            HTTPError: 429, the tenant has used up its tokens.
+            Overloaded: the queue is full, or the request would wait too long.
         """
         if not self._num_preparing and self._has_room(patience_s):
             return
@@ -300,22 +302,22 @@ class QueueAdmission:
         refuse_overload(load, self._limits, NOTHING_KNOWN, patience_s)
 
     def check_items(self, request: SamplingFields) -> None:
-        """Refuses parameters whose reading alone would hold everybody up.
+        """Refuse parameters so long that reading them would delay other requests.
 
         Raises:
-            InvalidParameter: they are too many, or too long.
+            InvalidParameter: there are too many entries or characters.
         """
         sizes = {name: _size(given) for name in _LONG_PARAMETERS if (given := getattr(request, name))}
         if sum(sizes.values()) > self._max_parameter_items:
             name = max(sizes, key=lambda name: sizes[name])
             told = ", ".join(f"{name} {size}" for name, size in sizes.items())
-            limit = f"entries and characters ({told}), together at most {self._max_parameter_items}"
+            limit = f"too many entries and characters ({told}): together at most {self._max_parameter_items}"
             remedy = "Send fewer, or start the server with --max-parameter-items."
             raise InvalidParameter(name, sizes[name], limit, remedy)
 
     @contextlib.contextmanager
     def preparing(self) -> Generator[None]:
-        """While a request's prompt is made it has a place in the queue already."""
+        """Count the request as waiting while its prompt is prepared."""
         self._num_preparing += 1
         try:
             yield
@@ -325,13 +327,13 @@ class QueueAdmission:
     def admit(
         self, prompts: Sequence[PromptInput], tenant: str, patience_s: float | None, *, background: bool = False
     ) -> None:
-        """Refuses a request that is too large, for now or for ever.
+        """Refuse a request that is too large, either now or for any queue.
 
-        Background work has a queue of its own, as long as the others', and may wait in it for any time.
+        Background requests have a separate queue of the same length, with no limit on the wait.
 
         Raises:
-            InvalidParameter: no empty queue could take it.
-            Overloaded: the queue is full, or it would wait too long.
+            InvalidParameter: the request would not fit an empty queue.
+            Overloaded: the queue is full, or the request would wait too long.
         """
         cost = cost_of(prompts)
         cost.check_possible(self._limits)
@@ -346,30 +348,33 @@ class QueueAdmission:
             self._quotas.pay(tenant, cost.num_prompt_tokens, self._engine.now_s())
 
     def longest_wait_s(self, patience_s: float | None, *, background: bool = False) -> float | None:
-        """How long a request may wait to run; None: for any time."""
+        """Return the seconds that a request may wait before it runs; None if there is no limit."""
         if background:
             return patience_s
         longest = self._limits.max_queue_wait_s
         return longest if patience_s is None else min(longest, patience_s)
 
     def cache_salt(self, tenant: str, given: str | None) -> str | None:
-        """With which a tenant's prefixes are cached: nobody learns from the time to a first token what others ask."""
-        # no name of a tenant has a colon in it
+        """Return the salt of a tenant's cached prefixes.
+
+        Separate salts keep the time to first token from revealing other tenants' prompts.
+        """
+        # names of tenants contain no colon
         return f"{tenant}:{given or ''}" if self._separates_caches else given
 
     def _has_room(self, patience_s: float | None) -> bool:
-        """Whether the deciders would let anything in: what can be at all does not wait for an idle engine.
+        """Return whether any request is admitted without an estimate, because the engine is idle.
 
-        Estimates would matter to a caller's patience or a quota only; asking for them folds the engine's events.
+        Estimates matter only with a caller's timeout or a quota, and computing them folds the engine's events.
         """
         return self._engine.is_idle and patience_s is None and self._quotas is None
 
 
 def patience_s(headers: Mapping[str, str]) -> float | None:
-    """Seconds that the caller gives its first token, if it says so.
+    """Return the caller's limit on time to first token in seconds, if the request has one.
 
     Raises:
-        InvalidParameter: the header is no number above 0.
+        InvalidParameter: the header is not a number above 0.
     """
     given = headers.get(PATIENCE_HEADER)
     if given is None:
@@ -387,7 +392,7 @@ def _quota_used_up(wait_s: float) -> HTTPError:
     seconds = max(1, math.ceil(wait_s))
     return HTTPError(
         429,
-        f"the tokens of this key are used up (--tokens-per-minute); more will be there in {seconds} s.",
+        f"this key has used up its tokens (--tokens-per-minute); retry in {seconds} s.",
         kind="rate_limit_error",
         code="rate_limit_exceeded",
         headers={"retry-after": str(seconds)},

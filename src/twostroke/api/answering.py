@@ -1,4 +1,4 @@
-"""How a call is answered over HTTP: as JSON, or as server-sent events that are given up when nobody reads them."""
+"""Responses to calls over HTTP: JSON, or server-sent events that stop when the client disconnects."""
 
 from __future__ import annotations
 
@@ -29,28 +29,28 @@ Send = Callable[[Message], Awaitable[None]]
 
 
 SERVER_SEND = "server_send"
-"""Where the gate leaves the server's own `send` in a request's state."""
+"""Key in a request's state under which the gate stores the server's own `send`."""
 WriteNow = Callable[[bytes], bool]
-"""Writes a part of an answer that has begun, or says that the connection takes nothing just now."""
+"""Function that writes a part of a started response, or returns False if the connection cannot take it now."""
 WRITE_NOW = "twostroke.write_now"
-"""The ASGI extension under which a server offers its immediate write, as `call`. `may_begin` says whether it could send
-the head of the answer now without waiting."""
+"""ASGI extension with the server's immediate write as `call`. `may_begin` tells whether the response head could be sent
+now without waiting."""
 
 
 _MARK = f"\ue000 {secrets.token_hex(8)}"
-"""Stands for a value; nobody can send a text that holds it."""
+"""Placeholder for a value; random, so no client can send a text that contains it."""
 
 
 class RepeatedEvent:
-    """An event that is sent again and again with other values, and is encoded but for these once.
+    """Template of an event that is sent repeatedly with other values; all but the values is encoded once.
 
     >>> told = RepeatedEvent(lambda text, ids: {"choices": [{"text": text, "finish_reason": None}], "ids": ids}, 2)
     >>> told.filled('say "a"', (1, 2))
     b'data: {"choices":[{"text":"say \\\\"a\\\\"","finish_reason":null}],"ids":[1,2]}\\n\\n'
 
     Args:
-        body: of the event, made of its values; they stand in it in the order of the arguments, once each.
-        num_values: how many there are.
+        body: makes the event's body from its values, each of which must appear once, in the order of the arguments.
+        num_values: number of values.
     """
 
     __slots__ = ("_begin", "_rest")
@@ -65,10 +65,10 @@ class RepeatedEvent:
             parts.append(part)
         self._begin, *between = parts
         self._rest = (*between, rest)
-        """The bytes behind each value, up to the next one or the end."""
+        """Bytes after each value, up to the next value or the end."""
 
     def filled(self, *values: Any) -> bytes:
-        """The event with these values."""
+        """Return the event with these values."""
         filled = self._begin
         for value, behind in zip(values, self._rest, strict=True):
             filled += _encode(value) + behind
@@ -76,82 +76,82 @@ class RepeatedEvent:
 
 
 Later = Callable[[], bytes]
-"""Makes events that take long to write."""
+"""Function that makes events which take long to write."""
 
 
 class Closable(Protocol):
-    """What runs for a caller."""
+    """Work that runs for a client."""
 
     def close(self) -> None:
-        """The caller has left, or has its answer."""
+        """Stop the work: the client has disconnected or has its answer."""
         ...
 
 
 class StreamedCall(Closable, Protocol):
-    """What is answered by events."""
+    """Call that can be answered with events."""
 
     @property
     def generation(self) -> AnswerGeneration:
-        """Where its outputs come from."""
+        """Source of the call's outputs."""
         ...
 
     def events(self, number: int, output: RequestOutput) -> bytes | Later:
-        """What is to be sent when this output of the number-th prompt has come; it may be nothing.
+        """Return the events for an output of the number-th prompt; possibly empty.
 
-        What takes long is made by a function, which a thread calls before the next output is handed over.
+        If writing them takes long, return a function instead. A thread runs it before the next output is passed on.
         """
         ...
 
     def last_events(self) -> bytes:
-        """What is to be sent when everything has come."""
+        """Return the events at the end of the stream."""
         ...
 
 
 class WholeCall(Closable, Protocol):
-    """One request on its way through the engine."""
+    """Call that can be answered with one JSON body."""
 
     async def open(self, caller: Caller) -> None:
-        """Checks and queues it."""
+        """Check the request and queue it."""
         ...
 
     async def answer(self) -> dict[str, Any]:
-        """The whole answer."""
+        """Return the whole answer."""
         ...
 
 
 class Call(WholeCall, StreamedCall, Protocol):
-    """One that may be streamed."""
+    """Call that can be answered with events or as a whole."""
 
 
 def event(body: Mapping[str, Any]) -> bytes:
-    """One event without a name."""
+    """Return one event without a name."""
     return b"data: %b\n\n" % _encode(body)
 
 
 def named_event(name: str, body: Mapping[str, Any]) -> bytes:
-    """One event with a name, as the Responses and Messages APIs have them."""
+    """Return one event with a name, as in the Responses and Messages APIs."""
     return b"event: %b\ndata: %b\n\n" % (name.encode(), _encode(body))
 
 
 def failure(error: Exception) -> bytes:
-    """What a stream of OpenAI's older kind ends with that has begun and cannot go on."""
+    """Return the last bytes of a started stream of OpenAI's older APIs that fails."""
     return event(error_body(error).body) + DONE
 
 
 async def close_on_disconnect(receive: Receive, closable: Closable) -> None:
-    """Gives the work up when the client is gone; cancel it when the work is done."""
+    """Wait until the client disconnects, then close the work. Cancel this when the work is done."""
     while (await receive())["type"] != "http.disconnect":
         pass
     closable.close()
 
 
 class EventResponse(Response):
-    """Writes events as they come, each at once where the connection takes it.
+    """Response that writes events as they arrive, each immediately if the connection takes it.
 
     Args:
-        call: that is answered; it is closed when the client leaves, and at the end.
-        on_error: the last bytes when the stream fails.
-        headers: of the response.
+        call: the call to answer; closed when the client disconnects and at the end.
+        on_error: returns the last bytes of a stream that fails.
+        headers: headers of the response.
     """
 
     media_type = "text/event-stream"
@@ -167,15 +167,15 @@ class EventResponse(Response):
         self._generation = call.generation
         self._on_error = on_error
         self._has_begun = False
-        """Whether the head is written."""
+        """Whether the response head has been written."""
         self._has_all = False
-        """Whether the last event was made."""
+        """Whether the last event has been made."""
         self._send: Send = _nowhere
-        """The ASGI send that passes the middlewares; they need to see the head."""
+        """ASGI send through the middlewares, which need to see the head."""
         self._write_now: WriteNow = _cannot_write
         self._may_begin: Callable[[], bool] = _never
         self._awake: asyncio.Future[bytes | Later] | None = None
-        """Ends the sleep of the task that writes; None while it is awake."""
+        """Future that wakes the writing task; None while the task is awake."""
         self.background = None
         self.status_code = 200
         self.init_headers({"cache-control": "no-cache", "x-accel-buffering": "no", **(headers or {})})
@@ -183,9 +183,9 @@ class EventResponse(Response):
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         """Send the stream.
 
-        The head waits for the first event: a request that fails before is answered with a status of its own.
+        The head waits for the first event, so that a request that fails before it gets a status of its own.
         """
-        # events pass no middleware: they have had the start of the response, and there are many events
+        # events bypass the middlewares, which need only the response start, because there are many events
         write: Send = scope["state"].get(SERVER_SEND, send)
         extension = scope.get("extensions", {}).get(WRITE_NOW, {})
         self._send = send
@@ -193,18 +193,18 @@ class EventResponse(Response):
         self._may_begin = extension.get("may_begin", _never)
         watch = asyncio.ensure_future(close_on_disconnect(receive, self._call))
         try:
-            # Whatever wakes a task wakes every coroutine on its stack in turn: of the twenty between the server and
-            # this one none is needed for an event, so a short stack of its own takes over.
+            # Waking a task resumes every coroutine on its stack. None of the twenty between the server and this one is
+            # needed for an event, so a new task with a short stack writes the events.
             await asyncio.create_task(self._write_on(write))
         except Abandoned:
             return
         finally:
             watch.cancel()
             self._call.close()
-            self._send = _nowhere  # it holds this scope
+            self._send = _nowhere  # drop the reference to this scope
 
     async def _write_on(self, write: Send) -> None:
-        """Writes to the end; sleeps as long as what comes can be written at once, which `_pass_on` does."""
+        """Write events to the end of the stream. Sleep while `_pass_on` can write outputs immediately."""
         self._generation.listen(self._wake, self._pass_on)
         events = b""
         try:
@@ -215,7 +215,7 @@ class EventResponse(Response):
                     await write({"type": "http.response.body", "body": events, "more_body": True})
                 if self._has_all:
                     break
-                events = await _made(self._events_of(self._generation.take()))  # what came meanwhile
+                events = await _made(self._events_of(self._generation.take()))  # outputs that arrived meanwhile
                 if not events and not self._has_all:
                     self._awake = asyncio.get_running_loop().create_future()
                     woken_by = await self._awake
@@ -237,9 +237,10 @@ class EventResponse(Response):
         await self._send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
 
     def _pass_on(self, number: int, output: RequestOutput) -> bool:
-        """Write an output at once, without waking a task, if the connection takes it; otherwise leave it waiting.
+        """Write an output immediately, without waking a task, if the connection takes it; otherwise leave it to the
+        task.
 
-        The first output brings the head with it. The last one is written before the task wakes to end the answer.
+        The first output also writes the head. The last one is written before the task wakes to end the response.
         """
         awake = self._awake
         if awake is None or awake.done():
@@ -254,7 +255,7 @@ class EventResponse(Response):
             if events and not self._has_begun and self._may_begin():
                 _run_at_once(self._begin())
             is_written = not events or (self._has_begun and self._write_now(events))
-        except Exception as error:  # it is this stream's alone, and whoever brings outputs has others to bring
+        except Exception as error:  # an error of this stream must not stop the delivery to others
             awake.set_exception(error)
             return True
         if not is_written:
@@ -280,14 +281,14 @@ class EventResponse(Response):
         return b"".join(events)
 
     def _late_events(self, before: list[bytes], late: Later, outputs: Sequence[tuple[int, RequestOutput]]) -> bytes:
-        """Make events in their order, in a thread: nothing else of this answer is written meanwhile."""
+        """Make events in order, in a thread. No other part of this answer is written meanwhile."""
         events = [*before, late()]
         rest = self._events_of(outputs)
         return b"".join([*events, rest if isinstance(rest, bytes) else rest()])
 
 
 def _run_at_once(coroutine: Coroutine[Any, Any, None]) -> None:
-    """Run a coroutine that never waits. Waking a task for it would cost an iteration of the event loop.
+    """Run a coroutine that never waits; waking a task for it would cost an iteration of the event loop.
 
     Raises:
         AssertionError: the coroutine waits.
@@ -301,12 +302,12 @@ def _run_at_once(coroutine: Coroutine[Any, Any, None]) -> None:
 
 
 async def _made(events: bytes | Later) -> bytes:
-    """Return events, those that take long as soon as a thread has made them."""
+    """Return the events; a thread makes them first if that takes long."""
     return events if isinstance(events, bytes) else await asyncio.to_thread(events)
 
 
 async def _nowhere(_: Message) -> None:
-    """Do nothing: the send function outside an answer."""
+    """Do nothing: the send function before and after a response."""
 
 
 def _never() -> bool:
@@ -315,12 +316,12 @@ def _never() -> bool:
 
 
 def _cannot_write(_: bytes) -> bool:
-    """Stands in where the server has no such extension."""
+    """Return False: the `WriteNow` of a server without the extension."""
     return False
 
 
 CLIENT_CLOSED_REQUEST = 499
-"""Nobody receives it; the access log shows it."""
+"""Status for a client that disconnected; visible only in the access log."""
 
 
 async def respond(
@@ -332,9 +333,9 @@ async def respond(
     headers: Mapping[str, str],
     on_error: Callable[[Exception], bytes] = failure,
 ) -> Response:
-    """Runs a call and answers; a client that leaves ends it within a step.
+    """Run a call and return its response. A client that disconnects ends the call within a step.
 
-    `on_error` gives the last bytes of a stream that cannot go on.
+    `on_error` returns the last bytes of a stream that fails.
     """
     with caller.admission.preparing():
         await call.open(caller)
@@ -344,7 +345,7 @@ async def respond(
 
 
 async def respond_whole(call: WholeCall, request: Request, headers: Mapping[str, str]) -> Response:
-    """Answers a call that is open; a client that leaves ends it within a step."""
+    """Return the response to an opened call. A client that disconnects ends the call within a step."""
     watch = asyncio.ensure_future(close_on_disconnect(request.receive, call))
     try:
         return json_response(await call.answer(), headers)
@@ -356,6 +357,6 @@ async def respond_whole(call: WholeCall, request: Request, headers: Mapping[str,
 
 
 def json_response(body: Any, headers: Mapping[str, str] | None = None, status: int = 200) -> Response:
-    """A JSON answer, written by the fast encoder."""
+    """Return a JSON response, written by msgspec's fast encoder."""
     content = msgspec.json.encode(body)
     return Response(content, status_code=status, media_type="application/json", headers=dict(headers or {}))

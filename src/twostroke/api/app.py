@@ -1,4 +1,4 @@
-"""The ASGI application: routes behind the gate, and one shape for every error."""
+"""ASGI application: routes behind the request gate, and one shape for all errors."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ ROUTERS = (
     pools_router,
     lab_router,
 )
-NO_TEXTS = "this server keeps no prompts; start it with --live-text to see them."
+NO_TEXTS = "this server does not keep prompts; start it with --live-text to see them."
 
 
 def build_app(
@@ -53,18 +53,18 @@ def build_app(
     pools: ScalablePools | None = None,
     lab: Lab | None = None,
 ) -> App:
-    """The application: routes, behind the gate, which is behind what browsers ask (CORS).
+    """Return the application: CORS, then the gate, then the routes.
 
     Args:
-        engine: started.
-        config: of the server.
-        model: the model as the user named it, which clients may call it by unless served_model_name says else.
-        observation: hears the engine's events.
-        pools: the same engine, where it has several processes.
-        lab: the switchboard, if there is to be one.
+        engine: a started engine.
+        config: settings of the server.
+        model: model name as the user gave it; clients use it unless served_model_name is set.
+        observation: receives the engine's events.
+        pools: the same engine, if it has several processes.
+        lab: the lab of experiments, if it is enabled.
     """
     context = ServerContext.of(engine, config, model, observation, pools, lab)
-    # the interactive pages would load their parts from elsewhere
+    # the interactive documentation pages would load scripts from other hosts
     app = FastAPI(title="Twostroke", version=__version__, docs_url=None, redoc_url=None)
     routers = [make_router(context) for make_router in ROUTERS]
     routers.append(history_router(observation.recorder.events, observation.texts, why_no_texts=NO_TEXTS))
@@ -74,7 +74,7 @@ def build_app(
         app.include_router(router)
     app.openapi = lambda: published_schema(app)
     answer_errors(app)
-    routes: Any = Methods(app)  # an ASGI app, if not by the types of those that it stands between
+    routes: Any = Methods(app)  # ASGI app types of Starlette and ours differ
     gate: Any = RequestGate(routes, config, engine.now_s, context.admission, observation.answers, known_routes(known))
     if config.cors_origins:
         return CORSMiddleware(gate, allow_origins=list(config.cors_origins), allow_methods=["*"], allow_headers=["*"])
@@ -82,7 +82,7 @@ def build_app(
 
 
 def answer_errors(app: FastAPI) -> None:
-    """Every error, whoever raises it, is answered in the shape that the clients of its route read."""
+    """Register handlers that answer every error in the shape of its route's API."""
 
     async def known(request: Request, error: Exception) -> Response:
         return _response(request, error_body(error))
@@ -98,11 +98,11 @@ def answer_errors(app: FastAPI) -> None:
         told: Any = error.detail
         message = f"{told}: {request.method} {request.url.path}" if error.status_code in (404, 405) else str(told)
         if isinstance(error.__cause__, UnicodeDecodeError):
-            message = f"the body is no valid JSON: byte {error.__cause__.start} is not UTF-8."
+            message = f"the body is not valid JSON: byte {error.__cause__.start} is not UTF-8."
         elif isinstance(error.__cause__, RecursionError):
-            message = "the body is no valid JSON: its lists and objects are nested too deeply."
+            message = "the body is not valid JSON: its lists and objects are nested too deeply."
         headers = {name.lower(): value for name, value in (error.headers or {}).items()}
-        if error.status_code == 405:  # the framework names the methods of one route of the path
+        if error.status_code == 405:  # the framework names only the methods of one route of the path
             headers["allow"] = ", ".join(allowed_methods(request.app, request.scope))
         return _response(request, HTTPError(error.status_code, message, headers=headers).answer)
 

@@ -1,11 +1,11 @@
-"""Files of requests and of results in OpenAI's batch format: read and appended line by line, of any size.
+"""Request and result files in OpenAI's batch format, read and appended line by line, of any size.
 
     requests   {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {...}}
     results    {"id": "batch_req_…", "custom_id": "a", "response": {"status_code": 200, "request_id": …, "body": {...}},
                 "error": null}
 
-Results stand in the order in which they came; the custom_id says whose they are. A line that is no request has a result
-with an `error` and its line number, and no `response`. https://platform.openai.com/docs/guides/batch
+Results are in order of completion; custom_id maps them to requests. An invalid line gets a result with an `error`
+and its line number, and no `response`. https://platform.openai.com/docs/guides/batch
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from twostroke.api.protocol.shapes import CHECKED_BYTES
 from twostroke.errors import InvalidParameter, shown
 
 MAX_LINE_BYTES = 64 * 2**20
-"""Of a request: far beyond any context, and little enough to hold many at a time."""
+"""Bytes of one request: far beyond any context, and small enough to hold many at a time."""
 MAX_ID_CHARS = 512
 _MAX_SMALL = 12 * MAX_ID_CHARS + 2
 """Bytes of the JSON of an id: at most two escapes for each character, in quotes."""
@@ -37,19 +37,19 @@ _BLOCK_BYTES = 2**20
 
 @dataclass(frozen=True, slots=True)
 class BatchRequest:
-    """A line that asks for something."""
+    """Line with a valid request."""
 
     line: int
-    """Its number, from 1."""
+    """Line number, from 1."""
     custom_id: str
     url: str
     body: dict[str, Any] | bytes
-    """The parsed object; of a large line the JSON, which is parsed when its shape was checked."""
+    """Parsed object; for a large line its JSON, which is parsed after its shape was checked."""
 
 
 @dataclass(frozen=True, slots=True)
 class BadLine:
-    """A line that is no request, or one of an id that was there before."""
+    """Line that is not a request, or repeats an earlier custom_id."""
 
     line: int
     custom_id: str | None
@@ -58,11 +58,11 @@ class BadLine:
 
 
 def read_requests(path: Path, urls: frozenset[str]) -> Iterator[BatchRequest | BadLine]:
-    """The lines of a file, one at a time; empty ones are passed over.
+    """Yield the requests and invalid lines of a file one at a time; empty lines are skipped.
 
     Args:
-        path: of the file.
-        urls: that can be asked.
+        path: path of the file.
+        urls: urls that requests may have.
 
     Raises:
         InvalidParameter: the file cannot be read.
@@ -78,14 +78,14 @@ def read_requests(path: Path, urls: frozenset[str]) -> Iterator[BatchRequest | B
         if found.custom_id is not None:
             name = digest(found.custom_id)
             if name in seen:
-                told = f"the custom_id {found.custom_id!r} is that of an earlier line; each needs its own."
+                told = f"the custom_id {found.custom_id!r} was used in an earlier line; it must be unique."
                 found = BadLine(number, found.custom_id, "duplicate_custom_id", told)
             seen.add(name)
         yield found
 
 
 def count_lines(path: Path) -> int:
-    """How many lines there are, for a progress bar: at the speed of the disk.
+    """Return the number of lines, for a progress bar. It runs at the speed of the disk.
 
     Raises:
         InvalidParameter: the file cannot be read.
@@ -99,17 +99,17 @@ def count_lines(path: Path) -> int:
 
 
 def digest(custom_id: str) -> bytes:
-    """What is kept of an id that was seen: 16 bytes, however long it is."""
+    """Return 16 bytes that identify a custom_id of any length."""
     return hashlib.blake2b(custom_id.encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
 
 class ResultsFile:
-    """Results, appended as they come; those that an earlier run wrote are found again.
+    """Result file: results are appended as they complete, and results of an earlier run are read back.
 
-    A last line that was cut off when that run ended is taken away, and its request will be asked again.
+    A last line that is incomplete, because the earlier run was killed, is removed, and its request is run again.
 
     Raises:
-        InvalidParameter: it cannot be written, another process is writing it, or it holds something else.
+        InvalidParameter: the file cannot be written, is locked by another process, or is not a result file.
     """
 
     def __init__(self, path: Path) -> None:
@@ -123,43 +123,45 @@ class ResultsFile:
             self._done, self._bad_lines = self._read()
         except BlockingIOError as error:
             self._file.close()
-            raise InvalidParameter("output", str(path), "is being written by another run", "Wait for it.") from error
+            raise InvalidParameter(
+                "output", str(path), "is being written by another run", "Wait until it ends."
+            ) from error
         except BaseException:
             self._file.close()
             raise
 
     def has(self, found: BatchRequest | BadLine) -> bool:
-        """Whether there is a result for this already."""
+        """Return whether there is already a result for this line."""
         if isinstance(found, BadLine):
             return found.line in self._bad_lines
         return digest(found.custom_id) in self._done
 
     def add_response(self, request: BatchRequest, status: int, body: Mapping[str, Any]) -> None:
-        """Writes the answer to a request, whatever its status."""
+        """Append the response to a request, whatever its status."""
         name = uuid.uuid4().hex
         self._append(name, request.custom_id, {"status_code": status, "request_id": f"req_{name}", "body": body}, None)
 
     def add_error(self, found: BadLine) -> None:
-        """Writes why a line has no answer."""
+        """Append the error of an invalid line."""
         error = {"code": found.code, "message": found.message, "param": None, "line": found.line}
         self._append(uuid.uuid4().hex, found.custom_id, None, error)
 
     def close(self) -> None:
-        """Ends writing; a second time does nothing."""
+        """Close the file; a second call does nothing."""
         self._file.close()
 
     def _append(self, name: str, custom_id: str | None, response: Any, error: Any) -> None:
         whole = {"id": f"batch_req_{name}", "custom_id": custom_id, "response": response, "error": error}
         try:
             content = msgspec.json.encode(whole)
-        except UnicodeEncodeError:  # a message about a name that has half a character
+        except UnicodeEncodeError:  # the message quotes a lone surrogate
             content = json.dumps(whole, ensure_ascii=False).encode("utf-8", "replace")
-        # one write, handed to the system at once: a process that is killed leaves whole lines
+        # one write and a flush, so that a killed process leaves whole lines
         self._file.write(content + b"\n")
         self._file.flush()
 
     def _read(self) -> tuple[set[bytes], set[int]]:
-        """Ids and numbers of lines that have results."""
+        """Return the digests of ids, and the line numbers, that have results."""
         done: set[bytes] = set()
         bad_lines: set[int] = set()
         self._file.seek(0)
@@ -171,7 +173,7 @@ class ResultsFile:
             except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
                 if not whole:
                     break
-                limit = f"holds what is no result of a batch in line {number} ({error})"
+                limit = f"has a line that is not a batch result: line {number} ({error})"
                 raise InvalidParameter("output", str(self._path), limit, "Give another file.") from error
             if result.error is not None and result.error.line is not None:
                 bad_lines.add(result.error.line)
@@ -187,7 +189,7 @@ class ResultsFile:
 
 
 class _LargeRow(msgspec.Struct):
-    """A line of which nothing is made; what is missing is null."""
+    """Fields of a large line, left as JSON; missing ones are null."""
 
     custom_id: msgspec.Raw = msgspec.Raw(b"null")
     method: msgspec.Raw = msgspec.Raw(b"null")
@@ -206,21 +208,21 @@ class _Result(msgspec.Struct):
 
 
 def _request(number: int, content: bytes, urls: frozenset[str]) -> BatchRequest | BadLine | None:
-    """What a line says; None when it is empty."""
+    """Return the request or error of a line; None if it is empty."""
     if not content.strip():
         return None
     try:
         fields = _fields(content)
     except (ValueError, RecursionError, msgspec.DecodeError) as error:
-        return BadLine(number, None, "invalid_json_line", f"the line is no JSON ({error}).")
+        return BadLine(number, None, "invalid_json_line", f"the line is not valid JSON ({error}).")
     if fields is None:
-        return BadLine(number, None, "invalid_json_line", "the line is no JSON object.")
+        return BadLine(number, None, "invalid_json_line", "the line is not a JSON object.")
     custom_id, url, body = fields.get("custom_id"), fields.get("url"), fields.get("body")
     if not isinstance(custom_id, str) or not 0 < len(custom_id) <= MAX_ID_CHARS:
-        told = f"custom_id must be a text of 1 to {MAX_ID_CHARS} characters."
+        told = f"custom_id must be a string of 1 to {MAX_ID_CHARS} characters."
         return BadLine(number, None, "missing_required_parameter", told)
     if any(0xD800 <= ord(char) < 0xE000 for char in custom_id):
-        told = "custom_id has half a character (a lone surrogate), which no result can hold."
+        told = "custom_id has a lone surrogate, which cannot be written to the results."
         return BadLine(number, None, "invalid_request", told)
     problem = ""
     if fields.get("method") != "POST":
@@ -235,9 +237,9 @@ def _request(number: int, content: bytes, urls: frozenset[str]) -> BatchRequest 
 
 
 def _fields(content: bytes) -> dict[str, Any] | None:
-    """Return the fields of a line, and of a large one's body the JSON alone; None where it is no object.
+    """Return the fields of a line; None if it is not an object. The body of a large line stays JSON.
 
-    Raises what the readers of JSON raise.
+    Errors of the JSON parsers are passed on.
     """
     if len(content) <= CHECKED_BYTES:
         value = json.loads(content)
@@ -252,13 +254,13 @@ def _fields(content: bytes) -> dict[str, Any] | None:
 
 
 def _small_value(written: msgspec.Raw) -> Any:
-    """Return a value; of one that is longer than any right one the beginning of its JSON."""
+    """Return a field's value; if it is longer than any valid value, the beginning of its JSON."""
     content = bytes(written)
     return json.loads(content) if len(content) <= _MAX_SMALL else content[:_MAX_SMALL].decode("utf-8", "replace")
 
 
 def _lines(path: Path) -> Iterator[tuple[int, bytes | None]]:
-    """Number and bytes of each line; None for one that is too long."""
+    """Yield the number and bytes of each line; None for a line that is too long."""
     number = 0
     with _opened(path) as file:
         while content := file.readline(MAX_LINE_BYTES + 1):

@@ -1,14 +1,14 @@
-"""Bodies of requests on their way in: their type, their coding, how large one may be, and how long it may take.
+"""Reading of request bodies: media type, content coding, size and timeout.
 
-A body is JSON in UTF-8, and said to be so (RFC 9110, 8.3; RFC 8259, 8.1). Compressed ones (Content-Encoding; RFC 9110,
-8.4) are decoded while they arrive:
+A body must be JSON in UTF-8 and declare it (RFC 9110, 8.3; RFC 8259, 8.1). Compressed bodies (Content-Encoding;
+RFC 9110, 8.4) are decoded while they arrive:
 
-    body as sent ─► counted ─► last coding undone ─► … ─► first coding undone ─► body as meant
+    body as sent ─► counted ─► last coding undone ─► … ─► first coding undone ─► decoded body
                     at most max_body_bytes at each arrow, or 413 before more is read
 
-A client that never ends its body costs no more than its bytes, and all such clients together no more than a fixed
-number of them: when there is no room left, the body that came first of those with more than their share is given up.
-Whoever sends at once is never the one; who keeps many bodies open is, again and again.
+A client that never ends its body costs no more than its bytes, and all such clients together at most a fixed number
+of bytes. When that number is exceeded, the oldest body with at least its share is dropped. A client that sends
+promptly is never affected; a client that keeps many bodies open is affected repeatedly.
 """
 
 from __future__ import annotations
@@ -32,24 +32,24 @@ CLOSE = {"connection": "close"}
 
 @dataclass(eq=False, slots=True)
 class _Body:
-    """One that has not arrived."""
+    """Body that has not arrived completely."""
 
     patience: asyncio.Timeout
     num_bytes: int = 0
     is_given_up: bool = False
 
     def give_up(self) -> None:
-        """Wake its reader, which answers that there was no room."""
+        """Wake the reader, which then answers 503."""
         self.is_given_up = True
         if not self.patience.expired():
             self.patience.reschedule(asyncio.get_running_loop().time())
 
 
 class UnfinishedBodies:
-    """Bodies of which a part has come.
+    """Set of bodies that have arrived in part.
 
     Args:
-        max_bytes: of all together.
+        max_bytes: limit for all bodies together.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -57,16 +57,16 @@ class UnfinishedBodies:
         self.num_bytes = 0
         """Bytes of the bodies that are still being read."""
         self._bodies: dict[_Body, None] = {}
-        """In the order in which they began."""
+        """Bodies in order of arrival."""
 
     def begin(self, patience: asyncio.Timeout) -> _Body:
-        """Add one; `patience` ends its reading."""
+        """Add a body; `patience` is the timeout of its reading."""
         body = _Body(patience)
         self._bodies[body] = None
         return body
 
     def grow(self, body: _Body, num_bytes: int) -> None:
-        """Count what came of one, and give up what there is no room for."""
+        """Count bytes that arrived, and drop bodies while the limit is exceeded."""
         if body.is_given_up:
             return
         body.num_bytes += num_bytes
@@ -77,19 +77,19 @@ class UnfinishedBodies:
             first.give_up()
 
     def end(self, body: _Body) -> None:
-        """Forget one: it is complete, or nobody waits for it any more."""
+        """Remove a body that is complete or no longer read."""
         if body in self._bodies:
             del self._bodies[body]
             self.num_bytes -= body.num_bytes
 
 
 class BodyReader:
-    """Reads bodies.
+    """Reader of request bodies.
 
     Args:
-        max_bytes: of one.
-        timeout_s: from its headers on one may take so long.
-        max_unfinished_bytes: of all that have not arrived.
+        max_bytes: limit for one body.
+        timeout_s: seconds that a body may take after its headers.
+        max_unfinished_bytes: limit for all bodies that have not arrived completely.
     """
 
     def __init__(self, max_bytes: int, timeout_s: float, max_unfinished_bytes: int) -> None:
@@ -101,8 +101,9 @@ class BodyReader:
         """Return the whole body.
 
         Raises:
-            HTTPError: 413, it is too large; 408, it has not arrived in time; 400, it never will; 503, there is no room
-                for it, or the server ends.
+            HTTPError: 413, too large; 408, timed out; 400, the client disconnected; 503, dropped for lack of room,
+            or the
+                server is shutting down.
         """
         length = headers.get("content-length", "")
         if length.isdecimal() and int(length) > self._max_bytes:
@@ -113,8 +114,8 @@ class BodyReader:
             async with asyncio.timeout(self._timeout_s) as patience:
                 while True:
                     message = await receive()
-                    if message["type"] == "http.disconnect":  # what came is not what was meant, even if it reads well
-                        raise HTTPError(400, "the client left before its body had arrived.", headers=CLOSE)
+                    if message["type"] == "http.disconnect":  # an incomplete body may still parse, so refuse it
+                        raise HTTPError(400, "the client disconnected before its body had arrived.", headers=CLOSE)
                     chunk: bytes = message.get("body", b"")
                     if len(content) + len(chunk) > self._max_bytes:
                         raise self._too_large()
@@ -128,8 +129,8 @@ class BodyReader:
                     self._unfinished.grow(body, len(chunk))
         except TimeoutError:
             raise self._not_arrived(body) from None
-        except asyncio.CancelledError:  # by the server, which ends: what is waited for would not be answered
-            message = "the server is shutting down, and the body has not arrived."
+        except asyncio.CancelledError:  # the server is ending and would not answer this request
+            message = "the server is shutting down before the body has arrived."
             raise HTTPError(503, message, kind="service_unavailable_error", headers=CLOSE) from None
         finally:
             if body is not None:
@@ -140,10 +141,10 @@ class BodyReader:
             message = f"the body did not arrive within {self._timeout_s:g} s (--body-timeout-s)."
             return HTTPError(408, message, code="timeout", headers=CLOSE)
         message = (
-            f"bodies that have not arrived hold more than {self._unfinished.max_bytes:,} bytes "
-            "(--max-unfinished-body-bytes), and this one is given up. Send it again, at once."
+            f"incomplete bodies hold more than {self._unfinished.max_bytes:,} bytes "
+            "(--max-unfinished-body-bytes), so this one was dropped. Send it again without pauses."
         )
-        # the connection stays: one that is closed with bytes unread is reset, and the answer is lost
+        # keep the connection: closing it with unread bytes resets it, and the answer is lost
         headers = {"retry-after": "1"}
         return HTTPError(503, message, kind="service_unavailable_error", code="overloaded", headers=headers)
 
@@ -159,21 +160,21 @@ JSON_PATHS = frozenset(
         *("/v1/messages", "/v1/messages/count_tokens", "/tokenize", "/detokenize", "/pools"),
     }
 )
-"""Paths that take a body with a schema, by POST."""
+"""Paths whose POST takes a body with a schema."""
 UTF8 = frozenset({"utf-8", "utf8", "us-ascii", "ascii"})
 _REMEDY = "Send it with 'content-type: application/json'."
 
 
 def check_media_type(method: str, path: str, headers: Headers) -> None:
-    """Refuse a body that is not JSON by its own words.
+    """Refuse a body that is not declared as JSON.
 
-    A page of another site can send a body without asking (a simple request) only in other types than JSON.
+    A page of another site can send a body without a preflight (a simple request) only in types other than JSON.
 
     Raises:
-        HTTPError: 415, it is of another type, or in another character set than UTF-8.
+        HTTPError: 415, another media type, or another character set than UTF-8.
     """
     given = headers.get("content-type")
-    if given == "application/json":  # what nearly everybody sends
+    if given == "application/json":  # the common case
         return
     if method == "POST" and path in JSON_PATHS and has_body(headers):
         _check_type(given)
@@ -181,19 +182,19 @@ def check_media_type(method: str, path: str, headers: Headers) -> None:
 
 def _check_type(given: str | None) -> None:
     if not given:
-        raise _unsupported("the body has no content type, and has to be JSON.")
+        raise _unsupported("the body has no content type; it must be JSON.")
     field = email.message.Message()
     field["content-type"] = given
     subtype = field.get_content_subtype()
     if field.get_content_maintype() != "application" or not (subtype == "json" or subtype.endswith("+json")):
-        raise _unsupported(f"the body is {given[:64]!r}, and has to be JSON.")
+        raise _unsupported(f"the body is {given[:64]!r}; it must be JSON.")
     charset = field.get_content_charset("utf-8")
     if charset not in UTF8:
-        raise _unsupported(f"the body is JSON in {charset[:64]!r}, and JSON is in UTF-8.")
+        raise _unsupported(f"the body is JSON in {charset[:64]!r}; it must be in UTF-8.")
 
 
 def has_body(headers: Headers) -> bool:
-    """Return whether a request has a body, as far as its head says."""
+    """Return whether a request has a body, according to its headers."""
     return headers.get("content-length", "0") != "0" or "transfer-encoding" in headers
 
 
@@ -203,30 +204,33 @@ def _unsupported(what: str) -> HTTPError:
 
 
 MAX_CODINGS = 2
-"""Codings of one body, one upon the other."""
+"""Nested codings of one body."""
 MAX_PARTS = 64
-"""Members of gzip, or frames of zstd, in one body. Empty ones take time and give nothing."""
+"""Members of gzip, or frames of zstd, in one body. Empty ones take time and yield no bytes."""
 MAX_LEAD_BYTES = 2**20
-"""What a body may be longer between two codings than its content so far. A decoder keeps what it gave last, and nobody
-counts that: a zstd frame to be skipped is megabytes of no content. Codings lead by a block of 128 KiB at most."""
+"""Bytes by which the body between two codings may exceed the content decoded so far.
+
+A decoder keeps its last output, which nothing else limits: a skippable zstd frame can be megabytes without content.
+Regular encoders lead by a block of at most 128 KiB.
+"""
 ZSTD_WINDOW_LOG = 23
-"""8 MiB: the most memory of a zstd decoder, and the largest window that a sender may use (RFC 9659)."""
+"""Window log of 8 MiB: the most memory of a zstd decoder, and the largest window that a sender may use (RFC 9659)."""
 GZIP_BITS = 16 + zlib.MAX_WBITS
 _ZLIB_METHOD = 8
-_NOT_AS_SAID = "Send it as its content-encoding says, or without the header."
+_NOT_AS_SAID = "Encode it as its content-encoding header says, or leave the header out."
 
 
 class _Part(Protocol):
-    """Decoder of one member, frame or stream, as zlib and zstd have it."""
+    """Decoder of one member, frame or stream: the interface of zlib's and zstd's decoders."""
 
     @property
     def eof(self) -> bool:
-        """Whether its end has come."""
+        """Whether the end of the stream has been reached."""
         ...
 
     @property
     def unused_data(self) -> bytes:
-        """Bytes that follow the end."""
+        """Bytes after the end of the stream."""
         ...
 
     def decompress(self, data: bytes, max_length: int, /) -> bytes:
@@ -235,25 +239,22 @@ class _Part(Protocol):
 
 
 class _Deflate:
-    """Decoder of 'deflate': the zlib format, or without its header, as some clients send it."""
+    """Decoder of 'deflate', in the zlib format or without its header, as some clients send it."""
 
     def __init__(self) -> None:
         self._held = b""
-        """Bytes that came while it was not certain which of the two it is."""
+        """Bytes that arrived before the format was known."""
         self._part: _Part | None = None
 
     @property
     def eof(self) -> bool:
-        """Whether its end has come."""
         return self._part is not None and self._part.eof
 
     @property
     def unused_data(self) -> bytes:
-        """Bytes that follow the end."""
         return b"" if self._part is None else self._part.unused_data
 
     def decompress(self, data: bytes, max_length: int, /) -> bytes:
-        """Decode `data`; return at most `max_length` bytes."""
         if self._part is None:
             data = self._held + data
             if len(data) < 2:
@@ -265,7 +266,7 @@ class _Deflate:
 
 
 def _zstd_module() -> Any:
-    """Return the module of zstd: the standard library's, or its backport; None on a platform that has neither."""
+    """Return the zstd module of the standard library or its backport; None if the platform has neither."""
     try:
         return importlib.import_module("compression.zstd" if sys.version_info >= (3, 14) else "backports.zstd")
     except ImportError:
@@ -273,7 +274,7 @@ def _zstd_module() -> Any:
 
 
 def _known_codings() -> Mapping[str, Callable[[], _Part]]:
-    """Return what makes a decoder, by the name of the coding."""
+    """Return factories of decoders, by the name of the coding."""
     known: dict[str, Callable[[], _Part]] = {
         "gzip": lambda: zlib.decompressobj(GZIP_BITS),
         "x-gzip": lambda: zlib.decompressobj(GZIP_BITS),
@@ -288,15 +289,15 @@ def _known_codings() -> Mapping[str, Callable[[], _Part]]:
 
 CODINGS = _known_codings()
 ACCEPTED = ", ".join(name for name in CODINGS if name != "x-gzip")
-"""For the header Accept-Encoding of a refusal."""
+"""Value of the Accept-Encoding header of a refusal."""
 
 
 class Decoder:
-    """Undoes one coding of a body that arrives in pieces.
+    """Decoder of one coding of a body that arrives in pieces.
 
     Args:
         coding: one of CODINGS.
-        most: bytes that it may give.
+        most: maximum number of decoded bytes.
     """
 
     def __init__(self, coding: str, most: int) -> None:
@@ -308,14 +309,14 @@ class Decoder:
 
     @property
     def num_given(self) -> int:
-        """Bytes that it has given."""
+        """Bytes decoded so far."""
         return self._most - self._num_left
 
     def feed(self, data: bytes) -> bytes:
-        """Return what the next piece of the body means.
+        """Return the decoded bytes of the next piece.
 
         Raises:
-            HTTPError: 413, it is too much; 400, it is not in this coding.
+            HTTPError: 413, too many bytes; 400, not valid in this coding.
         """
         pieces: list[bytes] = []
         while data:
@@ -323,7 +324,7 @@ class Decoder:
                 self._begin_part()
             try:
                 piece = self._part.decompress(data, self._num_left + 1)
-            except Exception as error:  # of zlib or zstd, which have a class each
+            except Exception as error:  # zlib and zstd have different exception classes
                 raise self._wrong(f"is not valid {self._coding}") from error
             if len(piece) > self._num_left:
                 raise _too_large(self._most)
@@ -333,18 +334,18 @@ class Decoder:
         return b"".join(pieces)
 
     def finish(self) -> None:
-        """Check that the end has come.
+        """Check that the data is complete.
 
         Raises:
-            HTTPError: 400, it has not.
+            HTTPError: 400, it is not.
         """
         if not self._part.eof:
             raise self._wrong(f"ends within its {self._coding} data")
 
     def _begin_part(self) -> None:
-        """Begin the next member or frame; a body may have several, one behind the other."""
+        """Begin the next member or frame; a body may have several in sequence."""
         if self._coding == "deflate":
-            raise self._wrong("goes on behind the end of its deflate data")
+            raise self._wrong("continues after the end of its deflate data")
         if self._num_parts == MAX_PARTS:
             raise self._wrong(f"has more than {MAX_PARTS} parts of {self._coding}")
         self._num_parts += 1
@@ -355,15 +356,15 @@ class Decoder:
 
 
 def decoded(receive: Receive, headers: Headers, most: int) -> Receive:
-    """Return a `receive` that gives the body as it is meant; the same one where it is sent as it is.
+    """Return a `receive` that yields the decoded body; `receive` itself if the body has no coding.
 
     Args:
-        receive: gives the body as it is sent.
-        headers: of the request.
-        most: bytes of the body, as sent and decoded.
+        receive: yields the body as sent.
+        headers: headers of the request.
+        most: limit in bytes, for the body as sent and as decoded.
 
     Raises:
-        HTTPError: 415, a coding is not known; what it gives raises 400 and 413, see Decoder.
+        HTTPError: 415, unknown coding; the returned function raises 400 and 413 like Decoder.
     """
     codings = _codings(headers) if has_body(headers) else ()
     if not codings:
@@ -378,13 +379,13 @@ def decoded(receive: Receive, headers: Headers, most: int) -> Receive:
             return message
         body: bytes = message.get("body", b"")
         num_bytes += len(body)
-        if num_bytes > most:  # parts without content count here alone
+        if num_bytes > most:  # the only limit on parts without content
             raise _too_large(most)
         for decoder in decoders:
             body = decoder.feed(body)
         if max(decoder.num_given for decoder in decoders) > decoders[-1].num_given + MAX_LEAD_BYTES:
-            lead = f"is over {MAX_LEAD_BYTES:,} bytes longer than its content"
-            told = f"between its codings the body {lead}. {_NOT_AS_SAID}"
+            lead = f"is more than {MAX_LEAD_BYTES:,} bytes longer than its content"
+            told = f"the body between its two codings {lead}. {_NOT_AS_SAID}"
             raise HTTPError(400, told, code="invalid_content_encoding")
         if num_bytes and not message.get("more_body", False):
             for decoder in decoders:
@@ -400,8 +401,8 @@ def _codings(headers: Headers) -> Sequence[str]:
     names = [name for name in (part.strip().lower() for part in field.split(",")) if name not in ("", "identity")]
     unknown = [name for name in names if name not in CODINGS]
     if unknown or len(names) > MAX_CODINGS:
-        told = f"{unknown[0][:64]!r} is not known" if unknown else f"it has more than {MAX_CODINGS} codings"
-        message = f"the body cannot be decoded: {told}; there are {ACCEPTED}. Send it in one of them, or as it is."
+        told = f"unknown coding {unknown[0][:64]!r}" if unknown else f"it has more than {MAX_CODINGS} codings"
+        message = f"the body cannot be decoded: {told}; known: {ACCEPTED}. Use one of these, or none."
         accepted = {"accept-encoding": ACCEPTED}
         raise HTTPError(415, message, code="unsupported_content_encoding", headers=accepted)
     return names

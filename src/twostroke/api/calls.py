@@ -1,4 +1,4 @@
-"""Calls by their urls: what a body has to be, who answers it, and the routes. Files of requests use the same calls."""
+"""Calls by url: body schema, handler and routes. Batch files use the same calls."""
 
 from __future__ import annotations
 
@@ -32,31 +32,31 @@ Headers = Mapping[str, str]
 
 @dataclass(frozen=True, slots=True)
 class CallKind(Generic[Body]):
-    """What one url takes and does."""
+    """Body schema and handler of one url."""
 
     body: type[Body]
     call: Callable[[ServerContext, Body], Call]
-    """Raises HTTPError where there is no such model."""
+    """Factory of the call; it raises HTTPError if the model does not exist."""
 
 
 def completion(context: ServerContext, body: CompletionRequest) -> Completion:
-    """Continue a text."""
+    """Return the call that continues a text."""
     return Completion(context.engine, body, context.head("cmpl", body.model, body.request_id))
 
 
 def chat(context: ServerContext, body: ChatRequest) -> Chat:
-    """Answer a conversation."""
+    """Return the call that answers a conversation."""
     head = context.head("chatcmpl", body.model, body.request_id)
     return Chat(context.engine, limited(body, context.config), context.dialect, head)
 
 
 def checked(context: ServerContext, request: ChatRequest, words: Words) -> ChatRequest:
-    """Return a chat that came in other words, with the server's limit; the limits on parameters are checked here.
+    """Return a chat from another API's request with the server's limits applied.
 
     Args:
-        context: of the server.
-        request: the chat that asks for the same.
-        words: what the client calls parameters.
+        context: context of the server.
+        request: the equivalent chat.
+        words: the client's names of parameters.
 
     Raises:
         InvalidParameter: its parameters are too long.
@@ -67,7 +67,7 @@ def checked(context: ServerContext, request: ChatRequest, words: Words) -> ChatR
 
 
 def limited(request: ChatRequest, config: ServerConfig) -> ChatRequest:
-    """Return the request with the server's limit on its output, where it sets none itself."""
+    """Return the request with the server's default output limit, if it sets none itself."""
     limit = config.default_max_tokens
     if limit is None or request.max_tokens is not None or request.max_completion_tokens is not None:
         return request
@@ -78,11 +78,11 @@ CALLS: Mapping[str, CallKind[Any]] = {
     "/v1/completions": CallKind(CompletionRequest, completion),
     "/v1/chat/completions": CallKind(ChatRequest, chat),
 }
-"""What files may ask for."""
+"""Urls that batch files may use."""
 
 
 def generate_router(context: ServerContext) -> APIRouter:
-    """The routes of OpenAI's older APIs."""
+    """Return the routes of OpenAI's completions and chat APIs."""
     router = APIRouter(tags=["generate"], route_class=BodyRoute)
 
     @router.post("/v1/completions", responses=EVENTS)
@@ -105,11 +105,11 @@ def generate_router(context: ServerContext) -> APIRouter:
 
 
 def messages_router(context: ServerContext) -> APIRouter:
-    """The routes of Anthropic's API."""
+    """Return the routes of Anthropic's API."""
     router = APIRouter(tags=["messages"], route_class=BodyRoute)
 
     def begun(body: CountTokensRequest) -> tuple[Headers, MessageCall]:
-        """Return headers for the answer, and its call."""
+        """Return headers for the response, and the call."""
         asked = chat_of_messages(body)
         headers = context.check_fields(body, asked)
         request = checked(context, asked, MessageCall.words)
@@ -124,7 +124,7 @@ def messages_router(context: ServerContext) -> APIRouter:
 
     @router.post("/v1/messages/count_tokens")
     async def count_tokens(body: CountTokensRequest) -> Response:
-        """Tokens of the prompt that a message would have."""
+        """Count the prompt tokens that a message would have."""
         headers, counted = await beside_the_loop(lambda: begun(body), amount_of(body))
         return json_response({"input_tokens": await counted.count_tokens()}, headers)
 
@@ -132,11 +132,11 @@ def messages_router(context: ServerContext) -> APIRouter:
 
 
 def responses_router(context: ServerContext) -> APIRouter:
-    """The route of the Responses API."""
+    """Return the route of the Responses API."""
     router = APIRouter(tags=["responses"], route_class=BodyRoute)
 
     def begun(body: ResponsesRequest) -> tuple[Headers, ChatRequest, ResponseCall]:
-        """Return headers for the answer, the chat that asks for the same, and its call."""
+        """Return headers for the response, the equivalent chat, and the call."""
         asked = chat_of_response(body)
         headers = context.check_fields(body, asked)
         request, head = checked(context, asked, ResponseCall.words), context.head("resp", body.model)
@@ -144,7 +144,7 @@ def responses_router(context: ServerContext) -> APIRouter:
 
     @router.post("/v1/responses", responses=EVENTS)
     async def responses(body: ResponsesRequest, request: Request) -> Response:
-        """Answer a conversation that comes as a whole: nothing is stored."""
+        """Answer a conversation that is sent in full; nothing is stored."""
         headers, asked, call = await beside_the_loop(lambda: begun(body), amount_of(body))
         caller, streams = context.caller(request, "chat", asked), bool(body.stream)
         return await respond(call, request, caller, streams=streams, headers=headers, on_error=call.failure)
@@ -153,12 +153,12 @@ def responses_router(context: ServerContext) -> APIRouter:
 
 
 def embeddings_router(context: ServerContext) -> APIRouter:
-    """The route of embeddings."""
+    """Return the route of embeddings."""
     router = APIRouter(tags=["embeddings"], route_class=BodyRoute)
 
     @router.post("/v1/embeddings")
     async def embeddings(body: EmbeddingRequest, request: Request) -> Response:
-        """Texts as vectors: the model's hidden state of the last token."""
+        """Embed texts as the model's hidden state of the last token."""
         headers = context.check_fields(body)
         body.check_refused()
         call = Embeddings(context.engine, body, context.head("embd", body.model))

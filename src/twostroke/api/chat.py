@@ -1,4 +1,4 @@
-"""A chat completion, as OpenAI writes it: whole or as a stream, and its choices. No HTTP in here."""
+"""Chat completions in OpenAI's format, whole or streamed. This module has no HTTP."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ Object = dict[str, Any]
 
 
 class ChatChoice:
-    """Writes one choice, whole or piece by piece.
+    """Writer of one choice, whole or in deltas.
 
     Args:
-        text: reads the choice.
-        prefix: text that stands before the content (the message that is continued, where it is to be echoed).
+        text: reader of the choice.
+        prefix: text before the content (the continued message, if it is to be echoed).
         shows_reasoning: whether the client wants the reasoning.
-        names_tool: whether the client named the one tool to call: then a call is no reason to stop for.
+        names_tool: whether the client named the tool to call; the finish reason is then not "tool_calls".
     """
 
     def __init__(self, text: ChoiceText, *, prefix: str, shows_reasoning: bool, names_tool: bool) -> None:
@@ -54,15 +54,15 @@ class ChatChoice:
 
     @property
     def num_reasoning_tokens(self) -> int:
-        """Of what was read so far."""
+        """Reasoning tokens read so far."""
         return self._text.num_reasoning_tokens
 
     def message(self, part: CompletionOutput) -> Object:
-        """The whole message."""
+        """Return the whole message."""
         is_cut = part.finish_reason is not FinishReason.STOP
         parsed = join_deltas(self._text.read(part))
         self._has_calls = bool(parsed.tool_calls)
-        # that a call is half is told by finish reason "length" and by nothing else
+        # an incomplete call is reported only with finish reason "length"
         calls = [call for call in parsed.tool_calls if is_cut or is_whole_value(call.arguments)]
         content = self._prefix + parsed.content
         message: Object = {
@@ -77,7 +77,7 @@ class ChatChoice:
         return message
 
     def deltas(self, part: CompletionOutput) -> list[Object]:
-        """What is new, as the deltas of chunks; empty when nothing is certain yet."""
+        """Return the new deltas; empty while the meaning of the text is not certain."""
         found: Sequence[Delta] = self._text.read(part)
         found = found if len(found) < 2 else _joined(found)
         deltas = [written for delta in found if (written := self._written(delta)) is not None]
@@ -90,7 +90,7 @@ class ChatChoice:
         return deltas
 
     def finish_reason(self, part: CompletionOutput) -> str | None:
-        """Why it ended, once it has."""
+        """Return the finish reason; None before the end."""
         has_called = self._has_calls and not self._text.has_half_call
         if part.finish_reason is FinishReason.STOP and has_called and not self._names_tool:
             return "tool_calls"
@@ -110,7 +110,7 @@ class ChatChoice:
 
 
 def _joined(deltas: Sequence[Delta]) -> Sequence[Delta]:
-    """Neighbours of one kind as one."""
+    """Return the deltas with adjacent ones of one kind joined."""
     joined: list[Delta] = []
     for delta in deltas:
         append_joined(joined, delta)
@@ -125,10 +125,10 @@ class Chat(Conversation):
     """One call of /v1/chat/completions.
 
     Args:
-        engine: that answers.
-        request: checked against the schema.
-        dialect: how the model writes reasoning and tool calls.
-        head: of the answer.
+        engine: engine that runs it.
+        request: request that matches the schema.
+        dialect: syntax of the model's reasoning and tool calls.
+        head: head of the answer.
     """
 
     def __init__(self, engine: EngineClient, request: ChatRequest, dialect: Dialect, head: AnswerHead) -> None:
@@ -140,16 +140,16 @@ class Chat(Conversation):
         self._says_usage_along = options is not None and options.says_usage_along
         says_more = self._says_usage_along or request.logprobs or request.return_token_ids
         self._is_regular = not says_more
-        """Whether one chunk differs from the next by its delta alone."""
+        """Whether chunks differ by their deltas alone."""
         self._has_logprobs = bool(request.logprobs) or request.prompt_logprobs is not None
         self._repeated: dict[int, RepeatedEvent] = {}
         self._has_begun = False
         self._prompt_logprobs: list[msgspec.Raw | None] | None = None
-        """Scores of the prompt. A stream brings them with its first output, even if that has no text."""
+        """Log-probabilities of the prompt. A stream sends them with its first chunk, even if that has no text."""
         self._choices: dict[int, ChatChoice] = {}
 
     async def answer(self) -> Object:
-        """The whole answer; raises what Generation.whole raises."""
+        """Return the whole answer; raise what Generation.whole raises."""
         output = await self.whole()
         if takes_long(output):
             return await asyncio.to_thread(self._whole, output)
@@ -175,13 +175,12 @@ class Chat(Conversation):
         return answer
 
     def events(self, number: int, output: RequestOutput) -> bytes | Later:
-        """What is new of a streamed answer; nothing while it is not certain what the text means."""
         if self._has_logprobs and takes_long(output):
             return partial(self._events_now, number, output)
         return self._events_now(number, output)
 
     def _events_now(self, number: int, output: RequestOutput) -> bytes:
-        if self._wants_usage:  # else nobody is told
+        if self._wants_usage:  # otherwise usage is not reported
             self.usage.add(number, output)
         self._hear_prompt(output)
         events = b""
@@ -190,7 +189,7 @@ class Chat(Conversation):
         return events
 
     def _events_of(self, part: CompletionOutput, output: RequestOutput) -> bytes:
-        """One choice's."""
+        """Return the events of one choice."""
         deltas = self._choice(part.index).deltas(part)
         if self._is_regular and self._has_begun and part.finish_reason is None and _is_content(deltas):
             repeated = self._repeated.get(part.index)
@@ -209,7 +208,7 @@ class Chat(Conversation):
         return event(chunk)
 
     def _content_event(self, part: CompletionOutput) -> RepeatedEvent:
-        """Most events of most answers: more of the content, and nothing else."""
+        """Return the template of the most frequent event: more content and nothing else."""
         usage = {"usage": None} if self._wants_usage else {}
 
         def body(content: str) -> Object:
@@ -219,13 +218,12 @@ class Chat(Conversation):
         return RepeatedEvent(body)
 
     def last_events(self) -> bytes:
-        """What a streamed answer ends with."""
         if not self._wants_usage:
             return DONE
         return event({**self._chunk_head, "choices": [], "usage": self._usage_now()}) + DONE
 
     def _pieces(self, deltas: list[Object], part: CompletionOutput) -> list[Object]:
-        """The choices of the chunks that say what is new; what ends with them is in the last one."""
+        """Return the chunks' choices for these deltas; the last one has the fields of a choice's end."""
         end = self._end(self._choice(part.index), part)
         if not deltas and (part.finish_reason is not None or end["logprobs"] or "token_ids" in end):
             deltas = [{}]
@@ -241,7 +239,7 @@ class Chat(Conversation):
         if index not in self._choices:
             self._choices[index] = ChatChoice(
                 self.choice_text(),
-                prefix=self.said if self.request.echo else "",  # what the answer goes on in
+                prefix=self.said if self.request.echo else "",  # the message that is continued
                 shows_reasoning=self.request.include_reasoning is not False,
                 names_tool=isinstance(self.tools.choice, NamedTool),
             )
@@ -252,7 +250,7 @@ class Chat(Conversation):
         return self.usage.as_json()
 
     def _end(self, choice: ChatChoice, part: CompletionOutput) -> Object:
-        """What a choice says beside its message."""
+        """Return the fields of a choice beside its message."""
         end: Object = {
             "logprobs": self._logprobs(part) if self.request.logprobs else None,
             "finish_reason": choice.finish_reason(part),

@@ -1,4 +1,4 @@
-"""A completion: from the request's fields to the engine and back, whole or as a stream. No HTTP in here."""
+"""Completions, from the request's fields to the engine and back, whole or streamed. This module has no HTTP."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ class Completion(Opened):
     """One call of /v1/completions.
 
     Args:
-        engine: that answers.
-        request: checked against the schema.
-        head: of the answer.
+        engine: engine that runs it.
+        request: request that matches the schema.
+        head: head of the answer.
     """
 
     def __init__(self, engine: EngineClient, request: CompletionRequest, head: AnswerHead) -> None:
@@ -53,7 +53,7 @@ class Completion(Opened):
         self._usage = UsageCount()
         self._n = request.n or 1
         self._prompt_logprobs: dict[int, Sequence[LogprobsAtPosition | None]] = {}
-        """By prompt; the first piece of a stream brings them, and every choice is to have them."""
+        """Log-probabilities by prompt. The first output of a stream has them, and every choice needs them."""
         self._scores: dict[int, _Scores] = {}
         self._writers: dict[tuple[int, int], _ChoiceWriter] = {}
         self._has_logprobs = request.logprobs is not None or request.prompt_logprobs is not None
@@ -61,14 +61,14 @@ class Completion(Opened):
         options = request.stream_options
         self._says_usage_along = options is not None and options.says_usage_along
         self._no_usage: Object = {"usage": None} if options is not None and options.include_usage else {}
-        """What every event but the last says of it."""
+        """Usage fields of every event but the last."""
 
     async def open(self, caller: Caller) -> None:
-        """Checks everything and queues the prompts.
+        """Check everything and queue the prompts.
 
         Raises:
             ClientError: a field cannot be used.
-            EngineUnavailable: no engine takes requests now.
+            EngineUnavailable: no engine accepts requests now.
         """
         request = self._request
         request.check_refused()
@@ -86,7 +86,7 @@ class Completion(Opened):
         self._begin(request, prompts, caller, streams=bool(request.stream))
 
     async def answer(self) -> Object:
-        """The whole answer; raises what AnswerGeneration.whole raises."""
+        """Return the whole answer; raise what AnswerGeneration.whole raises."""
         outputs = await self.generation.whole()
         if any(map(takes_long, outputs)):
             return await asyncio.to_thread(self._whole, outputs)
@@ -106,7 +106,6 @@ class Completion(Opened):
         return {**self._head, "choices": choices, "usage": self._usage.as_json()}
 
     def events(self, number: int, output: RequestOutput) -> bytes | Later:
-        """What is new of a streamed answer."""
         if self._has_logprobs:
             if output.prompt_logprobs is not None:
                 self._prompt_logprobs[number] = output.prompt_logprobs
@@ -119,7 +118,7 @@ class Completion(Opened):
     def _events_now(self, number: int, output: RequestOutput) -> bytes:
         if self._leaves_out_tokens:
             _leave_out_tokens(output)
-        if self._no_usage:  # else nobody is told
+        if self._no_usage:  # otherwise usage is not reported
             self._usage.add(number, output)
         usage = {"usage": self._usage.as_json()} if self._says_usage_along else self._no_usage
         events = b""
@@ -128,11 +127,10 @@ class Completion(Opened):
         return events
 
     def last_events(self) -> bytes:
-        """What a streamed answer ends with."""
         return event({**self._head, "choices": [], "usage": self._usage.as_json()}) + DONE if self._no_usage else DONE
 
     def _best(self, parts: Sequence[CompletionOutput]) -> Sequence[CompletionOutput]:
-        """The n most likely per token, the most likely first; all of them as they are when there is no choice."""
+        """Return the n choices with the highest mean log-probability, best first; unchanged if there are only n."""
         if len(parts) == self._n:
             return parts
         return sorted(parts, key=_mean_logprob, reverse=True)[: self._n]
@@ -147,7 +145,7 @@ class Completion(Opened):
 
 
 class _Scores:
-    """Log-probabilities of one prompt, which all of its choices have: they are written once."""
+    """Log-probabilities of one prompt, encoded once for all of its choices."""
 
     def __init__(self) -> None:
         self._entries: Sequence[LogprobsAtPosition | None] | None = None
@@ -160,7 +158,7 @@ class _Scores:
 
 
 class _ChoiceWriter:
-    """Writes one choice, whole or piece by piece; the first piece brings what is said of the prompt."""
+    """Writer of one choice, whole or in chunks; the first chunk has the fields about the prompt."""
 
     def __init__(
         self,
@@ -178,15 +176,15 @@ class _ChoiceWriter:
         as_token_ids = bool(request.return_tokens_as_token_ids)
         self._logprobs = CompletionLogprobs(engine.tokenizer, as_token_ids=as_token_ids)
         self.is_first = True
-        """Whether nothing of the choice was written."""
+        """Whether nothing of the choice has been written."""
         options = request.stream_options
         self._is_regular = request.logprobs is None and not (options is not None and options.says_usage_along)
-        """Whether one chunk differs from the next by its text and its token ids alone."""
+        """Whether chunks differ by their texts and token ids alone."""
         self._has_token_ids = bool(request.return_token_ids)
         self._repeated: RepeatedEvent | None = None
 
     def event(self, output: RequestOutput, part: CompletionOutput, usage: Object) -> bytes:
-        """A chunk of a stream."""
+        """Return a chunk of a stream."""
         if self._repeated is not None and part.finish_reason is None:
             values = (part.text, part.token_ids) if self._has_token_ids else (part.text,)
             return self._repeated.filled(*values)
@@ -227,14 +225,14 @@ class _ChoiceWriter:
         token_ids: Sequence[int] = part.token_ids
         entries: Sequence[LogprobsAtPosition | None] = part.logprobs or []
         if echoes:
-            # the second of n choices was generated without them: the first one's are its own
+            # only the first of n choices computes the prompt's log-probabilities; all choices share them
             token_ids = (*output.prompt_token_ids, *token_ids)
             entries = [*(output.prompt_logprobs or ()), *entries]
         return as_written(self._logprobs.of(token_ids, entries, self._request.logprobs or 0), len(token_ids))
 
 
 def _leave_out_tokens(output: RequestOutput) -> None:
-    """Take the token out that was made because a step has to run; the answer ends before it, whatever token it is."""
+    """Remove the token of a request with max_tokens 0, which is generated because a step must run."""
     for part in output.outputs:
         part.text, part.token_ids = "", ()
         part.logprobs = None if part.logprobs is None else []
@@ -248,10 +246,10 @@ def _mean_logprob(part: CompletionOutput) -> float:
 
 
 def completion_params(request: CompletionRequest, form: StructuredOutputs | None) -> SamplingParams:
-    """The sampling of a completion whose output has to have that form.
+    """Return the sampling parameters of a completion whose output must have `form`.
 
     Raises:
-        InvalidParameter: fields that contradict each other, or a value that cannot be used.
+        InvalidParameter: fields contradict each other, or a value cannot be used.
     """
     given = shared_params(request, form)
     if request.max_tokens is not None:
@@ -263,16 +261,16 @@ def completion_params(request: CompletionRequest, form: StructuredOutputs | None
     if request.best_of is not None:
         _check_best_of(request, request.best_of)
         given["n"] = request.best_of
-        given.setdefault("logprobs", 0)  # they are ranked by it
+        given.setdefault("logprobs", 0)  # choices are ranked by log-probability
     return SamplingParams(**given)
 
 
 def _one_step(request: CompletionRequest) -> int:
-    """Return 1 for max_tokens 0: a step has to run for the log-probabilities of the prompt."""
+    """Return 1 for max_tokens 0: log-probabilities of the prompt need one step."""
     if not request.echo:
         raise InvalidParameter("max_tokens", 0, "must be at least 1 unless echo is set")
     if request.min_tokens:
-        raise InvalidParameter("min_tokens", request.min_tokens, "at most max_tokens, which is 0")
+        raise InvalidParameter("min_tokens", request.min_tokens, "must be at most max_tokens, which is 0")
     return 1
 
 
@@ -281,4 +279,4 @@ def _check_best_of(request: CompletionRequest, best_of: int) -> None:
     if best_of < n:
         raise InvalidParameter("best_of", best_of, f"must be at least n, which is {n}")
     if request.stream and best_of != n:
-        raise InvalidParameter("best_of", best_of, "cannot be chosen from before all are there; this is a stream")
+        raise InvalidParameter("best_of", best_of, f"must equal n, which is {n}, in a stream")

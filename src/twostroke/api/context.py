@@ -1,4 +1,4 @@
-"""What every route shares: the engine, the settings, the names and the clock of answers."""
+"""State shared by all routes: engine, settings, model names and clock."""
 
 from __future__ import annotations
 
@@ -32,21 +32,21 @@ log = get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ServerContext:
-    """One server."""
+    """State of one server."""
 
     engine: EngineClient
     config: ServerConfig
     dialect: Dialect
     model_names: tuple[str, ...]
-    """What clients may call the model; answers have the first."""
+    """Names of the model that clients may use; answers default to the first."""
     started_s: int
-    """When, in whole seconds since 1970."""
+    """Time of the start, in whole seconds since 1970."""
     admission: QueueAdmission
     observation: Observation
     pools: ScalablePools | None
-    """None: one process does everything."""
+    """The engine's pools; None if one process does everything."""
     lab: Lab | None
-    """The switchboard, where there is one."""
+    """The lab of experiments, if it is enabled."""
 
     @classmethod
     def of(
@@ -58,9 +58,9 @@ class ServerContext:
         pools: ScalablePools | None = None,
         lab: Lab | None = None,
     ) -> ServerContext:
-        """Of an engine that was started with `model`, which may be called so unless served_model_name says else.
+        """Return the context of a started engine. Clients call the model `model` unless served_model_name is set.
 
-        The observation is one that hears the engine's events; without, nothing is known of its past.
+        `observation` receives the engine's events; without it no history is available.
         """
         engine.inputs.chat_template.look()
         return cls(
@@ -76,7 +76,7 @@ class ServerContext:
         )
 
     def caller(self, request: Request, operation: str, body: WireObject | None = None) -> Caller:
-        """Who asks, and for what; the body was read fully when the gate noted the time."""
+        """Return the caller of a request. Its arrival time is when the gate had read the whole body."""
         state = request.scope["state"]
         tracer, texts = self.observation.tracer, self.observation.texts
         tenant: str = state.get("tenant", "")
@@ -99,20 +99,20 @@ class ServerContext:
         """Return the head of an answer.
 
         Args:
-            prefix: of its id, such as cmpl.
-            model: the name that the client calls the model by, if any.
-            wanted: a name of the caller's, for the id.
+            prefix: prefix of the id, such as cmpl.
+            model: model name in the request, if any.
+            wanted: the caller's request id, if any.
 
         Raises:
-            HTTPError: 404, there is no such model.
+            HTTPError: 404, the model does not exist.
         """
         return AnswerHead(f"{prefix}-{wanted or uuid.uuid4().hex}", self.check_model(model), int(time.time()))
 
     def check_model(self, name: str | None) -> str:
-        """The name that the answer gives the model.
+        """Return the model name for the answer.
 
         Raises:
-            HTTPError: 404, there is no such model.
+            HTTPError: 404, the model does not exist.
         """
         if name is None or name in self.model_names:
             return name or self.model_names[0]
@@ -121,20 +121,20 @@ class ServerContext:
         raise HTTPError(404, message, code="model_not_found", param="model")
 
     def unknown_fields(self, request: WireObject) -> list[str]:
-        """Paths of the fields that nobody reads, the model's chat template included."""
+        """Return paths of the fields that are unused, also by the model's chat template."""
         reads = self.engine.inputs.chat_template.mentions
         unknown = request.unknown_fields
         return [path for path in unknown if not (path.startswith(MESSAGES) and reads(path.rpartition(".")[2]))]
 
     def check_fields(self, request: WireObject, chat: ChatRequest | None = None) -> Mapping[str, str]:
-        """Headers that name the fields nobody knows, and what the model does not see.
+        """Return headers that name the unknown fields, and the parts that the model does not see.
 
         Args:
-            request: as it came.
-            chat: that asks for the same, where the request is a conversation in other words.
+            request: the request as sent.
+            chat: the equivalent chat, if the request is a conversation of another API.
 
         Raises:
-            HTTPError: 400, there are some and the server is strict.
+            HTTPError: 400, there are unknown or unseen fields and the server is strict, or there are too many.
             InvalidParameter: its parameters are too long.
         """
         if isinstance(request, SamplingFields):
@@ -147,9 +147,9 @@ class ServerContext:
         return {**self._told_unknown(unknown), **unseen} if unknown else unseen
 
     def _told_unknown(self, unknown: Sequence[str]) -> Mapping[str, str]:
-        """Return a header that names the fields nobody knows."""
+        """Return a header that names the unknown fields."""
         if len(unknown) > MAX_UNKNOWN:
-            message = f"more than {MAX_UNKNOWN} fields of the request are unknown, {unknown[0][:64]!r} among them."
+            message = f"more than {MAX_UNKNOWN} fields of the request are unknown, such as {unknown[0][:64]!r}."
             raise HTTPError(400, message, code="unknown_field", param=unknown[0][:64])
         names = ", ".join(_printable(name) for name in unknown)
         if self.config.strict:
@@ -161,18 +161,18 @@ class ServerContext:
         return {"x-ignored-params": names}
 
     def _check_unseen(self, request: WireObject, asked: ChatRequest) -> Mapping[str, str]:
-        """Return a header that names what the chat template does not write of a conversation.
+        """Return a header that names the parts of a conversation that the chat template does not render.
 
-        Tools act nonetheless where a forced call or a form makes the model write them. The calls of earlier turns and
-        the text beside them are never refused: what a server has answered can always be sent back to it.
+        Unrendered tools are still used if a forced call or a structured output makes the model write a call. Calls of
+        earlier turns and the text beside them are never refused, so a client can always send back the server's answers.
         """
         is_free = asked.tool_choice in (None, "auto") and asked.structured_outputs is None
         template = self.engine.inputs.chat_template
         unseen = template.unwritten(asked.messages, has_tools=bool(asked.tools) and is_free)
         if TOOLS in unseen and self.config.strict:
-            message = "tools: this model's chat template does not write them, so the model would not see them."
+            message = "tools: this model's chat template does not render them, so the model would not see them."
             remedy = (
-                "Leave them out, require a call (tool_choice), or start the server with a --chat-template that writes "
+                "Leave them out, require a call (tool_choice), or start the server with a --chat-template that renders "
                 "them, or without --strict."
             )
             raise HTTPError(400, f"{message} {remedy}", code="unseen_field", param="tools")
@@ -187,17 +187,17 @@ _TURNS_IN: Mapping[type[WireObject], tuple[str, str]] = {
     MessagesRequest: ("messages.content.tool_use", "messages.content.text"),
     ResponsesRequest: ("input.function_call", "input.message"),
 }
-"""Where requests have the calls of earlier turns, and the text of a turn that calls."""
+"""Paths of the calls of earlier turns, and of the text of a turn with calls, by type of request."""
 
 
 def _printable(name: str) -> str:
-    """A name that strangers made up, fit for a header and a line of a log."""
+    """Return a client's field name, made safe for headers and log lines."""
     ascii_only = name.encode("ascii", "backslashreplace").decode()[:64]
     return "".join(c if c.isprintable() else "?" for c in ascii_only)
 
 
 def _attributes(body: WireObject | None) -> dict[str, str | int | float]:
-    """What OpenTelemetry's GenAI conventions call the fields of a request; those that were given."""
+    """Return the given fields of a request under the names of OpenTelemetry's GenAI conventions."""
     names = ("temperature", "top_p", "top_k", "seed", "max_tokens", "presence_penalty", "frequency_penalty")
     given = {f"gen_ai.request.{name}": getattr(body, name, None) for name in names}
     return {name: value for name, value in given.items() if value is not None}

@@ -1,10 +1,10 @@
-"""A conversation on its way through the engine, whichever API it came by; how the answer is written is for others.
+"""Conversation that runs through the engine, the same for all APIs; subclasses write the answer.
 
     /v1/chat/completions ──────────────────┐                              ┌─► chat.py
     /v1/messages  ─► chat_of_messages() ───┼─► ChatRequest ─► Conversation ├─► messages.py
     /v1/responses ─► chat_of_response() ───┘                              └─► responses.py
 
-What is wrong with a parameter is told by the name that the client knows it by.
+Errors about a parameter use the client's name of it.
 """
 
 from __future__ import annotations
@@ -42,18 +42,18 @@ from twostroke.tokenizer.messages import text_of
 from twostroke.tokenizer.tokenizer import TokenTexts
 
 Words = Mapping[str, str]
-"""Names of a chat's parameters to those of another API."""
+"""Map from a chat's parameter names to those of another API."""
 
 
 @contextlib.contextmanager
 def in_words(words: Words) -> Generator[None]:
-    """Raise what is wrong with a parameter as said of the client's own.
+    """Raise errors about a parameter under the client's name of it.
 
     Args:
         words: names that differ.
 
     Raises:
-        InvalidParameter: as the block does, by the client's name.
+        InvalidParameter: the block's own, with the client's name.
     """
     try:
         yield
@@ -64,30 +64,30 @@ def in_words(words: Words) -> Generator[None]:
 
 
 CHAT_WORDS: Words = MappingProxyType({"logprobs": "top_logprobs"})
-"""A chat's own field `logprobs` says whether there are any, and `top_logprobs` how many."""
+"""Names in a chat itself: `logprobs` is a flag there, and `top_logprobs` the number."""
 
 
 PROMPT_TAIL_TOKENS = 16
-"""Of the prompt's end, for the parser to see whether the template has opened the reasoning."""
+"""Tokens at the prompt's end from which the parser sees whether the template has opened the reasoning."""
 
 
 class PlainText:
-    """Reads a choice that is nothing but content: nobody parses it."""
+    """Reader of a choice that is content only; nothing is parsed."""
 
     num_reasoning_tokens: int = 0
     has_half_call: bool = False
 
     def read(self, part: CompletionOutput) -> list[Delta]:
-        """Return what is certain with the next output."""
+        """Return the deltas of the next output."""
         return [ContentDelta(part.text)] if part.text else []
 
 
 class ParsedText:
-    """Reads a choice in which the model may reason or call tools.
+    """Reader of a choice in which the model may reason or call tools.
 
     Args:
-        parser: of the model's dialect, for this choice alone.
-        token_texts: what each new token adds to the text, for this choice alone.
+        parser: parser of the model's dialect, for this choice alone.
+        token_texts: text that each new token adds, for this choice alone.
     """
 
     def __init__(self, parser: ChatParser, token_texts: TokenTexts) -> None:
@@ -96,7 +96,7 @@ class ParsedText:
 
     @property
     def num_reasoning_tokens(self) -> int:
-        """Of what was read so far."""
+        """Reasoning tokens read so far."""
         return self._parser.num_reasoning_tokens
 
     @property
@@ -105,7 +105,7 @@ class ParsedText:
         return self._parser.has_half_call
 
     def read(self, part: CompletionOutput) -> list[Delta]:
-        """Return what is certain with the next output, and all that is left with the last."""
+        """Return the deltas that are certain with the next output; with the last output, all that remain."""
         found = self._parser.push(part.text, self._token_texts.of(part.token_ids))
         if part.finish_reason is not None:
             found += self._parser.finish(is_cut=part.finish_reason is not FinishReason.STOP)
@@ -116,17 +116,17 @@ ChoiceText = PlainText | ParsedText
 
 
 class Conversation(Opened):
-    """One chat request; how its answer is written, subclasses say.
+    """One chat request; subclasses write its answer.
 
     Args:
-        engine: that answers.
-        request: checked against the schema.
-        dialect: how the model writes reasoning and tool calls.
-        head: of the answer.
+        engine: engine that runs it.
+        request: request that matches the schema.
+        dialect: syntax of the model's reasoning and tool calls.
+        head: head of the answer.
     """
 
     words: ClassVar[Words] = CHAT_WORDS
-    """What the client calls parameters, where that differs."""
+    """The client's names of parameters, if they differ."""
 
     def __init__(self, engine: EngineClient, request: ChatRequest, dialect: Dialect, head: AnswerHead) -> None:
         super().__init__(engine, head)
@@ -137,16 +137,16 @@ class Conversation(Opened):
         self._form: Form | None = None
         self._prompt_tail = ""
         self.said = ""
-        """The text of a turn that the model continues; empty where it begins one."""
+        """Text of the last message that the model continues; empty if it begins a new one."""
         self._shown_token_ids = frozenset[int]()
 
     @property
     def tier(self) -> dict[str, str]:
-        """What an answer says of how it was served, if it was asked for in a way."""
+        """The answer's service tier field, if the request has one."""
         return tier_of(self.request.service_tier, uses_priority=self.engine.facts.uses_priority)
 
     async def open(self, caller: Caller) -> None:
-        """Checks everything and queues the conversation; raises what Completion.open raises."""
+        """Check everything and queue the conversation; raise what Completion.open raises."""
         request = self.request
         with in_words(self.words):
             params = await beside_the_loop(self._checked_params, self._amount())
@@ -158,20 +158,20 @@ class Conversation(Opened):
         self._begin(request, [prompt], caller, streams=bool(request.stream))
 
     async def count_tokens(self) -> int:
-        """Tokens of the prompt, with everything checked as `open` does, and nothing run."""
+        """Return the number of prompt tokens. Everything is checked as in `open`, and nothing runs."""
         with in_words(self.words):
             await beside_the_loop(self._checked_params, self._amount())
         inputs = self.engine.inputs
         frames = bool(self.request.add_special_tokens)
 
-        def count() -> int:  # whoever asks may want to know by how much a conversation is too long
+        def count() -> int:  # no length check: the count of a conversation that is too long is wanted, too
             text = inputs.render_chat(self._chat())
             return len(inputs.encode(text, add_special_tokens=frames))
 
         return await off_the_loop(count, self._amount(), renders=True)
 
     async def whole(self) -> RequestOutput:
-        """All of the output; raises what AnswerGeneration.whole raises."""
+        """Return the whole output; raise what AnswerGeneration.whole raises."""
         (output,) = await self.generation.whole()
         self.usage.add(0, output)
         return output
@@ -185,11 +185,11 @@ class Conversation(Opened):
 
     @property
     def _is_plain(self) -> bool:
-        """Whether the text of a choice is nothing but content."""
+        """Whether the text of a choice is content only."""
         return self._dialect.reasoning_parser is None and self.tools.choice == "none"
 
     def _look_at_end(self, prompt: PromptInput) -> None:
-        """Keep what parsers have to know of the prompt."""
+        """Store what parsers need from the prompt."""
         self._shown_token_ids = prompt.shown_token_ids
         tail = prompt.prompt_token_ids[-PROMPT_TAIL_TOKENS:]
         self._prompt_tail = self.engine.tokenizer.decode(tail, skip_special_tokens=False)
@@ -197,7 +197,10 @@ class Conversation(Opened):
             self._prompt_tail = prompt.prompt_text or self._prompt_tail
 
     def _parser(self, hear_content: HearContent | None = None) -> ChatParser:
-        """Return a parser for one choice; where it has a form, only what the form writes as reasoning is reasoning."""
+        """Return a parser for one choice.
+
+        With a structured output only text that the form itself marks as reasoning is reasoning.
+        """
         return make_parser(
             self._dialect.tool_call_parser,
             self._dialect.reasoning_parser,
@@ -227,13 +230,13 @@ class Conversation(Opened):
             )
 
     def _amount(self) -> int:
-        """How much is looked at, rendered and turned into tokens."""
+        """Return the amount of input to check, render and tokenize."""
         request = self.request
         given = (request.messages, request.tools, request.documents, request.chat_template_kwargs)
         return amount_of(*given, request.bad_words, request.response_format)
 
     def _prompt(self, params: SamplingParams) -> PromptInput:
-        """The conversation in tokens, checked."""
+        """Return the conversation as checked tokens."""
         return self.engine.inputs.process_chat(
             self._chat(),
             params,
@@ -242,7 +245,7 @@ class Conversation(Opened):
         )
 
     def _answer_form(self) -> AnswerForm:
-        """Return what a parser asks of the text; stop strings are not looked for in reasoning and calls."""
+        """Return the parser's demands on the text; stop strings are searched in content only."""
         return AnswerForm(
             shown_tokens=self._parser().markup,
             end_tokens=self._dialect.turn_ends,
@@ -252,12 +255,12 @@ class Conversation(Opened):
 
     @property
     def _form_is_of_answer(self) -> bool:
-        """Whether the form leaves the model its calls, as JSON does; texts by other forms are all that it writes."""
+        """Whether calls are allowed beside the form: true for JSON; other forms describe the whole output."""
         given = self.request.structured_outputs
         return given is None or given.json_ is not None or bool(given.json_object)
 
     def _chat(self) -> ChatInputs:
-        """Return the conversation, and what the chat template gets beside it."""
+        """Return the conversation and the chat template's other inputs."""
         request = self.request
         template_kwargs = dict(request.chat_template_kwargs or {})
         if request.reasoning_effort is not None:
@@ -276,7 +279,7 @@ class Conversation(Opened):
 
 
 def chat_params(request: ChatRequest, form: StructuredOutputs | None) -> SamplingParams:
-    """The sampling of a chat whose output has to have that form; raises what `completion_params` raises."""
+    """Return the sampling parameters of a chat whose output must have `form`; raise what `completion_params` raises."""
     given = shared_params(request, form)
     given["max_tokens"] = request.max_completion_tokens or request.max_tokens
     if request.top_logprobs is not None and not request.logprobs:

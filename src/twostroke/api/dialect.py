@@ -1,4 +1,4 @@
-"""What a chat asks of the answer's text: reasoning and tool calls, as the served model writes them, and its form."""
+"""Syntax of the served model's reasoning and tool calls, and the form that a chat requires of its answer."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from twostroke.sampling_params import StructuredOutputs
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """The parsers of one server.
+    """Parsers of one server.
 
     Raises:
         InvalidParameter: there is no parser of that name.
@@ -29,7 +29,7 @@ class Dialect:
     reasoning_parser: str | None = None
 
     def __post_init__(self) -> None:
-        """Looks the names up, and that both read the same format."""
+        """Check that the parsers exist and read the same format."""
         make_parser(self.tool_call_parser, self.reasoning_parser)
         calls = TOOL_CALL_FAMILIES.get(self.tool_call_parser or "")
         reasoning = REASONING_FAMILIES.get(self.reasoning_parser or "")
@@ -37,28 +37,29 @@ class Dialect:
             raise InvalidParameter(
                 "tool_call_parser",
                 self.tool_call_parser,
-                f"needs the reasoning parser {calls.reasoning_parser}: calls and reasoning are channels of one format",
+                f"needs the reasoning parser {calls.reasoning_parser}: one format has both calls and reasoning",
                 f"Add --reasoning-parser {calls.reasoning_parser}.",
             )
         if calls is not None and reasoning is not None and reasoning.has_channels and not calls.reasoning_parser:
             raise InvalidParameter(
                 "reasoning_parser",
                 self.reasoning_parser,
-                f"cannot be combined with the tool call parser {self.tool_call_parser}: channels hold the calls, too",
+                f"cannot be combined with the tool call parser {self.tool_call_parser}: its format includes calls",
                 "Use --tool-call-parser openai.",
             )
 
     @property
     def turn_ends(self) -> tuple[str, ...]:
-        """Texts of tokens with which the model ends its turn."""
+        """Texts of the tokens that end the model's turn."""
         reasoning = REASONING_FAMILIES.get(self.reasoning_parser or "")
         return reasoning.turn_ends if reasoning is not None else ()
 
     def calls(self, tools: ChatTools) -> FreeCalls | RequiredCall | None:
-        """Return how the model writes calls beside a form, or the one that it must make; None for JSON, or no call.
+        """Return the syntax of the calls that are allowed beside a form, or of the required one; None for JSON or no
+        call.
 
         Raises:
-            InvalidParameter: a required call that this model cannot write.
+            InvalidParameter: the model cannot write the required call.
         """
         if tools.choice == "none" or self.tool_call_parser is None:
             return None
@@ -68,10 +69,10 @@ class Dialect:
         return required_call(family, tools.required)
 
     def tools_of(self, request: ChatRequest) -> ChatTools:
-        """The tools of a chat.
+        """Return the tools of a chat.
 
         Raises:
-            InvalidParameter: a choice that the tools do not leave, or calls that nobody here could recognise.
+            InvalidParameter: the tool choice does not match the tools, or no parser could recognise the calls.
         """
         tools = tuple(
             Tool(tool.function.name, tool.function.parameters)
@@ -89,31 +90,31 @@ class Dialect:
         if choice == "auto" and self.tool_call_parser is None:
             remedy = "Start the server with --tool-call-parser, or require a call (tool_choice required or a function)."
             raise InvalidParameter(
-                "tools", f"{len(tools)} tools", "tool calls of this model are not recognised", remedy
+                "tools", f"{len(tools)} tools", "no parser for this model's tool calls is set", remedy
             )
         return ChatTools(tools, choice, request.parallel_tool_calls is not False)
 
 
 def check_parsers(config: ServerConfig) -> None:
-    """Refuse names of parsers that there are not, before a model is loaded.
+    """Refuse unknown names of parsers before a model is loaded.
 
     Raises:
-        InvalidParameter: names the setting and the parsers there are.
+        InvalidParameter: names the setting and the known parsers.
     """
     Dialect(config.tool_call_parser, config.reasoning_parser)
 
 
 OWN_FIELD = "structured_outputs"
-"""The engine's word for forms, and a request's field that means just that."""
+"""Name of the request field whose meaning is the engine's own parameter."""
 
 
 @dataclass(frozen=True, slots=True)
 class Asker:
-    """Who asks for a form.
+    """Request field that asks for a form, for error messages.
 
     Attributes:
-        field: of the request.
-        told: what it asks for, where the engine's form was made of it and nobody would know it again.
+        field: name of the request field.
+        told: the value to show, if the engine's form was derived from it and would not be recognised.
     """
 
     field: str
@@ -121,7 +122,7 @@ class Asker:
 
     @contextlib.contextmanager
     def named(self) -> Generator[None]:
-        """Raise what the engine says of its form as said of the field that asked."""
+        """Raise errors about the engine's form under the name of the field that asked for it."""
         try:
             yield
         except InvalidParameter as error:
@@ -132,7 +133,7 @@ class Asker:
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """What an output has to be, and who asks for it."""
+    """Required form of an output, and the field that asks for it."""
 
     wanted: StructuredOutputs
     asker: Asker
@@ -141,17 +142,17 @@ class Form:
 def form_of(
     field: StructuredOutputsField | None, response_format: ResponseFormat | None, tools: ChatTools
 ) -> Form | None:
-    """Return the one form that the output of a chat has to have.
+    """Return the form that the output of a chat must have, if any.
 
-    A call that is required goes before `response_format`, which is about an answer in text.
+    A required call takes precedence over `response_format`, which describes an answer in text.
 
     Args:
-        field: of the request.
-        response_format: of the request.
-        tools: of the request.
+        field: `structured_outputs` of the request.
+        response_format: `response_format` of the request.
+        tools: tools of the request.
 
     Raises:
-        InvalidParameter: several ask, or one that cannot be followed.
+        InvalidParameter: several fields ask for a form, or one is not supported.
     """
     found: list[Form] = []
     if field is not None:
@@ -167,17 +168,17 @@ def form_of(
             found.append(Form(_of_format(response_format), asker))
     if len(found) > 1:
         asked = " and ".join(form.asker.field for form in found)
-        raise InvalidParameter(asked, "...", "each constrains the output", "Ask for one of them.")
+        raise InvalidParameter(asked, "...", "each constrains the output", "Use only one of them.")
     return found[0] if found else None
 
 
 def structured_outputs(field: StructuredOutputsField) -> StructuredOutputs:
-    """Return the form that the field of that name asks for.
+    """Return the form of a `structured_outputs` field.
 
     Raises:
-        InvalidParameter: it cannot be followed.
+        InvalidParameter: the form is not supported.
     """
-    # JSON null is "not given"; unknown kinds were named already
+    # JSON null means "not given"; unknown kinds were refused before
     given = {"json" if name == "json_" else name: getattr(field, name) for name in type(field).model_fields}
     return StructuredOutputs(**{kind: value for kind, value in given.items() if value is not None})
 

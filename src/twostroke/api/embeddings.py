@@ -1,6 +1,7 @@
-"""Embeddings: the model's hidden state of the last token, of length 1. No HTTP in here.
+"""Embeddings: the model's hidden state of the last token, scaled to length 1. This module has no HTTP.
 
-What vLLM makes of a model that generates: the state behind the final norm, pooled at the last token, normalised.
+Same definition as vLLM's for generative models: the state after the final norm, pooled at the last token,
+normalised.
 """
 
 from __future__ import annotations
@@ -31,9 +32,9 @@ class Embeddings(Opened):
     """One call of /v1/embeddings.
 
     Args:
-        engine: that answers.
-        request: checked against the schema.
-        head: of the answer.
+        engine: engine that runs it.
+        request: request that matches the schema.
+        head: head of the answer.
     """
 
     def __init__(self, engine: EngineClient, request: EmbeddingRequest, head: AnswerHead) -> None:
@@ -41,11 +42,11 @@ class Embeddings(Opened):
         self._request = request
 
     async def open(self, caller: Caller) -> None:
-        """Checks everything and queues the inputs; raises what Completion.open raises."""
+        """Check everything and queue the inputs; raise what Completion.open raises."""
         request = self._request
         most = self.engine.facts.hidden_size
         if request.dimensions is not None and request.dimensions > most:
-            raise InvalidParameter("dimensions", request.dimensions, f"at most {most}, what this model has")
+            raise InvalidParameter("dimensions", request.dimensions, f"must be at most {most}, this model's size")
         given = prompts_of(request.input, "input")
 
         def prepare() -> list[PromptInput]:
@@ -55,7 +56,7 @@ class Embeddings(Opened):
         self._begin(request, inputs, caller, streams=False)
 
     async def answer(self) -> Object:
-        """The whole answer; raises what AnswerGeneration.whole raises."""
+        """Return the whole answer; raise what AnswerGeneration.whole raises."""
         data: list[Object] = []
         num_tokens = 0
         for index, output in enumerate(await self.generation.whole()):
@@ -74,10 +75,9 @@ class Embeddings(Opened):
 
 
 def unit_vector(state: npt.NDArray[np.float32], dimensions: int | None) -> npt.NDArray[np.float32]:
-    """The first dimensions of a hidden state, all of them by default, scaled to length 1.
+    """Return the first dimensions of a hidden state (default all), scaled to length 1.
 
-    The part of a shorter vector is its meaning in less (Matryoshka embeddings, arXiv:2205.13147) only where a model was
-    trained so.
+    A shortened vector is meaningful (Matryoshka embeddings, arXiv:2205.13147) only if the model was trained for it.
 
     >>> unit_vector(np.array([3, 4, 12], np.float32), 2).tolist()
     [0.6000000238418579, 0.800000011920929]

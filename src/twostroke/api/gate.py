@@ -1,16 +1,16 @@
-"""The gate before every route: who asks, how much they send, and when their request was complete. Pure ASGI.
+"""Request gate before every route: host name, key, admission and body. Pure ASGI.
 
-A request passes when it has a key (where keys are set), fits the limits, and has arrived as a whole; only then does a
-route see it, so that nobody holds a route open by sending slowly. Requests for tokens then pass one at a time (Turns).
+A route sees a request only when it has a valid key (if keys are set), is within the limits and has arrived
+completely. A slow sender therefore occupies no route. Generating requests then pass one at a time (Turns).
 
-It also protects the server from web pages of others, which run in the browser of somebody who can reach it:
+The gate also protects the server from web pages of other sites, run by the browser of a user who can reach it:
 
-    another name    A page's own domain may resolve to this machine (DNS rebinding); the browser then takes the server
-                    for the page's own. The Host header still has the page's name, so unknown names are refused.
-    no permission   A browser sends a page's POST, with the password that it has stored for this server, before it
-                    asks whether the page may read the answer. The Origin header says whose page it is.
+    DNS rebinding   A page's own domain may resolve to this machine, so that the browser treats the server as the
+                    page's own. The Host header still has the page's name; unknown names are refused.
+    no preflight    A browser sends a page's POST, with its stored password for this server, before it checks
+                    whether the page may read the answer. The Origin header names the page's site.
 
-A key in a header of the page's own making needs no check: a browser sends such headers only where CORS allows it.
+A key in a custom header needs no check: a browser sends such headers only if CORS allows it.
 """
 
 from __future__ import annotations
@@ -40,20 +40,20 @@ from twostroke.config.server import ServerConfig
 from twostroke.errors import InvalidParameter, TwostrokeError, shown
 
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
-"""They change nothing, and a browser lets no other page read their answers."""
+"""Methods that change nothing; a browser lets no other page read their answers."""
 _PRIVATE_SUFFIXES = (".local", ".internal", ".home.arpa")
-"""Endings of names that nobody can register (RFC 6762, RFC 8375, and ICANN's reservation of .internal)."""
+"""Suffixes of names that nobody can register (RFC 6762, RFC 8375, and ICANN's reservation of .internal)."""
 _PORT = re.compile(r":\d*$")
 _ADDRESS = re.compile(r"\[([^\]]*)\](?::\d*)?")
 _DEFAULT_PORTS = {"http": ":80", "https": ":443"}
 
 
 class HostNames:
-    """The names by which a server answers.
+    """Host names that a server accepts.
 
     Args:
-        bound: the address it listens on.
-        allowed: further names; `*.example.com` and `.example.com` stand for the names within a domain, `*` for all.
+        bound: address that the server listens on.
+        allowed: further names; `*.example.com` and `.example.com` match the names within a domain, `*` matches all.
     """
 
     def __init__(self, bound: str, allowed: Sequence[str] = ()) -> None:
@@ -62,20 +62,21 @@ class HostNames:
         self._suffixes = tuple(name.removeprefix("*") for name in named if name.startswith(("*.", ".")))
         self._names = {"localhost", bound.lower(), *named}
         self._is_local = bound.lower() == "localhost" or _is_loopback(bound)
-        """Whether only this machine can reach it."""
+        """Whether the server is reachable only from this machine."""
         if not self._is_local:
             self._names.add(socket.gethostname().lower())
 
     def check(self, host: str) -> None:
-        """Refuse a request by its Host header; a program that sends none is no browser.
+        """Refuse a request whose Host header has an unknown name. A client without the header is not a browser and
+        passes.
 
         Raises:
-            HTTPError: 403, it is none of the names.
+            HTTPError: 403, the name is unknown.
         """
         if host and not self._has(_without_port(host).lower().removesuffix(".")):
             message = (
-                f"this server does not answer to the name {shown(host)}. Use http://localhost or its address, or start "
-                "it with --allowed-hosts NAME."
+                f"this server does not accept the host name {shown(host)}. Use http://localhost or its address, or "
+                "start it with --allowed-hosts NAME."
             )
             raise HTTPError(403, message, kind="permission_error", code="unknown_host")
 
@@ -88,25 +89,25 @@ class HostNames:
 
 
 def check_origin(headers: Mapping[str, str], what: str) -> None:
-    """Refuse a request of a page from elsewhere.
+    """Refuse a request from a page of another origin.
 
     Raises:
-        HTTPError: 403, names its origin.
+        HTTPError: 403, names the origin.
     """
     if _is_foreign(headers):
-        message = f"{what} is not for pages of {shown(headers['origin'])[1:-1]}."
+        message = f"{what} is not allowed for pages of {shown(headers['origin'])[1:-1]}."
         raise HTTPError(403, message, kind="permission_error", code="forbidden")
 
 
 def check_change(headers: Mapping[str, str], cors_origins: Collection[str]) -> None:
-    """Refuse a request that may change something, if a page from elsewhere can have made the browser send it.
+    """Refuse a request that may change something, if a page of another origin can have caused it.
 
     Args:
-        headers: of the request.
-        cors_origins: of pages that may call without a password.
+        headers: headers of the request.
+        cors_origins: origins of pages that may call without a password.
 
     Raises:
-        HTTPError: 403, names its origin.
+        HTTPError: 403, names the origin.
     """
     kind = headers.get("authorization", "").partition(" ")[0].lower()
     if kind == "basic":
@@ -126,13 +127,16 @@ def _is_foreign(headers: Mapping[str, str]) -> bool:
 
 
 def _is_json(headers: Mapping[str, str]) -> bool:
-    """Whether a browser asks before it sends the body for another page, as it does for all but three old kinds."""
+    """Return whether a browser sends this type of body for another origin only after a preflight.
+
+    Browsers do so for all but three old types.
+    """
     kind = headers.get("content-type", "").partition(";")[0].strip().lower()
     return kind == "application/json" or (kind.startswith("application/") and kind.endswith("+json"))
 
 
 def _without_port(host: str) -> str:
-    """Return the name or address of a Host header; an address of IPv6 stands in brackets there."""
+    """Return the name or address of a Host header without port and without the brackets of IPv6."""
     address = _ADDRESS.fullmatch(host)
     return _PORT.sub("", host) if address is None else address[1]
 
@@ -150,19 +154,20 @@ def _is_loopback(name: str) -> bool:
 
 
 class Turns:
-    """A gate that lets one request through in each turn of the event loop.
+    """Gate that passes one request per iteration of the event loop.
 
-    Parsing and tokenizing a request takes half a millisecond. Without turns the loop prepares all requests that arrived
-    together before it reads the engine's next report: 64 of them hold up the tokens of that report by 30 ms.
+    Parsing and tokenizing a request takes half a millisecond. Without this gate the loop prepares all requests that
+    arrived together before it reads the engine's next report: 64 of them delay the tokens of that report by 30 ms.
     """
 
     def __init__(self) -> None:
         self._is_taken = False
-        """Whether a request has passed in the present turn."""
+        """Whether a request has passed in the present iteration."""
         self._waiting: deque[asyncio.Future[None]] = deque()
 
     async def wait(self) -> None:
-        """Return in the present turn if no request has passed in it, else in a later one. First come, first served."""
+        """Return in the present iteration if no request has passed in it, otherwise in a later one, in order of
+        arrival."""
         loop = asyncio.get_running_loop()
         if not self._is_taken:
             self._is_taken = True
@@ -175,7 +180,7 @@ class Turns:
     def _next(self) -> None:
         while self._waiting:
             first = self._waiting.popleft()
-            if not first.done():  # it is cancelled when its client has left
+            if not first.done():  # cancelled when its client has disconnected
                 first.set_result(None)
                 asyncio.get_running_loop().call_soon(self._next)
                 return
@@ -187,36 +192,36 @@ App = Callable[[Message, Receive, Send], Any]
 OPEN_PATHS = frozenset({"/health", "/ping", "/ready"})
 """Liveness and readiness paths. They need no key, because probes hold none."""
 PAGE_PATH = "/"
-"""Opened in a browser, which asks its user for the key if it is challenged for a password, and sends it ever after."""
+"""Path of the page. A browser asks its user for the key when challenged for a password, and sends it from then on."""
 ADMIN_PATHS = frozenset(
     {
         *("/reset_prefix_cache", "/pools", "/server_info", "/flight_recorder", "/v1/trace"),
         *("/lab", "/lab/experiment"),
     }
 )
-"""What touches everybody, shows everybody's requests, or takes the machine's time."""
+"""Paths for administrators: they affect or show all tenants' requests, or take the machine's time."""
 SHARED_PREFIXES = ("/v1/requests/", "/v1/models/", "/live/", "/page/")
-"""A tenant sees its own here; the admin key sees everybody's."""
+"""Prefixes of paths where a tenant sees its own data and the admin key sees all tenants' data."""
 SHARED_PATHS = frozenset({PAGE_PATH, "/v1/models", "/metrics", "/version", "/v1/capabilities", "/openapi.json"})
-"""Further paths that the page, an administrator's scraper and whoever looks at a server need."""
+"""Further paths that also accept the admin key, for the page and for an administrator's scraper."""
 ABORT_SUFFIX = "/abort"
-"""Of `/v1/requests/{id}/abort`."""
+"""Suffix of `/v1/requests/{id}/abort`."""
 GENERATING_PATHS = frozenset(
     {"/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages", "/v1/embeddings"}
 )
-"""What they are asked for takes the engine's time."""
+"""Paths that make the engine compute."""
 
 
 class RequestGate:
-    """ASGI middleware.
+    """ASGI middleware that checks requests before any route sees them.
 
     Args:
-        app: behind the gate.
-        config: keys and limits.
-        now_s: the engine's clock, for the time of arrival.
-        admission: whether there is room for a request that wants tokens.
-        answers: counts them.
-        known_route: the route of a request that was refused before one was looked for; "other" where there is none.
+        app: application behind the gate.
+        config: settings with keys and limits.
+        now_s: the engine's clock, for arrival times.
+        admission: admission checks for generating requests.
+        answers: counter of responses.
+        known_route: returns the route of a request that was refused before routing; "other" if there is none.
     """
 
     def __init__(
@@ -236,8 +241,8 @@ class RequestGate:
         self._has_keys = bool(config.api_key)
         self._admin_key = None if config.admin_api_key is None else config.admin_api_key.encode()
         if self._admin_key is not None and self._keys.tenant_of(self._admin_key) is not None:
-            limit = "is a tenant's key, too, who would be the administrator"
-            raise InvalidParameter("admin_api_key", "(a secret)", limit, "Give the administrator a key of its own.")
+            limit = "is also a tenant's key, which would make that tenant the administrator"
+            raise InvalidParameter("admin_api_key", "(a secret)", limit, "Use a different key for the administrator.")
         self._max_body_bytes = config.max_body_bytes
         self._bodies = BodyReader(
             config.max_body_bytes,
@@ -250,7 +255,7 @@ class RequestGate:
         self._turns = Turns()
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
-        """Lets a request through, or answers it."""
+        """Pass a request on, or refuse it."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -260,7 +265,7 @@ class RequestGate:
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
                 MutableHeaders(raw=message["headers"]).append("x-request-id", request_id)
-                # a path of the client's own would make a series each, so a path counts by its route
+                # count by route: paths that clients make up would each become a metric series
                 route = getattr(scope.get("route"), "path", None) or self._known_route(scope)
                 self._answers.answered(route, message["status"])
             await send(message)
@@ -270,7 +275,7 @@ class RequestGate:
         state[SERVER_SEND] = send
         try:
             await self._pass(scope, headers, receive, send_with_id)
-        finally:  # both hold this scope: nobody should have to wait for the collector of cycles
+        finally:  # both refer to this scope: break the cycles
             del state[SERVER_SEND]
             scope.get("extensions", {}).pop(WRITE_NOW, None)
 
@@ -289,17 +294,17 @@ class RequestGate:
             if scope["method"] not in SAFE_METHODS:
                 check_change(headers, self._cors_origins)
             if scope["path"] in GENERATING_PATHS and scope["method"] == "POST":
-                # before its body is read: refusing costs next to nothing, which is what overload asks for
+                # before its body is read, so that refusing costs almost nothing under overload
                 self._admission.check(state["tenant"], patience_s(headers))
             check_media_type(scope["method"], scope["path"], headers)
             read: Receive = receive_awaited
             if "content-encoding" in headers:
                 read = decoded(read, headers, self._max_body_bytes)
-            replay = _replay(await self._bodies.read(headers, read), receive)  # whoever reads the body may let go of it
+            replay = _replay(await self._bodies.read(headers, read), receive)  # keeps no reference to the body
         except (HTTPError, TwostrokeError) as error:
             answer = shaped_for(scope["path"], error_body(error))
             if "expect" in headers and not is_awaited:
-                # the client may send its body or leave it out, so that nobody knows where the next request begins
+                # the client may or may not send its body, so the start of the next request is unknown
                 answer.headers["connection"] = "close"
             await answer_error(answer, send)
             return
@@ -309,7 +314,7 @@ class RequestGate:
         await self._app(scope, replay, send)
 
     def _check_key(self, scope: Message, headers: Headers) -> str:
-        """The tenant whose key was sent; refuses a request that needs a key and has none."""
+        """Return the tenant of the key; raise HTTPError if the path needs a key and the request has none."""
         path = scope["path"]
         if path in OPEN_PATHS:
             return ""
@@ -339,10 +344,10 @@ class RequestGate:
         if self._admin_key is None:
             client = scope.get("client")
             if self._has_keys:
-                message = "administration needs a key of its own; start the server with --admin-api-key."
+                message = "administration needs an admin key; start the server with --admin-api-key."
                 raise HTTPError(403, message, kind="permission_error", code="forbidden")
             if client is None or client[0] not in ("127.0.0.1", "::1"):
-                message = "administration is for this machine only, as no admin key is set (--admin-api-key)."
+                message = "administration is allowed from this machine only, because no --admin-api-key is set."
                 raise HTTPError(403, message, kind="permission_error", code="forbidden")
             check_origin(headers, "administration")
         elif not self._is_admin_key(given):
@@ -350,11 +355,11 @@ class RequestGate:
 
 
 class HostGuard:
-    """ASGI middleware that only looks at the name by which it is asked: before an application without keys.
+    """ASGI middleware that checks only the host name, for an application without keys.
 
     Args:
-        app: behind it.
-        hosts: names that are right.
+        app: application behind it.
+        hosts: accepted names.
     """
 
     def __init__(self, app: App, hosts: HostNames) -> None:
@@ -362,7 +367,7 @@ class HostGuard:
         self._hosts = hosts
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
-        """Lets a request through, or refuses it."""
+        """Pass a request on, or refuse it."""
         if scope["type"] == "http":
             try:
                 self._hosts.check(Headers(scope=scope).get("host", ""))
@@ -373,7 +378,7 @@ class HostGuard:
 
 
 async def answer_error(answer: ErrorAnswer, send: Send) -> None:
-    """Sends an error without a route."""
+    """Send an error response without a route."""
     body = msgspec.json.encode(answer.body)
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
     headers += [(name.encode(), value.encode()) for name, value in answer.headers.items()]
@@ -382,7 +387,7 @@ async def answer_error(answer: ErrorAnswer, send: Send) -> None:
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:
-    """The body that was read, then whatever comes (a disconnect)."""
+    """Return a `receive` that yields the body already read, then the server's further messages (a disconnect)."""
     pending: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def replay() -> Message:
@@ -392,7 +397,7 @@ def _replay(body: bytes, receive: Receive) -> Receive:
 
 
 def _given_key(headers: Mapping[str, str]) -> bytes:
-    """The key, however clients send it: as a bearer token, as Anthropic's header, or as a browser's password."""
+    """Return the key of a request: a bearer token, Anthropic's header, or a browser's password."""
     kind, _, credentials = headers.get("authorization", "").partition(" ")
     if kind.lower() == "bearer":
         return credentials.strip().encode("latin-1")
@@ -405,7 +410,7 @@ def _given_key(headers: Mapping[str, str]) -> bytes:
 
 
 def _request_id(headers: Mapping[str, str]) -> str:
-    """The client's, when it is fit for a header and a log; else one is made."""
+    """Return the client's request id if it is safe for headers and logs; otherwise a new one."""
     given = headers.get("x-request-id", "")
     return given if 0 < len(given) <= 256 and given.isascii() and given.isprintable() else uuid.uuid4().hex
 

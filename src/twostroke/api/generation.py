@@ -1,4 +1,4 @@
-"""The engine requests behind one answer: prepared, opened, read, counted and closed together, one per prompt."""
+"""Engine requests of one answer, one per prompt: prepared, submitted, read, counted and closed together."""
 
 from __future__ import annotations
 
@@ -26,62 +26,62 @@ from twostroke.sampling_params import MAX_SEED, SamplingParams, StructuredOutput
 
 Result = TypeVar("Result")
 INLINE_LENGTH = 4096
-"""Prompts of so many characters or token ids are prepared at once; longer ones in a thread, while the others' tokens
-are sent."""
+"""Characters or token ids up to which a prompt is prepared on the event loop; longer ones are prepared in a thread, so
+that tokens of other requests are still sent."""
 
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who asks, and what the engine has to know of that."""
+    """Client of a request, as far as the engine needs to know."""
 
     arrival_time_s: float
-    """When the request was fully read, on the engine's clock."""
+    """Time at which the request was fully read, on the engine's clock."""
     admission: QueueAdmission
-    """Says whether there is room for the request."""
+    """Admission checks of the server."""
     tenant: str = ""
-    """Whose key it was; empty where no keys are set."""
+    """Tenant of the key; empty if no keys are set."""
     announce: Callable[[str, PromptInput], object] | None = None
-    """Called with the name of each engine request that was queued, and its prompt; for traces and --live-text."""
+    """Function called with the id and prompt of each queued engine request; for traces and --live-text."""
     patience_s: float | None = None
-    """How long after its arrival a first token is of use; None: as long as the server lets anybody wait."""
+    """Seconds after arrival within which a first token is of use; None for the server's limit."""
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerHead:
-    """What an answer says of itself."""
+    """Head of an answer: id, model and creation time."""
 
     id: str
-    """The engine's requests are called by it, too."""
+    """Id of the answer, and prefix of the engine's request ids."""
     model: str
-    """The name that the answer gives the model."""
+    """Name of the model in the answer."""
     created: int
-    """When, in whole seconds since 1970."""
+    """Creation time in whole seconds since 1970."""
 
 
 LARGE_AMOUNT = 1 << 16
 """Values in a request, counted by amount_of. Checking so many takes about 10 ms."""
 HUGE_LENGTH = 1 << 18
-"""Preparing so many takes seconds, and memory that is worth giving back."""
+"""Length of a prompt whose preparation takes seconds, and memory that is worth returning to the system."""
 _PATIENT = ThreadPoolExecutor(1, thread_name_prefix="twostroke-long-text")
-"""Huge texts are prepared one after the other: with some tokenizers each takes 200 bytes of memory a character, and the
-threads that others wait for are few."""
+"""Single thread for huge texts. With some tokenizers each takes 200 bytes of memory a character, and the threads of
+other work are few."""
 _COMPILERS = ThreadPoolExecutor(2, thread_name_prefix="twostroke-grammar")
-"""Grammars are tried by child processes, so many at once: not one for every stranger who sends a new one."""
+"""Threads that wait for trial compilations of grammars; they limit the number of child processes."""
 
 
 _RENDERERS = ThreadPoolExecutor(8, thread_name_prefix="twostroke-chat")
-"""Those who wait for a chat template that takes long do not take threads away from others."""
+"""Threads that wait for chat templates; a slow template does not occupy the threads of other work."""
 
 
 async def off_the_loop(
     work: Callable[[], Result], length: int, *, renders: bool = False, compiles: bool = False
 ) -> Result:
-    """Return what `work` returns. Short texts are worked on at once, long ones in a thread.
+    """Return the result of `work`. Short texts are processed on the event loop, long ones in a thread.
 
     Args:
-        work: makes it.
-        length: characters and token ids; see amount_of for what is no text.
-        renders: whether a chat template runs: in a process that is waited for, a hostile one for a second.
+        work: the function to run.
+        length: characters and token ids; see amount_of for values that are not text.
+        renders: whether a chat template runs, in a process that takes up to a second for a hostile template.
         compiles: whether a grammar is compiled, which takes a child process and up to half a second.
     """
     if length <= INLINE_LENGTH and not renders and not compiles:
@@ -96,65 +96,65 @@ async def off_the_loop(
 
 
 async def beside_the_loop(work: Callable[[], Result], amount: int) -> Result:
-    """Return what `work` returns. Small requests are worked on at once, large ones in a thread."""
+    """Return the result of `work`. Small requests are processed on the event loop, large ones in a thread."""
     return work() if amount <= LARGE_AMOUNT else await asyncio.to_thread(work)
 
 
 NumberedTaker = Callable[[int, RequestOutput], bool]
-"""A Taker that is told the number of the prompt, too."""
+"""Function like Taker that also gets the number of the prompt."""
 
 
 _MADE_HERE = {"seed", "structured_outputs"}
 SAME_NAMES = tuple(f.name for f in fields(SamplingParams) if f.name in SamplingFields.model_fields.keys() - _MADE_HERE)
-"""Fields that mean what the parameter of the same name means; one that is left out, or null, has its default."""
+"""Request fields that mean the same as the sampling parameter of that name; a missing or null field has its default."""
 
 
 def shared_params(request: SamplingFields, form: StructuredOutputs | None) -> dict[str, Any]:
-    """Return the parameters that a request names as the engine does, and the form of the output."""
+    """Return the request fields that are sampling parameters under the same name, and the form of the output."""
     given = {name: value for name in SAME_NAMES if (value := getattr(request, name)) is not None}
     if form is not None:
         given["structured_outputs"] = form
     if request.seed is not None:
-        given["seed"] = request.seed & MAX_SEED  # clients may send negative ones; each is some seed
+        given["seed"] = request.seed & MAX_SEED  # clients may send negative seeds
     return given
 
 
 def check_stream_options(request: SamplingFields) -> None:
-    """Refuses options of a stream that is none."""
+    """Raise InvalidParameter if `stream_options` is set without `stream`."""
     if request.stream_options is not None and not request.stream:
-        raise InvalidParameter("stream_options", "{...}", "is for streams", "Leave it out, or set stream to true.")
+        raise InvalidParameter("stream_options", "{...}", "needs stream", "Leave it out, or set stream to true.")
 
 
 class Wanted(Prioritised, Protocol):
-    """A request as far as it says how it is to be served."""
+    """Request fields about scheduling and caching."""
 
     @property
     def cache_salt(self) -> str | None:
-        """For the prefix cache."""
+        """Salt of the prefix cache."""
         ...
 
 
 class AnswerGeneration:
-    """Prompts in the engine.
+    """Submitted prompts of one answer.
 
     Args:
-        engine: that runs them.
-        submissions: of one answer.
-        caller: who asks.
+        engine: engine that runs them.
+        submissions: submissions of one answer.
+        caller: client of the answer.
 
     Raises:
-        ClientError: one cannot be run; none runs then.
-        EngineUnavailable: no engine takes requests now, or it has too much to do.
+        ClientError: one prompt cannot be run, so none is.
+        EngineUnavailable: no engine accepts requests now, or it is overloaded.
     """
 
     def __init__(self, engine: EngineClient, submissions: Sequence[Submission], caller: Caller) -> None:
         self._streams: list[OutputStream] = []
         self._num_unread = len(submissions)
-        """Prompts whose last output was not taken."""
+        """Number of prompts whose last output has not been taken."""
         self.is_over = not submissions
-        """Whether everything was taken."""
+        """Whether all outputs have been taken."""
         self._ready: list[int] = []
-        """Prompts that have something to take, each once."""
+        """Numbers of the prompts that have outputs to take, each once."""
         self._wake: Callable[[], object] = _nobody
         self._is_closed = False
         prompts = [submission.prompt for submission in submissions]
@@ -163,7 +163,7 @@ class AnswerGeneration:
         try:
             for submission in submissions:
                 self._streams.append(engine.generate(submission))
-                if caller.announce is not None:  # no event of it can have come yet, and one that is refused has none
+                if caller.announce is not None:  # before its first event; a refused request is not announced
                     caller.announce(submission.request_id or "", submission.prompt)
         except BaseException:
             self.close()
@@ -171,11 +171,11 @@ class AnswerGeneration:
         self.listen(_nobody)
 
     async def whole(self) -> list[RequestOutput]:
-        """One output per prompt, in their order; for kind "final".
+        """Return one output per prompt, in order; only for output kind "final".
 
         Raises:
-            EngineError: it died, or a request failed.
-            Abandoned: it was closed meanwhile.
+            EngineError: the engine died, or a request failed.
+            Abandoned: the generation was closed meanwhile.
         """
         outputs: dict[int, RequestOutput] = {}
         while not self.is_over:
@@ -183,7 +183,7 @@ class AnswerGeneration:
         return [outputs[index] for index in range(len(self._streams))]
 
     async def next(self) -> list[tuple[int, RequestOutput]]:
-        """Like `take`, and waits until there is something, unless it is over; raises what `whole` raises."""
+        """Wait until there is an output or the end, then return what `take` returns; raise what `whole` raises."""
         while not (found := self.take()) and not self.is_over:
             something = asyncio.get_running_loop().create_future()
             self._wake = lambda something=something: something.done() or something.set_result(None)
@@ -191,7 +191,7 @@ class AnswerGeneration:
         return found
 
     def take(self) -> list[tuple[int, RequestOutput]]:
-        """Outputs that are there, each with the number of its prompt; raises what `whole` raises."""
+        """Return the available outputs, each with the number of its prompt; raise what `whole` raises."""
         if self._is_closed:
             raise Abandoned
         ready, self._ready = self._ready, []
@@ -204,22 +204,23 @@ class AnswerGeneration:
         return found
 
     def listen(self, wake: Callable[[], object], taker: NumberedTaker | None = None) -> None:
-        """From now on `wake`, and no other, is called whenever there is something to take; it raises nothing.
+        """Set the one function to call when there is something to take; it must not raise.
 
-        With a `taker`, each output is offered to it first; it calls `has_ended` for the last one of a prompt.
+        If there is a `taker`, each output is offered to it first. It must call `has_ended` for the last one of a
+        prompt.
         """
         self._wake = wake
         for index, stream in enumerate(self._streams):
             stream.listen(partial(self._hear, index), None if taker is None else partial(taker, index))
 
     def has_ended(self, output: RequestOutput) -> None:
-        """Count the last output of a prompt, which was taken; raises what `whole` raises."""
+        """Count the last output of a prompt after it was taken; raise what `whole` raises."""
         self._num_unread -= 1
         self.is_over = not self._num_unread
         _check(output)
 
     def close(self) -> None:
-        """Nobody reads on; what still runs is aborted."""
+        """Stop reading, and abort the requests that still run."""
         self._is_closed = True
         for stream in self._streams:
             stream.close()
@@ -232,11 +233,11 @@ class AnswerGeneration:
 
 
 class Opened:
-    """What is answered by an AnswerGeneration, once that was opened.
+    """Base class of calls that run one AnswerGeneration.
 
     Args:
-        engine: that answers.
-        head: of the answer.
+        engine: engine that runs it.
+        head: head of the answer.
     """
 
     def __init__(self, engine: EngineClient, head: AnswerHead) -> None:
@@ -246,22 +247,22 @@ class Opened:
 
     @property
     def generation(self) -> AnswerGeneration:
-        """What was opened."""
+        """The submitted generation; only after `open`."""
         assert self._generation is not None, "open() comes first"
         return self._generation
 
     def _begin(self, request: Wanted, prompts: Sequence[PromptInput], caller: Caller, *, streams: bool) -> None:
-        """Queue prompts; the engine's requests are called by the answer's id, numbered when there are several.
+        """Queue prompts. The engine's request ids are the answer's id, with a number added if there are several.
 
         Args:
-            request: as it was sent.
-            prompts: checked.
-            caller: who asks.
+            request: the request as sent.
+            prompts: checked prompts.
+            caller: client of the request.
             streams: whether outputs are wanted as they come.
 
         Raises:
-            ClientError: the request asks for what this engine does not have.
-            EngineUnavailable: no engine takes requests now, or it has too much to do.
+            ClientError: the request asks for a feature that this engine does not have.
+            EngineUnavailable: no engine accepts requests now, or it is overloaded.
         """
         engine, answer_id = self.engine, self.head.id
         background, admission = request.service_tier == FLEX, caller.admission
@@ -283,56 +284,54 @@ class Opened:
         self._generation = AnswerGeneration(engine, submissions, caller)
 
     def close(self) -> None:
-        """The caller has left, or has its answer."""
+        """Abort what still runs: the client has disconnected or has its answer."""
         if self._generation is not None:
             self._generation.close()
 
 
 class Abandoned(Exception):
-    """The caller has left; there is nobody to answer."""
+    """The client has disconnected, so there is nobody to answer."""
 
 
 def _check(output: RequestOutput) -> None:
-    """Raises when this last output is that of a request that failed or was ended by somebody else."""
+    """Raise EngineError if this last output belongs to a request that failed or was aborted."""
     if output.error is not None:
         raise EngineError(output.error)
     if any(part.finish_reason is FinishReason.ABORT for part in output.outputs):
-        raise EngineError(
-            "the request was aborted: somebody ended it (POST /v1/requests/ID/abort), or the server is shutting down."
-        )
+        raise EngineError("the request was aborted by POST /v1/requests/ID/abort, or the server is shutting down.")
 
 
 def _nobody() -> None:
-    """Is woken while nobody else sleeps."""
+    """Do nothing: the wake function while nothing waits."""
 
 
 class UsageCount:
-    """Counts the tokens of one answer while its outputs come, as deltas or whole."""
+    """Token counts of one answer, added up from deltas or whole outputs."""
 
     def __init__(self) -> None:
         self._prompts: dict[int, tuple[int, int]] = {}
         self.num_output_tokens = 0
         self.num_reasoning_tokens = 0
-        """Of the output; whoever parses it counts them."""
+        """Reasoning tokens of the output, set by the code that parses it."""
         self._numeric_drift: NumericDrift = {}
 
     @property
     def num_prompt_tokens(self) -> int:
-        """Of all prompts."""
+        """Tokens of all prompts."""
         return sum(num_tokens for num_tokens, _ in self._prompts.values())
 
     @property
     def num_cached_tokens(self) -> int:
-        """Of the prompts'."""
+        """Prompt tokens found in the prefix cache, over all prompts."""
         return sum(num_cached for _, num_cached in self._prompts.values())
 
     @property
     def drift(self) -> dict[str, NumericDrift]:
-        """Return the `numeric_drift` field of `usage`; empty where the workers that made the answer do not differ."""
+        """The `numeric_drift` field of `usage`; empty if the workers that made the answer have the same numerics."""
         return {"numeric_drift": self._numeric_drift} if self._numeric_drift else {}
 
     def add(self, prompt: int, output: RequestOutput) -> None:
-        """Takes an output of the prompt-th prompt; each token must be in one output only."""
+        """Add an output of the prompt-th prompt; each token must be in one output only."""
         if output.finished or prompt not in self._prompts:
             self._prompts[prompt] = (len(output.prompt_token_ids), output.num_cached_tokens)
         if output.numeric_drift:
@@ -341,7 +340,7 @@ class UsageCount:
             self.num_output_tokens += len(part.token_ids)
 
     def as_json(self) -> dict[str, Any]:
-        """Return OpenAI's object; with `numeric_drift` where workers of different numerics made the answer."""
+        """Return OpenAI's usage object, with `numeric_drift` if workers of different numerics made the answer."""
         return {
             "prompt_tokens": self.num_prompt_tokens,
             "completion_tokens": self.num_output_tokens,
@@ -353,32 +352,32 @@ class UsageCount:
 
 
 def prompts_of(given: str | list[Any], field: str) -> list[Prompt]:
-    """Each prompt by itself.
+    """Return the prompts of a request as a list.
 
     Args:
-        given: checked against the schema.
-        field: what the request calls it.
+        given: value that matches the schema.
+        field: name of the request field.
 
     Raises:
-        InvalidPrompt: there is none.
+        InvalidPrompt: the list is empty.
     """
     if isinstance(given, str):
         return [given]
     if not given:
-        raise InvalidPrompt(f"{field} is an empty list; send at least one text, or one token id.")
+        raise InvalidPrompt(f"{field} is an empty list; send at least one text or one token id.")
     if isinstance(given[0], int):
         return [{"prompt_token_ids": given}]
     return [item if isinstance(item, str) else {"prompt_token_ids": cast(list[int], item)} for item in given]
 
 
 MOST_COUNTED = 1 << 18
-"""`amount_of` counts no further: it is long."""
+"""Amount at which `amount_of` stops counting."""
 _EACH = 16
-"""What a value counts beside its characters: reading it takes as long as so many of them."""
+"""Amount counted for a value beside its characters: reading it takes as long as so many characters."""
 
 
 def amount_of(*values: Any) -> int:
-    """Return roughly how many characters of text these are, whatever they are made of; much is not read to its end.
+    """Return the approximate number of characters in these values, of any type; counting stops early if it is large.
 
     >>> amount_of("four", [1, 2, 3], {"role": "user", "content": ["a", "b"]})
     74
@@ -401,7 +400,7 @@ def amount_of(*values: Any) -> int:
 
 
 def _amount_of_list(items: Sequence[Any], waiting: list[Any]) -> int:
-    """Count a list by the kind of its first element; objects and lists are left to the caller."""
+    """Return the amount of a list, by the type of its first element; nested values are appended to `waiting`."""
     first = items[0] if items else None
     if isinstance(first, str):
         return len(items) + sum(len(item) for item in items if isinstance(item, str))

@@ -1,4 +1,4 @@
-"""Errors as OpenAI writes them, on every route but those of Anthropic's API, which have that one's shape."""
+"""Error responses in OpenAI's format, and in Anthropic's on the routes of its API."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ log = get_logger(__name__)
 
 
 class HTTPError(Exception):
-    """A refusal with a status of its own.
+    """Refusal with an HTTP status.
 
     Args:
-        status: of HTTP.
-        message: for the caller: the value, the limit, the remedy.
+        status: HTTP status.
+        message: text for the client: the value, the limit, the remedy.
         kind: OpenAI's `type`.
-        code: OpenAI's `code`, for programs.
-        param: the field at fault.
-        headers: to send with it.
+        code: OpenAI's machine-readable `code`.
+        param: name of the offending field.
+        headers: headers of the response.
     """
 
     def __init__(
@@ -58,11 +58,11 @@ class ErrorAnswer:
 
 
 RESTART_RETRY_S = 3
-"""What a client is told to wait for an engine that is being started again."""
+"""Seconds in Retry-After while the engine restarts."""
 
 
 def error_body(error: Exception) -> ErrorAnswer:
-    """What a client is told of an error; of our own mistakes no more than that they are ours."""
+    """Return the response to an error; internal errors are logged and not described to the client."""
     if isinstance(error, HTTPError):
         return error.answer
     if isinstance(error, ClientError):
@@ -77,9 +77,9 @@ def error_body(error: Exception) -> ErrorAnswer:
         return ErrorAnswer(503, body, {"retry-after": str(RESTART_RETRY_S)} if error.may_return else {})
     if isinstance(error, EngineError):
         return ErrorAnswer(500, _body(str(error), "server_error", "engine_error", None))
-    if isinstance(error, RecursionError):  # of a request: nothing of ours calls itself without an end
+    if isinstance(error, RecursionError):  # caused by a deeply nested request
         return nested_too_deeply().answer
-    log.error("a mistake of ours", exc_info=error)
+    log.error("internal error", exc_info=error)
     return ErrorAnswer(500, _body("an internal error; see the server's log.", "server_error", None, None))
 
 
@@ -89,7 +89,7 @@ def nested_too_deeply() -> HTTPError:
 
 
 ANTHROPIC_PATHS = ("/v1/messages",)
-"""Beginnings of the paths whose clients read Anthropic's errors."""
+"""Prefixes of the paths whose clients read Anthropic's error format."""
 _ANTHROPIC_TYPES = {
     400: "invalid_request_error",
     401: "authentication_error",
@@ -103,12 +103,12 @@ _ANTHROPIC_TYPES = {
 
 
 def shaped_for(path: str, answer: ErrorAnswer) -> ErrorAnswer:
-    """The error in the shape that clients of this path read."""
+    """Return the error in the format that clients of this path read."""
     return anthropic_error(answer) if path.startswith(ANTHROPIC_PATHS) else answer
 
 
 def anthropic_error(answer: ErrorAnswer) -> ErrorAnswer:
-    """The same in Anthropic's shape; its types follow from the status."""
+    """Return the error in Anthropic's format; its type follows from the status."""
     other = "invalid_request_error" if answer.status < 500 else "api_error"
     kind = _ANTHROPIC_TYPES.get(answer.status, other)
     body = {"type": "error", "error": {"type": kind, "message": answer.body["error"]["message"]}}
@@ -116,16 +116,16 @@ def anthropic_error(answer: ErrorAnswer) -> ErrorAnswer:
 
 
 def validation_answer(problems: Sequence[Mapping[str, Any]]) -> ErrorAnswer:
-    """What a client is told of a body that does not fit the schema: the first field that is wrong, in one sentence."""
+    """Return the response to a body that does not match the schema: the first wrong field, in one sentence."""
     if any(problem["type"] == "json_invalid" for problem in problems):
         reason = problems[0].get("ctx", {}).get("error", "")
-        message = f"the body is no valid JSON ({reason}, at character {problems[0]['loc'][-1]})."
+        message = f"the body is not valid JSON ({reason}, at character {problems[0]['loc'][-1]})."
         return ErrorAnswer(400, _body(message, "invalid_request_error", "invalid_json", None))
     first = min(problems, key=_rank, default={})
     place = [part for part in first.get("loc", ()) if part != "body"]
     name = ".".join(str(part) for part in place if not (isinstance(part, str) and _KIND.fullmatch(part)))
     value = first.get("input")
-    is_missing = first.get("type") == "missing"  # its value is then that of what it is missing in
+    is_missing = first.get("type") == "missing"  # the input is then the enclosing object
     told = f": {name}" if name and is_missing else f": {name}={shown(value)}" if name else ""
     message = f"the request is not valid{told}: {_words(first) if place else _words_of_body(first)}."
     top = str(place[0]) if place else None
@@ -133,11 +133,11 @@ def validation_answer(problems: Sequence[Mapping[str, Any]]) -> ErrorAnswer:
 
 
 _KIND = re.compile(r".*\[.*|[A-Z]\w*|str|int|float|bool|dict|list|none")
-"""Parts of a place that name a kind: where a field may be of several, pydantic puts each one's name there."""
+"""Parts of a location that are type names; pydantic adds them where a field may have several types."""
 
 
 def _rank(problem: Mapping[str, Any]) -> tuple[int, bool]:
-    """Order problems: the deepest first; of a field of several kinds what is wrong with the kind that was sent."""
+    """Return the sort key of a problem: deepest first, then problems within the type that was sent."""
     return -len(problem.get("loc", ())), str(problem.get("type", "")).endswith("_type")
 
 
@@ -145,14 +145,14 @@ _OBJECTS = ("model_type", "model_attributes_type", "dataclass_type", "dict_type"
 
 
 _INSTEAD = {
-    "custom_tool_call": ". Send a 'function_call' whose arguments have the input as a text",
+    "custom_tool_call": ". Send a 'function_call' with the input as text in its arguments",
     "custom_tool_call_output": ". Send a 'function_call_output'",
 }
-"""Behind the types that are known."""
+"""Hints added to the message for unsupported types."""
 
 
 def _words(problem: Mapping[str, Any]) -> str:
-    """Return the problem in words, without names of classes."""
+    """Return the problem in words, without class names."""
     if problem.get("type") in _OBJECTS:
         return "Input should be an object"
     if problem.get("type") == "union_tag_invalid":
@@ -168,11 +168,11 @@ def _words_of_body(problem: Mapping[str, Any]) -> str:
     """Return a problem of the whole body in words."""
     value = problem.get("input")
     if problem.get("type") == "missing":
-        return "it has no body, and needs a JSON object"
+        return "it has no body; send a JSON object"
     if problem.get("type") == "string_unicode":
-        return f"the name of its field {shown(value)} has half a character (a lone surrogate)"
+        return f"the name of its field {shown(value)} has a lone surrogate"
     if isinstance(value, (str, bytes)):
-        return f"the body is a text ({shown(value)}), and has to be a JSON object"
+        return f"the body is a string ({shown(value)}); it must be a JSON object"
     return _words(problem)
 
 

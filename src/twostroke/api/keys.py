@@ -1,4 +1,4 @@
-"""API keys: where they are, and which tenant a key stands for, found in a time that tells nothing about the keys."""
+"""API keys: reading them, and finding a key's tenant in a time that reveals nothing about the keys."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _NAMED = re.compile(r"([A-Za-z0-9_.-]{1,64}):(.+)", re.DOTALL)
 
 
 class Keys:
-    """The keys of a server.
+    """API keys of a server.
 
     Args:
-        given: SECRET, or NAME:SECRET; several secrets of one name are one tenant's.
+        given: SECRET or NAME:SECRET; several secrets may share a name, which is one tenant.
 
     Raises:
-        InvalidParameter: a secret is two tenants'.
+        InvalidParameter: two tenants have the same secret.
     """
 
     def __init__(self, given: Sequence[str]) -> None:
@@ -31,11 +31,11 @@ class Keys:
         for tenant, secret in self._keys:
             if tenants.setdefault(secret, tenant) != tenant:
                 who = f"{tenants[secret]} and {tenant}"
-                raise InvalidParameter("api_key", who, "two tenants have the same secret", "Give each one of its own.")
+                raise InvalidParameter("api_key", who, "two tenants have the same secret", "Use different secrets.")
 
     def tenant_of(self, given: bytes) -> str | None:
-        """Whose key this is; None for one that is nobody's."""
-        # every key is compared, in constant time each
+        """Return the tenant of a key; None if the key is unknown."""
+        # compare all keys, each in constant time
         found = [tenant for tenant, secret in self._keys if hmac.compare_digest(secret, given)]
         return found[0] if found else None
 
@@ -44,15 +44,15 @@ def _parse(key: str) -> tuple[str, bytes]:
     named = _NAMED.fullmatch(key)
     if named is not None:
         return named[1], named[2].encode()
-    # a name that does not give the key away
+    # the name must not reveal the key
     return f"key-{hashlib.sha256(key.encode()).hexdigest()[:12]}", key.encode()
 
 
 def with_keys_of_files(config: ServerConfig) -> ServerConfig:
-    """Return the settings with the keys that are in files.
+    """Return the settings with the keys from key files added.
 
     Raises:
-        InvalidParameter: a file cannot be read, or has no key in it; or several for the administrator, who has one.
+        InvalidParameter: a file cannot be read or has no key, or the administrator's has several.
     """
     if config.api_key_file is not None:
         keys = _keys_of("api_key_file", config.api_key_file)
@@ -61,9 +61,7 @@ def with_keys_of_files(config: ServerConfig) -> ServerConfig:
         path = config.admin_api_key_file
         keys = _keys_of("admin_api_key_file", path)
         if len(keys) > 1:
-            raise InvalidParameter(
-                "admin_api_key_file", str(path), f"has {len(keys)} keys, and the administrator has one"
-            )
+            raise InvalidParameter("admin_api_key_file", str(path), f"has {len(keys)} keys; it must have one")
         config = replace(config, admin_api_key=keys[0], admin_api_key_file=None)
     return config
 
@@ -75,8 +73,8 @@ def _keys_of(name: str, path: Path) -> list[str]:
     except OSError as error:
         raise InvalidParameter(name, str(path), f"cannot be read ({error.strerror})", remedy) from error
     except UnicodeDecodeError as error:
-        raise InvalidParameter(name, str(path), "is no text in UTF-8", remedy) from error
+        raise InvalidParameter(name, str(path), "is not UTF-8 text", remedy) from error
     keys = [line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#")]
     if not keys:
-        raise InvalidParameter(name, str(path), "has no key in it", remedy)
+        raise InvalidParameter(name, str(path), "contains no key", remedy)
     return keys

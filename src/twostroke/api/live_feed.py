@@ -1,4 +1,4 @@
-"""LiveFeed: what the page's viewers are sent, made once for all of them, and only while there are any."""
+"""Live feed: events for the page's viewers, made once for all of them and only while there are viewers."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from twostroke.api.answering import named_event
 from twostroke.live.state import LiveState, Mask
 
 INTERVAL_S = 0.1
-"""Between two frames, at least."""
+"""Minimum seconds between two frames."""
 MAX_SHARE = 0.005
-"""Of a processor that frames may take: where one takes long, the next comes later."""
+"""Share of a processor that frames may take; a slow frame delays the next one."""
 MAX_INTERVAL_S = 1.0
-"""But no later than this: a picture that stands still is none of a server at work."""
+"""Maximum seconds between two frames, even if they are slow to make."""
 MAX_BEHIND = 20
-"""Frames that may wait for a viewer; one who is further behind begins anew."""
+"""Frames that may wait for a viewer; a viewer further behind gets a new snapshot."""
 KEEP_ALIVE_S = 3.0
-"""Of silence, until a sign of life; a page that has no sign for three of them says so."""
+"""Seconds of silence until a keep-alive; the page shows an error after three missed ones."""
 MAX_VIEWERS = 32
 _KEEP_ALIVE = b": still here\n\n"
 
 
 class _Viewer:
-    """Somebody who looks."""
+    """Viewer of the page, with its queue of frames."""
 
     def __init__(self, tenant: str) -> None:
         self.tenant = tenant
@@ -36,13 +36,13 @@ class _Viewer:
 
 
 class LiveFeed:
-    """For one event loop.
+    """Feed of one event loop.
 
     Args:
-        state: of the server.
-        model: what clients call the model.
+        state: live state of the server.
+        model: name of the model for clients.
         now_s: the engine's clock.
-        catch_up: folds the events that the state has not been told of yet.
+        catch_up: folds the events that the state has not received yet.
     """
 
     def __init__(
@@ -59,20 +59,20 @@ class LiveFeed:
 
     @property
     def is_full(self) -> bool:
-        """Nobody else can look."""
+        """Whether the maximum number of viewers is reached."""
         return len(self._viewers) >= MAX_VIEWERS
 
     def snapshot(self, tenant: str) -> dict[str, Any]:
-        """The State as this tenant may see it; "" sees everything."""
+        """Return the state as this tenant may see it; "" sees everything."""
         self._catch_up()
         return self._masked(self._state.whole(self._model, self._now_s()), tenant)
 
     async def events(self, tenant: str) -> AsyncIterator[bytes]:
-        """Server-sent events until the viewer leaves or the server ends: a State, then what changes."""
+        """Yield server-sent events until the viewer or the server leaves: a state, then its changes."""
         viewer = _Viewer(tenant)
         self._viewers.append(viewer)
         if self._task is None:
-            self._catch_up()  # what was before is in the State that goes first
+            self._catch_up()  # earlier events are part of the first state
             self._state.watch(True)
             self._task = asyncio.create_task(self._make_frames(), name="twostroke-live-feed")
         try:
@@ -95,13 +95,13 @@ class LiveFeed:
                 self._rest()
 
     def close(self) -> None:
-        """The server ends: so do its feeds."""
+        """End all feeds, because the server is ending."""
         self._is_over = True
         for viewer in self._viewers:
             viewer.ready.set()
 
     def _rest(self) -> None:
-        """Nobody looks any more."""
+        """Stop making frames: there are no viewers."""
         if self._task is not None:
             self._task.cancel()
             self._task = None
@@ -110,7 +110,7 @@ class LiveFeed:
 
     async def _make_frames(self) -> None:
         while True:
-            begin_s = time.thread_time()  # on busy cores much more passes on the clock than is computed
+            begin_s = time.thread_time()  # on busy cores wall time is much longer than the computation
             self._catch_up()
             changes = self._state.changes(self._now_s())
             if changes is not None:
@@ -134,6 +134,6 @@ class LiveFeed:
         if not tenant:
             return frame
         mask = self._masks.get(tenant) or Mask(tenant, self._state.tenant_of)
-        if self._viewers:  # the same names from frame to frame; it is forgotten when nobody looks any more
+        if self._viewers:  # keep the masked names stable across frames while there are viewers
             self._masks[tenant] = mask
         return mask.applied(frame)

@@ -1,4 +1,4 @@
-"""Log-probabilities as the two APIs write them."""
+"""Log-probabilities in the formats of the completions and chat APIs."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from twostroke.outputs import Logprob, LogprobsAtPosition, RequestOutput
 from twostroke.tokenizer.tokenizer import Tokenizer
 
 MOST_AT_ONCE = 64
-"""Positions whose log-probabilities are written at once; with 20 each that takes some milliseconds."""
+"""Positions whose log-probabilities are encoded on the event loop; with 20 each that takes some milliseconds."""
 
 
 class CompletionLogprobs:
-    """The four parallel lists of a completion, for one choice; `text_offset` goes on from piece to piece.
+    """Writer of a completion's four parallel lists, for one choice; `text_offset` continues across chunks.
 
     Args:
-        tokenizer: of the model.
-        as_token_ids: write tokens as token_id:42.
+        tokenizer: tokenizer of the model.
+        as_token_ids: whether tokens are written as token_id:42.
     """
 
     def __init__(self, tokenizer: Tokenizer, *, as_token_ids: bool) -> None:
@@ -28,15 +28,16 @@ class CompletionLogprobs:
         self._as_token_ids = as_token_ids
         self._offset = 0
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        """Of characters that several tokens spell."""
+        """Decoder of characters that span several tokens."""
 
     def of(
         self, token_ids: Sequence[int], entries: Sequence[LogprobsAtPosition | None], num_top: int
     ) -> dict[str, Any]:
-        """The lists for these tokens; the first token of a prompt has no entry.
+        """Return the lists for these tokens; the first token of a prompt has no entry.
 
-        The token itself is always among its top ones and has the very same number there, which evaluation harnesses
-        compare to see whether it was the most likely one.
+        The token itself is always among its top ones, with the identical number. Evaluation harnesses compare the
+        two to
+        see whether the token was the most likely one.
         """
         tokens: list[str] = []
         offsets: list[int] = []
@@ -59,7 +60,7 @@ class CompletionLogprobs:
         }
 
     def _num_characters(self, token_id: int, text: str) -> int:
-        """Those that end with this token; one that goes on in the next token counts there."""
+        """Return the number of characters that end with this token."""
         if "\N{REPLACEMENT CHARACTER}" in text:
             return len(self._decoder.decode(self._tokenizer.token_bytes(token_id)))
         unfinished = self._decoder.decode(b"", final=True)
@@ -69,7 +70,7 @@ class CompletionLogprobs:
     def _top(self, token_id: int, entry: LogprobsAtPosition, num_top: int) -> dict[str, float]:
         likely = sorted((i for i in entry if entry[i].rank <= num_top), key=lambda i: entry[i].rank)
         top = {self._name(i, entry[i].decoded_token): entry[i].logprob for i in likely if i != token_id}
-        # last: two tokens may be written alike, and its own number must be the one that is found
+        # last: if two tokens have the same text, the sampled token's number must win
         top[self._name(token_id, entry[token_id].decoded_token)] = entry[token_id].logprob
         return top
 
@@ -85,7 +86,7 @@ def chat_logprobs(
     *,
     as_token_ids: bool,
 ) -> dict[str, Any]:
-    """The object of a chat's choice."""
+    """Return the logprobs object of a chat choice."""
 
     def written(token_id: int, logprob: Logprob) -> dict[str, Any]:
         token = f"token_id:{token_id}" if as_token_ids else logprob.decoded_token
@@ -100,9 +101,9 @@ def chat_logprobs(
 
 
 def prompt_logprobs(entries: Sequence[LogprobsAtPosition | None] | None) -> list[msgspec.Raw | None] | None:
-    """Log-probabilities of a prompt's tokens, as vLLM writes them: by token id.
+    """Return log-probabilities of a prompt's tokens by token id, in vLLM's format.
 
-    Each position is written by itself, so that a long prompt's entries are never there all at once.
+    Each position is encoded by itself, so that the entries of a long prompt are never all in memory.
     """
     return None if entries is None else [None if entry is None else _written(entry) for entry in entries]
 
@@ -116,11 +117,11 @@ def _written(entry: LogprobsAtPosition) -> msgspec.Raw:
 
 
 def takes_long(output: RequestOutput) -> bool:
-    """Whether writing its log-probabilities takes so long that others would wait for the event loop."""
+    """Return whether encoding its log-probabilities would block the event loop for long."""
     longest = max((len(part.logprobs or ()) for part in output.outputs), default=0)
     return max(longest, len(output.prompt_logprobs or ())) > MOST_AT_ONCE
 
 
 def as_written(logprobs: dict[str, Any] | None, num_positions: int) -> dict[str, Any] | msgspec.Raw | None:
-    """Return log-probabilities as JSON where they are many, so that whoever writes the answer has no work with them."""
+    """Return log-probabilities as encoded JSON if they are many, so that the response encoder has no work with them."""
     return msgspec.Raw(msgspec.json.encode(logprobs)) if num_positions > MOST_AT_ONCE else logprobs

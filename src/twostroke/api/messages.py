@@ -1,4 +1,4 @@
-"""Anthropic's Messages API: its conversations put into the words of chats, and messages as it writes them. No HTTP."""
+"""Anthropic's Messages API: conversion of its requests to chats, and its answers. This module has no HTTP."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ Object = dict[str, Any]
 
 
 def chat_of_messages(request: CountTokensRequest) -> ChatRequest:
-    """The chat that asks for the same.
+    """Return the equivalent chat request.
 
     Raises:
-        InvalidParameter: a field that is not supported, or a choice of tool without its name.
+        InvalidParameter: an unsupported field, or a tool choice without the tool's name.
     """
     request.check_refused()
     fields = request.as_chat_fields()
     fields["messages"] = messages = list(_messages(request))
     last = messages[-1]
     fields["continue_final_message"] = continues = last["role"] == "assistant" and "tool_calls" not in last
-    if continues and not isinstance(last["content"], str):  # one text, in which the model goes on
+    if continues and not isinstance(last["content"], str):  # the model continues one text
         last["content"] = "".join(part["text"] for part in last["content"])
     if request.tools:
         fields["tools"] = [offered_function(tool.name, tool.description, tool.input_schema) for tool in request.tools]
@@ -71,7 +71,7 @@ def _tool_choice(choice: MessagesToolChoice, *, has_tools: bool) -> str | Object
     if choice.type != "tool":
         return {"auto": "auto", "any": "required", "none": "none"}[choice.type]
     if choice.name is None:
-        raise InvalidParameter("tool_choice.name", None, "type tool needs one", "Name one of tools.")
+        raise InvalidParameter("tool_choice.name", None, "type tool needs a name", "Name one of tools.")
     return {"type": "function", "function": {"name": choice.name}}
 
 
@@ -87,13 +87,13 @@ _OWN_BLOCKS: dict[str, tuple[type[ContentBlock], ...]] = {
     "assistant": (TextBlock, ThinkingBlock, RedactedThinkingBlock, ToolUseBlock),
     "system": (TextBlock,),
 }
-"""What each role may say."""
+"""Types of blocks that each role may have."""
 _WRITERS = {"tool_result": "user", "thinking": "assistant", "redacted_thinking": "assistant", "tool_use": "assistant"}
-"""Who says blocks that not every role may say."""
+"""Role of the blocks that not every role may have."""
 
 
 def _turn(message: Message, where: str) -> Iterator[Object]:
-    """One turn, which is several messages where it brings results of calls: each is a message of role tool."""
+    """Yield the messages of one turn: each tool result becomes a message of role tool."""
     role = message.role
     blocks = [TextBlock(type="text", text=message.content)] if isinstance(message.content, str) else message.content
     for block in blocks:
@@ -108,7 +108,7 @@ def _turn(message: Message, where: str) -> Iterator[Object]:
 
 
 def _own_words(role: str, blocks: Sequence[ContentBlock]) -> Object:
-    """What a turn says beside the results it brings. A call without words has an empty text: templates expect one."""
+    """Return the message of a turn without its tool results. A call without text gets "", which templates expect."""
     texts = [block for block in blocks if isinstance(block, TextBlock)]
     turn: Object = {"role": role, "content": _content(texts)}
     if reasoning := [block.thinking for block in blocks if isinstance(block, ThinkingBlock)]:
@@ -126,7 +126,7 @@ def _content(given: str | Sequence[TextBlock]) -> str | list[dict[str, str]]:
 
 
 _TIERS = {"default": "standard", "priority": "priority", "flex": "batch"}
-"""What Anthropic calls the tiers, where an answer says how it was served."""
+"""Anthropic's names of the service tiers in answers."""
 
 
 class MessageCall(BlockReply):
@@ -135,13 +135,13 @@ class MessageCall(BlockReply):
     words: ClassVar[Words] = {"response_format": "output_config.format", "stop": "stop_sequences"}
 
     async def answer(self) -> Object:
-        """The whole answer; raises what Generation.whole raises."""
+        """Return the whole answer; raise what Generation.whole raises."""
         await self.read()
         content = [_whole(block) for block in self.whole_blocks]
         return {**self._beginning(), "content": content, **self._end(), "usage": self._usage()}
 
     def _first_events(self) -> bytes:
-        """The first output says how much of the prompt was cached."""
+        """Return the opening events, made with the first output because it tells how much of the prompt was cached."""
         start = {**self._beginning(), "content": [], "stop_reason": None, "stop_sequence": None}
         usage = {**self._usage(), "output_tokens": 0}
         return _event({"type": "message_start", "message": {**start, "usage": usage}}) + _event({"type": "ping"})
@@ -150,12 +150,11 @@ class MessageCall(BlockReply):
         return _event(_written(event))
 
     def last_events(self) -> bytes:
-        """What a streamed answer ends with."""
         end = {"type": "message_delta", "delta": self._end(), "usage": self._usage()}
         return _event(end) + _event({"type": "message_stop"})
 
     def failure(self, error: Exception) -> bytes:
-        """What the stream ends with when it cannot go on."""
+        """Return the last event of a stream that fails."""
         return _event(anthropic_error(error_body(error)).body)
 
     def _beginning(self) -> Object:
@@ -172,7 +171,7 @@ class MessageCall(BlockReply):
         return {"stop_reason": stop_reason, "stop_sequence": stop_sequence}
 
     def _usage(self) -> Object:
-        """Anthropic counts the cached part of the prompt apart from the rest."""
+        """Return Anthropic's usage object, which counts the cached prompt tokens separately."""
         counts = self.usage
         return {
             "input_tokens": counts.num_prompt_tokens - counts.num_cached_tokens,
@@ -223,9 +222,9 @@ def _whole(block: Block) -> Object:
 
 
 def _input(arguments: str) -> Object:
-    """The arguments of a call as an object.
+    """Return the arguments of a call as an object.
 
-    What is none is handed on as the one value of `arguments`: the client has to see what the model wrote.
+    Arguments that are not an object become the value of `arguments`, so that the client sees what the model wrote.
     """
     try:
         found = from_json(arguments)

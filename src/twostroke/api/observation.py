@@ -1,4 +1,4 @@
-"""What the server knows of its engine: metrics, live view, flight recorder, traces, all from the one event log."""
+"""Observability of the engine: metrics, live view, flight recorder and traces, all from the event log."""
 
 from __future__ import annotations
 
@@ -33,22 +33,22 @@ from twostroke.metrics.otlp import request_tracer
 log = get_logger(__name__)
 
 MAX_FIELD_NAMES = 100
-"""Most unknown fields that are counted under their own names."""
+"""Maximum number of unknown fields that are counted under their own names."""
 
 
 class Observation:
-    """A `PackedEventLog` that keeps what /metrics, the page, timelines and dumps are made of.
+    """`PackedEventLog` that feeds /metrics, the page, timelines and dumps.
 
-    Metrics and the page's state are folded when somebody asks for them.
+    Metrics and the page's state are folded on demand.
 
     Args:
-        config: of the server.
-        model_name: what clients call the model.
+        config: settings of the server.
+        model_name: name of the model for clients.
         now_s: the engine's clock.
-        has_pools: the engine is several processes, which appear as they start.
+        has_pools: whether the engine is several processes, which appear as they start.
 
     Raises:
-        InvalidParameter: traces are wanted and OpenTelemetry is not installed, or dumps cannot be written.
+        InvalidParameter: traces are enabled without OpenTelemetry installed, or dumps cannot be written.
     """
 
     def __init__(self, config: ServerConfig, model_name: str, now_s: float, *, has_pools: bool = False) -> None:
@@ -60,7 +60,7 @@ class Observation:
         engines = EngineCollector(compat=compat)
         self.metrics = FleetMetrics(model_name, engines.add)
         if not has_pools:
-            self.metrics.of(ENGINE)  # there from the start, and nothing has happened yet
+            self.metrics.of(ENGINE)  # so that its metrics exist from the start
         self.live = LiveState(self.metrics)
         self._unread: Unread[Never] = Unread(self._fold)
         self.feed = LiveFeed(self.live, model_name, monotonic_clock, self._unread.catch_up)
@@ -74,7 +74,7 @@ class Observation:
             self.tracer = request_tracer(config.otlp_traces_endpoint, model=model_name, epoch_offset_ns=offset_ns)
 
     def append(self, packed: PackedEvent) -> None:
-        """One event, in order."""
+        """Append one event; events come in order."""
         self.recorder.append(packed)
         self._unread.append(packed)
         if self.texts is not None or self.tracer is not None:
@@ -84,7 +84,7 @@ class Observation:
         self.live.observe(event, self.metrics.observe(event))
 
     def _tell_at_once(self, event: Event) -> None:
-        """Tell those who send or note something at the time of an event."""
+        """Pass an event on to prompt texts and traces, which need it immediately."""
         if self.texts is not None and isinstance(event, RequestArrived):
             self.texts.has_arrived(event.request_id)
         if self.tracer is not None:
@@ -94,13 +94,14 @@ class Observation:
         """Return the metrics as text in Prometheus's format.
 
         Args:
-            viewer: the tenant that scrapes. It sees no other tenant's name; "" sees all names.
+            viewer: tenant that scrapes, which sees no other tenant's name; "" sees all names.
         """
         self._unread.catch_up()
         return exposition(*self._collectors, self._tenants.seen_by(viewer))
 
     def dump(self, why: str) -> None:
-        """Writes the last minutes to a file and says where; whoever calls it has trouble enough, so it never raises."""
+        """Write the last minutes of events to a file and log its path. It never raises, because it is called in
+        failures."""
         name = datetime.now(UTC).strftime("twostroke-flight-%Y%m%dT%H%M%S.jsonl")
         path = self._folder / name
         try:
@@ -112,32 +113,32 @@ class Observation:
         log.error("%s; the last %d events are in %s (twostroke explain ID --event-log FILE)", why, num_events, path)
 
     def close(self) -> None:
-        """Sends what is still to be sent."""
+        """Send pending traces."""
         if self.tracer is not None:
             self.tracer.close()
 
 
 class AnswerCounts(Collector):
-    """Counts what the HTTP side does and no event of the engine tells."""
+    """Counters of the HTTP side, which the engine's events do not cover."""
 
     def __init__(self, model_name: str) -> None:
         self._model_name = model_name
         self._answers: Counter[tuple[str, ...]] = Counter()
         self._ignored: Counter[tuple[str, ...]] = Counter()
-        """Each by its labels."""
+        """Counts by labels."""
 
     def answered(self, route: str, status: int) -> None:
-        """An answer has begun."""
+        """Count a response that has begun."""
         self._answers[route, str(status)] += 1
 
     def ignored(self, field: str) -> None:
-        """A field was not known; the first hundred names are told apart."""
+        """Count an unknown field; the first hundred names are counted separately."""
         num_names = len(self._ignored.keys() - {(families.OTHERS,)})
         is_known = (field,) in self._ignored or num_names < MAX_FIELD_NAMES
         self._ignored[(field if is_known else families.OTHERS,)] += 1
 
     def collect(self) -> Iterator[Metric]:
-        """For Prometheus."""
+        """Yield the metrics for Prometheus."""
         for family, counts in ((families.HTTP_RESPONSES, self._answers), (families.IGNORED_PARAMS, self._ignored)):
             number = Number(family)
             for labels, count in counts.items():
@@ -146,11 +147,11 @@ class AnswerCounts(Collector):
 
 
 def _check_folder(folder: Path) -> None:
-    """Trouble is no time to find out that its record cannot be written."""
+    """Raise InvalidParameter if dumps cannot be written. Called at start, not first when a dump is needed."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as error:
-        limit = f"dumps cannot be written there ({error.strerror})"
+        limit = f"dumps cannot be written to it ({error.strerror})"
         raise InvalidParameter("flight_recorder_dir", str(folder), limit, "Give another folder.") from error

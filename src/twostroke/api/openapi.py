@@ -1,10 +1,10 @@
-"""The published schema: what FastAPI finds in the routes, and the refusals that the gate and the error handlers add.
+"""Published OpenAPI schema: FastAPI's description of the routes, plus the errors of the gate and the error handlers.
 
-Which statuses a route may answer with follows from what it is, so that a new route is described by being one:
+The statuses of a route follow from its properties, so a new route needs no description of its own:
 
-    every route                  401 where keys are set (but for liveness), 403, 500
+    every route                  401 if keys are set (except liveness), 403, 500
     takes a body                 400, 404 (the model), 408, 413, 415, 503
-    takes parameters             400, and 404 where they are in the path
+    takes parameters             400, and 404 if they are in the path
     makes the engine work        429 and 503 with Retry-After
 """
 
@@ -19,9 +19,9 @@ from twostroke.api.gate import GENERATING_PATHS, OPEN_PATHS
 from twostroke.api.http_errors import ANTHROPIC_PATHS
 
 Described = dict[int | str, dict[str, Any]]
-"""What a route says of its answers."""
+"""Responses of a route, by status."""
 EVENTS: Described = {200: {"content": {"text/event-stream": {}}}}
-"""Beside JSON: what stream=true gives."""
+"""Response with stream=true, in addition to JSON."""
 
 _ERROR: dict[str, Any] = {
     "title": "Error",
@@ -34,8 +34,8 @@ _ERROR: dict[str, Any] = {
             "properties": {
                 "message": {"type": "string", "description": "The value, the limit, the remedy."},
                 "type": {"type": "string"},
-                "param": {"type": ["string", "null"], "description": "The field at fault."},
-                "code": {"type": ["string", "null"], "description": "For programs."},
+                "param": {"type": ["string", "null"], "description": "Name of the offending field."},
+                "code": {"type": ["string", "null"], "description": "Machine-readable code."},
             },
         }
     },
@@ -56,22 +56,22 @@ _ANTHROPIC_ERROR: dict[str, Any] = {
 _MEANINGS = {
     400: "The request cannot be served as it is.",
     401: "A valid API key is needed.",
-    403: "Not under the name, or for the page, that asks; or administration, which needs an admin key.",
-    404: "There is no such thing; the code says what.",
+    403: "The host name or origin is not allowed, or administration needs an admin key.",
+    404: "Not found; the code says what.",
     408: "The body did not arrive in time.",
     413: "The body is too large.",
-    415: "The body is no JSON by its content type, or has a content coding that is not known.",
-    429: "The key has used up its quota; Retry-After says when there is more.",
-    500: "A mistake of ours, or an engine that died meanwhile.",
-    503: "Too much to do, or no engine runs now; Retry-After says when to come again.",
+    415: "The body's content type is not JSON, or its content coding is unknown.",
+    429: "The key has used up its quota; Retry-After says when to retry.",
+    500: "Internal error, or the engine died meanwhile.",
+    503: "Overloaded, or no engine is running; Retry-After says when to retry.",
 }
 _RETRY_AFTER = {"Retry-After": {"description": "Seconds.", "schema": {"type": "integer", "minimum": 1}}}
 _NOT_OURS = ("HTTPValidationError", "ValidationError")
-"""What FastAPI says of its own 422, which nobody gets here."""
+"""Schemas of FastAPI's 422 response, which this server never sends."""
 
 
 def published_schema(app: FastAPI) -> dict[str, Any]:
-    """OpenAPI's description of an application, made once."""
+    """Return the OpenAPI description of an application; it is made once."""
     if app.openapi_schema is None:
         schema = get_openapi(title=app.title, version=app.version, routes=app.routes)
         schemas = schema.setdefault("components", {}).setdefault("schemas", {})
@@ -96,7 +96,7 @@ def _describe_errors(path: str, operation: dict[str, Any]) -> None:
         }
         if status in (429, 503):
             described["headers"] = _RETRY_AFTER
-        responses.setdefault(str(status), described)  # a route that says more of it itself is heard
+        responses.setdefault(str(status), described)  # a route's own description takes precedence
 
 
 def _statuses(path: str, operation: dict[str, Any]) -> set[int]:

@@ -1,4 +1,4 @@
-"""Prompts of the last minutes, for those whose they are: kept only where the server was told to (--live-text)."""
+"""Prompts of the last minutes, readable by their own tenant; kept only with --live-text."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ from twostroke.client.input_processor import PromptInput
 from twostroke.explain.names import name_of, request_of
 
 MAX_UNITS = 4 * 2**20
-"""Most characters and token ids of all that are kept; the oldest leave first."""
+"""Maximum characters and token ids over all kept prompts; the oldest are dropped first."""
 
 
 @dataclass(slots=True)
 class KeptPrompt:
-    """Of one request of the engine."""
+    """Prompt of one engine request."""
 
     name: str
     tenant: str
     kept_at_s: float
     content: str | tuple[int, ...]
-    """The text, after the chat template where there was one; token ids where those were sent."""
+    """Text after the chat template, or token ids if those were sent."""
     request: str = ""
-    """Its name and number, by which it differs from others of the name; empty until the engine has given it one."""
+    """The engine's `name#number`, unique among requests of one name; empty until the engine has assigned it."""
 
 
 class PromptTexts:
-    """In the order in which they came.
+    """Store of prompts, in order of arrival.
 
     Args:
-        minutes: how long each is kept.
-        now_s: a clock.
+        minutes: minutes that each prompt is kept.
+        now_s: clock.
     """
 
     def __init__(self, minutes: float, now_s: Callable[[], float]) -> None:
@@ -42,7 +42,7 @@ class PromptTexts:
         self._num_units = 0
 
     def keep(self, name: str, tenant: str, prompt: PromptInput) -> None:
-        """One that was queued, before any event of it; one that is too long is not kept."""
+        """Add a queued prompt, before any event of it; a prompt that is too long is not kept."""
         content = prompt.prompt_token_ids if prompt.prompt_text is None else prompt.prompt_text
         self._unnumbered.pop(name, None)
         if len(content) > MAX_UNITS:
@@ -54,24 +54,24 @@ class PromptTexts:
         self._forget()
 
     def has_arrived(self, sequence_id: str) -> None:
-        """The engine has numbered the request; of names in use there is one at a time."""
+        """Record the number that the engine gave the request; only one request of a name is active at a time."""
         kept = self._unnumbered.pop(name_of(sequence_id), None)
         if kept is not None:
             kept.request = request_of(sequence_id)
 
     def of(self, request_id: str, tenant: str) -> KeptPrompt | None:
-        """What a request asked, for its own tenant and, as "", the administrator; None: not to be had.
+        """Return a request's prompt for its own tenant or, with "", for the administrator; None if it is not available.
 
         Args:
-            request_id: its name, the last of that name is meant then; or `name#number`.
-            tenant: who asks.
+            request_id: name, for the latest request of that name, or `name#number`.
+            tenant: tenant that asks.
         """
         self._forget()
         own = (kept for kept in reversed(self._kept) if tenant in ("", kept.tenant))
         return next((kept for kept in own if request_id in (kept.name, kept.request)), None)
 
     def _forget(self) -> None:
-        """All that is too old, and the oldest of what is too much."""
+        """Drop prompts that are too old, and the oldest while the total is too large."""
         oldest_s = self._now_s() - self._seconds
         while self._kept and (self._kept[0].kept_at_s < oldest_s or self._num_units > MAX_UNITS):
             left = self._kept.popleft()

@@ -1,4 +1,7 @@
-"""docs/api-fields.md, made from the wire types: `python -m twostroke.api.reference` writes it, a test compares."""
+"""Generator of docs/api-fields.md from the request schemas: `python -m twostroke.api.reference`.
+
+A test compares the page with the schemas.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ ENDPOINTS: dict[str, type[WireObject]] = {
     "POST /v1/responses": ResponsesRequest,
     "POST /v1/embeddings": EmbeddingRequest,
 }
-"""The endpoints whose requests have a schema."""
+"""Endpoints whose requests have a schema."""
 
 _HEAD = """\
 # What becomes of each field
@@ -50,7 +53,7 @@ names are those of the settings, and `twostroke` for the version. One worker alo
 
 
 def fields_page() -> str:
-    """The page."""
+    """Return the page in Markdown."""
     return "\n".join([_HEAD, *(_table(path, kind) for path, kind in ENDPOINTS.items())])
 
 

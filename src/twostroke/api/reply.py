@@ -1,4 +1,4 @@
-"""The one reply to a conversation as a row of blocks, each of one kind: for the Messages and the Responses API."""
+"""Reply to a conversation as a sequence of blocks, each of one kind, for the Messages and Responses APIs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from twostroke.request import FinishReason
 
 
 class BlockKind(StrEnum):
-    """What a block holds."""
+    """Kind of a block."""
 
     REASONING = "reasoning"
     TEXT = "text"
@@ -27,38 +27,38 @@ class BlockKind(StrEnum):
 
 @dataclass(slots=True)
 class Block:
-    """One block."""
+    """Part of a reply: reasoning, text or one tool call."""
 
     index: int
-    """Its place in the answer."""
+    """Position in the answer."""
     kind: BlockKind
     id: str
-    """Unique among all answers' blocks when the answer's id is."""
+    """Id, unique among the blocks of all answers if the answer's id is unique."""
     name: str = ""
-    """The name of the function that a call is of."""
+    """Name of the function of a call."""
     pieces: list[str] = field(default_factory=list[str])
 
     @property
     def text(self) -> str:
-        """All there is so far; of a call the JSON text of its arguments."""
+        """Text so far; for a call the JSON text of its arguments."""
         return "".join(self.pieces)
 
     @property
     def is_half_call(self) -> bool:
-        """Whether it is a call whose arguments are not there to their end."""
+        """Whether this is a call whose arguments are incomplete."""
         return self.kind is BlockKind.CALL and not is_whole_value(self.text)
 
 
 @dataclass(frozen=True, slots=True)
 class BlockBegun:
-    """A block begins; it is empty."""
+    """Beginning of a block, which is empty."""
 
     block: Block
 
 
 @dataclass(frozen=True, slots=True)
 class BlockGrown:
-    """A block has more text."""
+    """More text in a block."""
 
     block: Block
     text: str
@@ -66,7 +66,7 @@ class BlockGrown:
 
 @dataclass(frozen=True, slots=True)
 class BlockEnded:
-    """A block is complete, or the generation was cut off within it."""
+    """End of a block, complete or cut off."""
 
     block: Block
 
@@ -75,7 +75,7 @@ BlockEvent = BlockBegun | BlockGrown | BlockEnded
 
 
 class Blocks:
-    """Sorts deltas into blocks: a new one begins where the kind changes, and with every call.
+    """Blocks of one reply, built from deltas. A new block begins when the kind changes, and with every call.
 
     >>> blocks = Blocks("answer", shows_reasoning=True)
     >>> _ = blocks.push([ReasoningDelta("Hm."), ContentDelta("It"), ContentDelta(" is")]) + blocks.finish()
@@ -83,7 +83,7 @@ class Blocks:
     [('reasoning', 'Hm.'), ('text', 'It is')]
 
     Args:
-        answer_id: of the answer, in the ids of its blocks.
+        answer_id: id of the answer, which its blocks' ids begin with.
         shows_reasoning: whether the client wants the reasoning.
     """
 
@@ -99,7 +99,7 @@ class Blocks:
         return any(block.kind is BlockKind.CALL for block in self.all)
 
     def push(self, deltas: Iterable[Delta]) -> list[BlockEvent]:
-        """Takes what is new."""
+        """Add deltas; return the events that they cause."""
         events: list[BlockEvent] = []
         for delta in deltas:
             match delta:
@@ -115,7 +115,7 @@ class Blocks:
         return events
 
     def finish(self) -> list[BlockEvent]:
-        """Nothing more will come."""
+        """End the last block."""
         was_open, self._is_open = self._is_open, False
         return [BlockEnded(self.all[-1])] if was_open else []
 
@@ -133,56 +133,55 @@ class Blocks:
 
 
 class BlockReply(Conversation):
-    """A conversation whose one choice is answered as blocks; how these are written, subclasses say.
+    """Conversation whose single choice is answered as blocks; subclasses write them.
 
     Args:
-        engine: that answers.
-        request: the chat that asks for the same.
-        dialect: how the model writes reasoning and tool calls.
-        head: of the answer; its id is in those of its blocks.
+        engine: engine that runs it.
+        request: the equivalent chat.
+        dialect: syntax of the model's reasoning and tool calls.
+        head: head of the answer; the blocks' ids begin with its id.
     """
 
     def __init__(self, engine: EngineClient, request: ChatRequest, dialect: Dialect, head: AnswerHead) -> None:
         super().__init__(engine, request, dialect, head)
         self.blocks = Blocks(head.id, shows_reasoning=request.include_reasoning is not False)
         self.finish_reason: FinishReason | None = None
-        """None until it has ended."""
+        """Finish reason; None before the end."""
         self.stop_reason: int | str | None = None
         self._text: ChoiceText | None = None
-        """None until the first output has come."""
+        """Reader of the choice; None before the first output."""
 
     @property
     def has_half_call(self) -> bool:
-        """Whether the model has stopped within a call."""
+        """Whether the text ends within a call."""
         return self._text is not None and self._text.has_half_call
 
     @property
     def whole_blocks(self) -> list[Block]:
-        """All blocks but half calls, which nobody could tell from whole ones."""
+        """All blocks except incomplete calls, which clients could not tell from complete ones."""
         return [block for block in self.blocks.all if not block.is_half_call]
 
     async def read(self) -> None:
-        """Waits for the end; raises what Generation.whole raises."""
+        """Wait for the end and read the whole output; raise what Generation.whole raises."""
         self._take(await self.whole())
 
     def events(self, number: int, output: RequestOutput) -> bytes:
-        """What is new of a streamed answer."""
         self.usage.add(number, output)
         is_first = self._text is None
         happened = self._take(output)
-        first = self._first_events() if is_first else b""  # not before there is an output
+        first = self._first_events() if is_first else b""  # only after the first output
         return first + b"".join(map(self._written, happened))
 
     def _first_events(self) -> bytes:
-        """Return what a stream begins with."""
+        """Return the opening events of a stream."""
         raise NotImplementedError
 
     def _written(self, event: BlockEvent) -> bytes:
-        """Return what a stream says of this."""
+        """Return the stream's events for a block event."""
         raise NotImplementedError
 
     def _take(self, output: RequestOutput) -> list[BlockEvent]:
-        """Takes what is new; returns what that does to the blocks."""
+        """Read an output; return the block events that it causes."""
         text = self._text = self._text or self.choice_text()
         part = output.outputs[0]
         happened = self.blocks.push(text.read(part))

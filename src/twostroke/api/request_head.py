@@ -1,4 +1,4 @@
-"""What RFC 9110 and 9112 demand of the head of a request, beyond what the parser sees to. No I/O in here."""
+"""Checks of a request's head by RFC 9110 and 9112, beyond those of the parser. This module does no I/O."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from twostroke.api.http_errors import HTTPError
 from twostroke.plain_words import reason_of
 
 Headers = Sequence[tuple[bytes, bytes]]
-"""Names in lower case, and values."""
+"""Headers of a request: lower-case names, and values."""
 
 UNIQUE_HEADERS = frozenset(
     {
@@ -19,7 +19,7 @@ UNIQUE_HEADERS = frozenset(
         *(b"host", b"origin", b"authorization", b"x-api-key", b"x-request-timeout"),
     }
 )
-"""Two of these and two readers may believe different ones."""
+"""Headers that may appear once only, because two readers may choose different values."""
 VERSIONS = ("1.0", "1.1")
 CONTINUE = b"100-continue"
 _HOST = re.compile(rb"(\[[0-9A-Fa-f:.]+\]|[\w.~!$&'()*+,;=%-]*)(?::([0-9]*))?", re.ASCII)
@@ -29,13 +29,13 @@ _REQUEST_LINE = re.compile(rb"(?:\r\n)*[!#$%&'*+.^_`|~0-9A-Za-z-]+ [^\s]+ HTTP/(
 
 
 def check_head(method: bytes, version: str, target: bytes, headers: Headers) -> None:
-    """Refuse a head that two readers could read differently, or that asks for what there is not.
+    """Refuse a head that is ambiguous, or that asks for something unsupported.
 
     Args:
-        method: of the request.
-        version: of HTTP: "1.1".
-        target: as sent.
-        headers: of the request.
+        method: method of the request.
+        version: HTTP version, such as "1.1".
+        target: request target as sent.
+        headers: headers of the request.
 
     Raises:
         HTTPError: with the status that the RFCs name.
@@ -43,10 +43,10 @@ def check_head(method: bytes, version: str, target: bytes, headers: Headers) -> 
     if version not in VERSIONS:
         raise _unknown_version(version)
     if method == b"CONNECT":
-        raise HTTPError(501, "CONNECT is not implemented; this server is no proxy.", code="not_implemented")
+        raise HTTPError(501, "CONNECT is not implemented; this server is not a proxy.", code="not_implemented")
     if not (target.startswith(b"/") or _ABSOLUTE.fullmatch(target) or (target == b"*" and method == b"OPTIONS")):
         raise HTTPError(400, "the request target is neither a path nor an http URL.")
-    if b"#" in target:  # clients keep fragments to themselves; one reader cuts it off, and another does not
+    if b"#" in target:  # clients do not send fragments, and readers disagree about them
         raise HTTPError(400, "the request target has a fragment (#); send it as %23, or leave it out.")
     names = [name for name, _ in headers]
     twice = [name for name in UNIQUE_HEADERS if names.count(name) > 1]
@@ -63,11 +63,11 @@ def check_head(method: bytes, version: str, target: bytes, headers: Headers) -> 
     _check_coding(version, given.get(b"transfer-encoding"))
     expected = {each for name, value in headers if name == b"expect" for each in _members(value)}
     if version == "1.1" and not expected <= {CONTINUE}:
-        raise HTTPError(417, "the expectation is not known; the one that is is 'expect: 100-continue'.")
+        raise HTTPError(417, "unknown expectation; only 'expect: 100-continue' is supported.")
 
 
 def expects_continue(headers: Headers) -> bool:
-    """Return whether the client waits to be told that its body is wanted.
+    """Return whether the client waits for "100 Continue" before it sends its body.
 
     >>> expects_continue([(b"expect", b", 100-Continue")]), expects_continue([(b"expect", b"")])
     (True, False)
@@ -76,7 +76,7 @@ def expects_continue(headers: Headers) -> bool:
 
 
 def origin_form(target: bytes) -> tuple[bytes, bytes | None]:
-    """Return the path with its query, and the host that an absolute URL names; see RFC 9112, 3.2.2.
+    """Return the path with its query, and the host of an absolute URL (RFC 9112, 3.2.2).
 
     >>> origin_form(b"/health"), origin_form(b"http://x:80?a=b")
     ((b'/health', None), (b'/?a=b', b'x:80'))
@@ -85,13 +85,13 @@ def origin_form(target: bytes) -> tuple[bytes, bytes | None]:
     """
     found = _ABSOLUTE.fullmatch(target)
     path = target if found is None else found[2]
-    if path.startswith(b"//"):  # a path whose first segment is empty, which parsers take for a host
+    if path.startswith(b"//"):  # parsers would read the second segment as a host
         path = b"/%2F" + path[2:]
     return (path if path.startswith(b"/") else b"/" + path), None if found is None else found[1]
 
 
 def framing_of(headers: Headers) -> bytes:
-    """Return the header that says where the body ends, as it is sent; empty for a request without a body.
+    """Return the header that defines the end of the body, as sent; empty for a request without a body.
 
     >>> framing_of([(b"host", b"x"), (b"content-length", b"3")]).strip()
     b'content-length: 3'
@@ -101,7 +101,7 @@ def framing_of(headers: Headers) -> bytes:
 
 
 def unreadable(data: bytes, *, is_method: bool) -> HTTPError | None:
-    """Return what is to be said of bytes that the parser refused; None where they are no request line of HTTP.
+    """Return the error for bytes that the parser refused; None if they are not an HTTP request line.
 
     Args:
         data: the first bytes of a request.
@@ -118,17 +118,17 @@ def unreadable(data: bytes, *, is_method: bool) -> HTTPError | None:
 
 
 def no_request(error: BaseException | None) -> HTTPError:
-    """Return what is to be said of bytes that break the rules of HTTP.
+    """Return the error for bytes that violate HTTP.
 
     Args:
-        error: the parser's.
+        error: the parser's exception.
     """
     match error:
-        case None | httptools.HttpParserCallbackError():  # it would name a function of ours
+        case None | httptools.HttpParserCallbackError():  # its text would name one of our functions
             told = ""
         case _:
             told = f": {reason_of(error)}"
-    return HTTPError(400, f"what was sent is no HTTP request{told}.")
+    return HTTPError(400, f"not a valid HTTP request{told}.")
 
 
 def _check_host(version: str, host: bytes | None) -> None:
@@ -142,7 +142,7 @@ def _check_host(version: str, host: bytes | None) -> None:
 
 
 def _members(value: bytes) -> list[bytes]:
-    """Return the members of a list, in lower case; empty ones count for nothing (RFC 9110, 5.6.1)."""
+    """Return the members of a list header in lower case, without empty ones (RFC 9110, 5.6.1)."""
     return [member for part in value.split(b",") if (member := part.strip().lower())]
 
 
@@ -161,10 +161,10 @@ def _check_coding(version: str, coding: bytes | None) -> None:
         raise HTTPError(400, "HTTP/1.0 has no 'transfer-encoding'; send 'content-length'.")
     codings = _members(coding)
     if codings.count(b"chunked") > 1 or codings[-1:] != [b"chunked"]:
-        raise HTTPError(400, "the last transfer coding is not 'chunked', so the end of the body is not known.")
+        raise HTTPError(400, "the last transfer coding is not 'chunked', so the end of the body is unknown.")
     if len(codings) > 1:
-        raise HTTPError(501, "the one transfer coding that is implemented is 'chunked'.", code="not_implemented")
+        raise HTTPError(501, "the only supported transfer coding is 'chunked'.", code="not_implemented")
 
 
 def _unknown_version(version: str) -> HTTPError:
-    return HTTPError(505, f"HTTP/{version} is not spoken here; send HTTP/1.1.")
+    return HTTPError(505, f"HTTP/{version} is not supported; send HTTP/1.1.")

@@ -1,4 +1,4 @@
-"""OpenAI's Responses API: its conversations put into the words of chats, and responses as it writes them. No HTTP."""
+"""OpenAI's Responses API: conversion of its requests to chats, and its answers. This module has no HTTP."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Object = dict[str, Any]
 
 
 def chat_of_response(request: ResponsesRequest) -> ChatRequest:
-    """The chat that asks for the same.
+    """Return the equivalent chat request.
 
     Raises:
         InvalidParameter: a field that is not supported.
@@ -71,7 +71,7 @@ def _messages(request: ResponsesRequest) -> Iterator[Object]:
 
 
 def _turns(items: Sequence[InputItem]) -> Iterator[Object]:
-    """Items as messages: reasoning, text and calls of the assistant that follow each other are one."""
+    """Yield the items as messages; consecutive reasoning, text and calls of the assistant become one message."""
     turn: Object = {}
     for item in items:
         said = _said_by_assistant(item)
@@ -83,7 +83,7 @@ def _turns(items: Sequence[InputItem]) -> Iterator[Object]:
             calls = turn.get("tool_calls")
             if calls is None or "tool_calls" not in said:
                 turn = {**turn, **said}
-            else:  # one list grows: a copy for each of thousands of calls would take long
+            else:  # extend in place: a copy for each of thousands of calls would be slow
                 calls += said["tool_calls"]
         elif isinstance(item, FunctionCallOutput):
             yield {"role": "tool", "tool_call_id": item.call_id, "content": _content(item.output or "")}
@@ -94,7 +94,7 @@ def _turns(items: Sequence[InputItem]) -> Iterator[Object]:
 
 
 def _said_by_assistant(item: InputItem) -> Object | None:
-    """Return what the item adds to a turn of the assistant; None if it is none of its."""
+    """Return the fields that an item adds to an assistant's message; None if it is not the assistant's."""
     match item:
         case ReasoningItem():
             return {"reasoning_content": "\n".join(part.text for part in item.content or ())}
@@ -107,7 +107,7 @@ def _said_by_assistant(item: InputItem) -> Object | None:
 
 
 _ORDER = ("reasoning_content", "content", "tool_calls")
-"""The order of what an assistant says in one turn; only calls may be several."""
+"""Order of the fields within one assistant's message; only calls may repeat."""
 
 
 def _can_join(turn: Object, said: Object) -> bool:
@@ -133,11 +133,11 @@ class ResponseCall(BlockReply):
     """One call of /v1/responses.
 
     Args:
-        engine: that answers.
-        request: the chat that asks for the same.
-        dialect: how the model writes reasoning and tool calls.
-        head: of the answer.
-        asked: the request as it came.
+        engine: engine that runs it.
+        request: the equivalent chat.
+        dialect: syntax of the model's reasoning and tool calls.
+        head: head of the answer.
+        asked: the request as sent.
     """
 
     words: ClassVar[Words] = {"response_format": "text.format", "max_tokens": "max_output_tokens"}
@@ -150,22 +150,21 @@ class ResponseCall(BlockReply):
         self._num_events = 0
 
     async def answer(self) -> Object:
-        """The whole answer; raises what Generation.whole raises."""
+        """Return the whole answer; raise what Generation.whole raises."""
         await self.read()
         return self._response()
 
     def _first_events(self) -> bytes:
-        """What fails before the first output is answered with a status of its own."""
+        """Return the opening events. They wait for the first output, so that an earlier failure gets its own status."""
         begun = {"response": self._response("in_progress")}
         return self._event("response.created", begun) + self._event("response.in_progress", begun)
 
     def last_events(self) -> bytes:
-        """What a streamed answer ends with."""
         response = self._response()
         return self._event(f"response.{response['status']}", {"response": response})
 
     def failure(self, error: Exception) -> bytes:
-        """What the stream ends with when it cannot go on."""
+        """Return the last events of a stream that fails."""
         told = error_body(error).body["error"]
         reason = {"code": "server_error", "message": told["message"]}
         failed = {**self._response("failed"), "error": reason}
@@ -176,14 +175,14 @@ class ResponseCall(BlockReply):
         return "incomplete" if self.finish_reason is FinishReason.LENGTH else "completed"
 
     def _status_of(self, block: Block) -> str:
-        """Status of an item that has ended: the last can have been cut off, and a call can be half at any place."""
+        """Return the status of an ended item: the last one may be cut off, and any call may be incomplete."""
         if block.kind is BlockKind.CALL:
             return "incomplete" if block.is_half_call else "completed"
         is_last = self.finish_reason is not None and block is self.blocks.all[-1]
         return self._status() if is_last else "completed"
 
     def _response(self, status: str | None = None) -> Object:
-        """The answer as it is now; in its last status when none is given."""
+        """Return the response object with this status; by default with its final status."""
         has_ended = status is None
         status = status or self._status()
         request, blocks = self._asked, self.blocks.all if has_ended else []
@@ -279,7 +278,7 @@ def _item_id(block: Block) -> str:
 
 
 def _item(block: Block, status: str, text: str, *, is_empty: bool = False) -> Object:
-    """An item of the output; empty when its parts are still to come."""
+    """Return an item of the output; if `is_empty`, without its parts, which follow later."""
     item: Object = {"id": _item_id(block), "status": status}
     parts = [] if is_empty else [_part(block.kind, text)]
     match block.kind:

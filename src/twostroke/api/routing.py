@@ -1,10 +1,9 @@
-"""What stands between the gate and the routes: methods that every path has, and the reading of bodies.
+"""Layer between the gate and the routes: HEAD and OPTIONS for every path, and reading of bodies.
 
-HEAD is there where GET is, and OPTIONS everywhere (RFC 9110, 9.1, 9.3.2, 9.3.7 and 15.5.6).
+HEAD exists wherever GET does, and OPTIONS everywhere (RFC 9110, 9.1, 9.3.2, 9.3.7 and 15.5.6).
 
-Routes whose body is an object of a known kind look through large ones before anything is made of them. Reading a large
-body takes several steps: its shape, its JSON, its fields. A thread takes them one after the other, and the event loop
-has its turn between them.
+Routes whose body is an object of a known type check large bodies before anything is made of them. Reading a large body
+takes several steps: its shape, its JSON, its fields. A thread runs them, and the event loop continues in between.
 """
 
 from __future__ import annotations
@@ -32,11 +31,11 @@ from twostroke.plain_words import reason_of
 
 Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 _READERS = ThreadPoolExecutor(2, thread_name_prefix="twostroke-large-body")
-"""Large bodies wait for each other here, and not for long texts and chat templates."""
+"""Threads for large bodies, separate from those for long texts and chat templates."""
 
 
 class RefusedBody(HTTPException):
-    """A body that no route sees. (The framework passes its own exceptions on, and hides all others.)"""
+    """Refusal of a body before its route. FastAPI passes on only exceptions of its own types."""
 
     def __init__(self, answer: ErrorAnswer) -> None:
         super().__init__(answer.status)
@@ -44,10 +43,10 @@ class RefusedBody(HTTPException):
 
 
 class BodyRoute(APIRoute):
-    """A route that takes a WireObject, or no body at all."""
+    """Route that takes a WireObject, or no body."""
 
     def get_route_handler(self) -> Handler:
-        """Return the framework's handler, which is given a request that reads its body as `_BodyRequest` does."""
+        """Return FastAPI's handler, called with a request that reads its body as `_BodyRequest` does."""
         handle = super().get_route_handler()
         hints = get_type_hints(self.endpoint).values()
         kinds = [hint for hint in hints if isinstance(hint, type) and issubclass(hint, WireObject)]
@@ -62,20 +61,20 @@ class BodyRoute(APIRoute):
 
 
 class _BodyRequest(Request):
-    """Reads its body once, and keeps what it means instead of its bytes: the answer may take long."""
+    """Request that keeps the parsed body instead of its bytes, because the answer may take long."""
 
     def __init__(self, request: Request, kind: type[WireObject]) -> None:
         super().__init__(request.scope, request.receive)
         self._kind = kind
 
     async def body(self) -> bytes:
-        """Return the beginning of the body: the framework asks whether there is one, and holds it until the answer."""
+        """Return the first byte: FastAPI only checks whether there is a body, and keeps the result until the answer."""
         return (await super().body())[:1]
 
     async def json(self) -> Any:
-        """Return the body's value, of a large one what the route takes; raise RefusedBody where it cannot be one.
+        """Return the body's value; for a large body the route's object. Raise RefusedBody if it cannot be one.
 
-        The framework says where a body is no JSON, and what is wrong with the fields of a small one.
+        FastAPI itself reports bodies that are not JSON, and wrong fields of small ones.
         """
         content = await super().body()
         self._body = b""
@@ -88,62 +87,62 @@ class _BodyRequest(Request):
 
 
 def read_body(kind: type[WireObject], content: bytes | bytearray) -> Any:
-    """Return the value of a body; of a large one nothing is made before its shape is known to be right.
+    """Return the value of a body. For a large one the shape is checked before anything is made of it.
 
     Raises:
-        HTTPError: as `check_shape`; or the body is nested too deeply, or no text that JSON can be read from.
-        json.JSONDecodeError: it is no JSON.
+        HTTPError: as in `check_shape`; or the body is nested too deeply, or is not text that JSON can be read from.
+        json.JSONDecodeError: the body is not JSON.
     """
     try:
         if len(content) > CHECKED_BYTES:
             check_shape(kind, content.removeprefix(codecs.BOM_UTF8))
-        return json.loads(content.decode("utf-8-sig"))  # of bytes Python reads UTF-16, too
+        return json.loads(content.decode("utf-8-sig"))  # from bytes, Python would also accept UTF-16
     except json.JSONDecodeError:
         raise
     except RecursionError as error:
         raise nested_too_deeply() from error
-    except ValueError as error:  # a number of thousands of digits, or text in another encoding
+    except ValueError as error:  # a number with thousands of digits, or text in another encoding
         raise no_json(reason_of(error)) from error
 
 
 def no_json(reason: str) -> HTTPError:
-    """Return the refusal of a body that is no JSON."""
-    return HTTPError(400, f"the body is no valid JSON ({reason}).", code="invalid_json")
+    """Return the refusal of a body that is not JSON."""
+    return HTTPError(400, f"the body is not valid JSON ({reason}).", code="invalid_json")
 
 
 def read_object(kind: type[WireObject], content: bytes) -> WireObject:
-    """Return the object that a body is.
+    """Return the body as an object of this type.
 
     Raises:
-        RefusedBody: it is no object of this kind.
-        HTTPError: as `read_body`.
-        json.JSONDecodeError: it is no JSON.
+        RefusedBody: the body does not match the type.
+        HTTPError: as in `read_body`.
+        json.JSONDecodeError: the body is not JSON.
     """
     value = read_body(kind, content)
     try:
         return kind.model_validate(value)
     except ValidationError as error:
-        raise RefusedBody(validation_answer(error.errors())) from None  # with it, its frames and the body would stay
+        raise RefusedBody(validation_answer(error.errors())) from None  # a cause would keep its frames and the body
 
 
 ROUTED = ("GET", "POST", "PUT", "PATCH", "DELETE")
 """Methods that a route may have."""
 WHOLE_SERVER = "*"
-"""Path of OPTIONS for no path in particular."""
+"""Path of an OPTIONS request for the server as a whole."""
 
 
 class Methods:
-    """ASGI middleware before the routes.
+    """ASGI middleware that answers HEAD and OPTIONS.
 
     Args:
-        app: whose routes say which methods a path has.
+        app: application whose routes define the methods of a path.
     """
 
     def __init__(self, app: Starlette) -> None:
         self._app = app
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
-        """Answer HEAD and OPTIONS; hand on everything else."""
+        """Answer HEAD and OPTIONS; pass all other requests on."""
         method = scope["method"] if scope["type"] == "http" else ""
         if method == "HEAD":
             await self._answer_head(scope, receive, send)
@@ -155,9 +154,9 @@ class Methods:
             await self._app(scope, receive, send)
 
     async def _answer_head(self, scope: Message, receive: Receive, send: Send) -> None:
-        """Answer as GET does, and end the answer where its content would begin.
+        """Answer as GET does, and end the response where its content would begin.
 
-        Whoever writes on sees that the client has left, as when a client of GET does: a stream without an end ends.
+        The route then sees the client as disconnected, so that an endless stream ends.
         """
         as_get: Message = {**scope, "method": "GET"}
         has_head = False
@@ -175,7 +174,7 @@ class Methods:
 
 
 def allowed_methods(app: Starlette, scope: Message) -> list[str]:
-    """Return the methods of a path, for the header Allow; empty for a path that there is not."""
+    """Return the methods of a path for the Allow header; empty for an unknown path."""
     if scope["path"] == WHOLE_SERVER:
         return ["GET", "HEAD", "POST", "DELETE", "OPTIONS"]
     found = [method for method in ROUTED if _matches(app, {**scope, "method": method})]
@@ -189,10 +188,10 @@ def _matches(app: Starlette, scope: Message) -> bool:
 
 
 def known_routes(routes: Sequence[BaseRoute]) -> Callable[[Message], str]:
-    """Return a function that names the route of a request which no route has seen: refused, or of another method.
+    """Return a function that names the route of a request that reached none: refused, or of another method.
 
     Args:
-        routes: all routes of the server. The function returns "other" for a path of none of them.
+        routes: all routes of the server. For a path of none of them, the function returns "other".
     """
     by_path = {path: path for route in routes if "{" not in (path := getattr(route, "path", "{"))}
     with_parts = [route for route in routes if "{" in getattr(route, "path", "")]

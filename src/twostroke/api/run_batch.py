@@ -1,4 +1,4 @@
-"""A file of requests through the same checks, translation and engine as the server's, without its HTTP."""
+"""Offline batch: a file of requests through the server's checks, conversions and engine, without its HTTP."""
 
 from __future__ import annotations
 
@@ -30,27 +30,27 @@ from twostroke.engine.facts import lines_to_print
 from twostroke.errors import EngineError, EngineUnavailable, TwostrokeError
 
 ATTEMPTS = 2
-"""Of a request whose engine died under it: that may be another's fault, and if not, it must not go on for ever."""
+"""Attempts for a request whose engine died. Another request may be the cause; if not, retries must end."""
 
 _POLL_S = 0.2
 
 
 @dataclass(slots=True)
 class BatchCount:
-    """What became of the lines."""
+    """Counts of lines by outcome."""
 
     answered: int = 0
     refused: int = 0
-    """With a status other than 200."""
+    """Requests answered with a status other than 200."""
     bad_lines: int = 0
     there_before: int = 0
-    """Of these nothing was asked."""
+    """Requests with results of an earlier run, which are not run again."""
 
     def __str__(self) -> str:
-        """For people."""
+        """Return a summary line for users."""
         return (
-            f"{self.answered:,} answered, {self.refused:,} refused, {self.bad_lines:,} lines that are no request, "
-            f"{self.there_before:,} there before"
+            f"{self.answered:,} answered, {self.refused:,} refused, {self.bad_lines:,} invalid lines, "
+            f"{self.there_before:,} done before"
         )
 
 
@@ -63,16 +63,17 @@ async def answer_file(
     max_concurrency: int | None = None,
     progress: bool = True,
 ) -> BatchCount:
-    """`run_batch` with an engine of its own, in a process of its own.
+    """Call `run_batch` with an engine in a new process.
 
     Raises:
         SetupError: the model cannot be loaded.
-        InvalidParameter, EngineError: see run_batch.
+        InvalidParameter: as in run_batch.
+        EngineError: as in run_batch.
     """
     if max_concurrency is not None:
         whole_number("max_concurrency", max_concurrency, 1)
     check_parsers(config)
-    count_lines(requests)  # before the model is loaded: a file that cannot be read is told at once
+    count_lines(requests)  # before the model is loaded, so that an unreadable file is reported immediately
     ResultsFile(output).close()
     engine = RemoteEngine(engine_config)
     try:
@@ -93,19 +94,19 @@ async def run_batch(
     max_concurrency: int | None = None,
     progress: bool = True,
 ) -> BatchCount:
-    """Answers every request that has no result yet, and appends its result.
+    """Run every request that has no result yet, and append its result.
 
     Args:
-        context: with an engine that was started.
-        requests: a file in OpenAI's batch format.
-        output: results; a file that is there is gone on with.
-        max_concurrency: requests at a time, each of which is held in memory; default: twice the engine's max_num_seqs,
-            so that the next ones wait when some end.
-        progress: show a progress bar.
+        context: context with a started engine.
+        requests: file in OpenAI's batch format.
+        output: result file; an existing one is continued.
+        max_concurrency: requests at a time, each held in memory; default: twice the engine's max_num_seqs, so that new
+            requests are waiting when others end.
+        progress: whether to show a progress bar.
 
     Raises:
-        InvalidParameter: a file that cannot be read, written, or holds something else.
-        EngineError: the engine is gone for good. What has results keeps them.
+        InvalidParameter: a file cannot be read or written, or is not in the format.
+        EngineError: the engine cannot be restarted. Results so far are kept.
     """
     num_lines = count_lines(requests)
     results = ResultsFile(output)
@@ -117,7 +118,7 @@ async def run_batch(
                 for _ in range(max_concurrency or 2 * context.engine.facts.max_num_seqs):
                     group.create_task(batch.work(lines))
             return batch.count
-    except ExceptionGroup as group:  # of the workers; the first that failed ended the others
+    except ExceptionGroup as group:  # errors of the workers; the first one ended the others
         first = group.exceptions[0]
         raise EngineError(str(first)) if isinstance(first, _EngineGone) else first from None
     finally:
@@ -125,7 +126,7 @@ async def run_batch(
 
 
 class _Batch:
-    """Workers that share one reader and one writer; all of them in one event loop, so neither needs a lock."""
+    """Workers that share one reader and one writer. All run in one event loop, so neither needs a lock."""
 
     def __init__(self, context: ServerContext, results: ResultsFile, bar: tqdm[Any]) -> None:
         self._context = context
@@ -136,7 +137,7 @@ class _Batch:
         self.count = BatchCount()
 
     async def work(self, lines: Iterator[BatchRequest | BadLine]) -> None:
-        """Takes lines until there are none."""
+        """Process lines until there are none left."""
         for found in lines:
             if self._results.has(found):
                 self.count.there_before += 1
@@ -146,7 +147,7 @@ class _Batch:
             else:
                 await self._answer(found)
             self._bar.update()
-            await asyncio.sleep(0)  # a file of finished requests must not hold up the ones that run
+            await asyncio.sleep(0)  # skipping finished requests must not block the running ones
 
     async def _answer(self, request: BatchRequest) -> None:
         try:
@@ -167,7 +168,7 @@ class _Batch:
             try:
                 return await self._ask_once(request)
             except EngineUnavailable:
-                continue  # it went between our look and our request
+                continue  # the engine died after the check
             except EngineError:
                 attempt += 1
                 if attempt == ATTEMPTS:
@@ -177,7 +178,7 @@ class _Batch:
         kind = CALLS[request.url]
         asked = kind.body.model_validate(_value_of(kind.body, request.body))
         if asked.stream:
-            message = "stream: a batch has no streams. Leave it out."
+            message = "stream: not supported in a batch. Leave it out."
             raise HTTPError(400, message, param="stream")
         self._check_fields(asked)
         call = kind.call(self._context, asked)
@@ -188,7 +189,7 @@ class _Batch:
             call.close()
 
     def _check_fields(self, asked: WireObject) -> None:
-        """What the server says in a header of each answer is said once here."""
+        """Check the fields, and log unknown ones once, where the server would name them in a header of each answer."""
         if isinstance(asked, SamplingFields):
             self._context.admission.check_items(asked)
         new = set(self._context.unknown_fields(asked)) - self._unknown_fields
@@ -197,23 +198,23 @@ class _Batch:
             self._unknown_fields |= new
 
     async def _engine_is_ready(self) -> None:
-        """Waits while the engine is started again.
+        """Wait while the engine restarts.
 
         Raises:
-            EngineError: it will not be.
+            _EngineGone: the engine will not be restarted.
         """
         while not (health := self._context.engine.health()).is_ready:
             if not health.is_alive:
-                raise _EngineGone(f"the batch stops: {health.cause} Run it again to go on from here.")
+                raise _EngineGone(f"the batch stops: {health.cause} Run it again to continue.")
             await asyncio.sleep(_POLL_S)
 
 
 class _EngineGone(Exception):
-    """Nothing more will be answered; not an answer to one request."""
+    """The engine is gone, so no further request can be answered."""
 
 
 def _value_of(kind: type[WireObject], body: dict[str, Any] | bytes) -> Any:
-    """Return what a body says; raise HTTPError where a large one cannot be of this kind."""
+    """Return the value of a body; raise HTTPError if a large one cannot be of this type."""
     if not isinstance(body, bytes):
         return body
     try:

@@ -1,11 +1,10 @@
-"""A server from start to end: the engine's process, the socket, the signals.
+"""Life cycle of a server: engine process, socket, signals and shutdown.
 
-The end: what runs may end, what comes is refused, and nobody waits without a word.
+On shutdown running requests may finish, new ones are refused, and every client gets an answer:
 
-    first SIGTERM or SIGINT     /ready and new requests: 503 at once. What runs goes on.
+    first SIGTERM or SIGINT     /ready and new requests get 503 immediately; running requests continue
     all have ended              exit code 0
-    the time is up, or a        what still runs ends with an error, as an event in a stream; exit code 0
-    second signal comes
+    timeout or second signal    running requests end with an error, in a stream as an event; exit code 0
 """
 
 from __future__ import annotations
@@ -47,11 +46,11 @@ from twostroke.tokenizer.chat_template import check_template
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """The socket, before anything is loaded: an address that is taken is told at once.
+    """Return the bound socket. This runs before the model is loaded, so that an address in use is reported immediately.
 
     Raises:
-        InvalidParameter: the host is no address of this machine.
-        SetupError: something else listens there.
+        InvalidParameter: the host is not an address of this machine.
+        SetupError: the address cannot be listened on, for example because it is in use.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family)
@@ -60,18 +59,18 @@ def listen(host: str, port: int) -> socket.socket:
         listener.bind((host, port))
     except socket.gaierror as error:
         listener.close()
-        limit = f"is no address of this machine ({error.strerror})"
+        limit = f"is not an address of this machine ({error.strerror})"
         raise InvalidParameter("host", host, limit, "Use 127.0.0.1, or 0.0.0.0 for all networks.") from error
     except OSError as error:
         listener.close()
         is_elsewhere = error.errno == errno.EADDRNOTAVAIL
-        remedy = "Give an address of this machine as --host." if is_elsewhere else "Choose another --port."
+        remedy = "Use an address of this machine as --host." if is_elsewhere else "Choose another --port."
         raise SetupError(f"{host}:{port} cannot be listened on ({error.strerror or error}). {remedy}") from error
     return listener
 
 
 def address_of(listener: socket.socket, scheme: str = "http") -> str:
-    """As a person types it into a browser."""
+    """Return the URL of a socket, as typed into a browser."""
     host, port = listener.getsockname()[:2]
     return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
 
@@ -82,14 +81,14 @@ LOOK_EVERY_S = 0.05
 
 
 class DrainingServer(uvicorn.Server):
-    """Uvicorn's server, which listens on while it drains.
+    """Uvicorn server that keeps listening while it drains.
 
     Args:
-        config: of uvicorn.
-        engine: what runs there is waited for.
-        patience_s: for how long.
-        address: is printed once the server listens and minds signals.
-        on_end: called when all requests have ended: what else is being sent is to end, too.
+        config: settings of uvicorn.
+        engine: engine whose requests are waited for.
+        patience_s: maximum seconds to wait.
+        address: URL, printed once the server listens and handles signals.
+        on_end: called when all requests have ended, to end other transfers.
     """
 
     def __init__(
@@ -111,16 +110,16 @@ class DrainingServer(uvicorn.Server):
         self._hurry = asyncio.Event()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listens."""
+        """Start to listen and print the address."""
         await super().startup(sockets)
         task = asyncio.current_task()
-        if task is not None and task.cancelling():  # a signal came before uvicorn minded them: the start is given up
+        if task is not None and task.cancelling():  # a signal came before uvicorn handled signals
             return
         sys.stderr.write(f"serving  {self._address}\n")
         sys.stderr.flush()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """A signal came; uvicorn's own would close the doors at once, and exit with the signal's code."""
+        """Begin to drain. Uvicorn's own handler would stop listening immediately and exit with the signal's code."""
         del sig, frame
         self._loop.call_soon_threadsafe(self._begin)
 
@@ -132,13 +131,13 @@ class DrainingServer(uvicorn.Server):
             self._hurry.set()
 
     async def _drain(self) -> None:
-        """Waits for the requests that run, and lets the server go."""
+        """Wait for the running requests, then let the server exit."""
         try:
             async with asyncio.timeout(self._patience_s):
                 while self._engine.health().num_requests and not self._hurry.is_set():
                     await asyncio.sleep(LOOK_EVERY_S)
         except TimeoutError:
-            log.warning("requests still ran %g s after the signal; they were ended", self._patience_s)
+            log.warning("ended requests that still ran %g s after the signal (--drain-timeout-s)", self._patience_s)
         self._engine.give_up("the server was shut down")
         await self._on_end()
         self.should_exit = True
@@ -147,17 +146,16 @@ class DrainingServer(uvicorn.Server):
 BACKLOG = 2048
 KEEP_ALIVE_S = 75
 LAST_WORDS_S = 5
-"""When nothing runs any more, answers have so long to be sent."""
+"""Seconds to send remaining answers after all requests have ended."""
 
 
 async def serve(
     engine_config: EngineConfig, config: ServerConfig, pools: PoolConfig | None = None, *, quiet: bool = False
 ) -> None:
-    """Serves until it is told to stop; then what runs may end, for as long as the config says.
+    """Serve until told to stop; running requests may then finish within --drain-timeout-s.
 
     Raises:
-        InvalidParameter: a file of keys or a certificate cannot be used, or a setting names nothing; the model is not
-            loaded then.
+        InvalidParameter: a key file or certificate cannot be used, or a setting is invalid; the model is not loaded.
         SetupError: the model cannot be loaded, or the address cannot be listened on.
     """
     imports_s = seconds_since_start()
@@ -175,9 +173,9 @@ async def serve(
         if not quiet:
             for line in lines_to_print(engine.facts.startup_lines):
                 sys.stderr.write(line + "\n")
-        listener.listen(BACKLOG)  # from here on whoever connects is answered, if not at once
+        listener.listen(BACKLOG)  # connections wait from here on
         scheme = "http" if config.ssl_certfile is None else "https"
-        logging.getLogger("uvicorn.error").addFilter(Sparingly())  # whoever sends nonsense must not fill the disk
+        logging.getLogger("uvicorn.error").addFilter(Sparingly())  # invalid requests must not fill the disk
         pools_client = engine if isinstance(engine, PooledEngine) else None
         if pools_client is not None:
             observation.live.show_pools(lambda: [dataclasses.asdict(member) for member in pools_client.members()])
@@ -221,7 +219,7 @@ async def serve(
 
 
 def _ready_line(engine: RemoteEngine, imports_s: float) -> str:
-    """Return the line that says where the start's seconds went. Both processes import at the same time."""
+    """Return the line with the seconds of each part of the start. Both processes import at the same time."""
     loading_s = engine.ready_s - engine.imports_s
     return (
         f"ready    {seconds_since_start():.2f} s after the start; imports {imports_s:.2f} s here and "
@@ -232,7 +230,7 @@ def _ready_line(engine: RemoteEngine, imports_s: float) -> str:
 def _engine(
     engine_config: EngineConfig, config: ServerConfig, pools: PoolConfig | None, observation: Observation
 ) -> RemoteEngine | PooledEngine:
-    """One process, or several."""
+    """Return an engine of one process or of pools."""
     template = _read_template(config.chat_template)
     if pools is None or not pools.num_workers:
         return RemoteEngine(
@@ -243,7 +241,7 @@ def _engine(
             chat_template=template,
             on_trouble=observation.dump,
         )
-    drop_early()  # pools start theirs in another way
+    drop_early()  # pools start their processes in another way
     engine = PooledEngine(
         engine_config,
         pools,
@@ -258,7 +256,7 @@ def _engine(
 
 
 def _check_certificate(config: ServerConfig) -> None:
-    """Files that are not there, or hold something else, are told before the model is loaded."""
+    """Refuse certificate files that are missing or invalid, before the model is loaded."""
     if config.ssl_certfile is None or config.ssl_keyfile is None:
         return
     for name, path in (("ssl_certfile", config.ssl_certfile), ("ssl_keyfile", config.ssl_keyfile)):
@@ -267,12 +265,12 @@ def _check_certificate(config: ServerConfig) -> None:
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(config.ssl_certfile, config.ssl_keyfile)
     except (OSError, ValueError) as error:  # an SSLError is an OSError
-        limit = f"is no certificate that goes with {config.ssl_keyfile} ({reason_of(error)})"
-        raise InvalidParameter("ssl_certfile", str(config.ssl_certfile), limit, "Give both in PEM form.") from error
+        limit = f"is not a certificate for {config.ssl_keyfile} ({reason_of(error)})"
+        raise InvalidParameter("ssl_certfile", str(config.ssl_certfile), limit, "Use PEM format for both.") from error
 
 
 def _read_template(path: Path | None) -> str | None:
-    """Of the file that was given; one that is no template is refused at once."""
+    """Return the chat template of a file, if one is given; refuse an invalid one."""
     if path is None:
         return None
     try:

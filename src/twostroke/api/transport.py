@@ -1,12 +1,11 @@
-"""Below the gate: connections that do not behave end here, before they are requests.
+"""Protection of connections below the gate: limits and checks before a request exists.
 
-uvicorn's parser has no limits of its own. These are: how long and how large the head of a request may be, how many
-connections there may be, and shapes that two readers could read differently (request smuggling, RFC 9112, 6.3 and
-11.2; request_head.py). What is wrong is told in the shape of every other error, behind the answers of the requests
-before it, and the connection is closed.
+uvicorn's parser has no limits of its own. This module limits the time and size of a request's head and the number of
+connections, and refuses ambiguous requests (request smuggling, RFC 9112, 6.3 and 11.2; request_head.py). Errors have
+the usual shape and are sent after the answers of the requests before; then the connection is closed.
 
-A client that shuts down its half of the connection has left, and its requests are aborted: one that is gone looks the
-same until something is written to it, and a whole answer is written when all of its work is done.
+A client that shuts down its half of the connection counts as disconnected, and its requests are aborted. A client that
+is gone looks the same until something is written to it, and a whole answer is written only after all work is done.
 """
 
 from __future__ import annotations
@@ -28,19 +27,19 @@ from twostroke.api.request_head import check_head, expects_continue, framing_of,
 MAX_HEAD_BYTES = 64 * 1024
 MAX_TARGET_BYTES = 32 * 1024
 TOO_LARGE = f"the head of the request has more than {MAX_HEAD_BYTES} bytes."
-TOO_MUCH_FRAMING = f"more than {MAX_HEAD_BYTES} bytes came between two parts of the body, or behind the last."
+TOO_MUCH_FRAMING = f"more than {MAX_HEAD_BYTES} bytes came between two parts of the body, or after the last."
 MAX_HEADERS = 128
 MAX_PIPELINED = 8
-"""Requests that may wait on a connection behind the one that is answered."""
+"""Maximum requests that wait on a connection behind the one being answered."""
 LEAST_TAKEN_BYTES = 16 * 1024
-"""Of an answer that waits for its reader: less in answer_timeout_s is not reading."""
+"""Bytes of a waiting answer that a client must read within answer_timeout_s; otherwise it is not reading."""
 
 
 def guarded_protocol(max_connections: int, head_timeout_s: float, answer_timeout_s: float) -> type[HttpToolsProtocol]:
-    """The protocol class of a server: connections at most, and its patience for a head and for a reader."""
+    """Return a protocol class with limits on connections and timeouts for request heads and for slow readers."""
 
     class Protocol(GuardedProtocol):
-        """With its limits."""
+        """Protocol class with the limits of one server."""
 
     Protocol.max_connections = max_connections
     Protocol.head_timeout_s = head_timeout_s
@@ -49,52 +48,52 @@ def guarded_protocol(max_connections: int, head_timeout_s: float, answer_timeout
 
 
 class _Refused(Exception):
-    """The request cannot be read as it was meant."""
+    """The request is refused while it is parsed."""
 
 
 class GuardedProtocol(HttpToolsProtocol):
-    """One connection."""
+    """Protocol of one connection, with limits."""
 
     max_connections: int
     head_timeout_s: float
     answer_timeout_s: float
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Somebody has connected."""
+        """Set up a new connection; refuse it if there are too many."""
         super().connection_made(transport)
         self._take_leniently()
         self._num_head_bytes = 0
         self._num_pending_bytes = 0
-        """That the parser may keep: of a header that has not ended, or of what frames a body."""
+        """Bytes that the parser may keep: of an unfinished header, or of a body's framing."""
         self._has_body_part = False
-        """Whether the bytes that came last brought a part of a body."""
+        """Whether the latest bytes contained a part of a body."""
         self._has_request = False
         self._reads_body = False
         self._received = b""
-        """What the parser reads now."""
+        """Bytes being parsed."""
         self._ended_within = False
-        """Whether a request ends in it, so that it does not begin with the line of the one that is read."""
+        """Whether a request ended within `_received`, which then does not begin with the current request line."""
         self._framing = b""
-        """The header that says where the body ends, of a request at which the parser stops."""
+        """Header that defines the end of the body, for a request at which the parser stops."""
         self._is_replaying = False
-        """Whether the parser is brought to where another has stopped, and nothing new comes."""
+        """Whether a new parser is being fed known data to reach the state of the old one."""
         self._refusal: HTTPError | None = None
         self._answering: RequestResponseCycle | None = None
-        """What is being answered, or was answered last; requests may wait behind it."""
+        """Request being answered, or the latest answered one; others may wait behind it."""
         self._last_words = b""
-        """What is said, and nothing read any more, when the requests before it have their answers."""
+        """Error response to send after the answers of earlier requests; nothing is read any more once it is set."""
         self._head_timer: asyncio.TimerHandle | None = None
         self._reader_timer: asyncio.TimerHandle | None = None
         if len(self.connections) > self.max_connections:
-            self._answer_and_close(503, f"more than {self.max_connections} connections (--max-connections).")
+            self._answer_and_close(503, f"there are more than {self.max_connections} connections (--max-connections).")
             return
         self._await_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """It is over."""
+        """Clean up a closed connection, and notify all of its requests."""
         self._head_is_there()
         self._reader_is_back()
-        # uvicorn tells the request that came last; those before it, which are being answered, hear it here
+        # uvicorn notifies only the latest request; notify those before it, which are being answered
         for cycle in (self._answering, *(waiting for waiting, _ in self.pipeline)):
             if cycle is not None and not cycle.response_complete:
                 cycle.disconnected = True
@@ -103,39 +102,39 @@ class GuardedProtocol(HttpToolsProtocol):
         self._answering = None
         self._last_words = b""
         super().connection_lost(exc)
-        # it refers back to this object; thousands of connections would wait for the collector of cycles
+        # it refers back to this object: break the cycle, or thousands of connections wait for the garbage collector
         self.cycle = None  # pyright: ignore[reportAttributeAccessIssue] (as before the first request)
 
     def data_received(self, data: bytes) -> None:
-        """Bytes came."""
+        """Parse received bytes and enforce the limits."""
         if self.transport.is_closing() or self._last_words:
             return
         if self._head_timer is None and (not self._has_request or self.cycle.response_complete):
-            self._await_head()  # a request has to come of it, or the rest of one that was answered before its end
+            self._await_head()  # these bytes begin a request, or end one that was answered early
         self._received = data
         self._ended_within = False
         self._has_body_part = False
         super().data_received(data)
         self._received = b""
-        if self._reads_body:  # extensions of chunks and trailers are no part of the body, and nobody else counts them
+        if self._reads_body:  # only this counts chunk extensions and trailers, which are not part of the body
             self._num_pending_bytes = 0 if self._has_body_part else self._num_pending_bytes + len(data)
-        elif self._head_timer is not None:  # the parser keeps a header that has not ended
+        elif self._head_timer is not None:  # the parser keeps an unfinished header
             self._num_pending_bytes += len(data)
         if self._num_pending_bytes > MAX_HEAD_BYTES:
             self._answer_and_close(431, TOO_MUCH_FRAMING if self._reads_body else TOO_LARGE)
 
     def pause_writing(self) -> None:
-        """More is to be sent than the reader takes; nothing is added until it has caught up."""
+        """Stop adding output until the client has read enough, and start its timeout."""
         super().pause_writing()
         self._await_reader()
 
     def resume_writing(self) -> None:
-        """It has."""
+        """Continue output: the client has read enough."""
         super().resume_writing()
         self._reader_is_back()
 
     def on_message_begin(self) -> None:
-        """The first byte of a request."""
+        """Handle the first byte of a request."""
         if self._is_replaying:
             return
         super().on_message_begin()
@@ -144,7 +143,7 @@ class GuardedProtocol(HttpToolsProtocol):
             self._await_head()
 
     def on_url(self, url: bytes) -> None:
-        """A part of the path."""
+        """Handle a part of the target, within its limit."""
         if self._is_replaying:
             return
         if len(self.url) + len(url) > MAX_TARGET_BYTES:
@@ -153,7 +152,7 @@ class GuardedProtocol(HttpToolsProtocol):
         super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """One header; a trailer, which comes behind the body, is no header and is left out (RFC 9110, 6.5.1)."""
+        """Handle a header; trailers, which follow the body, are dropped (RFC 9110, 6.5.1)."""
         if self._is_replaying:
             return
         self._count(len(name) + len(value))
@@ -164,7 +163,7 @@ class GuardedProtocol(HttpToolsProtocol):
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        """The head is there."""
+        """Check the head, and begin the request."""
         if self._is_replaying:
             return
         self._head_is_there()
@@ -177,13 +176,14 @@ class GuardedProtocol(HttpToolsProtocol):
         self._take_target()
         self._has_request = self._reads_body = True
         self._framing = framing_of(self.headers) if self.parser.should_upgrade() else b""
-        self.expect_100_continue = expects_continue(self.headers) and not is_old  # it would not know the interim answer
+        # HTTP/1.0 clients do not know the interim response
+        self.expect_100_continue = expects_continue(self.headers) and not is_old
         super().on_headers_complete()
         if is_for_server:
             self.scope["path"], self.scope["raw_path"] = "*", b"*"
         if is_old:
             send = partial(_send_unframed, self.cycle, self.cycle.send)
-            self.cycle.send = send  # pyright: ignore[reportAttributeAccessIssue] (uvicorn calls what it finds there)
+            self.cycle.send = send  # pyright: ignore[reportAttributeAccessIssue] (uvicorn calls this attribute)
         ways: dict[object, object] = {
             "call": partial(self._write_now, self.cycle),
             "may_begin": partial(self._may_begin, self.cycle),
@@ -193,20 +193,20 @@ class GuardedProtocol(HttpToolsProtocol):
             self._answering = self.cycle
             return
         if len(self.pipeline) > MAX_PIPELINED:
-            message = f"more than {MAX_PIPELINED} requests wait behind the one that is answered."
+            message = f"more than {MAX_PIPELINED} requests wait on this connection."
             self._refuse(HTTPError(400, message))
-        # uvicorn stops reading while requests wait behind another; but who does not read does not see the client leave
+        # uvicorn stops reading while requests wait behind another; without reading, a disconnect goes unnoticed
         self.flow.resume_reading()
 
     def on_body(self, body: bytes) -> None:
-        """A part of a body."""
+        """Handle a part of a body."""
         self._has_body_part = True
         super().on_body(body)
         if self.cycle is not self._answering and self.flow.read_paused:
-            self._refuse(HTTPError(413, "the body of a request that waits behind another is too large to be kept."))
+            self._refuse(HTTPError(413, "the body of a request that waits behind another is too large to buffer."))
 
     def on_response_complete(self) -> None:
-        """The answer is written; the next one begins, if a request waits."""
+        """Begin the next waiting request, or send the final error and close."""
         if self.pipeline:
             self._answering = self.pipeline[-1][0]
         super().on_response_complete()
@@ -215,8 +215,8 @@ class GuardedProtocol(HttpToolsProtocol):
             self.transport.close()
 
     def on_message_complete(self) -> None:
-        """The body is there, or what was left of one that nobody waited for."""
-        if self._framing:  # so the parser believes; the body is what comes next
+        """Handle the end of a body, also of one that is no longer needed."""
+        if self._framing:  # the parser assumes no body after an upgrade header; the body comes next
             return
         self._reads_body = False
         self._ended_within = True
@@ -224,7 +224,7 @@ class GuardedProtocol(HttpToolsProtocol):
         super().on_message_complete()
 
     def send_400_response(self, msg: str) -> None:
-        """The bytes are no request, or not one that is taken."""
+        """Refuse bytes that are not an acceptable request."""
         refusal = self._refusal
         if refusal is None and not self._reads_body and not self._ended_within:
             is_method = isinstance(sys.exception(), httptools.HttpParserInvalidMethodError)
@@ -234,9 +234,9 @@ class GuardedProtocol(HttpToolsProtocol):
         self._answer_and_close(refusal.answer.status, str(refusal), has_content=has_content)
 
     def _unsupported_upgrade_warning(self) -> None:
-        """Another protocol was offered, which a server may ignore (RFC 9110, 7.8); what follows is read as before.
+        """Ignore the offer of another protocol, as RFC 9110, 7.8 allows, and continue to parse.
 
-        The parser takes such a request for one without a body, stops behind its head and says where.
+        The parser treats such a request as one without a body, stops after its head and reports the position.
         """
         stop = sys.exception()
         rest = self._received[stop.args[0] :] if isinstance(stop, httptools.HttpParserUpgrade) else b""
@@ -251,10 +251,10 @@ class GuardedProtocol(HttpToolsProtocol):
             self.data_received(rest)
 
     def _write_now(self, cycle: RequestResponseCycle, part: bytes) -> bool:
-        """See WriteNow; for an answer whose length is not known before, which is sent in chunks."""
+        """Write a chunk if the connection takes it now (`WriteNow`); only for answers without a known length."""
         if self.flow.write_paused or not cycle.chunked_encoding or cycle.response_complete:
             return False
-        if not cycle.disconnected and not self.transport.is_closing():  # what nobody hears is no error
+        if not cycle.disconnected and not self.transport.is_closing():  # a disconnected client is not an error
             self.transport.write(b"%x\r\n" % len(part) + part + b"\r\n")
         return True
 
@@ -263,9 +263,9 @@ class GuardedProtocol(HttpToolsProtocol):
         return not self.flow.write_paused and not cycle.disconnected and not cycle.response_started
 
     def _take_target(self) -> None:
-        """Make a path of an absolute URL, whose host is the one that counts."""
+        """Replace an absolute URL by its path; its host replaces the Host header."""
         if self.url == b"*":
-            self.url = b"/"  # for uvicorn's parser
+            self.url = b"/"  # uvicorn's parser needs a path
         self.url, host = origin_form(self.url)
         if host is not None:
             self.headers[:] = [(name, value) for name, value in self.headers if name != b"host"]
@@ -305,7 +305,7 @@ class GuardedProtocol(HttpToolsProtocol):
             self._reader_timer = None
 
     def _look_at_reader(self, unsent_before: int) -> None:
-        """Whoever takes nothing holds the answer in our memory, and a place; as if it had left."""
+        """Abort the connection of a client that does not read, because its answer holds memory and a connection."""
         if unsent_before - self.transport.get_write_buffer_size() < LEAST_TAKEN_BYTES:
             self.transport.abort()
         else:
@@ -317,14 +317,14 @@ class GuardedProtocol(HttpToolsProtocol):
 
     @property
     def _reads_its_body(self) -> bool:
-        """Whether what comes belongs to the request that is to be answered, and nothing of the answer is written."""
+        """Whether incoming bytes belong to the request to be answered, and nothing of its answer is written."""
         return self._reads_body and self.cycle is self._answering and not self.cycle.response_started
 
     def _answer_and_close(self, status: int, message: str, *, has_content: bool = True) -> None:
         if self.transport.is_closing() or self._last_words:
             return
         if self._reads_body and self.cycle is self._answering and self.cycle.response_started and self._owes_an_answer:
-            self.transport.close()  # whatever were written would be taken for a part of that answer
+            self.transport.close()  # an error written now would be read as part of that answer
             return
         answer: dict[str, Any] = HTTPError(status, message).answer.body
         body = msgspec.json.encode(answer)
@@ -341,23 +341,23 @@ class GuardedProtocol(HttpToolsProtocol):
         self.transport.close()
 
     def _say_last(self, words: bytes) -> None:
-        """Answer the whole requests that came before, and then with this."""
+        """Answer the complete requests before, then send these bytes and close."""
         self._last_words = words
         self._head_is_there()
-        if self._reads_body and self.pipeline and self.pipeline[0][0] is self.cycle:  # the words are its answer
+        if self._reads_body and self.pipeline and self.pipeline[0][0] is self.cycle:  # these bytes are its answer
             self.pipeline.popleft()
             assert self._answering is not None, "an answer is owed"
             self.cycle = self.pipeline[0][0] if self.pipeline else self._answering
         self._reads_body = False
-        self.flow.resume_reading()  # or nobody would see the client leave
+        self.flow.resume_reading()  # to notice a disconnect
 
     def _take_leniently(self) -> None:
-        """Take bytes behind a request that ends the connection, as uvicorn has it, and spaces behind chunk sizes."""
+        """Let the parser accept bytes after a closing request, as uvicorn does, and spaces after chunk sizes."""
         self.parser.set_dangerous_leniencies(lenient_data_after_close=True, lenient_spaces_after_chunk_size=True)
 
 
 async def _send_unframed(cycle: RequestResponseCycle, send: Any, message: Message) -> None:
-    """Send to HTTP/1.0, which has no chunks: without a length, the end of the connection is the end of the content."""
+    """Send to an HTTP/1.0 client, which has no chunks: without a length, the end of the connection ends the content."""
     if message["type"] == "http.response.start":
         if not any(name.lower() == b"content-length" for name, _ in message.get("headers", ())):
             cycle.chunked_encoding = False

@@ -1,4 +1,4 @@
-"""A recording in the browser: the page of a server, and behind it a file instead of an engine."""
+"""Server of the page for a recorded event log, without an engine."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from twostroke.version import __version__
 
 
 def recorded_router(recording: RecordedLog) -> APIRouter:
-    """The routes."""
+    """Return the routes of a recording."""
     router = APIRouter(tags=["observe"])
     reading = asyncio.Lock()
     last = max(0, recording.num_steps - 1)
@@ -38,18 +38,21 @@ def recorded_router(recording: RecordedLog) -> APIRouter:
         after_s: Annotated[float | None, Query()] = None,
         least_step: Annotated[int, Query()] = 0,
     ) -> Response:
-        """The state behind a step, from 0 on; or behind the last one that was decided by a time, but at least behind
-        `least_step`; without either, behind the last of all."""
+        """Return the state after a step, counted from 0.
+
+        With `after_s`, return the state after the last step decided by that time, but at least after `least_step`. With
+        neither, return the state after the last step.
+        """
         if step is None:
             step = last if after_s is None else min(last, max(least_step, recording.step_at(after_s)))
         if not 0 <= step <= last:
             raise HTTPError(400, f"step={step}: must be from 0 to {last}, the last one recorded.", param="step")
-        async with reading:  # it goes on from where it was asked last
+        async with reading:  # a recording continues from its last position
             return json_response(await asyncio.to_thread(recording.state, step))
 
     @router.get("/v1/models")
     async def models() -> Response:
-        """None is loaded."""
+        """Return an empty list: no model is loaded."""
         return json_response({"object": "list", "data": []})
 
     return router
@@ -59,12 +62,12 @@ GRACE_S = 2
 
 
 def view(paths: Sequence[Path], host: str, port: int) -> None:
-    """Serves the page of event logs until it is told to stop; no model is loaded.
+    """Serve the page for event logs until told to stop; no model is loaded.
 
     Raises:
-        InvalidParameter: a file cannot be read, there is no event in it, or the host is none.
-        UnreadableEvent: a line is no event of this version.
-        SetupError: something else listens there.
+        InvalidParameter: a file cannot be read or has no event, or the host is not an address of this machine.
+        UnreadableEvent: a line is not an event of this version.
+        SetupError: the address cannot be listened on.
     """
     with listen(host, port) as listener:
         app = HostGuard(Methods(recorded_app(recording_of(paths))), HostNames(host))
@@ -76,19 +79,19 @@ def view(paths: Sequence[Path], host: str, port: int) -> None:
 
 
 def recording_of(paths: Sequence[Path]) -> RecordedLog:
-    """The files as one; see view."""
+    """Return the event logs merged into one recording; raise what `view` raises."""
     events = merged_events(paths)
     recording = RecordedLog(events, ", ".join(path.name for path in paths))
     cut = [path.name for path in paths if ends_in_the_middle(path)]
     if cut:
-        recording.add_problem(f"The last line of {', '.join(cut)} was cut off and is left out.")
+        recording.add_problem(f"The last line of {', '.join(cut)} is incomplete and was skipped.")
     return recording
 
 
 def recorded_app(recording: RecordedLog) -> FastAPI:
-    """The page, the states behind it, and what else a history tells."""
+    """Return the application: the page, the states behind it, and the history routes."""
     app = FastAPI(title="Twostroke, a recording", version=__version__, docs_url=None, redoc_url=None)
-    history = history_router(recording.events, why_no_texts="a recording holds ids, counts and times, and no text.")
+    history = history_router(recording.events, why_no_texts="a recording has ids, counts and times, but no text.")
     for router in (recorded_router(recording), history, page_router()):
         app.include_router(router)
     answer_errors(app)
@@ -96,9 +99,9 @@ def recorded_app(recording: RecordedLog) -> FastAPI:
 
 
 class _Server(uvicorn.Server):
-    """Ends with 0 when it is told to end."""
+    """Server that exits with code 0 on a signal."""
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """A signal came; uvicorn's own would be raised again at the end."""
+        """Stop serving. Uvicorn's own handler would raise the signal again at the end."""
         del sig, frame
         self.should_exit = True

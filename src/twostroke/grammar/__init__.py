@@ -1,7 +1,7 @@
-"""Structured outputs: which tokens may come next, by a schema, an expression, a list of choices or a grammar.
+"""Structured outputs: the set of allowed next tokens under a JSON schema, regex, list of choices or grammar.
 
     StructuredOutputs ── compile ──► text ── matcher ──► GrammarMatcher: fill_mask, accept, fill_mask, accept, …
-      of a request        where requests are checked        where tokens are drawn, one per generated sequence
+      of a request        where requests are checked        where tokens are sampled, one per sequence
 
-Between the two goes text, so they may be in different processes.
+A compiled grammar is passed as text, so the two sides may run in different processes.
 """

@@ -1,4 +1,4 @@
-"""What the rest of the engine knows of grammars, whoever implements them."""
+"""Interface of a grammar backend to the rest of the engine, independent of the implementation."""
 
 from __future__ import annotations
 
@@ -12,65 +12,67 @@ from numpy.typing import NDArray
 from twostroke.sampling_params import StructuredOutputs
 
 TokenBits = NDArray[np.int32]
-"""A bit for each column of the logits: token i is bit i % 32, from the lowest, of word i // 32. [ceil(V / 32)]."""
+"""int32 [ceil(V / 32)]: one bit per column of the logits. Token i is bit i % 32, from the lowest, of word i // 32."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FreeCalls:
-    """How a model writes tool calls that it is free to make, where its answer otherwise has a form."""
+    """Syntax of optional tool calls: calls that the model may write instead of an answer that has a required form."""
 
     markers: tuple[str, ...] = ()
-    """Texts of which one stands before calls."""
+    """Texts one of which precedes calls."""
     markup: tuple[str, ...] = ()
-    """Texts within and behind calls that may be special tokens, as the markers may be."""
+    """Texts within and after calls that may be special tokens, as the markers may be."""
     bare: Mapping[str, Any] | None = None
     """JSON schema of a call without a marker."""
     beginning: str = ""
-    """Lark rules, `beginning` first, of a marker and what follows it until it is certain that this is a call; without
-    them the marker alone decides. Markers and markup stand in it as JSON writes them."""
+    """Lark rules, `beginning` first, for a marker and the text after it until it is certain that this is a call.
+
+    Without them the marker alone decides. Markers and markup are written in the rules as JSON strings.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequiredCall:
-    """How a model writes a call that it must make, where that is not JSON alone."""
+    """Syntax of a required tool call, for models that do not write calls as plain JSON."""
 
     rules: str
-    """Lark rules, `start` first. Markup stands in them as JSON writes it, and `@NAME` for arguments."""
+    """Lark rules, `start` first. Markup is written in them as JSON strings, and arguments as `@NAME`."""
     schemas: Mapping[str, Mapping[str, Any]]
-    """JSON schema of the arguments, by that name."""
+    """JSON schemas of the arguments, by the NAME used in the rules."""
     markup: tuple[str, ...]
-    """Texts in the rules for which special tokens are written where the model has them."""
+    """Texts in the rules that are replaced by special tokens if the model has them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WrittenCalls:
-    """The same in texts and tokens of one model."""
+    """Syntax of optional tool calls (`FreeCalls`), in the texts and token ids of one model."""
 
     markers: tuple[str, ...]
     first_tokens: frozenset[int]
-    """Special tokens that are markers, by their ids at the beginning of a text."""
+    """Ids, at the beginning of a text, of the special tokens that are markers."""
     tokens: frozenset[int]
-    """Special tokens within and behind calls."""
+    """Ids of the special tokens within and after calls."""
     bare: Mapping[str, Any] | None
     beginning: str
 
 
 class GrammarMatcher(Protocol):
-    """How far one generated sequence has come in its grammar: a function of the tokens that it accepted."""
+    """Grammar state of one generated sequence: a function of the tokens that it has accepted."""
 
     def fill_mask(self, bits: TokenBits) -> None:
-        """Says which tokens may come next: bits that are set. End-of-text tokens may where the text may end here.
+        """Set the bits of the tokens that may come next, end-of-text tokens included where the text may end here.
 
-        None may after a token that was not allowed, or when the grammar has outgrown its limits (`failure`).
+        No bit is set after a token that was not allowed, or when the grammar has exceeded its limits (see `failure`).
         """
         ...
 
     def accept(self, token_id: int) -> None:
-        """Takes the next token."""
+        """Advance by one token."""
         ...
 
     def copy(self) -> GrammarMatcher:
-        """An independent one; drafts are tried on copies, which cost less than what it takes to roll back."""
+        """Return an independent copy. Drafts are tried on copies, because a copy costs less than a rollback."""
         ...
 
     @property
@@ -80,35 +82,35 @@ class GrammarMatcher(Protocol):
 
     @property
     def failure(self) -> str:
-        """Why no token may come; empty while one may."""
+        """Reason why no token is allowed; empty while one is."""
         ...
 
 
 class GrammarBackend(Protocol):
-    """Makes matchers for one model; safe to share between threads."""
+    """Factory of matchers for one model; safe to share between threads."""
 
     def warm_up(self) -> None:
-        """Does now what the first grammar would wait for; a server does, whose other requests would wait with it."""
+        """Do the one-time work of the first grammar now. A server calls this, so that no request waits for it."""
         ...
 
     def compile(self, wanted: StructuredOutputs, calls: FreeCalls | RequiredCall | None = None) -> str:
-        """Checks what a request wants, and writes it as `matcher` reads it, here or in another process.
+        """Check a request's structured outputs, and return the grammar as text that `matcher` reads in any process.
 
         Args:
             wanted: the form of the output.
-            calls: tool calls that the model may make instead, or how it writes the call that `wanted` requires.
+            calls: syntax of the tool calls that the model may write instead, or of the call that `wanted` requires.
 
         Raises:
-            InvalidParameter: it cannot be followed; the message names what is not supported.
-            EngineUnavailable: whether it can was not found out.
+            InvalidParameter: the form is not supported; the message names the part that is not.
+            EngineUnavailable: the check could not be completed.
         """
         ...
 
     def matcher(self, grammar: str) -> GrammarMatcher:
-        """A matcher at the beginning of a text.
+        """Return a matcher at the beginning of a text.
 
         Args:
-            grammar: what `compile` made. The first time takes a while, so whoever receives requests for an engine that
-                must not wait may ask for a matcher in a thread of its own, and throw it away.
+            grammar: text that `compile` returned. The first call for a grammar is slow. To keep an engine from waiting,
+                call this earlier from another thread and discard the result.
         """
         ...

@@ -1,5 +1,7 @@
-"""Grammars by llguidance (https://github.com/guidance-ai/llguidance): derivatives of regular expressions under an
-Earley parser, so that nothing is built in advance and no schema takes long to compile.
+"""Grammar backend on llguidance (https://github.com/guidance-ai/llguidance).
+
+It takes derivatives of regular expressions under an Earley parser. Nothing is built in advance, so schemas compile
+fast.
 """
 
 from __future__ import annotations
@@ -23,18 +25,18 @@ from twostroke.grammar.vocabulary import GuidanceVocabulary, TokenReader
 from twostroke.sampling_params import StructuredOutputs
 
 MAX_KEPT = 64
-"""Grammars that are kept compiled."""
+"""Number of compiled grammars kept in the cache."""
 
 
 class Guidance:
-    """See GrammarBackend. Nothing is made before somebody asks for structure.
+    """Grammar backend that uses llguidance. The vocabulary is built on first use.
 
     Args:
-        tokens: reads the model's tokens.
-        vocab_size: columns of its logits.
-        eos_token_ids: its end-of-text tokens.
-        draws: tokens are drawn by these grammars, so the vocabulary is prepared for masks in a row; else grammars are
-            checked only, and it is ready in half the time.
+        tokens: reader of the model's tokens.
+        vocab_size: columns of the model's logits.
+        eos_token_ids: the model's end-of-text tokens.
+        draws: whether tokens are sampled with these grammars. If so, the vocabulary is prepared for repeated masks.
+            If not, grammars are only checked, and the vocabulary is ready in half the time.
     """
 
     def __init__(
@@ -48,17 +50,17 @@ class Guidance:
         self._making_vocabulary, self._using_kept = Lock(), Lock()
         self._kept: OrderedDict[str, LLMatcher] = OrderedDict()
         self._refused: OrderedDict[str, str] = OrderedDict()
-        """Why, by grammar."""
+        """Reason of each refused grammar, by grammar text."""
 
     def warm_up(self) -> None:
-        """See GrammarBackend. A tokenizer whose tokens cannot be read one by one has no grammars to warm up for."""
+        """Build the vocabulary now. Skip it if tokens cannot be decoded one by one: then no grammar is supported."""
         if self._tokens.reads_alone:
             self._ready_vocabulary()
 
     def compile(self, wanted: StructuredOutputs, calls: FreeCalls | RequiredCall | None = None) -> str:
         if not self._tokens.reads_alone:
-            limit = "this model's tokenizer has a decoder in which a token's text depends on the tokens around it"
-            raise InvalidParameter("structured_outputs", wanted, limit, "Leave it out, and check the text afterwards.")
+            limit = "not supported by this model's tokenizer: the text of a token depends on the tokens around it"
+            raise InvalidParameter("structured_outputs", wanted, limit, "Leave it out, and validate the output.")
         if isinstance(calls, RequiredCall):
             grammar = to_llguidance(wanted, replace(calls, rules=self._with_tokens(calls)))
             reason = self._why_not(grammar, wanted, to_llguidance(wanted))
@@ -77,14 +79,15 @@ class Guidance:
         return grammar
 
     def matcher(self, grammar: str) -> GuidanceMatcher:
-        """See GrammarBackend; one that cannot be used says so in `failure`, and allows nothing."""
+        """Return a matcher. If the grammar is unusable, the matcher's `failure` gives the reason and it allows no
+        token."""
         vocabulary, forget = self._ready_vocabulary(), partial(self._forget, grammar)
         with self._using_kept:
             first = self._kept.get(grammar)
             if first is not None:
                 self._kept.move_to_end(grammar)
                 return GuidanceMatcher(first.deep_copy(), vocabulary, forget)
-        # outside the lock: another thread's grammar may be the one that takes long
+        # outside the lock: a slow grammar must not hold up other threads
         first = LLMatcher(vocabulary.tokenizer, grammar, log_level=0, limits=parser_limits())
         if not first.is_error():
             with self._using_kept:
@@ -94,7 +97,7 @@ class Guidance:
         return GuidanceMatcher(first, vocabulary, forget)
 
     def _forget(self, grammar: str) -> None:
-        """Keep no matcher of a grammar of which one has failed: copies share what one may take of expressions."""
+        """Drop a cached matcher after a copy of it has failed, because copies share the limit on expressions."""
         with self._using_kept:
             self._kept.pop(grammar, None)
 
@@ -113,7 +116,7 @@ class Guidance:
         )
 
     def _with_tokens(self, call: RequiredCall) -> str:
-        """Return the rules with special tokens in place of their texts; of those that end a text there is no need."""
+        """Return the rules with special tokens in place of their texts; end-of-text tokens are left out."""
         rules = call.rules
         for text, token_id in self._special(call.markup).items():
             ways = '""' if token_id in self._eos_token_ids else f"({' | '.join(self._places(token_id))})"
@@ -121,16 +124,19 @@ class Guidance:
         return rules
 
     def _special(self, texts: Sequence[str]) -> dict[str, int]:
-        """Return those of these texts that are special tokens, and their ids."""
+        """Return the texts that are special tokens, with their ids."""
         special = {self._tokens.token_bytes(i): i for i in sorted(self._tokens.special_token_ids)}
         return {text: special[name] for text in texts if (name := text.encode()) in special}
 
     def _places(self, token_id: int) -> list[str]:
-        """Return Lark of a token, in a text and at its beginning."""
+        """Return Lark alternatives for a token within a text and at its beginning."""
         return [f"<[{place}]>" for place in sorted({token_id, token_id + self._ready_vocabulary().first_id})]
 
     def _why_not(self, grammar: str, wanted: StructuredOutputs, tried: str) -> str:
-        """Return why a grammar cannot be followed; where it needs tokens of the model, another one is tried for it."""
+        """Return the reason why a grammar is refused; empty if it is accepted.
+
+        `tried` is compiled in place of a grammar that needs special tokens of the model.
+        """
         with self._using_kept:
             if grammar in self._kept:
                 return ""
@@ -160,7 +166,7 @@ class Guidance:
 
 
 class GuidanceMatcher:
-    """See GrammarMatcher."""
+    """Grammar state of one sequence in llguidance."""
 
     __slots__ = ("_forget", "_is_at_beginning", "_matcher", "_vocabulary")
 

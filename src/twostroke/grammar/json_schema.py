@@ -1,13 +1,11 @@
-"""JSON schemas without what constrains nothing: llguidance refuses every keyword and format that it does not know.
+"""Conversion of structured outputs (JSON schema, regex, choices, Lark, GBNF) to llguidance's one notation.
 
-A schema may hold more than rules: formats that are notes to people (`password`, `byte`), keywords that only concern
-values of another type, and rules that every value keeps (`uniqueItems` false, `contains` beside `minContains` 0).
-Leaving these out changes no answer. A keyword that does constrain stays, and is refused by name where it cannot be
-followed.
+JSON schemas are stripped of parts that constrain nothing, because llguidance refuses every keyword and format that
+it does not know. Such parts are annotation formats (`password`, `byte`), keywords about values of another type, and
+rules that every value satisfies (`uniqueItems` false, `contains` with `minContains` 0). Removing them changes no
+output. A keyword that does constrain stays, and is refused by name if it is not supported.
 
-See JSON Schema 2020-12, https://json-schema.org/draft/2020-12/json-schema-validation.
-
-Beside it: from what people write (JSON schema, regular expression, choices, Lark, GBNF) to llguidance's one notation.
+Source: JSON Schema 2020-12, https://json-schema.org/draft/2020-12/json-schema-validation.
 """
 
 from __future__ import annotations
@@ -29,26 +27,26 @@ from twostroke.sampling_params import StructuredOutputs
 Schema = dict[str, Any]
 
 KNOWN_FORMATS = frozenset({"date", "time", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "uri", "uuid"})
-"""Formats that answers are held to; all others are annotations, as the standard has it by default."""
+"""Formats that outputs are constrained to. All others are annotations, the standard's default."""
 
 _NOTES = frozenset({"title", "description", "default", "examples", "$comment", "deprecated", "readOnly", "writeOnly"})
 _ONE = ("additionalItems", "additionalProperties", "contains", "else", "if", "items", "not", "propertyNames", "then",
         "unevaluatedItems", "unevaluatedProperties")  # fmt: skip
 _SEVERAL = ("allOf", "anyOf", "items", "oneOf", "prefixItems")
-"""Keywords whose value is a schema, and those whose value is a list of schemas."""
+"""Keywords whose value is a list of schemas; those of `_ONE` have one schema as their value."""
 SCHEMAS_BY_NAME = frozenset(
     {"$defs", "definitions", "dependentSchemas", "dependencies", "patternProperties", "properties"}
 )
-"""Keywords whose value holds schemas by name."""
+"""Keywords whose value maps names to schemas."""
 
 
 def constraining(schema: Any) -> Any:
-    """Return a schema of the same values, without keywords and formats that constrain nothing.
+    """Return an equivalent schema without the keywords and formats that constrain nothing.
 
-    Only numbers beyond MAX_BOUND, which bounds may allow, are left out of its values.
+    The only values lost are numbers beyond MAX_BOUND that the bounds would allow.
 
     Args:
-        schema: JSON. What is no schema is returned as it is: whoever compiles it says so.
+        schema: JSON. A value that is not a schema is returned unchanged; the compiler refuses it.
     """
     if not isinstance(schema, dict):
         return schema
@@ -71,20 +69,21 @@ def _with_constraining_parts(schema: Schema) -> Schema:
         elif isinstance(value, (int, float)) and not isinstance(value, bool):
             found[name] = _readable(name, value)
         elif name == "$dynamicAnchor":
-            found.setdefault("$anchor", value)  # to `$ref` it is one; `$dynamicRef`, to which it is more, is refused
+            # `$ref` treats it as an anchor; `$dynamicRef`, which treats it differently, is refused
+            found.setdefault("$anchor", value)
         else:
             found[name] = value
     return found
 
 
 MAX_BOUND = 2**63 - 1024
-"""The largest that llguidance reads exactly of both signs."""
+"""Largest bound, of either sign, that llguidance reads exactly."""
 _LEAST, _MOST = frozenset({"minimum", "exclusiveMinimum"}), frozenset({"maximum", "exclusiveMaximum"})
 _COUNTS = frozenset({"maxItems", "maxLength", "maxProperties", "minItems", "minLength", "minProperties"})
 
 
 def _readable(name: str, value: float) -> float:
-    """Return the value of a keyword as llguidance reads it: the ranges of int64 and of floats are too wide for it."""
+    """Return a keyword's number in a range and type that llguidance reads, which is not all of int64 and float."""
     if name in _COUNTS and isinstance(value, float) and value.is_integer():
         return int(value)
     if name in _LEAST:
@@ -93,9 +92,9 @@ def _readable(name: str, value: float) -> float:
 
 
 def wide_objects(schema: Any) -> Iterator[Schema]:
-    """Yield a small schema for each long run of optional properties, which takes as much as the object that has it.
+    """Yield a small schema for each long run of optional properties; it costs as much as the object with the run.
 
-    A run may stand where a text of the whole schema seldom leads.
+    The object itself may be at a place that a text of the whole schema seldom reaches.
     """
     for part in _parts(schema):
         properties = part.get("properties")
@@ -109,7 +108,7 @@ def wide_objects(schema: Any) -> Iterator[Schema]:
 
 
 def _optional_runs(properties: Any, required: Any) -> Iterator[tuple[int, bool, bool]]:
-    """Yield the length of each run of optional properties, and whether a required one stands before and behind it."""
+    """Yield each run of optional properties: its length, and whether a required property precedes and follows it."""
     if not isinstance(properties, dict):
         return
     needed = cast(list[Any], required) if isinstance(required, list) else []
@@ -120,13 +119,13 @@ def _optional_runs(properties: Any, required: Any) -> Iterator[tuple[int, bool, 
 
 
 WIDE = 500
-"""Optional properties that an object may always have."""
+"""Number of optional properties that an object may always have."""
 TOO_WIDE = 800
-"""So many before the first that is required are always too many, and more of them only take longer to be refused."""
+"""Number of optional properties before the first required one that is always refused; larger ones are only slower."""
 
 
 def _parts(schema: Any) -> Iterator[Schema]:
-    """A schema and all those within it."""
+    """Yield a schema and all schemas nested in it."""
     waiting = [schema]
     while waiting:
         part = waiting.pop()
@@ -144,12 +143,12 @@ def _parts(schema: Any) -> Iterator[Schema]:
 
 
 def _accepts_all(schema: Any) -> bool:
-    """Whether every value fits."""
+    """Return whether every value matches."""
     return schema is True or (isinstance(schema, dict) and not set(cast(Schema, schema)) - _NOTES)
 
 
 def _excludes(schema: Schema, kind: str) -> bool:
-    """Whether no value of a type fits, because the schema names other types."""
+    """Return whether no value of type `kind` matches, because the schema names other types."""
     kinds = schema.get("type")
     if isinstance(kinds, str):
         return kinds != kind
@@ -157,7 +156,7 @@ def _excludes(schema: Schema, kind: str) -> bool:
 
 
 def _names_need_nothing(schema: Schema) -> bool:
-    """Whether every name of a property fits: names are texts."""
+    """Return whether every property name matches `propertyNames`; names are always strings."""
     names = schema["propertyNames"]
     if isinstance(names, dict):
         names = {key: value for key, value in cast(Schema, names).items() if (key, value) not in _OF_ALL_TEXTS}
@@ -165,17 +164,17 @@ def _names_need_nothing(schema: Schema) -> bool:
 
 
 _OF_ALL_TEXTS: tuple[tuple[str, Any], ...] = (("type", "string"), ("minLength", 0), ("pattern", ""), ("pattern", ".*"))
-"""Keywords with values that every text keeps."""
+"""Keywords with values that every string satisfies."""
 
 
 def _has_no_fewer(schema: Schema) -> bool:
-    """Whether the required properties alone are enough."""
+    """Return whether the required properties alone satisfy `minProperties`."""
     least, required = schema["minProperties"], schema.get("required")
     return isinstance(least, int) and isinstance(required, list) and least <= len(_texts(required))
 
 
 def _has_no_more(schema: Schema) -> bool:
-    """Whether all properties that there may be are not too many."""
+    """Return whether all properties that are allowed together satisfy `maxProperties`."""
     most, properties = schema["maxProperties"], schema.get("properties")
     if schema.get("additionalProperties") is not False or "patternProperties" in schema:
         return False
@@ -183,7 +182,7 @@ def _has_no_more(schema: Schema) -> bool:
 
 
 def _texts(values: Any) -> frozenset[str]:
-    """The texts of a list, each once."""
+    """Return the distinct strings of a list."""
     return frozenset(value for value in cast(list[Any], values) if isinstance(value, str))
 
 
@@ -196,7 +195,7 @@ def _holds_at_most_one_item(schema: Schema) -> bool:
 
 
 def _needs_no_item(schema: Schema) -> bool:
-    """Whether `contains` with its bounds is kept by every list."""
+    """Return whether every list satisfies `contains` with its bounds."""
     return schema.get("minContains") == 0 and "maxContains" not in schema
 
 
@@ -218,7 +217,7 @@ def _all_named(parts: Any, fits: Callable[[Any], bool]) -> bool:
 
 
 def _branches_accept_all(schema: Schema) -> bool:
-    """Whether every value fits the branches that it may have to fit."""
+    """Return whether every value matches each branch (`then`, `else`) that can apply."""
     branches = {"then": schema["if"] is not False, "else": not _accepts_all(schema["if"])}
     return all(not is_taken or _accepts_all(schema.get(name, True)) for name, is_taken in branches.items())
 
@@ -229,7 +228,7 @@ _KIND_OF: Mapping[type, str] = {bool: "boolean", NoneType: "null", str: "string"
 
 
 def _kinds(schema: Schema) -> frozenset[str]:
-    """Types that the values of a schema may have, as far as it names types or values."""
+    """Return the types that matching values may have, as far as the schema names types or values."""
     kinds = schema.get("type")
     names = cast(list[Any], kinds) if isinstance(kinds, list) else [kinds]
     found = _texts(names) & _KINDS
@@ -244,7 +243,7 @@ def _kinds_of_value(value: Any) -> frozenset[str]:
 
 
 def _excludes_nothing(schema: Schema) -> bool:
-    """Whether the values that `not` names do not fit anyway, because they have another type."""
+    """Return whether `not` excludes nothing: the values that it names have another type or do not match anyway."""
     excluded = schema["not"]
     if isinstance(excluded, dict):
         excluded = cast(Schema, excluded)
@@ -254,13 +253,13 @@ def _excludes_nothing(schema: Schema) -> bool:
 
 
 def _values(schema: Schema) -> list[Any] | None:
-    """Return the values that a schema names, and no others fit; None where it names none."""
+    """Return the only values that match, from `const` or `enum`; None if the schema lists none."""
     values = [schema["const"]] if "const" in schema else schema.get("enum")
     return cast(list[Any], values) if isinstance(values, list) else None
 
 
 def _names_no_value_of(one: Schema, other: Schema) -> bool:
-    """Whether both name their values, and none is the same."""
+    """Return whether both schemas list their values and have none in common."""
     mine, others = _values(one), _values(other)
     return mine is not None and others is not None and not any(value in others for value in mine)
 
@@ -271,54 +270,58 @@ _RULES: Mapping[str, Callable[[Schema], bool]] = {
     "dependentRequired": lambda s: _excludes(s, "object") or _dependents_are_required(s),
     "dependentSchemas": lambda s: _excludes(s, "object") or _all_named(s["dependentSchemas"], _accepts_all),
     "dependencies": lambda s: _excludes(s, "object") or _dependencies_are_kept(s),
-    # where "additionalProperties" or "items" is a schema of all others, none is left over
+    # "additionalProperties" or "items" as one schema covers all others, so none is unevaluated
     "unevaluatedProperties": lambda s: (
         _excludes(s, "object") or "additionalProperties" in s or _accepts_all(s["unevaluatedProperties"])
     ),
     "unevaluatedItems": lambda s: (
         _excludes(s, "array") or _accepts_all(s["unevaluatedItems"]) or not isinstance(s.get("items", []), list)
     ),
-    # it follows a list of "items", and says nothing without one
+    # it only applies beside a list of "items"
     "additionalItems": lambda s: (
         _excludes(s, "array") or _accepts_all(s["additionalItems"]) or not isinstance(s.get("items"), list)
     ),
     "uniqueItems": lambda s: s["uniqueItems"] is False or _excludes(s, "array") or _holds_at_most_one_item(s),
     "contains": lambda s: _excludes(s, "array") or _needs_no_item(s),
-    # these two follow "contains": without it they say nothing
+    # these two have no effect without "contains"
     "minContains": lambda s: "contains" not in s,
     "maxContains": lambda s: "contains" not in s,
     "minProperties": lambda s: _excludes(s, "object") or _has_no_fewer(s),
     "maxProperties": lambda s: _excludes(s, "object") or _has_no_more(s),
     "not": _excludes_nothing,
     "if": _branches_accept_all,
-    # these two follow "if"
+    # these two have no effect without "if"
     "then": lambda s: "if" not in s,
     "else": lambda s: "if" not in s,
     "$recursiveAnchor": lambda s: True,  # only `$recursiveRef` looks for it, and that one is refused
 }
-"""Keyword to whether it constrains nothing in this schema, in the order in which they are looked at."""
+"""Keyword to a test of whether it constrains nothing in this schema, in the order of evaluation."""
 
 
 WHITESPACE = r"[\x20\x0A\x0D\x09]{1,32}"
-"""Between the parts of JSON. Unbounded, a weak model may well write spaces until max_tokens; 32 indent six levels."""
+"""Whitespace between the parts of JSON. Without a bound a weak model may write spaces until max_tokens; 32 characters
+indent six levels."""
 
 _MAX_REASON = 200
-NO_TEXT = "no text but the empty one matches it, or no token of this model can begin one"
-TOO_MANY_WAYS = "there are too many ways to go on at one place, as with more than 500 optional properties of one object"
+NO_TEXT = "no text but the empty one matches it, or no token of this model can begin a matching text"
+TOO_MANY_WAYS = "one place has too many alternatives, as with more than 500 optional properties of one object"
 _TOP = '%llguidance {"no_forcing": true}\nstart: @wanted'
-"""Every tokenization of an allowed text is allowed. By default llguidance leaves only the tokenizer's own where the
-text is certain, which would take the last way out of a request whose bad_words or allowed_token_ids forbid it."""
+"""Top-level rule that allows every tokenization of an allowed text.
+
+By default llguidance allows only the tokenizer's own tokenization where the text is certain. With bad_words or
+allowed_token_ids, that could leave a request no allowed token.
+"""
 
 
 def to_llguidance(wanted: StructuredOutputs, calls: WrittenCalls | RequiredCall | None = None) -> str:
-    """The grammar in llguidance's JSON form; whether it can be followed is not looked at.
+    """Return the grammar in llguidance's JSON form, without a check of whether it is supported.
 
     Args:
         wanted: the form.
-        calls: tool calls that may be written instead, or how the call is written that the form requires.
+        calls: syntax of the tool calls that may be written instead, or of the call that the form requires.
 
     Raises:
-        InvalidParameter: a GBNF grammar or a JSON schema that cannot even be read.
+        InvalidParameter: the GBNF grammar or JSON schema cannot be parsed.
     """
     try:
         if isinstance(calls, RequiredCall):
@@ -332,14 +335,15 @@ def to_llguidance(wanted: StructuredOutputs, calls: WrittenCalls | RequiredCall 
 
 
 def wide_parts(wanted: StructuredOutputs) -> Iterator[str]:
-    """Yield a grammar for each place of a JSON schema that may have too many ways to go on."""
+    """Yield a grammar for each place of a JSON schema that may have too many alternatives."""
     if isinstance(wanted.json, str):
         for part in wide_objects(json.loads(wanted.json)):
             yield to_llguidance(StructuredOutputs(json=part))
 
 
 def _either(form: dict[str, object], calls: WrittenCalls) -> list[dict[str, object]]:
-    """Parts of a grammar of what has the form or begins as a call does; behind its beginning a call is free."""
+    """Return the parts of a grammar for a text that has the form or begins like a call; after its beginning a call is
+    unconstrained."""
     beginning = calls.beginning
     if not beginning and calls.markers:
         markers = [json.dumps(marker) for marker in calls.markers] + _tokens(calls.first_tokens)
@@ -352,7 +356,7 @@ def _either(form: dict[str, object], calls: WrittenCalls) -> list[dict[str, obje
 
 
 def _framed(call: RequiredCall) -> list[dict[str, object]]:
-    """Return parts of a grammar of a required call in the model's own form."""
+    """Return the parts of a grammar for a required call in the model's own syntax."""
     arguments = [_json(json.dumps(schema)) | {"name": name} for name, schema in call.schemas.items()]
     return [{"lark_grammar": call.rules, "name": "wanted"}, *arguments]
 
@@ -362,7 +366,7 @@ def _tokens(token_ids: Collection[int]) -> list[str]:
 
 
 def refusal(wanted: StructuredOutputs, reason: str) -> InvalidParameter:
-    """The error for what llguidance does not take. Of its report, with quotations and positions, a line is kept."""
+    """Return the error for a grammar that llguidance refuses, with one line of llguidance's report."""
     found = re.search(r"^error: (.+)$", reason, re.MULTILINE)
     line = found.group(1) if found else re.sub(r"^(at )?\d+\(\d+\): ", "", reason.strip()).partition("\n")[0]
     if line.startswith("NoExtension"):
@@ -372,13 +376,13 @@ def refusal(wanted: StructuredOutputs, reason: str) -> InvalidParameter:
     return InvalidParameter(
         f"structured_outputs.{wanted.kind}",
         getattr(wanted, wanted.kind),
-        f"cannot be followed: {line[:_MAX_REASON] or 'no reason was given'}",
-        "Ask for less, and check the rest in the text.",
+        f"cannot be used: {line[:_MAX_REASON] or 'no reason was given'}",
+        "Simplify it, and validate the rest in the output.",
     )
 
 
 def _inner(wanted: StructuredOutputs) -> dict[str, object]:
-    """What was asked for, as one part of a grammar."""
+    """Return the requested form as one part of a grammar."""
     if wanted.regex is not None:
         return _only(LLMatcher.grammar_from_regex(wanted.regex))
     if wanted.choice is not None:
@@ -396,7 +400,7 @@ def _inner(wanted: StructuredOutputs) -> dict[str, object]:
 
 def _json(schema: str) -> dict[str, object]:
     return _only(
-        # against the schema's own "x-guidance", too
+        # overrides also win over the schema's own "x-guidance"
         LLMatcher.grammar_from_json_schema(
             json.dumps(constraining(json.loads(schema)), ensure_ascii=False),
             overrides={"whitespace_pattern": WHITESPACE, "lenient": False},
@@ -405,6 +409,6 @@ def _json(schema: str) -> dict[str, object]:
 
 
 def _only(grammar: str) -> dict[str, object]:
-    """The one part of a grammar in JSON form."""
+    """Return the single part of a grammar in JSON form."""
     (part,) = json.loads(grammar)["grammars"]
     return part

@@ -1,9 +1,9 @@
-"""Compiling a stranger's grammar where it may take for ever: `python -m twostroke.grammar.trial`, grammar on stdin.
+"""Trial compilation of untrusted grammars in a child process: `python -m twostroke.grammar.trial`, grammar on stdin.
 
-llguidance bounds most of its work, but not all of it: intersections of a few dozen patterns (`allOf`), hundreds of
-`patternProperties` or a large `multipleOf` take minutes, in native code that no thread can interrupt. A child process
-can be ended. Its vocabulary is the bytes alone, so that it is gone again within some 50 ms; a grammar that names a
-model's special tokens fails there, which is as well: they are no text.
+llguidance bounds most of its work, but not all. Intersections of a few dozen patterns (`allOf`), hundreds of
+`patternProperties` or a large `multipleOf` take minutes in native code that no thread can interrupt. A child process
+can be killed. The child's vocabulary is the 256 bytes, so it ends within some 50 ms. A grammar that names the model's
+special tokens fails there, as it should: they are not text.
 """
 
 from __future__ import annotations
@@ -21,21 +21,25 @@ from twostroke.errors import EngineUnavailable
 from twostroke.parent_death import signal_at_parents_death
 
 MAX_CPU_S = 0.5
-"""CPU time of one compilation, which comes again in the engine's loop when that is another process."""
+"""CPU seconds for one compilation. With a separate engine process, that process compiles again in its loop."""
 MAX_WALL_S = 30.0
-"""For a machine that is too busy to give it that much, and systems without such timers."""
+"""Wall-clock limit in seconds, for busy machines and for systems without CPU timers."""
 MAX_LEXER_STATES = 50_000
-"""Of one matcher; a state takes one to two kilobytes, and a schema of a few fields some hundred states."""
+"""Lexer states of one matcher. A state takes 1 to 2 KB; a schema of a few fields takes some hundred states."""
 MAX_ITEMS_PER_TOKEN = 10_000
 MAX_LEXER_FUEL_PER_TOKEN = 50_000
-"""A fifth and a quarter of llguidance's own limits: every request of the engine waits while a mask is made."""
+"""Lexer work per token. This limit and MAX_ITEMS_PER_TOKEN are a quarter and a fifth of llguidance's defaults, because
+every request of the engine waits while a mask is made."""
 MAX_WAYS = 2_100
-"""Ways to go on at one place: an optional property takes four. So 500 of one object stay below, with others allowed or
-not, and take some milliseconds a mask. A request whose grammar does not ends with an error, alone."""
+"""Alternatives at one place; an optional property takes four.
+
+500 optional properties of one object stay below the limit, with other properties allowed or not, and take some
+milliseconds a mask. A request whose grammar exceeds the limit fails with an error; others continue.
+"""
 
 
 def parser_limits() -> LLParserLimits:
-    """What a grammar may take, wherever it is compiled."""
+    """Return the limits of a grammar, the same wherever it is compiled."""
     return LLParserLimits(
         max_lexer_states=MAX_LEXER_STATES,
         max_items_in_row=MAX_WAYS,
@@ -46,10 +50,10 @@ def parser_limits() -> LLParserLimits:
 
 
 def why_not(grammar: str) -> str:
-    """Return why this grammar cannot be compiled within the limits; empty when it can.
+    """Return why the grammar cannot be compiled within the limits; empty if it can.
 
     Raises:
-        EngineUnavailable: that was not found out: the machine gave the trial no time.
+        EngineUnavailable: the trial got no CPU time, so the result is unknown.
     """
     command = child_command("twostroke.grammar.trial")
     try:
@@ -57,7 +61,7 @@ def why_not(grammar: str) -> str:
     except subprocess.TimeoutExpired as error:
         if not hasattr(signal, "setitimer"):
             return _TOO_LONG
-        told = f"the trial of a grammar had no answer within {MAX_WALL_S:g} s: the machine gives it no time. Try again."
+        told = f"a grammar could not be checked within {MAX_WALL_S:g} s: the machine is too busy. Try again."
         raise EngineUnavailable(told) from error
     if done.returncode < 0:
         return _TOO_LONG
@@ -68,10 +72,10 @@ _TOO_LONG = f"it takes more than {MAX_CPU_S:g} s to compile"
 
 
 def main() -> None:
-    """The child: answers with the reason, and is ended by the system when its time is over."""
+    """Run the child: write the reason to stdout. A CPU timer kills the process at its limit."""
     grammar = sys.stdin.buffer.read().decode()
     if hasattr(os, "nice"):
-        os.nice(10)  # the engine's steps go before strangers' grammars
+        os.nice(10)  # the engine's steps have priority
     signal_at_parents_death(signal.SIGKILL)
     if hasattr(signal, "setitimer"):
         signal.setitimer(signal.ITIMER_PROF, MAX_CPU_S)  # the signal's default is to end the process
@@ -85,15 +89,15 @@ def main() -> None:
 
 _WALK_BYTES = 96
 _FIRST = (b'{[,":', b'",:')
-"""Bytes that a walk takes rather than others: what opens objects and goes on in them."""
+"""Bytes that a walk prefers: those that open objects and continue in them."""
 _SPACE = frozenset(b" \t\r\n")
 
 
 def _walk(matcher: LLMatcher, first: bytes) -> str:
     """Write some text that the grammar allows; return why that failed.
 
-    Limits that hold for a token are often met only within a text: where an object opens that has a thousand optional
-    properties, for example.
+    Per-token limits are often exceeded only within a text, for example where an object with a thousand optional
+    properties opens.
     """
     dice = random.Random(0)
     for _ in range(_WALK_BYTES):

@@ -1,4 +1,4 @@
-"""A model's tokens as llguidance wants them: bytes, in one list of ids."""
+"""Vocabulary of a model as llguidance needs it: the bytes of each token, in one list of ids."""
 
 from __future__ import annotations
 
@@ -11,43 +11,43 @@ _WORD_BITS = 32
 
 
 class TokenReader(Protocol):
-    """What a tokenizer has to tell; tokenizer.Tokenizer does."""
+    """Part of a tokenizer that grammars need; implemented by tokenizer.Tokenizer."""
 
     @property
     def reads_alone(self) -> bool:
-        """Whether a text is exactly its first token's bytes and then the bytes of the others."""
+        """Whether a text is exactly its first token's bytes followed by the bytes of the other tokens."""
         ...
 
     @property
     def special_token_ids(self) -> frozenset[int]:
-        """Tokens that are no text."""
+        """Ids of tokens that are not text."""
         ...
 
     def token_bytes(self, token_id: int) -> bytes:
-        """What a token adds in the middle of a text; nothing for an id without a token."""
+        """Return the bytes that a token adds in the middle of a text; empty for an id without a token."""
         ...
 
     def all_token_bytes(self, count: int) -> tuple[list[bytes], list[bytes]]:
-        """What tokens 0 to `count` add in the middle of a text, and what they add at its beginning."""
+        """Return the bytes that tokens 0 to `count` add in the middle of a text, and those at its beginning."""
         ...
 
 
 class GuidanceVocabulary:
-    """The list, and llguidance's trie of it.
+    """Token list for llguidance, and llguidance's trie of it.
 
     ```
     ids of the list    0 … vocab_size    [ num_words * 32 …                            ]
     stand for          tokens            [ the same tokens at the beginning of a text   ]
     ```
 
-    The second part is there only for tokenizers that strip a space off the beginning of a text (SentencePiece): there
-    " yes" is the token that says "yes" first. Without it such models could begin with their unusual tokens only.
+    The second part exists only for tokenizers that strip a space off the beginning of a text (SentencePiece). There
+    the token " yes" writes "yes" at the beginning. Without this part such models could begin only with unusual tokens.
 
     Args:
-        tokens: reads the tokens.
-        vocab_size: columns of the model's logits; those without a token are never allowed.
-        eos_token_ids: allowed where a text may end, and nowhere else.
-        draws: many masks are to be made, so llguidance puts tokens together that many grammars allow (its "slices").
+        tokens: reader of the tokens.
+        vocab_size: columns of the model's logits; columns without a token are never allowed.
+        eos_token_ids: tokens allowed only where a text may end.
+        draws: whether many masks will be made; if so, llguidance groups tokens that many grammars allow ("slices").
     """
 
     def __init__(
@@ -56,13 +56,13 @@ class GuidanceVocabulary:
         self.num_words = -(-vocab_size // _WORD_BITS)
         texts, first = tokens.all_token_bytes(vocab_size)
         self.first_id = 0 if first == texts else self.num_words * _WORD_BITS
-        """What is added to an id at the beginning of a text."""
+        """Offset added to an id at the beginning of a text."""
         offsets = (0, self.first_id) if self.first_id else (0,)
         if self.first_id:
             texts += [b""] * (self.first_id - vocab_size) + first
         special = [i + offset for i in {*tokens.special_token_ids, *eos_token_ids} for offset in offsets]
         ends = [i + offset for i in sorted(eos_token_ids) for offset in offsets]
-        if not ends:  # a model without one still has to be told that nothing may follow: by an id that it cannot draw
+        if not ends:  # llguidance needs an end token: without one, use an id that the model cannot sample
             ends = [max(len(texts), self.num_words * _WORD_BITS)]
             texts += [b""] * (ends[0] - len(texts)) + [b"<end>"]
             special.append(ends[0])
@@ -71,7 +71,7 @@ class GuidanceVocabulary:
 
 
 class _TokenList(TokenizerWrapper):
-    """The attributes that LLTokenizer asks for."""
+    """Adapter with the attributes that LLTokenizer requires."""
 
     is_tokenizer_wrapper = True
     bos_token_id = None
@@ -80,5 +80,5 @@ class _TokenList(TokenizerWrapper):
         self.tokens, self.special_token_ids, self.eos_token_id = tokens, special_token_ids, eos_token_id
 
     def __call__(self, text: str) -> list[int]:
-        """Never asked: what is certain is not taken at once (see notation)."""
+        """Raise: never called, because the grammar forces no text (`no_forcing`)."""
         raise NotImplementedError(text)

@@ -39,10 +39,10 @@ def test_a_request_is_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "custom_id", "code", "message"),
     [
-        (b"{not json}\n", None, "invalid_json_line", "no JSON"),
-        (b"[" * 100_000 + b"\n", None, "invalid_json_line", "no JSON"),
-        (b"\xff\xfe\n", None, "invalid_json_line", "no JSON"),
-        (b"[1]\n", None, "invalid_json_line", "no JSON object"),
+        (b"{not json}\n", None, "invalid_json_line", "not valid JSON"),
+        (b"[" * 100_000 + b"\n", None, "invalid_json_line", "not valid JSON"),
+        (b"\xff\xfe\n", None, "invalid_json_line", "not valid JSON"),
+        (b"[1]\n", None, "invalid_json_line", "not a JSON object"),
         (line(None), None, "missing_required_parameter", "1 to 512 characters"),
         (line(""), None, "missing_required_parameter", "1 to 512 characters"),
         (line("i" * 513), None, "missing_required_parameter", "1 to 512 characters"),
@@ -131,7 +131,7 @@ def test_bad_lines_are_told_once(tmp_path: Path) -> None:
 def test_another_file_is_not_overwritten(tmp_path: Path) -> None:
     path = tmp_path / "o"
     path.write_bytes(line("a"))
-    with pytest.raises(InvalidParameter, match="no result of a batch in line 1"):
+    with pytest.raises(InvalidParameter, match="not a batch result: line 1"):
         ResultsFile(path)
     assert path.read_bytes() == line("a")
 

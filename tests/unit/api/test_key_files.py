@@ -24,7 +24,7 @@ def test_the_administrator_has_one(tmp_path: Path) -> None:
     path.write_text("# of the operator\nsecret\n", encoding="utf-8")
     assert with_keys_of_files(ServerConfig(admin_api_key_file=path)).admin_api_key == "secret"
     path.write_text("one\ntwo\n", encoding="utf-8")
-    with pytest.raises(InvalidParameter, match="has 2 keys, and the administrator has one"):
+    with pytest.raises(InvalidParameter, match="has 2 keys; it must have one"):
         with_keys_of_files(ServerConfig(admin_api_key_file=path))
     with pytest.raises(InvalidParameter, match=r"given beside admin_api_key.*Give one of the two"):
         ServerConfig(admin_api_key="x", admin_api_key_file=path)
@@ -35,9 +35,9 @@ def test_the_administrator_has_one(tmp_path: Path) -> None:
     ("content", "told"),
     [
         (None, "cannot be read .No such file"),
-        (b"", "has no key in it"),
-        (b"\n \n# only\n  # comments\n", "has no key in it"),
-        (b"\xff\xfe\x00", "is no text in UTF-8"),
+        (b"", "contains no key"),
+        (b"\n \n# only\n  # comments\n", "contains no key"),
+        (b"\xff\xfe\x00", "is not UTF-8 text"),
     ],
 )
 def test_a_file_that_cannot_be_used_is_named(tmp_path: Path, name: str, content: bytes | None, told: str) -> None:

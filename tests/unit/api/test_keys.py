@@ -62,7 +62,7 @@ def test_a_secret_is_one_tenants() -> None:
         check=False,
     )
     assert done.returncode == 1
-    assert "Give the administrator a key of its own" in done.stderr
+    assert "Use a different key for the administrator" in done.stderr
 
 
 @pytest.mark.parametrize("secret", ["nobody", "ann:s3cret-of-ann", "s3cret-of-an", "S3cret-of-ann", "ann"])

@@ -321,7 +321,7 @@ MESSAGES = ",".join([f'{{"role": "user", "content": [{PARTS}]}}'] * (MAX_CONTAIN
     [
         ("/v1/completions", f'{{"prompt": {"[1.5" + ",1.5" * 30_000}]}}', 400, "a whole number"),
         ("/v1/chat/completions", f'{{"messages": [{MESSAGES}]}}', 413, "more than 32768 lists and objects"),
-        ("/v1/completions", f'{{"prompt": "x", {PADDING}, "zz": {"9" * 5000}}}', 400, "no valid JSON"),
+        ("/v1/completions", f'{{"prompt": "x", {PADDING}, "zz": {"9" * 5000}}}', 400, "not valid JSON"),
         ("/v1/completions", f'{{"prompt": "x", {PADDING}, "max_tokens": 2}}', 200, ""),
         ("/v1/completions", f'{{"prompt": "x", {PADDING}, "stop": [1]}}', 400, "stop"),
     ],

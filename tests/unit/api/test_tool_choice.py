@@ -240,7 +240,7 @@ def test_what_readers_are_told_does_not_count() -> None:
 @pytest.mark.parametrize("kind", ["string", "array", ["string", "null"], 5])
 def test_parameters_that_describe_no_object_are_refused(kind: object) -> None:
     for choice in ("required", NamedTool("f")):
-        with pytest.raises(InvalidParameter, match=r"the parameters of 'f' are of type .* arguments are an object"):
+        with pytest.raises(InvalidParameter, match=r"the parameters of 'f' are of type .* they must be an object"):
             tool_choice_schema([Tool("f", {"type": kind})], choice)  # type: ignore[arg-type]
 
 

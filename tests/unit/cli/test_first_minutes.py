@@ -164,7 +164,7 @@ def test_a_batch_as_in_vllm(flag: str) -> None:
 def test_a_host_of_another_machine_is_told_by_its_flag() -> None:
     """An address of TEST-NET-1 (RFC 5737), which no machine has."""
     told = refused("serve", "embedded", "--host", "192.0.2.1", "--port", "0")
-    assert told.endswith("Give an address of this machine as --host."), told
+    assert told.endswith("Use an address of this machine as --host."), told
 
 
 @pytest.mark.parametrize(

@@ -165,7 +165,7 @@ def test_steps_that_are_all_alike_are_taken_for_prefills() -> None:
 def test_a_full_queue_has_room_for_a_tenant_below_its_share() -> None:
     flooded = {"num_slots": 1, "num_waiting": 10, "num_waiting_tokens": 100, "num_tenants": 2}
     refuse_overload(EngineLoad(**flooded, num_own_waiting=4), limits(max_queued_requests=10), RequestCost())
-    with pytest.raises(Overloaded, match="the queue is full: with this request 11 requests, at most 10"):
+    with pytest.raises(Overloaded, match="the queue is full: with this request 11 requests; the limit is 10"):
         refuse_overload(EngineLoad(**flooded, num_own_waiting=5), limits(max_queued_requests=10), RequestCost())
 
 

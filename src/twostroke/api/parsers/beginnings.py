@@ -1,7 +1,7 @@
-"""Beginnings of tool calls as Lark rules: what a model has to write for its parser to find a call.
+"""Lark rules for the beginnings of tool calls: the text by which a parser recognises a call.
 
-They are for answers that have a form and may be a call instead: a marker alone would let a model write anything behind
-it. From where the parser is certain on, a call is as free as without a form.
+They are for answers that have a form and may be a call instead. A marker alone would allow any text after it. Once
+the parser has recognised the call, the rest is unconstrained.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ JSON_HEAD = (
     r"""WS? ("[" WS?)? "{" WS? "\"name\"" WS? ":" WS? quoted WS? "," WS? """
     r"""("\"arguments\"" | "\"parameters\"") WS? ":" WS? open"""
 )
-"""An object with a name and arguments, alone or in a list."""
+"""Beginning of an object with a name and arguments, alone or in a list."""
 PYTHON_CALL = 'name "(" WS? (keyword (WS? "," WS? keyword)*)? WS? ")"'
-"""A call with keyword arguments that are literals."""
+"""Call with keyword arguments that are literals."""
 _RULES = r"""
 open: "{" WS? ("\"" | "}")
 keyword: /[A-Za-z_][A-Za-z0-9_]*/ WS? "=" WS? literal
@@ -40,7 +40,7 @@ def text(written: str) -> str:
 
 
 def of_pieces(written: str, markup: Sequence[str]) -> str:
-    """Return a rule that matches this text, in which markup stands by itself: it may be tokens of its own.
+    """Return a rule that matches this text, with markup as separate pieces that may be single tokens.
 
     >>> of_pieces("<a><b>", ("<a>", "<b>"))
     '"<a>" "<b>"'
@@ -52,7 +52,7 @@ def of_pieces(written: str, markup: Sequence[str]) -> str:
 
 
 def rules(ways: Sequence[str], names: Sequence[str]) -> str:
-    """Return Lark rules of these ways to begin a call of one of these functions; `beginning` comes first."""
+    """Return Lark rules, `beginning` first, for these alternative beginnings of a call of one of these functions."""
     plain = " | ".join(map(json.dumps, names))
     quoted = " | ".join(json.dumps(json.dumps(name, ensure_ascii=False)) for name in names)
     return f"beginning: {' | '.join(ways)}\nname: {plain}\nquoted: {quoted}{_RULES}"

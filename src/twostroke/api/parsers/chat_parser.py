@@ -1,12 +1,12 @@
-"""One generation's text taken apart into reasoning, content and tool calls while it comes; stop strings of its content.
+"""Streaming parser of one choice's text into reasoning, content and tool calls, and stop strings in its content.
 
-A stop string stops the answer, and nothing else:
+A stop string applies to content only:
 
     <think>Question: 6*7?</think>42 Question: x          stop string "Question:"
-           [- may hold it -]        [-------] found here
+           [- ignored  -]        [-------] found here
 
-A parser reads the text beside the one that writes the answer, and stop strings are looked for in what it finds to be
-content. What is found is cut from the raw text, so that everybody who reads it sees the same answer.
+A second parser reads the text, and stop strings are searched in what it finds to be content. A match is cut from
+the raw text, so that all readers of the text see the same answer.
 """
 
 from __future__ import annotations
@@ -35,26 +35,26 @@ from twostroke.errors import InvalidParameter
 
 @dataclass(frozen=True, slots=True)
 class ReasoningFamily:
-    """Reasoning is what the generation begins with, up to the first closing tag, or to the end if none comes.
+    """Reasoning at the beginning of a generation, up to the first closing tag, or to the end if none comes.
 
-    A tool call within it is a thought, and tags after it are text.
+    Tool calls within reasoning are part of it, and later tags are text.
     """
 
     opens: tuple[str, ...]
     closes: tuple[str, ...]
     starts_open: bool = False
-    """Whether the generation begins within it even if neither the prompt nor the model has opened it."""
+    """Whether the generation begins within reasoning even if neither the prompt nor the model has opened it."""
     has_channels: bool = False
-    """Whether each message of a turn says by its channel whether it is reasoning; it may come after content then."""
+    """Whether each message of a turn is marked as reasoning by its channel; reasoning may then follow content."""
     turn_ends: tuple[str, ...] = ()
-    """Tokens with which the model ends its turn, whether or not its settings have them among the end-of-text tokens."""
+    """Tokens that end the model's turn, whether or not its settings list them as end-of-text tokens."""
 
     def is_open_after(self, prompt: str, said: str = "") -> bool:
-        """Whether the generation begins within the reasoning, which many templates open, or close at once.
+        """Return whether the generation begins within reasoning, which many templates open, or close at once.
 
         Args:
             prompt: the rendered chat, or the end of it.
-            said: what the turn says already that is continued; an answer, unless its last tag opens the reasoning.
+            said: text of the turn that is continued; content, unless its last tag opens the reasoning.
         """
         said = said.strip()
         end = prompt.rstrip().removesuffix(said).rstrip()
@@ -67,7 +67,7 @@ class ReasoningFamily:
 
     @property
     def markup(self) -> tuple[str, ...]:
-        """What may be single tokens of the model."""
+        """Texts that may be single tokens of the model."""
         return self.opens + self.closes
 
 
@@ -85,11 +85,11 @@ REASONING_FAMILIES: dict[str, ReasoningFamily] = {
     "qwen3": THINK,
     "seed_oss": ReasoningFamily(("<seed:think>",), ("</seed:think>",)),
 }
-"""By vLLM's names."""
+"""Reasoning families by vLLM's names."""
 
 
 def read_reasoning(source: Source, output: Output, family: ReasoningFamily, *, is_open: bool) -> Reading[bool]:
-    """The reasoning with its tags, if there is any; whether there was."""
+    """Read the reasoning with its tags; return whether there was any."""
     start = source.position
     yield from source.space()
     has_tag = bool((yield from source.literal(*family.opens)))
@@ -113,18 +113,18 @@ _NEWLINES = re.compile(r"\n*")
 
 
 class ChatParser:
-    """The text of one choice, in pieces, to deltas.
+    """Parser of one choice's text, in pieces, into deltas.
 
-    However the text is cut, the deltas add up to the same message. No text is lost: what is not markup, or looks like a
-    call and is none, comes out as it is; only layout beside markup goes (`Output`).
+    The deltas add up to the same message for any split of the text. No text is lost: text that is not markup, or looks
+    like a call and is none, is passed on unchanged. Only layout beside markup is dropped (`Output`).
 
     Args:
-        tool_calls: how calls are written; None if there can be none.
-        reasoning: how reasoning is written; None if it is not told from content.
-        tools: what may be called.
+        tool_calls: syntax of calls; None if there can be none.
+        reasoning: syntax of reasoning; None if it is not separated from content.
+        tools: functions that may be called.
         starts_in_reasoning: whether the text begins within the reasoning.
-        max_tool_calls: further calls are dropped.
-        hear_content: see Output.
+        max_tool_calls: number of calls after which further calls are dropped.
+        hear_content: receives each piece of content, as in Output.
     """
 
     def __init__(
@@ -147,40 +147,40 @@ class ChatParser:
 
     @property
     def markup(self) -> frozenset[str]:
-        """Texts that the parser has to see: those that are special tokens must not be skipped by the detokenizer."""
+        """Texts that the parser must see; the detokenizer must not skip the special tokens among them."""
         calls = (*self._tool_calls.markers, *self._tool_calls.markup) if self._tool_calls else ()
         return frozenset(calls + (self._reasoning.markup if self._reasoning else ()))
 
     @property
     def num_reasoning_tokens(self) -> int:
-        """Tokens up to the end of the reasoning, its tags among them (`completion_tokens_details.reasoning_tokens`).
+        """Tokens up to the end of the reasoning, its tags included (`completion_tokens_details.reasoning_tokens`).
 
-        The same whether a generation is read at once or as it comes. 0 before it is known that there is reasoning.
+        The same whether a generation is read at once or streamed. 0 until it is known that there is reasoning.
         """
         return self._output.reasoning_tokens.num_tokens
 
     @property
     def has_half_call(self) -> bool:
-        """Whether the text ends within a call, which nobody may take for one that the model has made."""
+        """Whether the text ends within a call, which must not be treated as complete."""
         return self._output.has_half_call
 
     @property
     def place(self) -> int:
-        """Characters before what is read now."""
+        """Characters before the current read position."""
         return self._source.place
 
     @property
     def num_decided(self) -> int:
-        """Characters of which it is certain what they are."""
+        """Characters whose role (reasoning, content, call) is certain."""
         return self._source.num_forgotten
 
     def push(self, text: str, token_texts: Iterable[str] = ()) -> list[Delta]:
-        """What is certain with the next text.
+        """Return the deltas that are certain with the next text.
 
         Args:
-            text: follows what was pushed before; it may lag behind the tokens.
-            token_texts: what each new token adds to the text, for `num_reasoning_tokens`. Read as far as the reasoning
-                goes.
+            text: continuation of the text; it may lag behind the tokens.
+            token_texts: text that each new token adds, for `num_reasoning_tokens`; read only as far as the reasoning
+            goes.
         """
         assert not self._source.has_ended, "text after the end"
         self._source.append(text)
@@ -189,11 +189,11 @@ class ChatParser:
         return self._output.drain()
 
     def finish(self, *, is_cut: bool = False) -> list[Delta]:
-        """The generation has ended: what is left.
+        """Return the remaining deltas at the end of the generation.
 
         Args:
-            is_cut: whether the model would have gone on, as where max_tokens ends it. A call that is cut in its head is
-                left out then; otherwise it is content, as nothing else is to come.
+            is_cut: whether the model would have gone on, as with max_tokens. A call that is cut in its head is then
+                dropped; otherwise it is content.
         """
         self._source.has_ended, self._source.is_cut = True, is_cut
         next(self._reading, None)
@@ -201,7 +201,7 @@ class ChatParser:
         return self._output.drain()
 
     def parse(self, text: str, token_texts: Iterable[str] = (), *, is_cut: bool = False) -> ParsedMessage:
-        """A whole generation as a message; the arguments are those of `push` and `finish`."""
+        """Return a whole generation as a message; the arguments are those of `push` and `finish`."""
         return join_deltas(self.push(text, token_texts) + self.finish(is_cut=is_cut))
 
     def _read(self) -> Reading[None]:
@@ -236,19 +236,19 @@ def make_parser(
     calls_come_first: bool = False,
     hear_content: HearContent | None = None,
 ) -> ChatParser:
-    """A parser for one choice of one request.
+    """Return a parser for one choice of one request.
 
     Args:
-        tool_call_parser: a name of TOOL_CALL_FAMILIES; None if the model's calls are not to be looked for.
-        reasoning_parser: a name of REASONING_FAMILIES; None if reasoning is not to be told from content.
-        asked: what the request offers; a required or named call is one of `tool_choice_schema`, or of `required_call`.
+        tool_call_parser: a name of TOOL_CALL_FAMILIES; None if calls are not parsed.
+        reasoning_parser: a name of REASONING_FAMILIES; None if reasoning is not separated from content.
+        asked: tools of the request; a required or named call follows `tool_choice_schema` or `required_call`.
         prompt: the rendered chat, or the end of it, which may have opened the reasoning; None: nothing has opened it.
-        said: what the turn says already that is continued, at the end of the prompt.
-        calls_come_first: the text is an answer of some form, or calls as `free_calls` describes them.
-        hear_content: see Output.
+        said: text of the turn that is continued, at the end of the prompt.
+        calls_come_first: whether the text is an answer of some form, or calls in the syntax of `free_calls`.
+        hear_content: receives each piece of content, as in Output.
 
     Raises:
-        InvalidParameter: there is no parser of that name, or the tools do not have what was chosen.
+        InvalidParameter: there is no parser of that name, or the chosen tool is not among the tools.
     """
     family = _looked_up("tool_call_parser", tool_call_parser, TOOL_CALL_FAMILIES)
     reasoning = _looked_up("reasoning_parser", reasoning_parser, REASONING_FAMILIES)
@@ -282,14 +282,14 @@ def _looked_up(parameter: str, name: str | None, families: Mapping[str, Family])
 
 
 class AnswerStops(StopFinder):
-    """Looks for stop strings in the content of one generation.
+    """Search for stop strings in the content of one generation.
 
-    Places are characters of the raw text. Text is held while it may become content, or is content that may be the
-    beginning of a stop string.
+    Positions are characters of the raw text. Text is held back while it may become content, and content while it may be
+    the beginning of a stop string.
 
     Args:
-        stops: the strings.
-        make_parser: makes a parser of the text, which tells content to what it is given.
+        stops: stop strings.
+        make_parser: makes a parser of the text that passes content to the given function.
     """
 
     def __init__(self, stops: Sequence[str], make_parser: Callable[[HearContent], ChatParser]) -> None:
@@ -299,14 +299,13 @@ class AnswerStops(StopFinder):
         self._held = ""
         self._num_released = 0
         self._content_end = 0
-        """Place behind the content that was heard last."""
+        """Position after the latest content."""
         self._num_watched = 0
-        """Characters at the end of that content which may be the beginning of a stop string."""
+        """Characters at the end of that content that may be the beginning of a stop string."""
         self._may_stop = True
         self._found: StopMatch | None = None
 
     def push(self, text: str, may_stop: bool = True) -> tuple[str, StopMatch | None]:
-        """Take the next text, as StopFinder.push."""
         self._held += text
         self._may_stop = may_stop
         self._parser.push(text)
@@ -316,7 +315,7 @@ class AnswerStops(StopFinder):
         return self._taken(decided)
 
     def finish(self, may_stop: bool = True, *, is_cut: bool = False) -> tuple[str, StopMatch | None]:
-        """Take the end of the text, as StopFinder.finish: what was undecided may turn out to be content."""
+        """Take the end of the text, as in StopFinder.finish; undecided text may turn out to be content."""
         self._may_stop = may_stop
         self._parser.finish(is_cut=is_cut)
         return self._taken(self._num_released + len(self._held))
@@ -335,7 +334,7 @@ class AnswerStops(StopFinder):
         if self._found is not None:
             return
         start = self._parser.place
-        if start != self._content_end:  # something else stands between this content and the last
+        if start != self._content_end:  # other text separates this content from the last
             self._stops, self._num_watched = StopStrings(self._strings), 0
             self._content_end = start
         self._search(content[:num_layout], may_stop=False)

@@ -1,4 +1,4 @@
-"""How families of models write tool calls: a table of names, as vLLM has them, and what is common to all."""
+"""Families of tool call syntax, by vLLM's parser names, and the reading that is common to all of them."""
 
 from __future__ import annotations
 
@@ -37,43 +37,47 @@ from twostroke.errors import InvalidParameter
 from twostroke.grammar.backend import FreeCalls, RequiredCall
 
 Tools = Mapping[str, Tool]
-"""By name."""
+"""Tools by name."""
 ReadCalls = Callable[[Source, Output, Tools, str], Reading[bool]]
-"""Reads the calls behind a marker, the last argument; False if there is none, with nothing handed on."""
+"""Function that reads the calls after a marker, its last argument; if there is none it emits nothing, returns False."""
 
 
 @dataclass(frozen=True, slots=True)
 class ToolCallFamily:
-    """Where calls may begin, and how they are read from there."""
+    """Tool call syntax of a family: where calls may begin, and how they are read."""
 
     markers: tuple[str, ...]
-    """What stands before calls, anywhere in the content. None of them begins with another."""
+    """Texts that precede calls, anywhere in the content. None is a prefix of another."""
     read_calls: ReadCalls
     bare: str = ""
-    """The character with which calls begin that have no marker; such calls come first in the content, or are none."""
+    """First character of calls without a marker; such calls must be at the beginning of the content."""
     markup: tuple[str, ...] = ()
-    """What may be single tokens of the model, beside the markers."""
+    """Further texts that may be single tokens of the model."""
     heads: tuple[str, ...] = ()
-    """Lark of what follows each marker, and at last of what follows nothing, until this is a call for certain; of JSON
-    without a marker there is a schema."""
+    """Lark rules of the text after each marker, then of the text without a marker, until this is certainly a call.
+
+    Calls as JSON without a marker have a schema instead.
+    """
     is_name: Callable[[str], bool] = is_function_name
-    """Whether the parser takes a name for that of a function behind a marker."""
+    """Function that tells whether a name after a marker can be a function's name."""
     comes_first: bool = False
-    """Whether a marker with which the text begins is that of a call for certain, and there are none behind content."""
+    """Whether a marker at the beginning of the text is certainly that of a call, and no calls follow content."""
     has_content: bool = True
-    """Whether what is no call is content; otherwise it is the grammar of a call that was cut, and nobody sees it."""
+    """Whether text outside of calls is content; otherwise it is part of a call that was cut, and is dropped."""
     reasoning_parser: str = ""
-    """The only reasoning parser that it goes with; empty for any, or none."""
+    """The only reasoning parser that this family works with; empty for any, or none."""
     required_header: str = ""
-    """What stands before the arguments of a call that is required, with `{name}` for the function's name, and what
-    stands behind them; empty where such a call is JSON alone."""
+    """Text before the arguments of a required call, with `{name}` for the function's name; `required_end` follows them.
+
+    Empty if such a call is JSON alone.
+    """
     required_end: str = ""
 
 
 def read_content(source: Source, output: Output, family: ToolCallFamily, tools: Tools) -> Reading[None]:
-    """Content and calls to the end of the text; the source has forgotten what came before.
+    """Read content and calls to the end of the text; the source must begin at its position.
 
-    A marker with no call behind it is content, unless the text was cut before it could be one.
+    A marker without a call after it is content, unless the text was cut before it could be one.
     """
     has_called = False
     if family.bare:
@@ -99,7 +103,7 @@ def read_content(source: Source, output: Output, family: ToolCallFamily, tools: 
 
 
 def _read_first_calls(source: Source, output: Output, family: ToolCallFamily, tools: Tools) -> Reading[bool]:
-    """Calls with which the text begins. Without any, all is read: content, or the beginning of a call that was cut."""
+    """Read calls at the beginning of the text. Without any, read everything as content or as a call that was cut."""
     yield from source.space()
     marker = (yield from source.literal(*family.markers)) if family.markers else ""
     if marker and (yield from _read_calls(source, output, family, tools, marker)):
@@ -113,10 +117,10 @@ def _read_first_calls(source: Source, output: Output, family: ToolCallFamily, to
 
 
 def _read_calls(source: Source, output: Output, family: ToolCallFamily, tools: Tools, marker: str) -> Reading[bool]:
-    """Calls behind a marker; False if there is none, with nothing handed on.
+    """Read the calls after a marker; return False and emit nothing if there is none.
 
-    Of a call in whose head the text was cut nothing is handed on either. Without a marker only the name of a function
-    tells it from an answer.
+    Nothing is emitted for a call that was cut in its head, either. Without a marker, only a known function name
+    distinguishes a call from content.
     """
     source.lacks_text = False
     is_call = yield from family.read_calls(source, output, tools, marker)
@@ -128,11 +132,11 @@ def _read_calls(source: Source, output: Output, family: ToolCallFamily, tools: T
 
 
 def _drop(_: str) -> None:
-    """Take text that nobody is to see."""
+    """Discard text that must not reach the client."""
 
 
 def read_plain_content(source: Source, emit: Callable[[str], None]) -> Reading[None]:
-    """Content that can hold no call."""
+    """Read content that cannot contain a call."""
     while (yield from source.more()):
         emit(source.text[source.position :])
         source.position = len(source.text)
@@ -140,7 +144,7 @@ def read_plain_content(source: Source, emit: Callable[[str], None]) -> Reading[N
 
 
 def named_tool(name: str) -> ToolCallFamily:
-    """The output when the choice of tool is a name: the arguments and nothing else."""
+    """Return the family for a named tool choice: the output is the arguments and nothing else."""
 
     def read(source: Source, output: Output, _tools: Tools, _marker: str) -> Reading[bool]:
         return read_arguments(source, output, name)
@@ -149,7 +153,7 @@ def named_tool(name: str) -> ToolCallFamily:
 
 
 def free_calls(family: ToolCallFamily, names: Sequence[str]) -> FreeCalls:
-    """How calls of these functions are written where the model may make one in place of an answer of some form."""
+    """Return the syntax of optional calls of these functions, for an answer that otherwise has a form."""
     bare = None
     if family.bare == "{":
         call = {"name": {"enum": list(names)}, "parameters": {"type": "object"}}
@@ -162,10 +166,10 @@ def free_calls(family: ToolCallFamily, names: Sequence[str]) -> FreeCalls:
 
 
 def required_call(family: ToolCallFamily, tools: Sequence[Tool]) -> RequiredCall | None:
-    """Return how a call of one of these functions is written that the model must make; None for JSON alone.
+    """Return the syntax of a required call of one of these functions; None for JSON alone.
 
     Raises:
-        InvalidParameter: a name that cannot stand in a call of this family, or parameters that describe no object.
+        InvalidParameter: a name that this family's calls cannot contain, or parameters that are not an object's.
     """
     if not family.required_header or not tools:
         return None
@@ -217,7 +221,7 @@ def _mistral(source: Source, output: Output, _tools: Tools, _marker: str) -> Rea
 
 
 REQUIRED = replace(_json(bare="["), has_content=False)
-"""The output when some call is required: a list as `tool_choice_schema` describes it."""
+"""Family for a required call: the output is a list as described by `tool_choice_schema`."""
 
 _QWEN3_CODER_BODY = 'WS? ("<parameter=" | "</function>" | open)'
 QWEN3_CODER = ToolCallFamily(
@@ -248,7 +252,7 @@ HARMONY = ToolCallFamily(
     required_end=CALL_END,
 )
 CHANNELS_WITHOUT_CALLS = replace(HARMONY, read_calls=partial(read_message, takes_calls=False))
-"""The output of a model that writes channels where the request offers no tools."""
+"""Family for a model that writes channels, in a request without tools."""
 
 TOOL_CALL_FAMILIES: dict[str, ToolCallFamily] = {
     "deepseek_v3": _section(DEEPSEEK_V3, f'{{call}} "function" {text(DEEPSEEK_SEPARATOR)} name WS? {{after}}',

@@ -1,4 +1,4 @@
-"""Calls as GLM-4.5 and later write them: tags around keys and plain values, to be made JSON by the tool's schema.
+"""Tool calls of GLM-4.5 and later: tags around keys and plain values, converted to JSON by the tool's schema.
 
 <tool_call>write_file
 <arg_key>path</arg_key>
@@ -7,7 +7,7 @@
 <arg_value>420</arg_value>
 </tool_call>
 
-Texts are written as they are, everything else as JSON. GLM-4.7 leaves the line ends out.
+Strings are written without quotes, all other values as JSON. GLM-4.7 omits the line breaks.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ MARKERS = ("<tool_call>",)
 MARKUP = ("</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
 
 _VALUE_ENDS = Stops("</arg_value>", "\n<arg_key>", "\n</tool_call>")
-"""The model may forget to close a value. The other tags within a line are part of it."""
+"""Ends of a value, which the model may forget to close. The other tags within a line are part of the value."""
 _KEY = re.compile(r"[^<>\s]{1,128}")
 _ANY: Mapping[str, Any] = {}
-"""What an argument is taken for that the schema does not have: JSON if it is written so, else a text."""
+"""Schema of an argument that the tool's schema lacks: JSON if it parses as such, otherwise a string."""
 
 
 def read_glm45_call(source: Source, output: Output, tools: Mapping[str, Tool], _marker: str) -> Reading[bool]:
-    """Read the call behind a marker; False if there is none."""
+    """Read the call after a marker; return False if there is none."""
     head = yield from source.until("<arg_key>", "</tool_call>")
     name = head.strip() if head is not None else ""
     if not is_function_name(name):
@@ -45,7 +45,7 @@ def read_glm45_call(source: Source, output: Output, tools: Mapping[str, Tool], _
 
 
 def _read_arguments(source: Source, output: Output, properties: Mapping[str, Any]) -> Reading[None]:
-    """Read everything up to and with </tool_call>; the object stays open if the text ends before that."""
+    """Read everything up to and including </tool_call>; the object stays open if the text ends before that."""
     before = "{"
     while True:
         key = yield from _read_key(source)
@@ -67,7 +67,7 @@ def _read_arguments(source: Source, output: Output, properties: Mapping[str, Any
 def _read_key(source: Source) -> Reading[str | None]:
     """Read a key with its tags and the tag that opens its value; None if there is none.
 
-    Where the text ends within these tags all of it is read: nothing but a piece of markup is there.
+    If the text ends within these tags, all of it is read, because it is only a piece of markup.
     """
     start = source.position
     if not (yield from source.closing("<arg_key>")):

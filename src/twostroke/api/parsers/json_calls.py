@@ -1,4 +1,4 @@
-"""Calls as JSON: `{"name": ..., "arguments": {...}}`, alone, in a list, or in a row; or name and arguments apart.
+"""Tool calls as JSON, `{"name": ..., "arguments": {...}}`: alone, in a list, in sequence, or with the name apart.
 
 DeepSeek, Kimi and Mistral write the name and the JSON arguments between markup of their own (`CallSection`).
 """
@@ -16,7 +16,7 @@ from twostroke.tokenizer.messages import NO_ARGUMENTS
 
 ARGUMENT_KEYS = frozenset({"arguments", "parameters"})
 OTHER_KEYS = frozenset({"type", "id"})
-"""Beside the name and the arguments; an object that has any other key before them is no call."""
+"""Keys beside the name and the arguments; an object with any other key before them is not a call."""
 
 _FUNCTION_NAME = re.compile(r"[^\s<>\[\]{}()\"'`|,;=]{1,128}")
 _WORD = re.compile(r"[A-Za-z0-9_.+-]*")
@@ -25,15 +25,15 @@ _CLOSERS = re.compile(r"[\s}\]]*")
 
 
 def is_function_name(name: str) -> bool:
-    """Whether a text can be the name of a function, and not a piece of something else."""
+    """Return whether a text can be a function's name."""
     return _FUNCTION_NAME.fullmatch(name) is not None
 
 
 def read_arguments(source: Source, output: Output, name: str) -> Reading[bool]:
-    """A call's arguments, an object, handed on as they come. Without the beginning of one nothing is handed on.
+    """Read a call's arguments, an object, and emit them as they come; emit nothing if no object begins here.
 
     Returns:
-        Whether the call has begun. The arguments are then read as far as they go, whole or not.
+        Whether the call has begun. Its arguments have then been read as far as they go, complete or not.
     """
     start = source.position
     if not (yield from source.literal("{")):
@@ -53,16 +53,16 @@ def read_arguments(source: Source, output: Output, name: str) -> Reading[bool]:
 def read_json_calls(
     source: Source, output: Output, *, names: Collection[str] | None = None, end: str = ""
 ) -> Reading[bool]:
-    """One call or several: in a list or not, with or without commas or semicolons between them.
+    """Read one or more calls, in a list or not, with or without commas or semicolons between them.
 
     Args:
-        source: at the first of them.
-        output: takes the calls.
-        names: of the functions that there are, where nothing but the form tells a call from text; None for any.
+        source: source, positioned at the first call.
+        output: receives the calls.
+        names: names of the known functions, if only the name distinguishes a call from text; None to accept any.
         end: the markup that follows.
 
     Returns:
-        Whether there was a call. The source then stands where the calls end; text that does not fit is left there.
+        Whether there was a call. The source is then after the last call; text that does not fit stays unread.
     """
     yield from source.space()
     is_list = bool((yield from source.literal("[")))
@@ -85,7 +85,7 @@ def read_json_calls(
 
 
 def _read_end(source: Source, end: str) -> Reading[None]:
-    """The markup after the calls, with the brackets that close what is still open, be they too many or too few."""
+    """Read the markup after the calls, and any number of closing brackets before it."""
     end_of_calls = source.position
     yield from source.every(_CLOSERS)
     if source.num_unread and not (yield from source.closing(end)) and source.num_unread:
@@ -93,7 +93,7 @@ def _read_end(source: Source, end: str) -> Reading[None]:
 
 
 def _read_call(source: Source, output: Output, names: Collection[str] | None) -> Reading[bool]:
-    """One object, if it is a call; its members may come in any order."""
+    """Read one object if it is a call; its members may come in any order."""
     if not (yield from source.literal("{")):
         return False
     name = arguments = None
@@ -121,12 +121,12 @@ def _read_call(source: Source, output: Output, names: Collection[str] | None) ->
 
 
 def _longest(names: Collection[str] | None) -> int:
-    """Characters that a function's name may be written with: two quotation marks, and six for a character's escape."""
+    """Return the maximum length of a quoted function name: two quotation marks, and six characters per escape."""
     return max([MAX_HEAD_CHARS, *(2 + 6 * len(name) for name in names or ())])
 
 
 def _read_rest_of_call(source: Source, output: Output, name: str) -> Reading[bool]:
-    """What follows the name where the arguments did not come before it."""
+    """Read the members after the name, if the arguments did not precede it."""
     while (yield from source.literal(",")):
         key = yield from _read_key(source)
         if key in ARGUMENT_KEYS:
@@ -145,7 +145,7 @@ def _read_rest_of_call(source: Source, output: Output, name: str) -> Reading[boo
 
 
 def _read_arguments_of_any_kind(source: Source, output: Output, name: str) -> Reading[bool]:
-    """Arguments as an object, which is handed on as it comes, as a string that holds one, or null."""
+    """Read arguments: an object, emitted as it comes, or null, or a string that contains an object."""
     start = source.position
     if (yield from read_arguments(source, output, name)):
         return True
@@ -177,7 +177,7 @@ def _read_whole_arguments(source: Source) -> Reading[str | None]:
 
 
 def _read_key(source: Source) -> Reading[str | None]:
-    """`"key": ` with the space around it."""
+    """Read `"key": ` with the space around it."""
     yield from source.space()
     key = yield from read_short_string(source)
     yield from source.space()
@@ -188,7 +188,7 @@ def _read_key(source: Source) -> Reading[str | None]:
 
 
 def _read_scalar(source: Source) -> Reading[bool]:
-    """The value of a member that says nothing about the call: a short string or a number."""
+    """Read the value of an irrelevant member: a short string or a number."""
     if (yield from read_short_string(source)) is not None:
         return True
     start = source.position
@@ -197,7 +197,7 @@ def _read_scalar(source: Source) -> Reading[bool]:
 
 
 def _read_any_value(source: Source) -> Reading[bool]:
-    """A value of any kind, which nobody is to see."""
+    """Read and discard a value of any type."""
     yield from source.more()
     if source.text.startswith(("{", "[", '"'), source.position):
         return (yield from read_value(source)) is not None
@@ -207,7 +207,7 @@ def _read_any_value(source: Source) -> Reading[bool]:
 
 
 def _read_other_members(source: Source) -> Reading[None]:
-    """The rest of an object whose name and arguments are known, whatever it is; if it is no JSON, nothing is read."""
+    """Read and discard the rest of an object after its name and arguments; read nothing if it is not JSON."""
     start = source.position
     yield from source.space()
     while (yield from source.literal(",")):
@@ -222,11 +222,11 @@ def _read_other_members(source: Source) -> Reading[None]:
 
 @dataclass(frozen=True, slots=True)
 class CallSection:
-    """How a family writes its calls.
+    """Markup of a family that writes calls in a section.
 
         <begin> <call_begin> name <after_name> {...} <call_end> <call_begin> ... <call_end> <end>
 
-    The name is group 1 of `name`, which has to match everything between the markup around it.
+    The name is group 1 of `name`, which must match everything between the markup around it.
     """
 
     begin: str
@@ -239,7 +239,7 @@ class CallSection:
 
     @property
     def markup(self) -> tuple[str, ...]:
-        """What may be single tokens of the model."""
+        """Texts that may be single tokens of the model."""
         return (self.begin, self.end, self.call_begin, self.after_name, self.call_end)
 
 
@@ -266,7 +266,7 @@ KIMI_K2 = CallSection(
 
 
 def read_section(source: Source, output: Output, section: CallSection) -> Reading[bool]:
-    """The calls of a section, behind its `begin`; False if there is none."""
+    """Read the calls of a section, after its `begin`; return False if there is none."""
     if not (yield from _read_section_call(source, output, section)):
         return False
     end_of_call = source.position
@@ -299,8 +299,10 @@ MISTRAL_MARKUP = ("[TOOL_CALLS]", "[CALL_ID]", "[ARGS]")
 
 
 def read_mistral_calls(source: Source, output: Output) -> Reading[bool]:
-    """What follows [TOOL_CALLS]: a JSON list up to tokenizer version 7, then `name{...}`, `name[ARGS]{...}` or
-    `name[CALL_ID]id[ARGS]{...}` with a [TOOL_CALLS] for each call.
+    """Read the calls after [TOOL_CALLS].
+
+    Up to tokenizer version 7 they are a JSON list, later `name{...}`, `name[ARGS]{...}` or `name[CALL_ID]id[ARGS]{...}`
+    with a [TOOL_CALLS] for each call.
     """
     yield from source.space()
     if (yield from source.literal("[", "{")):

@@ -1,4 +1,4 @@
-"""JSON that a model is writing: where a value ends, and short strings."""
+"""Incremental reading of JSON that a model writes: where a value ends, and short strings."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import re
 from twostroke.api.parsers.source import MAX_HEAD_CHARS, Reading, Source
 
 _BARE = re.compile(r"[\sA-Za-z0-9_.,:+-]*")
-"""What JSON has outside of strings beside brackets."""
+"""Characters of JSON outside of strings, brackets excluded."""
 _IN_STRING = re.compile(r'[^"\\]*')
 _STRING = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
 _CONTROL = re.compile(r"[\x00-\x1f]")
@@ -16,23 +16,23 @@ _CLOSER = {"{": "}", "[": "]"}
 
 
 class JsonValue:
-    """Finds the end of an object, a list or a string while it comes.
+    """Incremental scanner for the end of an object, list or string.
 
-    It follows strings and brackets only, so that a slip of the model elsewhere (a comma too many, a bare word) is
-    passed on for the client to see, while markup that follows an unfinished value does not become a part of it.
+    It follows only strings and brackets. Other errors of the model (an extra comma, a bare word) are passed on to the
+    client, while markup after an unfinished value does not become part of it.
     """
 
     def __init__(self) -> None:
         self._closers: list[str] = []
-        """Brackets that are still to come, the innermost last."""
+        """Closing brackets that are still missing, the innermost last."""
         self._in_string = False
         self._is_escaped = False
         self.has_ended = False
-        """Whether the value is complete, or what came next cannot belong to it."""
+        """Whether no further text can belong to the value."""
         self.is_whole = False
 
     def take(self, source: Source) -> str:
-        """Reads what belongs to the value of the text that has come.
+        """Read the available text that belongs to the value.
 
         Control characters in strings, which JSON forbids and models write, are escaped.
         """
@@ -60,7 +60,7 @@ class JsonValue:
         return taken + char
 
     def _take_structure(self, source: Source) -> str:
-        """The next bracket or quotation mark, if that is what is there."""
+        """Read the next bracket or quotation mark; "" if there is none."""
         char = source.text[source.position : source.position + 1]
         if char in _CLOSER:
             self._closers.append(_CLOSER[char])
@@ -84,7 +84,7 @@ class JsonValue:
 
 
 def is_whole_value(text: str) -> bool:
-    """Whether an object, a list or a string is there to its end; slips within it do not count, as of JsonValue."""
+    """Return whether an object, list or string is complete; errors within it are ignored, as in JsonValue."""
     source, value = Source(), JsonValue()
     source.append(text)
     value.take(source)
@@ -92,7 +92,7 @@ def is_whole_value(text: str) -> bool:
 
 
 def read_value(source: Source) -> Reading[str | None]:
-    """The text of an object, a list or a string, all at once; None if it is not whole."""
+    """Read the text of an object, list or string as a whole; None if it is incomplete."""
     value = JsonValue()
     taken: list[str] = []
     while not value.has_ended and (yield from source.more()):
@@ -101,20 +101,20 @@ def read_value(source: Source) -> Reading[str | None]:
 
 
 def read_short_string(source: Source, max_chars: int = MAX_HEAD_CHARS) -> Reading[str | None]:
-    """A string such as a name, decoded; None if there is none, or one that is written with more characters."""
+    """Read and decode a string such as a name; None if there is none, or if it is too long."""
     if not (yield from source.more()) or source.text[source.position] != '"':
         return None
     while not (text := source.match(_STRING)):
         if source.num_unread > max_chars or not (yield from source.more(source.num_unread + 1)):
             return None
-    if len(text) > max_chars:  # as where it has not come to its end
+    if len(text) > max_chars:  # the same result as for a string that has not ended
         source.position -= len(text)
         return None
     return decoded_string(text)
 
 
 def decoded_string(text: str) -> str | None:
-    """What a JSON string says; None if it is none, or if it holds half of a surrogate pair."""
+    """Return the value of a JSON string; None if it is invalid or contains a lone surrogate."""
     try:
         decoded: str = json.loads(text, strict=False)
         decoded.encode()

@@ -1,4 +1,4 @@
-"""What a parser has found out, as deltas in their order: reasoning, content and calls, without layout beside markup."""
+"""Deltas that a parser emits, in order: reasoning, content and calls, without layout beside markup."""
 
 from __future__ import annotations
 
@@ -11,33 +11,33 @@ from twostroke.api.parsers.reasoning_tokens import ReasoningTokens
 
 @dataclass(frozen=True, slots=True)
 class ReasoningDelta:
-    """More of the reasoning, its tags taken off."""
+    """More reasoning, without its tags."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class ContentDelta:
-    """More of the answer."""
+    """More content of the answer."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class ToolCallBegin:
-    """A tool call begins; what follows of its index are its arguments."""
+    """Beginning of a tool call; deltas of its index that follow are its arguments."""
 
     index: int
-    """0 for the first call of the message."""
+    """Index of the call in the message, from 0."""
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class ToolCallArguments:
-    """More of the JSON text of a call's arguments.
+    """More JSON text of a call's arguments.
 
-    It is the model's own wherever its family writes JSON: whether it is valid and fits the schema is for the client to
-    check, as with OpenAI. A generation that was cut off (`finish_reason` "length") leaves it open.
+    If the family writes JSON, it is the model's own text. The client must check that it is valid and matches the
+    schema, as with OpenAI. It stays incomplete if the generation was cut off (`finish_reason` "length").
     """
 
     index: int
@@ -53,7 +53,7 @@ class ToolCall:
 
     name: str
     arguments: str
-    """JSON text."""
+    """JSON text of the arguments."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class ParsedMessage:
 
 
 def join_deltas(deltas: list[Delta]) -> ParsedMessage:
-    """The message that the deltas of one generation add up to.
+    """Return the message that the deltas of one generation add up to.
 
     >>> join_deltas([ToolCallBegin(0, "now"), ToolCallArguments(0, "{"), ToolCallArguments(0, "}")]).tool_calls
     (ToolCall(name='now', arguments='{}'),)
@@ -84,7 +84,7 @@ def join_deltas(deltas: list[Delta]) -> ParsedMessage:
 
 
 def append_joined(deltas: list[Delta], delta: Delta) -> None:
-    """Append a delta, as part of the last one where both are of one kind.
+    """Append a delta, merged with the last one if both are of one kind.
 
     >>> deltas: list[Delta] = [ContentDelta("It")]
     >>> append_joined(deltas, ContentDelta(" is"))
@@ -103,27 +103,27 @@ def append_joined(deltas: list[Delta], delta: Delta) -> None:
 
 
 HearContent = Callable[[str, int], object]
-"""Hears a piece of content, and how many characters at its beginning may be layout."""
+"""Callback for a piece of content, and the number of its first characters that may be layout."""
 
 
 class _Margin:
-    """Whitespace that is kept back until it is known to stand between text and text."""
+    """Filter that holds whitespace back until text follows it."""
 
     def __init__(self, stripped: str | None) -> None:
         self._stripped = stripped
-        """The characters in question; None for all whitespace."""
+        """Characters to hold back; None for all whitespace."""
         self._kept: list[str] = []
         self._begins_line = False
-        """Whether the next text has to stand on a line of its own."""
+        """Whether the next text must begin on a new line."""
         self.has_text = False
-        """Whether anything else has come."""
+        """Whether any other text has come."""
 
     def pass_on(self, text: str, *, drop_before: bool) -> str:
-        """What is certain to be text now.
+        """Return the text that is now certain.
 
         Args:
-            text: what comes next.
-            drop_before: whether the whitespace before the first text is layout.
+            text: the next text.
+            drop_before: whether whitespace before the first text is layout.
         """
         body = text.rstrip(self._stripped)
         if not body:
@@ -139,28 +139,28 @@ class _Margin:
         return certain
 
     def begin_line(self) -> None:
-        """Put a line end between the text so far, if there is any, and the next."""
+        """Put a line break between the text so far, if any, and the next text."""
         self._begins_line = self.has_text
 
     def rest(self) -> str:
-        """What was kept back, given up."""
+        """Return the whitespace that is held back, and forget it."""
         rest, self._kept = "".join(self._kept), []
         return rest
 
 
 class Output:
-    """Collects the deltas of one generation.
+    """Collector of the deltas of one generation.
 
-    Newlines just within the tags of reasoning, and after them, belong to the tags: chat templates write them there.
-    Whitespace beside a tool call is layout where there is no text on the other side of it.
+    Newlines just within and after the tags of reasoning belong to the tags, because chat templates write them there.
+    Whitespace beside a tool call is layout if there is no text on its other side.
 
         <think>\\n Hm. \\n</think>\\n\\n Sure: \\n<tool_call>...</tool_call>\\n
               [-]     [----------------]     [-]                          [-]   dropped
 
     Args:
-        max_tool_calls: further calls are dropped (`parallel_tool_calls` false); None for no limit.
-        hear_content: is told each piece of content as it stands in the text, and how many of its first characters may
-            be layout beside a call.
+        max_tool_calls: number of calls after which calls are dropped (`parallel_tool_calls` false); None for no limit.
+        hear_content: receives each piece of content as it is in the text, and the number of its first characters that
+            may be layout beside a call.
     """
 
     def __init__(self, max_tool_calls: int | None = None, hear_content: HearContent | None = None) -> None:
@@ -177,25 +177,25 @@ class Output:
 
     @property
     def has_half_call(self) -> bool:
-        """Whether the last call has begun and its arguments are not whole."""
+        """Whether the last call has begun and its arguments are incomplete."""
         return self._num_tool_calls > 0 and not is_whole_value("".join(self._last_arguments))
 
     def reasoning(self, text: str) -> None:
-        """More reasoning."""
+        """Add text to the reasoning."""
         if certain := self._reasoning.pass_on(text, drop_before=True):
             append_joined(self._deltas, ReasoningDelta(certain))
 
     def end_reasoning(self) -> None:
-        """Its closing tag has come."""
+        """End the reasoning at its closing tag."""
         self._reasoning.rest()
 
     def begin_message(self) -> None:
-        """A further message of the same turn begins; texts of several messages are lines of one."""
+        """Begin a further message of the same turn; texts of several messages are joined by line breaks."""
         self._reasoning.begin_line()
         self._content.begin_line()
 
     def content(self, text: str) -> None:
-        """More content, which begins at the source's position."""
+        """Add content, which begins at the source's position."""
         if self._hear_content is not None:
             may_be_layout = self._call_is_last or not self._content.has_text
             self._hear_content(text, len(text) - len(text.lstrip()) if may_be_layout else 0)
@@ -204,13 +204,13 @@ class Output:
             self._call_is_last = False
 
     def verbatim_content(self, text: str) -> None:
-        """Content of a generation that can hold no call: nothing is kept back."""
+        """Add content of a generation that can contain no call; nothing is held back."""
         if self._hear_content is not None:
             self._hear_content(text, 0)
         append_joined(self._deltas, ContentDelta(text))
 
     def begin_tool_call(self, name: str) -> None:
-        """A call begins; the arguments that follow are its own."""
+        """Begin a call; the arguments added next belong to it."""
         self._num_tool_calls += 1
         self._call_is_last = True
         if not self._is_dropped:
@@ -218,13 +218,13 @@ class Output:
             self._deltas.append(ToolCallBegin(self._num_tool_calls - 1, name))
 
     def arguments(self, text: str) -> None:
-        """More of the arguments of the call that began last."""
+        """Add text to the arguments of the latest call."""
         if text and not self._is_dropped:
             self._last_arguments.append(text)
             append_joined(self._deltas, ToolCallArguments(self._num_tool_calls - 1, text))
 
     def finish(self) -> None:
-        """The generation has ended."""
+        """Release held text at the end of the generation."""
         if rest := self._reasoning.rest():
             append_joined(self._deltas, ReasoningDelta(rest))
         rest = self._content.rest()
@@ -232,7 +232,7 @@ class Output:
             append_joined(self._deltas, ContentDelta(rest))
 
     def drain(self) -> list[Delta]:
-        """The deltas since the last time."""
+        """Return and remove the deltas collected so far."""
         drained, self._deltas = self._deltas, []
         return drained
 

@@ -1,4 +1,4 @@
-"""Values that a model writes as plain text between tags, made JSON by the types of the tool's schema."""
+"""Argument values written as plain text between tags, converted to JSON by the types of the tool's schema."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ _WORDS = {
     "null": ("null", {"null"}),
     "none": ("null", {"null"}),
 }
-"""JSON, and the types that have it, of words that models write as JSON, Python or in capitals."""
+"""Words that models write as JSON, Python or in capitals, each with its JSON and the types that have it."""
 
 
 def read_plain_value(source: Source, output: Output, schema: Any, ends: Stops) -> Reading[str]:
     """Read an argument's value up to the first of the ends, which stays unread and is returned; "" if none comes.
 
-    Strings are handed on as they come, everything else when it is whole; cut off, it is handed on as it is.
+    Strings are emitted as they come, other values when complete. A value that is cut off is emitted unchanged.
 
     Args:
-        source: at the value.
-        output: takes the value as JSON.
-        schema: of the argument.
-        ends: texts that may stand behind the value.
+        source: source, positioned at the value.
+        output: receives the value as JSON.
+        schema: schema of the argument.
+        ends: texts that may follow the value.
     """
     if types_of(schema) == {"string"}:
         output.arguments('"')
@@ -43,7 +43,7 @@ def read_plain_value(source: Source, output: Output, schema: Any, ends: Stops) -
 
 
 def types_of(schema: Any) -> set[str]:
-    """The JSON types that a schema allows; empty if it does not say.
+    """Return the JSON types that a schema allows; empty if it does not say.
 
     >>> sorted(types_of({"anyOf": [{"type": "string"}, {"type": "null"}]}))
     ['null', 'string']
@@ -66,9 +66,9 @@ def types_of(schema: Any) -> set[str]:
 
 
 def as_json(text: str, types: set[str]) -> str:
-    """A value that was written as plain text, as JSON of one of the types.
+    """Return a plain-text value as JSON of one of the types.
 
-    A text that is none of them becomes a string: it is for the client to refuse what does not fit.
+    A text that matches none of them becomes a string; the client must refuse what does not fit.
 
     >>> as_json("3", {"integer"}), as_json("True", {"boolean"}), as_json("{'a': None}", {"object"})
     ('3', 'true', '{"a": null}')

@@ -1,4 +1,4 @@
-"""Calls as Python: `[get_weather(city="Paris"), now()]`, of Llama 3.2, Llama 4 and ToolACE."""
+"""Tool calls as Python, `[get_weather(city="Paris"), now()]`, in the syntax of Llama 3.2, Llama 4 and ToolACE."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from twostroke.api.parsers.output import Output
 from twostroke.api.parsers.source import Reading, Source
 
 _WORDS = {"true": True, "false": False, "null": None}
-"""JSON's words, which models write among Python's."""
+"""JSON's words, which models mix with Python's."""
 
 
 def literal_as_json(text: str) -> str | None:
-    """One literal; None if it is none, or if JSON has no such value.
+    """Return a Python literal as JSON; None if it is not a literal, or has no JSON equivalent.
 
     >>> literal_as_json("{'a': (None, -1.5, true)}")
     '{"a": [null, -1.5, true]}'
@@ -26,7 +26,7 @@ def literal_as_json(text: str) -> str | None:
 
 
 def keywords_as_json(parentheses: str) -> str | None:
-    """The arguments of a call as a JSON object; None if they are not all literals with a name.
+    """Return the arguments of a call as a JSON object; None unless all are literals with a name.
 
     >>> keywords_as_json("(city='Paris', days=3)")
     '{"city": "Paris", "days": 3}'
@@ -37,10 +37,10 @@ def keywords_as_json(parentheses: str) -> str | None:
 def _as_json(text: str, value_of: Callable[[ast.expr], Any]) -> str | None:
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of escapes in strings that Python does not know
+            warnings.simplefilter("ignore")  # unknown escapes in strings
             value = value_of(ast.parse(text, mode="eval").body)
         converted = json.dumps(value, ensure_ascii=False, allow_nan=False)
-        converted.encode()  # refuses halves of surrogate pairs
+        converted.encode()  # refuses lone surrogates
     except (ValueError, SyntaxError, MemoryError, RecursionError):
         return None
     return converted
@@ -86,19 +86,19 @@ _OPENING, _CLOSING = frozenset("([{"), frozenset(")]}")
 
 
 def is_python_name(name: str) -> bool:
-    """Whether a function of this name can be called."""
+    """Return whether a function of this name can be called in Python syntax."""
     return _NAME.fullmatch(name) is not None
 
 
 def read_python_calls(source: Source, output: Output, names: Collection[str], end: str = "") -> Reading[bool]:
-    """A list of calls of known functions with keyword arguments that are literals; False if there is none.
+    """Read a list of calls of known functions whose arguments are named literals; return False if there is none.
 
-    A call is handed on when it is whole, for its arguments have to be converted; what is no call stays unread.
+    A call is emitted when complete, because its arguments must be converted. Text that is not a call stays unread.
 
     Args:
-        source: at the opening bracket, or whitespace before it.
-        output: takes the calls.
-        names: of the functions that there are.
+        source: source, positioned at the opening bracket, or at whitespace before it.
+        output: receives the calls.
+        names: names of the known functions.
         end: markup that may follow the list.
     """
     yield from source.space()
@@ -134,7 +134,7 @@ def _read_call(source: Source, output: Output, names: Collection[str]) -> Readin
 
 
 def _read_parentheses(source: Source) -> Reading[str | None]:
-    """From an opening bracket to the one that closes it; None if that does not come."""
+    """Read from an opening parenthesis to its closing one; None if that does not come."""
     start = source.position
     depth = 0
     while (yield from source.more()):
@@ -151,7 +151,7 @@ def _read_parentheses(source: Source) -> Reading[str | None]:
 
 
 def _skip_string(source: Source, quote: str) -> Reading[None]:
-    """A string literal, or what there is of it."""
+    """Read a string literal, complete or cut off."""
     yield from source.more(3)
     end = quote * 3 if source.text.startswith(quote * 3, source.position) else quote
     source.position += len(end)
@@ -161,5 +161,5 @@ def _skip_string(source: Source, quote: str) -> Reading[None]:
             return
         source.position += 1
         if source.text[source.position - 1] == "\\":
-            source.position += 1  # whatever it is, and even if it has not come
+            source.position += 1  # skip the escaped character, even if it has not arrived
     source.position = len(source.text)

@@ -1,4 +1,4 @@
-"""Calls as Qwen3-Coder writes them: tags around plain text, to be made JSON by the types of the tool's schema.
+"""Tool calls of Qwen3-Coder: tags around plain text, converted to JSON by the types of the tool's schema.
 
 <tool_call>
 <function=write_file>
@@ -8,7 +8,7 @@ a.txt
 </function>
 </tool_call>
 
-Some write the arguments as a JSON object in the place of parameters; any other text there is no call's.
+Some models write a JSON object of arguments instead of parameters; with any other text there it is not a call.
 """
 
 from __future__ import annotations
@@ -25,19 +25,20 @@ from twostroke.api.parsers.source import MAX_HEAD_CHARS, Reading, Source, Stops
 from twostroke.api.parsers.tool_choice import Tool
 
 MARKERS = ("<tool_call>", "<function=")
-"""The model sometimes leaves the first one out."""
+"""Texts that begin a call; the model sometimes omits the first one."""
 
 _VALUE_ENDS = Stops("\n</parameter>", "</parameter>", "\n<parameter=", "\n</function>", "\n</tool_call>")
-"""The model sometimes forgets to close a parameter. Tags within a line, or of other kinds, are part of the value."""
+"""Ends of a value, which the model sometimes forgets to close. Tags within a line, or of other kinds, are part of the
+value."""
 _STRING = {"type": "string"}
-"""What a parameter is taken for that the schema does not have."""
+"""Schema of a parameter that the tool's schema lacks."""
 _MAY_FOLLOW = ("{", "<parameter=", "</function>", "</tool_call>", "<tool_call>", "<function=")
-"""What may follow the name of a function. A call without parameters may lack its end: models forget it at times."""
+"""Texts that may follow a function's name. A call without parameters may lack its end: models sometimes forget it."""
 _PARAMETER_NAME = re.compile(r"[^<>\s]{1,128}")
 
 
 def read_qwen3_coder_call(source: Source, output: Output, tools: Mapping[str, Tool], marker: str) -> Reading[bool]:
-    """The call behind a marker; False if there is none."""
+    """Read the call after a marker; return False if there is none."""
     if marker == "<tool_call>":
         yield from source.space()
         if not (yield from source.literal("<function=")):
@@ -66,7 +67,7 @@ def read_qwen3_coder_call(source: Source, output: Output, tools: Mapping[str, To
 
 
 def _read_parameters(source: Source, output: Output, properties: Mapping[str, Any]) -> Reading[None]:
-    """Everything up to and with </function>; the object stays open if the text ends before that."""
+    """Read everything up to and including </function>; the object stays open if the text ends before that."""
     before = "{"
     while True:
         start = source.position

@@ -1,4 +1,4 @@
-"""How many tokens of a generation are reasoning."""
+"""Number of reasoning tokens of a generation."""
 
 from __future__ import annotations
 
@@ -7,38 +7,38 @@ from collections.abc import Iterable
 
 
 class ReasoningTokens:
-    """Counts the tokens that begin within reasoning, its tags among them.
+    """Counter of the tokens that begin within reasoning, its tags included.
 
-    Texts of tokens and places of tags may come in any order: the count is the same whether a generation is read at once
-    or as it comes. Places are characters of the raw text.
+    Token texts and tag positions may come in any order; the count is the same whether a generation is read at once or
+    streamed. Positions are characters of the raw text.
     """
 
     def __init__(self) -> None:
         self._starts: deque[int] = deque()
-        """Places where tokens begin of which it is not known what they are."""
+        """Start positions of tokens that are not yet classified."""
         self._boundaries: deque[tuple[int, bool]] = deque()
-        """Places where reasoning begins or ends, and whether the text before is reasoning."""
+        """Positions where reasoning begins or ends, and whether the text before is reasoning."""
         self._num_counted = 0
         self._num_chars = 0
         self._is_inside = False
         self._is_over = False
 
     def begin(self, place: int) -> None:
-        """Note that reasoning begins here."""
+        """Record that reasoning begins here."""
         self._boundaries.append((place, False))
         self._is_inside = True
 
     def end(self, place: int) -> None:
-        """Note that the reasoning that began last ends here."""
+        """Record that the current reasoning ends here."""
         self._boundaries.append((place, True))
         self._is_inside = False
 
     def close(self) -> None:
-        """Note that no more reasoning begins."""
+        """Record that no more reasoning begins."""
         self._is_over = True
 
     def take(self, token_texts: Iterable[str]) -> None:
-        """Take what the next tokens add to the text; nothing is read where no token can be reasoning any more."""
+        """Take the texts that the next tokens add; nothing is read once no further token can be reasoning."""
         if self._is_settled:
             return
         for text in token_texts:
@@ -51,7 +51,7 @@ class ReasoningTokens:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens so far; 0 before it is known that there is reasoning."""
+        """Reasoning tokens so far; 0 until it is known that there is reasoning."""
         self._settle()
         return self._num_counted + (len(self._starts) if self._is_inside else 0)
 

@@ -1,7 +1,7 @@
-"""Text that comes in pieces, for parsers that are written as if it were all there.
+"""Text that arrives in pieces, for parsers that are written as if it were complete.
 
-A parser is a generator: where it needs text that has not come, it yields and is resumed when there is more or when the
-text has ended. So a grammar reads from top to bottom, and where the pieces are cut cannot matter.
+A parser is a generator. It yields when it needs more text, and is resumed when there is more or the text has ended.
+A grammar therefore reads from top to bottom, and the split into pieces cannot matter.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from typing import TypeVar
 
 T = TypeVar("T")
 Reading = Generator[None, None, T]
-"""A part of a parser that returns T; it yields wherever it has to wait for text."""
+"""Part of a parser that returns T; it yields whenever it waits for text."""
 
 MAX_HEAD_CHARS = 512
-"""Of names, keys and the like: longer ones are none. It bounds what is held back and read again and again."""
+"""Maximum characters of names, keys and the like. It bounds the text that is held back and read repeatedly."""
 
 _SPACE = re.compile(r"\s*")
 
 
 class Stops:
-    """Texts to look for; none of them begins with another."""
+    """Texts to search for; none is a prefix of another."""
 
     def __init__(self, *texts: str) -> None:
         self.texts = texts
@@ -30,12 +30,12 @@ class Stops:
         self._first_char = re.compile("|".join({re.escape(text[0]) for text in texts}))
 
     def find(self, text: str, position: int = 0) -> tuple[int, str] | None:
-        """Return where the first of them begins, and which it is; None where none does."""
+        """Return the position and text of the first match; None if there is none."""
         found = self._pattern.search(text, position)
         return (found.start(), found.group()) if found else None
 
     def num_undecided(self, text: str) -> int:
-        """Length of the longest end of the text that may be the beginning of one of them.
+        """Return the length of the longest suffix of the text that may be the beginning of one of them.
 
         >>> Stops("<think>").num_undecided("a < b <th")
         3
@@ -48,9 +48,9 @@ class Stops:
 
 
 class Source:
-    """The text of one generation as far as it has come; `position` is where a parser reads on.
+    """Text of one generation so far; `position` is where a parser reads next.
 
-    A parser goes back by setting `position` to an earlier one, unless it has called `forget` in between.
+    A parser goes back by setting `position` to an earlier value, unless it has called `forget` in between.
     """
 
     def __init__(self) -> None:
@@ -58,33 +58,33 @@ class Source:
         self.position = 0
         self.has_ended = False
         self.is_cut = False
-        """Whether the text ended where its writer would have gone on, as by max_tokens."""
+        """Whether the text was cut off where the model would have gone on, as by max_tokens."""
         self.lacks_text = False
-        """Whether more was waited for when the text had ended; for whoever sets it back before."""
+        """Whether a parser wanted more text after the end; callers reset it."""
         self.num_forgotten = 0
         """Characters of the generation before `text`."""
 
     @property
     def num_unread(self) -> int:
-        """Characters that have come and are not read."""
+        """Characters that have arrived and are unread."""
         return len(self.text) - self.position
 
     @property
     def place(self) -> int:
-        """Characters of the generation before what is read next."""
+        """Characters of the generation before the next one to read."""
         return self.num_forgotten + self.position
 
     def append(self, text: str) -> None:
-        """More has come."""
+        """Add text that has arrived."""
         self.text += text
 
     def forget(self) -> None:
-        """Lets go of what was read."""
+        """Drop the text that has been read."""
         self.num_forgotten += self.position
         self.text, self.position = self.text[self.position :], 0
 
     def more(self, num_chars: int = 1) -> Reading[bool]:
-        """Waits for so many unread characters; False if the text ends before."""
+        """Wait for so many unread characters; return False if the text ends before."""
         while self.num_unread < num_chars:
             if self.has_ended:
                 self.lacks_text = True
@@ -93,7 +93,7 @@ class Source:
         return True
 
     def match(self, pattern: re.Pattern[str]) -> str:
-        """Reads what the pattern matches of the text that has come, "" if it does not."""
+        """Read what the pattern matches in the available text; "" if it does not match."""
         found = pattern.match(self.text, self.position)
         if found is None:
             return ""
@@ -101,20 +101,20 @@ class Source:
         return found.group()
 
     def every(self, pattern: re.Pattern[str]) -> Reading[None]:
-        """Reads as many characters as there are of those that the pattern matches any number of."""
+        """Read as many characters as the pattern, a repetition, matches."""
         while (yield from self.more()):
             self.match(pattern)
             if self.num_unread:
                 return
 
     def space(self) -> Reading[None]:
-        """Reads whitespace, if there is any."""
+        """Read whitespace, if there is any."""
         yield from self.every(_SPACE)
 
     def literal(self, *expected: str) -> Reading[str]:
-        """Reads one of these texts, of which none begins with another, and returns it.
+        """Read and return one of these texts, none of which is a prefix of another.
 
-        If none comes, it reads nothing and returns "".
+        If none comes, read nothing and return "".
         """
         while True:
             for text in expected:
@@ -127,9 +127,9 @@ class Source:
             yield
 
     def closing(self, *expected: str) -> Reading[str]:
-        """Reads whitespace and one of these texts, and returns it; if none comes, it reads nothing and returns "".
+        """Read whitespace and one of these texts, and return the text; if none comes, read nothing and return "".
 
-        For what ends a call: a text that ends within it has nothing but a piece of markup there, which is read as well.
+        It is for the end of a call: if the generation ends within the text, that piece of markup is read as well.
         """
         start = self.position
         yield from self.space()
@@ -143,7 +143,7 @@ class Source:
         return self.has_ended and self._may_become(expected)
 
     def until(self, *stops: str) -> Reading[str | None]:
-        """Reads up to the first of the stops, which stays unread; None, and nothing read, if it is not near."""
+        """Read up to the first of the stops, which stays unread; return None and read nothing if it is not near."""
         wanted = Stops(*stops)
         while True:
             if found := wanted.find(self.text, self.position):
@@ -158,14 +158,14 @@ class Source:
             yield
 
     def copy_until(self, stops: Stops, emit: Callable[[str], None], *, drops_half: bool = False) -> Reading[str]:
-        """Hands text on as it comes, up to the first stop, which stays unread and is returned; "" if none comes.
+        """Emit text as it comes, up to the first stop, which stays unread and is returned; "" if none comes.
 
-        What may be the beginning of a stop is kept back until that is decided. Forgets what it has read.
+        Text that may be the beginning of a stop is held back until that is decided. Text that was read is forgotten.
 
         Args:
-            stops: to look for.
-            emit: takes the text.
-            drops_half: whether a stop in which the text is cut is handed to nobody, unless one character is all of it.
+            stops: texts to search for.
+            emit: receives the text.
+            drops_half: whether a stop in which the text is cut is dropped, unless it is a single character.
         """
         while True:
             self.forget()
@@ -184,6 +184,6 @@ class Source:
             yield
 
     def _may_become(self, expected: tuple[str, ...]) -> bool:
-        """Whether all that is unread is the beginning of one of these; of nothing, it is."""
+        """Return whether all unread text is a prefix of one of these; true if there is none."""
         unread = self.text[self.position :]
         return any(text.startswith(unread) for text in expected)

@@ -1,4 +1,4 @@
-"""Which tools a model may or must call, and the JSON schema that makes it."""
+"""Tools that a model may or must call, and the JSON schema of a required call."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from twostroke.grammar.json_schema import SCHEMAS_BY_NAME
 JsonSchema = dict[str, Any]
 
 MAX_SCHEMA_DEPTH = 64
-"""Of lists and objects within a tool's parameters; chat templates take no more either."""
+"""Maximum nesting of lists and objects in a tool's parameters; chat templates have the same limit."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """A function that the client offers."""
+    """Function that the client offers."""
 
     name: str
     parameters: Mapping[str, Any] = field(default_factory=lambda: {"type": "object", "properties": {}})
@@ -26,14 +26,14 @@ class Tool:
 
     @property
     def properties(self) -> Mapping[str, Any]:
-        """Name to schema of each argument that the schema names."""
+        """Schemas of the arguments that the schema names, by name."""
         properties = self.parameters.get("properties")
         return properties if isinstance(properties, Mapping) else {}
 
 
 @dataclass(frozen=True, slots=True)
 class NamedTool:
-    """The model must call this function, once."""
+    """Choice that the model must call this function, once."""
 
     name: str
 
@@ -42,10 +42,10 @@ ToolChoice = Literal["none", "auto", "required"] | NamedTool
 
 
 def checked_tool_choice(tools: Sequence[Tool], tool_choice: ToolChoice) -> ToolChoice:
-    """The choice, if these tools leave it.
+    """Return the choice after checking it against the tools.
 
     Raises:
-        InvalidParameter: a call is required and there are no tools, or not that one; two tools have the same name.
+        InvalidParameter: a required call has no tools, the named tool is missing, or two tools have the same name.
     """
     names = [tool.name for tool in tools]
     for name in {name for name in names if names.count(name) > 1}:
@@ -59,41 +59,41 @@ def checked_tool_choice(tools: Sequence[Tool], tool_choice: ToolChoice) -> ToolC
 
 @dataclass(frozen=True, slots=True)
 class ChatTools:
-    """What the model may call, and whether it has to."""
+    """Tools of a chat, and whether the model must call one."""
 
     tools: Sequence[Tool] = ()
     choice: ToolChoice = "auto"
     parallel: bool = True
-    """False: no more than the first call is delivered."""
+    """Whether several calls are allowed; if not, only the first is delivered."""
 
     @property
     def schema(self) -> JsonSchema | None:
-        """What the output has to be where a call is required."""
+        """Schema of the output if a call is required; None otherwise."""
         return tool_choice_schema(self.tools, self.choice, parallel_tool_calls=self.parallel)
 
     @property
     def required(self) -> Sequence[Tool]:
-        """The tools of which the model must call one; none where it need not."""
+        """Tools of which the model must call one; empty if it need not."""
         if isinstance(self.choice, NamedTool):
             return [tool for tool in self.tools if tool.name == self.choice.name]
         return self.tools if self.choice == "required" else ()
 
 
 NO_TOOLS = ChatTools(choice="none")
-"""Of a chat that offers none."""
+"""Tools of a chat that offers none."""
 
 
 def tool_choice_schema(
     tools: Sequence[Tool], tool_choice: ToolChoice, *, parallel_tool_calls: bool = True
 ) -> JsonSchema | None:
-    """What the model's answer has to be where a call is required; None where it is free.
+    """Return the schema of the model's output if a call is required; None if it is free.
 
-    A named function: its arguments. "required": a list of `{"name": ..., "parameters": ...}`, as vLLM has it. Each
-    tool's schema stays a document of its own, in `$defs` under its number (a name may hold what a reference has to
-    escape), so that its references keep their meaning. Arguments are an object, also where a schema does not say so.
+    A named function: its arguments. "required": a list of `{"name": ..., "parameters": ...}`, as in vLLM. Each tool's
+    schema stays a separate document in `$defs`, so that its references stay valid. Its key is a number, because a name
+    may contain characters that references must escape. Arguments are an object even if a schema does not say so.
 
     Raises:
-        InvalidParameter: as of `checked_tool_choice`, or parameters that describe no object.
+        InvalidParameter: as in `checked_tool_choice`, or parameters that are not an object's.
     """
     tool_choice = checked_tool_choice(tools, tool_choice)
     if isinstance(tool_choice, NamedTool):
@@ -119,10 +119,10 @@ def tool_choice_schema(
 
 
 def arguments_schema(tool: Tool) -> JsonSchema:
-    """Return the schema of a tool's arguments, as a document of its own.
+    """Return the schema of a tool's arguments as a separate document.
 
     Raises:
-        InvalidParameter: the parameters describe no object.
+        InvalidParameter: the parameters are not an object's.
     """
     return _of_object(tool, "#")
 
@@ -132,11 +132,11 @@ _OF_DOCUMENTS = frozenset({"$schema", "$id"})
 
 
 def _of_object(tool: Tool, root: str) -> JsonSchema:
-    """The schema of a tool's arguments, which are an object, as a document at this place."""
+    """Return the schema of a tool's arguments, an object, as a document at this place."""
     kind = tool.parameters.get("type", "object")
     if kind != "object" and not (isinstance(kind, list) and "object" in kind):
-        limit = f"the parameters of {tool.name!r} are of type {kind!r}; arguments are an object"
-        raise InvalidParameter("tools", tool.name, limit, 'Say "type": "object".')
+        limit = f"the parameters of {tool.name!r} are of type {kind!r}; they must be an object"
+        raise InvalidParameter("tools", tool.name, limit, 'Set "type": "object".')
     given = {name: value for name, value in tool.parameters.items() if name not in _OF_DOCUMENTS}
     address = tool.parameters.get("$id")
     document = _Document(tool.name, root, address.partition("#")[0] if isinstance(address, str) else "")
@@ -145,17 +145,17 @@ def _of_object(tool: Tool, root: str) -> JsonSchema:
 
 @dataclass(frozen=True, slots=True)
 class _Document:
-    """A schema that is moved into another."""
+    """Schema that is embedded in another."""
 
     name: str
-    """The tool's name."""
+    """Name of the tool."""
     root: str
-    """Where its root is now."""
+    """Reference to the new place of its root."""
     address: str
-    """Its `$id`, by which references may lead to it as well."""
+    """The schema's `$id`, which references may also use."""
 
     def moved(self, reference: str) -> str:
-        """Return where a reference leads now; one by an anchor leads there from anywhere."""
+        """Return a reference adapted to the new place; a reference by anchor works from anywhere."""
         address, _, fragment = reference.partition("#")
         if address and (not self.address or urljoin(self.address, address) != self.address):
             return reference
@@ -163,18 +163,18 @@ class _Document:
 
 
 _OF_VALUES = frozenset({"const", "enum", "default", "examples"})
-"""Keywords that hold arguments, or parts of them: nothing in these is a reference."""
+"""Keywords whose values are arguments or parts of them, and contain no references."""
 _FOR_READERS = frozenset({"title", "description", "$comment"})
-"""Keywords that only the model reads, in its prompt. They are most of what tools have, and grammars have a limit."""
+"""Keywords that only the model reads, in its prompt. They are most of a tool's text, and grammars have a size limit."""
 
 
 def _moved(schema: Any, document: _Document, depth: int = MAX_SCHEMA_DEPTH, *, is_named: bool = False) -> Any:
-    """What constrains of a schema, or of a part of one, with the references of a document whose root is elsewhere now.
+    """Return the constraining part of a schema, with references adapted to the new place of its document.
 
     Args:
-        schema: the part.
-        document: that it is of.
-        depth: levels that may follow.
+        schema: schema, or a part of one.
+        document: document of the schema.
+        depth: remaining levels of nesting.
         is_named: whether the keys of the part are names and not keywords.
     """
     if depth == 0:
@@ -184,7 +184,7 @@ def _moved(schema: Any, document: _Document, depth: int = MAX_SCHEMA_DEPTH, *, i
     if not isinstance(schema, Mapping):
         return schema
     given = cast(Mapping[str, Any], schema)
-    if not is_named and isinstance(given.get("$id"), str):  # a document within, which keeps its own root
+    if not is_named and isinstance(given.get("$id"), str):  # a nested document keeps its own root
         document = _Document(document.name, "#", "")
     moved: JsonSchema = {}
     for key, value in given.items():

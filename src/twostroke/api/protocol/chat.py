@@ -1,8 +1,8 @@
-"""POST /v1/chat/completions: what clients send.
+"""Request schema of POST /v1/chat/completions.
 
-A chat's messages go to the model's template as they came, and it may read more fields than the published ones. So they
-have no schema that refuses: a key beyond the published ones is named as unknown where it comes, unless the template
-knows its name (ServerContext.unknown_fields).
+A chat's messages are passed to the model's template as sent, and the template may read unpublished fields. The schema
+of messages therefore refuses no key. A key that is neither published nor known to the template is reported as unknown
+(ServerContext.unknown_fields).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from twostroke.api.protocol.shapes import AnyObject, LooksLike
 from twostroke.tokenizer.messages import REASONING_FIELDS, is_medium
 
 MESSAGES = "messages."
-"""What the paths found here begin with."""
+"""Prefix of the paths of unknown fields in messages."""
 
 
 class _Part(msgspec.Struct, gc=False):
@@ -60,12 +60,12 @@ class _Call(msgspec.Struct, gc=False):
     type: str | None = None
 
     def __post_init__(self) -> None:
-        if self.function is self.name is None and self.type != "custom":  # those are refused by name
+        if self.function is self.name is None and self.type != "custom":  # custom calls are refused by name later
             raise ValueError("A call needs a function")
 
 
 class MessageShape(msgspec.Struct, gc=False):
-    """What every template wants of a message, for large bodies; see shapes.py."""
+    """Shape of a message that every template needs, for the check of large bodies; see shapes.py."""
 
     role: str
     content: str | list[str | _Part] | None = None
@@ -82,7 +82,7 @@ class MessageShape(msgspec.Struct, gc=False):
 Messages = list[Annotated[dict[str, Any], LooksLike(MessageShape)]]
 Conversation = Annotated[Messages, AtMost(MAX_OBJECTS, at_least=1)]
 
-# Beside those that act: what OpenAI's own clients send back of an answer, and Anthropic's mark of what to cache.
+# Includes fields of answers that OpenAI's clients send back, and Anthropic's cache_control.
 _MESSAGE = {
     "role",
     "content",
@@ -100,7 +100,7 @@ _FUNCTION = {"name", "arguments"}
 
 
 def content_of(texts: Sequence[str]) -> str | list[dict[str, str]]:
-    """Return the content of a message that says these; how several are joined is the chat template's to say.
+    """Return the content of a message with these texts; the chat template decides how several are joined.
 
     >>> content_of(["a"]), content_of(["a", "b"])
     ('a', [{'type': 'text', 'text': 'a'}, {'type': 'text', 'text': 'b'}])
@@ -111,17 +111,17 @@ def content_of(texts: Sequence[str]) -> str | list[dict[str, str]]:
 
 
 def function_call(call_id: str, name: str, arguments: Any) -> dict[str, Any]:
-    """Return a call of a function, as a message of the assistant has it."""
+    """Return a function call in the form of an assistant's message."""
     return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
 def offered_function(name: str, description: str | None, parameters: dict[str, Any] | None) -> dict[str, Any]:
-    """Return a function that the model may call, as a chat offers it."""
+    """Return a function that the model may call, in the form of a chat's tools."""
     return {"type": "function", "function": {"name": name, "description": description, "parameters": parameters}}
 
 
 def unknown_in_messages(messages: Messages) -> Iterator[str]:
-    """Paths of the keys that no client is told to send, each once; a key with null asks for nothing."""
+    """Yield the paths of unpublished keys, each once; a key with null has no effect and is skipped."""
     told: set[str] = set()
     for message in messages:
         for path in _unknown_in_message(message):
@@ -133,7 +133,7 @@ def unknown_in_messages(messages: Messages) -> Iterator[str]:
 def _unknown_in_message(message: Mapping[str, Any]) -> Iterator[str]:
     yield from _beyond(_MESSAGE, message, MESSAGES)
     for part in _objects(message.get("content")):
-        if not is_medium(part.get("type")):  # that is refused by name
+        if not is_medium(part.get("type")):  # media are refused by name later
             yield from _beyond(_PART, part, f"{MESSAGES}content.")
     for call in _objects(message.get("tool_calls")):
         yield from _beyond(_CALL, call, f"{MESSAGES}tool_calls.")
@@ -143,7 +143,7 @@ def _unknown_in_message(message: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _beyond(known: set[str], given: Mapping[str, Any], path: str) -> Iterator[str]:
-    if given.keys() <= known:  # as almost all of them are, and of very many this is quick
+    if given.keys() <= known:  # fast path for almost all messages
         return iter(())
     return (path + key for key, value in given.items() if key not in known and value is not None)
 
@@ -154,16 +154,16 @@ def _objects(value: Any) -> Iterator[dict[str, Any]]:
 
 
 class JsonSchemaFormat(WireObject):
-    """A schema that the answer has to fit."""
+    """Schema that the answer must match."""
 
     name: str
     description: str | None = bookkeeping("For people.")
     schema_: dict[str, Any] | None = acts("A JSON schema.", alias="schema")
-    strict: bool | None = bookkeeping("The answer always fits the schema here.")
+    strict: bool | None = bookkeeping("The answer always matches the schema.")
 
 
 class ResponseFormat(WireObject):
-    """What kind of text the answer is."""
+    """Format of the answer's text."""
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchemaFormat | None = None
@@ -186,13 +186,13 @@ class ChatTool(WireObject):
 
 
 class ChatNamedFunction(WireObject):
-    """A function by its name."""
+    """Function given by its name."""
 
     name: str
 
 
 class ChatNamedTool(WireObject):
-    """The one tool to call."""
+    """Choice of the one tool to call."""
 
     type: FunctionKind
     function: ChatNamedFunction
@@ -203,40 +203,40 @@ class ChatRequest(SamplingFields):
 
     messages: Conversation = Field(description="The conversation.")
     max_tokens: PositiveCount | None = acts(
-        "Most tokens to generate; default: --default-max-tokens, or what the context leaves."
+        "Maximum tokens to generate; default: --default-max-tokens, or the rest of the context."
     )
-    max_completion_tokens: PositiveCount | None = acts("The newer name of max_tokens; wins.")
-    logprobs: bool | None = acts("Log-probabilities of each token.")
-    top_logprobs: Count | None = acts("With this many of the most likely; needs logprobs.")
-    response_format: ResponseFormat | None = acts("Text, any JSON, or JSON of a schema.")
+    max_completion_tokens: PositiveCount | None = acts("The newer name of max_tokens; takes precedence.")
+    logprobs: bool | None = acts("Return the log-probability of each token.")
+    top_logprobs: Count | None = acts("Also return this many of the most likely tokens; needs logprobs.")
+    response_format: ResponseFormat | None = acts("Text, any JSON, or JSON that matches a schema.")
     tools: Annotated[list[ChatTool], AtMost(MAX_TOOLS)] | None = acts("Functions that the model may call.")
     tool_choice: Literal["none", "auto", "required"] | ChatNamedTool | None = acts(
-        "Whether the model has to call one, and which."
+        "Whether the model must call a tool, and which."
     )
-    parallel_tool_calls: bool | None = acts("False: one call at most.")
-    reasoning_effort: ReasoningEffort | None = acts("Handed to the chat template.")
+    parallel_tool_calls: bool | None = acts("False: at most one call.")
+    reasoning_effort: ReasoningEffort | None = acts("Passed to the chat template.")
     include_reasoning: bool | None = acts("False leaves the reasoning out of the answer.")
-    echo: bool | None = acts("Put the last message before the answer, when continuing it.")
+    echo: bool | None = acts("Put the last message before the answer, if it is continued.")
     add_generation_prompt: bool | None = acts("Open the assistant's turn; default true.")
-    continue_final_message: bool | None = acts("Go on within the last message.")
+    continue_final_message: bool | None = acts("Continue the last message.")
     chat_template: str | None = refused("templates come with the model or with --chat-template, never with a request")
     chat_template_kwargs: dict[str, Any] | None = acts("Further variables for the chat template.")
-    documents: Annotated[list[dict[str, Any]], AtMost(MAX_OBJECTS)] | None = acts("For templates that know retrieval.")
+    documents: Annotated[list[dict[str, Any]], AtMost(MAX_OBJECTS)] | None = acts("For templates with retrieval.")
     metadata: dict[str, Any] | None = bookkeeping("The client's notes.")
     store: bool | None = bookkeeping("Nothing is stored.")
     safety_identifier: str | None = bookkeeping("The end user's name.")
-    prompt_cache_key: str | None = bookkeeping("Prefixes are found by their content.")
-    prompt_cache_retention: str | None = bookkeeping("Prefixes stay while there is room.")
-    prompt_cache_options: dict[str, Any] | None = bookkeeping("Prefixes are found by their content.")
-    verbosity: str | None = refused("no model here knows it", "medium")
+    prompt_cache_key: str | None = bookkeeping("Cached prefixes are found by their content.")
+    prompt_cache_retention: str | None = bookkeeping("Prefixes are cached while there is room.")
+    prompt_cache_options: dict[str, Any] | None = bookkeeping("Cached prefixes are found by their content.")
+    verbosity: str | None = refused("no supported model has it", "medium")
     prediction: dict[str, Any] | None = bookkeeping("A hint that changes no token.")
     audio: Any = refused("there is no audio output")
-    modalities: Texts | None = refused("text is the only one", ["text"])
+    modalities: Texts | None = refused("text is the only output", ["text"])
     web_search_options: Any = refused("there is no web search")
     moderation: Any = refused("there is no moderation")
-    best_of: Any = refused("a chat has the choices of n", 1)
-    functions: Any = refused("use tools, which replaced it", [])
-    function_call: Any = refused("use tool_choice, which replaced it", "none")
+    best_of: Any = refused("use n", 1)
+    functions: Any = refused("replaced by tools", [])
+    function_call: Any = refused("replaced by tool_choice", "none")
 
     def _unknown(self) -> Iterator[str]:
         return itertools.chain(super()._unknown(), unknown_in_messages(self.messages))

@@ -1,17 +1,17 @@
-"""What fields of requests are made of, and what becomes of each: it acts, it is bookkeeping, it is refused, or unknown.
+"""Building blocks of request schemas, and the treatment of each field.
 
-    acts          changes the answer; the routes read it
-    bookkeeping   the client's own notes; accepted, changes nothing
-    refused       would change the answer and is not supported: 400 that names it, unless its value asks for nothing
-    unknown       not in the schema at all: named in the header x-ignored-params; 400 with --strict
+    acts          changes the answer; read by the routes
+    bookkeeping   the client's own notes; accepted without effect
+    refused       would change the answer and is not supported: 400 that names it, unless its value has no effect
+    unknown       not in the schema: named in the header x-ignored-params; 400 with --strict
 
-Tools and calls of a conversation that the model's chat template does not write are named in x-unseen-params.
+Tools and calls that the model's chat template does not render are named in x-unseen-params.
 
-`standings` is the one source of docs/api-fields.md and of the tests that hold every field to what is said of it.
+`standings` is the source of docs/api-fields.md and of the tests that check every field against its description.
 
-The length of a list or map is checked before its elements, and the first wrong element ends the reading. Without that,
-pydantic looks at every element of a list that holds the wrong type and keeps an error for each: half a million numbers
-where texts are wanted took seconds of the event loop and gigabytes.
+The length of a list or map is checked before its elements, and reading stops at the first wrong element. Otherwise
+pydantic checks every element of a list of the wrong type and keeps an error for each: half a million numbers instead
+of texts took seconds of the event loop and gigabytes of memory.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from twostroke.errors import InvalidParameter, shown
 
 
 class FieldStanding(StrEnum):
-    """What a field may be."""
+    """Treatment of a field."""
 
     ACTS = "acts"
     BOOKKEEPING = "bookkeeping"
@@ -50,24 +50,24 @@ class FieldStanding(StrEnum):
 
 ServiceTier = Literal["auto", "default", "standard_only", "flex", "scale", "priority"]
 SERVICE_TIER = (
-    "flex: background work, it takes what other requests leave; priority: ahead of others where the server runs "
-    "--policy priority; the others, and priority elsewhere: as without. The answer names what it was."
+    "flex: background work, run when other requests leave room; priority: ahead of others with --policy priority; "
+    "all other values, and priority without that policy, have no effect. The answer names the tier used."
 )
-"""Description of the field."""
+"""Description of the field `service_tier`."""
 FLEX = "flex"
-"""OpenAI's word for work that may wait: it takes what the others leave."""
+"""OpenAI's service tier for background work, which runs when other requests leave room."""
 PRIORITY = "priority"
-"""OpenAI's word for work that goes first."""
+"""OpenAI's service tier for requests that are served first."""
 PRIORITY_OF_TIER = -1
-"""Place in the queue of the tier priority, where the request names none: ahead of 0, by --ageing-s."""
+"""Priority of the tier `priority` if the request sets none: --ageing-s ahead of priority 0."""
 
 
 def tier_of(asked: ServiceTier | None, *, uses_priority: bool) -> dict[str, str]:
-    """Return what an answer says of how it was served, if it was asked for in a way.
+    """Return the answer's service tier field, if the request has one.
 
     Args:
-        asked: the field of the request.
-        uses_priority: whether the engine looks at priorities.
+        asked: `service_tier` of the request.
+        uses_priority: whether the engine uses priorities.
 
     >>> tier_of("scale", uses_priority=True), tier_of("priority", uses_priority=False)
     ({'service_tier': 'default'}, {'service_tier': 'default'})
@@ -79,18 +79,18 @@ def tier_of(asked: ServiceTier | None, *, uses_priority: bool) -> dict[str, str]
 
 
 class Prioritised(Protocol):
-    """A request that has a place in the queue."""
+    """Request with fields for its priority."""
 
     priority: int | None
     service_tier: ServiceTier | None
 
 
 def priority_of(request: Prioritised, *, uses_priority: bool) -> int:
-    """Return the priority of a request: the one it names, or else that of its tier.
+    """Return the priority of a request: its own field, or else that of its tier.
 
     Args:
-        request: as it came.
-        uses_priority: whether the engine looks at priorities.
+        request: the request as sent.
+        uses_priority: whether the engine uses priorities.
     """
     if request.priority is None and request.service_tier == PRIORITY and uses_priority:
         return PRIORITY_OF_TIER
@@ -98,36 +98,36 @@ def priority_of(request: Prioritised, *, uses_priority: bool) -> int:
 
 
 MAX_UNKNOWN = 64
-"""Unknown fields of a request that are named; one with more is not meant for this API."""
+"""Maximum unknown fields of a request; a request with more is not meant for this API."""
 _STANDING = "x-standing"
 _NEUTRAL = "x-neutral"
 
 
 class WireObject(BaseModel):
-    """An object that clients send: types are taken literally; unknown fields are kept, to be named."""
+    """Object that clients send. Types are strict; unknown fields are kept, so that they can be reported."""
 
     model_config = ConfigDict(extra="allow", strict=True)
 
     @model_validator(mode="before")
     @classmethod
     def check_number_of_fields(cls, value: Any) -> Any:
-        """Return the value; refuse an object with more unknown fields than are named, before any of them is read."""
+        """Return the value; refuse an object with too many unknown fields before any of them is read."""
         if isinstance(value, dict) and len(cast(dict[Any, Any], value)) > len(cls.model_fields) + MAX_UNKNOWN:
-            told = f"more than {MAX_UNKNOWN} of its fields are unknown"
+            told = f"it has more than {MAX_UNKNOWN} unknown fields"
             raise PydanticCustomError("unknown_field", "{told}", {"told": told})
         return value
 
     @property
     def unknown_fields(self) -> list[str]:
-        """Fields of the request that nobody reads, those of objects within it by their path; of very many the first."""
+        """Paths of the unknown fields of the request and its nested objects; only the first if there are very many."""
         return sorted(itertools.islice(self._unknown(), MAX_UNKNOWN + 1))
 
     def _unknown(self) -> Iterator[str]:
-        """Their paths, as they come."""
+        """Yield the paths of unknown fields."""
         return _unknown(self, "")
 
     def check_refused(self) -> None:
-        """Refuses fields that would have to act and do not, those of objects within it too.
+        """Refuse unsupported fields that would have to act, also in nested objects.
 
         Raises:
             InvalidParameter: names the first.
@@ -137,9 +137,9 @@ class WireObject(BaseModel):
 
 
 def as_sent(value: WireObject) -> dict[str, Any]:
-    """Return the fields that a client has sent and not as null; what is plain JSON in it is not copied.
+    """Return the fields that the client has sent and that are not null; plain JSON in them is not copied.
 
-    Those of the client's own are left out: what one API knows of them another does not.
+    Bookkeeping fields are left out, because those of one API are unknown to another.
     """
     own = _own_fields(type(value))
     return {
@@ -150,23 +150,23 @@ def as_sent(value: WireObject) -> dict[str, Any]:
 
 
 def acts(description: str, **limits: Any) -> Any:
-    """A field that changes the answer, and may be left out; `limits` are pydantic's."""
+    """Return an optional field that changes the answer; `limits` are pydantic's."""
     return Field(default=None, description=description, **limits)
 
 
 def bookkeeping(description: str) -> Any:
-    """A field of the client's own."""
+    """Return a field of the client's own notes."""
     return Field(default=None, description=description, json_schema_extra={_STANDING: FieldStanding.BOOKKEEPING})
 
 
 def refused(why: str, *neutral: Any) -> Any:
-    """A field that is not supported; None and the `neutral` values ask for nothing and pass."""
+    """Return an unsupported field; None and the `neutral` values have no effect and are accepted."""
     extra: Any = {_STANDING: FieldStanding.REFUSED, _NEUTRAL: [None, *neutral]}
     return Field(default=None, description=why, json_schema_extra=extra)
 
 
 def standings(kind: type[WireObject]) -> Iterator[tuple[str, FieldStanding, str]]:
-    """Name, standing and description of each field."""
+    """Yield name, treatment and description of each field."""
     for name, field in kind.model_fields.items():
         yield field.alias or name, _standing(field), field.description or ""
 
@@ -190,13 +190,13 @@ def _refused_fields(kind: type[WireObject]) -> Mapping[str, FieldInfo]:
 
 
 def _given(request: WireObject) -> Iterator[tuple[str, Any]]:
-    """Fields that the client has sent, with their values, in the schema's order; what was left out asks for nothing."""
+    """Return the fields that the client has sent, with their values, in the schema's order."""
     sent = request.model_fields_set
     return ((name, value) for name, value in vars(request).items() if name in sent)
 
 
 def _refusals(value: Any, path: str) -> Iterator[tuple[str, Any, str]]:
-    """Name, value and reason of each field that cannot be served."""
+    """Yield name, value and reason of each field that is not supported."""
     if isinstance(value, WireObject):
         refused = _refused_fields(type(value))
         for name, given in _given(value):
@@ -222,38 +222,38 @@ def _unknown(value: Any, path: str) -> Iterator[str]:
 
 
 def _objects(items: list[Any]) -> list[Any]:
-    """Those that may have fields: all of a list of objects, and none of one that holds anything else."""
+    """Return the items of a list of objects; an empty list for any other list."""
     return items if items and isinstance(items[0], WireObject) else []
 
 
 MAX_TOKEN_IDS = 2**20
-"""Most ids in one list. The default of --max-queued-tokens is as large."""
+"""Maximum ids in one list; the default of --max-queued-tokens is the same."""
 MAX_PROMPTS = 2048
-"""Of one request; OpenAI's limit."""
+"""Maximum prompts of one request; OpenAI's limit."""
 MAX_TEXTS = 4096
-"""Of a list of short texts; what uses them has a lower limit of its own."""
+"""Maximum items in a list of short texts; the code that uses them has lower limits."""
 MAX_OBJECTS = 8192
-"""Most messages, parts of a message, or documents in one list. Each takes some microseconds of the event loop."""
+"""Maximum messages, parts of a message, or documents in one list. Each takes some microseconds of the event loop."""
 MAX_CONTAINERS = 32768
-"""Lists and objects of one request, at all depths together."""
+"""Maximum lists and objects of one request, at all depths together."""
 MAX_FIELDS = 2**17 + 2**15
-"""Most fields of all objects of one request together: those of the largest logit_bias, and 32,768 more."""
+"""Maximum fields of all objects of one request together: those of the largest logit_bias, and 32,768 more."""
 MAX_CHOICES = 65536
-"""Texts of which the output has to be one."""
+"""Maximum texts in `structured_outputs.choice`."""
 MAX_TOOLS = 1024
 MAX_PARAMETER_ITEMS = 2**17
-"""Entries of logit_bias, or ids that may be generated or end the generation, whatever --max-parameter-items says."""
+"""Maximum entries of logit_bias, or of a list of token ids, independent of --max-parameter-items."""
 
 
 @dataclass(frozen=True, slots=True)
 class AtMost:
-    """Bounds a list: `Annotated[list[str], AtMost(64)]`."""
+    """Limit on a list's length: `Annotated[list[str], AtMost(64)]`."""
 
     items: int
     at_least: int = 0
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        """Give the list's schema its limits, and put the check of its length before it."""
+        """Return the list's schema with its limits, and a check of its length before it."""
         schema = handler(source)
         assert schema["type"] == "list", f"{source} is no list"
         schema["fail_fast"] = True
@@ -267,9 +267,9 @@ class AtMost:
         if isinstance(value, list):
             number = len(cast(list[Any], value))
             if number > self.items:
-                raise _wrong("too_long", f"must have at most {self.items} items, and has {number}")
+                raise _wrong("too_long", f"must have at most {self.items} items; it has {number}")
             if number < self.at_least:
-                raise _wrong("too_short", f"must have at least {self.at_least} item, and has {number}")
+                raise _wrong("too_short", f"must have at least {self.at_least} item; it has {number}")
         return value
 
 
@@ -278,10 +278,10 @@ def _check_biases(value: Any) -> Any:
     if isinstance(value, dict):
         biases = cast(dict[Any, Any], value)
         if len(biases) > MAX_PARAMETER_ITEMS:
-            raise _wrong("too_long", f"must have at most {MAX_PARAMETER_ITEMS} entries, and has {len(biases)}")
+            raise _wrong("too_long", f"must have at most {MAX_PARAMETER_ITEMS} entries; it has {len(biases)}")
         for key, bias in biases.items():
             if type(bias) not in (int, float) or not -100 <= bias <= 100 or not math.isfinite(bias):
-                limit = f"must map token ids to numbers from -100 to 100, and has {shown(bias)} for {shown(key)}"
+                limit = f"must map token ids to numbers from -100 to 100; it has {shown(bias)} for {shown(key)}"
                 raise _wrong("bias", limit)
     return value
 
@@ -300,14 +300,14 @@ Biases = Annotated[dict[str, Annotated[float, Field(ge=-100, le=100)]], BeforeVa
 
 
 def prompt_kind(value: Any) -> str:
-    """Return the tag of a prompt's kind, by its first element: the error is then about the kind that was meant."""
+    """Return the tag of a prompt's type by its first element, so that errors are about the intended type."""
     if not isinstance(value, list):
         return TEXT.tag
     first = next(iter(cast(list[Any], value)), None)
     return TEXTS.tag if isinstance(first, str) else ID_LISTS.tag if isinstance(first, list) else IDS.tag
 
 
-# validation_answer leaves names with a bracket out of a field's path
+# names with a bracket, because validation_answer omits those from a field's path
 TEXT, IDS, TEXTS, ID_LISTS = Tag("[text]"), Tag("[ids]"), Tag("[texts]"), Tag("[lists of ids]")
 Prompts = Annotated[
     Annotated[str, TEXT]
@@ -316,47 +316,47 @@ Prompts = Annotated[
     | Annotated[list[TokenIds], AtMost(MAX_PROMPTS), ID_LISTS],
     Discriminator(prompt_kind),
 ]
-"""A text, token ids, or a list of either."""
+"""Text, token ids, or a list of either."""
 
 
 @dataclass(frozen=True, slots=True)
 class OrText:
-    """In the place of such an object a text may stand: `Annotated[Part, OrText("text")]`."""
+    """Marker of an object that may be replaced by a text: `Annotated[Part, OrText("text")]`."""
 
     type: str
-    """Of the part that the text becomes."""
+    """Type of the part that a text becomes."""
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        """Return the schema of the object, which is made of a text first."""
+        """Return the object's schema with a conversion of texts before it."""
         return core_schema.no_info_before_validator_function(self._part, handler(source))
 
     def _part(self, given: Any) -> Any:
         return {"type": self.type, "text": given} if isinstance(given, str) else given
 
 
-STRICT = "Required calls always fit the schema; others are for the client to check."
-"""The description of a tool's `strict`, which changes nothing here."""
+STRICT = "Required calls always match the schema; the client must check others."
+"""Description of a tool's `strict`, which has no effect here."""
 _INSTEAD = {
-    "custom": "custom tools are not supported; offer a function whose parameters have one text",
-    "allowed_tools": "a choice of tools is not supported; send those alone in tools, and its mode as tool_choice",
+    "custom": "custom tools are not supported; use a function with one string parameter",
+    "allowed_tools": "a subset of tools is not supported; send only those in tools, and the mode as tool_choice",
 }
 
 
 def _check_kind(kind: Any) -> Any:
     if not isinstance(kind, str) or kind == "function":
         return kind
-    told = _INSTEAD.get(kind, "functions are the only kind of tool, and the client runs them; send type 'function'")
+    told = _INSTEAD.get(kind, "only functions, which the client runs, are supported; send type 'function'")
     raise PydanticCustomError("tool_kind", "{told}", {"told": told})
 
 
 def _check_own(kind: Any) -> Any:
     if not isinstance(kind, str) or kind == "custom":
         return kind
-    told = "no tools are run here; send a tool with an input_schema, and without a type, which the client runs"
+    told = "the server runs no tools; send one that the client runs, with an input_schema and without a type"
     raise PydanticCustomError("tool_kind", "{told}", {"told": told})
 
 
 FunctionKind = Annotated[Literal["function"], BeforeValidator(_check_kind)]
-"""The type of a tool, or of the one that is chosen."""
+"""Type of a tool, or of the chosen one."""
 ToolKind = Annotated[Literal["custom"], BeforeValidator(_check_own)]
-"""The same in Anthropic's words."""
+"""Type of a tool in Anthropic's API."""

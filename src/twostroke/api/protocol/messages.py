@@ -1,4 +1,4 @@
-"""POST /v1/messages and /v1/messages/count_tokens: what clients of Anthropic's API send."""
+"""Request schemas of POST /v1/messages and /v1/messages/count_tokens, in Anthropic's API."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from twostroke.api.protocol.fields import (
 )
 from twostroke.api.protocol.sampling import ConversationFields
 
-_CACHE_CONTROL = "Prefixes are found by their content."
+_CACHE_CONTROL = "Cached prefixes are found by their content."
 
 
 class TextBlock(WireObject):
-    """Text."""
+    """Block of text."""
 
     type: Literal["text"]
     text: str
     cache_control: dict[str, Any] | None = bookkeeping(_CACHE_CONTROL)
-    citations: Any = bookkeeping("Of an answer given elsewhere.")
+    citations: Any = bookkeeping("Part of an earlier answer.")
 
 
 class ThinkingBlock(WireObject):
@@ -43,10 +43,10 @@ class ThinkingBlock(WireObject):
 
 
 class RedactedThinkingBlock(WireObject):
-    """Reasoning of an earlier turn that nobody can read here; it is taken, and shown to no template."""
+    """Encrypted reasoning of an earlier turn; accepted, and not rendered by any template."""
 
     type: Literal["redacted_thinking"]
-    data: str | None = bookkeeping("Encrypted for who wrote it.")
+    data: str | None = bookkeeping("Encrypted; readable only by its author.")
 
 
 class ToolUseBlock(WireObject):
@@ -57,25 +57,25 @@ class ToolUseBlock(WireObject):
     name: str
     input: dict[str, Any]
     cache_control: dict[str, Any] | None = bookkeeping(_CACHE_CONTROL)
-    caller: dict[str, Any] | None = bookkeeping("Who called: the model.")
+    caller: dict[str, Any] | None = bookkeeping("The caller is always the model.")
 
 
 class ToolResultBlock(WireObject):
-    """What a call gave."""
+    """Result of a tool call."""
 
     type: Literal["tool_result"]
     tool_use_id: str
     content: str | Annotated[list[Annotated[TextBlock, OrText("text")]], AtMost(MAX_OBJECTS)] | None = None
-    is_error: bool | None = bookkeeping("Chat templates know none; the text says it.")
+    is_error: bool | None = bookkeeping("Chat templates do not render it; the text must say it.")
     cache_control: dict[str, Any] | None = bookkeeping(_CACHE_CONTROL)
 
 
 ContentBlock = TextBlock | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock | ToolResultBlock
-"""Images, documents and the blocks of tools that Anthropic runs are refused by the name of their type."""
+"""Block of a message. Images, documents and blocks of Anthropic's own tools are refused by the name of their type."""
 
 
 class Message(WireObject):
-    """One turn."""
+    """One turn of a conversation."""
 
     role: Literal["user", "assistant", "system"]
     content: (
@@ -84,7 +84,7 @@ class Message(WireObject):
 
 
 class MessagesTool(WireObject):
-    """A function that the model may call; those that Anthropic runs are refused by the name of their type."""
+    """Function that the model may call; Anthropic's own tools are refused by the name of their type."""
 
     type: ToolKind | None = None
     name: str = Field(min_length=1, max_length=256)
@@ -96,65 +96,65 @@ class MessagesTool(WireObject):
     defer_loading: bool | None = refused("there is no search for tools", False)
     allowed_callers: Texts | None = refused("the model is the only caller", ["direct"])
     input_examples: Annotated[list[dict[str, Any]], AtMost(MAX_OBJECTS)] | None = refused(
-        "chat templates know none", []
+        "chat templates do not render them", []
     )
 
 
 class MessagesToolChoice(WireObject):
-    """Whether the model has to call a tool, and which."""
+    """Choice of whether the model must call a tool, and which."""
 
     type: Literal["auto", "any", "tool", "none"]
     name: str | None = acts("With type tool.")
-    disable_parallel_tool_use: bool | None = acts("True: one call at most.")
+    disable_parallel_tool_use: bool | None = acts("True: at most one call.")
 
 
 class Thinking(WireObject):
-    """Whether the model reasons before it answers: `enable_thinking` of the chat template."""
+    """Switch for reasoning before the answer: `enable_thinking` of the chat template."""
 
-    type: Literal["enabled", "disabled", "adaptive"] = Field(description="Adaptive: as the template has it.")
-    budget_tokens: int | None = bookkeeping("Reasoning is bounded by max_tokens.")
-    display: Literal["summarized", "omitted"] | None = acts("Omitted: not in the answer.")
+    type: Literal["enabled", "disabled", "adaptive"] = Field(description="Adaptive: the template's default.")
+    budget_tokens: int | None = bookkeeping("Reasoning is limited by max_tokens.")
+    display: Literal["summarized", "omitted"] | None = acts("Omitted: leave the reasoning out of the answer.")
 
 
 class OutputFormat(WireObject):
-    """A schema that the answer has to fit."""
+    """Schema that the answer must match."""
 
     type: Literal["json_schema"]
     schema_: dict[str, Any] = Field(alias="schema")
 
 
 class OutputConfig(WireObject):
-    """How the answer has to be."""
+    """Settings of the answer."""
 
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = acts(
-        "Handed to the chat template as reasoning_effort."
+        "Passed to the chat template as reasoning_effort."
     )
-    format: OutputFormat | None = acts("JSON of a schema.")
+    format: OutputFormat | None = acts("JSON that matches a schema.")
 
 
 class CountTokensRequest(ConversationFields):
-    """A conversation to count."""
+    """Request to count the tokens of a conversation."""
 
     messages: Annotated[list[Message], AtMost(MAX_OBJECTS, at_least=1)] = Field(description="The conversation.")
     system: str | Annotated[list[Annotated[TextBlock, OrText("text")]], AtMost(MAX_OBJECTS)] | None = acts(
-        "Stands before the messages."
+        "System prompt before the messages."
     )
     tools: Annotated[list[MessagesTool], AtMost(MAX_TOOLS)] | None = acts("Functions that the model may call.")
-    tool_choice: MessagesToolChoice | None = acts("Whether the model has to call one, and which.")
+    tool_choice: MessagesToolChoice | None = acts("Whether the model must call a tool, and which.")
     thinking: Thinking | None = acts("Whether the model reasons first.")
-    output_config: OutputConfig | None = acts("Effort, and JSON of a schema.")
+    output_config: OutputConfig | None = acts("Effort, and JSON that matches a schema.")
     cache_control: dict[str, Any] | None = bookkeeping(_CACHE_CONTROL)
-    speed: str | None = bookkeeping("There is one.")
+    speed: str | None = bookkeeping("There is only one speed.")
     metadata: dict[str, Any] | None = bookkeeping("The client's notes.")
-    inference_geo: str | None = bookkeeping("This server is in one place.")
-    container: Any = refused("no code is run here")
-    context_management: Any = refused("the conversation is taken as it is")
-    mcp_servers: Any = refused("no tools are run here", [])
-    diagnostics: Any = refused("the cache is not explained here")
+    inference_geo: str | None = bookkeeping("The server has only one location.")
+    container: Any = refused("the server runs no code")
+    context_management: Any = refused("the conversation is used unchanged")
+    mcp_servers: Any = refused("the server runs no tools", [])
+    diagnostics: Any = refused("there are no cache diagnostics")
 
 
 class MessagesRequest(CountTokensRequest):
-    """Anthropic's request for a message, with extensions of ours."""
+    """Anthropic's request for a message, with extensions."""
 
-    max_tokens: PositiveCount = Field(description="Most tokens to generate.")
+    max_tokens: PositiveCount = Field(description="Maximum tokens to generate.")
     stop_sequences: Texts | None = acts("Texts that end the generation.")

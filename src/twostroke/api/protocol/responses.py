@@ -1,4 +1,4 @@
-"""POST /v1/responses: what clients send. Stateless: everything that the model is to know comes with the request."""
+"""Request schema of POST /v1/responses. The API is stateless: each request has the whole conversation."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from twostroke.api.protocol.sampling import ConversationFields, ReasoningEffort
 
 
 class InputText(WireObject):
-    """Text to read; a part may also have the type that chats call it by."""
+    """Text of a message; the part may also have the type that chats use."""
 
     type: Literal["input_text", "text"]
     text: str
@@ -40,14 +40,14 @@ class OutputText(WireObject):
 
 
 class RefusalPart(WireObject):
-    """An earlier answer that refused."""
+    """Refusal in an earlier answer."""
 
     type: Literal["refusal"]
     refusal: str
 
 
 class InputMessage(WireObject):
-    """One turn."""
+    """One turn of a conversation."""
 
     type: Literal["message"] | None = None
     role: Literal["user", "assistant", "system", "developer"]
@@ -75,7 +75,7 @@ class FunctionCall(WireObject):
 
 
 class FunctionCallOutput(WireObject):
-    """What a call gave."""
+    """Result of a tool call."""
 
     type: Literal["function_call_output"]
     call_id: str
@@ -92,7 +92,7 @@ class FunctionCallOutput(WireObject):
 
 
 class ReasoningText(WireObject):
-    """A piece of reasoning."""
+    """Piece of reasoning."""
 
     type: Literal["reasoning_text", "text"]
     text: str
@@ -112,13 +112,13 @@ class ReasoningItem(WireObject):
 
 
 def _kind(item: Any) -> str:
-    """Messages may leave their type out."""
+    """Return the type of an item; messages may omit it."""
     kind = item.get("type") if isinstance(item, dict) else getattr(item, "type", None)
     return kind or "message"
 
 
 InputItem = InputMessage | FunctionCall | FunctionCallOutput | ReasoningItem
-"""Images, files, stored items and what belongs to tools that OpenAI runs are refused by the name of their type."""
+"""Item of the input. Images, files, stored items and items of OpenAI's own tools are refused by type."""
 _TaggedItem = Annotated[
     Annotated[InputMessage, Tag("message")]
     | Annotated[FunctionCall, Tag("function_call")]
@@ -129,95 +129,95 @@ _TaggedItem = Annotated[
 
 
 class FunctionTool(WireObject):
-    """A function that the model may call; tools that OpenAI runs are refused by the name of their type."""
+    """Function that the model may call; OpenAI's own tools are refused by the name of their type."""
 
     type: FunctionKind
     name: str = Field(min_length=1, max_length=256)
     parameters: dict[str, Any] | None = None
     description: str | None = None
     strict: bool | None = bookkeeping(STRICT)
-    output_schema: dict[str, Any] | None = bookkeeping("Of what the client answers.")
+    output_schema: dict[str, Any] | None = bookkeeping("Schema of the client's results.")
     defer_loading: bool | None = refused("there is no search for tools", False)
     allowed_callers: Texts | None = refused("the model is the only caller", ["direct"])
 
 
 class ResponsesNamedFunction(WireObject):
-    """The one function to call."""
+    """Choice of the one function to call."""
 
     type: FunctionKind
     name: str
 
 
 class TextFormat(WireObject):
-    """What kind of text the answer is."""
+    """Format of the answer's text."""
 
     type: Literal["text", "json_object", "json_schema"]
     schema_: dict[str, Any] | None = acts("With type json_schema.", alias="schema")
     name: str | None = bookkeeping("For people.")
     description: str | None = bookkeeping("For people.")
-    strict: bool | None = bookkeeping("The answer always fits the schema here.")
+    strict: bool | None = bookkeeping("The answer always matches the schema.")
 
 
 class TextConfig(WireObject):
-    """How the text has to be."""
+    """Settings of the answer's text."""
 
-    format: TextFormat | None = acts("Text, any JSON, or JSON of a schema.")
-    verbosity: str | None = refused("no model here knows it", "medium")
+    format: TextFormat | None = acts("Text, any JSON, or JSON that matches a schema.")
+    verbosity: str | None = refused("no supported model has it", "medium")
 
 
 class Reasoning(WireObject):
-    """How the model reasons."""
+    """Settings of the model's reasoning."""
 
-    effort: ReasoningEffort | None = acts("Handed to the chat template.")
+    effort: ReasoningEffort | None = acts("Passed to the chat template.")
     summary: str | None = bookkeeping("The reasoning itself is in the answer.")
     generate_summary: str | None = bookkeeping("The reasoning itself is in the answer.")
-    context: str | None = refused("which turns are shown is for the chat template", "auto")
-    mode: str | None = refused("there is one", "standard")
+    context: str | None = refused("the chat template decides which turns it renders", "auto")
+    mode: str | None = refused("there is only one mode", "standard")
 
 
 class ResponsesStreamOptions(WireObject):
-    """How a stream is written."""
+    """Options of a stream."""
 
-    include_obfuscation: bool | None = bookkeeping("Padding against eavesdroppers; there is none here.")
+    include_obfuscation: bool | None = bookkeeping("Padding against eavesdroppers; never sent.")
 
 
 class ResponsesRequest(ConversationFields):
-    """OpenAI's request for a response, with extensions of ours."""
+    """OpenAI's request for a response, with extensions."""
 
     input: str | Annotated[list[_TaggedItem], AtMost(MAX_OBJECTS, at_least=1)] = Field(
         description="A text, or the items of the conversation."
     )
-    instructions: str | None = acts("Stands before the input, as of the system.")
+    instructions: str | None = acts("System message before the input.")
     max_output_tokens: PositiveCount | None = acts(
-        "Most tokens to generate; default: --default-max-tokens, or what the context leaves."
+        "Maximum tokens to generate; default: --default-max-tokens, or the rest of the context."
     )
-    tools: Annotated[list[FunctionTool], AtMost(MAX_TOOLS)] | None = acts("Functions.")
+    tools: Annotated[list[FunctionTool], AtMost(MAX_TOOLS)] | None = acts("Functions that the model may call.")
     tool_choice: Literal["none", "auto", "required"] | ResponsesNamedFunction | None = acts(
-        "Whether the model has to call one, and which."
+        "Whether the model must call a tool, and which."
     )
-    parallel_tool_calls: bool | None = acts("False: one call at most.")
-    text: TextConfig | None = acts("The form of the answer.")
+    parallel_tool_calls: bool | None = acts("False: at most one call.")
+    text: TextConfig | None = acts("The format of the answer.")
     reasoning: Reasoning | None = acts("How the model reasons.")
-    stream_options: ResponsesStreamOptions | None = bookkeeping("Streams are written one way.")
+    stream_options: ResponsesStreamOptions | None = bookkeeping("Streams have one format.")
     include: Annotated[list[Literal["reasoning.encrypted_content"]], AtMost(MAX_OBJECTS)] | None = bookkeeping(
-        "Reasoning is in the answer as it is; what else may be asked for is refused."
+        "Reasoning is in the answer in plain text; other values are refused."
     )
-    metadata: dict[str, Any] | None = bookkeeping("The client's notes; in the answer again.")
+    metadata: dict[str, Any] | None = bookkeeping("The client's notes; returned in the answer.")
     store: bool | None = bookkeeping("Nothing is stored.")
     user: str | None = bookkeeping("The end user's name.")
     safety_identifier: str | None = bookkeeping("The end user's name.")
-    max_tool_calls: int | None = bookkeeping("Of tools that a server runs; none are run here.")
-    prompt_cache_key: str | None = bookkeeping("Prefixes are found by their content.")
-    prompt_cache_retention: str | None = bookkeeping("Prefixes stay while there is room.")
-    prompt_cache_options: dict[str, Any] | None = bookkeeping("Prefixes are found by their content.")
+    max_tool_calls: int | None = bookkeeping("Limits tools that the server runs; it runs none.")
+    prompt_cache_key: str | None = bookkeeping("Cached prefixes are found by their content.")
+    prompt_cache_retention: str | None = bookkeeping("Prefixes are cached while there is room.")
+    prompt_cache_options: dict[str, Any] | None = bookkeeping("Cached prefixes are found by their content.")
     previous_response_id: str | None = refused("nothing is stored; send the items of the conversation")
     conversation: Any = refused("nothing is stored; send the items of the conversation")
     prompt: Any = refused("no prompts are stored; send instructions and input")
-    background: bool | None = refused("answers are for who waits for them", False)
-    background_options: Any = refused("answers are for who waits for them")
-    truncation: str | None = refused("the conversation is taken as it is", "disabled")
-    context_management: Any = refused("the conversation is taken as it is", [])
+    background: bool | None = refused("answers are sent only to waiting clients", False)
+    background_options: Any = refused("answers are sent only to waiting clients")
+    truncation: str | None = refused("the conversation is used unchanged", "disabled")
+    context_management: Any = refused("the conversation is used unchanged", [])
     top_logprobs: int | None = refused("/v1/chat/completions has log-probabilities", 0)
     moderation: Any = refused("there is no moderation")
     image: Any = refused("there is no image output")
-    access_programs: Any = refused("there are none")
+    access_programs: Any = refused("there are no access programs")

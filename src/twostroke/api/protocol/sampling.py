@@ -1,4 +1,4 @@
-"""Fields that requests share, OpenAI's and those that users of vLLM know; requests for completions and embeddings."""
+"""Request fields shared by several APIs, OpenAI's and vLLM's, and the requests for completions and embeddings."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ from twostroke.client.input_processor import TruncationSide
 
 
 class StreamOptions(WireObject):
-    """How a stream reports usage."""
+    """Options for usage in a stream."""
 
-    include_usage: bool | None = acts("One more chunk at the end holds the usage.")
-    continuous_usage_stats: bool | None = acts("With include_usage: every chunk holds the usage so far.")
-    include_obfuscation: bool | None = bookkeeping("Padding against eavesdroppers; there is none here.")
+    include_usage: bool | None = acts("Send the usage in one more chunk at the end.")
+    continuous_usage_stats: bool | None = acts("With include_usage: every chunk has the usage so far.")
+    include_obfuscation: bool | None = bookkeeping("Padding against eavesdroppers; never sent.")
 
     @property
     def says_usage_along(self) -> bool:
-        """Whether every chunk holds the usage so far."""
+        """Whether every chunk has the usage so far."""
         return bool(self.include_usage and self.continuous_usage_stats)
 
 
 class StructuredOutputsField(WireObject):
-    """What the output has to be; exactly one."""
+    """Constraint on the output; exactly one field must be set."""
 
     json_: dict[str, Any] | str | None = acts("A JSON schema.", alias="json")
     regex: str | None = acts("A regular expression.")
@@ -49,9 +49,9 @@ class StructuredOutputsField(WireObject):
 
 
 class ServedFields(WireObject):
-    """Which model is asked, and how the request is served beside others."""
+    """Fields for the model, and for scheduling and caching the request."""
 
-    model: str | None = acts("The served model's name; may be left out, there is one.")
+    model: str | None = acts("The served model's name; optional, because there is only one.")
     service_tier: ServiceTier | None = acts(SERVICE_TIER)
     priority: Annotated[int, Field(ge=-(2**31), le=2**31)] | None = acts(
         "Lower is served earlier; needs --policy priority."
@@ -62,18 +62,18 @@ class ServedFields(WireObject):
 
 
 class ChoiceFields(ServedFields):
-    """How each token is chosen, in every protocol."""
+    """Sampling fields of all APIs."""
 
-    temperature: Annotated[float, Field(ge=0, le=100)] | None = acts("0 is greedy; default 1.")
+    temperature: Annotated[float, Field(ge=0, le=100)] | None = acts("0 is greedy sampling; default 1.")
     top_p: Annotated[float, Field(gt=0, le=1)] | None = acts("Nucleus sampling; default 1.")
     top_k: Annotated[int, Field(ge=-1, le=2**31 - 1)] | None = acts("Keep the k most likely tokens; 0 or -1 keeps all.")
     seed: Annotated[int, Field(ge=-(2**63), le=2**63 - 1)] | None = acts("The same seed gives the same tokens.")
-    ignore_eos: bool | None = acts("Go on behind the model's end-of-text tokens.")
-    stream: bool | None = acts("Send what is new as server-sent events.")
+    ignore_eos: bool | None = acts("Continue after the model's end-of-text tokens.")
+    stream: bool | None = acts("Send the answer in pieces as server-sent events.")
 
 
 class SamplingFields(ChoiceFields):
-    """How tokens are chosen and where the generation ends."""
+    """Sampling and stopping fields of OpenAI's older APIs."""
 
     min_p: Annotated[float, Field(ge=0, le=1)] | None = acts(
         "Keep tokens at least this likely relative to the most likely one."
@@ -89,36 +89,38 @@ class SamplingFields(ChoiceFields):
     repetition_penalty: Annotated[float, Field(ge=0.01, le=100)] | None = acts(
         "Above 1 discourages tokens of prompt and output."
     )
-    logit_bias: Biases | None = acts("Token id to what is added to its logit.")
-    min_tokens: Count | None = acts("Before so many tokens nothing ends.")
+    logit_bias: Biases | None = acts("Map from token ids to numbers that are added to their logits.")
+    min_tokens: Count | None = acts("Minimum tokens before the generation may end.")
     stop_token_ids: SomeTokenIds | None = acts("Token ids that end the generation.")
     bad_words: Texts | None = acts("Words that may not be generated.")
-    allowed_token_ids: SomeTokenIds | None = acts("Only these may be generated.")
-    include_stop_str_in_output: bool | None = acts("Keep the stop string in the text.")
+    allowed_token_ids: SomeTokenIds | None = acts("The only token ids that may be generated.")
+    include_stop_str_in_output: bool | None = acts("Keep the stop string in the output.")
     skip_special_tokens: bool | None = acts("Leave special tokens out of the text; default true.")
-    prompt_logprobs: Count | None = acts("Log-probabilities of the prompt's tokens, with this many of the most likely.")
+    prompt_logprobs: Count | None = acts(
+        "Return log-probabilities of the prompt's tokens and of this many of the most likely."
+    )
     truncate_prompt_tokens: Annotated[int, Field(ge=-1, le=2**31 - 1)] | None = acts(
-        "Keep only so many tokens of the prompt, by default the last; -1: as many as the context holds."
+        "Keep only this many tokens of the prompt, by default the last; -1: as many as the context holds."
     )
     truncation_side: TruncationSide | None = acts(
         "With truncate_prompt_tokens: left (default) keeps the last tokens, right the first."
     )
     add_special_tokens: bool | None = acts(
-        "Frame the prompt as the tokenizer says; default true for texts, false for chats."
+        "Add the tokenizer's special tokens to the prompt; default true for texts, false for chats."
     )
-    return_token_ids: bool | None = acts("Token ids of prompt and output beside the text.")
-    return_tokens_as_token_ids: bool | None = acts("Tokens of log-probabilities are written as token_id:42.")
-    request_id: str | None = acts("A name of the caller's; part of the answer's id.", min_length=1, max_length=256)
+    return_token_ids: bool | None = acts("Return token ids of prompt and output beside the text.")
+    return_tokens_as_token_ids: bool | None = acts("Write the tokens of log-probabilities as token_id:42.")
+    request_id: str | None = acts("A name chosen by the client; part of the answer's id.", min_length=1, max_length=256)
     structured_outputs: StructuredOutputsField | None = acts(
-        "Constrains the output. Beside tools, JSON leaves the model its calls, and other forms do not."
+        "Constrain the output. With tools, JSON still allows tool calls; other forms do not."
     )
     stream_options: StreamOptions | None = acts("Only with stream.")
     use_beam_search: Any = refused("there is no beam search; best_of and n sample several", False)
-    length_penalty: Any = refused("it belongs to beam search, which there is none of", 1.0)
-    guided_json: Any = refused("use structured_outputs, which replaced it")
-    guided_regex: Any = refused("use structured_outputs, which replaced it")
-    guided_choice: Any = refused("use structured_outputs, which replaced it")
-    guided_grammar: Any = refused("use structured_outputs, which replaced it")
+    length_penalty: Any = refused("it is for beam search, which is not supported", 1.0)
+    guided_json: Any = refused("replaced by structured_outputs")
+    guided_regex: Any = refused("replaced by structured_outputs")
+    guided_choice: Any = refused("replaced by structured_outputs")
+    guided_grammar: Any = refused("replaced by structured_outputs")
     user: str | None = bookkeeping("The end user's name.")
 
 
@@ -126,12 +128,12 @@ ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "
 
 
 class ConversationFields(ChoiceFields):
-    """How a reply is sampled, and what the engine has to know."""
+    """Fields shared by the Messages and Responses APIs."""
 
     chat_template_kwargs: dict[str, Any] | None = acts("Further variables for the chat template.")
 
     def as_chat_fields(self) -> dict[str, Any]:
-        """Those that a chat request calls the same."""
+        """Return the fields that a chat request has under the same names."""
         return {name: value for name in ConversationFields.model_fields if (value := getattr(self, name)) is not None}
 
 
@@ -139,11 +141,11 @@ class CompletionRequest(SamplingFields):
     """OpenAI's completion request with vLLM's extensions."""
 
     prompt: Prompts = Field(description="A text, token ids, or a list of either.")
-    max_tokens: Count | None = acts("Most tokens to generate, default 16; 0 only with echo.")
+    max_tokens: Count | None = acts("Maximum tokens to generate, default 16; 0 only with echo.")
     echo: bool | None = acts("Put the prompt before the text.")
-    logprobs: Count | None = acts("Log-probabilities of each token, with this many of the most likely.")
+    logprobs: Count | None = acts("Return log-probabilities of each token and of this many of the most likely.")
     best_of: Annotated[int, Field(ge=1, le=128)] | None = acts(
-        "Generate so many and answer with the n most likely; not in streams."
+        "Generate this many choices and return the n most likely; not in streams."
     )
     suffix: str | None = refused("filling in the middle needs a model trained for it", "")
 
@@ -153,16 +155,16 @@ class EmbeddingRequest(ServedFields):
 
     input: Prompts = Field(description="A text, token ids, or a list of either.")
     dimensions: PositiveCount | None = acts(
-        "Keep the first so many, of length 1 again; default: all of the hidden state's."
+        "Keep only the first dimensions, scaled to length 1; default: all of the hidden state."
     )
     encoding_format: Literal["float", "base64"] | None = acts(
-        "Numbers, or the float32s in little-endian bytes as base64; default float."
+        "Numbers, or base64 of little-endian float32; default float."
     )
     truncate_prompt_tokens: Annotated[int, Field(ge=-1, le=2**31 - 1)] | None = acts(
-        "Keep only so many tokens of each input, by default the last; -1: as many as the context holds."
+        "Keep only this many tokens of each input, by default the last; -1: as many as the context holds."
     )
     truncation_side: TruncationSide | None = acts(
         "With truncate_prompt_tokens: left (default) keeps the last tokens, right the first."
     )
-    add_special_tokens: bool | None = acts("Frame texts as the tokenizer says; default true.")
+    add_special_tokens: bool | None = acts("Add the tokenizer's special tokens to texts; default true.")
     user: str | None = bookkeeping("The end user's name.")

@@ -1,11 +1,11 @@
-"""The shape of a request's body: types of its values, read until the first one that is wrong.
+"""Type check of a large request body before it is parsed, up to the first wrong value.
 
-Python's JSON reader makes an object of every value before anybody asks whether it was wanted: of 1 MB of `[{},{},…]`
-it makes 24 MB. The reader here is made from the wire types. It makes little of right values, nothing of fields that
-take anything, and ends at the first wrong value. It is for large bodies alone; pydantic checks every body afterwards.
+Python's JSON reader makes an object of every value, wanted or not: 24 MB from 1 MB of `[{},{},…]`. The reader here is
+derived from the request schemas. It makes few objects from right values, none from fields of any type, and stops at
+the first wrong value. It is for large bodies only; pydantic checks every body afterwards.
 
-Texts and lists of numbers are the right values that take the most, 24 times their size. So how many of them a list has
-is counted before, without making anything.
+Texts and lists of numbers are the right values that take the most memory, 24 times their size. Their number in a list
+is therefore counted first, without making any objects.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from twostroke.api.http_errors import HTTPError, nested_too_deeply
 from twostroke.api.protocol.fields import MAX_CONTAINERS, MAX_FIELDS, MAX_OBJECTS, AtMost, OrText, WireObject
 
 CHECKED_BYTES = 64 * 1024
-"""Bodies that are larger are checked before they are parsed."""
+"""Size above which bodies are checked before they are parsed."""
 _WORDS = {
     "str": "a text",
     "int": "a whole number",
@@ -39,27 +39,27 @@ _MAX_PLACE = 200
 _TOO_LONG = re.compile(r"expected a list of length <= (\d+)")
 _TEXT = rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"'
 _COUNTED = rb"(?:\s*+(?:%b|\[[^\[\]{}\"]*+\])\s*+,)" % _TEXT
-"""A text or a list of numbers, and the comma behind it; what they hold is passed over."""
+"""Text or list of numbers, and the comma after it; their contents are skipped."""
 
 
 def _more_than(most: int, marks: bytes) -> re.Pattern[bytes]:
-    """Return what finds more of these characters than that at the beginning of a body; texts are passed over."""
+    """Return a pattern that matches the beginning of a body with more than `most` of these characters outside texts."""
     others = rb'[^"%b]*+' % re.escape(marks)
     return re.compile(rb"(?:%b(?:%b%b)*+[%b]){%d}+" % (others, _TEXT, others, re.escape(marks), most + 1), re.DOTALL)
 
 
 _TOO_MANY = _more_than(MAX_CONTAINERS, b"[{")
-"""The beginnings of more lists and objects than a request may have."""
+"""Pattern of more lists and objects than a request may have."""
 _TOO_MANY_FIELDS = _more_than(MAX_FIELDS, b":")
 
 
 class AnyObject(msgspec.Struct, gc=False):
-    """An object with any fields; they are not read."""
+    """Object with any fields, which are not read."""
 
 
 @dataclass(frozen=True, slots=True)
 class LooksLike:
-    """What an object has to look like that is kept as it came: `Annotated[dict[str, Any], LooksLike(Shape)]`."""
+    """Marker of an object that is kept as sent but must have a shape: `Annotated[dict[str, Any], LooksLike(Shape)]`."""
 
     shape: type[msgspec.Struct]
 
@@ -68,7 +68,8 @@ def check_shape(kind: type[WireObject], body: bytes | bytearray) -> None:
     """Refuse a body that has a value of a wrong type, or too many values.
 
     Raises:
-        HTTPError: 400; it names the first wrong value or a list that is too long, or says why the body is no JSON.
+        HTTPError: 400, naming the first wrong value or a list that is too long, or why the body is not JSON; 413, too
+            many lists, objects or fields.
     """
     for name, most, too_long in _long_lists(kind):
         if too_long.search(body) is not None and _has_long_list(kind, name, too_long, body):
@@ -78,7 +79,7 @@ def check_shape(kind: type[WireObject], body: bytes | bytearray) -> None:
     except msgspec.ValidationError as error:
         _refuse(str(error))
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        told = f"the body is no valid JSON ({error}). NaN and half characters (lone surrogates) are none, either."
+        told = f"the body is not valid JSON ({error}). NaN and lone surrogates are not allowed."
         raise HTTPError(400, told, code="invalid_json") from error
     except RecursionError as error:
         raise nested_too_deeply() from error
@@ -106,7 +107,7 @@ def _wrong(words: str, place: str) -> HTTPError:
 
 
 def _in_words(quoted: re.Match[str]) -> str:
-    """Types in words, and names as they are."""
+    """Return the types in words; names are left as they are."""
     names = quoted[1].split(" | ")
     return " or ".join(_WORDS[name] for name in names) if all(name in _WORDS for name in names) else quoted[0]
 
@@ -116,23 +117,23 @@ class _Shape:
     """Types that a value may have."""
 
     plain: frozenset[Any] = frozenset()
-    """The types of texts, numbers, switches and null that are right."""
+    """Accepted types of texts, numbers, booleans and null."""
     item: _Shape | None = None
-    """The shape of a list's elements; None: it may be no list."""
+    """Shape of a list's elements; None if it may not be a list."""
     members: Mapping[str, _Shape] | None = None
-    """The shapes of an object's fields, by name; None: it may be no object."""
+    """Shapes of an object's fields, by name; None if it may not be an object."""
     needs: frozenset[frozenset[str]] = frozenset()
-    """Names of which an object has to have all of one set."""
+    """Sets of required names; an object must have all names of one set."""
     objects: frozenset[Any] = frozenset()
-    """Ready types of objects."""
+    """Accepted object types that are given as msgspec structs."""
     is_any: bool = False
     most: int = 0
-    """Elements of a list; of one that may be of several kinds, those of the longest."""
+    """Maximum elements of a list; for a list of several types, that of the longest."""
     most_counted: int = 0
-    """Texts or lists in a list; 0: it may hold neither, or any number."""
+    """Maximum texts or lists in a list; 0 if it may contain neither, or any number."""
 
     def __or__(self, other: _Shape) -> _Shape:
-        """Return what is right for either; an object has to have what one of its kinds needs."""
+        """Return a shape that accepts either; an object must have the required names of one of its types."""
         if self.is_any or other.is_any:
             return _Shape(is_any=True)
         item = self.item | other.item if self.item and other.item else self.item or other.item
@@ -150,12 +151,12 @@ class _Shape:
         )
 
     def with_limit(self, most: int) -> _Shape:
-        """Return it as a list that has at most so many elements."""
+        """Return this shape as a list with a maximum number of elements."""
         counts = self.item is not None and (str in self.item.plain or self.item.item is not None)
         return replace(self, most=most, most_counted=most if counts else 0)
 
     def counted_lists(self) -> Iterator[tuple[str, int]]:
-        """Names of the fields within it that are lists of texts or of lists, each with its limit."""
+        """Yield name and limit of each field within this shape that is a list of texts or of lists."""
         for shape in self.item, *(self.members or {}).values():
             if shape is not None:
                 yield from shape.counted_lists()
@@ -168,17 +169,17 @@ class _Shape:
                     yield field.encode_name, MAX_OBJECTS
 
     def type(self, name: str, *, is_item: bool = False) -> Any:
-        """Return it as a type that msgspec reads; `is_item` says that it is a list's element."""
+        """Return this shape as a type for msgspec; `is_item` tells that it is a list's element."""
         if self.is_any:
             return msgspec.Raw
         found = [*self.plain, *self.objects]
         if self.item is not None:
-            # an empty list within a list has no meaning, and of 3 bytes it makes 64
+            # an empty list within a list has no meaning, and takes 64 bytes of memory for 3 bytes of JSON
             limits = msgspec.Meta(min_length=int(is_item), max_length=self.most or None)
             found.append(Annotated[list[self.item.type(name, is_item=True)], limits])
         if self.members is not None:
             found.append(_struct(name, self.members, self.needs) if self.members else AnyObject)
-        return Union[tuple(found)]  # noqa: UP007 (of as many as there are)
+        return Union[tuple(found)]  # noqa: UP007 (a variable number of types)
 
 
 _Members = Mapping[str, _Shape]
@@ -189,7 +190,7 @@ def _merged(one: _Members, other: _Members) -> _Members:
 
 
 def _struct(name: str, members: _Members, needs: frozenset[frozenset[str]]) -> type[msgspec.Struct]:
-    """Return the type of an object; one that has not what it needs is refused before the next is read."""
+    """Return the type of an object; an object without its required names is refused before the next one is read."""
     always = frozenset.intersection(*needs)
     fields: list[Any] = []
     for member, shape in members.items():
@@ -200,7 +201,7 @@ def _struct(name: str, members: _Members, needs: frozenset[frozenset[str]]) -> t
 
     def check(self: msgspec.Struct) -> None:
         if not any(all(getattr(self, needed) is not msgspec.UNSET for needed in kind) for kind in needs):
-            raise ValueError("The object has not all fields that one of its kinds needs")
+            raise ValueError("The object lacks a required field")
 
     return msgspec.defstruct(name, fields, namespace={"__post_init__": check}, kw_only=True, gc=False)
 
@@ -212,7 +213,7 @@ def _decoder(kind: type[WireObject]) -> msgspec.json.Decoder[Any]:
 
 @functools.cache
 def _long_lists(kind: type[WireObject]) -> list[tuple[str, int, re.Pattern[bytes]]]:
-    """Return the names of lists of texts or lists, their limits, and what finds one that is longer."""
+    """Return the names of lists of texts or lists, their limits, and patterns that match longer ones."""
     limits: dict[str, int] = {}
     for name, most in _shape_of(kind).counted_lists():
         limits[name] = max(most, limits.get(name, 0))
@@ -223,7 +224,7 @@ def _long_lists(kind: type[WireObject]) -> list[tuple[str, int, re.Pattern[bytes
 
 
 def _has_long_list(kind: type[WireObject], name: str, too_long: re.Pattern[bytes], body: bytes | bytearray) -> bool:
-    """Return whether the list that was found is the body's field, and not one of the name in what nobody reads."""
+    """Return whether the long list found is the body's own field, not one of that name in a part that is not read."""
     if name not in (_shape_of(kind).members or {}):
         return True
     only = msgspec.defstruct("Only", [(name, msgspec.Raw, msgspec.Raw(b""))])
@@ -235,7 +236,7 @@ def _has_long_list(kind: type[WireObject], name: str, too_long: re.Pattern[bytes
 
 
 def _shape_of(hint: Any) -> _Shape:
-    """Return the shape of a type as pydantic's models name them."""
+    """Return the shape of a type annotation of a pydantic model."""
     origin, parts = get_origin(hint), get_args(hint)
     if origin is Annotated:
         ready = [extra.shape for extra in parts[1:] if isinstance(extra, LooksLike)]

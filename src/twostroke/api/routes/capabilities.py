@@ -1,4 +1,4 @@
-"""What this server can do, for programs that ask before they try."""
+"""Route that describes the server's capabilities to programs."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from twostroke.version import __version__
 
 
 def capabilities_router(context: ServerContext) -> APIRouter:
-    """The route."""
+    """Return the route of /v1/capabilities."""
     router = APIRouter(tags=["operations"])
 
     @router.get("/v1/capabilities")
     async def capabilities(request: Request) -> Response:
-        """Model, limits, parsers, endpoints, and what becomes of each field of a request."""
+        """Return model, limits, parsers, endpoints, and the treatment of each request field."""
         paths: dict[str, dict[str, Any]] = request.app.openapi()["paths"]
         endpoints = {
             path: {"methods": sorted(method.upper() for method in methods), **_fields(path)}
@@ -72,7 +72,7 @@ def _model(context: ServerContext) -> dict[str, Any]:
 
 
 def _fields(path: str) -> dict[str, Any]:
-    """The fields of an endpoint by what becomes of them; with the reason where they are refused."""
+    """Return the fields of an endpoint by their treatment, with the reason for refused ones."""
     kind = ENDPOINTS.get(f"POST {path}")
     if kind is None:
         return {}

@@ -1,7 +1,7 @@
-"""What an engine does and did: state, changes, metrics, timelines, a trace, events, prompts that are kept.
+"""Routes for an engine's state and history: state, changes, metrics, timelines, trace, events and kept prompts.
 
-Also the end of a request that somebody points at. Ids of requests within paths are whatever a caller may have named
-them, slashes and line breaks too.
+They include the abort of a request. A request id in a path is any name that a caller may choose, including slashes
+and line breaks.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from twostroke.explain.trace import trace_of
 from twostroke.metrics.exposition import CONTENT_TYPE
 
 ID = "request_id:request"
-"""The part of a route's path that is one: `/v1/requests/{request_id:request}/timeline`."""
-OF_SEVERAL = "Answers to several prompts are known one by one: ID-0, ID-1."
-"""Said where an id is unknown."""
+"""Path parameter of a request id: `/v1/requests/{request_id:request}/timeline`."""
+OF_SEVERAL = "For a request with several prompts use one id per prompt: ID-0, ID-1."
+"""Hint in the errors about unknown ids."""
 
 
 class _RequestIds(Convertor[str]):
@@ -49,20 +49,20 @@ register_url_convertor("request", _RequestIds())
 
 _JSON_OR_TEXT: Described = {200: {"content": {"text/plain": {"schema": {"type": "string"}}}}}
 _NO_TEXT: Described = {
-    404: {"description": "No prompt of yours is kept by that id.", "content": {"application/json": {}}}
+    404: {"description": "No prompt with that id is kept for your key.", "content": {"application/json": {}}}
 }
 _LINES: Described = {200: {"content": {"application/jsonl": {"schema": {"type": "string"}}}}}
 Events = Callable[[], Iterable[Event]]
-"""Reads them from the first on; in any thread."""
+"""Function that reads the events from the first one on; callable in any thread."""
 
 
 def history_router(events: Events, texts: PromptTexts | None = None, *, why_no_texts: str = "") -> APIRouter:
-    """The routes.
+    """Return the routes for past events.
 
     Args:
-        events: of the past.
-        texts: prompts, where they are kept.
-        why_no_texts: said to who asks for one where they are not.
+        events: reads the past events.
+        texts: kept prompts, if any are kept.
+        why_no_texts: message if no prompts are kept.
     """
     router = APIRouter(tags=["observe"])
 
@@ -70,10 +70,11 @@ def history_router(events: Events, texts: PromptTexts | None = None, *, why_no_t
     async def timeline(
         request: Request, request_id: str, format: Annotated[Literal["json", "text"], Query()] = "json"
     ) -> Response:
-        """Every millisecond of a request, by the id of its answer, in one labelled segment with its reason.
+        """Return a request's timeline by the id of its answer: labelled segments with reasons for every millisecond.
 
-        Where keys are set a request is shown to its own tenant and to the administrator, and only the latter sees
-        others by their names.
+        If keys are set, a request is visible to its own tenant and to the administrator; only the latter sees the
+        names of
+        other tenants' requests.
         """
         tenant: str = getattr(request.state, "tenant", "")
         found = await asyncio.to_thread(_timeline, events, request_id, tenant)
@@ -83,29 +84,27 @@ def history_router(events: Events, texts: PromptTexts | None = None, *, why_no_t
 
     @router.get(f"/v1/requests/{{{ID}}}/prompt", responses=_NO_TEXT)
     async def prompt(request: Request, request_id: str) -> Response:
-        """What a request asked, after the chat template, by the id of its answer; with --live-text.
+        """Return a request's prompt, after the chat template, by the id of its answer; needs --live-text.
 
-        Where keys are set it is shown to its own tenant and to the administrator.
+        If keys are set, it is visible to its own tenant and to the administrator.
         """
         if texts is None:
             raise HTTPError(404, why_no_texts, code="no_texts")
         kept = texts.of(request_id, getattr(request.state, "tenant", ""))
         if kept is None:
-            message = (
-                f"no prompt of a request {shown(request_id)} of yours is kept; it may be too long ago. {OF_SEVERAL}"
-            )
+            message = f"no prompt of your request {shown(request_id)} is kept; it may be too old. {OF_SEVERAL}"
             raise HTTPError(404, message, code="request_not_found", param="request_id")
         is_text = isinstance(kept.content, str)
         return json_response({"request_id": request_id, "prompt" if is_text else "prompt_token_ids": kept.content})
 
     @router.get("/v1/trace")
     async def trace() -> Response:
-        """The engine's last minutes as a Chrome trace, for Perfetto."""
+        """Return the engine's last minutes as a Chrome trace, for Perfetto."""
         return json_response(await asyncio.to_thread(lambda: trace_of(events())))
 
     @router.get("/flight_recorder", response_class=StreamingResponse, responses=_LINES)
     async def flight_recorder() -> Response:
-        """The engine's last minutes as an event log: counts and ids, no text."""
+        """Return the engine's last minutes as an event log, with counts and ids but no text."""
         headers = {"content-disposition": 'attachment; filename="twostroke-flight.jsonl"'}
         return StreamingResponse(_lines(events), media_type="application/jsonl", headers=headers)
 
@@ -125,37 +124,39 @@ def _lines(events: Events) -> Iterator[str]:
     return (f"{to_json(event)}\n" for event in events())
 
 
-_UNKNOWN: Described = {404: {"description": "Nobody of yours runs by that id.", "content": {"application/json": {}}}}
+_UNKNOWN: Described = {
+    404: {"description": "You have no running request of that id.", "content": {"application/json": {}}}
+}
 
 
 def live_router(context: ServerContext) -> APIRouter:
-    """The routes."""
+    """Return the routes for the current state."""
     router = APIRouter(tags=["observe"])
     feed = context.observation.feed
 
     @router.get("/live/state")
     async def state(request: Request) -> Response:
-        """Batch, blocks, queue and requests as they are now; what it means is said in docs/page.md.
+        """Return the current batch, blocks, queue and requests; docs/page.md describes the fields.
 
-        There are ids and counts in it, no texts. Where keys are set, a tenant sees others without their names.
+        It has ids and counts, no texts. If keys are set, a tenant does not see the names of other tenants' requests.
         """
         if "step" in request.query_params:
-            raise HTTPError(400, "step: of a recording (twostroke view); this is an engine at work.", param="step")
+            raise HTTPError(400, "step: only for recordings (twostroke view); this is a running engine.", param="step")
         return json_response(feed.snapshot(request.state.tenant))
 
     @router.get("/live/events", response_class=StreamingResponse, responses=EVENTS)
     async def events(request: Request) -> Response:
-        """The same, and then what changes of it, at most ten times a second."""
+        """Stream the current state, then its changes, at most ten times a second."""
         if feed.is_full:
-            raise HTTPError(503, "too many watch already; close another page.", code="too_many_viewers")
+            raise HTTPError(503, "too many viewers; close another page.", code="too_many_viewers")
         headers = {"cache-control": "no-cache", "x-accel-buffering": "no"}
         return StreamingResponse(feed.events(request.state.tenant), media_type="text/event-stream", headers=headers)
 
     @router.post(f"/v1/requests/{{{ID}}}/abort", responses=_UNKNOWN)
     async def abort(request: Request, request_id: str) -> Response:
-        """Ends a request, by the id of its answer; whoever reads the answer is told so."""
+        """Abort a request by the id of its answer; the client that reads the answer gets an error."""
         if not context.engine.abort(request_id, request.state.tenant):
-            message = f"no request {shown(request_id)} of yours runs; it may have ended. {OF_SEVERAL}"
+            message = f"you have no running request {shown(request_id)}; it may have ended. {OF_SEVERAL}"
             raise HTTPError(404, message, code="request_not_found", param="request_id")
         return json_response({"request_id": request_id, "aborted": True})
 
@@ -163,7 +164,7 @@ def live_router(context: ServerContext) -> APIRouter:
 
 
 def observe_router(context: ServerContext) -> APIRouter:
-    """The routes."""
+    """Return the route of /metrics."""
     router = APIRouter(tags=["observe"])
     observation = context.observation
 

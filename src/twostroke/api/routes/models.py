@@ -1,4 +1,4 @@
-"""What is served, and its tokenizer."""
+"""Routes for the served model and its tokenizer."""
 
 from __future__ import annotations
 
@@ -22,32 +22,32 @@ from twostroke.errors import InvalidParameter, InvalidPrompt
 from twostroke.tokenizer.tokenizer import Tokenizer
 
 _SLICE = 4096
-"""Tokens whose JSON is written at once, which takes about a millisecond."""
+"""Tokens whose JSON is encoded at once, which takes about a millisecond."""
 
 
 class TokenizeRequest(WireObject):
-    """A text, or a conversation, to count and to see in tokens."""
+    """Text or conversation to tokenize."""
 
     model: str | None = Field(default=None, description="The served model's name.")
     prompt: str | None = Field(default=None, description="A text.")
     messages: Conversation | None = Field(default=None, description="A conversation.")
     add_special_tokens: bool | None = Field(default=None, description="Default true for a text, false for a chat.")
-    add_generation_prompt: bool | None = Field(default=None, description="Of a conversation; default true.")
-    continue_final_message: bool | None = Field(default=None, description="Of a conversation.")
-    chat_template_kwargs: dict[str, Any] | None = Field(default=None, description="Of a conversation.")
-    tools: Annotated[list[ChatTool], AtMost(MAX_TOOLS)] | None = Field(default=None, description="Of a conversation.")
-    return_token_strs: bool | None = Field(default=None, description="The pieces beside the ids.")
+    add_generation_prompt: bool | None = Field(default=None, description="With messages; default true.")
+    continue_final_message: bool | None = Field(default=None, description="With messages.")
+    chat_template_kwargs: dict[str, Any] | None = Field(default=None, description="With messages.")
+    tools: Annotated[list[ChatTool], AtMost(MAX_TOOLS)] | None = Field(default=None, description="With messages.")
+    return_token_strs: bool | None = Field(default=None, description="Return the tokens as texts beside the ids.")
 
 
 class DetokenizeRequest(WireObject):
-    """Tokens to see as text."""
+    """Tokens to decode to text."""
 
     model: str | None = Field(default=None, description="The served model's name.")
     tokens: Annotated[list[TokenId], AtMost(2**20)]
 
 
 def models_router(context: ServerContext) -> APIRouter:
-    """The routes."""
+    """Return the routes for the model and its tokenizer."""
     router = APIRouter(tags=["models"], route_class=BodyRoute)
 
     def described(name: str) -> dict[str, Any]:
@@ -64,18 +64,18 @@ def models_router(context: ServerContext) -> APIRouter:
     @router.get("/v1/models")
     @router.get("/v1/models/", include_in_schema=False)
     async def models() -> Response:
-        """The models: one, under each of its names."""
+        """List the served model under each of its names."""
         return json_response({"object": "list", "data": [described(name) for name in context.model_names]})
 
     @router.get("/v1/models/{name:path}")
     async def model(name: str) -> Response:
-        """One model."""
+        """Describe one model."""
         known = name if name in context.model_names else name.removesuffix("/")
         return json_response(described(context.check_model(known)))
 
     @router.post("/tokenize")
     async def tokenize(body: TokenizeRequest) -> Response:
-        """A text or a conversation in tokens, as the engine would see it."""
+        """Tokenize a text or a conversation as the engine would."""
         headers = context.check_fields(body)
         context.check_model(body.model)
         amount = amount_of(body.prompt, body.messages, body.tools, body.chat_template_kwargs)
@@ -90,7 +90,7 @@ def models_router(context: ServerContext) -> APIRouter:
 
     @router.post("/detokenize")
     async def detokenize(body: DetokenizeRequest) -> Response:
-        """Tokens as text, special ones included."""
+        """Decode tokens to text, special tokens included."""
         headers = context.check_fields(body)
         context.check_model(body.model)
         text = await off_the_loop(lambda: _text(context, body.tokens), len(body.tokens))
@@ -98,7 +98,7 @@ def models_router(context: ServerContext) -> APIRouter:
 
     @router.get("/tokenizer_info")
     async def tokenizer_info() -> Response:
-        """What evaluation harnesses ask before they count tokens."""
+        """Return the tokenizer facts that evaluation harnesses request before they count tokens."""
         tokenizer = context.engine.tokenizer
         return json_response(
             {
@@ -114,12 +114,12 @@ def models_router(context: ServerContext) -> APIRouter:
 
 
 async def _written(token_ids: Sequence[int], max_model_len: int, tokenizer: Tokenizer | None) -> AsyncIterator[bytes]:
-    """Yield the answer as JSON, in slices: one of many tokens never is in memory as a whole.
+    """Yield the answer as JSON in slices, so that a long one is never in memory as a whole.
 
     Args:
-        token_ids: of the text.
-        max_model_len: of the engine.
-        tokenizer: writes the tokens as texts; None: they are not asked for.
+        token_ids: tokens of the text.
+        max_model_len: limit of the engine.
+        tokenizer: writes the tokens as texts; None if those are not wanted.
     """
     yield b'{"count":%d,"max_model_len":%d,"tokens":' % (len(token_ids), max_model_len)
     async for piece in _list_of(token_ids, list):
@@ -134,7 +134,7 @@ async def _written(token_ids: Sequence[int], max_model_len: int, tokenizer: Toke
 
 
 async def _list_of(token_ids: Sequence[int], items_of: Callable[[Sequence[int]], list[Any]]) -> AsyncIterator[bytes]:
-    """Yield the JSON of a list with an item for each token; others have their turn after each slice."""
+    """Yield the JSON of a list with an item for each token; other tasks run after each slice."""
     yield b"["
     for begin in range(0, len(token_ids), _SLICE):
         if begin:
@@ -147,14 +147,14 @@ async def _list_of(token_ids: Sequence[int], items_of: Callable[[Sequence[int]],
 def _text(context: ServerContext, token_ids: list[int]) -> str:
     most = context.engine.facts.vocab_size
     if token_ids and max(token_ids) >= most:
-        raise InvalidParameter("tokens", max(token_ids), f"this model's ids go from 0 to {most - 1}")
+        raise InvalidParameter("tokens", max(token_ids), f"must be from 0 to {most - 1} for this model")
     return context.engine.tokenizer.decode(token_ids, skip_special_tokens=False)
 
 
 def _token_ids(context: ServerContext, body: TokenizeRequest) -> Sequence[int]:
     inputs = context.engine.inputs
     if (body.messages is None) == (body.prompt is None):
-        raise InvalidPrompt("send either a prompt or messages, one of the two.")
+        raise InvalidPrompt("send either prompt or messages.")
     if body.messages is not None:
         continues = bool(body.continue_final_message)
         chat = ChatInputs(

@@ -1,4 +1,4 @@
-"""How the server is, and what its operator may do to it: caches, pools, and experiments (--lab)."""
+"""Routes for health and operation of the server: caches, pools, and experiments (--lab)."""
 
 from __future__ import annotations
 
@@ -26,36 +26,36 @@ from twostroke.pools.member import Role
 from twostroke.version import __version__
 
 _NOT_NOW: Described = {
-    503: {"description": "No engine runs now; the cause is in words.", "content": {"application/json": {}}}
+    503: {"description": "No engine is running; the cause is in words.", "content": {"application/json": {}}}
 }
 
 
 def operations_router(context: ServerContext) -> APIRouter:
-    """The routes."""
+    """Return the routes for health and operation."""
     router = APIRouter(tags=["operations"])
 
     @router.get("/health", responses=_NOT_NOW)
     @router.get("/ping", include_in_schema=False)
     async def health() -> Response:
-        """Alive: steps are committed while work is queued. 503 says in words why not."""
+        """Check that the engine commits steps while work is queued. A 503 gives the cause in words."""
         found = context.engine.health()
         body = {"status": found.state, "cause": found.cause, "num_requests": found.num_requests}
         return json_response(body, status=200 if found.is_alive else 503)
 
     @router.get("/ready", responses=_NOT_NOW)
     async def ready() -> Response:
-        """Whether requests are taken now."""
+        """Check whether requests are accepted now."""
         found = context.engine.health()
         return json_response({"status": found.state, "cause": found.cause}, status=200 if found.is_ready else 503)
 
     @router.get("/version")
     async def version() -> Response:
-        """Of Twostroke."""
+        """Return the version of Twostroke."""
         return json_response({"version": __version__})
 
     @router.get("/server_info")
     async def server_info() -> Response:
-        """What runs here, and how it was set up; no secrets."""
+        """Describe the server and its settings, without secrets."""
         facts, found = context.engine.facts, context.engine.health()
         return json_response(
             {
@@ -73,7 +73,7 @@ def operations_router(context: ServerContext) -> APIRouter:
 
     @router.post("/reset_prefix_cache", responses=_NOT_NOW)
     async def reset_prefix_cache() -> Response:
-        """Forget cached prefixes; what running requests use stays theirs."""
+        """Drop cached prefixes; blocks of running requests are kept."""
         return json_response({"success": True, "had_blocks": await context.engine.reset_prefix_cache()})
 
     return router
@@ -85,26 +85,27 @@ def _shown(name: str, value: object) -> object:
     return value if isinstance(value, str | int | float | bool | tuple) or value is None else str(value)
 
 
-_NO_POOLS: Described = {404: {"description": "One process does everything.", "content": {"application/json": {}}}}
+_NO_POOLS: Described = {404: {"description": "The server has no pools.", "content": {"application/json": {}}}}
 
 
 class PoolSizes(WireObject):
-    """How many workers each pool should have; one that is left out keeps its size."""
+    """Number of workers of each pool; a pool that is left out keeps its size."""
 
     prefill: int | None = Field(default=None, description="Prefill workers.")
     decode: int | None = Field(default=None, description="Decode workers.")
 
 
 def pools_router(context: ServerContext) -> APIRouter:
-    """The routes."""
+    """Return the routes for pools."""
     router = APIRouter(tags=["operations"], route_class=BodyRoute)
 
     @router.get("/pools", responses=_NO_POOLS)
     async def show() -> Response:
         """Show the workers, the differences between the pools, and the ratio that fits the load.
 
-        Each worker has its pool, state, formats and the number of sequences that need it. `no_room` says why the last
-        larger size is refused, or is null.
+        Each worker has its pool, state, formats and number of sequences that need it. `no_room` says why the last
+        increase
+        was refused, or is null.
         """
         return _described(_pools(context))
 
@@ -112,14 +113,15 @@ def pools_router(context: ServerContext) -> APIRouter:
     async def resize(body: PoolSizes) -> Response:
         """Change the sizes of the pools while they serve.
 
-        Workers that leave first finish their requests. A size beyond what the nodes of a cluster could hold is refused,
-        and nothing changes.
+        Workers that are removed finish their requests first. A size that the nodes of a cluster cannot hold is
+        refused, and
+        nothing changes.
 
-        Where the load decides (--max-prefill, --max-decode), it may decide otherwise later.
+        With --max-prefill or --max-decode the load may change the sizes again later.
         """
         pools = _pools(context)
         if body.unknown_fields:
-            raise HTTPError(400, f"there is no pool {shown(body.unknown_fields[0])}; there are prefill and decode.")
+            raise HTTPError(400, f"there is no pool {shown(body.unknown_fields[0])}; the pools are prefill and decode.")
         wanted = {Role.PREFILL: body.prefill, Role.DECODE: body.decode}
         sizes = {role: number for role, number in wanted.items() if number is not None}
         await pools.check_room(sizes)
@@ -131,7 +133,7 @@ def pools_router(context: ServerContext) -> APIRouter:
 
 def _pools(context: ServerContext) -> ScalablePools:
     if context.pools is None:
-        raise HTTPError(404, "this server is one process; start it with --prefill and --decode for pools.")
+        raise HTTPError(404, "this server has no pools; start it with --prefill and --decode.")
     return context.pools
 
 
@@ -151,7 +153,7 @@ def _described(pools: ScalablePools) -> Response:
 
 
 def _hand_over(members: Sequence[PoolMember]) -> dict[str, Any] | None:
-    """Return the pools' differences and how a hand-over treats them; None unless both have a running worker."""
+    """Return the pools' differences and how hand-overs treat them; None unless both have a running worker."""
     sides = {role: [m.formats for m in members if m.role is role and m.formats] for role in Role}
     prefill, decode = sides[Role.PREFILL], sides[Role.DECODE]
     if not prefill or not decode:
@@ -169,29 +171,29 @@ def _hand_over(members: Sequence[PoolMember]) -> dict[str, Any] | None:
 
 
 MAX_BYTES = 64 * 1024
-"""Of an experiment's description."""
+"""Maximum bytes of an experiment's description."""
 
-_NONE: Described = {404: {"description": "There is no switchboard here.", "content": {"application/json": {}}}}
-_BUSY: Described = {409: {"description": "An experiment runs already.", "content": {"application/json": {}}}}
+_NONE: Described = {404: {"description": "The lab is not enabled.", "content": {"application/json": {}}}}
+_BUSY: Described = {409: {"description": "An experiment is already running.", "content": {"application/json": {}}}}
 
 
 def lab_router(context: ServerContext) -> APIRouter:
-    """The routes."""
+    """Return the routes for experiments."""
     router = APIRouter(tags=["lab"])
 
     @router.get("/lab", responses=_NONE)
     async def offers() -> Response:
-        """Stories, switches, and the fields of a workload."""
+        """List the stories, the switches, and the fields of a workload."""
         return json_response(_lab(context).offers())
 
     @router.get("/lab/experiment", responses=_NONE)
     async def status() -> Response:
-        """The experiment that runs, or ran last: how far it is, and what came of it."""
+        """Return progress and results of the running or latest experiment."""
         return json_response(_lab(context).status())
 
     @router.post("/lab/experiment", responses=_NONE | _BUSY)
     async def start(request: Request) -> Response:
-        """Begins one: {"story": name}, or {"a": switches, "b": switches, "workload": fields}."""
+        """Start an experiment: {"story": name}, or {"a": switches, "b": switches, "workload": fields}."""
         lab = _lab(context)
         try:
             return json_response(lab.start(_object(await request.body())))
@@ -200,7 +202,7 @@ def lab_router(context: ServerContext) -> APIRouter:
 
     @router.delete("/lab/experiment", responses=_NONE)
     async def stop() -> Response:
-        """Ends the one that runs, and its processes."""
+        """Stop the running experiment and its processes."""
         return json_response({"stopped": await _lab(context).stop()})
 
     return router
@@ -208,13 +210,13 @@ def lab_router(context: ServerContext) -> APIRouter:
 
 def _lab(context: ServerContext) -> Lab:
     if context.lab is None:
-        raise HTTPError(404, "this server has no switchboard; start it with --lab.", code="no_lab")
+        raise HTTPError(404, "the lab is not enabled; start the server with --lab.", code="no_lab")
     return context.lab
 
 
 def _object(body: bytes) -> dict[str, Any]:
     if len(body) > MAX_BYTES:
-        raise HTTPError(400, f"an experiment is described in at most {MAX_BYTES} bytes; these are {len(body)}.")
+        raise HTTPError(400, f"the experiment has {len(body)} bytes; the limit is {MAX_BYTES}.")
     try:
         return msgspec.json.decode(body, type=dict[str, Any])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

@@ -1,4 +1,4 @@
-"""The playground at /: a page of plain ES modules, sent as it lies in the package; nothing on it is from elsewhere."""
+"""Routes of the page at /: plain ES modules sent as they are in the package; nothing is loaded from other servers."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ HEADERS = {
 
 
 def page_router(*, has_lab: bool = False, has_keys: bool = False) -> APIRouter:
-    """The routes; the files are read once.
+    """Return the routes of the page. Its files are read once.
 
     Args:
-        has_lab: whether the page offers the switchboard.
-        has_keys: whether requests need a key. The page cannot see one that the browser sends by itself.
+        has_lab: whether the page offers the lab of experiments.
+        has_keys: whether requests need a key. The page cannot see a key that the browser sends by itself.
     """
     router = APIRouter(include_in_schema=False)
     contents = {path.name: path.read_bytes() for path in FOLDER.iterdir() if path.suffix in MEDIA_TYPES}
@@ -44,12 +44,12 @@ def page_router(*, has_lab: bool = False, has_keys: bool = False) -> APIRouter:
 
     @router.get("/")
     async def index() -> Response:
-        """The page."""
+        """Return the page."""
         return sent("index.html")
 
     @router.get("/page/{name}")
     async def part(name: str) -> Response:
-        """What it loads."""
+        """Return a file that the page loads."""
         return sent(name)
 
     def sent(name: str) -> Response:
