@@ -66,7 +66,7 @@ def test_names_of_a_server(host: str, local: bool, everywhere: bool) -> None:
 def test_the_bound_name_is_a_name() -> None:
     assert is_known(HostNames("10.0.0.7"), "10.0.0.7:8000")
     assert is_known(HostNames("Gpu.Example.com"), "gpu.example.com:8000")
-    with pytest.raises(HTTPError, match=r"to the name '10.0.0.7'.*--allowed-hosts"):
+    with pytest.raises(HTTPError, match=r"accept the host name '10.0.0.7'.*--allowed-hosts"):
         HostNames("127.0.0.1").check("10.0.0.7")
 
 

@@ -99,7 +99,7 @@ RULES = [
     # versions
     Rule("9110 15.6.6 version 9", request(b"GET / HTTP/9.9"), 505),
     Rule("9110 15.6.6 version 2", request(b"GET / HTTP/2.0"), 505),
-    Rule("9110 15.6.6 version 1.2", get().replace(b"HTTP/1.1", b"HTTP/1.2"), 505, (rb"HTTP/1\.2 is not spoken",)),
+    Rule("9110 15.6.6 version 1.2", get().replace(b"HTTP/1.1", b"HTTP/1.2"), 505, (rb"HTTP/1\.2 is not supported",)),
     Rule("9112 2.3 the version is case-sensitive", get().replace(b"HTTP/1.1", b"http/1.1"), 400),
     Rule("9110 15.6.6 preface of version 2", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 505),
     Rule("9112 9.3 version 1.0 is closed", b"GET /health HTTP/1.0\r\n\r\n", 200, (rb"connection: close",)),

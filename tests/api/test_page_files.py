@@ -65,6 +65,6 @@ def test_pages_from_elsewhere_neither_administer_nor_end_requests(server: Server
     for path in ("/reset_prefix_cache", "/v1/requests/somebody/abort"):
         refused = server.http.post(path, headers=elsewhere)
         assert refused.status_code == 403
-        assert "not for pages of http://elsewhere.example" in refused.json()["error"]["message"]
+        assert "not allowed for pages of http://elsewhere.example" in refused.json()["error"]["message"]
     own = {"origin": server.url}
     assert server.http.post("/v1/requests/nobody/abort", headers=own).status_code == 404

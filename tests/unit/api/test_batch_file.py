@@ -40,7 +40,7 @@ def test_a_request_is_read(tmp_path: Path) -> None:
     ("content", "custom_id", "code", "message"),
     [
         (b"{not json}\n", None, "invalid_json_line", "not valid JSON"),
-        (b"[" * 100_000 + b"\n", None, "invalid_json_line", "not valid JSON"),
+        (b"[" * 100_000 + b"\n", None, "invalid_json_line", "not a JSON object"),
         (b"\xff\xfe\n", None, "invalid_json_line", "not valid JSON"),
         (b"[1]\n", None, "invalid_json_line", "not a JSON object"),
         (line(None), None, "missing_required_parameter", "1 to 512 characters"),
