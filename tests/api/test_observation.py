@@ -108,7 +108,7 @@ def test_a_server_that_checks_its_cache_finds_bad_memory_and_shows_it(tmp_path: 
         server.wait_for("dumped", "/health", lambda _: "the last" in server.stderr)
         (dump,) = tmp_path.glob("twostroke-flight-*.jsonl")
         assert replay(read_events(dump)) is None
-        assert "has gone bad" in server.stderr
+        assert "is corrupt" in server.stderr
     finally:
         server.stop()
 

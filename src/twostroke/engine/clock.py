@@ -1,4 +1,4 @@
-"""Where the engine's time comes from; a simulation brings its own."""
+"""The engine's source of time; a simulation passes its own."""
 
 from __future__ import annotations
 
@@ -6,20 +6,21 @@ import time
 from collections.abc import Callable
 
 Clock = Callable[[], float]
-"""Seconds, never going back; only differences mean something."""
+"""Seconds that never go back; only differences are meaningful."""
 
 
 class MonotonicClock:
-    """The machine's, which all its processes share; on other machines, that of who started the process."""
+    """The machine's monotonic clock, shared by its processes; on another machine, that of the process that started this
+    one."""
 
     __slots__ = ("ahead_s",)
 
     def __init__(self) -> None:
         self.ahead_s = 0.0
-        """How far this machine's is ahead of it. Set once, before anybody has asked for the time."""
+        """Seconds by which this machine's clock is ahead of the shared one. Set once, before the first reading."""
 
     def __call__(self) -> float:
-        """The time."""
+        """Return the time in seconds."""
         return time.monotonic() - self.ahead_s
 
 

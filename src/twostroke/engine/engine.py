@@ -1,4 +1,4 @@
-"""The engine's loop: decide, compute, account. Token ids only; text is made at its two ends."""
+"""The engine's loop: decide, compute, account. It works on token ids; text is handled outside."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from twostroke.scheduler.scheduler import Scheduler
 
 
 class Engine:
-    """Runs many sequences to their ends, a step at a time.
+    """The loop that runs sequences to their ends, one step at a time.
 
     Args:
         scheduler: decides each step.
         executor: computes it.
         block_size: tokens per KV block, for hashing.
-        hashes_blocks: whether anybody will look blocks up by their hash.
-        journal: where every input and outcome is recorded.
-        self_check: computes cached blocks again where the scheduler asks for it; None: it never does.
-        clock: seconds; a test or a simulation brings its own.
+        hashes_blocks: whether blocks are looked up by their hash.
+        journal: records every input and outcome.
+        self_check: computes cached blocks again where the scheduler asks for it; None: the scheduler never asks.
+        clock: in seconds; tests and simulations pass their own.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class Engine:
         self._clock = clock
         self._live: dict[str, Generation] = {}
         self._in_flight: deque[tuple[ScheduledBatch, tuple[Generation, ...]]] = deque()
-        """Batches whose results are to come, each with the sequences it runs, in the batch's order."""
+        """Batches without a result yet, each with its sequences in the batch's order."""
         self._timer = StepTimer()
 
     @property
@@ -62,12 +62,12 @@ class Engine:
 
     @property
     def num_live(self) -> int:
-        """Sequences that have not ended."""
+        """Number of sequences that have not ended."""
         return len(self._live)
 
     @property
     def kv_usage(self) -> KVUsage:
-        """Where the KV blocks are: free, used, or cached for prompts to come."""
+        """Number of KV blocks that are free, in use, or cached."""
         return self._scheduler.kv_usage
 
     @property
@@ -76,11 +76,11 @@ class Engine:
         return self._journal.recent
 
     def begin_measurement(self) -> None:
-        """Notes in the event log that a benchmark begins, so that the log alone gives its figures."""
+        """Record in the event log that a benchmark begins, so that the log alone gives its figures."""
         self._journal.measurement_began(self._clock())
 
     def add_request(self, request: GenerationRequest) -> None:
-        """Queues a sequence; its id must not be in use."""
+        """Queue a sequence; its id must not be in use."""
         assert request.request_id not in self._live, f"request id {request.request_id!r} is in use"
         self._add(request)
 
@@ -93,15 +93,15 @@ class Engine:
         return generation
 
     def finish(self, request_id: str, reason: FinishReason, num_output_tokens: int | None = None) -> bool:
-        """Ends a sequence from outside (abort, stop string); its blocks are free at once.
+        """End a sequence from outside (abort, stop string) and free its blocks at once.
 
         Args:
-            request_id: of the sequence.
-            reason: what its output says.
-            num_output_tokens: how many tokens count as output where a stop string cut off others; None: all.
+            request_id: id of the sequence.
+            reason: finish reason of its output.
+            num_output_tokens: tokens that count as output where a stop string cut off others; None: all.
 
         Returns:
-            False when it had ended before, or never was.
+            False if no live sequence has this id.
         """
         if self._live.pop(request_id, None) is None:
             return False
@@ -111,12 +111,12 @@ class Engine:
         return True
 
     def reset_prefix_cache(self) -> bool:
-        """No prefix computed so far is found any more; who runs keeps its blocks. False when there was none."""
+        """Forget all cached prefixes; running requests keep their blocks. Return False if nothing was cached."""
         self._journal.prefix_cache_reset(self._clock())
         return self._scheduler.reset_prefix_cache() > 0
 
     def step(self) -> list[TokenUpdate]:
-        """Decide, compute, account."""
+        """Decide, compute and account for one step; return the new tokens."""
         updates = self._submit_ahead()
         if self._in_flight:
             batch, generations = self._in_flight.popleft()
@@ -124,15 +124,15 @@ class Engine:
         return updates
 
     def close(self) -> None:
-        """Gives back the executor's memory and closes the journal."""
+        """Free the executor's memory and close the journal."""
         self._executor.close()
         self._journal.close()
 
     def _submit_ahead(self) -> list[TokenUpdate]:
-        """Decides batches until the executor has as many as it can take, or nothing is left to decide.
+        """Decide batches until the executor has `max_in_flight` of them, or nothing is left to decide.
 
         Returns:
-            The ends of sequences that had read a block of which a check found that it has gone bad.
+            Updates for sequences that ended because they had read a corrupt block.
         """
         updates: list[TokenUpdate] = []
         while len(self._in_flight) < self._executor.max_in_flight:
@@ -142,7 +142,7 @@ class Engine:
             if batch.is_empty:
                 assert self._in_flight or not self._live, f"{len(self._live)} requests and no progress: {batch}"
                 return updates
-            for request_id in batch.preempted_request_ids:  # its next tokens bring word of it
+            for request_id in batch.preempted_request_ids:  # the next update reports the preemption
                 if request_id in self._live:
                     self._live[request_id].has_reported = False
             generations = tuple(self._live[scheduled.request_id] for scheduled in batch.requests)
@@ -152,26 +152,27 @@ class Engine:
             for check in batch.kv_checks:
                 updates += self._check_kv(check)
             self._timer.decided(batch.step, now_s)
-            self._in_flight.append((batch, generations))  # first: whatever interrupts the submission left a result
+            self._in_flight.append((batch, generations))  # before submit, which may be interrupted
             self._executor.submit(batch)
         return updates
 
     def _decided(self, batch: ScheduledBatch) -> None:
-        """A step is about to be computed; a hand-over wants to know."""
+        """Prepare for a step that is about to be computed; overridden for hand-overs."""
 
     def _computed(self, commits: Sequence[Commit]) -> None:
-        """A step is over, accounted for and in the journal."""
+        """React to a step that is accounted for and in the journal."""
 
     def _ended(self, request_id: str) -> None:
-        """A sequence was ended from outside, as the journal says."""
+        """React to a sequence that was ended from outside; the journal has the event already."""
 
     def _check_kv(self, check: KVCheck) -> list[TokenUpdate]:
-        """Has a cached block computed again before the step that would read it; the ends that come of it.
+        """Compute a cached block again before the step that would read it; return the ends that result.
 
-        The step runs as it was decided. What it gives to suspects is nobody's: they are no longer those that it ran.
+        The step runs as it was decided. Its results for suspects are dropped: they no longer belong to live
+        generations.
         """
         generation = self._live.get(check.request_id)
-        if generation is None or generation.scheduled_time_s is None:  # a suspect of the check before this one
+        if generation is None or generation.scheduled_time_s is None:  # ended or started over by an earlier check
             return []
         assert self._self_check is not None, f"{check} of a scheduler that checks nothing"
         begin_s = self._clock()
@@ -187,14 +188,15 @@ class Engine:
     def _end_of_suspect(self, request_id: str, now_s: float) -> TokenUpdate:
         start = len(self._live.pop(request_id).output_token_ids)
         error = (
-            "a block of KV memory that the request had read was found corrupt: what it has answered so far may be "
-            "wrong. The block is out of use; send the request again."
+            "the request read a block of KV memory that was found corrupt: its answer so far may be wrong. "
+            "The block is out of use; send the request again."
         )
         news = SequenceNews(finish_reason=FinishReason.ERROR, error=error)
         return TokenUpdate(request_id, now_s, news=news, start=start)
 
     def _announce(self, generation: Generation, now_s: float) -> None:
-        """Tells the executor of a request that runs for the first time; one that ends in the queue never bothers it."""
+        """Add a request to the executor when it runs for the first time; a request that ends in the queue is never
+        added."""
         if generation.scheduled_time_s is None:
             generation.scheduled_time_s = now_s
             self._executor.add_request(generation.request.new_request)
@@ -206,7 +208,7 @@ class Engine:
         commits: list[Commit] = []
         updates: list[TokenUpdate] = []
         for generation, made in zip(generations, result.requests, strict=True):
-            if self._live.get(made.request_id) is not generation:  # it was ended while this step ran
+            if self._live.get(made.request_id) is not generation:  # ended while this step ran
                 continue
             commit, stop_token_id = generation.accept(made)
             commits.append(commit)

@@ -1,4 +1,4 @@
-"""Where an event log goes when it outlives the process."""
+"""Event logs in files: write, read and merge them."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from twostroke.event_codec import WHOLE_LOG, from_json, to_json
 from twostroke.events import Event
 
 MAX_LINE_CHARS = 2**26
-"""Longest line that is read. The arrival of a prompt of a million tokens takes ten million characters."""
+"""Longest line that is read. The arrival event of a prompt of a million tokens takes ten million characters."""
 
 
 class JsonlEventLog:
-    """Appends events to a file, a line each.
+    """A file to which events are appended, one per line.
 
-    Lines are handed to the operating system as they come, so the log of a process that died ends with its last event.
+    Lines are written unbuffered, so the log of a process that died ends with its last event.
 
     Raises:
         InvalidParameter: the file cannot be opened for writing.
@@ -40,11 +40,11 @@ class JsonlEventLog:
             ) from error
 
     def append(self, event: Event) -> None:
-        """Writes one line."""
+        """Write one line."""
         self._file.write(f"{to_json(event)}\n".encode())
 
     def close(self) -> None:
-        """No more events."""
+        """Close the file."""
         self._file.close()
 
     def __enter__(self) -> JsonlEventLog:
@@ -57,7 +57,7 @@ class JsonlEventLog:
 
 
 def read_events(path: Path) -> Iterator[Event]:
-    """The events of a file, in their order; a last line that was cut off is left out.
+    """Yield the events of a file in order; skip a last line that was cut off.
 
     Raises:
         InvalidParameter: the file cannot be read.
@@ -69,12 +69,12 @@ def read_events(path: Path) -> Iterator[Event]:
             while line := lines.readline(MAX_LINE_CHARS + 1):
                 number += 1
                 if len(line) > MAX_LINE_CHARS:
-                    told = f"{path}, line {number}: more than {MAX_LINE_CHARS} characters are no event."
+                    told = f"{path}, line {number}: a line of more than {MAX_LINE_CHARS} characters is no event."
                     raise UnreadableEvent(f"{told} {WHOLE_LOG}")
                 if line.endswith("\n"):
                     yield _event_of(line, f"{path}, line {number}")
     except UnicodeDecodeError as error:
-        raise UnreadableEvent(f"{path} is no event log: it is no UTF-8 text ({error}). {WHOLE_LOG}") from error
+        raise UnreadableEvent(f"{path} is no event log: it is not UTF-8 ({error}). {WHOLE_LOG}") from error
     except OSError as error:
         raise InvalidParameter(
             "event_log", str(path), f"cannot be read ({_reason(error)})", "Give a file that --event-log wrote."
@@ -89,7 +89,7 @@ def _event_of(line: str, where: str) -> Event:
 
 
 def is_event_log(path: Path) -> bool:
-    """Return whether a file begins with an event, of whatever version. False where it cannot be read."""
+    """Return whether a file begins with an event of any version. False where it cannot be read."""
     try:
         with path.open(encoding="utf-8") as lines:
             record: object = json.loads(next((line for line in lines if line.strip()), ""))
@@ -99,7 +99,7 @@ def is_event_log(path: Path) -> bool:
 
 
 def merged_events(paths: Sequence[Path]) -> Iterator[Event]:
-    """The events of several files, each of one process of a machine, by their times; those of one file in its order.
+    """Return the events of several files, ordered by time; each file is from one process of the same machine.
 
     Raises:
         InvalidParameter: see read_events.
@@ -110,12 +110,12 @@ def merged_events(paths: Sequence[Path]) -> Iterator[Event]:
 
 @contextlib.contextmanager
 def one_history(paths: Sequence[Path | str], name: str = "event_log") -> Generator[None]:
-    """Refuse files whose events are sound one by one, and cannot all have happened: a line twice, or one that lacks.
+    """Refuse files whose events are valid one by one but contradict each other, such as a line repeated or missing.
 
-    Refusals of the events that a program holds name the files and the parameter.
+    A refusal of the events that a program holds gets the names of the files and of the parameter.
 
     Args:
-        paths: of the files, which are computed with in the block; or the address of the server that sent the events.
+        paths: files whose events the block uses; or the address of the server that sent the events.
         name: the parameter, as the caller spells it.
 
     Raises:
@@ -131,10 +131,10 @@ def one_history(paths: Sequence[Path | str], name: str = "event_log") -> Generat
         raise
     except (AssertionError, LookupError, ArithmeticError, ValueError, TypeError, AttributeError) as error:
         files = ", ".join(map(str, paths))
-        limit = f"holds events that contradict each other ({str(error)[:200] or 'an event lacks'})"
+        limit = f"holds events that contradict each other ({str(error)[:200] or 'an event is missing'})"
         raise InvalidParameter(name, files, limit, "Give a file as --event-log wrote it.") from error
 
 
 def _reason(error: Exception) -> str:
-    """Without the path, which the message has already."""
+    """Return the reason without the path, which the message has already."""
     return (error.strerror if isinstance(error, OSError) else None) or str(error)

@@ -1,4 +1,4 @@
-"""What the side that speaks text has to know of an engine, wherever that runs."""
+"""Facts about an engine that the text side needs, wherever the engine runs."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class EngineFacts:
-    """Settled when the model is loaded and memory is divided; the same for as long as the engine lives."""
+    """Properties that are fixed once the model is loaded and memory is divided."""
 
     model: str
-    """The name of its folder or file."""
+    """Name of the model's folder or file."""
     tokenizer_path: str
-    """The folder or GGUF file that the tokenizer comes from."""
+    """Folder or GGUF file of the tokenizer."""
     max_model_len: int
     max_logprobs: int
     vocab_size: int
@@ -22,35 +22,35 @@ class EngineFacts:
     max_num_seqs: int
     num_blocks: int
     block_size: int
-    """Tokens by which prefixes are named: of a page, see KVLayout."""
+    """Tokens per hashed unit of a prefix: the tokens of a page, see KVLayout."""
     prefix_tokens: int
-    """Prefixes of a multiple of so many tokens can be found, and handed over."""
+    """Granularity in tokens at which prefixes can be found and handed over."""
     uses_priority: bool
     serves_background: bool
-    """Whether it can put work beside other work, a little at a time."""
+    """Whether it can run background work beside other work."""
     is_fair: bool
-    """Whether the scheduler tells tenants apart."""
+    """Whether the scheduler shares slots among tenants."""
     dtype: str
     """Element type of weights and activations, resolved: "bfloat16", never "auto"."""
     kv_cache_dtype: str
     """Format of the KV cache, resolved: "bf16", never "auto"."""
     kernels: str
-    """Name of the operators in use, with their instruction level."""
+    """Name of the kernels in use, with their instruction set."""
     num_threads: int
-    """Threads of each rank, on a CPU."""
+    """Threads of each rank on a CPU."""
     kv_bytes_per_token: int
-    """Of all ranks."""
+    """KV bytes per token, summed over all ranks."""
     num_layers: int
     startup_lines: tuple[str, ...] = field(compare=False)
-    """What was loaded, how long that took and how memory was divided, for people."""
+    """Lines for people: what was loaded, how long it took, how memory was divided."""
 
 
 NOTE = "note"
-"""How a start-up line begins that nobody should find out from a refused prompt; such a line is logged as a warning."""
+"""Prefix of a start-up line that users should see early; such a line is logged as a warning."""
 
 
 def lines_to_print(startup_lines: Iterable[str]) -> list[str]:
-    """Return the start-up lines that a command prints: all but the notes, which the log has said as warnings.
+    """Return the start-up lines that a command prints: all except the notes, which are logged as warnings.
 
     >>> lines_to_print(["model    Llama", "note     a short context"])
     ['model    Llama']

@@ -1,4 +1,4 @@
-"""Memory of a server: much stays for ever, and much is gone at once."""
+"""Garbage collection settings of a server, where many objects live for ever and many die at once."""
 
 from __future__ import annotations
 
@@ -7,29 +7,30 @@ import gc
 import sys
 
 YOUNG = 20_000
-"""Objects made before garbage is looked for: a token makes some twenty, and none of them is part of a cycle, which is
-why the structs of a token's share in a step are left out (`gc=False`)."""
+"""Objects made before the young generation is collected. A token makes some twenty. None of them is part of a cycle, so
+the structs that carry a token through a step are not tracked (`gc=False`)."""
 IN_A_LULL = YOUNG // 2
-"""Objects made before garbage is looked for by who has just finished something: a look takes 1 to 2 ms."""
+"""Objects made before a collection in an idle moment; a collection takes 1 to 2 ms."""
 OLDER = (10, 2)
-"""A connection is a cycle, and one that is open while young garbage is looked for counts as old from then on. The old
-are looked through about every 400,000 objects, of which there are few, since what the start made is left out. At every
-million, 500 clients that come and go had the process grow for four minutes before it stayed as large; so for one."""
+"""Thresholds of the older generations. A connection is a cycle, and one that is open during a young collection counts
+as old from then on. The old generation is collected about every 400,000 objects; it is small, because objects made
+at the start are frozen. With a threshold of a million, 500 clients that come and go made the process grow for four
+minutes before its size settled."""
 
 
 def look_for_none_while_loading() -> None:
-    """Call it before a long start: what is imported and loaded stays, and looking through it takes a tenth of the time.
+    """Disable garbage collection before a long start.
 
-    `keep_what_is_there` is its end.
+    What is imported and loaded stays, and collecting takes a tenth of the start. `keep_what_is_there` ends it.
     """
     gc.disable()
 
 
 def keep_what_is_there() -> None:
-    """Call it when everything is loaded: modules and the model's parts are never looked through again.
+    """Enable garbage collection again, and exempt every object that exists now (modules, the model's parts).
 
-    A look through all of them takes 80 ms, in the middle of a step, as soon as there are a quarter more objects than
-    at the last look. There is none now, either: of 8,000 objects that are garbage at the end of a start, none is large.
+    A collection of all of them takes 80 ms in the middle of a step, whenever there are a quarter more objects than
+    last time. None runs now either: at the end of a start 8,000 objects are garbage, and none is large.
     """
     gc.enable()
     gc.freeze()
@@ -37,9 +38,10 @@ def keep_what_is_there() -> None:
 
 
 def look_in_a_lull() -> None:
-    """Look for young garbage now if a look is due soon: now nobody waits for a token.
+    """Collect young garbage now if a collection is due soon, because no request waits for a token now.
 
-    The old are looked through as often as the interpreter would, which never comes to it where lulls are used.
+    The old generation is collected as often as the interpreter would. Left alone, it never gets there where this
+    function is used.
     """
     young, middle, old = gc.get_count()
     if young > IN_A_LULL:
@@ -48,10 +50,10 @@ def look_in_a_lull() -> None:
 
 
 def give_back_what_is_free() -> None:
-    """Gives the system what the C library keeps of memory that was freed, where that can be asked for (glibc).
+    """Return freed memory that the C library keeps to the system, where that is possible (glibc).
 
-    A tokenizer takes two hundred bytes for each character of a long text. What one thread has freed is kept for it,
-    half a gigabyte after a text of three megabytes. Takes milliseconds, without the interpreter's lock.
+    A tokenizer takes two hundred bytes for each character of a long text. The C library keeps what a thread freed for
+    that thread: half a gigabyte after a text of three megabytes. The call takes milliseconds and releases the GIL.
     """
     if sys.platform == "linux":
         trim = getattr(ctypes.CDLL(None), "malloc_trim", None)

@@ -1,4 +1,4 @@
-"""The engine's account of one sequence: its token ids, when it stops, and the hashes of the blocks it fills."""
+"""Engine-side state of one sequence: its token ids, its stop conditions, and the hashes of its full blocks."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from twostroke.sampling_params import SamplingParams
 
 @dataclass(frozen=True, slots=True)
 class TokenStop:
-    """A generation ends after some of the new tokens."""
+    """The place in a step's new tokens where a generation ends."""
 
     num_tokens: int
-    """New tokens that still belong to it, the one that ended it included."""
+    """New tokens that belong to the output, including the one that ended it."""
     finish_reason: FinishReason
     stop_reason: int | None = None
-    """The stop token id; None at an end-of-text token and at the limit."""
+    """The stop token id; None for an end-of-text token or the length limit."""
 
 
 def find_token_stop(
@@ -28,12 +28,12 @@ def find_token_stop(
     params: SamplingParams,
     eos_token_ids: Collection[int],
 ) -> TokenStop | None:
-    """The first of the new tokens after which a generation ends, if any; the first min_tokens end nothing.
+    """Return where the new tokens end the generation, or None; the first min_tokens tokens never end it.
 
     Args:
-        new_token_ids: what a step made.
+        new_token_ids: tokens that a step generated.
         num_output_tokens: tokens generated before.
-        params: of the request; max_tokens already cut to what the context leaves.
+        params: sampling parameters, with max_tokens already cut to the remaining context.
         eos_token_ids: the model's own end-of-text tokens.
     """
     eos = () if params.ignore_eos else eos_token_ids
@@ -51,28 +51,28 @@ def find_token_stop(
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
-    """One sequence to generate, as it enters the engine: ids only, everything validated."""
+    """One sequence to generate, as it enters the engine: token ids only, already validated."""
 
     new_request: NewRequest
     arrival_time_s: float
     max_tokens: int
-    """Most output tokens, already cut to what the context leaves."""
+    """Most output tokens, already cut to the remaining context."""
     priority: int = 0
     cache_salt: str | None = None
     submitted_time_s: float | None = None
-    """When it was ready and handed to the engine, if that is known apart from its arrival."""
+    """Time at which it was handed to the engine, if known separately from its arrival."""
     tenant: str = ""
     background: bool = False
     lend_as: int | None = None
-    """When it ends by itself, its blocks are on loan under this number for the process where it goes on."""
+    """Id of the hold that lends its blocks to the process where it continues, once it ends by itself."""
     lend_block_size: int = 0
-    """Tokens of a block over there: whole blocks of both sizes are lent; 0: as many as here."""
+    """Tokens per block of the borrower: only blocks full on both sides are lent; 0: same size as here."""
     import_id: int | None = None
-    """Its prefix is fetched under this number: it waits until that has come, or failed."""
+    """Id of the import that fetches its prefix; the request waits until the import completes or fails."""
 
     @property
     def request_id(self) -> str:
-        """Its name, unique among live requests."""
+        """Id of the sequence, unique among live requests."""
         return self.new_request.request_id
 
 
@@ -85,19 +85,19 @@ class Generation:
     hashes_blocks: bool
     output_token_ids: list[int] = field(default_factory=list[int])
     scheduled_time_s: float | None = None
-    """When it first ran; None while it has only waited."""
+    """Time at which it first ran; None while it has only waited."""
     has_reported: bool = False
-    """Whether an update has told of it as it is: since it began, or was preempted last."""
+    """Whether an update has reported its state since it began or was last preempted."""
     _hashes: list[bytes] = field(default_factory=list[bytes])
 
     def __post_init__(self) -> None:
-        """Hashes what is known already."""
+        """Copy the output tokens known already, and hash the full blocks."""
         self.output_token_ids = list(self.request.new_request.output_token_ids)
         self._extend_hashes()
 
     @property
     def arrival(self) -> Arrival:
-        """What the scheduler needs to know. Tokens generated elsewhere are a prefix to compute, like the prompt."""
+        """The request as the scheduler sees it; tokens generated elsewhere count as part of the prompt."""
         new = self.request.new_request
         return Arrival(
             request_id=new.request_id,
@@ -115,16 +115,16 @@ class Generation:
         )
 
     def token_ids(self, begin: int, end: int) -> tuple[int, ...]:
-        """Of prompt and output, from position `begin` to before `end`."""
+        """Return the ids of prompt and output from position `begin` up to but not including `end`."""
         prompt = self.request.new_request.prompt_token_ids
         generated = self.output_token_ids[max(0, begin - len(prompt)) : max(0, end - len(prompt))]
         return prompt[begin:end] + tuple(generated)
 
     def accept(self, result: RequestResult) -> tuple[Commit, int | None]:
-        """Takes a step's tokens up to the first that ends the sequence.
+        """Append a step's tokens, up to the first one that ends the sequence.
 
         Returns:
-            The commit for the scheduler, and the stop token id that ended the sequence, if one of its own did.
+            The commit for the scheduler, and the id of the request's own stop token if one ended the sequence.
         """
         if result.error is not None:
             return Commit(self.request.request_id, 0, finish_reason=FinishReason.ERROR), None
@@ -134,9 +134,9 @@ class Generation:
         stop = find_token_stop(result.token_ids, len(self.output_token_ids), new.params, new.eos_token_ids)
         num_accepted = len(result.token_ids) if stop is None else stop.num_tokens
         if result.is_complete and num_accepted == len(result.token_ids) and (stop is None or stop.stop_reason is None):
-            stop = TokenStop(num_accepted, FinishReason.STOP)  # also with the last of max_tokens
+            stop = TokenStop(num_accepted, FinishReason.STOP)  # even if max_tokens is reached too
         if stop is None and len(self.output_token_ids) + num_accepted >= self.request.max_tokens:
-            stop = TokenStop(num_accepted, FinishReason.LENGTH)  # of its part here; it may go on elsewhere
+            stop = TokenStop(num_accepted, FinishReason.LENGTH)  # the limit here; the request may continue elsewhere
         self.output_token_ids.extend(result.token_ids[:num_accepted])
         commit = Commit(
             self.request.request_id,
@@ -148,7 +148,7 @@ class Generation:
         return commit, None if stop is None else stop.stop_reason
 
     def _extend_hashes(self) -> tuple[bytes, ...]:
-        """Hashes of blocks filled since the last call."""
+        """Hash the blocks filled since the last call, and return the new hashes."""
         num_tokens = len(self.request.new_request.prompt_token_ids) + len(self.output_token_ids)
         first = len(self._hashes)
         if not self.hashes_blocks or num_tokens // self.block_size <= first:

@@ -1,4 +1,4 @@
-"""What an engine is told of handing KV over, and what it tells of it."""
+"""Settings and messages of KV hand-overs, as an engine process gets and sends them."""
 
 from __future__ import annotations
 
@@ -10,32 +10,32 @@ from twostroke.kv_transfer.transport import Fetched, KVSource
 
 
 class HandoverPort(msgspec.Struct, frozen=True, array_like=True):
-    """Where it lends, and whether it fetches."""
+    """Hand-over settings of an engine process."""
 
     lends_at: Address | None = None
-    """Its KV can be fetched here; None: it lends nothing."""
+    """Address at which its KV can be fetched; None: it lends nothing."""
     fetches: bool = False
     fetches_by_nixl: bool = False
-    """Others lend to it by NIXL."""
+    """Whether the processes it fetches from lend by NIXL."""
     allows_drift: bool = False
-    """It takes KV that was computed by other kernels or on other devices."""
+    """Whether it accepts KV computed by other kernels or on other devices."""
     memory_share: float = 1.0
-    """Of the memory that is free; the rest is for the other processes of the pools."""
+    """Share of the free memory that it may use; the rest is for the other processes of the pools."""
     heartbeat: Heartbeat = Heartbeat()
     name: str = ""
-    """Of the process, in its events; empty: it names itself."""
+    """Name of the process in its events; empty: it names itself."""
 
 
 class LenderFacts(msgspec.Struct, frozen=True, array_like=True):
-    """How others find what it lends."""
+    """Address and epoch under which other processes find its loans."""
 
     address: Address
     epoch: int
-    """Of the process: a lease of another one at the same address is unknown there."""
+    """Epoch of the process: leases of an earlier process at the same address are unknown to it."""
 
 
 class FetchKV(msgspec.Struct, array_like=True, tag=True):
-    """Fetch the KV of a prompt from the process that computes it; its request, or DropKV, comes later."""
+    """Request to fetch a prompt's KV from the process that computes it; the request, or DropKV, follows later."""
 
     import_id: int
     request_id: str
@@ -45,19 +45,19 @@ class FetchKV(msgspec.Struct, array_like=True, tag=True):
 
 
 class DropKV(msgspec.Struct, array_like=True, tag=True):
-    """No request will come for what was, or is, fetched."""
+    """Notice that no request will come for a prefix that is, or was, fetched."""
 
     import_id: int
 
 
 class KVFetched(msgspec.Struct, array_like=True, tag=True):
-    """From a thread of the process itself: the bytes have come, or will not."""
+    """Notice from a thread of the same process: the bytes of an import have arrived, or failed to."""
 
     import_id: int
     fetched: Fetched
 
 
 class EndHold(msgspec.Struct, array_like=True, tag=True):
-    """From a thread of the process itself: nobody reads these blocks any more."""
+    """Notice from a thread of the same process: nothing reads these blocks any more."""
 
     hold_id: int

@@ -1,4 +1,4 @@
-"""The engine's end of the event log: every input and outcome becomes an event, on its way to whoever listens."""
+"""The engine's event log: turns every input and outcome into an event and sends it to all sinks."""
 
 from __future__ import annotations
 
@@ -36,24 +36,24 @@ from twostroke.request import Arrival, FinishReason
 log = get_logger(__name__)
 
 MEMORY_EVERY_S = 10.0
-"""Between two looks at the process's memory, while there are steps."""
+"""Seconds between two samples of the process's memory, while steps run."""
 NOTEWORTHY = 1.2
-"""Least factor by which raised limits must exceed the last reported ones to be reported again."""
+"""Factor by which raised limits must exceed the last reported ones to be reported again."""
 RING_CAPACITY = 4096
-"""Events kept in memory: about two thousand steps, for a look at what just happened."""
+"""Events kept in memory: about two thousand steps."""
 
 
 class Journal:
-    """Writes events; the last ones are also kept in memory.
+    """A writer of events; it also keeps the most recent ones in memory.
 
-    Where a file or a listener gets them, it works out what steps cost, and holds the machine to its limits.
+    If a file or a listener receives the events, it also computes the cost of each step and corrects the machine limits.
 
     Args:
-        started: the first event, without which no replay is possible.
+        started: the first event; a replay needs it.
         shape: of the model, for the cost of each step.
-        file: for all events, or None; the journal closes it.
-        listeners: hear all events, too.
-        memory_bytes: that the process takes, asked every now and then; None: it is not said.
+        file: receives all events, or None; the journal closes it.
+        listeners: receive all events too.
+        memory_bytes: returns the memory that the process uses; None: memory is not recorded.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class Journal:
         self._shape = shape
         self._machine = started.machine
         self._said = started.machine
-        """The limits that were reported last."""
+        """Limits reported last."""
         self._undone: dict[int, StepScheduled] = {}
         self._files = ExitStack()
         self.recent = EventRing(RING_CAPACITY)
@@ -81,7 +81,7 @@ class Journal:
         self.emit(started)
 
     def arrived(self, request: GenerationRequest, arrival: Arrival, now_s: float) -> None:
-        """A request entered the queue, which knows it as `arrival`."""
+        """Record that a request entered the queue; `arrival` is how the scheduler sees it."""
         self.emit(
             RequestArrived(
                 now_s,
@@ -97,11 +97,11 @@ class Journal:
     def finished_by_caller(
         self, request_id: str, reason: FinishReason, num_output_tokens: int | None, now_s: float
     ) -> None:
-        """A request was ended from outside."""
+        """Record that a request was ended from outside."""
         self.emit(RequestFinishedByCaller(now_s, self.process, request_id, reason, num_output_tokens))
 
     def scheduled(self, batch: ScheduledBatch, now_s: float) -> None:
-        """A step was decided; its record holds what it costs and what it waits for."""
+        """Record a decided step, with its estimated cost."""
         cost = None
         if self._costs_steps and self._machine is not None:
             cost = step_cost(self._shape, shares_of(batch), self._machine)
@@ -111,7 +111,7 @@ class Journal:
         self.emit(decided)
 
     def committed(self, result: StepResult, commits: Sequence[Commit], result_s: float, now_s: float) -> None:
-        """A step's result, there at `result_s`, was taken in."""
+        """Record a step's result, which was available at `result_s` and accounted for at `now_s`."""
         if self._costs_steps:
             self._hold_against_limits(result.step, result_s)
         times = result.operator_time_s, now_s, result.draft_time_s
@@ -121,7 +121,7 @@ class Journal:
             self.emit(MemorySampled(now_s, self.process, self._memory_bytes()))
 
     def _hold_against_limits(self, step: int, result_s: float) -> None:
-        """Raise the machine's limits where a step was faster than its floor."""
+        """Raise the machine's limits if a step was faster than they allow."""
         decided = self._undone.pop(step, None)
         if decided is None or decided.cost is None or self._machine is None or self._said is None:
             return
@@ -132,11 +132,11 @@ class Journal:
             self._said = _told(self._said, raised, decided.cost, step, seconds)
 
     def prefix_cache_reset(self, now_s: float) -> None:
-        """Cached prefixes were forgotten."""
+        """Record that cached prefixes were forgotten."""
         self.emit(PrefixCacheReset(now_s, self.process))
 
     def kv_block_checked(self, finding: Finding, begin_s: float, now_s: float) -> None:
-        """A cached block was computed again."""
+        """Record that a cached block was computed again, and the finding."""
         self.emit(
             KVBlockChecked(
                 now_s,
@@ -154,26 +154,26 @@ class Journal:
         )
 
     def measurement_began(self, now_s: float) -> None:
-        """What follows is measured; what came before warmed the engine up."""
+        """Record that measurement begins; earlier steps were warm-up."""
         self.emit(MeasurementBegan(now_s, self.process))
 
     def close(self) -> None:
-        """No more events; the file is complete."""
+        """Close the file."""
         self._files.close()
 
     def emit(self, event: Event) -> None:
-        """Write one event."""
+        """Write one event to all sinks."""
         for sink in list(self._sinks):
             try:
                 sink.append(event)
             except OSError as error:
-                # serving goes on without its log; a step that is decided must be executed
-                log.warning("the event log ends here: %s", error)
+                # a step that is decided must be executed, so serving continues without the log
+                log.warning("the event log cannot be written any more: %s", error)
                 self._sinks.remove(sink)
 
 
 def _told(said: MachineLimits, raised: MachineLimits, cost: StepCost, step: int, seconds: float) -> MachineLimits:
-    """Log raised limits that are far from those said last; return what is said now."""
+    """Log raised limits that differ enough from those logged last; return the limits logged last."""
     if max(raised.flops_per_s / said.flops_per_s, raised.bytes_per_s / said.bytes_per_s) <= NOTEWORTHY:
         return said
     log.info(
@@ -197,7 +197,7 @@ def engine_started(
     model: str,
     now_s: float,
 ) -> EngineStarted:
-    """Return the event that says what a replay has to be built from; it knows no machine, drafter or pool yet."""
+    """Return the event from which a replay is built; machine, drafter and pool are not filled in yet."""
     return EngineStarted(
         time_s=now_s,
         process=f"engine-{os.getpid()}",

@@ -1,14 +1,14 @@
-"""Both ends of an engine's hand-overs, and the order in which they hear of requests, messages and steps. Pure.
+"""Both ends of an engine's KV hand-overs, and the order in which they handle requests, messages and steps. Pure.
 
-    a request comes     it waits for its prefix, where that is fetched; else it starts, and may lend
+    a request arrives   it waits while its prefix is fetched; otherwise it starts, and may lend its blocks
     FetchKV             a prefix is to be fetched
-    KVFetched           it has come, or will not: its request starts
-    DropKV              no request will come for it
-    EndHold             blocks that were on loan are ordinary ones
-    a step is decided   what is on loan of it is told to those who read it
-    a request ends      its loan is complete, or it is dead
+    KVFetched           the fetch succeeded or failed: its request starts
+    DropKV              no request will come for a fetched prefix
+    EndHold             blocks on loan become ordinary blocks
+    a step is decided   the lender learns which lent blocks the step fills
+    a request ends      its loan is complete, or dead
 
-Each of these may have made room, so prefixes that wait for room are looked at again.
+Each of these may free blocks, so imports that wait for room are tried again after each.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from twostroke.scheduler.scheduler import Scheduler
 
 
 class KVEnds:
-    """The ends that an engine has; `bind` the engine before anything else.
+    """The lending and fetching ends of an engine; call `bind` before anything else.
 
     Args:
-        scheduler: of the engine.
-        journal: of the engine.
+        scheduler: the engine's.
+        journal: the engine's.
         clock: in seconds.
-        lending: where others fetch the KV of what is computed here; None: nowhere.
-        fetching: where KV is fetched that others have computed; None: nowhere.
+        lending: lends the KV computed here to other processes; None: nothing is lent.
+        fetching: fetches KV that other processes computed; None: nothing is fetched.
     """
 
     def __init__(
@@ -54,16 +54,16 @@ class KVEnds:
         self._is_idle: Callable[[], bool]
 
     def bind(self, start: Callable[[GenerationRequest], Arrival], is_idle: Callable[[], bool]) -> None:
-        """Say which engine this is for.
+        """Set the engine that this object serves.
 
         Args:
-            start: queues a request there, and returns it as the scheduler knows it.
+            start: queues a request in the engine, and returns it as the scheduler sees it.
             is_idle: returns whether the engine has no request.
         """
         self._start, self._is_idle = start, is_idle
 
     def add(self, request: GenerationRequest) -> None:
-        """Start a request, unless its prefix is still to come."""
+        """Start a request, unless it has to wait for its prefix."""
         if self._fetching is not None and self._fetching.holds_back(request):
             self.let_imports_in()
             return
@@ -72,7 +72,7 @@ class KVEnds:
             self._lending.arrived(arrival)
 
     def obey(self, message: FetchKV | DropKV | KVFetched | EndHold) -> None:
-        """Do what a message says."""
+        """Handle a hand-over message."""
         if isinstance(message, EndHold):
             self._end_hold(message.hold_id)
         else:
@@ -88,22 +88,22 @@ class KVEnds:
         self.let_imports_in()
 
     def abort(self, request_id: str) -> bool:
-        """End a request that waits for its prefix; False: none of this name does."""
+        """End a request that waits for its prefix; return False if none has this id."""
         return self._fetching is not None and self._fetching.abort(request_id)
 
     def let_imports_in(self) -> None:
-        """Let prefixes that wait for room take it, if there is some now."""
+        """Start the waiting imports that now have room."""
         if self._fetching is not None:
             for request in self._fetching.try_again(is_idle=self._is_idle()):
                 self.add(request)
 
     def decided(self, batch: ScheduledBatch) -> None:
-        """A step is about to be computed."""
+        """Tell the lender about a step that is about to be computed."""
         if self._lending is not None:
             self._lending.decided(batch)
 
     def computed(self, commits: Sequence[Commit]) -> None:
-        """A step is over, and accounted for."""
+        """Tell the lender that a step is over, and settle the loans of requests that ended in it."""
         if self._lending is not None:
             self._lending.computed()
             for commit in commits:
@@ -111,7 +111,7 @@ class KVEnds:
                     self.ended(commit.request_id)
 
     def ended(self, request_id: str) -> None:
-        """A request has ended, in whatever way."""
+        """Settle the loan of a request that has ended, for any reason."""
         hold_id = None if self._lending is None else self._lending.ended(request_id)
         if hold_id is not None:
             self._end_hold(hold_id)
@@ -121,7 +121,7 @@ class KVEnds:
         self._journal.emit(KVHoldEnded(self._clock(), self._journal.process, hold_id))
 
     def close(self) -> None:
-        """Give up what is lent and fetched."""
+        """Cancel all loans and imports."""
         for end in (self._lending, self._fetching):
             if end is not None:
                 end.close()

@@ -1,13 +1,13 @@
-"""The engine's side of fetching KV: a prefix takes its blocks, is filled, and is there for its request, or is not.
+"""The engine's side of fetching KV: allocate blocks for a prefix, fill them, and start the request that needs it.
 
 ```
 fetch(...) ──► waits for room ──► is fetched ──► complete: named, held for its request ──► the request runs
                      │                 │
-                     └─────────────────┴──────► failed: the request computes its prefix as if nobody had tried
+                     └─────────────────┴──────► failed: the request computes its prefix itself
 ```
 
-All of it in the engine's thread but for the bytes, which a thread of the borrower's writes to blocks that nobody else
-may touch before it has said that it is done.
+Everything runs in the engine's thread except the copying of bytes. A thread of the borrower writes them, to blocks
+that nothing else touches until that thread reports the end.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from twostroke.scheduler.scheduler import Scheduler
 
 
 class ImportLog(Protocol):
-    """Takes the events of a process."""
+    """The part of the journal that hand-overs write to."""
 
     process: str
 
@@ -42,30 +42,30 @@ class _Import:
     request_id: str
     block_hashes: tuple[bytes, ...]
     digest: bytes
-    """The lender's name of the last block, which is another where its blocks have another size."""
+    """The lender's hash of the last block; it differs from ours where its blocks have another size."""
     source: KVSource
     begin_s: float
     give_up: Callable[[], None] | None = None
-    """None while it has no blocks."""
+    """Cancels the fetch; None while the import has no blocks."""
     is_over: bool = False
-    """It is complete, and waits for its request."""
+    """Whether the import is complete and waits for its request."""
     is_dropped: bool = False
     request: GenerationRequest | None = None
-    """Waits for it."""
+    """The request that waits for the import."""
 
 
 class KVFetching:
     """The imports of one engine.
 
     Args:
-        scheduler: of the engine.
-        borrower: fetches.
-        journal: of the engine; hears what becomes of each import.
+        scheduler: the engine's.
+        borrower: fetches the bytes.
+        journal: the engine's; records the outcome of each import.
         layout: of the engine's KV.
         clock: in seconds.
-        post: is given the message of each import whose bytes have come, or will not, in another thread; it is for
-            `fetched`, in the engine's own.
-        names: names the blocks that are fetched.
+        post: called in another thread with a message for each import that ended; the message is for `fetched`, in the
+            engine's thread.
+        names: hashes the blocks that are fetched.
     """
 
     def __init__(
@@ -90,9 +90,9 @@ class KVFetching:
         self._without_room: list[int] = []
 
     def begin(self, message: FetchKV) -> None:
-        """Is to fetch the full blocks of a prompt, as soon as there is room; its request comes later.
+        """Queue the import of a prompt's full blocks; it starts when there is room. The request follows later.
 
-        Where the lender's blocks have another size, what is in full blocks of both.
+        Where the lender's blocks have another size, only tokens in full blocks of both sizes are fetched.
         """
         import_id, request_id, source = message.import_id, message.request_id, message.source
         assert import_id not in self._imports, f"import {import_id} is not new"
@@ -100,20 +100,20 @@ class KVFetching:
         whole = math.lcm(self._layout.prefix_tokens, source.prefix_tokens or their_size)
         token_ids = message.token_ids[: len(message.token_ids) // whole * whole]
         hashes = self._names(request_id, token_ids, self._block_size, message.cache_salt)
-        if hashes:  # else there is no full block, nothing to fetch and nothing to wait for
+        if hashes:  # without a full block there is nothing to fetch
             is_alike = their_size == self._block_size
             theirs = hashes if is_alike else self._names(request_id, token_ids, their_size, message.cache_salt)
             self._imports[import_id] = _Import(request_id, hashes, theirs[-1], source, self._clock())
             self._without_room.append(import_id)
 
     def try_again(self, *, is_idle: bool) -> list[GenerationRequest]:
-        """Looks whether there is room now for those that had none.
+        """Start the waiting imports that now have room.
 
         Args:
-            is_idle: nothing runs that would make room.
+            is_idle: whether nothing runs that could make room.
 
         Returns:
-            Requests that are not to wait any longer.
+            Requests that need not wait any longer.
         """
         freed: list[GenerationRequest] = []
         while self._without_room:
@@ -137,7 +137,7 @@ class KVFetching:
         return freed
 
     def holds_back(self, request: GenerationRequest) -> bool:
-        """Whether a request has to wait for its import; it is kept until `fetched` gives it back."""
+        """Return whether a request has to wait for its import; `fetched` returns it later."""
         this = None if request.import_id is None else self._imports.get(request.import_id)
         if this is None:
             return False
@@ -148,13 +148,13 @@ class KVFetching:
         return True
 
     def fetched(self, import_id: int, result: Fetched) -> list[GenerationRequest]:
-        """The bytes have come, or will not; the requests that waited for them."""
+        """Record the outcome of an import; return the request that waited for it, if any."""
         this = self._imports.get(import_id)
         if this is None:
             return []
         if this.give_up is None:
             self._without_room.remove(import_id)
-        problem = result.problem or ("nobody waits for it any more" if this.is_dropped else "")
+        problem = result.problem or ("it was given up: no request waits for it" if this.is_dropped else "")
         if not problem:
             self._scheduler.handover.complete_import(import_id, this.block_hashes)
         traffic = result.num_bytes, this.begin_s, result.first_byte_s, result.busy_s, result.drift, result.last_byte_s
@@ -169,7 +169,7 @@ class KVFetching:
         return [] if this.request is None else [this.request]
 
     def drop(self, import_id: int) -> None:
-        """No request will come for it."""
+        """Cancel an import whose request will not come."""
         this = self._imports.get(import_id)
         if this is None:
             return
@@ -178,12 +178,12 @@ class KVFetching:
             del self._imports[import_id]
             self._end_hold(import_id)
         elif this.give_up is None:
-            self.fetched(import_id, Fetched("nobody waits for it any more"))
+            self.fetched(import_id, Fetched("it was given up: no request waits for it"))
         else:
             this.give_up()
 
     def abort(self, request_id: str) -> bool:
-        """Ends a request that waits; False: none of this name does."""
+        """End a request that waits for its import; return False if none has this id."""
         for import_id, this in self._imports.items():
             if this.request is not None and this.request.request_id == request_id:
                 self.drop(import_id)
@@ -192,7 +192,7 @@ class KVFetching:
 
     @property
     def num_waiting(self) -> int:
-        """Imports that are not over, or wait for their request."""
+        """Number of imports in progress or waiting for their request."""
         return len(self._imports)
 
     def _end_hold(self, import_id: int) -> None:
@@ -200,7 +200,7 @@ class KVFetching:
         self._journal.emit(KVHoldEnded(self._clock(), self._journal.process, import_id))
 
     def close(self) -> None:
-        """What is on its way is given up."""
+        """Cancel all imports."""
         for this in self._imports.values():
             if this.give_up is not None:
                 this.give_up()

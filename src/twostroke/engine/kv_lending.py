@@ -1,10 +1,10 @@
-"""The engine's side of lending KV: tells the lender, step by step, which blocks of a prompt are there.
+"""The engine's side of lending KV: tells the lender after each step which blocks of a prompt are ready.
 
 arrives         grant(number of blocks)
-step decided    its cached prefix is there; the blocks that the step fills are begun
-layer written   of these, one more layer is there                (in the middle of the step)
+step decided    the blocks of its cached prefix are ready; those that the step fills are begun
+layer written   one more layer of the begun blocks is ready      (in the middle of the step)
 ends            on loan: complete, or the lease is dead
-preempted       the lease is dead; what the request leaves on loan later is for nobody
+preempted       the lease is dead; blocks that the request lends later are not fetched
 """
 
 from __future__ import annotations
@@ -23,22 +23,23 @@ from twostroke.scheduler.scheduler import Scheduler
 class _Loan:
     lease_id: int
     num_blocks: int
-    """Pages of each KV group."""
+    """Number of pages of each KV group."""
     digest: bytes
-    """Name of the last page."""
+    """Hash of the last page."""
     is_dead: bool = False
-    """Nobody will fetch it, though its request may go on."""
+    """Whether the loan will not be fetched, although its request may continue."""
 
 
 class KVLending:
-    """Follows the requests of an engine that lend their blocks.
+    """The loans of an engine's requests.
 
     Args:
-        scheduler: of the engine.
-        lender: serves the others.
+        scheduler: the engine's.
+        lender: serves the borrowers.
         layout: of the engine's KV.
-        split_layers: layers of a model that several ranks compute; 0: one rank has all of it. What this rank has
-            written the others may be about to write; between two layers all ranks gather, so then it is there.
+        split_layers: number of layers of a model that several ranks compute; 0: one rank has all of it. When this rank
+            has written a layer, other ranks may still be writing it. All ranks gather between two layers, so the layer
+            is complete when the next one is written.
     """
 
     def __init__(self, scheduler: Scheduler, lender: LendingSide, layout: KVLayout, *, split_layers: int = 0) -> None:
@@ -49,10 +50,10 @@ class KVLending:
         self._split_layers = split_layers
         self._loans: dict[str, _Loan] = {}
         self._in_step: list[int] = []
-        """Leases whose blocks the step that runs fills."""
+        """Leases whose blocks the current step fills."""
 
     def arrived(self, arrival: Arrival) -> None:
-        """A request has; it lends what of it came in full blocks of both sides, if any."""
+        """Grant a lease for a request that arrived: of the prompt's tokens in blocks that are full on both sides."""
         if arrival.lend_as is None:
             return
         whole = math.lcm(self._prefix_tokens, arrival.lend_block_size or 1)
@@ -60,16 +61,16 @@ class KVLending:
         hashes = arrival.block_hashes[:num_blocks]
         self._lender.grant(arrival.lend_as, num_blocks)
         self._loans[arrival.request_id] = _Loan(arrival.lend_as, num_blocks, hashes[-1] if hashes else b"")
-        if not hashes or arrival.max_tokens != 1:  # with more tokens it would lend blocks that nobody expects
+        if not hashes or arrival.max_tokens != 1:  # with more tokens it would lend unexpected blocks
             self._kill(arrival.request_id, "the request has no full block, or makes more than one token here")
 
     def decided(self, batch: ScheduledBatch) -> None:
-        """A step is about to be computed."""
+        """Report the blocks that are ready before a step, and those that the step fills."""
         self._in_step.clear()
         if not self._loans:
             return
         for request_id in batch.preempted_request_ids:
-            self._kill(request_id, "its request had to give way to others")
+            self._kill(request_id, "its request was preempted")
         cached = {admitted.request_id: admitted.num_cached_tokens for admitted in batch.admitted}
         for share in batch.requests:
             loan = self._loans.get(share.request_id)
@@ -83,21 +84,21 @@ class KVLending:
                 self._in_step.append(loan.lease_id)
 
     def layer_written(self, layer_id: int) -> None:
-        """The step that runs has written the K and V of a layer; all that it is to be told of layers."""
+        """Report that the current step has written the K and V of a layer; the only call of the runner about layers."""
         num_there = layer_id if self._split_layers else layer_id + 1
         if self._in_step and num_there:
             self._lender.layer_ready(self._in_step, num_there)
 
     def computed(self) -> None:
-        """The step is over, on all ranks: they have gathered what came behind the last layer."""
+        """Report the last layer after a step: by now all ranks have written it."""
         if self._in_step and self._split_layers:
             self._lender.layer_ready(self._in_step, self._split_layers)
 
     def ended(self, request_id: str) -> int | None:
-        """Settle the loan of a request that has ended, in whatever way; the scheduler knows already.
+        """Settle the loan of a request that has ended, for any reason; call it after the scheduler ended the request.
 
         Returns:
-            The hold that is to end now, since nobody will fetch its blocks; None: there is none.
+            The hold to end now, because its blocks will not be fetched; None if there is none.
         """
         loan = self._loans.get(request_id)
         if loan is None:
@@ -117,5 +118,5 @@ class KVLending:
             self._lender.kill(loan.lease_id, trouble)
 
     def close(self) -> None:
-        """Nobody is served any more."""
+        """Stop serving borrowers."""
         self._lender.close()

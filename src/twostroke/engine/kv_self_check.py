@@ -1,4 +1,4 @@
-"""The KV self-check of the engine: has blocks computed again, judges, and takes what has gone bad out of use."""
+"""The engine's KV self-check: computes blocks again, judges the differences, and takes corrupt blocks out of use."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ log = get_logger(__name__)
 
 
 class TokensOf(Protocol):
-    """A sequence's token ids, prompt and output."""
+    """A source of a sequence's token ids, prompt and output."""
 
     def token_ids(self, begin: int, end: int) -> tuple[int, ...]:
-        """From position `begin` to before `end`."""
+        """Return the ids from position `begin` up to but not including `end`."""
         ...
 
 
 class KVSelfCheck:
-    """Between a decision and its step: the blocks are as that step will find them, and it has read none of them.
+    """A check of cached blocks that runs between a decision and its step, before the step reads the blocks.
 
     Args:
-        scheduler: knows where blocks are, and who has read them.
-        executor: computes.
+        scheduler: knows where blocks are and which requests have read them.
+        executor: computes the blocks again.
         block_size: tokens per block.
-        tolerance: the largest difference that is a matter of numerics (kv_check.tolerance).
+        tolerance: the largest difference that rounding explains (kv_check.tolerance).
     """
 
     def __init__(self, scheduler: Scheduler, executor: Executor, *, block_size: int, tolerance: float) -> None:
@@ -37,10 +37,10 @@ class KVSelfCheck:
         self._tolerance = tolerance
 
     def run(self, check: KVCheck, tokens: TokensOf) -> Finding | None:
-        """Checks a block; None when it could not be computed.
+        """Check a block; return None if it could not be computed.
 
         Raises:
-            EngineError: so much of the pool has gone bad that requests would no longer fit.
+            EngineError: so much of the pool is corrupt that requests would no longer fit.
         """
         differences = self._differences(check, tokens)
         if differences is None:
@@ -57,17 +57,19 @@ class KVSelfCheck:
     def _first_bad(
         self, check: KVCheck, differences: tuple[KVDifference, ...], tokens: TokensOf
     ) -> tuple[KVCheck, tuple[KVDifference, ...]]:
-        """The first block of the prefix that is not as it is computed.
+        """Return the first block of the prefix that differs from what is computed.
 
-        A block also differs when one before it has gone bad, since it was computed from that one while it was good. K
-        and V of the first layer do not look at any other block: a difference there is the block's own. Else what
-        follows a bad block is not exact, so the bad one is found by bisection.
+        A block also differs when an earlier one is corrupt, because it was computed while that one was sound. K and
+        V of
+        the first layer depend on no other block, so a difference there belongs to the block itself. Otherwise all
+        blocks
+        behind the corrupt one differ, so bisection finds it.
         """
         found = check, differences
         if any(difference.layer_id == 0 for difference in differences):
             return found
         earlier = self._scheduler.kv_checks.before(check)
-        low, high = 0, len(earlier)  # those before `low` are sound; the one at `high`, or `check`, is not
+        low, high = 0, len(earlier)  # blocks before `low` are sound; the one at `high`, or `check`, is not
         while low < high:
             middle = (low + high) // 2
             there = self._differences(earlier[middle], tokens)
@@ -84,9 +86,10 @@ class KVSelfCheck:
         quarantined = tuple(b if group_id in groups else None for group_id, b in enumerate(check.block_ids))
         suspects = self._scheduler.quarantine(check.request_id, check.entry, quarantined)
         log.error(
-            "cached block %d of the prefix of %s has gone bad: %d numbers of it, from layer %d on, are off by up to "
-            "%.2g times the largest of their vectors. KV blocks %s are out of use, the prefix cache is forgotten; of "
-            "those who may have read them %d start over, %d end with an error. If this happens again, test the memory.",
+            "cached block %d of the prefix of %s is corrupt: %d of its numbers, from layer %d on, are off by up to "
+            "%.2g times the largest of their vectors. KV blocks %s are out of use; the prefix cache was reset. Of the "
+            "requests that may have read them %d start over and %d end with an error. If this happens again, test the "
+            "memory.",
             check.entry,
             check.request_id,
             sum(difference.num_numbers for difference in differences),

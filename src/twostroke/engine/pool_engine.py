@@ -1,4 +1,4 @@
-"""PoolEngine: the loop of an engine in a pool, which lends the KV of what it computes, or fetches that of others."""
+"""PoolEngine: an engine's loop in a pool; it lends the KV that it computes, or fetches KV from other processes."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from twostroke.scheduler.scheduler import Scheduler
 
 
 class PoolEngine(Engine):
-    """An engine whose requests begin or go on in another process.
+    """An engine whose requests begin or continue in another process.
 
     Args:
         scheduler: decides each step.
         executor: computes it.
-        ends: of its hand-overs.
+        ends: both ends of its hand-overs.
         block_size: tokens per KV block, for hashing.
-        hashes_blocks: whether anybody will look blocks up by their hash.
-        journal: where every input and outcome is recorded.
-        clock: seconds; a test or a simulation brings its own.
+        hashes_blocks: whether blocks are looked up by their hash.
+        journal: records every input and outcome.
+        clock: in seconds; tests and simulations pass their own.
     """
 
     def __init__(
@@ -48,30 +48,29 @@ class PoolEngine(Engine):
         ends.bind(lambda request: self._add(request).arrival, lambda: not self._live)
 
     def add_request(self, request: GenerationRequest) -> None:
-        """Queue a sequence, unless its prefix is still to come."""
+        """Queue a sequence, unless it has to wait for its prefix."""
         assert request.request_id not in self._live, f"request id {request.request_id!r} is in use"
         self._ends.add(request)
 
     def hand_over(self, message: FetchKV | DropKV | KVFetched | EndHold) -> None:
-        """Do what a message says of what is fetched, or on loan."""
+        """Handle a message about KV that is fetched or on loan."""
         self._ends.obey(message)
 
     def finish(self, request_id: str, reason: FinishReason, num_output_tokens: int | None = None) -> bool:
-        """End a sequence from outside, also one that waits for its prefix."""
+        """End a sequence from outside, including one that waits for its prefix."""
         is_known = super().finish(request_id, reason, num_output_tokens) or self._ends.abort(request_id)
         self._ends.let_imports_in()
         return is_known
 
     def step(self) -> list[TokenUpdate]:
-        """Let prefixes in that have room, then decide, compute, account."""
+        """Start imports that now have room, then run a step."""
         self._ends.let_imports_in()
         updates = super().step()
-        if not self._live:  # there may be no other step
+        if not self._live:  # there may be no next step
             self._ends.let_imports_in()
         return updates
 
     def close(self) -> None:
-        """Give up what is lent and fetched, too."""
         self._ends.close()
         super().close()
 

@@ -1,4 +1,4 @@
-"""Messages from an engine to the output processor: the new tokens of one sequence, and what else is new of it."""
+"""Messages from an engine to the output processor: new tokens of one sequence, and changes of its state."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from twostroke.request import FinishReason
 
 
 class SequenceNews(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """The seldom part of an update: with a sequence's first tokens, with its end, and with scores of its prompt.
+    """The rarely needed part of an update: sent with a sequence's first tokens, its end, and its prompt's scores.
 
-    Nine of ten updates need none of it, and each goes through two processes.
+    Nine of ten updates omit it, and each update passes through two processes.
     """
 
     scheduled_time_s: float | None = None
-    """When the sequence was scheduled for the first time."""
+    """Time at which the sequence was first scheduled."""
     num_cached_tokens: int = 0
     num_preemptions: int = 0
     finish_reason: FinishReason | None = None
@@ -25,26 +25,26 @@ class SequenceNews(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Hidden state of the prompt's last token, for requests that ask for one."""
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
     prompt_logprobs_start: int = 1
-    """Position in the prompt of the first of them. A chunk of tokens c, c+1, … predicts c+1, c+2, …"""
+    """Position in the prompt of the first of `prompt_logprobs`. A chunk of tokens c, c+1, … predicts c+1, c+2, …"""
 
 
 class TokenUpdate(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """New tokens of one sequence, made by one step."""
+    """New tokens of one sequence from one step."""
 
     request_id: str
     """Id of the sequence, as `OutputProcessor.add` returned it."""
     time_s: float
     """Time of the step's result, in seconds of the engine's clock."""
     token_ids: tuple[int, ...] = ()
-    """Cut behind an end-of-text or stop token and at the limit, see `generation.find_token_stop`."""
+    """Token ids up to the end-of-text token, stop token or limit, see `generation.find_token_stop`."""
     logprobs: tuple[TokenLogprobs, ...] = ()
     news: SequenceNews | None = None
     num_draft_tokens: int = 0
-    """Drafts that the step verified for it."""
+    """Drafts that the step verified for the sequence."""
     start: int = 0
-    """Output tokens before these, those included that other attempts have made."""
+    """Number of output tokens before these, including those of earlier attempts."""
 
     @property
     def finish_reason(self) -> FinishReason | None:
-        """Why the engine ended the sequence behind these tokens; None when it did not."""
+        """Finish reason, if the engine ended the sequence after these tokens; else None."""
         return None if self.news is None else self.news.finish_reason

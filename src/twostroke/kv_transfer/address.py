@@ -1,4 +1,4 @@
-"""Where a lender is found: a socket's file on this machine, a host and a port, or a name in this process."""
+"""Addresses of lenders: a Unix socket on this machine, a host and a port, or a name in this process."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from twostroke.kv_transfer.memory import KVMemory
 
 
 class Address(msgspec.Struct, frozen=True, array_like=True):
-    """One of the three."""
+    """Address of a lender; one of path, host or name is set."""
 
     path: str = ""
-    """Of a Unix socket, in a folder of this user's."""
+    """Path of a Unix socket, in a folder of this user's."""
     host: str = ""
     port: int = 0
-    """0: any free one, for a listener."""
+    """TCP port; 0: any free one, for a listener."""
     by_nixl: bool = False
-    """Over the connection to the host nothing but frames goes: NIXL reads the bytes out of the lender's memory."""
+    """Whether NIXL reads the bytes out of the lender's memory, and the connection carries only frames."""
     name: str = ""
-    """Of a lender in this process."""
+    """Name of a lender in this process."""
 
     @property
     def is_local(self) -> bool:
-        """Whether descriptors can be handed over."""
+        """Whether file descriptors can be passed."""
         return bool(self.path)
 
     @property
     def shares_memory(self) -> bool:
-        """Whether who fetches there reads the blocks itself."""
+        """Whether borrowers read the blocks themselves."""
         return bool(self.path or self.name or self.by_nixl)
 
     def __str__(self) -> str:
@@ -39,14 +39,14 @@ class Address(msgspec.Struct, frozen=True, array_like=True):
 
 
 def listen(address: Address, memory: KVMemory | None = None) -> tuple[Listener, Address]:
-    """A listener, and its address with the port that was found.
+    """Open a listener; return it and its address with the port that was chosen.
 
     Args:
-        address: where.
-        memory: that borrowers in this process may read, if the address is of this process.
+        address: where to listen.
+        memory: memory that borrowers in this process may read, if the address is in this process.
 
     Raises:
-        OSError: somebody else has it.
+        OSError: the address is in use.
     """
     if address.name:
         return listen_here(address.name, memory), address
@@ -60,10 +60,10 @@ def listen(address: Address, memory: KVMemory | None = None) -> tuple[Listener, 
 
 
 def connect(address: Address, timeout_s: float) -> Connection:
-    """A connection.
+    """Connect to a lender.
 
     Raises:
-        OSError: nobody is there, or does not answer in time.
+        OSError: nothing listens there, or it does not answer in time.
     """
     if address.name:
         return connect_here(address.name)
@@ -77,6 +77,6 @@ def connect(address: Address, timeout_s: float) -> Connection:
             raise
         return connection
     connection = socket.create_connection((address.host, address.port), timeout_s)
-    # buffers are left to the system: it lets them grow with rate x delay, further than most of them allow us to ask for
+    # buffer sizes are left to the system: it grows them with rate x delay, beyond what most systems let us set
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return connection

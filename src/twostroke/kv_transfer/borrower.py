@@ -1,4 +1,4 @@
-"""The side that fetches: a thread for each prefix, which fills blocks that nobody reads before all of it is there."""
+"""The side that fetches KV: one thread per prefix fills blocks that are not read before all of it has arrived."""
 
 from __future__ import annotations
 
@@ -44,20 +44,20 @@ from twostroke.plain_words import reason_of
 log = get_logger(__name__)
 
 PATIENCE_S = 10.0
-"""How long the lender may say nothing at all; while it computes it says that it waits, once a second."""
+"""Seconds a lender may be silent; while it computes it sends Waiting once a second."""
 
 
 class KVBorrower:
-    """Fetches prefixes into a pool.
+    """The fetching side of a pool.
 
     Args:
         memory: of the pool.
         geometry: of this side.
-        reading: of lenders' blocks that have another size or format.
+        reading: how lenders' blocks of another size or format are read.
         clock: in seconds.
-        allows_drift: take KV that was computed by other numerics.
-        patience_s: how long a lender may say nothing at all.
-        nixl: reads from lenders who lend by it; it is closed here.
+        allows_drift: whether to accept KV computed with other numerics.
+        patience_s: seconds a lender may be silent.
+        nixl: reads from lenders that use NIXL; closed with the borrower.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class KVBorrower:
     def fetch(
         self, source: KVSource, into: KVImport, digest: bytes, is_done: Callable[[Fetched], object]
     ) -> Callable[[], None]:
-        """See FetchingSide; `is_done` is called in the thread that fetches."""
+        """Start a fetch; `is_done` is called in the thread that fetches."""
         task = _Fetching(self._side)
 
         def run() -> None:
@@ -86,20 +86,20 @@ class KVBorrower:
         return task.give_up
 
     def close(self) -> None:
-        """Forgets what others have shared."""
+        """Unmap the memory that lenders have shared."""
         self._side.memories.close()
 
 
 class _Memories:
-    """Of other processes: what is mapped here, by their epochs, as mapping gigabytes takes a while, and who reads what
-    is not.
+    """Lenders' memory, mapped and cached by epoch, because mapping gigabytes takes a while; and the NIXL agent for the
+    rest.
 
     Args:
-        nixl: reads from those who lend by it.
+        nixl: reads from lenders that use NIXL.
     """
 
     _MOST = 8
-    """Processes whose memory stays mapped."""
+    """Most processes whose memory stays mapped."""
 
     def __init__(self, nixl: NixlAgent | None) -> None:
         self.nixl = nixl
@@ -107,7 +107,7 @@ class _Memories:
         self._known: dict[int, SharedMapping] = {}
 
     def mapped(self, epoch: int, descriptors: Sequence[int], num_bytes: int) -> SharedMapping:
-        """The mapping of a process; the descriptors are closed."""
+        """Return the mapping of a process; the descriptors are closed."""
         with self._lock:
             mapping = self._known.pop(epoch, None)
             if mapping is None:
@@ -116,12 +116,12 @@ class _Memories:
                 for descriptor in descriptors:
                     os.close(descriptor)
             self._known[epoch] = mapping
-            while len(self._known) > self._MOST:  # whoever still reads one keeps it alive
+            while len(self._known) > self._MOST:  # a reader keeps its mapping alive
                 del self._known[next(iter(self._known))]
             return mapping
 
     def close(self) -> None:
-        """Forgets them."""
+        """Forget all mappings and close the NIXL agent."""
         with self._lock:
             self._known.clear()
         if self.nixl is not None:
@@ -130,7 +130,7 @@ class _Memories:
 
 @dataclass(frozen=True, slots=True)
 class _Side:
-    """What every fetch of a borrower needs."""
+    """State shared by all fetches of a borrower."""
 
     memory: KVMemory
     geometry: KVGeometry
@@ -142,7 +142,7 @@ class _Side:
 
 
 class _Fetching:
-    """One prefix on its way."""
+    """The fetch of one prefix."""
 
     def __init__(self, side: _Side) -> None:
         self._side = side
@@ -154,7 +154,7 @@ class _Fetching:
         self._busy_s = 0.0
 
     def give_up(self) -> None:
-        """From any thread."""
+        """Cancel the fetch; may be called from any thread."""
         with self._lock:
             self._is_given_up = True
             if self._connection is not None:
@@ -162,7 +162,7 @@ class _Fetching:
                     self._connection.shutdown(socket.SHUT_RDWR)
 
     def run(self, source: KVSource, into: KVImport, digest: bytes) -> Fetched:
-        """Until the end, whatever that is."""
+        """Run the fetch to its end and return the outcome, including any failure."""
         drift = ""
         try:
             with connect(source.address, self._side.patience_s) as connection:
@@ -177,16 +177,16 @@ class _Fetching:
             problem = f"{source.address} has said nothing for {self._side.patience_s:g} s"
         except (OSError, EngineError) as error:
             problem = "it was given up" if self._is_given_up else f"{source.address}: {error}"
-        except Exception as error:  # somebody waits for this prefix, and would wait for ever
+        except Exception as error:  # otherwise the request would wait for ever
             log.exception("a prefix could not be fetched from %s", source.address)
-            problem = f"{source.address}: what it lends could not be taken in: {reason_of(error)}"
+            problem = f"{source.address}: its KV could not be stored: {reason_of(error)}"
         finally:
             with self._lock:
                 self._connection = None
         return Fetched(problem, self._num_bytes, self._first_byte_s, drift, self._busy_s, self._side.clock())
 
     def _fetch(self, connection: Connection, source: KVSource, into: KVImport, digest: bytes) -> str:
-        """All of it; returns how the lender's numerics differ."""
+        """Fetch all entries; return how the lender's numerics differ."""
         their_size = source.block_size or self._side.memory.layout.block_size
         question = self._question(source, into, their_size)
         num_blocks = question.num_blocks
@@ -210,7 +210,7 @@ class _Fetching:
                 raise TransferBroken(f"unexpected: {type(other).__name__}")
 
     def _take_all(self, connection: Connection, way_in: Intake, num_blocks: int) -> tuple[int, bytes]:
-        """What the lender has, until there is no more: how many entries that was, and of which prefix."""
+        """Store all entries that the lender sends; return their number and the hash of the last block."""
         due = _Due(num_blocks, self._side.memory.num_layers)
         while True:
             match receive(connection, FROM_LENDER):
@@ -231,7 +231,7 @@ class _Fetching:
                     raise TransferBroken(f"unexpected: {type(other).__name__}")
 
     def _bringing(self, connection: Connection, terms: Terms, lent: LentBlocks) -> Bringing:
-        """How bytes come that are not copied out of shared memory."""
+        """Return the transfer to use where memory is not shared."""
         if self._side.memories.nixl is None or terms.remote is None:
             return Sent(connection)
         if len(terms.remote.addresses) != lent.num_ranks:
@@ -253,7 +253,7 @@ class _Fetching:
         )
 
     def _receive_terms(self, connection: Connection, source: KVSource, their_size: int) -> tuple[Terms, LentBlocks]:
-        """The answer, and the lender's blocks: their memory, too, where it comes with it."""
+        """Receive the lender's terms; return them with its blocks, including their memory if it is shared."""
         head, descriptors = b"", list[int]()
         if isinstance(connection, socket.socket) and source.address.is_local:
             head, descriptors, _, _ = socket.recv_fds(connection, 1, MAX_RANKS)
@@ -270,22 +270,22 @@ class _Fetching:
                 return terms, LentBlocks(layout, num_ranks, memory_here(name) if name else None, orders)
             if len(descriptors) != num_ranks:
                 raise TransferBroken(f"memory of {len(descriptors)} ranks; it has {num_ranks}.")
-            unused.pop_all()  # from here on the mapping's
+            unused.pop_all()  # the mapping owns them now
             try:
                 mapping = self._side.memories.mapped(source.epoch, descriptors, terms.num_bytes_shared)
                 return terms, LentBlocks(layout, num_ranks, mapping.memory(layout), orders)
             except ValueError as error:
-                raise TransferBroken(f"its memory of {terms.num_bytes_shared:,} bytes is none: {error}") from None
+                raise TransferBroken(f"cannot use its memory of {terms.num_bytes_shared:,} bytes: {error}") from None
 
     def _lent_layout(self, terms: Terms) -> tuple[KVLayout, tuple[HeadOrder, ...]]:
-        """Of the lender's blocks; and where a token is in them, per KV group, if their format or order differs."""
+        """Return the lender's layout and, if format or order differs, the places of tokens per KV group."""
         layout = self._side.memory.layout.dealt_among(terms.geometry.num_ranks, self._side.memory.num_ranks)
         layout = _with_blocks_of(terms.geometry, layout)
         if not self._side.geometry.has_other_blocks(terms.geometry):
             return layout, ()
         layout = replace(layout, kv_format=terms.geometry.kv_format)
         if not terms.orders or self._side.reading.recode is None:
-            raise TransferBroken("its blocks have another format, and nobody here can convert it.")
+            raise TransferBroken("its blocks have another format, which this process cannot convert.")
         if len(terms.orders) != len(layout.groups):
             raise TransferBroken(f"orders of {len(terms.orders)} KV groups; {len(layout.groups)} groups are here.")
         for order, group in zip(terms.orders, layout.groups, strict=True):
@@ -294,11 +294,11 @@ class _Fetching:
         return layout, terms.orders
 
     def _agreed(self, terms: LenderSays, block_size: int) -> Terms:
-        """If they are terms, and this side can live with them."""
+        """Return the lender's terms after checking that this side can use them."""
         if isinstance(terms, FetchRefused):
             raise TransferBroken(terms.reason)
         if not isinstance(terms, Terms):
-            raise TransferBroken(f"expected its terms, not {type(terms).__name__}.")
+            raise TransferBroken(f"expected Terms, not {type(terms).__name__}.")
         refusal = self._side.geometry.refusal(terms.geometry, allows_drift=self._side.allows_drift)
         if refusal:
             raise TransferBroken(refusal)
@@ -325,8 +325,9 @@ def _with_blocks_of(geometry: KVGeometry, layout: KVLayout) -> KVLayout:
 
 
 class _Due:
-    """What comes next: the entries part by part, and in each part all layers in their order. So nothing is missing in
-    the end, and nothing was counted twice.
+    """The expected order of entries: part by part, and all layers in order in each part.
+
+    Checking it ensures that nothing is missing at the end, and nothing is counted twice.
     """
 
     def __init__(self, num_entries: int, num_layers: int) -> None:
@@ -335,13 +336,13 @@ class _Due:
         self._part_end = 0
         self._layer = 0
         self.entry = 0
-        """Those before it have come in all layers."""
+        """First entry that has not arrived in all layers."""
 
     def pass_by(self, ready: EntriesReady) -> None:
-        """These are the next.
+        """Check that these entries are next, and move on behind them.
 
         Raises:
-            TransferBroken: they are not.
+            TransferBroken: other entries are due.
         """
         is_next = ready.first == self.entry and ready.first_layer == self._layer
         is_same_part = not self._layer or ready.end == self._part_end

@@ -1,4 +1,4 @@
-"""What a borrower and a lender need of a connection, so that it may be a socket or stay inside the process."""
+"""Interface of a connection between borrower and lender: a socket, or a queue inside the process."""
 
 from __future__ import annotations
 
@@ -8,58 +8,58 @@ from typing import Any, Protocol
 
 
 class Connection(Protocol):
-    """One end of it; the part of socket.socket that is used, and with its meaning."""
+    """One end of a connection: the subset of socket.socket that is used, with the same meaning."""
 
     def settimeout(self, value: float | None, /) -> None:
-        """How long a call may wait; then it raises TimeoutError."""
+        """Set how many seconds a call may wait before it raises TimeoutError."""
         ...
 
     def sendall(self, data: bytes, /) -> None:
-        """Sends all of it."""
+        """Send all of the data."""
         ...
 
     def sendmsg(self, buffers: Iterable[memoryview], /) -> int:
-        """Sends some of it, in order; returns how many bytes."""
+        """Send some of the buffers' bytes, in order; return how many."""
         ...
 
     def recvmsg_into(self, buffers: Iterable[memoryview], /) -> tuple[int, Any, int, Any]:
-        """Receives some bytes; the first of what is returned is how many: none when the other end is closed."""
+        """Receive some bytes; return their number first: 0 if the other end is closed."""
         ...
 
     def shutdown(self, how: int, /) -> None:
-        """Both ends are told that there is no more, also those who wait."""
+        """End the connection for both ends, and wake up calls that wait."""
         ...
 
     def close(self) -> None:
-        """Of this end, for good."""
+        """Close this end."""
         ...
 
     def __enter__(self) -> Any:
-        """Closes it behind a block."""
+        """Return this end; leaving the block closes it."""
         ...
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
     ) -> None:
-        """See `__enter__`."""
+        """Close this end."""
         ...
 
 
 class Listener(Protocol):
-    """Where connections come from; of socket.socket, too."""
+    """A source of incoming connections, like a listening socket."""
 
     def accept(self) -> tuple[Connection, Any]:
-        """The next one; the first of what is returned.
+        """Return the next connection, first in the tuple.
 
         Raises:
-            OSError: there will be none any more, or none just now.
+            OSError: the listener is closed, or cannot accept just now.
         """
         ...
 
     def shutdown(self, how: int, /) -> None:
-        """Whoever waits for a connection is told that there are no more."""
+        """Stop accepting, and wake up calls that wait."""
         ...
 
     def close(self) -> None:
-        """Nobody finds it any more."""
+        """Close the listener."""
         ...

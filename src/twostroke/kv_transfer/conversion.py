@@ -1,17 +1,17 @@
-"""Pages of one size filled from pages of another: the same tokens of the same heads, each where they belong.
+"""Conversion between page sizes: copies the same tokens of the same heads to their places in the other pool.
 
-Both sizes are multiples of the smaller one, the step; so is where a token range begins and ends, and a move is a step's
-tokens of some layers and heads from one page to another:
+Both sizes are multiples of the smaller one, called the step. Token ranges begin and end at multiples of it. A move
+copies one step's tokens, of some layers and heads, from one page to another:
 
 ```
 theirs, 16 tokens    | 0 .. 15 | 16 .. 31 | 32 .. 47 | 48 .. 63 |
                           │          │          │         │
-ours, 32 tokens      | 0 ......... 31     | 32 ........ 63      |      of a tile whose lanes are more tokens than a
-                                                                       step, a step is some lanes of each unit
+ours, 32 tokens      | 0 ......... 31     | 32 ........ 63      |      if the lanes of a tile hold more tokens than
+                                                                       a step, a step is some lanes of each unit
 ```
 
-Where one side has more ranks, each of them has fewer heads: a move is between two ranks that have heads in common. Of
-their ranks that have the same head, the first gives it.
+Where one side has more ranks, each of them has fewer heads, and a move is between two ranks with heads in common. If
+several of their ranks have the same head, the first one provides it.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from twostroke.kernels.head_order import HeadOrder, Section
 from twostroke.kv_transfer.memory import KVMemory, Piece, copy_pieces, layers_of_group
 
 OrderOf = Callable[[KVSpec, int], HeadOrder]
-"""Where a token is in a head of a layer's page of so many tokens."""
+"""Function from a layer's KV spec and a page size in tokens to the places of tokens in a head."""
 _Bytes = NDArray[np.uint8]
 
 
 class Conversion:
-    """From one pool's blocks to another's, of the same groups and format, and in all ranks the same heads.
+    """Conversion from one pool's blocks to another's, with the same groups, format and heads over all ranks.
 
     Args:
         ours: the pool that is filled.
-        theirs: where its tokens are now.
-        order: of both.
+        theirs: the pool that has the tokens.
+        order: places of tokens in both pools.
     """
 
     def __init__(self, ours: KVMemory, theirs: KVMemory, order: OrderOf) -> None:
@@ -45,7 +45,7 @@ class Conversion:
         self._step = min(self._our_size, self._their_size)
         assert max(self._our_size, self._their_size) % self._step == 0, (self._our_size, self._their_size)
         self._parts = [list(self._parts_of(group_id, order)) for group_id in range(len(ours.layout.groups))]
-        """Per KV group, sections of both that move together."""
+        """Pairs of sections that are copied together, per KV group."""
 
     def _parts_of(self, group_id: int, order: OrderOf) -> Iterator[tuple[_Bytes, _Bytes]]:
         ours, theirs, spec = self._ours, self._theirs, self._ours.layout.groups[group_id].spec
@@ -61,7 +61,7 @@ class Conversion:
     def _cut(
         self, memory: KVMemory, rank: int, group_id: int, kind: int, sections: Sequence[Section], wanted: range
     ) -> list[_Bytes]:
-        """Each section of the K, or the V, by steps, of some of the model's heads that a rank has."""
+        """Return each section of K (or V), cut into steps, for some of the heads of a rank."""
         layout, first = memory.layout, _heads_of(memory, rank, group_id).start
         heads = memory.pages(rank, group_id)[:, :, kind, wanted.start - first : wanted.stop - first]
         found: list[_Bytes] = []
@@ -80,17 +80,17 @@ class Conversion:
         first_missing: Sequence[int],
         layers: range,
     ) -> int:
-        """Fills our pages, as far as they are missing, with the tokens of some of theirs.
+        """Copy the tokens of some of their pages into our pages, as far as they are missing there.
 
         Args:
-            first: which entry of their tables their rows begin with.
+            first: entry of their tables with which `their_rows` begin.
             their_rows: per KV group, ids of their pages.
             rows: per KV group, our whole table.
-            first_missing: per KV group, our first entry that is to be filled.
-            layers: ids in a row.
+            first_missing: per KV group, our first entry to fill.
+            layers: range of layer ids.
 
         Returns:
-            Bytes that were copied.
+            Number of bytes copied.
         """
         pieces: list[Piece] = []
         for group_id, (group, their_row, row, missing) in enumerate(
@@ -106,7 +106,7 @@ class Conversion:
         return copy_pieces(pieces)
 
     def _move(self, group_id: int, page_id: int, their_id: int, layers: slice, start: int) -> list[Piece]:
-        """The tokens of a step, from `start` on, in some layers of one of our pages and one of theirs."""
+        """Return the copies of one step's tokens, from `start` on, from one of their pages to one of ours."""
         moved: list[Piece] = []
         for ours, theirs in self._parts[group_id]:
             tile, part = divmod(start % self._our_size // self._step, ours.shape[3])
@@ -116,7 +116,7 @@ class Conversion:
 
 
 def _heads_in_common(ours: KVMemory, theirs: KVMemory, group_id: int) -> Iterator[tuple[int, int, range]]:
-    """Which of our ranks has which of the model's heads from which of theirs: each of its heads once."""
+    """Yield (our rank, their rank, heads in common), such that each of our heads has one source."""
     for rank in range(ours.num_ranks):
         heads = _heads_of(ours, rank, group_id)
         for their_rank in range(theirs.num_ranks):
@@ -132,14 +132,14 @@ def _heads_of(memory: KVMemory, rank: int, group_id: int) -> range:
 
 
 def _steps(heads: _Bytes, at: int, section: Section, block_size: int, step: int) -> _Bytes:
-    """A section of some heads of all pages of a group, cut into steps; a view.
+    """Return a section of some heads of all pages of a group, cut into steps; a view.
 
     Args:
         heads: [ids, layers, heads, bytes of a run].
-        at: where the section begins in a run.
-        section: which.
+        at: offset of the section in a run.
+        section: the section.
         block_size: tokens of a page.
-        step: tokens.
+        step: tokens of a step.
 
     Returns:
         [ids, layers, runs of tiles, steps in each, heads, tiles in a step, units, bytes of a unit's lanes].

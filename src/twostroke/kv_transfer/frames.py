@@ -1,9 +1,9 @@
-"""What borrower and lender say to each other over one connection, which serves one lease.
+"""Messages between borrower and lender over one connection, which serves one lease.
 
 ```
 borrower                                            lender
 Fetch(epoch, lease, what it needs, geometry)  ──►
-                                              ◄──   FetchRefused(why), and no more
+                                              ◄──   FetchRefused(why), and nothing more
                                               ◄──   Terms(geometry)
                                               ◄──   EntriesReady(entries, layers) [+ their bytes], as they are computed
                                               ◄──   Waiting(), while there is nothing to send
@@ -12,10 +12,11 @@ Copied()                                      ──►
                                               ◄──   Valid() | FetchRefused(why)
 ```
 
-The last exchange is what makes it safe to read memory that the lender may give away at any time: a lease that was
-good all along is good at its end. Closing the connection is how either side gives up.
+The last exchange makes it safe to read memory that the lender may reuse at any time: a lease that is valid at the end
+was valid throughout. Either side gives up by closing the connection.
 
-A frame is its length in four bytes and msgpack; the bytes that `EntriesReady` announces follow it, where they are sent.
+A frame is its length in four bytes, then msgpack. Where bytes are sent, they follow the `EntriesReady` that announces
+them.
 """
 
 from __future__ import annotations
@@ -37,85 +38,85 @@ _MAX_FRAME_BYTES = 1 << 20
 
 
 class TransferBroken(EngineError):
-    """The other side is gone, or says what nobody expects."""
+    """The other side closed the connection or violated the protocol."""
 
 
 class _Frame(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """One of a union; its name travels with it."""
+    """A message of one of the unions below, tagged with its name."""
 
 
 class Fetch(_Frame, frozen=True):
-    """The borrower's question."""
+    """The borrower's request for a lease."""
 
     protocol: int
     epoch: int
-    """Of the process that granted the lease: another one at its address knows nothing of it."""
+    """Epoch of the process that granted the lease; another process at its address does not know it."""
     lease_id: int
     first_entries: tuple[int, ...]
-    """Per KV group, the first entry that it needs. Entries are the lender's, whatever the borrower's blocks are."""
+    """First entry needed, per KV group. Entries are the lender's, whatever the borrower's block size."""
     num_blocks: int
-    """Entries of the prefix."""
+    """Number of entries of the prefix."""
     shares_memory: bool
-    """It reads the blocks itself."""
+    """Whether the borrower reads the blocks itself."""
     geometry: KVGeometry
     allows_drift: bool
 
 
 class FetchRefused(_Frame, frozen=True):
-    """Nothing comes of it."""
+    """Refusal of the request, at the beginning or the end."""
 
     reason: str
 
 
 class RemoteMemory(msgspec.Struct, frozen=True, array_like=True):
-    """Where another process's NIXL finds a lender's KV memory."""
+    """A lender's KV memory, as NIXL in another process finds it."""
 
     agent: bytes
-    """How its agent is reached, and what it has registered: NIXL's own words."""
+    """NIXL's metadata: how the agent is reached, and what it has registered."""
     addresses: tuple[int, ...]
-    """Rank by rank, where the memory begins in the lender's process."""
+    """Start of the memory in the lender's process, for each rank."""
 
 
 class Terms(_Frame, frozen=True):
-    """The lease is there."""
+    """Description of the lender's blocks; the lease exists."""
 
     geometry: KVGeometry
     num_bytes_shared: int
-    """Of the lender's KV memory, of each rank, which the borrower reads itself; 0: the bytes are sent."""
+    """Bytes of the lender's KV memory per rank, which the borrower reads itself; 0: the bytes are sent."""
     remote: RemoteMemory | None = None
-    """Where NIXL reads it; None: its descriptors come with this frame, or it lies in the borrower's own process."""
+    """Memory to read by NIXL; None: its descriptors come with this frame, or it is in the borrower's own process."""
     orders: tuple[HeadOrder, ...] = ()
-    """Per KV group, places of tokens in a head of the lender's pages, for a borrower whose blocks have another format
+    """Places of tokens in a head of the lender's pages, per KV group, for a borrower whose blocks have another format
     or order."""
 
 
 class EntriesReady(_Frame, frozen=True):
-    """Layers `first_layer` to before `end_layer` of some entries."""
+    """Notice that layers from `first_layer` up to but not including `end_layer` of some entries are ready."""
 
     first: int
     end: int
     first_layer: int
     end_layer: int
     rows: tuple[tuple[int, ...], ...]
-    """The lender's blocks, where the borrower reads them itself; else empty."""
+    """The lender's blocks, if the borrower reads them itself; else empty."""
 
 
 class Waiting(_Frame, frozen=True):
-    """The lender is alive."""
+    """Sign of life from a lender that has nothing to send yet."""
 
 
 class All(_Frame, frozen=True):
-    """There is no more."""
+    """Notice that all entries were sent, with the hash of the last block."""
 
     digest: bytes
 
 
 class Copied(_Frame, frozen=True):
-    """The borrower has all of it."""
+    """Notice that the borrower has copied everything."""
 
 
 class Valid(_Frame, frozen=True):
-    """It may believe it."""
+    """Confirmation that the lease stayed valid, so the copied bytes may be used."""
 
 
 LenderSays = FetchRefused | Terms | EntriesReady | Waiting | All | Valid
@@ -127,21 +128,21 @@ _Said = TypeVar("_Said")
 
 
 def framed(frame: LenderSays | BorrowerSays) -> bytes:
-    """As it travels."""
+    """Return the encoded frame with its length prefix."""
     body = _ENCODER.encode(frame)
     return _LENGTH.pack(len(body)) + body
 
 
 def receive(connection: Connection, decoder: msgspec.msgpack.Decoder[_Said], head: bytes = b"") -> _Said:
-    """The next frame, of which `head` has come already.
+    """Receive the next frame, of which `head` has been received already.
 
     Raises:
-        TransferBroken: there is none, or none that is understood.
-        OSError: the connection has broken, or nothing came in time.
+        TransferBroken: the connection was closed, or the frame cannot be decoded.
+        OSError: the connection broke, or nothing came in time.
     """
     (length,) = _LENGTH.unpack(head + receive_exactly(connection, _LENGTH.size - len(head)))
     if length > _MAX_FRAME_BYTES:
-        raise TransferBroken(f"a frame of {length:,} bytes, at most {_MAX_FRAME_BYTES:,}: no peer of ours.")
+        raise TransferBroken(f"a frame of {length:,} bytes, at most {_MAX_FRAME_BYTES:,}: not a peer of ours.")
     try:
         return decoder.decode(receive_exactly(connection, length))
     except msgspec.MsgspecError as error:
@@ -149,7 +150,7 @@ def receive(connection: Connection, decoder: msgspec.msgpack.Decoder[_Said], hea
 
 
 def receive_exactly(connection: Connection, num_bytes: int) -> bytearray:
-    """So many bytes, in memory of their own."""
+    """Receive exactly `num_bytes` bytes into new memory."""
     data = bytearray(num_bytes)
     if num_bytes:
         receive_pieces(connection, [memoryview(data)])
@@ -157,7 +158,7 @@ def receive_exactly(connection: Connection, num_bytes: int) -> bytearray:
 
 
 def send_pieces(connection: Connection, pieces: Sequence[memoryview]) -> None:
-    """All of them in their order, without gathering them first."""
+    """Send all pieces in order, without gathering them first."""
     for batch in _batches(pieces):
         left = batch
         while left:
@@ -165,11 +166,11 @@ def send_pieces(connection: Connection, pieces: Sequence[memoryview]) -> None:
 
 
 def receive_pieces(connection: Connection, places: Sequence[memoryview]) -> None:
-    """Fills all of them in their order, which were not empty.
+    """Fill all places in order; none may be empty.
 
     Raises:
         TransferBroken: the other side has closed the connection.
-        OSError: it has broken, or nothing came in time.
+        OSError: the connection broke, or nothing came in time.
     """
     for batch in _batches(places):
         left = batch
@@ -182,12 +183,12 @@ def receive_pieces(connection: Connection, places: Sequence[memoryview]) -> None
 
 _BATCH_PIECES = 64
 _BATCH_BYTES = 4 << 20
-"""What one call to the system is given. It takes what the connection's buffers hold, which is less: with more, most of
-what was prepared for a call would be prepared again for the next."""
+"""Most pieces and bytes of one system call. A call takes what the connection's buffers hold, which is less. With larger
+batches most of the preparation of a call would be repeated for the next."""
 
 
 def _batches(pieces: Sequence[memoryview]) -> Iterator[list[memoryview]]:
-    """Pieces in their order, some at once."""
+    """Yield the pieces in order, in batches."""
     batch: list[memoryview] = []
     num_bytes = 0
     for piece in pieces:
@@ -201,7 +202,7 @@ def _batches(pieces: Sequence[memoryview]) -> Iterator[list[memoryview]]:
 
 
 def _behind(batch: list[memoryview], num_bytes: int) -> list[memoryview]:
-    """What is left of it when so many bytes are done."""
+    """Return what is left of a batch after `num_bytes` bytes."""
     for index, piece in enumerate(batch):
         if num_bytes < len(piece):
             return [piece[num_bytes:], *batch[index + 1 :]]

@@ -1,4 +1,4 @@
-"""What two processes have to agree on before the KV of one is worth anything in the other."""
+"""Compatibility of two processes: the properties that must match before one can use the other's KV."""
 
 from __future__ import annotations
 
@@ -15,36 +15,36 @@ _PAGES = "pages in a block"
 _RANKS = "ranks"
 _ORDER = "order in a block"
 KV_LAYOUT = ("block_size", "tensor_parallel_size", "kv_order")
-"""Formats of a process that change no number."""
+"""Properties of a process's KV layout that change no number."""
 KV_CACHE_DTYPE = "kv_cache_dtype"
-"""Name of the format of K and V among the numerics, in the words of config/kv_format.py."""
+"""Name of the KV format among the numerics; its values are those of config/kv_format.py."""
 
 
 class KVGeometry(msgspec.Struct, frozen=True, array_like=True):
-    """One side's facts, by names that people understand."""
+    """One side's properties, under names for people."""
 
     identity: dict[str, str]
-    """The identity of the numbers: model, position embedding and weights. Both sides must have the same."""
+    """Identity of the numbers: model, position embedding and weights. Both sides must have the same."""
     numerics: dict[str, str]
-    """The numerics: element type, KV format, quantization, kernels, their version, device. Where they differ, tokens
-    may differ."""
+    """Numerics: element type, KV format, quantization, kernels, their version, device. If they differ, tokens may
+    differ."""
     layout: dict[str, str]
-    """How the bytes lie in a block. Its tokens and its share of the heads may be others: then blocks are taken apart
-    (conversion.py). So may their order, where numerics may: then they are converted (recoding.py)."""
+    """Layout of the bytes in a block. The block size and the share of the heads may differ: then blocks are converted
+    (conversion.py). The order may differ where the numerics may: then blocks are recoded (recoding.py)."""
 
     @property
     def block_size(self) -> int:
-        """Tokens of a page; 0: it does not say."""
+        """Tokens of a page; 0: not given."""
         return _number(self.layout.get(_BLOCK_SIZE, ""))
 
     @property
     def pages_per_block(self) -> tuple[int, ...]:
-        """Per KV group; empty: it does not say."""
+        """Pages per block for each KV group; empty: not given."""
         return tuple(_number(said) for said in self.layout.get(_PAGES, "").split())
 
     @property
     def num_ranks(self) -> int:
-        """Among whom the KV heads are dealt; 0: it does not say."""
+        """Number of ranks that share the KV heads; 0: not given."""
         return _number(self.layout.get(_RANKS, ""))
 
     @property
@@ -62,7 +62,7 @@ class KVGeometry(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def formats(self) -> dict[str, str | int]:
-        """Formats: the numerics, and the layout of KV in a block (KV_LAYOUT)."""
+        """Numerics and layout of KV in a block (KV_LAYOUT)."""
         lies = dict(zip(KV_LAYOUT, (self.block_size, self.num_ranks, self.layout.get(_ORDER, "")), strict=True))
         return {**self.numerics, **lies}
 
@@ -72,7 +72,7 @@ class KVGeometry(msgspec.Struct, frozen=True, array_like=True):
         return mine != yours
 
     def refusal(self, other: KVGeometry, *, allows_drift: bool) -> str:
-        """Why nothing may go from `other` to this side, both sides named; empty: it may.
+        """Return why KV may not go from `other` to this side, naming both sides; empty: it may.
 
         >>> here = KVGeometry({"model": "a"}, {"kernels": "avx2"}, {"block_size": "16"})
         >>> there = KVGeometry({"model": "a"}, {"kernels": "amx"}, {"block_size": "16"})
@@ -106,12 +106,12 @@ class KVGeometry(msgspec.Struct, frozen=True, array_like=True):
         return ""
 
     def drift(self, other: KVGeometry) -> str:
-        """How the numerics differ; empty: they do not."""
+        """Return how the numerics differ; empty: they do not."""
         return differences(self.numerics, other.numerics)
 
 
 def _sizes_fit(here: int, there: int) -> bool:
-    """Whether pages of one size are whole pages of the other, or several of them.
+    """Return whether one page size is a multiple of the other.
 
     >>> _sizes_fit(16, 4), _sizes_fit(16, 24), _sizes_fit(16, 0)
     (True, False, False)
@@ -128,7 +128,7 @@ def _without(layout: Mapping[str, str], names: Set[str]) -> dict[str, str]:
 
 
 def differences(here: Mapping[str, str], there: Mapping[str, str]) -> str:
-    """In words; empty where there are none.
+    """Return the differences in words; empty if there are none.
 
     >>> differences({"a": "1", "b": "2"}, {"a": "1", "c": "3"})
     'b is 2 here and absent there, c is absent here and 3 there'
@@ -140,12 +140,12 @@ def differences(here: Mapping[str, str], there: Mapping[str, str]) -> str:
 
 
 def layout_facts(layout: KVLayout, kv_order: str, num_ranks: int = 1) -> dict[str, str]:
-    """What bytes of blocks depend on.
+    """Return the properties that determine the bytes of a block.
 
     Args:
         layout: of the KV cache, as each rank has it.
         kv_order: the backend's order inside a head's run.
-        num_ranks: among whom the KV heads are dealt.
+        num_ranks: number of ranks that share the KV heads.
     """
     of_model = layout.dealt_among(1, num_ranks)
     return {

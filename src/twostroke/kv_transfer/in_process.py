@@ -1,7 +1,7 @@
-"""Connections that stay inside a process: its lenders by name, and bytes that lie in memory until they are taken.
+"""Connections inside one process: lenders are found by name, and bytes stay in memory until they are received.
 
-The frames are those of sockets, so leases, their threads and their guarantees are the same; of a prompt's KV nothing
-goes through here: its borrower finds the lender's memory beside it (`memory_here`).
+The frames are those of sockets, so leases, their threads and their guarantees are the same. The KV itself does not
+pass through these connections: the borrower reads the lender's memory directly (`memory_here`).
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class _Pipe:
 
 
 class _End:
-    """One of two; see Connection."""
+    """One end of a connection."""
 
     def __init__(self, outgoing: _Pipe, incoming: _Pipe) -> None:
         self._outgoing, self._incoming = outgoing, incoming
@@ -88,7 +88,7 @@ class _End:
 
 
 class _Listener:
-    """See Listener."""
+    """A listener of this process, and the memory that it lends."""
 
     def __init__(self, name: str, memory: KVMemory | None) -> None:
         self._name = name
@@ -103,7 +103,7 @@ class _Listener:
     def accept(self) -> tuple[Connection, None]:
         connection = self._coming.get()
         if connection is None:
-            self._coming.put(None)  # for whoever else waits
+            self._coming.put(None)  # for other callers that wait
             raise OSError(errno.EBADF, "the listener is closed")
         return connection, None
 
@@ -123,32 +123,32 @@ _LISTENERS: dict[str, _Listener] = {}
 
 
 def listen_here(name: str, memory: KVMemory | None) -> Listener:
-    """A listener of this process, whose memory may be read as long as it listens; who reads keeps it alive.
+    """Return a listener of this process. Its memory may be read while it listens; a reader keeps the memory alive.
 
     Raises:
         OSError: the name is taken.
     """
     with _LOCK:
         if name in _LISTENERS:
-            raise OSError(errno.EADDRINUSE, "somebody in this process lends by this name")
+            raise OSError(errno.EADDRINUSE, "a lender in this process already has this name")
         listener = _LISTENERS[name] = _Listener(name, memory)
         return listener
 
 
 def connect_here(name: str) -> Connection:
-    """A connection to a listener of this process.
+    """Connect to a listener of this process.
 
     Raises:
-        OSError: none has this name.
+        OSError: no listener has this name.
     """
     return _find(name).connect()
 
 
 def memory_here(name: str) -> KVMemory | None:
-    """Of a listener; None: it lends none.
+    """Return the memory of a listener of this process; None: it lends none.
 
     Raises:
-        OSError: none has this name any more.
+        OSError: no listener has this name any more.
     """
     return _find(name).memory
 
@@ -157,5 +157,5 @@ def _find(name: str) -> _Listener:
     with _LOCK:
         listener = _LISTENERS.get(name)
     if listener is None:
-        raise ConnectionRefusedError(errno.ECONNREFUSED, "nobody in this process lends by this name")
+        raise ConnectionRefusedError(errno.ECONNREFUSED, "no lender in this process has this name")
     return listener

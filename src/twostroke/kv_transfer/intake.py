@@ -1,12 +1,12 @@
-"""How what a lender has ready gets into a borrower's blocks: read or received, and as it is or taken apart.
+"""Paths of a lender's blocks into a borrower's: shared or transferred, and copied or converted.
 
 ```
-                       blocks alike                          of another size or format, or among other ranks
-memory is shared       copied                                taken apart where they lie
-bytes are brought      brought where they belong             brought beside, some at once, and taken apart
+                       same layout                           another size, format or number of ranks
+memory is shared       copied                                converted where they lie
+bytes are transferred  received in place                     received into a staging area, then converted
 ```
 
-Brought: sent by the lender over the connection, or read by NIXL out of its memory.
+Transferred: sent by the lender over the connection, or read by NIXL out of its memory.
 """
 
 from __future__ import annotations
@@ -27,88 +27,85 @@ from twostroke.kv_transfer.memory import KVMemory, pages_of
 from twostroke.kv_transfer.recoding import KeyMeans, Recode, RecodedConversion
 
 _STAGED_BYTES = 4 << 20
-"""Of brought blocks that are taken apart, so many bytes at once."""
+"""Bytes of the staging area for received blocks that are converted."""
 
 
 @dataclass(frozen=True, slots=True)
 class LentBlocks:
-    """The lender's blocks, as far as the borrower knows them."""
+    """The lender's blocks, as described to the borrower."""
 
     layout: KVLayout
-    """As each of its ranks has it."""
+    """Layout on each of the lender's ranks."""
     num_ranks: int
     memory: KVMemory | None
-    """All of them, where it is shared; else their bytes are brought."""
+    """The lender's memory if it is shared; None: the bytes are transferred."""
     orders: tuple[HeadOrder, ...] = ()
-    """Per KV group, places of tokens in a head of its pages; empty: the same as in the borrower's."""
+    """Places of tokens in a head of the lender's pages, per KV group; empty: same as the borrower's."""
 
 
 class Bringing(contextlib.AbstractContextManager["Bringing"], Protocol):
-    """How bytes of a lender's blocks come where its memory is not shared; one for each prefix."""
+    """A transfer of the bytes of one prefix, where the lender's memory is not shared."""
 
     def staging(self, memory: KVMemory) -> KVMemory:
-        """Memory beside the pool, into which bytes are going to be brought."""
+        """Prepare memory outside the pool to receive bytes, and return it."""
         ...
 
     def bring(
         self, memory: KVMemory, rows: Sequence[Sequence[int]], ready: EntriesReady, entries: Sequence[range]
     ) -> int:
-        """Fills the layers that are ready of some pages.
+        """Fill the ready layers of some pages.
 
         Args:
-            memory: whose blocks, of the lender's shape.
+            memory: blocks to fill, of the lender's shape.
             rows: per KV group, ids of pages in it.
-            ready: what the lender has ready.
-            entries: per KV group, which of these are wanted; the first is 0.
+            ready: entries and layers that the lender has ready.
+            entries: per KV group, range of these entries that is wanted; the first is 0.
 
         Returns:
-            Bytes that came.
+            Number of bytes received.
 
         Raises:
-            TransferBroken: the lender says what cannot be.
-            OSError: the connection has broken, or nothing came in time.
+            TransferBroken: the lender sent an invalid description.
+            OSError: the connection broke, or nothing came in time.
         """
         ...
 
 
 class Sent:
-    """The lender sends them: those of each group from its first one that was asked for, in their order."""
+    """A transfer in which the lender sends the bytes: per group from the first entry requested, in order."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
 
     def staging(self, memory: KVMemory) -> KVMemory:
-        """See Bringing."""
         return memory
 
     def bring(
         self, memory: KVMemory, rows: Sequence[Sequence[int]], ready: EntriesReady, entries: Sequence[range]
     ) -> int:
-        """See Bringing."""
         del entries
         places = memory.pieces(rows, range(ready.first_layer, ready.end_layer), [0] * len(rows))
         receive_pieces(self._connection, places)
         return sum(map(len, places))
 
     def __enter__(self) -> Sent:
-        """The connection is closed by who has made it."""
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
     ) -> None:
-        """See above."""
+        """Leave the connection open; its creator closes it."""
 
 
 class Intake(Protocol):
-    """Takes some layers of some entries to where they belong."""
+    """A path of a lender's layers and entries into the borrower's blocks."""
 
     def take(self, ready: EntriesReady) -> int:
-        """Returns how many bytes came.
+        """Store the ready entries; return the number of bytes received.
 
         Raises:
-            TransferBroken: the lender says what cannot be.
-            OSError: the connection has broken, or nothing came in time.
+            TransferBroken: the lender sent an invalid description.
+            OSError: the connection broke, or nothing came in time.
         """
         ...
 
@@ -122,10 +119,10 @@ class BlockReading:
     recode: Recode | None = None
     """Converter between KV formats; None: only blocks of the borrower's own format are accepted."""
     key_means: KeyMeans | None = None
-    """Means that quantized keys are stored without; None: keys are whole in every format."""
+    """Means of the keys, which quantized keys are stored without; None: keys are stored whole in every format."""
 
     def conversion(self, ours: KVMemory, theirs: KVMemory, lent: LentBlocks) -> Conversion | RecodedConversion:
-        """Return the conversion of the lender's blocks into the borrower's, wherever the bytes lie now."""
+        """Return the conversion of the lender's blocks into the borrower's; `theirs` is where the bytes are now."""
         if not lent.orders:
             return Conversion(ours, theirs, self.order)
         assert self.recode is not None, "a format that this side cannot read was refused"
@@ -140,15 +137,15 @@ def intake(
     reading: BlockReading,
     bringing: Bringing,
 ) -> Intake:
-    """For one prefix.
+    """Return the path of one prefix into the borrower's blocks.
 
     Args:
         ours: the borrower's blocks.
-        lent: those of the lender.
-        into: those that are to be filled.
-        first_entries: per KV group, the lender's first entry that was asked for.
-        reading: of blocks that are not like the borrower's.
-        bringing: of the lender's bytes, where its memory is not shared.
+        lent: the lender's blocks.
+        into: the pages to fill.
+        first_entries: per KV group, the lender's first entry that is requested.
+        reading: how blocks of another layout are read.
+        bringing: transfer of the lender's bytes, where its memory is not shared.
     """
     is_alike = not lent.orders and (lent.layout, lent.num_ranks) == (ours.layout, ours.num_ranks)
     if lent.memory is not None:
@@ -208,7 +205,7 @@ class _BroughtBeside:
         self._into, self._first_entries, self._bringing = into, first_entries, bringing
 
     def take(self, ready: EntriesReady) -> int:
-        """Whole pages of the lender's come, also where only some tokens of the first are missing here."""
+        """Receive whole pages of the lender, even where only some tokens of the first are missing here."""
         layers, num_bytes = range(ready.first_layer, ready.end_layer), 0
         num_groups = len(self._first_entries)
         for group_id, first in enumerate(self._first_entries):
@@ -224,13 +221,13 @@ class _BroughtBeside:
 
 
 def _wanted(ready: EntriesReady, into: KVImport) -> tuple[list[tuple[int, ...]], list[int]]:
-    """Per KV group our pages of the entries that are ready, and which of them is the first that is missing."""
+    """Return, per KV group, our pages of the ready entries, and the index of the first missing one among them."""
     rows = [row[ready.first : ready.end] for row in into.rows]
     return rows, [max(0, first - ready.first) for first in into.first_missing]
 
 
 def _rows_of(ready: EntriesReady, theirs: KVMemory) -> tuple[tuple[int, ...], ...]:
-    """The lender's pages, which are there."""
+    """Return the lender's pages after checking that they exist."""
     num_entries, num_groups = ready.end - ready.first, len(theirs.layout.groups)
     if [len(row) for row in ready.rows] != [num_entries] * num_groups:
         raise TransferBroken(f"{num_entries} entries, but not as many of its pages in each KV group.")

@@ -1,14 +1,15 @@
-"""The lender's books: which blocks may be read by whoever holds a lease, and how long.
+"""The lender's accounts: which blocks may be read under which lease, and for how long.
 
     granted ──► parts become ready while the prompt is computed ──► complete ──► returned
-                         │                                             │            (fetched, or nobody came in time)
+                         │                                             │            (fetched, or timed out)
                          └───────────────── dead ◄────────────────────┘
                        the request was aborted, preempted, or failed
 
-A lease is only good as a whole: who has read its parts asks in the end whether it was good all along, and throws away
-what it read if not. So nothing has to be locked while bytes travel, and no doubt ever becomes an answer.
+A lease is valid only as a whole. A borrower that has read all parts asks at the end whether the lease stayed valid,
+and discards what it read if not. So nothing is locked while bytes travel, and blocks that may have changed are never
+used.
 
-Pure: the clock is the caller's.
+Pure: the caller passes the time.
 """
 
 from __future__ import annotations
@@ -18,56 +19,57 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
 LEASE_S = 10.0
-"""A lease ends so long after the last progress of whoever reads it, or after it was complete and nobody came."""
+"""Seconds until a lease expires, from its reader's last progress, or from its completion if nothing reads it."""
 _OVER_REMEMBERED = 1024
-"""Leases that are over, whose late borrowers are told so at once: others are waited for, they may be granted yet."""
+"""Ended leases that are remembered, so that late borrowers are refused at once. For an unknown lease a borrower waits,
+because it may still be granted."""
 
 
 @dataclass(frozen=True, slots=True)
 class LeasePart:
-    """Pages that a step fills, in all layers, one after the other."""
+    """Pages that one step fills, in all layers, in table order."""
 
     first: int
-    """Entry of the page tables."""
+    """First entry, an index into the page tables."""
     rows: tuple[tuple[int, ...], ...]
-    """Per KV group the pages of entries `first`, `first` + 1, …"""
+    """Page ids of entries `first`, `first` + 1, … per KV group."""
 
     @property
     def end(self) -> int:
-        """The entry behind the last."""
+        """Entry behind the last one."""
         return self.first + len(self.rows[0])
 
 
 @dataclass(slots=True, eq=False)
 class Lease:
-    """One prompt's pages."""
+    """The lease of one prompt's pages."""
 
     num_blocks: int
-    """Entries in all: whole pages of the prompt."""
+    """Number of entries: whole pages of the prompt."""
     expires_s: float
     parts: list[LeasePart] = field(default_factory=list[LeasePart])
     num_layers_ready: int = 0
-    """Of the last part; those before it are there in all layers."""
+    """Layers ready in the last part; earlier parts are ready in all layers."""
     digest: bytes = b""
-    """Name of the last block, which all tokens before it have a say in; empty: not complete."""
+    """Hash of the last block, which covers all tokens before it; empty: not complete."""
     trouble: str = ""
-    """Why it is dead; empty: it is good."""
+    """Reason why the lease is dead; empty: it is valid."""
     num_readers: int = 0
     is_returned: bool = False
 
     @property
     def num_entries_begun(self) -> int:
-        """Entries in parts."""
+        """Number of entries in all parts."""
         return self.parts[-1].end if self.parts else 0
 
     @property
     def is_complete(self) -> bool:
-        """All layers of all blocks are final."""
+        """Whether all layers of all blocks are final."""
         return bool(self.digest)
 
 
 class LeaseBook:
-    """All leases of a process. Numbers are never used again in its life."""
+    """All leases of a process. Lease ids are never reused while it lives."""
 
     def __init__(self, num_layers: int, lease_s: float = LEASE_S) -> None:
         self._num_layers = num_layers
@@ -79,22 +81,22 @@ class LeaseBook:
         return len(self._leases)
 
     def get(self, lease_id: int) -> Lease | None:
-        """One that is not over."""
+        """Return a lease that has not ended, or None."""
         return self._leases.get(lease_id)
 
     def grant(self, lease_id: int, num_blocks: int, now_s: float) -> None:
-        """A request begins that will lend so many blocks; it has time without end until they are complete."""
+        """Grant a lease of `num_blocks` entries; it does not expire before they are complete."""
         assert lease_id not in self._leases, f"lease {lease_id} is not new"
         self._leases[lease_id] = Lease(num_blocks, now_s + self._lease_s)
 
     def begin_part(self, lease_id: int, rows: Sequence[Sequence[int]], end: int, *, is_computed: bool) -> None:
-        """A step fills the entries up to `end`, or they are filled already.
+        """Add the entries up to `end` that the next step fills, or that are filled already.
 
         Args:
-            lease_id: whose.
+            lease_id: id of the lease.
             rows: per KV group the whole block table.
             end: entry behind the last full one after this step.
-            is_computed: they need no step: they were found in the prefix cache.
+            is_computed: whether the entries are filled already, because the prefix cache had them.
         """
         lease = self._leases[lease_id]
         first, end = lease.num_entries_begun, min(end, lease.num_blocks)
@@ -103,32 +105,33 @@ class LeaseBook:
             lease.num_layers_ready = self._num_layers if is_computed else 0
 
     def layer_ready(self, lease_id: int, num_layers: int) -> None:
-        """Of the part that was begun last, so many layers are there."""
+        """Record how many layers of the last part are ready."""
         lease = self._leases.get(lease_id)
         if lease is not None and lease.num_layers_ready < num_layers:
             lease.num_layers_ready = num_layers
 
     def complete(self, lease_id: int, digest: bytes, now_s: float) -> None:
-        """All of it is final and on loan."""
+        """Record that all entries are final and on loan."""
         lease = self._leases[lease_id]
         assert lease.num_entries_begun == lease.num_blocks, f"lease {lease_id} has {lease.num_entries_begun} entries"
         lease.digest = digest
         lease.expires_s = now_s + self._lease_s
 
     def kill(self, lease_id: int, trouble: str) -> None:
-        """What was read under it is worth nothing. One that is over, or dead, stays so."""
+        """Declare a lease dead, so that what was read under it is discarded. A lease that has ended or is dead stays
+        so."""
         lease = self._leases.get(lease_id)
         if lease is not None and not lease.trouble:
             lease.trouble = trouble
 
     def kill_incomplete(self, trouble: str) -> None:
-        """All that are still being computed."""
+        """Declare dead all leases that are still being computed."""
         for lease_id, lease in self._leases.items():
             if not lease.is_complete:
                 self.kill(lease_id, trouble)
 
     def open(self, lease_id: int) -> Lease | None:
-        """Somebody reads; None: it is over, or was never granted."""
+        """Add a reader to a lease; None: the lease has ended or was never granted."""
         lease = self._leases.get(lease_id)
         if lease is None or lease.is_returned:
             return None
@@ -136,27 +139,27 @@ class LeaseBook:
         return lease
 
     def is_over(self, lease_id: int) -> bool:
-        """It was granted and will not be again; of those that are long over this is not known any more."""
+        """Return whether a lease was granted and has ended; leases that ended long ago are forgotten."""
         lease = self._leases.get(lease_id)
         return lease_id in self._over if lease is None else lease.is_returned
 
     def close(self, lease: Lease) -> None:
-        """A reader is gone, whatever it has read."""
+        """Remove a reader, whatever it has read."""
         lease.num_readers -= 1
 
     def progress(self, lease: Lease, now_s: float) -> None:
-        """A reader gets on. A dead lease is not brought back by that."""
+        """Extend a lease whose reader makes progress; a dead lease stays dead."""
         if not lease.trouble:
             lease.expires_s = now_s + self._lease_s
 
     def settle(self, lease: Lease) -> str:
-        """A reader has read everything: empty if it may believe it, which returns the lease; else why not."""
+        """Return the lease after a reader has read everything; return why the bytes are invalid, or an empty string."""
         if not lease.trouble:
             lease.is_returned = True
         return lease.trouble
 
     def reap(self, now_s: float) -> list[int]:
-        """Leases that are over: returned, dead, or complete and out of time. All of them are looked at each time."""
+        """Remove and return ended leases: returned, dead, or complete and expired. Looks at all leases each time."""
         over: list[int] = []
         for lease_id, lease in list(self._leases.items()):
             if lease.is_complete and now_s >= lease.expires_s and not lease.trouble:
@@ -171,12 +174,12 @@ class LeaseBook:
 
 
 class LendingSide:
-    """Of an engine whose KV is fetched: keeps the book, and tells whoever reads. Called in the engine's thread.
+    """The lending side of an engine: keeps the leases and notifies their readers. Called in the engine's thread.
 
     Args:
-        book: of all leases.
+        book: all leases.
         clock: in seconds.
-        lock: guards the book; nobody holds it for long.
+        lock: guards the book; held only briefly.
     """
 
     def __init__(self, book: LeaseBook, clock: Callable[[], float], lock: AbstractContextManager[object]) -> None:
@@ -185,38 +188,38 @@ class LendingSide:
         self._lock = lock
 
     def grant(self, lease_id: int, num_blocks: int) -> None:
-        """A request has come that will lend so many pages of each KV group."""
+        """Grant a lease of `num_blocks` pages per KV group to a request that has arrived."""
         with self._lock:
             self._book.grant(lease_id, num_blocks, self._clock())
             self._tell_readers(lease_id)
 
     def begin_part(self, lease_id: int, rows: Sequence[Sequence[int]], end: int, *, is_computed: bool) -> None:
-        """Pages are there, or filled by the step that is next; see LeaseBook."""
+        """Add pages that are filled, or that the next step fills; see LeaseBook."""
         with self._lock:
             self._book.begin_part(lease_id, rows, end, is_computed=is_computed)
             self._tell_readers(lease_id)
 
     def layer_ready(self, lease_ids: Sequence[int], num_layers: int) -> None:
-        """The step that runs has written so many layers of what was begun last."""
+        """Record how many layers of the last parts the current step has written."""
         with self._lock:
             for lease_id in lease_ids:
                 self._book.layer_ready(lease_id, num_layers)
                 self._tell_readers(lease_id)
 
     def complete(self, lease_id: int, digest: bytes) -> None:
-        """All of it is final and on loan; `digest` names its last block."""
+        """Record that all entries are final and on loan; `digest` is the hash of the last block."""
         with self._lock:
             self._book.complete(lease_id, digest, self._clock())
             self._tell_readers(lease_id)
 
     def kill(self, lease_id: int, trouble: str) -> None:
-        """Whoever reads it throws that away."""
+        """Declare a lease dead; its readers discard what they read."""
         with self._lock:
             self._book.kill(lease_id, trouble)
             self._tell_readers(lease_id)
 
     def close(self) -> None:
-        """Nobody is served any more."""
+        """Stop serving borrowers."""
 
     def _tell_readers(self, lease_id: int) -> None:
-        """There is news of a lease; the lock is held."""
+        """Notify the readers of a lease of a change; the lock is held."""

@@ -1,4 +1,4 @@
-"""The side whose KV is fetched: a thread for each reader of a lease, beside the engine's own."""
+"""The side whose KV is fetched: one thread per reader of a lease, beside the engine's own."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ from twostroke.log import get_logger
 log = get_logger(__name__)
 
 PATIENCE_S = 10.0
-"""How long a peer may say nothing, or take nothing."""
+"""Seconds a peer may send nothing, or accept nothing."""
 WAITING_EVERY_S = 1.0
 _REST_BYTES = 4096
-"""Of what a borrower says when nobody asks it any more."""
+"""Bytes per read while waiting for a borrower to close its connection."""
 REAPS_EVERY_S = 0.5
 
 
@@ -52,24 +52,24 @@ class PoolToLend:
 
     memory: KVMemory
     shared: SharedMemory | NixlAgent | None = None
-    """How other processes read the same memory: by mapping it, or by NIXL's agent, which has it registered; None: they
-    do not."""
+    """Means by which other processes read the memory: mapping it, or NIXL's agent, which has it registered; None:
+    neither."""
     orders: tuple[HeadOrder, ...] = ()
-    """Per KV group, places of tokens in a head of its pages, for borrowers of another format."""
+    """Places of tokens in a head of its pages, per KV group, for borrowers of another format."""
 
 
 class KVLender(LendingSide):
-    """Lends what the engine's thread announces to those who ask; `close` it.
+    """The lending side of an engine: serves borrowers the KV that the engine's thread announces; `close` it.
 
-    The engine's thread calls `grant`, `begin_part`, `layer_ready`, `complete` and `kill`; none of them waits.
+    The engine's thread calls `grant`, `begin_part`, `layer_ready`, `complete` and `kill`; none of them blocks.
 
     Args:
-        pool: what is lent.
+        pool: the memory that is lent.
         geometry: of this side.
         epoch: of this process.
         clock: in seconds.
-        is_over: told of each lease that nobody will read any more, in a thread of the lender's.
-        patience_s: how long a borrower may say nothing, or take nothing.
+        is_over: called for each lease that will not be read any more, in a thread of the lender.
+        patience_s: seconds a borrower may send nothing, or accept nothing.
     """
 
     def __init__(
@@ -89,24 +89,24 @@ class KVLender(LendingSide):
         self._nixl = pool.shared if isinstance(pool.shared, NixlAgent) else None
         self._shared = pool.shared if isinstance(pool.shared, SharedMemory) else None
         self._is_read_here = False
-        """By borrowers in this process."""
+        """Whether borrowers in this process read the memory."""
         self._geometry = geometry
         self._epoch = epoch
         self._is_over = is_over
         self._patience_s = patience_s
         self._granted = threading.Condition(self._mutex)
-        """Leases have come, or none will any more."""
+        """Notified when a lease is granted, or no more will be."""
         self._released = threading.Condition(self._mutex)
-        """A lease has ended, or one reader of it."""
+        """Notified when a lease or one of its readers ends."""
         self._news: dict[int, threading.Condition] = {}
-        """Of leases that are read, for those who read them. Each has its own: a layer of one prompt must not wake up
-        the readers of all that wait behind it, who would hold up the very thread that computes."""
+        """Conditions that notify the readers of a lease, by lease. Each lease has its own: otherwise a layer of one
+        prompt would wake up the readers of all others, and they would delay the thread that computes."""
         self._listeners: list[Listener] = []
         self._is_closed = False
         threading.Thread(target=self._reap, daemon=True, name="twostroke-lease-reaper").start()
 
     def listen(self, address: Address) -> Address:
-        """Takes borrowers at an address; returns where that is, if a port was to be found."""
+        """Accept borrowers at an address; return it with the port that was chosen."""
         listener, bound = listen(address, self._memory)
         self._is_read_here |= bool(address.name)
         self._listeners.append(listener)
@@ -127,13 +127,15 @@ class KVLender(LendingSide):
 
     @property
     def num_leases(self) -> int:
-        """That are not over."""
+        """Number of leases that have not ended."""
         with self._lock:
             return len(self._book)
 
     def close(self) -> None:
-        """Takes nobody any more. What is complete can be read to its end as long as the process lives; what is not will
-        never be, and whoever reads it is told.
+        """Stop accepting borrowers.
+
+        Complete leases can be read to their end while the process lives. Incomplete ones fail, and their readers are
+        told.
         """
         with self._lock:
             self._is_closed = True
@@ -168,14 +170,14 @@ class KVLender(LendingSide):
             except OSError as error:
                 if self._is_closed:
                     return
-                # of this connection, or no descriptor is free now: those that come later may be luckier
-                log.warning("no borrower could be taken: %s", error)
+                # the connection broke, or no descriptor is free now: later ones may succeed
+                log.warning("could not accept a borrower: %s", error)
                 time.sleep(REAPS_EVERY_S)
                 continue
             self.serve(connection)
 
     def serve(self, connection: Connection) -> None:
-        """Serves one borrower, in a thread of its own."""
+        """Serve one borrower in a new thread."""
         threading.Thread(target=self._serve, args=(connection,), daemon=True, name="twostroke-loan").start()
 
     def _serve(self, connection: Connection) -> None:
@@ -184,14 +186,14 @@ class KVLender(LendingSide):
             try:
                 self._lend(connection)
             except (OSError, EngineError) as error:
-                log.info("a borrower was lost: %s", error)
+                log.info("lost a borrower: %s", error)
             if self._nixl is not None:
                 _await_end(connection)
 
     def _lend(self, connection: Connection) -> None:
         fetch = receive(connection, FROM_BORROWER)
         if not isinstance(fetch, Fetch):
-            raise TransferBroken(f"a connection begins with a question, not with {type(fetch).__name__}.")
+            raise TransferBroken(f"expected Fetch, not {type(fetch).__name__}.")
         reason = self._refusal(fetch)
         if reason:
             _send(connection, FetchRefused(reason))
@@ -216,7 +218,7 @@ class KVLender(LendingSide):
         return self._geometry.refusal(fetch.geometry, allows_drift=fetch.allows_drift)
 
     def _misfit(self, fetch: Fetch, lease: Lease) -> str:
-        """Why this is no lease of what it asks for."""
+        """Return why the lease does not match the request; empty: it does."""
         num_groups, num_entries = len(self._memory.layout.groups), lease.num_blocks
         if fetch.num_blocks != num_entries:
             return f"lease {fetch.lease_id} is of {num_entries} blocks; {fetch.num_blocks} were asked for."
@@ -230,7 +232,7 @@ class KVLender(LendingSide):
 
     @contextlib.contextmanager
     def _opened(self, fetch: Fetch) -> Generator[Lease | None]:
-        """The lease, with a reader more; one that the engine has not heard of yet is waited for."""
+        """Add a reader to the lease for the block; wait for a lease that the engine has not granted yet."""
         deadline = self._clock() + self._patience_s
         with self._lock:
             while (lease := self._book.open(fetch.lease_id)) is None:
@@ -261,11 +263,11 @@ class KVLender(LendingSide):
         connection.sendall(terms)
 
     def _is_read_by(self, fetch: Fetch) -> bool:
-        """Whether the borrower reads the blocks itself, as it may: nothing but their numbers is sent."""
+        """Return whether the borrower reads the blocks itself, so that only their ids are sent."""
         return fetch.shares_memory and bool(self._shared or self._nixl or self._is_read_here)
 
     def _send_parts(self, connection: Connection, fetch: Fetch, lease: Lease) -> str:
-        """Everything, as it becomes ready; returns why it is worth nothing, if so."""
+        """Send all parts as they become ready; return why the lease failed, or an empty string."""
         index, layer, said_s = 0, 0, self._clock()
         news = self._news[fetch.lease_id]
         is_read = self._is_read_by(fetch)
@@ -302,13 +304,13 @@ class KVLender(LendingSide):
     def _settle(self, connection: Connection, lease: Lease) -> str:
         copied = receive(connection, FROM_BORROWER)
         if not isinstance(copied, Copied):
-            raise TransferBroken(f"expected that it has copied all, not {type(copied).__name__}.")
+            raise TransferBroken(f"expected Copied, not {type(copied).__name__}.")
         with self._lock:
             return self._book.settle(lease)
 
 
 def _has_news(lease: Lease, index: int, layer: int) -> bool:
-    """Whether there is more to say to a reader that has layers before `layer` of part `index`."""
+    """Return whether there is more to send to a reader that has the layers before `layer` of part `index`."""
     if lease.trouble or index < len(lease.parts) - 1:
         return True
     if index == len(lease.parts) - 1:
@@ -321,8 +323,12 @@ def _send(connection: Connection, frame: LenderSays) -> None:
 
 
 def _await_end(connection: Connection) -> None:
-    """Until the borrower has hung up: it may be in the middle of a read, which needs this side to come to its end, also
-    where the lease is worth nothing any more or the borrower has been silent for too long."""
+    """Wait until the borrower closes the connection.
+
+    It may be in the middle of a NIXL read, which needs this side to finish. This also holds where the lease has
+    failed or
+    the borrower was silent for too long.
+    """
     with contextlib.suppress(OSError):
         connection.shutdown(socket.SHUT_WR)
         connection.settimeout(None)

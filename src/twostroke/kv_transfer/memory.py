@@ -1,6 +1,6 @@
-"""KV memory as bytes: which of them are the K and V of one layer of one page.
+"""KV memory as bytes: finds the K and V of a layer of a page.
 
-All that goes from pool to pool is told in pages (kv_cache/layout.py): rows hold page ids, and an entry is a page.
+Transfers between pools are described in pages (kv_cache/layout.py): rows hold page ids, and an entry is a page.
 """
 
 from __future__ import annotations
@@ -18,26 +18,26 @@ from numpy.typing import NDArray
 from twostroke.kv_cache.layout import KVGroup, KVLayout
 
 SHARED_FROM_BYTES = 4 << 20
-"""From here on a copy is worth a second thread, which takes a tenth of a millisecond to start."""
+"""Bytes from which a copy uses a second thread, which takes a tenth of a millisecond to start."""
 Piece = tuple[NDArray[np.uint8], NDArray[np.uint8]]
-"""Where it goes, and where it is."""
+"""Destination and source of a copy."""
 
 
 class KVMemory:
-    """The blocks of a pool, wherever they lie.
+    """The blocks of a pool in memory of this or another process.
 
     ```
     page 0: | layer 0: K V | layer 1: K V | …    page 1: | …      a piece is the K and V of some layers of one page
     ```
 
-    Where several ranks compute, each has all blocks, with its share of the KV heads (KVSpec.heads_of_rank).
+    With several ranks, each has all blocks, with its share of the KV heads (KVSpec.heads_of_rank).
 
     Args:
         layout: of the pool, as each rank has it.
-        of_ranks: for each, all blocks, in a row.
+        of_ranks: per rank, the bytes of all blocks.
 
     Raises:
-        ValueError: bytes that are no whole blocks.
+        ValueError: the size is not a multiple of a block.
     """
 
     def __init__(self, layout: KVLayout, *of_ranks: memoryview) -> None:
@@ -50,27 +50,28 @@ class KVMemory:
 
     @property
     def num_ranks(self) -> int:
-        """That have a share of it."""
+        """Number of ranks that share the KV heads."""
         return len(self._of_ranks)
 
     @property
     def num_bytes(self) -> int:
-        """Of all blocks, of each rank."""
+        """Bytes of all blocks on each rank."""
         return len(self._of_ranks[0])
 
     @property
     def num_blocks(self) -> int:
-        """That are there."""
+        """Number of blocks."""
         return self.num_bytes // self.layout.bytes_per_block
 
     def address(self, rank: int) -> int:
-        """Where a rank's memory begins in this process."""
+        """Return the address of a rank's memory in this process."""
         return int(self._bytes[rank].ctypes.data)
 
     def pages(self, rank: int, group_id: int) -> NDArray[np.uint8]:
-        """A rank's bytes as the pages of one group, [ids, its layers, K and V, the rank's KV heads, bytes of a head].
+        """Return a rank's pages of one group, [ids, its layers, K and V, the rank's KV heads, bytes of a head].
 
-        A view, in which ids may be nearer to each other than a page is long; not all of them are a page's.
+        The result is a view. Consecutive ids may be closer than a page is long, and not every id is a page of the
+        group.
         """
         layout, group = self.layout, self.layout.groups[group_id]
         num_heads, head_bytes, id_bytes = (
@@ -84,29 +85,28 @@ class KVMemory:
         return np.lib.stride_tricks.as_strided(self._bytes[rank], shape, strides)
 
     def first_byte(self, group_id: int, page_id: int) -> int:
-        """Where a page begins."""
+        """Return the offset of a page."""
         return page_id * self._id_bytes[group_id]
 
     def has_page(self, group_id: int, page_id: int) -> bool:
-        """Whether all of such a page lies in this memory."""
+        """Return whether the whole page lies in this memory."""
         size = self.layout.bytes_per_page(self.layout.groups[group_id])
         return 0 <= self.first_byte(group_id, page_id) <= self.num_bytes - size
 
     @property
     def num_layers(self) -> int:
-        """Of the model, that keep KV."""
+        """Number of the model's layers that keep KV."""
         return sum(len(group.layer_ids) for group in self.layout.groups)
 
     def pieces(self, rows: Sequence[Sequence[int]], layers: range, starts: Sequence[int]) -> list[memoryview]:
-        """The bytes of some layers of pages: group after group, page after page, in it rank
-        after rank, layer after layer.
+        """Return the bytes of some layers of pages, ordered by group, page, rank, layer.
 
-        Layers that are neighbours in a page are one piece: what a piece costs is paid once for them.
+        Neighbouring layers of a page form one piece, which saves the overhead of several.
 
         Args:
-            rows: per KV group, ids of pages that are there.
-            layers: ids in a row.
-            starts: per KV group, which of its pages is the first that is wanted.
+            rows: per KV group, ids of existing pages.
+            layers: range of layer ids.
+            starts: per KV group, index of the first page that is wanted.
         """
         found: list[memoryview] = []
         for group_id, (group, row, start) in enumerate(zip(self.layout.groups, rows, starts, strict=True)):
@@ -124,10 +124,10 @@ class KVMemory:
         layers: range,
         starts: Sequence[int],
     ) -> int:
-        """The same pieces of another pool's pages, of as many ranks, into those of this one.
+        """Copy the same pieces from another pool's pages, with as many ranks, into this one's.
 
         Returns:
-            Bytes that were copied.
+            Number of bytes copied.
         """
         pieces: list[Piece] = []
         for group_id, (group, their_row, row, start) in enumerate(
@@ -147,19 +147,19 @@ class KVMemory:
         return copy_pieces(pieces)
 
     def _bytes_of_layers(self, group: KVGroup, layers: range) -> tuple[int, int]:
-        """Where in a page of the group these layers begin and end."""
+        """Return the offsets in a page of the group at which these layers begin and end."""
         first, end = layers_of_group(group, layers)
         layer_bytes = self.layout.bytes_per_layer(group)
         return first * layer_bytes, end * layer_bytes
 
 
 def copy_pieces(pieces: Sequence[Piece]) -> int:
-    """All of them; other threads run meanwhile.
+    """Copy all pieces; other threads run meanwhile.
 
-    Two threads share what is large: one alone does not keep the memory busy (python -m benchmarks handover).
+    Large copies use two threads: one alone does not saturate the memory (python -m benchmarks handover).
 
     Returns:
-        Bytes that were copied.
+        Number of bytes copied.
     """
     num_bytes = sum(ours.nbytes for ours, _ in pieces)
     if num_bytes < SHARED_FROM_BYTES:
@@ -179,28 +179,28 @@ def _copy(pieces: Sequence[Piece]) -> None:
 
 
 def layers_of_group(group: KVGroup, layers: range) -> tuple[int, int]:
-    """Where in a page of the group these layers begin and end: its ids ascend, so they are neighbours."""
+    """Return the indices in the group at which these layers begin and end; its ids ascend, so they are neighbours."""
     return bisect_left(group.layer_ids, layers.start), bisect_left(group.layer_ids, layers.stop)
 
 
 def pages_of(memory: KVMemory, group_id: int) -> list[int]:
-    """Return the ids of all pages of a group for which there is room, when no other group takes any."""
+    """Return the ids of all pages of a group that fit in the memory, if no other group uses it."""
     return memory.layout.page_ids(memory.layout.groups[group_id]).of_blocks(range(memory.num_blocks))
 
 
 class SharedMapping:
-    """Another process's KV memory, to be read."""
+    """Another process's KV memory, mapped for reading."""
 
     def __init__(self, descriptors: Sequence[int], num_bytes: int) -> None:
-        """Maps it for as long as somebody holds its memory.
+        """Map the memory; it stays mapped while a KVMemory of it exists.
 
         Args:
-            descriptors: of its ranks' memory; they are closed.
-            num_bytes: of each.
+            descriptors: of each rank's memory; they are closed.
+            num_bytes: bytes of each.
 
         Raises:
             OSError: it cannot be mapped.
-            ValueError: there is less of it.
+            ValueError: it is smaller.
         """
         try:
             self._maps = [mmap.mmap(one, num_bytes, mmap.MAP_SHARED, mmap.PROT_READ) for one in descriptors]
@@ -209,19 +209,19 @@ class SharedMapping:
                 os.close(descriptor)
 
     def memory(self, layout: KVLayout) -> KVMemory:
-        """As blocks."""
+        """Return the mapping as blocks."""
         return KVMemory(layout, *map(memoryview, self._maps))
 
 
 class SharedMemory:
-    """Memory that other processes can map: files without names, closed when nobody refers to this object any more."""
+    """Memory that other processes can map: anonymous files, closed when this object is collected."""
 
     def __init__(self, num_files: int, num_bytes: int) -> None:
-        """Make the files.
+        """Create the files.
 
         Args:
             num_files: one for each rank.
-            num_bytes: of each.
+            num_bytes: bytes of each.
 
         Raises:
             OSError: the system has no such memory.

@@ -1,14 +1,14 @@
-"""Reads of other processes' KV memory by NIXL: the only module that knows it, imported where somebody asked for it.
+"""Reads of other processes' KV memory by NIXL: the only module that imports NIXL, and only where it is configured.
 
-NIXL moves bytes and nothing else: who lends what, what is ready and whether it may be believed goes over the connection
-of frames.py, as with shared memory. A lender registers its memory and says how its agent is reached; a borrower posts
-one READ for what an `EntriesReady` names, in which the lender's threads have no part.
+NIXL only moves bytes. Leases, readiness and validity are exchanged over the connection of frames.py, as with shared
+memory. A lender registers its memory and publishes how its agent is reached. A borrower posts one READ for the
+entries of an `EntriesReady`; the lender's threads take no part in it.
 
-A READ that was posted cannot be called back. Whoever gives up waits for its end, so nobody gets blocks to which bytes
-are still on their way; a lender's death ends it with an error.
+A posted READ cannot be cancelled. A borrower that gives up waits for its end, so blocks are never freed while bytes
+are still on their way to them. If the lender dies, the READ ends with an error.
 
-NIXL's own thread looks for work without a pause, on a core that others compute with. So it is switched off: who reads
-looks after its read, and a lender's agent is looked after while somebody may read there (`lending`).
+NIXL's own progress thread polls without a pause, on a core that is needed for computing. So it is switched off: the
+reading thread polls its own READ, and a lender polls its agent while it may be read (`lending`).
 """
 
 from __future__ import annotations
@@ -35,18 +35,19 @@ from twostroke.plain_words import reason_of
 
 REMEDY = "Install it (pip install 'twostroke[nixl]'), or hand KV over by other means (--kv-transport auto)"
 POLLS_EVERY_S = 50e-6
-"""A layer of a prompt takes tenths of milliseconds to milliseconds."""
+"""Seconds between polls of a READ; a layer of a prompt takes tenths of milliseconds to milliseconds."""
 LOOKS_EVERY_S = 200e-6
-"""Of a lender: connections are made, and where the system cannot read another process's memory, bytes sent."""
+"""Seconds between a lender's polls: they make connections and, where the system cannot read another process's memory,
+send bytes."""
 _MOST_PEERS = 8
-"""Lenders to whom connections stay open."""
+"""Lenders to which connections stay open."""
 
 
 def check_nixl() -> None:
-    """Whether it is installed, without loading it.
+    """Check that NIXL is installed, without loading it.
 
     Raises:
-        SetupError: it is not.
+        SetupError: it is not installed.
     """
     if importlib.util.find_spec("nixl_cu12") is None:
         raise SetupError(f"--kv-transport nixl needs NIXL, which is not installed. {REMEDY}.")
@@ -58,44 +59,44 @@ def _load_nixl() -> Any:
         import nixl_cu12._api as nixl  # pyright: ignore[reportMissingImports]
     except ImportError as error:
         raise SetupError(f"--kv-transport nixl needs NIXL, which cannot be loaded here: {error}. {REMEDY}.") from None
-    logging.getLogger("nixl").setLevel(logging.WARNING)  # it would tell of its birth on the standard output
+    logging.getLogger("nixl").setLevel(logging.WARNING)  # it would print its start to the standard output
     return nixl
 
 
 class NixlAgent:
-    """This process's agent, and the pool that it has registered; `close` it.
+    """This process's NIXL agent, with the pool registered; `close` it.
 
     Args:
         memory: of the pool.
 
     Raises:
-        SetupError: NIXL is not there, or does not take this memory.
+        SetupError: NIXL is not installed, or cannot register this memory.
     """
 
     def __init__(self, memory: KVMemory) -> None:
         nixl = _load_nixl()
-        self._memory = memory  # as long as it is registered it must not go
+        self._memory = memory  # keeps the registered memory alive
         self._lock = threading.Lock()
         self._peers: dict[bytes, _Peer] = {}
         self._num_loans = 0
         self._is_looked_after = False
         try:
-            # many threads fetch at once: the agent's own lock is what keeps them apart
+            # many threads fetch at once: the agent's lock serializes them
             sync_mode = nixl.nixl_thread_sync_t.NIXL_THREAD_SYNC_STRICT
             config = nixl.nixl_agent_config(enable_prog_thread=False, sync_mode=sync_mode)
             self._agent = nixl.nixl_agent(f"twostroke-{secrets.token_hex(8)}", config)
             self._registered: Any = self.register(memory)
             addresses = tuple(memory.address(rank) for rank in range(memory.num_ranks))
             self.facts = RemoteMemory(self._agent.get_agent_metadata(), addresses)
-            """What others need for reading the pool."""
-        except Exception as error:  # each of NIXL's errors has only Exception above it
+            """Agent metadata and addresses that borrowers need to read the pool."""
+        except Exception as error:  # NIXL's errors have no base class but Exception
             raise SetupError(
                 f"NIXL {importlib.metadata.version('nixl_cu12')}: {reason_of(error)}. {REMEDY}."
             ) from error
 
     @contextlib.contextmanager
     def lending(self) -> Generator[None]:
-        """Somebody may read here."""
+        """Poll the agent while a borrower may read this memory."""
         with self._lock:
             self._num_loans += 1
             if not self._is_looked_after:
@@ -113,16 +114,16 @@ class NixlAgent:
                 if not self._num_loans:
                     self._is_looked_after = False
                     return
-            self._agent.get_new_notifs()  # there are none, but NIXL looks for all that has come
+            self._agent.get_new_notifs()  # there are none, but the call makes NIXL progress
             time.sleep(LOOKS_EVERY_S)
 
     def reading(self, remote: RemoteMemory, layout: KVLayout, num_bytes: int) -> NixlReading:
-        """Reads of one prefix.
+        """Return a reader of one prefix.
 
         Args:
             remote: the lender's memory.
             layout: of its blocks, as each of its ranks has it.
-            num_bytes: of each rank.
+            num_bytes: bytes of memory of each rank.
 
         Raises:
             TransferBroken: its agent cannot be reached.
@@ -139,24 +140,24 @@ class NixlAgent:
         return NixlReading(self, peer, remote, layout, num_bytes)
 
     def done(self, peer: _Peer) -> None:
-        """One reading less."""
+        """Release a peer after a reading."""
         with self._lock:
             peer.num_readers -= 1
 
     def register(self, memory: KVMemory) -> Any:
-        """Makes NIXL know some memory; what is returned undoes it."""
+        """Register memory with NIXL; return the handle for `forget`."""
         regions = [(memory.address(rank), memory.num_bytes, 0, "") for rank in range(memory.num_ranks)]
         return self._agent.register_memory(regions, "DRAM")
 
     def forget(self, registered: Any) -> None:
-        """Undoes `register`."""
+        """Deregister memory from NIXL."""
         self._agent.deregister_memory(registered)
 
     def read(self, peer: _Peer, places: NDArray[np.uint64], spans: NDArray[np.uint64]) -> None:
-        """Fills places, one span of the peer's memory each; comes back when nothing is on its way any more.
+        """Fill each place with one span of the peer's memory; return when the transfer has ended.
 
         Raises:
-            TransferBroken: it could not be read.
+            TransferBroken: the memory could not be read.
         """
         agent = self._agent
         here, there = (agent.get_xfer_descs(rows, "DRAM") for rows in (places, spans))
@@ -172,7 +173,7 @@ class NixlAgent:
             raise TransferBroken(f"NIXL could not read its memory: {state}.")
 
     def close(self) -> None:
-        """Nobody reads here or from here any more."""
+        """Deregister the pool; no reads may be in progress."""
         self.forget(self._registered)
 
     @staticmethod
@@ -184,7 +185,7 @@ class NixlAgent:
 
 
 class _Peer:
-    """A lender's agent."""
+    """A lender's agent, with the number of its readers."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -192,7 +193,7 @@ class _Peer:
 
 
 class NixlReading:
-    """Brings bytes of one lender; see Bringing."""
+    """NIXL reads of one prefix from one lender."""
 
     def __init__(self, agent: NixlAgent, peer: _Peer, remote: RemoteMemory, layout: KVLayout, num_bytes: int) -> None:
         self._agent, self._peer, self._remote, self._layout = agent, peer, remote, layout
@@ -200,14 +201,12 @@ class NixlReading:
         self._staged: Any = None
 
     def staging(self, memory: KVMemory) -> KVMemory:
-        """See Bringing."""
         self._staged = self._agent.register(memory)
         return memory
 
     def bring(
         self, memory: KVMemory, rows: Sequence[Sequence[int]], ready: EntriesReady, entries: Sequence[range]
     ) -> int:
-        """See Bringing."""
         num_entries = ready.end - ready.first
         if [len(row) for row in ready.rows] != [num_entries] * len(rows):
             raise TransferBroken(f"{num_entries} entries, but not as many of its pages in each KV group.")
@@ -224,13 +223,12 @@ class NixlReading:
         return int(places[:, 1].sum())
 
     def __enter__(self) -> NixlReading:
-        """Of one prefix, until its end."""
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
     ) -> None:
-        """Nothing is on its way any more."""
+        """Deregister the staging memory and release the peer; nothing is being read any more."""
         if self._staged is not None:
             self._agent.forget(self._staged)
         self._agent.done(self._peer)
@@ -239,7 +237,7 @@ class NixlReading:
 def _spans(
     layout: KVLayout, addresses: Iterable[int], rows: Sequence[Sequence[int]], layers: range
 ) -> NDArray[np.uint64]:
-    """Some layers of pages, rank after rank in each page: where each begins, how long it is, on device 0."""
+    """Return [n, 3]: begin, length and device (0) of some layers of pages; within a page, rank after rank."""
     begins = np.array(list(addresses), np.uint64)
     found = [np.zeros((0, 3), np.uint64)]
     for group, row in zip(layout.groups, rows, strict=True):

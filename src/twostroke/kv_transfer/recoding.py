@@ -9,8 +9,8 @@ Conversion goes page by page. It changes numbers, so a borrower accepts such KV 
 sizes and ranks do not matter here: the staged blocks have the lender's, and a Conversion moves them.
 
 Quantized KV holds keys less their means (layers/attention.py), so these are added or subtracted where one side's KV is
-quantized and the other's is not. The means are the borrower's own: those of the lender differ by no more than what
-both compute.
+quantized and the other's is not. The borrower uses its own means: the lender's differ by no more than the two sides'
+computations do.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from twostroke.kv_transfer.conversion import Conversion, OrderOf
 from twostroke.kv_transfer.memory import KVMemory, layers_of_group, pages_of
 
 KeyMeans = Sequence[NDArray[np.float32]]
-"""Per KV group [layers, num_kv_heads of all ranks, head_dim]."""
+"""Means of the keys per KV group, [layers, num_kv_heads of all ranks, head_dim]."""
 Recode = Callable[[NDArray[np.uint8], KVFormat, KVFormat, NDArray[np.float32] | None], NDArray[np.uint8]]
-"""Converter of slots [n, slot bytes] from one format to another, both in plain order. Adds [n, head_dim] where that is
-given."""
+"""Converter of slots [n, slot bytes] from one format to another, both in plain order. It adds the last argument, [n,
+head_dim], if given."""
 _STAGED_BYTES = 4 << 20
 """Bytes of blocks that are converted at once."""
 
@@ -91,7 +91,7 @@ class RecodedConversion:
         self._theirs, self._block_size = theirs, layout.block_size
         sign = is_quantized(theirs.layout.kv_format) - is_quantized(layout.kv_format)
         self._key_shifts = None if key_means is None or not sign else [sign * of_group for of_group in key_means]
-        # orders are known of the shares of heads that are here; their ranks may have others
+        # these orders are for this side's share of heads; their ranks may have other shares
         self._recoders = [
             BlockRecoder(
                 recode, theirs.layout.kv_format, their_order, layout.kv_format, order(group.spec, layout.block_size)
@@ -136,10 +136,10 @@ class RecodedConversion:
         """Convert some layers of some of their pages into staged ones; return the bytes read.
 
         Args:
-            group_id: of all of these pages.
-            their_ids: pages of theirs.
-            ids: as many staged ones.
-            layers: of a page.
+            group_id: KV group of these pages.
+            their_ids: ids of their pages.
+            ids: ids of as many staged pages.
+            layers: layers of a page.
         """
         num_bytes, recoder, of_page = 0, self._recoders[group_id], slice(layers.start, layers.stop)
         for rank in range(self._theirs.num_ranks):

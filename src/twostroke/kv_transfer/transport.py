@@ -1,6 +1,6 @@
-"""KVTransport: what an engine asks of those who move KV, whichever way they do it.
+"""KVTransport: the engine's interface to the transfer of KV, independent of how bytes are moved.
 
-`KVLender` and `KVBorrower` are the two sides over sockets, with the bytes sent or the memory shared.
+`KVLender` and `KVBorrower` are its two sides over sockets, with the bytes sent or the memory shared.
 """
 
 from __future__ import annotations
@@ -16,54 +16,54 @@ from twostroke.kv_transfer.address import Address
 
 
 class KVSource(msgspec.Struct, frozen=True, array_like=True):
-    """Where a prefix can be fetched."""
+    """Address and lease under which a prefix can be fetched."""
 
     address: Address
     epoch: int
-    """Of the process: another one at the same address has not lent it."""
+    """Epoch of the lending process: another process at the same address does not know the lease."""
     lease_id: int
     block_size: int = 0
-    """Tokens of a page there, as far as whoever names the source knows; 0: as many as here."""
+    """Tokens per page at the lender, as far as known here; 0: same as here."""
     prefix_tokens: int = 0
-    """Likewise where blocks of all KV groups end there, see KVLayout; 0: where each page does."""
+    """Granularity in tokens at which blocks of all KV groups end at the lender, see KVLayout; 0: every page."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """What came of fetching a prefix."""
+    """Outcome of fetching a prefix."""
 
     problem: str
-    """Why it is worth nothing; empty: all of it is there."""
+    """Reason why the fetch failed; empty: it succeeded."""
     num_bytes: int = 0
     first_byte_s: float = 0.0
-    """When the first of it was there; 0: nothing came."""
+    """Time at which the first bytes arrived; 0: none arrived."""
     drift: str = ""
-    """How the lender's numerics differ."""
+    """Differences between the lender's numerics and ours."""
     busy_s: float = 0.0
-    """While bytes came: without the time in which the lender had still to compute them."""
+    """Seconds during which bytes arrived, without the time that the lender still computed."""
     last_byte_s: float = 0.0
     """Time at which all of it had arrived and the lender had confirmed it, or fetching had failed; 0: not known."""
 
 
 class FetchingSide(Protocol):
-    """Of an engine that takes KV from others."""
+    """The borrowing side of an engine."""
 
     def fetch(
         self, source: KVSource, into: KVImport, digest: bytes, is_done: Callable[[Fetched], object]
     ) -> Callable[[], None]:
-        """Begins to fetch, and comes back at once.
+        """Start a fetch and return at once.
 
         Args:
-            source: where from.
-            into: the pages; they are written to until `is_done` is called, and not afterwards.
-            digest: the lender's name of the prefix's last block, by its own block size.
+            source: address and lease.
+            into: pages to fill; they are written to until `is_done` is called, and not afterwards.
+            digest: the lender's hash of the prefix's last block, by its own block size.
             is_done: called once, in any thread.
 
         Returns:
-            A call that gives it up; `is_done` is called all the same.
+            A function that cancels the fetch; `is_done` is called nevertheless.
         """
         ...
 
     def close(self) -> None:
-        """Nothing is fetched any more."""
+        """Stop fetching."""
         ...

@@ -229,7 +229,7 @@ INT8 = replace(GEOMETRY, numerics={**GEOMETRY.numerics, "kv_cache_dtype": "int8"
 @pytest.mark.parametrize(
     ("terms", "problem"),
     [
-        (Terms(INT8, 0), "its blocks have another format, and nobody here can convert it"),
+        (Terms(INT8, 0), "its blocks have another format, which this process cannot convert"),
         (Terms(INT8, 0, orders=(plain_order("bf16", 8),)), "blocks of int8 do not lie as it says"),
         (Terms(INT8, 0, orders=(HeadOrder((Section(3, 12, 1),), (Section(1, 12, 1),)),)), "do not lie as it says"),
         (Terms(INT8, 0, orders=(HeadOrder((), ()),)), "do not lie as it says"),
@@ -252,7 +252,7 @@ def test_whoever_waits_is_told_of_a_fault_of_our_own() -> None:
 
     terms = Terms(INT8, 0, orders=(plain_order("int8", 8),))
     fetched, borrowing = played([terms], allows_drift=True, reading=BlockReading(order, recode))
-    assert "what it lends could not be taken in: (8, 4)" in fetched.problem
+    assert "its KV could not be stored: (8, 4)" in fetched.problem
     assert (borrowing.blocks == UNTOUCHED).all()
 
 
