@@ -172,7 +172,7 @@ def test_memory_that_goes_bad_is_found_told_and_survived(llm: LLM) -> None:
             (check,) = [event for event in events if isinstance(event, KVBlockChecked)]
             assert check.verdict is Verdict.CORRUPTION
             await until(lambda: bool(troubles))
-            assert troubles[0].startswith("KV memory has gone bad in the cached prefix of again")
+            assert troubles[0].startswith("KV memory is corrupt in the cached prefix of again")
             assert engine.health().num_restarts == 0
         finally:
             await engine.close()

@@ -1,4 +1,4 @@
-"""A process that runs an engine, as whoever started it sees it."""
+"""A process that runs an engine, as its parent sees it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from typing import Protocol
 
 
 def ending_words(code: int) -> str:
-    """How a process ended.
+    """Return how a process ended, in words.
 
     >>> ending_words(1), ending_words(-9)
     ('exited with code 1', 'was ended by signal 9')
@@ -27,52 +27,53 @@ def ending_words(code: int) -> str:
 
 
 class Child(Protocol):
-    """A process that runs an engine, here or on another machine, and how it ends."""
+    """A process that runs an engine, on this or another machine."""
 
     @property
     def pid(self) -> int:
-        """On its machine."""
+        """Process id on its machine."""
         ...
 
     async def ending(self) -> str:
-        """How it ended, in words; waits until it has."""
+        """Wait for the process to end; return how it ended, in words."""
         ...
 
     def kill(self) -> None:
-        """Ends it at once, also one that was stopped; who waits for its end does so for a moment only."""
+        """Kill the process, even if it is stopped; it ends shortly after."""
         ...
 
     def forget(self) -> None:
-        """It has ended: what was kept for it goes."""
+        """Release what is kept for a process that has ended."""
         ...
 
 
 def kill_group(pid: int) -> None:
-    """Kills whoever a child has started in its session, its ranks, also those that are stopped; and itself."""
+    """Kill a child and the processes of its session (its ranks), even if they are stopped."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, signal.SIGKILL)
 
 
 def kill_child(pid: int) -> None:
-    """Kills a child and whoever it has started in its session, also those that are stopped."""
+    """Kill a child and all processes it has started in its session, even if they are stopped."""
     kill_group(pid)
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)
 
 
 class LocalChild:
-    """A child of this process; see Child. Its standard input is a pipe that is held here, so it ends when this does.
+    """A child of this process. This process holds a pipe to its standard input, so the child ends when this process
+    does.
 
     Args:
-        command: starts it, with the folder behind it.
-        folder: of what it needs, which is removed at its end; None: a new one, for this user only.
-        descriptors: that it inherits.
+        command: command line, to which the folder is appended.
+        folder: folder of its sockets, removed at its end; None: a new one, for this user only.
+        descriptors: file descriptors that it inherits.
     """
 
     def __init__(self, command: Sequence[str], folder: Path | None = None, descriptors: Sequence[int] = ()) -> None:
         self.command = tuple(command)
         self.folder = folder or Path(tempfile.mkdtemp(prefix="twostroke-"))
-        """Holds what it needs: its sockets."""
+        """Folder of its sockets."""
         try:
             self._process = subprocess.Popen(
                 (*command, str(self.folder)),
@@ -88,11 +89,10 @@ class LocalChild:
 
     @property
     def pid(self) -> int:
-        """See Child."""
         return self._process.pid
 
     def adopt(self) -> LocalChild:
-        """Watch it from the running event loop, and return it."""
+        """Watch the process from the running event loop, and return this object."""
         loop = asyncio.get_running_loop()
         self._ending = ending = loop.create_future()
 
@@ -102,24 +102,21 @@ class LocalChild:
 
         def wait() -> None:
             how = ending_words(self._process.wait())
-            with contextlib.suppress(RuntimeError):  # a loop that is closed hears nothing any more
+            with contextlib.suppress(RuntimeError):  # the event loop is closed
                 loop.call_soon_threadsafe(tell, how)
 
         threading.Thread(target=wait, daemon=True, name="twostroke-child").start()
         return self
 
     async def ending(self) -> str:
-        """See Child."""
         assert self._ending is not None, "nobody has adopted it"
         return await asyncio.shield(self._ending)
 
     def kill(self) -> None:
-        """See Child."""
         if self._process.returncode is None:
             kill_child(self._process.pid)
 
     def forget(self) -> None:
-        """See Child."""
         if self._process.stdin is not None:
             self._process.stdin.close()
         self._process.wait()
@@ -133,10 +130,10 @@ waiting: list[LocalChild] = []
 
 
 def start_early(command: Sequence[str]) -> None:
-    """Start an engine process before it is known what it will run: its imports take longer than anything else.
+    """Start an engine process before its configuration is known, because its imports take longest.
 
-    It imports what it needs beside the command's own imports, and then waits for its first command like any other.
-    Where the system allows none, whoever needs it will say so.
+    It imports what it needs while the command does the same, and then waits for its first command like any other. If it
+    cannot be started, the later start reports the error.
     """
     if waiting:
         return
@@ -146,14 +143,15 @@ def start_early(command: Sequence[str]) -> None:
 
 
 def take_early(command: Sequence[str]) -> LocalChild | None:
-    """Return the process that was started by this command, watched from the running event loop; None: there is none."""
+    """Return the process that was started early by this command, watched from the running event loop; None: there is
+    none."""
     if not waiting or waiting[0].command != tuple(command):
         return None
     return waiting.pop().adopt()
 
 
 def drop_early() -> None:
-    """End the process if nobody has taken it."""
+    """End the early process if it is unused."""
     while waiting:
         child = waiting.pop()
         child.kill()

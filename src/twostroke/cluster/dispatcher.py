@@ -1,19 +1,19 @@
-"""The journal of a pool: which worker computes what, and what of it was delivered. Pure: facts in, orders out.
+"""The dispatcher of a pool: records which worker computes what, and what was delivered. Pure: facts in, orders out.
 
 ```
-request ──► prefill worker ──first token──► decode worker ──tokens──► delivered, and written down
+request ──► prefill worker ──first token──► decode worker ──tokens──► delivered, and recorded
                  │ its KV, layer by layer ───────►│
                  └── dies ──┐                     └── dies ──┐
                             ▼                                ▼
                another attempt, from what was delivered: prompt + tokens are its prompt, and the next token is drawn
-               with the noise of its own position, so that nobody can tell
+               with the noise of its own position, so the output does not change
 
 no decode worker left ──► a prefill worker computes and decodes, until a decode worker is back
 ```
 
-What was delivered is the only truth. A worker names the attempt and the place of every token that it sends
-(`TokenUpdate.request_id`, `TokenUpdate.start`); what belongs to another attempt, or to another place, comes too late
-and is dropped, whoever sent it.
+Only what was delivered counts. A worker labels every token with the attempt and the position
+(`TokenUpdate.request_id`, `TokenUpdate.start`). Tokens of another attempt or position are late, and are dropped
+whichever worker sent them.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from twostroke.pools.member import Role
 from twostroke.request import FinishReason
 
 MAX_ATTEMPTS = 4
-"""Of a sequence that makes no progress: then it is the request that ends workers, not the other way round."""
+"""Most attempts of a sequence without progress; after these the request probably crashes its workers."""
 
 
 class WorkerOrder(msgspec.Struct, frozen=True):
@@ -49,35 +49,35 @@ class WorkerOrder(msgspec.Struct, frozen=True):
 
 @dataclass(slots=True)
 class Dispatched:
-    """What is to be done."""
+    """Results of a decision: commands to send and updates to deliver."""
 
     orders: list[WorkerOrder] = field(default_factory=list[WorkerOrder])
     updates: list[TokenUpdate] = field(default_factory=list[TokenUpdate])
-    """To deliver, under the sequences' own names."""
+    """Updates to deliver, with the sequences' own ids."""
     lost: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
-    """Sequences that are given up, and why."""
+    """Sequences that are given up, with the cause."""
     drifted: list[tuple[str, NumericDrift]] = field(default_factory=list[tuple[str, NumericDrift]])
     """Sequences that workers of different numerics run, with the differing settings."""
     placed: list[tuple[str, Place]] = field(default_factory=list[tuple[str, Place]])
-    """Attempts, by their names at workers, and where they run."""
+    """New attempts, by their ids at the workers, with their places."""
 
 
 @dataclass(slots=True, eq=False)
 class _Sequence:
-    """One line of the journal."""
+    """The record of one sequence."""
 
     request: GenerationRequest
     token_ids: array[int]
-    """Delivered, those it came with included; four bytes each."""
+    """Token ids delivered, including those it arrived with; four bytes each."""
     attempt: int = -1
     place: Place | None = None
-    """Of the attempt; None while it waits for a worker."""
+    """Workers of the attempt; None while it waits for a worker."""
     import_id: int | None = None
-    """Under which its KV is on the way to the decode worker; None from that worker's first token on."""
+    """Id of the import of its KV by the decode worker; None from that worker's first token on."""
     is_decoding: bool = False
-    """The decode worker has been told to run it."""
+    """Whether the decode worker was told to run it."""
     num_fruitless: int = 0
-    """Deaths since something was delivered last: of attempts in a row that delivered nothing more."""
+    """Number of worker deaths in a row without a token delivered in between."""
     numerics: NumericDrift = field(default_factory=dict[str, list[str]])
     """Numerics of all workers that have run the sequence: by name, the values in order of first use."""
     cache_salt: str | None = None
@@ -85,7 +85,7 @@ class _Sequence:
     num_scored: int = 0
     """Prompt positions whose log-probabilities are delivered."""
     news: SequenceNews | None = None
-    """The first that was said of it: what later attempts say of the cache is about their own doings."""
+    """First status delivered; cache figures of later attempts would count recomputed tokens."""
 
     @property
     def name(self) -> str:
@@ -97,14 +97,14 @@ class _Sequence:
 
     @property
     def worker_id(self) -> str | None:
-        """Whose tokens count now."""
+        """Worker whose tokens count now."""
         if self.place is None:
             return None
         return self.place.decode if self.is_decoding or self.place.prefill is None else self.place.prefill
 
     @property
     def worker_ids(self) -> tuple[str, ...]:
-        """All that the attempt still needs: who computes its prompt, or lends its KV, and who decodes."""
+        """All workers that the attempt still needs: to compute its prompt, lend its KV, or decode."""
         if self.place is None:
             return ()
         if self.place.prefill is None or (self.is_decoding and self.import_id is None):
@@ -113,7 +113,7 @@ class _Sequence:
 
 
 def attempt_name(sequence_id: str, attempt: int) -> str:
-    """What a sequence is called at a worker: its own name, and from the second attempt on which one it is.
+    """Return a sequence's id at a worker: its own, with the attempt's number from the second attempt on.
 
     >>> attempt_name("a#1.0", 0), attempt_name("a#1.0", 2)
     ('a#1.0', 'a#1.0@2')
@@ -122,7 +122,7 @@ def attempt_name(sequence_id: str, attempt: int) -> str:
 
 
 class Dispatcher:
-    """Keeps every sequence running somewhere until it ends."""
+    """The dispatcher of a pool: keeps every sequence running on some worker until it ends."""
 
     def __init__(self, placer: Placer) -> None:
         self._placer = placer
@@ -131,26 +131,26 @@ class Dispatcher:
         self._by_name_there: dict[str, _Sequence] = {}
         self._numbers = itertools.count(1)
         self.num_resumed = 0
-        """Attempts that took over from another."""
+        """Number of attempts that resumed another."""
         self.num_fenced = 0
-        """Updates that came too late."""
+        """Number of updates dropped because they were late."""
 
     @property
     def num_live(self) -> int:
-        """Sequences that have not ended."""
+        """Number of sequences that have not ended."""
         return len(self._sequences)
 
     def has_delivered(self, sequence_id: str) -> bool:
-        """Whether anything of a sequence was."""
+        """Return whether any update of a sequence was delivered."""
         sequence = self._sequences.get(sequence_id)
         return sequence is not None and sequence.news is not None
 
     def live_on(self, worker_id: str) -> int:
-        """Sequences that need a worker."""
+        """Return the number of sequences that need a worker."""
         return sum(worker_id in sequence.worker_ids for sequence in self._sequences.values())
 
     def add(self, request: GenerationRequest) -> Dispatched:
-        """A sequence to run."""
+        """Add a sequence to run."""
         assert request.request_id not in self._sequences, f"sequence {request.request_id!r} is not new"
         sequence = _Sequence(request, array("i", request.new_request.output_token_ids), cache_salt=request.cache_salt)
         self._sequences[sequence.name] = sequence
@@ -159,7 +159,7 @@ class Dispatcher:
         return outcome
 
     def finish(self, sequence_id: str, reason: FinishReason, num_output_tokens: int | None = None) -> Dispatched:
-        """A sequence ends from outside; unknown ones are ignored."""
+        """End a sequence from outside; unknown ones are ignored."""
         outcome = Dispatched()
         sequence = self._sequences.get(sequence_id)
         if sequence is not None:
@@ -168,10 +168,10 @@ class Dispatcher:
         return outcome
 
     def worker_ready(self, member: ReadyWorker) -> Dispatched:
-        """Note that a worker takes requests, and resume sequences that wait for one.
+        """Add a worker that accepts requests, and resume sequences that wait for one.
 
-        A decode worker also takes over the sequences that prefill workers decoded for lack of one; their KV is lent as
-        always.
+        A decode worker also takes over the sequences that prefill workers decode for lack of one; their KV is lent
+        as usual.
         """
         self._members[member.worker_id] = member
         outcome = Dispatched()
@@ -180,7 +180,7 @@ class Dispatcher:
         if member.role is Role.DECODE:
             for sequence in [s for s in self._sequences.values() if self._is_on_a_stand_in(s)]:
                 place = self._place(sequence)
-                if place is None:  # it is too large for whoever has come: the stand-in goes on with it
+                if place is None:  # too large for the decode workers: the prefill worker keeps it
                     continue
                 self._withdraw(sequence, outcome, FinishReason.ABORT, None)
                 self.num_resumed += 1
@@ -188,7 +188,7 @@ class Dispatcher:
         return outcome
 
     def worker_gone(self, worker_id: str, cause: str) -> Dispatched:
-        """A worker is dead, or given up: what it had to do is done elsewhere."""
+        """Remove a worker that has died or was given up, and resume its sequences elsewhere."""
         self._members.pop(worker_id, None)
         outcome = Dispatched()
         for sequence in self._held_up_without(worker_id):
@@ -203,11 +203,11 @@ class Dispatcher:
         return outcome
 
     def retire(self, worker_id: str) -> None:
-        """A worker takes no more sequences; those it has go on."""
+        """Give a worker no more sequences; those it has continue."""
         self._members.pop(worker_id, None)
 
     def migrate(self, worker_id: str) -> Dispatched:
-        """What a retired worker still has to do goes on elsewhere, and it is told so."""
+        """Withdraw a retired worker's remaining sequences, and resume them elsewhere."""
         outcome = Dispatched()
         for sequence in self._held_up_without(worker_id):
             self._withdraw(sequence, outcome, FinishReason.ABORT, None)
@@ -216,7 +216,7 @@ class Dispatcher:
         return outcome
 
     def give_up(self, cause: str) -> Dispatched:
-        """Nobody will ever run them."""
+        """Give up all sequences, because no worker will run them."""
         outcome = Dispatched()
         for sequence in list(self._sequences.values()):
             outcome.lost.append((sequence.name, cause))
@@ -225,7 +225,7 @@ class Dispatcher:
         return outcome
 
     def take_in(self, worker_id: str, updates: Iterable[TokenUpdate]) -> Dispatched:
-        """What a step of a worker made."""
+        """Process the updates of a worker's step; drop late ones."""
         outcome = Dispatched()
         for update in updates:
             sequence = self._by_name_there.get(update.request_id)
@@ -236,13 +236,16 @@ class Dispatcher:
         return outcome
 
     def _is_on_a_stand_in(self, sequence: _Sequence) -> bool:
-        """Return whether a prefill worker decodes it, and more than the token that a prefill ends with."""
+        """Return whether a prefill worker decodes the sequence, beyond the token that a prefill ends with."""
         worker = None if sequence.place is None else self._members.get(sequence.place.decode)
         num_left = sequence.request.max_tokens - len(sequence.token_ids)
         return worker is not None and worker.role is Role.PREFILL and num_left > 1
 
     def _held_up_without(self, worker_id: str) -> list[_Sequence]:
-        """Those that decode elsewhere are not: KV that does not come is computed there."""
+        """Return the sequences that cannot continue without a worker.
+
+        Sequences that already decode on another worker can: it computes KV that does not arrive.
+        """
         return [
             sequence
             for sequence in self._sequences.values()
@@ -252,23 +255,23 @@ class Dispatcher:
     # ------------------------------------------------------------------ one sequence
 
     def _place(self, sequence: _Sequence) -> Place | None:
-        """Return where an attempt from what was delivered runs; None: nowhere now."""
+        """Return where an attempt from what was delivered runs; None: no worker can take it now."""
         token_ids = (*sequence.request.new_request.prompt_token_ids, *sequence.token_ids)
         return self._placer.place(sequence.request, token_ids, list(self._members.values()), self.live_on)
 
     def _begin(self, sequence: _Sequence, outcome: Dispatched, place: Place | None = None) -> None:
-        """Begin another attempt, from what was delivered; it waits if nobody is there.
+        """Start another attempt from what was delivered; the sequence waits if no worker can take it.
 
         Args:
-            sequence: that runs nowhere.
-            outcome: takes the orders.
-            place: where it runs; None: wherever the placer puts it now.
+            sequence: sequence that runs nowhere.
+            outcome: receives the orders.
+            place: workers to use; None: the placer chooses.
         """
         place = place or self._place(sequence)
         if place is None:
             return
         if place.prefill is not None and sequence.request.max_tokens - len(sequence.token_ids) == 1:
-            place = Place(place.prefill, reason=f"{place.prefill} computes the prompt, and its first token is its last")
+            place = Place(place.prefill, reason=f"{place.prefill} computes the prompt and the only token left")
         sequence.place = place
         drift = self._compare_numerics(sequence)
         if drift:
@@ -298,7 +301,7 @@ class Dispatcher:
         outcome.orders.append(WorkerOrder(place.decode, fetch))
 
     def _compare_numerics(self, sequence: _Sequence) -> NumericDrift:
-        """Note the numerics of the attempt's workers, and return where all that have run the sequence differ."""
+        """Record the numerics of the attempt's workers; return those that differ among all workers of the sequence."""
         for worker_id in sequence.worker_ids:
             numerics = self._members[worker_id].numerics
             sequence.numerics = merged_drift(sequence.numerics, {name: [value] for name, value in numerics.items()})
@@ -316,10 +319,10 @@ class Dispatcher:
         return salt if giver.numerics == taker.numerics else salt_of_drift(salt, giver.numerics)
 
     def _request_of(self, sequence: _Sequence, import_id: int | None = None) -> GenerationRequest:
-        """As the next worker is to run it."""
+        """Return the request as the next worker runs it."""
         request = sequence.request
         params = request.new_request.params
-        if sequence.token_ids and params.prompt_logprobs is not None:  # all of them came before the first token
+        if sequence.token_ids and params.prompt_logprobs is not None:  # they were delivered before the first token
             params = replace(params, prompt_logprobs=None)
         new = replace(
             request.new_request,
@@ -357,7 +360,7 @@ class Dispatcher:
 
     @staticmethod
     def _news(sequence: _Sequence, news: SequenceNews) -> SequenceNews:
-        """As one engine would have told it: nothing twice, and nothing of what was computed again."""
+        """Remove from a status what was delivered before or was computed again, as if one engine had sent it."""
         if news.prompt_logprobs:
             first = max(news.prompt_logprobs_start, sequence.num_scored + 1)
             scored = news.prompt_logprobs[first - news.prompt_logprobs_start :]
@@ -380,7 +383,7 @@ class Dispatcher:
         num_output_tokens: int | None,
         but: str | None = None,
     ) -> None:
-        """Ends an attempt at every worker that has heard of it; all but one that cannot hear any more."""
+        """End an attempt at every worker that knows it, except the dead worker `but`."""
         place = sequence.place
         if place is None:
             return

@@ -1,4 +1,4 @@
-"""One engine process seen from the other side: its life from spawn to exit, and the two sockets."""
+"""An engine process as its parent sees it: its life from spawn to exit, and the two sockets."""
 
 from __future__ import annotations
 
@@ -28,35 +28,35 @@ from twostroke.cluster.wires import FolderWires, Wires
 
 COMMAND = child_command("twostroke.cluster.process")
 STOP_PATIENCE_S = 10.0
-"""How long a process that was told to stop may take, before it is killed."""
+"""Seconds that a process may take to stop before it is killed."""
 LOADING_SILENCE_S = 60.0
-"""From its start on a process loads its model; one that was stopped meanwhile, or hangs before it begins, is ended."""
+"""Seconds that a loading process may be silent before it is killed, because it was stopped or hangs."""
 LAST_WORDS_S = 0.2
-"""What a process sent at its very end may still be on its way through the socket so long after its exit."""
+"""Seconds after its exit during which a process's last reports may still arrive through the socket."""
 
 
 class EngineProcess:
-    """A process that runs an engine, and what is said to it and by it.
+    """A process that runs an engine, with its commands and reports.
 
-    The sockets are new for each process, so nothing of one that died is ever taken for its successor's.
+    Each process has new sockets, so reports of a dead process are never taken for its successor's.
 
     Args:
         child: the process.
-        wires: to it.
-        last_words_s: so long after its exit is listened; nothing is lost without where others make what it made.
+        wires: sockets to it.
+        last_words_s: seconds to wait for reports after its exit; 0 loses nothing where other workers recompute them.
     """
 
     def __init__(self, child: Child, wires: Wires, last_words_s: float) -> None:
         self._child = child
         self._last_words_s = last_words_s
         self._context: zmq.Context[Any] = zmq.Context()
-        # Sending never blocks: the sockets queue from the first moment on, whether or not the other process is there.
+        # Sending never blocks: the sockets queue messages even before the other process exists.
         self._commands, self._reports = wires.ends(self._context)
         self._exit = asyncio.create_task(child.ending())
         self._something: asyncio.Future[None] | None = None
-        """Whoever waits for a report, or for the end."""
-        # Watched by hand: the binding's own futures cost a step as much as three of its tokens. Read until nothing is
-        # left whenever it becomes readable, which it does not again for what was there before.
+        """Future of the caller that waits for a report or for the end."""
+        # The descriptors are watched directly: the binding's own futures cost a step as much as three of its tokens.
+        # They are edge-triggered, so each wake-up reads until nothing is left.
         loop = asyncio.get_running_loop()
         self._readable: list[int] = [self._reports.getsockopt(zmq.FD)]
         loop.add_reader(self._readable[0], self._wake)
@@ -78,12 +78,12 @@ class EngineProcess:
         forks: ForkServer | None = None,
         last_words_s: float = LAST_WORDS_S,
     ) -> EngineProcess:
-        """Start a child of this process and send it its first message; its reports tell how that goes.
+        """Start a child of this process and send it its first message.
 
         Args:
-            start: what it loads.
-            command: starts it.
-            forks: it is forked from this one's process instead.
+            start: the engine to load.
+            command: command line of the child.
+            forks: fork server to fork the child from instead.
             last_words_s: see EngineProcess.
 
         Raises:
@@ -100,16 +100,16 @@ class EngineProcess:
 
     @property
     def pid(self) -> int:
-        """Of the child."""
+        """Process id of the child."""
         return self._child.pid
 
     def send(self, command: Command) -> None:
-        """Queues a command; one that nobody is left to read is lost."""
+        """Queue a command; it is lost if the child has ended."""
         with contextlib.suppress(zmq.Again):
             self._commands.send(encode_message(command), zmq.NOBLOCK)
 
     async def receive(self) -> Report | None:
-        """The next report; None when the child has exited and everything it said was read."""
+        """Wait for the next report; return None when the child has exited and all its reports were read."""
         had_exited = False
         while True:
             try:
@@ -125,10 +125,10 @@ class EngineProcess:
                 await self._something
 
     async def first_report(self, silence_s: float) -> Report | None:
-        """What it says when its model is loaded; until then it says that it lives, from when it knows what to load.
+        """Wait for the report that the model is loaded, skipping heartbeats.
 
         Args:
-            silence_s: one that says nothing for so long is killed, and counts as one that refuses.
+            silence_s: seconds of silence after which the process is killed and counts as refused.
         """
         while True:
             try:
@@ -143,27 +143,27 @@ class EngineProcess:
         if self._something is not None and not self._something.done():
             self._something.set_result(None)
         elif not self._reports.closed:
-            # Nobody waits: without a look the descriptor stays readable, and the loop would come here again and again.
-            # Whoever waits next tries the socket first.
+            # No caller waits. Without this call the descriptor stays readable, and the event loop would call this
+            # method again and again. The next caller tries the socket before it waits.
             self._reports.getsockopt(zmq.EVENTS)
 
     def _look(self, monitor: Any) -> None:
-        """A connection of these is never made again: who is not heard through it is not heard at all."""
+        """Kill the child, because a broken connection is never made again and its reports are lost."""
         with contextlib.suppress(zmq.Again):
             monitor.recv_multipart(zmq.NOBLOCK)
             self.kill()
 
     async def ending(self) -> str:
-        """How it ended, in words; waits until it has."""
+        """Wait for the child to end; return how it ended, in words."""
         return await self._exit
 
     def kill(self) -> None:
-        """Ends the child at once, also one that was stopped."""
+        """Kill the child, even if it is stopped."""
         if not self._exit.done():
             self._child.kill()
 
     async def stop(self) -> None:
-        """Ends the child, kindly first, and removes the sockets. A second time does nothing."""
+        """Ask the child to stop, kill it after a while, and remove the sockets. A second call does nothing."""
         if not self._exit.done():
             self.send(Stop())
             try:
@@ -171,12 +171,12 @@ class EngineProcess:
             except TimeoutError:
                 self._child.kill()
                 await self._exit
-        if not self._reports.closed:  # afterwards the number may be that of another's descriptor
+        if not self._reports.closed:  # after closing, another file may have the same descriptor
             for descriptor in self._readable:
                 asyncio.get_running_loop().remove_reader(descriptor)
         for monitor in self._monitors:
             monitor.close()
         self._commands.close()
         self._reports.close()
-        self._context.term()  # each has a thread of its own: a server that starts engines again must not collect them
+        self._context.term()  # each context has a thread, which restarts must not accumulate
         self._child.forget()

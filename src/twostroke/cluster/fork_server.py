@@ -1,8 +1,8 @@
-"""The process that the engines of a pool are forked from: `python -m twostroke.cluster.fork_server DESCRIPTOR`.
+"""The process that a pool's engines are forked from: `python -m twostroke.cluster.fork_server DESCRIPTOR`.
 
-It has imported what an engine needs, which takes seconds of a processor, and does nothing else: no model, no thread of
-its own, no socket but the one to the gateway. So a worker that takes the place of a dead one is there before those who
-took over its streams have caught up, and takes no processor away from them (docs/decisions/025-a-fork-server.md).
+It has imported what an engine needs, which takes seconds of CPU time, and holds nothing else: no model, no thread, and
+no socket but the one to the gateway. So a replacement for a dead worker starts before the workers that resumed its
+streams have caught up, and takes no CPU time from them (docs/decisions/025-a-fork-server.md).
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ LARGEST_QUESTION = 1 << 16
 
 
 def fork_on_demand(control: socket.socket) -> str | None:
-    """Forks whenever it is asked to, and says when a child has ended.
+    """Fork a child for each request, and report when a child has ended.
 
-    When the other side is gone without a word it has died: its children are killed, as those that are stopped would
-    not notice.
+    If the other side closes the connection without a last message, it has died. Then all children are killed, because a
+    stopped child would not notice.
 
     Returns:
-        In each child, the folder of what it needs; in the server, None when the other side is gone.
+        In each child, the folder of its sockets; in the server, None when the other side is gone.
     """
-    children: dict[int, int] = {}  # pids by their descriptors
+    children: dict[int, int] = {}  # pids by pidfd
     poll = select.poll()
     poll.register(control, select.POLLIN)
     while True:
@@ -64,7 +64,8 @@ def fork_on_demand(control: socket.socket) -> str | None:
 
 
 def _asked_for(control: socket.socket, children: Iterable[int]) -> tuple[str, list[int]]:
-    """The folder of one more child, and the descriptor that comes with it; no folder: nobody asks any more."""
+    """Receive a request: the folder and standard input of a new child; an empty folder: there will be no more
+    requests."""
     with contextlib.suppress(ConnectionResetError):
         question, descriptors, _, _ = socket.recv_fds(control, LARGEST_QUESTION, 1)
         if question:
@@ -75,20 +76,20 @@ def _asked_for(control: socket.socket, children: Iterable[int]) -> tuple[str, li
 
 
 def _leave(control: socket.socket, children: Iterable[int]) -> None:
-    """Nobody hears any more; what was said before tells why."""
+    """Read the remaining requests after a reply could not be sent; they tell how the connection ended."""
     while _asked_for(control, children)[0]:
         pass
 
 
 def _ended(descriptor: int, pid: int) -> ChildEnded:
-    """How a child has ended."""
+    """Collect a child's exit status and return the report of it."""
     os.close(descriptor)
     _, status = os.waitpid(pid, 0)
     return ChildEnded(pid, os.waitstatus_to_exitcode(status))
 
 
 def _tell(control: socket.socket, reply: Forked | ForkFailed | ChildEnded, *descriptors: int) -> bool:
-    """Whether somebody was there to hear it."""
+    """Send a reply; return whether the other side still receives."""
     try:
         socket.send_fds(control, [FORK_REPLIES.encode(reply)], descriptors)
     except OSError:
@@ -97,17 +98,17 @@ def _tell(control: socket.socket, reply: Forked | ForkFailed | ChildEnded, *desc
 
 
 def _leave_home(control: socket.socket, standard_input: int) -> None:
-    """In a child: nothing of the server stays open, and it is no part of its session."""
+    """Detach a child from the server: close all inherited descriptors and start a new session."""
     os.setsid()
     os.dup2(standard_input, 0)
-    control.detach()  # or its end would close whatever has its number then
+    control.detach()  # otherwise its destructor would close a later file with the same descriptor
     os.closerange(3, os.sysconf("SC_OPEN_MAX"))
 
 
 def main() -> None:
-    """The process's entry."""
+    """Run the fork server, and an engine in each child."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    gc.freeze()  # what is never looked at is never written to, and stays one copy for all
+    gc.freeze()  # objects that are not collected are not written to, so all children share their memory
     folder = fork_on_demand(socket.socket(fileno=int(sys.argv[1])))
     if folder is not None:
         process.main(folder=folder)

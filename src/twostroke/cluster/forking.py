@@ -1,4 +1,4 @@
-"""The gateway's side of the fork server: a child is asked for, and is one like any other from then on."""
+"""The gateway's side of the fork server: requests children, and watches them like any others."""
 
 from __future__ import annotations
 
@@ -21,37 +21,37 @@ from twostroke.errors import SetupError
 
 SERVER = child_command("twostroke.cluster.fork_server")
 TOLD_WITHIN_S = 1.0
-"""How a child has ended is known to the server, as its parent, and told as soon."""
+"""Seconds to wait for the server's report of how a child ended; the server, as its parent, knows at once."""
 FORKED_WITHIN_S = 60.0
-"""The server imports everything first."""
+"""Seconds for a fork; the server first imports everything."""
 LARGEST_REPLY = 1 << 12
 
 
 class Fork(msgspec.Struct, frozen=True, array_like=True):
-    """One more child, please; its standard input comes with it."""
+    """Request for a child; its standard input is passed along."""
 
     folder: str
-    """Of what it needs; empty: no more children, and those that live go on."""
+    """Folder of its sockets; empty: no more requests, and running children continue."""
 
 
 class Forked(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """There it is; a descriptor of it comes along, so that nobody else is ever taken for it."""
+    """Report of a new child, passed with a pidfd that identifies it for certain."""
 
     pid: int
 
 
 class ForkFailed(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """The system allows none."""
+    """Report that the system refused to fork."""
 
     reason: str
 
 
 class ChildEnded(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """One has ended."""
+    """Report that a child has ended."""
 
     pid: int
     code: int
-    """As of subprocess: negative for a signal."""
+    """Exit code as in subprocess: negative for a signal."""
 
 
 FORKS = msgspec.msgpack.Decoder(Fork)
@@ -62,45 +62,42 @@ _REPLIES: msgspec.msgpack.Decoder[Forked | ForkFailed | ChildEnded] = msgspec.ms
 
 
 def can_fork() -> bool:
-    """Whether this system has what it takes: Linux does."""
+    """Return whether this system supports the fork server: Linux does."""
     return sys.platform == "linux" and hasattr(os, "pidfd_open") and hasattr(signal, "pidfd_send_signal")
 
 
 class ForkedChild:
-    """See Child; its standard input is a pipe that is held here, so it ends when this process does."""
+    """A child of the fork server. This process holds a pipe to its standard input, so the child ends when this process
+    does."""
 
     def __init__(self, pid: int, descriptor: int, pipe: int, folder: Path) -> None:
         self._pid = pid
         self._descriptor = descriptor
         self._pipe = pipe
         self.folder = folder
-        """Of what it needs."""
+        """Folder of its sockets."""
         loop = asyncio.get_running_loop()
         self._ending: asyncio.Future[str] = loop.create_future()
         loop.add_reader(descriptor, self._has_ended)
 
     @property
     def pid(self) -> int:
-        """See Child."""
         return self._pid
 
     async def ending(self) -> str:
-        """See Child."""
         return await asyncio.shield(self._ending)
 
     def kill(self) -> None:
-        """See Child."""
         if not self._ending.done():
             kill_group(self._pid)
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._descriptor, signal.SIGKILL)
 
     def forget(self) -> None:
-        """See Child."""
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def ended(self, how: str) -> None:
-        """It has."""
+        """Record that the child exited, and release its pipe and pidfd."""
         if not self._ending.done():
             self._ending.set_result(how)
             asyncio.get_running_loop().remove_reader(self._descriptor)
@@ -108,7 +105,7 @@ class ForkedChild:
             os.close(self._pipe)
 
     def _has_ended(self) -> None:
-        """Its descriptor says so. How, the server tells; one that is gone, or stopped, is not waited for."""
+        """Handle the end of the child; wait only a moment for the server, which may be gone, to report how it ended."""
         loop = asyncio.get_running_loop()
         loop.remove_reader(self._descriptor)
         loop.call_later(TOLD_WITHIN_S, self.ended, "has ended")
@@ -116,36 +113,36 @@ class ForkedChild:
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """A child that was asked for."""
+    """A child that was requested and does not exist yet."""
 
     folder: Path
     pipe: int
-    """This side's end of its standard input."""
+    """Writing end of its standard input."""
     child: asyncio.Future[ForkedChild]
 
 
 class ForkServer:
-    """A process to fork children from; started with the first of them, and again should it die. `close` it."""
+    """A process that children are forked from. It starts with the first child, and again after it dies. `close` it."""
 
     def __init__(self) -> None:
         self._process: asyncio.subprocess.Process | None = None
         self._control: socket.socket | None = None
         self._starts = asyncio.Lock()
         self._asked: deque[_Asked] = deque()
-        """In the order of the questions."""
+        """Requests without a reply, in order."""
         self._children: dict[int, ForkedChild] = {}
 
     @property
     def pid(self) -> int:
-        """Of the process, which was started with its first child."""
+        """Process id of the server; it starts with the first child."""
         assert self._process is not None, "not started"
         return self._process.pid
 
     async def fork(self, folder: Path) -> ForkedChild:
-        """A child that finds what it needs in a folder, which is its own and goes with it.
+        """Fork a child that owns a folder, which is removed with it.
 
         Raises:
-            SetupError: there is none.
+            SetupError: the fork failed.
         """
         reading, writing = os.pipe()
         try:
@@ -169,7 +166,7 @@ class ForkServer:
             in_time.cancel()
 
     async def close(self) -> None:
-        """No more children; those that live go on."""
+        """Stop forking; running children continue."""
         if self._control is not None:
             with contextlib.suppress(OSError):
                 self._control.send(msgspec.msgpack.encode(Fork("")))
@@ -178,7 +175,7 @@ class ForkServer:
             await self._process.wait()
 
     def _end_server(self) -> None:
-        """It hangs, or was stopped: whoever waits for a child is told, and another one is started with the next."""
+        """Kill a server that hangs; waiting requests fail, and the next request starts another server."""
         if self._process is not None:
             with contextlib.suppress(ProcessLookupError):
                 self._process.kill()
@@ -191,7 +188,7 @@ class ForkServer:
                 str(theirs.fileno()),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=sys.stderr,
-                start_new_session=True,  # a Ctrl-C is not for it
+                start_new_session=True,  # Ctrl-C must not end it
                 pass_fds=[theirs.fileno()],
             )
         ours.setblocking(False)
@@ -230,14 +227,14 @@ class ForkServer:
                     child.ended(ending_words(code))
 
     def _lose(self) -> None:
-        """The server is gone, or is to go: it ends with its connection."""
+        """Close the connection, which ends the server, and refuse all waiting requests."""
         if self._control is None:
             return
         asyncio.get_running_loop().remove_reader(self._control)
         self._control.close()
         self._control = None
         while self._asked:
-            self._refuse(self._asked.popleft(), "the process that others are forked from has ended")
+            self._refuse(self._asked.popleft(), "the fork server has ended")
         self._children.clear()
 
     @staticmethod

@@ -1,4 +1,4 @@
-"""What the gateway of pools has to say in the event log: who is dead, and which sequence has ended wherever it was."""
+"""The event log of a pool's gateway: dead workers, routes, pool sizes, and the ends of sequences."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from twostroke.request import FinishReason
 
 
 def log_of(path: Path | None, process: str) -> Path | None:
-    """The file of one process: what two write to, nobody can read.
+    """Return the path of one process's log, because two processes cannot write to one file.
 
     >>> log_of(Path("run.jsonl"), "prefill-0.1")
     PosixPath('run.prefill-0.1.jsonl')
@@ -25,10 +25,10 @@ def log_of(path: Path | None, process: str) -> Path | None:
 
 
 class GatewayLog:
-    """Writes events in the gateway's name.
+    """A writer of the gateway's events.
 
     Args:
-        tell: hears each of them.
+        tell: called with each event.
     """
 
     def __init__(self, tell: Callable[[Event], object]) -> None:
@@ -36,7 +36,7 @@ class GatewayLog:
         self._file: JsonlEventLog | None = None
 
     def open(self, path: Path | None) -> None:
-        """Writes to the gateway's file, too.
+        """Write events to the gateway's file too.
 
         Raises:
             InvalidParameter: it cannot be written.
@@ -45,35 +45,35 @@ class GatewayLog:
         self._file = None if path is None else JsonlEventLog(path)
 
     def close(self) -> None:
-        """The file is complete."""
+        """Close the file."""
         if self._file is not None:
             self._file.close()
             self._file = None
 
     def lost(self, process: str, cause: str) -> None:
-        """A worker is dead."""
+        """Record that a worker has died."""
         self._say(EngineLost(monotonic_clock(), process, cause))
 
     def routed(self, event: RequestRouted) -> None:
-        """A sequence has its workers."""
+        """Record the workers of a sequence."""
         self._say(event)
 
     def scaled(self, pool: Role, num_workers: int, num_wanted: int, reason: str) -> None:
-        """A pool gets another size."""
+        """Record that a pool changes its size."""
         self._say(PoolScaled(monotonic_clock(), GATEWAY, str(pool), num_workers, num_wanted, reason))
 
     def ended(self, sequence_id: str, reason: FinishReason, num_output_tokens: int | None = None) -> None:
-        """A sequence has, and not by itself; the worker that ran it may never say so, or there is none."""
+        """Record that a sequence was ended from outside; the worker that ran it may be gone."""
         self._say(RequestFinishedByCaller(monotonic_clock(), GATEWAY, sequence_id, reason, num_output_tokens))
 
     def delivered(self, updates: Sequence[TokenUpdate]) -> None:
-        """Tokens of a prefill worker were. It ends each sequence with one of them; most go on elsewhere."""
+        """Record the ends of sequences at a prefill worker; most continue on a decode worker."""
         for update in updates:
             if update.finish_reason is FinishReason.LENGTH:
                 self.ended(update.request_id, FinishReason.LENGTH)
 
     def _say(self, event: Event) -> None:
         if self._file is not None:
-            with contextlib.suppress(OSError):  # serving goes on without its log
+            with contextlib.suppress(OSError):  # serving continues without the log
                 self._file.append(event)
         self._tell(event)

@@ -1,4 +1,4 @@
-"""Who starts the processes of the pools: this machine, or a cluster; or nobody, where threads do."""
+"""Launchers of the pools' processes: on this machine or a cluster, or as threads of this process."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from twostroke.pools.member import Role
 
 
 class Launcher(Protocol):
-    """Starts processes; they are watched, and started again, by whoever asked for them."""
+    """A starter of processes; its caller watches and restarts them."""
 
     async def open(self) -> None:
-        """Before the first process.
+        """Prepare to start processes; called before the first one.
 
         Raises:
-            SetupError: there is no place for them.
+            SetupError: they cannot be started.
         """
         ...
 
@@ -38,33 +38,33 @@ class Launcher(Protocol):
         ...
 
     async def launch(self, name: str, role: Role, config: EngineConfig, port: HandoverPort) -> EngineProcess:
-        """A process that loads what the config says; who is cancelled leaves nothing behind.
+        """Start a process that loads an engine; if cancelled, it leaves nothing behind.
 
         Args:
             name: of the process.
-            role: which pool it is for.
+            role: pool that it belongs to.
             config: of the engine.
-            port: where its KV goes and comes from.
+            port: hand-over settings.
 
         Raises:
-            SetupError: there is no place for it now.
+            SetupError: there is no room for it now.
         """
         ...
 
     def is_loaded(self, ready: EngineReady) -> None:
-        """A process has loaded its model; what it found out about its machine, others need not find out again."""
+        """Record that a process has loaded its model; others reuse what it measured of its machine."""
         ...
 
     async def close(self) -> None:
-        """After the last process."""
+        """Release resources after the last process."""
         ...
 
 
 class LocalLauncher:
-    """Starts children of this process, forked from one that has imported everything where the system lets them be.
+    """A launcher of child processes, forked from one that has imported everything if the system supports it.
 
     Args:
-        command: starts one in another way, from nothing; benchmarks and tests put something around it.
+        command: command line that starts a process without forking; benchmarks and tests wrap it.
     """
 
     def __init__(self, command: Sequence[str] | None = None) -> None:
@@ -73,39 +73,37 @@ class LocalLauncher:
         self._machine: MachineLimits | None = None
 
     async def open(self) -> None:
-        """See Launcher."""
+        """Do nothing: this machine needs no preparation."""
 
     async def check_room(self, sizes: Mapping[Role, int]) -> None:
         """Accept every size: this machine starts as many processes as asked."""
 
     async def launch(self, name: str, role: Role, config: EngineConfig, port: HandoverPort) -> EngineProcess:
-        """See Launcher."""
         del name, role
         start = StartEngine(config, port, machine=self._machine)
         return await EngineProcess.spawn(start, self._command, forks=self._forks, last_words_s=0.0)
 
     def is_loaded(self, ready: EngineReady) -> None:
-        """See Launcher: what is measured while others serve is not what the machine can do."""
+        """Keep the first measurement of the machine; later ones would be made while other processes serve."""
         self._machine = self._machine or ready.machine
 
     async def close(self) -> None:
-        """See Launcher."""
         if self._forks is not None:
             await self._forks.close()
 
 
 def launcher_for(config: EngineConfig, pools: PoolConfig) -> Launcher:
-    """The one that was asked for.
+    """Return the launcher that the configuration asks for.
 
     Raises:
-        SetupError: what it needs is not installed.
+        SetupError: a library that it needs is not installed.
     """
     if pools.pool_workers == "thread":
-        from twostroke.cluster.thread_launcher import ThreadLauncher  # brings torch, where a gateway has none
+        from twostroke.cluster.thread_launcher import ThreadLauncher  # imports torch, which a gateway does not
 
         return ThreadLauncher()
     if pools.cluster is None:
         return LocalLauncher()
-    from twostroke.cluster.ray_launcher import RayLauncher  # Ray is an extra, and takes a while
+    from twostroke.cluster.ray_launcher import RayLauncher  # Ray is optional and slow to import
 
     return RayLauncher(config, pools)

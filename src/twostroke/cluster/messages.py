@@ -1,4 +1,4 @@
-"""What the two processes of a server say to each other: msgpack over two one-way ZeroMQ sockets.
+"""Messages between the two processes of a server: msgpack over two one-way ZeroMQ sockets.
 
     HTTP process                                               engine process
     ────────────                                               ──────────────
@@ -7,10 +7,10 @@
     Add, Finish, ResetPrefixCache, Stop  ────────────────────►   between steps
     FetchKV, DropKV
                                ◄──────────────────────────────   Progress(updates, events), once a step
-                               ◄──────────────────────────────   Alive, where nothing else was said for a while
+                               ◄──────────────────────────────   Alive, if nothing else was sent for a while
 
-Neither end ever waits for the other: sending is queueing, and who has work to do only looks whether something came.
-Token ids only; text and templates stay in the HTTP process.
+Neither end waits for the other: sends are queued, and a process with work to do polls for messages without blocking.
+Messages carry token ids; text and templates stay in the HTTP process.
 """
 
 from __future__ import annotations
@@ -33,31 +33,31 @@ from twostroke.request import FinishReason
 
 
 class _Message(msgspec.Struct, array_like=True, tag=True):
-    """One of a union; its name travels with it."""
+    """A message of one of the unions below, tagged with its name."""
 
 
 class StartEngine(_Message):
-    """The first message: what to load."""
+    """The first message to an engine process: the engine to load."""
 
     config: EngineConfig
     handover: HandoverPort | None = None
-    """Where it hands KV over, and takes it; None: to nobody, from nobody."""
+    """Hand-over settings; None: no KV is handed over."""
     clock_ahead_s: float = 0.0
-    """How far the clock of its machine is ahead of the gateway's: what it tells meets what the gateway knows."""
+    """Seconds by which its machine's clock is ahead of the gateway's; the process subtracts them from its times."""
     machine: MachineLimits | None = None
-    """What its machine can do; None: it measures that."""
+    """Limits of its machine; None: it measures them."""
     heartbeat: Heartbeat | None = None
-    """How an engine that hands nothing over shows that it lives; None: it does not, or `handover` says how."""
+    """Heartbeat of an engine that hands no KV over; None: none, or `handover` has it."""
 
 
 class Add(_Message):
-    """A sequence to run."""
+    """Request to run a sequence."""
 
     request: GenerationRequest
 
 
 class Finish(_Message):
-    """A sequence to end."""
+    """Request to end a sequence."""
 
     request_id: str
     reason: FinishReason
@@ -65,59 +65,60 @@ class Finish(_Message):
 
 
 class ResetPrefixCache(_Message):
-    """Forget what no running request uses."""
+    """Request to forget the cached prefixes that no running request uses."""
 
 
 class Stop(_Message):
-    """End the process; whatever runs ends without a word."""
+    """Request to end the process at once, without reports of what still runs."""
 
 
 Command = StartEngine | Add | Finish | ResetPrefixCache | FetchKV | DropKV | KVFetched | EndHold | Stop
 
 
 class EngineReady(_Message):
-    """The model is loaded."""
+    """Report that the model is loaded."""
 
     facts: EngineFacts
     lender: LenderFacts | None = None
-    """Where its KV can be fetched; None: nowhere."""
+    """Address at which its KV can be fetched; None: it lends none."""
     geometry: KVGeometry | None = None
-    """What it computes and by what, in a pool."""
+    """Identity, numerics and layout of its KV, in a pool."""
     machine: MachineLimits | None = None
-    """What its machine can do."""
+    """Limits of its machine."""
     imports_s: float = 0.0
-    """From the process's start to when it had imported everything; 0: it was forked from one that had."""
+    """Seconds from the process's start to the end of its imports; 0: it was forked from a process that had imported
+    all."""
     ready_s: float = 0.0
-    """From the process's start to now."""
+    """Seconds from the process's start to this report."""
 
 
 class Refused(_Message):
-    """It cannot be loaded as asked."""
+    """Report that the engine cannot be loaded as configured."""
 
     reason: str
 
 
 class Failed(_Message):
-    """A step broke the engine's books; the process ends with this."""
+    """Last report of a process that ends because a step left the engine's state inconsistent."""
 
     reason: str
 
 
 class Alive(_Message):
-    """From a thread that does nothing else: the process runs, however long its step takes."""
+    """Heartbeat from a separate thread: the process runs, however long its step takes."""
 
 
 class Progress(_Message):
-    """What happened since the last one: a step's tokens, and every event in its order."""
+    """Report of the tokens and events since the last one, in order."""
 
     updates: Sequence[TokenUpdate]
     events: Sequence[PackedEvent]
     sent_s: float = 0.0
-    """Time at which it was queued, on the clock that all processes of a machine share."""
+    """Time at which it was queued, on the clock shared by all processes of a machine."""
 
 
 class CacheWasReset(_Message):
-    """The answer to ResetPrefixCache."""
+    """Reply to ResetPrefixCache."""
 
     had_blocks: bool
 
@@ -126,8 +127,8 @@ Report = EngineReady | Refused | Failed | Alive | Progress | CacheWasReset
 
 
 encode_message = msgspec.msgpack.Encoder(enc_hook=plain_path).encode
-"""Return the bytes of a command or a report."""
+"""Encoder of commands and reports to bytes."""
 decode_command = msgspec.msgpack.Decoder[Command](Command, dec_hook=read_path).decode
-"""Return the command of some bytes."""
+"""Decoder of commands."""
 decode_report = msgspec.msgpack.Decoder[Report](Report, dec_hook=read_path).decode
-"""Return the report of some bytes."""
+"""Decoder of reports."""

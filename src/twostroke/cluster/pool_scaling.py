@@ -1,4 +1,4 @@
-"""PoolScaling: what workers report, put before the autoscaler; what it wants, as sizes of the pools."""
+"""PoolScaling: translates the workers' reports for the autoscaler, and its decisions into pool sizes."""
 
 from __future__ import annotations
 
@@ -24,33 +24,33 @@ from twostroke.pools.ratio import SuggestedRatio, suggested_ratio
 
 @dataclass(frozen=True, slots=True)
 class WorkerFigures:
-    """A worker that stays, as it is now."""
+    """Current figures of a worker that stays."""
 
     worker_id: str
     role: Role
     num_live: int
-    """Sequences that need it."""
+    """Number of sequences that need it."""
     load: EngineLoad | None = None
-    """None while it starts."""
+    """Load of the worker; None while it starts."""
     facts: EngineFacts | None = None
     num_free_blocks: int = 0
 
 
 WINDOW_S = 60.0
-"""Over so long a load is looked at."""
+"""Seconds over which the load is averaged."""
 
 
 class ObservedLoad:
     """Prompt and output tokens of the last minute, and the ratio of the pools that fits them.
 
-    Workers measure the speeds that the ratio needs. When the last worker of a pool has left, its speeds stand in until
-    a present worker has measured its own.
+    Workers measure the speeds that the ratio needs. When the last worker of a pool has left, its speeds are used until
+    another worker has measured its own.
     """
 
     def __init__(self, tpot_target_s: float) -> None:
         self._tpot_target_s = tpot_target_s
         self._seen: deque[tuple[float, int, int]] = deque()
-        """When, prompt tokens, output tokens."""
+        """Time, prompt tokens and output tokens of each record."""
         self._max_num_seqs: int | None = None
         """Number of slots of a decode worker."""
         self._prefilled: dict[Role, EngineLoad] = {}
@@ -59,7 +59,7 @@ class ObservedLoad:
         """Load of the last worker of each pool that left after it had decoded."""
 
     def joined(self, role: Role, max_num_seqs: int) -> None:
-        """Note the slots of a worker that is ready."""
+        """Record the slots of a worker that is ready."""
         if role is not Role.PREFILL:
             self._max_num_seqs = max_num_seqs
 
@@ -71,16 +71,16 @@ class ObservedLoad:
             self._decoded[role] = load
 
     def saw(self, now_s: float, *, num_prompt_tokens: int = 0, num_output_tokens: int = 0) -> None:
-        """Prompt tokens were sent somewhere to be computed, or output tokens came."""
+        """Count prompt tokens sent to a worker, or output tokens received."""
         self._seen.append((now_s, num_prompt_tokens, num_output_tokens))
         self._forget(now_s)
 
     def suggested(self, workers: Sequence[WorkerFigures], now_s: float) -> SuggestedRatio | None:
-        """What this load and the measured speeds speak for; None while one of them is not known.
+        """Return the ratio of the pools for this load and the measured speeds; None while one of them is unknown.
 
         Args:
             workers: of both pools.
-            now_s: the clock.
+            now_s: current time in seconds.
         """
         self._forget(now_s)
         loads = [(worker.role, worker.load) for worker in workers if worker.load is not None]
@@ -116,7 +116,7 @@ def _measured(
 
 
 def limits_of(pools: PoolConfig) -> dict[Role, ScalingConfig]:
-    """Of the pools that change with their load; their first size is their smallest."""
+    """Return the limits of the pools that follow their load; a pool's initial size is its smallest."""
     sizes = {Role.PREFILL: (pools.prefill, pools.max_prefill), Role.DECODE: (pools.decode, pools.max_decode)}
     return {
         role: ScalingConfig(
@@ -131,10 +131,10 @@ def limits_of(pools: PoolConfig) -> dict[Role, ScalingConfig]:
 
 
 class PoolScaling:
-    """Decides every interval, each pool by itself. Pure but for what it remembers.
+    """Decisions about each pool's size, once per interval. Pure, apart from the state it keeps.
 
     Args:
-        limits: how large each pool may be; one that is left out keeps its size.
+        limits: sizes allowed for each pool; a pool that is left out keeps its size.
     """
 
     def __init__(self, limits: Mapping[Role, ScalingConfig]) -> None:
@@ -144,15 +144,15 @@ class PoolScaling:
 
     @property
     def is_wanted(self) -> bool:
-        """Whether any pool changes with its load."""
+        """Whether any pool follows its load."""
         return bool(self._limits)
 
     def arrived(self, num_tokens: int) -> None:
-        """A prompt was sent to a prefill worker."""
+        """Count a prompt sent to a prefill worker."""
         self._num_arrived_tokens += num_tokens
 
     def decide(self, workers: Sequence[WorkerFigures], interval_s: float) -> dict[Role, ScalingDecision]:
-        """For the interval that ends now; pools that have nobody left to measure keep their size."""
+        """Decide the sizes for the interval that ends now; a pool without loaded workers keeps its size."""
         decisions: dict[Role, ScalingDecision] = {}
         for role, config in self._limits.items():
             of_role = [worker for worker in workers if worker.role is role]

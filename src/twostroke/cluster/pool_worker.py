@@ -1,4 +1,4 @@
-"""One process that runs an engine: started, heard, and started again when it has died."""
+"""A worker of a pool: starts an engine process, reads its reports, and restarts it when it has died."""
 
 from __future__ import annotations
 
@@ -22,52 +22,51 @@ from twostroke.pools.member import Role
 log = get_logger(__name__)
 
 HEARTBEATS_IN_TIME = 4
-"""A process says so often that it lives before it is taken for dead."""
+"""Heartbeats per timeout: a process sends so many before it counts as dead."""
 MAX_FAST_DEATHS = 3
-"""Deaths in a row that come soon: then it is no accident, and nobody counts on it until it is back."""
+"""Fast deaths in a row after which a worker is no longer counted on until it is back."""
 LATE_AFTER_S = 1.0
-"""Seconds without a step, while there is work, after which others are preferred: it may hang. Longer than most
+"""Seconds without a step, while there is work, after which other workers are preferred: it may hang. Longer than most
 steps."""
 
 
 class WorkerListener(Protocol):
-    """Hears what a worker tells of itself."""
+    """A listener to a worker's life and reports."""
 
     def objection(self, worker: PoolWorker, ready: EngineReady) -> str:
         """Return why a process cannot serve; empty: it can."""
         ...
 
     async def worker_ready(self, worker: PoolWorker, ready: EngineReady) -> None:
-        """Its model is loaded."""
+        """React to a process that has loaded its model."""
         ...
 
     def worker_reports(self, worker: PoolWorker, report: Report) -> None:
-        """Something came from it."""
+        """Handle a report of a worker."""
         ...
 
     def worker_gone(self, worker: PoolWorker, cause: str) -> None:
-        """It is dead; it may come back, under another id, unless it was retired."""
+        """React to a dead process; unless the worker was retired, it may return under another id."""
         ...
 
 
 class PoolWorker:
-    """A place in a pool, and the process that fills it now. An engine of one process is a pool of one.
+    """A place in a pool, with the process that fills it now. An engine of one process is a pool of one.
 
     Args:
-        role: what it is for.
-        place: which of its pool.
-        launch: starts a process of this name.
-        listener: hears of it.
+        role: of the pool.
+        place: index in the pool.
+        launch: starts a process of a given name.
+        listener: receives its reports.
         num_starts: processes that were started in this place before.
     """
 
     restart_delays_s: tuple[float, ...] = (0.0, 0.5, 2.0, 5.0, 10.0)
-    """Before a start, by the deaths in a row before it, of which a late one counts as the first; the last delay from
-    then on."""
+    """Seconds before a start, by the number of fast deaths in a row; the last value from then on."""
     soon_s = 5.0
-    """A process that is dead so short a time after it was ready, and has made no token, died soon."""
+    """Seconds after loading within which a death counts as fast, if no token was made."""
     gives_up = False
-    """Whether it is started again only so often, and not from time to time, where it dies fast."""
+    """Whether restarts end after some fast deaths, instead of going on from time to time."""
 
     def __init__(
         self,
@@ -80,15 +79,15 @@ class PoolWorker:
     ) -> None:
         self.role = role
         self.place = place
-        """Which of its pool's."""
+        """Index of the place in its pool."""
         self._launch = launch
         self._listener = listener
         self._num_starts = self._num_earlier = num_starts
         self._num_fast_deaths = 0
         self._spawned: EngineProcess | None = None
-        """The child, from its first moment to its last."""
+        """The child process, from its start to its end."""
         self._process: EngineProcess | None = None
-        """The same while its model is loaded."""
+        """The child process while its model is loaded."""
         self._was_ready = self._is_retired = False
         self._is_closing = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -96,21 +95,21 @@ class PoolWorker:
         self._progress_s = 0.0
         """Time of its last step report, or of the work that it got while idle."""
         self._ready_s = float("inf")
-        """When the model of the last process was loaded."""
+        """Time at which the last process had loaded its model."""
         self.state = EngineState.STARTING
-        self.cause = "a place for it is looked for"
+        self.cause = "it waits for a place to start"
         self.meter = LoadMeter(1, is_fair=False)
         self.facts: EngineFacts | None = None
-        """Of the process that runs now; None while none does."""
+        """Facts of the engine that runs now; None while none does."""
         self.geometry: KVGeometry | None = None
         """KV geometry of the process that runs now; None while none does."""
         self.has_started: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        """Done when its model is loaded for the first time; raises SetupError where that is refused, and is cancelled
-        where the start is given up."""
+        """Future that is done when the model is loaded for the first time. It raises SetupError if loading is refused,
+        and is cancelled if the start is."""
 
     @property
     def worker_id(self) -> str:
-        """Of the process that runs now, and its name in events; none has the same."""
+        """Id of the current process, also its name in events; unique."""
         return f"{self.role}-{self.place}.{self._num_starts}"
 
     @property
@@ -120,42 +119,42 @@ class PoolWorker:
 
     @property
     def pid(self) -> int | None:
-        """Of its process."""
+        """Id of the process, or None."""
         return None if self._process is None else self._process.pid
 
     @property
     def num_starts(self) -> int:
-        """Processes that were started in this place, before its time, too."""
+        """Processes started in this place, including those before this worker."""
         return self._num_starts
 
     @property
     def num_restarts(self) -> int:
-        """How often it was started again."""
+        """Number of restarts."""
         return max(0, self._num_starts - self._num_earlier - 1)
 
     @property
     def is_ready(self) -> bool:
-        """Whether it takes requests."""
+        """Whether it accepts requests."""
         return self.state is EngineState.RUNNING
 
     @property
     def is_retired(self) -> bool:
-        """Whether it was told to take no more requests."""
+        """Whether it was told to accept no more requests."""
         return self._is_retired
 
     def retire(self) -> None:
-        """It takes no more requests, and is not started again."""
+        """Accept no more requests, and do not restart after the end."""
         self._is_retired = True
         if self.is_ready:
-            self.state, self.cause = EngineState.DRAINING, "it takes no more requests, and ends when those it has do"
+            self.state, self.cause = EngineState.DRAINING, "it accepts no more requests, and ends after its last one"
 
     def start(self) -> None:
-        """Begins its life."""
+        """Start the first process, and restart it as needed."""
         self._task = asyncio.create_task(self._live(), name=f"twostroke-{self.role}-{self.place}")
         self._task.add_done_callback(self._life_ended)
 
     def send(self, command: Command) -> None:
-        """Queues a command; one for a process that is gone is lost, as what it was about is done elsewhere."""
+        """Queue a command. It is lost if the process has died; its sequences resume elsewhere."""
         match command:
             case Add(request):
                 new = request.new_request
@@ -174,7 +173,7 @@ class PoolWorker:
             self._process.send(command)
 
     def begins(self) -> None:
-        """Work comes after a pause, which was no silence."""
+        """Restart the measurement of silence, because work arrives after an idle time."""
         self._progress_s = monotonic_clock()
 
     def silent_s(self, now_s: float) -> float:
@@ -183,17 +182,17 @@ class PoolWorker:
         return silent_s if silent_s > LATE_AFTER_S else 0.0
 
     def heard(self) -> None:
-        """Nobody could have listened meanwhile: silence begins to count now."""
+        """Restart the measurement of silence, because this process could not read reports meanwhile."""
         self._heard_s = self._progress_s = monotonic_clock()
 
     def end_if_silent(self, timeout_s: float) -> None:
-        """Kills a process that says nothing; one that was stopped or hangs never would again."""
+        """Kill a process that has been silent for too long: it was stopped, or hangs."""
         if self._process is not None and monotonic_clock() - self._heard_s > timeout_s:
             self.cause = f"it said nothing for {timeout_s:g} s"
             self._process.kill()
 
     async def close(self) -> None:
-        """Ends its process, kindly if it is loaded."""
+        """End the process; if its model is loaded, ask it to stop first."""
         self.state, self.cause = EngineState.CLOSED, "it was closed"
         self._is_closing.set()
         if self._task is None:
@@ -206,7 +205,7 @@ class PoolWorker:
         await self._task
 
     async def _live(self) -> None:
-        """One process after the other."""
+        """Run one process after the other, until the worker is closed or gives up."""
         while not await self._is_over_after(self._pause_s):
             self._num_starts += 1
             self._ready_s = float("inf")
@@ -242,11 +241,12 @@ class PoolWorker:
         return self._is_closing.is_set()
 
     def _life_ended(self, life: asyncio.Task[None]) -> None:
-        """A mistake of ours must not look like a worker that runs: nobody would read its reports any more."""
+        """Mark the worker as failed after an internal error; otherwise it would look alive, but its reports would not
+        be read."""
         error = None if life.cancelled() else life.exception()
         if error is not None:
-            log.error("%s: its reports are not read any more", self.words, exc_info=error)
-            self.state, self.cause = EngineState.FAILED, f"its reports could not be read any more ({reason_of(error)})"
+            log.error("%s: reading its reports failed", self.words, exc_info=error)
+            self.state, self.cause = EngineState.FAILED, f"reading its reports failed ({reason_of(error)})"
             if not self.has_started.done():
                 self.has_started.set_exception(SetupError(self.cause))
             self._listener.worker_gone(self, f"{self.words}: {self.cause}")
@@ -275,17 +275,17 @@ class PoolWorker:
                 self.state, self.cause = EngineState.RUNNING, ""
             if not self._was_ready:
                 self._was_ready = True
-                if not self.has_started.done():  # whoever waited may have left
+                if not self.has_started.done():  # the waiting caller may have been cancelled
                     self.has_started.set_result(None)
             return await self._hear(process)
         finally:
-            if self._process is None:  # it was not loaded, and hears nothing before it is
+            if self._process is None:  # a process that has not loaded does not read commands
                 process.kill()
             self._process = self._spawned = self.facts = self.geometry = None
             await process.stop()
 
     async def _objection(self, process: EngineProcess, report: Report | None) -> str:
-        """Return why a process does not serve after its first report; empty: it does."""
+        """Return why a process cannot serve, after its first report; empty: it can."""
         match report:
             case EngineReady():
                 return self._listener.objection(self, report)
@@ -295,7 +295,7 @@ class PoolWorker:
                 return f"{self.words} {await process.ending()} before its model was loaded."
 
     async def _launched(self) -> EngineProcess | None:
-        """Return a process, which may wait long for its place; None: it was closed meanwhile."""
+        """Start a process, which may wait long for its place; return None if the worker was closed meanwhile."""
         launching = asyncio.ensure_future(self._launch(self.worker_id))
         closing = asyncio.create_task(self._is_closing.wait())
         await asyncio.wait((launching, closing), return_when=asyncio.FIRST_COMPLETED)
@@ -311,15 +311,15 @@ class PoolWorker:
         return process
 
     def _has_no_start(self, cause: str) -> str:
-        """Return why no process is there; whoever waits for the first one is told."""
+        """Return why no process started; a caller that waits for the first start gets the error."""
         if self._was_ready:
             return f"{self.words} could not be started again: {cause}"
-        if not self.has_started.done():  # with these settings it never will be
+        if not self.has_started.done():  # it will not start with these settings
             self.has_started.set_exception(SetupError(cause))
         return f"{self.words}: {cause}"
 
     async def _hear(self, process: EngineProcess) -> str:
-        """Reads reports until there are no more."""
+        """Read reports until there are no more; return how the process ended, in words."""
         reason = ""
         while (report := await process.receive()) is not None:
             self._heard_s = monotonic_clock()
@@ -331,7 +331,7 @@ class PoolWorker:
                     if report.updates:
                         self._num_fast_deaths = 0
                 self._listener.worker_reports(self, report)
-                await asyncio.sleep(0)  # where reports come faster than they are taken in, the others run all the same
+                await asyncio.sleep(0)  # let other tasks run even if reports arrive faster than they are handled
         if self.is_ready:
             self.state = EngineState.STARTING
         return f"{self.words} {await process.ending()}{reason}" + (f": {self.cause}" if self.cause else "")

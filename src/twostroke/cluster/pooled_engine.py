@@ -1,4 +1,4 @@
-"""PooledEngine: an EngineClient whose engine is two pools of processes, and which loses no request with any of them."""
+"""PooledEngine: an EngineClient that serves from two pools of processes, and loses no request when one of them dies."""
 
 from __future__ import annotations
 
@@ -40,23 +40,23 @@ from twostroke.request import FinishReason
 log = get_logger(__name__)
 
 LOOKS_EVERY_S = 0.1
-"""How often somebody looks whether a worker has gone silent."""
+"""Seconds between checks for workers that are silent."""
 
 
 class PooledEngine(ProcessClient):
-    """See EngineClient. `start` it, and `close` it.
+    """An EngineClient over two pools. `start` it, and `close` it.
 
     Args:
         config: of each engine.
-        pools: how many there are.
-        drain_timeout_s: so long a worker that is not needed any more may take to end what it has.
+        pools: sizes and settings of the pools.
+        drain_timeout_s: seconds that a worker that leaves may take to end its sequences.
         placer: chooses workers.
-        launcher: starts processes; default: whom the pools' config asks for.
+        launcher: starts processes; None: the one that the pools' config names.
         options: the fields of ClientOptions, by name.
 
     Raises:
         InvalidParameter: the engine's settings do not go with pools.
-        SetupError: what the launcher or the transport needs is not installed.
+        SetupError: a library that the launcher or the transport needs is not installed.
     """
 
     def __init__(
@@ -72,8 +72,8 @@ class PooledEngine(ProcessClient):
         super().__init__(**options)
         address = config.load.tensor_parallel_address
         if address is not None:
-            limit = "the engines of a pool cannot all meet their ranks there"
-            raise InvalidParameter("tensor_parallel_address", address, limit, "Leave it out: each starts its own.")
+            limit = "the engines of a pool cannot all use one address"
+            raise InvalidParameter("tensor_parallel_address", address, limit, "Leave it out: each chooses its own.")
         check_engines(config, pools, hands_over=pools.prefill > 0)
         if pools.transport == "nixl":
             check_nixl()
@@ -88,7 +88,7 @@ class PooledEngine(ProcessClient):
         self._by_id: dict[str, PoolWorker] = {}
         self._geometry: KVGeometry | None = None
         self._geometry_of = ""
-        """Who was loaded first."""
+        """Id of the worker that loaded first."""
         self._meeting = asyncio.Lock()
         self._has_met = False
         self._scaling = PoolScaling(limits_of(pools))
@@ -96,7 +96,7 @@ class PooledEngine(ProcessClient):
         self._log = GatewayLog(self._tell_soon)
         self._no_room = ""
 
-    # ------------------------------------------------------------------ what EngineClient promises
+    # ------------------------------------------------------------------ EngineClient
 
     @property
     def _workers(self) -> Sequence[PoolWorker]:
@@ -107,7 +107,7 @@ class PooledEngine(ProcessClient):
         return self.health().is_ready
 
     def _standing(self) -> tuple[EngineState, str]:
-        """Running while any worker decodes, even a prefill worker for lack of a decode worker."""
+        """Return RUNNING while any worker decodes, even a prefill worker for lack of a decode worker."""
         decoders = self._pool.of(Role.DECODE)
         if any(worker.is_ready for worker in decoders) or self._has_stand_in:
             cause = ", ".join(f"{w.worker_id} is {w.state}" for w in self._pool.workers if not w.is_ready)
@@ -118,53 +118,53 @@ class PooledEngine(ProcessClient):
 
     @property
     def _has_stand_in(self) -> bool:
-        """Return whether a prefill worker can decode while no decode worker is ready."""
+        """Whether a prefill worker can decode while no decode worker is ready."""
         return self._has_met and any(worker.is_ready for worker in self._pool.of(Role.PREFILL))
 
     @property
     def is_idle(self) -> bool:
-        """See EngineClient: the dispatcher may still keep what no stream waits for."""
+        """Always False: the dispatcher may still hold sequences without a stream."""
         return False
 
     def load(self, tenant: str, *, background: bool = False) -> EngineLoad:
-        """See EngineClient; of all that run, together."""
+        """Return the combined load of all workers that run."""
         ready = [worker for worker in self._pool.workers if worker.is_ready]
         loads = [(worker.role, worker.meter.load(tenant, background=background)) for worker in ready]
         prefills = [load for role, load in loads if role is Role.PREFILL]
         decodes = [load for role, load in loads if role is Role.DECODE]
         return combined(prefills, decodes) if decodes else combined([], prefills)
 
-    # ------------------------------------------------------------------ what a front desk needs of who runs sequences
+    # ------------------------------------------------------------------ interface to the front desk
 
     def add_request(self, request: GenerationRequest) -> None:
-        """Queues a sequence."""
+        """Queue a sequence."""
         self._carry_out(self._dispatcher.add(request))
 
     def finish(self, request_id: str, reason: FinishReason, num_output_tokens: int | None = None) -> None:
-        """Ends a sequence."""
+        """End a sequence."""
         num_live = self._dispatcher.num_live
         outcome = self._dispatcher.finish(request_id, reason, num_output_tokens)
         if self._dispatcher.num_live < num_live:
             self._log.ended(request_id, reason, num_output_tokens)
         self._carry_out(outcome)
 
-    # ------------------------------------------------------------------ its own life
+    # ------------------------------------------------------------------ life cycle
 
     @property
     def pids(self) -> dict[str, int]:
-        """Of the processes that run now, by worker."""
+        """Process ids of the running processes, by worker id."""
         return {worker.worker_id: worker.pid for worker in self._pool.workers if worker.pid is not None}
 
     @property
     def dispatcher(self) -> Dispatcher:
-        """The journal."""
+        """The dispatcher of the pools."""
         return self._dispatcher
 
     async def start(self) -> None:
-        """Starts all processes, at once.
+        """Start all processes at once.
 
         Raises:
-            SetupError: one of them cannot load the model as the config says.
+            SetupError: one of them cannot load the model as configured.
         """
         await self._launcher.open()
         self._log.open(self._config.load.event_log)
@@ -191,7 +191,7 @@ class PooledEngine(ProcessClient):
             raise refusal
 
     async def _refusal_of(self, sizes: Mapping[Role, int]) -> InvalidParameter | None:
-        """Return why the machines cannot hold pools of these sizes; None where they can, or where no pool grows."""
+        """Return why the machines cannot hold pools of these sizes; None if they can, or if no pool grows."""
         now = {role: len(self._pool.of(role)) for role in Role if role is not Role.BOTH}
         if any(number > now[role] for role, number in sizes.items()):
             try:
@@ -202,15 +202,14 @@ class PooledEngine(ProcessClient):
         return None
 
     def _note_no_room(self, why: str) -> None:
-        """Keep why the last larger size cannot be had, and log it once."""
+        """Keep the reason why a larger size is refused, and log it once."""
         if why != self._no_room:
             self._no_room = why
-            log.warning("a pool cannot grow as far as asked; %s", why)
+            log.warning("a pool cannot grow as far as asked: %s", why)
 
     def scale(self, sizes: Mapping[Role, int]) -> None:
-        """See ScalablePools."""
         if self._is_draining or self._is_closed:
-            raise EngineUnavailable(f"the pools have no other sizes now: {self.health().cause}.")
+            raise EngineUnavailable(f"the pools cannot be resized now: {self.health().cause}.")
         check_engines(self._config, self._pools, hands_over=bool(sizes.get(Role.PREFILL)))
         for role, number in sizes.items():
             self._pool.check_size(role, number)
@@ -218,7 +217,6 @@ class PooledEngine(ProcessClient):
             self._resize(role, number, "asked for")
 
     def members(self) -> list[PoolMember]:
-        """See ScalablePools."""
         return [
             PoolMember(
                 w.worker_id,
@@ -234,11 +232,10 @@ class PooledEngine(ProcessClient):
         ]
 
     def suggested_ratio(self) -> SuggestedRatio | None:
-        """See ScalablePools."""
         return self._observed.suggested(self._figures(), self.now_s())
 
     def give_up(self, cause: str) -> None:
-        """Ends what still runs; whoever reads a stream is told why."""
+        """End all streams and sequences with the cause."""
         super().give_up(cause)
         self._carry_out(self._dispatcher.give_up(cause))
 
@@ -247,23 +244,23 @@ class PooledEngine(ProcessClient):
         await self._launcher.close()
         self._log.close()
 
-    # ------------------------------------------------------------------ what workers tell
+    # ------------------------------------------------------------------ WorkerListener
 
     def objection(self, worker: PoolWorker, ready: EngineReady) -> str:
-        """See WorkerListener: all compute the same as the first, or a sequence that moves would get other tokens."""
+        """Return why a worker computes other numbers than the first one; a sequence that moved to it would get other
+        tokens."""
         assert ready.geometry is not None, "a process of a pool says what it computes"
-        what = replace(ready.geometry, layout={})  # where blocks lie differently, only hand-overs are refused
+        what = replace(ready.geometry, layout={})  # another layout only prevents hand-overs
         if self._geometry is None:
             self._geometry, self._geometry_of = what, worker.worker_id
         refusal = self._geometry.refusal(what, allows_drift=self._pools.allow_numeric_drift)
         return f"{self._geometry_of} (here) and {worker.worker_id} (there): {refusal}" if refusal else ""
 
     async def worker_ready(self, worker: PoolWorker, ready: EngineReady) -> None:
-        """See WorkerListener."""
         self._launcher.is_loaded(ready)
         facts, geometry = ready.facts, ready.geometry
         assert geometry is not None, "a process of a pool says what it computes"
-        async with self._meeting:  # the text side is prepared once: what it knows of live requests must not be lost
+        async with self._meeting:  # prepare the text side only once, or it would lose the state of live requests
             if worker.role is Role.DECODE and not self._has_met:
                 await self.meet(facts, self)
                 self._has_met = True
@@ -290,7 +287,7 @@ class PooledEngine(ProcessClient):
     def _deliver(
         self, worker: PoolWorker, updates: Sequence[TokenUpdate], events: Sequence[PackedEvent]
     ) -> Sequence[TokenUpdate]:
-        for event in map(unpack, events):  # before the outputs: delivering the last one makes its request unknown
+        for event in map(unpack, events):  # before the updates: delivering the last one removes its request
             worker.meter.append(event)
             self._router.heard(worker.worker_id, event)
         self._router.reported(worker.worker_id, partial(worker.meter.load, ""), self.now_s())
@@ -305,16 +302,16 @@ class PooledEngine(ProcessClient):
         return worker.worker_id
 
     def worker_retired(self, worker: PoolWorker) -> None:
-        """See WorkerListener."""
         self._observed.left(worker.role, worker.meter.load(""))
         self._router.left(worker.worker_id)
         self._dispatcher.retire(worker.worker_id)
 
     def worker_gone(self, worker: PoolWorker, cause: str) -> None:
-        """Take a dead worker out, and run its sequences elsewhere from what was delivered (Dispatcher.worker_gone).
+        """Remove a dead worker, and resume its sequences elsewhere from what was delivered (Dispatcher.worker_gone).
 
-        The worker starts its next process by itself. Where none of its role is left to take over, and it is given up
-        (health FAILED), so are all sequences.
+        The worker starts its next process by itself. If no worker of its role is left and it was given up (health
+        FAILED),
+        all sequences are given up.
         """
         was_there = self._by_id.pop(worker.worker_id, None) is not None
         self._observed.left(worker.role, worker.meter.load(""))
@@ -330,7 +327,7 @@ class PooledEngine(ProcessClient):
             self.lose(self.health().cause)
 
     def _migrate(self, worker_id: str) -> None:
-        """What a worker that leaves has not ended in time."""
+        """Resume elsewhere the sequences that a leaving worker has not ended in time."""
         self._carry_out(self._dispatcher.migrate(worker_id))
 
     def _carry_out(self, outcome: Dispatched) -> None:
@@ -356,7 +353,7 @@ class PooledEngine(ProcessClient):
             self.lose_sequence(sequence_id, cause)
 
     def _count(self, worker: PoolWorker, command: Command) -> None:
-        """Note a prompt that is about to be sent to a worker."""
+        """Count a prompt that is about to be sent to a worker."""
         match command:
             case Add(request):
                 num_tokens = len(request.new_request.prompt_token_ids) + len(request.new_request.output_token_ids)
@@ -364,13 +361,13 @@ class PooledEngine(ProcessClient):
                     worker.begins()
                 if worker.role is Role.PREFILL:
                     self._scaling.arrived(num_tokens)
-                if worker.role is Role.PREFILL or request.import_id is None:  # a prompt that is fetched was sent before
+                if worker.role is Role.PREFILL or request.import_id is None:  # fetched ones were counted before
                     self._observed.saw(self.now_s(), num_prompt_tokens=num_tokens)
             case _:
                 pass
 
     def _is_waiting(self, sequence_id: str) -> bool:
-        """Whether it has not begun anywhere."""
+        """Return whether a sequence has not begun on any worker."""
         return not self._dispatcher.has_delivered(sequence_id) and all(
             worker.meter.is_waiting(sequence_id) or not worker.meter.knows(sequence_id) for worker in self._pool.workers
         )
@@ -378,26 +375,26 @@ class PooledEngine(ProcessClient):
     def _resize(self, role: Role, number: int, reason: str, first: Sequence[str] = ()) -> None:
         num_workers = len(self._pool.of(role))
         if number != num_workers:
-            log.info("%s pool: %d for %d workers, %s", role, number, num_workers, reason)
+            log.info("%s pool: %d workers, was %d: %s", role, number, num_workers, reason)
             self._log.scaled(role, num_workers, number, reason)
             self._pool.scale(role, number, drain_timeout_s=self._drain_timeout_s, first=first)
 
     async def _scale_with_load(self) -> None:
-        """Gives each pool the size that its load speaks for, every interval."""
+        """Change each pool's size to fit its load, once per interval."""
         while True:
             await asyncio.sleep(self._pools.scaling_interval_s)
             if self._is_draining:
                 continue
             for role, wanted in self._scaling.decide(self._figures(), self._pools.scaling_interval_s).items():
                 num_failed = sum(worker.state is EngineState.FAILED for worker in self._pool.of(role))
-                number = min(wanted.num_wanted + num_failed, MAX_WORKERS)  # who cannot be started carries no load
+                number = min(wanted.num_wanted + num_failed, MAX_WORKERS)  # failed workers carry no load
                 try:
                     await self._resize_as_there_is_room(role, number, wanted)
-                except Exception:  # a cluster that does not answer now may answer at the next look
-                    log.exception("the size of the %s pool could not be decided; it is tried again", role)
+                except Exception:  # the cluster may answer at the next interval
+                    log.exception("could not decide the size of the %s pool; trying again at the next interval", role)
 
     async def _resize_as_there_is_room(self, role: Role, number: int, wanted: ScalingDecision) -> None:
-        """Give a pool the size that its load speaks for, or the largest below it that there is room for."""
+        """Give a pool the size that fits its load, or the largest smaller one for which there is room."""
         before, refused = self._no_room, ""
         for size in range(number, min(number, len(self._pool.of(role)) + 1) - 1, -1):
             refusal = await self._refusal_of({role: size})
@@ -410,7 +407,7 @@ class PooledEngine(ProcessClient):
             self._note_no_room(refused)
 
     def _figures(self) -> list[WorkerFigures]:
-        """Of the workers that stay, as they are now."""
+        """Return the current figures of all workers that are not failed."""
         return [
             WorkerFigures(
                 worker.worker_id,
@@ -426,7 +423,8 @@ class PooledEngine(ProcessClient):
         ]
 
     def _look_for_late_workers(self) -> None:
-        """Tell the router which workers have finished no step for long, so that it prefers others for new requests."""
+        """Report workers that have finished no step for long to the router, which then prefers others for new
+        requests."""
         now_s = self.now_s()
         for worker in self._pool.workers:
             silent_s = worker.silent_s(now_s) if worker.is_ready else 0.0

@@ -1,8 +1,8 @@
 """The engine in a process of its own: `python -m twostroke.cluster.process FOLDER`, started by a Launcher.
 
-Its loop never waits for anybody while there is work: between two steps it looks which commands came, and after each
-step it queues one report. It ends when it is told to, when a step breaks its books, or when the process that started
-it is gone, which it notices by its standard input, and by a signal where it is stopped.
+Its loop never blocks while there is work: it reads commands between steps, and queues one report after each step. It
+ends when it is told to, when a step leaves its state inconsistent, or when its parent is gone. It notices the last
+by its standard input, and by a signal if it is stopped.
 """
 
 from __future__ import annotations
@@ -59,64 +59,65 @@ log = get_logger(__name__)
 
 _OWN = "inproc://own-commands"
 FLOORS_OF_A_STEP = 20
-"""A step that takes so many times what the machine could do at best is late, not lost."""
+"""Multiple of the machine's best time for a step up to which a slow step counts as late, not lost."""
 COMMANDS_A_STEP = 64
-"""Most that are obeyed between two steps: a request of a thousand prompts does not hold up those that run."""
+"""Most commands handled between two steps, so that a request of a thousand prompts does not delay running ones."""
 
 
 class _Outbox:
-    """Events on their way to the other process."""
+    """Events that wait to be sent to the other process."""
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
         self._events: list[PackedEvent] = []
 
     def append(self, event: Event) -> None:
-        """Keeps one until the next report; of a step that begins its heart hears how long it may take."""
+        """Keep an event until the next report; for a step that begins, also record its minimum time for the
+        heartbeat."""
         if isinstance(event, StepScheduled):
             self._channel.step_floor_s = 0.0 if event.cost is None else event.cost.seconds
         self._events.append(pack(event))
 
     def take(self) -> list[PackedEvent]:
-        """All that have come since."""
+        """Return and remove all events kept so far."""
         events, self._events = self._events, []
         return events
 
 
 class Channel:
-    """An engine's ends of the two sockets."""
+    """The engine process's ends of the two sockets."""
 
     def __init__(self, folder: Path) -> None:
         self._context = zmq.Context()
         self._commands, self._reports = engine_ends(self._context, folder)
         self._commands.bind(_OWN)
-        self._reports.setsockopt(zmq.LINGER, 1000)  # the last report says why there are no more
+        self._reports.setsockopt(zmq.LINGER, 1000)  # time to send the last report, which has the cause
         self._sends = threading.Lock()
         self._posts = threading.Lock()
         self._own: Any = None
         self._is_closed = False
         self._has_reported = False
-        """Since somebody last looked whether it has."""
+        """Whether a report was sent since the heartbeat thread last looked."""
         self._came_round_s = math.inf
-        """When the loop last looked for commands; infinite before it runs, and while it waits for some."""
+        """Time at which the loop last read commands; infinite before it runs and while it waits for some."""
         self.step_floor_s = 0.0
-        """What the step that was begun last takes the machine at best."""
+        """Minimum time of the current step on this machine."""
         self.imports_s = 0.0
-        """From the start of the process to the end of its imports; 0: it had none."""
+        """Seconds from the start of the process to the end of its imports; 0: it had none."""
         self.is_left = False
-        """Nobody listens any more, and nothing is sent."""
+        """Whether the engine was abandoned: nothing is sent any more."""
 
     def is_loading(self) -> None:
-        """It will not come round before the model is there, however long that takes."""
+        """Suspend the loop's deadline while the model loads, however long that takes."""
         self._came_round_s = math.inf
 
     def leave(self) -> None:
-        """From any thread: what comes of the engine from now on is not heard, and its loop ends when it comes round."""
+        """Drop all later reports and end the loop after its current step; may be called from any thread."""
         self.is_left = True
         self.post(Stop())
 
     def post(self, command: Command) -> None:
-        """From any thread of this process: a command that its loop obeys like one from outside."""
+        """Queue a command from this process for the loop; may be called from any thread."""
         with self._posts:
             if self._is_closed:
                 return
@@ -126,14 +127,14 @@ class Channel:
             self._own.send(encode_message(command))
 
     def tell_alive(self, is_over: threading.Event, every_s: float, step_patience_s: float) -> None:
-        """Says that this process runs where it has said nothing else for a while, in a thread that does nothing else.
+        """Send a heartbeat whenever nothing else was sent for a while, in a thread that does nothing else.
 
-        Who reports needs no heartbeat, and each wakes the gateway up.
+        A report makes a heartbeat unnecessary, and each heartbeat wakes up the gateway.
 
         Args:
-            is_over: ends it.
-            every_s: how long a while is.
-            step_patience_s: of a loop that has not come round for so long it is not said, beyond what its step takes.
+            is_over: ends the thread.
+            every_s: seconds between heartbeats.
+            step_patience_s: seconds without a pass of the loop, beyond the time of its step, after which none is sent.
         """
         while not is_over.wait(every_s):
             allowed_s = step_patience_s + FLOORS_OF_A_STEP * self.step_floor_s
@@ -142,7 +143,7 @@ class Channel:
             self._has_reported = False
 
     def receive(self, *, wait: bool) -> Command | None:
-        """The next command; None when there is none and nobody waits."""
+        """Return the next command; None if there is none and `wait` is False."""
         self._came_round_s = math.inf if wait else monotonic_clock()
         try:
             return decode_command(self._commands.recv(0 if wait else zmq.NOBLOCK))
@@ -152,7 +153,7 @@ class Channel:
             self._came_round_s = monotonic_clock()
 
     def send(self, report: Report) -> None:
-        """Queues a report, from any thread."""
+        """Queue a report; may be called from any thread."""
         if self.is_left:
             return
         self._has_reported = True
@@ -160,7 +161,7 @@ class Channel:
             self._reports.send(encode_message(report))
 
     def close(self) -> None:
-        """Sends what is queued, for a second at most."""
+        """Send what is queued, for a second at most, and close the sockets."""
         with self._posts:
             self._is_closed = True
             if self._own is not None:
@@ -171,12 +172,12 @@ class Channel:
 
 
 def serve(folder: Path, around_executor: Callable[[Executor], Executor] | None = None, imports_s: float = 0.0) -> int:
-    """Loads what the first command says and runs it until the end; returns the process's exit code.
+    """Load the engine that the first command names and run it to the end; return the process's exit code.
 
     Args:
-        folder: of the sockets.
-        around_executor: puts another executor around the one that computes; tests inject faults there.
-        imports_s: what this process took before.
+        folder: folder of the sockets.
+        around_executor: wraps the executor that computes; tests inject faults there.
+        imports_s: seconds that this process took for its imports.
     """
     channel = Channel(folder)
     channel.imports_s = imports_s
@@ -190,14 +191,14 @@ def run(
     is_whole_process: bool = True,
     step_patience_s: float | None = None,
 ) -> int:
-    """The same for sockets that are there, which are closed in the end.
+    """Load and run an engine over an open channel, and close the channel in the end.
 
     Args:
-        channel: to whoever gives commands.
-        around_executor: as above.
-        is_whole_process: nothing else lives in this process: its clock and its memory are the engine's.
-        step_patience_s: it counts as alive for so long without looking for commands, its step aside; default:
-            as it is told.
+        channel: source of commands.
+        around_executor: see serve.
+        is_whole_process: whether this process runs nothing else, so that its clock and memory are the engine's.
+        step_patience_s: seconds without reading commands, beyond the time of a step, up to which it counts as alive;
+            None: as the first command says.
     """
     try:
         start = channel.receive(wait=True)
@@ -229,7 +230,7 @@ def _run(
 
 
 class _Heart:
-    """Says that the process lives, from when it knows what to load."""
+    """A thread that sends heartbeats, from the first command on."""
 
     def __init__(self, channel: Channel, heartbeat: Heartbeat, step_patience_s: float | None) -> None:
         channel.is_loading()
@@ -240,7 +241,7 @@ class _Heart:
         self._thread.start()
 
     def stop(self) -> None:
-        """It says so no more."""
+        """Stop the heartbeats."""
         self._is_over.set()
         self._thread.join()
 
@@ -253,7 +254,7 @@ def _serve(
     *,
     is_whole_process: bool,
 ) -> int:
-    # what threads of the hand-over have to say goes the way of all commands
+    # messages of the hand-over's threads go through the command queue
     ends = None if start.handover is None else HandoverEnds(start.handover, secrets.randbits(63), channel.post)
     try:
         built = build_engine(start.config, around_executor, listeners=(outbox,), handover=ends, machine=start.machine)
@@ -268,7 +269,7 @@ def _serve(
         imports_s=channel.imports_s,
         ready_s=seconds_since_start(),
     )
-    if ends is None:  # the other side makes the same of the tokenizer now, and lets nobody in before it has
+    if ends is None:  # the other side prepares the same grammars meanwhile, and admits requests only afterwards
         channel.send(ready)
     built.grammars.warm_up()
     if is_whole_process:
@@ -289,7 +290,7 @@ def _serve(
 
 
 def _loop(channel: Channel, engine: Engine, outbox: _Outbox) -> None:
-    """Commands between steps, steps while there is work, sleep otherwise."""
+    """Run commands between steps, and steps while there is work; otherwise wait for a command."""
     while not channel.is_left:
         command = channel.receive(wait=not engine.has_work)
         num_obeyed = 0
@@ -305,7 +306,7 @@ def _loop(channel: Channel, engine: Engine, outbox: _Outbox) -> None:
 
 
 def _obey(command: Command, channel: Channel, engine: Engine) -> bool:
-    """Does what it says; False ends the loop."""
+    """Handle a command; return False to end the loop."""
     match command:
         case Add(request):
             engine.add_request(request)
@@ -322,10 +323,10 @@ def _obey(command: Command, channel: Channel, engine: Engine) -> bool:
 
 
 def end_with_parent(at_death: signal.Signals) -> None:
-    """Ends this process at once when its standard input does: nobody is left to run for.
+    """End this process when its standard input closes, because its parent has ended.
 
     Args:
-        at_death: comes when the parent ends, and ends a process that is stopped, or lets it go on.
+        at_death: signal to receive when the parent ends; it kills a stopped process, or lets it continue.
     """
 
     def watch() -> None:
@@ -338,16 +339,16 @@ def end_with_parent(at_death: signal.Signals) -> None:
 
 
 def main(around_executor: Callable[[Executor], Executor] | None = None, folder: str | None = None) -> None:
-    """The process's entry.
+    """Run an engine process.
 
     Args:
         around_executor: see serve.
-        folder: of the sockets; None: the command line names it.
+        folder: folder of the sockets; None: the command line names it.
     """
     imports_s = seconds_since_start() if folder is None else 0.0
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole group; the HTTP process decides
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the HTTP process handles it
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="engine: %(levelname)s %(message)s")
-    # a child of the fork server goes on without that one, whose end is no reason to be killed
+    # the parent of a forked child is the fork server, whose end must not kill the child
     end_with_parent(signal.SIGKILL if folder is None else signal.SIGCONT)
     home = Path(folder or sys.argv[1])
     try:
@@ -355,7 +356,7 @@ def main(around_executor: Callable[[Executor], Executor] | None = None, folder: 
     except Exception:
         if home.exists():
             raise
-        code = 1  # whoever started this process has given it up, and removed what it needs: nobody is to be told
+        code = 1  # the parent has given this process up and removed its folder: no report is needed
     sys.exit(code)
 
 

@@ -1,18 +1,18 @@
-"""RayLauncher: places processes on the nodes of a Ray cluster. Everything that knows Ray is here.
+"""RayLauncher: places processes on the nodes of a Ray cluster. No other module depends on Ray.
 
     gateway                                        some node
     ───────                                        ─────────
-    RayLauncher ── makes an actor, by Ray ───────► _Seat
+    RayLauncher ── creates an actor, by Ray ─────► _Seat
                                                      │ starts, as its child
     EngineProcess ◄══ two sockets, with keys ══════► python -m twostroke.cluster.process
                                                      ║ KV, by TCP
-                                                     ╚══► those on other nodes
+                                                     ╚══► processes on other nodes
 
-Ranks of tensor parallelism are started by their engine where one node has processors for all of them. Where none has,
-each gets a node and an actor of its own, in a placement group; they meet at the first one's address.
+The engine starts its tensor-parallel ranks if one node has CPUs for all of them. Otherwise each rank gets a node and an
+actor of its own, in a placement group; they meet at the first one's address.
 
-Ray finds a node and tells early when something there has died. No token and no KV goes through it, and nobody waits
-for it to notice a death: connections that break and heartbeats that stay away say the same (decision 024).
+Ray finds a node, and reports early when something there has died. No token and no KV passes through it. Its reports
+are not needed to notice a death: broken connections and missing heartbeats show it too (decision 024).
 """
 
 from __future__ import annotations
@@ -60,16 +60,16 @@ log = get_logger(__name__)
 
 _REMEDY = "Ask for fewer, lower --threads, or add a node."
 CONNECT_TIMEOUT_S = 45.0
-"""Ray itself gives up a moment earlier."""
+"""Seconds to connect; Ray itself gives up slightly earlier."""
 PLACE_TIMEOUT_S = 60.0
-"""A process for which there is no place so long has none now."""
+"""Seconds to wait for a place for a process."""
 KILL_TIMEOUT_S = 0.3
-"""So long a node may take to say how a process ended that was killed there; it counts as dead then."""
+"""Seconds to wait for a node's report of how a killed process ended; then it counts as dead."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Seated:
-    """Where a process runs."""
+    """Location and keys of a process on a node."""
 
     version: str
     host: str
@@ -77,14 +77,14 @@ class _Seated:
     pid: int
     engine_key: bytes
     free_port: int
-    """Of this node; somebody else may take it, then the process does not start and is asked for again."""
+    """A free port of this node; if another process takes it, the engine does not start and is launched again."""
 
 
 class _Seat:
-    """The actor: a process of one node that has the engine's as its child. When it ends, the child does."""
+    """The actor: a process on a node with the engine process as its child. When the actor ends, so does the child."""
 
     async def begin(self, gateway_key: bytes) -> _Seated:
-        """Starts the child, which listens at this node's own address to who has this key."""
+        """Start the child, which listens at this node's address and accepts only the owner of the gateway's key."""
         import ray
 
         host = ray.util.get_node_ip_address()
@@ -98,13 +98,13 @@ class _Seat:
         self._child = LocalChild(COMMAND, folder, descriptors).adopt()
         ports = listeners[0].getsockname()[1], listeners[1].getsockname()[1]
         for listener in listeners:
-            listener.close()  # they are the child's now: when it has ended, nobody can connect
+            listener.close()  # the child owns them now: after its end connections are refused
         with socket.create_server((host, 0)) as probe:
             free_port = probe.getsockname()[1]
         return _Seated(__version__, host, ports, self._child.pid, engine_key, free_port)
 
     async def follow(self, rank: int, size: int, address: str) -> str:
-        """Runs a rank above 0, and says how that has ended. It ends when rank 0 does, too."""
+        """Run a rank above 0, and return how it ended. It also ends when rank 0 does."""
         command = child_command("twostroke.startup.rank_process", str(rank), str(size), address)
         process = await asyncio.create_subprocess_exec(
             *command, stdin=asyncio.subprocess.DEVNULL, stdout=sys.stderr, start_new_session=True
@@ -116,30 +116,30 @@ class _Seat:
                 process.kill()
 
     async def clock(self) -> float:
-        """This machine's."""
+        """Return the time of this machine's monotonic clock."""
         return time.monotonic()
 
     async def ending(self) -> str:
-        """See Child."""
+        """Wait for the child to end; return how it ended, in words."""
         ending = await self._child.ending()
         self._child.forget()
         return ending
 
     async def kill(self) -> None:
-        """Ends the child."""
+        """Kill the child."""
         self._child.kill()
 
 
 class RayLauncher:
-    """See Launcher.
+    """A launcher of processes on the nodes of a Ray cluster.
 
     Args:
         config: of each engine.
-        pools: how many there are at first, and which cluster.
-        nodes: returns the resources of each live node; tests give their own.
+        pools: initial sizes of the pools, and the cluster's address.
+        nodes: returns the resources of each live node; tests pass their own.
 
     Raises:
-        SetupError: Ray is not installed, or another version.
+        SetupError: Ray is not installed, or its version is not supported.
     """
 
     def __init__(
@@ -159,10 +159,10 @@ class RayLauncher:
         self._most_cpus = 0.0
         """CPUs of the largest node."""
         self._placed: set[str] = set()
-        """Places that have had a process."""
+        """Places that have had a process before."""
 
     async def open(self) -> None:
-        """Connects, and looks whether there is room.
+        """Connect to the cluster, and check that it has room.
 
         Raises:
             SetupError: there is no cluster at the address, or it has no room.
@@ -188,9 +188,8 @@ class RayLauncher:
             raise InvalidParameter(" and ".join(lack.wanted), lack.num_wanted, limit, _REMEDY)
 
     async def launch(self, name: str, role: Role, config: EngineConfig, port: HandoverPort) -> EngineProcess:
-        """See Launcher."""
         place = name.rpartition(".")[0]
-        if place not in self._placed:  # one that was placed before waits for its node to come back
+        if place not in self._placed:  # a process that was placed before waits for its node to return
             await self._check_that_a_node_holds(name, role)
         public_key, secret_key = zmq.curve_keypair()
         wish = self._wish(role)
@@ -216,7 +215,7 @@ class RayLauncher:
         load = replace(config.load, threads=self._num_cpus[role])
         if wish.is_spread:
             load = replace(load, tensor_parallel_address=f"{seated.host}:{seated.free_port}")
-            port = msgspec.structs.replace(port, fetches=False)  # ranks of several hosts hand nothing over
+            port = msgspec.structs.replace(port, fetches=False)  # ranks on several hosts hand no KV over
         config = replace(config, load=load)
         wires = NetworkWires(seated.host, seated.ports, seated.engine_key, public_key, secret_key)
         process = EngineProcess(_SeatedChild(seats, seated, load.tensor_parallel_address), wires, last_words_s=0.0)
@@ -224,10 +223,10 @@ class RayLauncher:
         return process
 
     def is_loaded(self, ready: EngineReady) -> None:
-        """See Launcher: the next one may run on another machine."""
+        """Keep nothing: the next process may run on another machine."""
 
     async def close(self) -> None:
-        """Leaves the cluster; Ray ends there what is left of ours."""
+        """Disconnect from the cluster; Ray ends our remaining actors."""
         import ray
 
         await asyncio.to_thread(ray.shutdown)
@@ -236,7 +235,7 @@ class RayLauncher:
         """Refuse at once a process that would wait in vain for a node.
 
         Raises:
-            SetupError: no present node could hold the process, even when empty.
+            SetupError: no node could hold the process, even when empty.
         """
         nodes = await asyncio.to_thread(self._nodes)
         lack = self._shortage(nodes, {role: 1})
@@ -244,16 +243,16 @@ class RayLauncher:
             raise SetupError(f"{name} asks for {lack.wish}, and no node holds it: {self._has(lack, nodes)}. {_REMEDY}")
 
     def _wish(self, role: Role) -> Wish:
-        """What a process of a pool asks for."""
+        """Return the resources that a process of a pool needs."""
         num_ranks, name = self._num_ranks[role], role.value if self._pools.cluster_roles else None
         is_spread = num_ranks > 1 and num_ranks * self._num_cpus[role] > self._most_cpus
         return Wish(num_ranks, self._num_cpus[role], name, is_spread)
 
     def _check_start(self, nodes: Sequence[Mapping[str, float]]) -> None:
-        """Check that the cluster could hold all processes when empty; what others use there may become free.
+        """Check that the cluster could hold all processes when empty; resources in use there may become free.
 
         Raises:
-            SetupError: it would not.
+            SetupError: it could not.
         """
         wanted = {Role.PREFILL: self._pools.prefill, Role.DECODE: self._pools.decode}
         if self._pools.prefill and any(self._wish(role).is_spread for role in wanted):
@@ -280,15 +279,15 @@ class RayLauncher:
 
 @dataclass(frozen=True, slots=True)
 class _Seats:
-    """The actors of one process, one for each of its ranks where these are spread over nodes."""
+    """The actors of one process: one, or one per rank if the ranks are spread over nodes."""
 
     actors: tuple[Any, ...]
     group: Any
-    """The placement group; None where there is one actor."""
+    """The placement group; None if there is one actor."""
 
     @classmethod
     def asked_for(cls, name: str, wish: Wish) -> _Seats:
-        """They get their places when there is room."""
+        """Request the actors; Ray places them when there is room."""
         import ray
         from ray.util.placement_group import placement_group
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
@@ -301,14 +300,14 @@ class _Seats:
                 "name": f"twostroke-{name}" + (f".rank-{rank}" if rank else ""),
                 "num_cpus": resources["CPU"],
                 "resources": {kind: number for kind, number in resources.items() if kind != "CPU"},
-                "max_restarts": 0,  # whoever asked for it asks again, and knows when
+                "max_restarts": 0,  # the pool restarts it
                 "scheduling_strategy": strategy,
             }
             actors.append(ray.remote(**options)(_Seat).remote())
         return cls(tuple(actors), group)
 
     def discard(self) -> None:
-        """Ends them, with their children."""
+        """Kill the actors and their children."""
         import ray
         from ray.util.placement_group import remove_placement_group
 
@@ -321,10 +320,10 @@ class _Seats:
 
 
 class _SeatedChild:
-    """See Child: an actor's, or that of the first of several."""
+    """The child of an actor; with several ranks, that of the first one."""
 
     def __init__(self, seats: _Seats, seated: _Seated, meeting: str | None) -> None:
-        """`meeting`: where the ranks meet, if others have seats of their own."""
+        """Watch the actors; `meeting` is the address where the ranks meet, if they have actors of their own."""
         self.pid = seated.pid
         self._seats, self._actor = seats, seats.actors[0]
         self._host = seated.host
@@ -334,15 +333,12 @@ class _SeatedChild:
             self._begin(self._follow(actor, rank, meeting))
 
     async def ending(self) -> str:
-        """See Child."""
         return await asyncio.shield(self._ended)
 
     def kill(self) -> None:
-        """See Child."""
         self._begin(self._kill())
 
     def forget(self) -> None:
-        """See Child."""
         self._begin(asyncio.to_thread(self._seats.discard))
 
     async def _hear(self) -> None:
@@ -352,7 +348,7 @@ class _SeatedChild:
             self._end(f"on {self._host} was lost ({_first_lines(error)})")
 
     async def _follow(self, actor: Any, rank: int, meeting: str | None) -> None:
-        """Another rank, to its end; without it the engine has none, but would wait for who never came."""
+        """Run another rank to its end, and then kill the engine, which would otherwise wait for the rank."""
         try:
             ending = await _result(actor.follow.remote(rank, len(self._seats.actors), meeting))
         except Exception as error:
@@ -362,11 +358,12 @@ class _SeatedChild:
             await self._kill()
 
     async def _kill(self) -> None:
-        """By its actor, which knows how it ended; a node that is not there says nothing, and nobody waits for it."""
+        """Kill the child by its actor, which then reports how it ended; wait only briefly, because the node may be
+        gone."""
         with contextlib.suppress(Exception):
             self._actor.kill.remote()
         await asyncio.wait((self._ended,), timeout=KILL_TIMEOUT_S)
-        self._end(f"on {self._host} was given up: nothing comes from there")
+        self._end(f"on {self._host} was given up: the node does not answer")
 
     def _end(self, ending: str) -> None:
         if not self._ended.done():
@@ -389,20 +386,21 @@ def _check_same_version(seated: _Seated) -> None:
 def _connect(address: str) -> None:
     import ray
 
-    logging.getLogger("ray").setLevel(logging.ERROR)  # it warns of being started in a thread, where it takes no signals
+    logging.getLogger("ray").setLevel(logging.ERROR)  # it warns that it handles no signals in a thread
     try:
         ray.init(address=address, configure_logging=False, log_to_driver=False)
     except Exception as error:
-        raise SetupError(f"--cluster {address}: Ray does not connect ({_first_lines(error)}).") from error
+        raise SetupError(f"--cluster {address}: Ray cannot connect ({_first_lines(error)}).") from error
 
 
 async def _result(reference: Any) -> Any:
-    """Of a call of an actor's."""
+    """Return the result of an actor's call."""
     return await reference
 
 
 async def _clock_ahead_s(actor: Any) -> float:
-    """How far its machine's clock is ahead of ours, by the quickest of some answers: its middle is when it was said."""
+    """Return by how many seconds the actor's clock is ahead of ours; take the fastest of some answers, and its
+    midpoint."""
     answers: list[tuple[float, float]] = []
     for _ in range(5):
         asked_s = time.monotonic()
@@ -413,13 +411,13 @@ async def _clock_ahead_s(actor: Any) -> float:
 
 
 def _nodes() -> list[Mapping[str, float]]:
-    """The resources of each node that lives."""
+    """Return the resources of each live node."""
     import ray
 
     return [node["Resources"] for node in ray.nodes() if node["Alive"]]
 
 
 def _first_lines(error: BaseException) -> str:
-    """What matters of Ray's long texts."""
+    """Return the relevant lines of Ray's long error texts."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return " ".join(lines[:2] + lines[-1:] if len(lines) > 3 else lines)[:500] or reason_of(error)

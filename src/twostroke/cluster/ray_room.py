@@ -1,4 +1,4 @@
-"""What is checked of a Ray cluster without Ray: its version, its address, and the resources of its nodes."""
+"""Checks of a Ray cluster that need no Ray: its version, its address, and the resources of its nodes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from twostroke.errors import SetupError
 from twostroke.pools.member import Role
 
 RAY_VERSIONS = ((2, 50), (3, 0))
-"""From the first on, before the second."""
+"""Supported versions: from the first, before the second."""
 REMEDY = "Run: pip install 'twostroke[ray]'"
 REACH_TIMEOUT_S = 5.0
 _T = TypeVar("_T")
@@ -31,7 +31,7 @@ class Wish:
     role: str | None
     """Custom resource of which each rank needs one."""
     is_spread: bool
-    """Whether each rank goes to a node of its own, because no node has processors for all of them."""
+    """Whether each rank needs a node of its own, because no node has enough CPUs for all."""
 
     @property
     def resources(self) -> list[dict[str, float]]:
@@ -60,7 +60,7 @@ class Wish:
 
 @dataclass(frozen=True, slots=True)
 class Shortage:
-    """More processes than the nodes could hold when empty."""
+    """A request for more processes than the nodes could hold when empty."""
 
     wanted: Mapping[Role, int]
     """Number of processes, by pool, that share the scarce resource."""
@@ -103,12 +103,12 @@ def figures(node: Mapping[str, float], *, with_roles: bool) -> str:
 
 
 def check_version(installed: str | None) -> None:
-    """Refuses a Ray that this was not made for.
+    """Refuse a Ray version that is not supported.
 
     >>> check_version("2.60.0")
 
     Raises:
-        SetupError: it is another, or None.
+        SetupError: the version is not supported, or None.
     """
     low, high = (".".join(map(str, version)) for version in RAY_VERSIONS)
     if installed is None:
@@ -127,10 +127,10 @@ def installed_version() -> str | None:
 
 
 def check_reach(address: str) -> None:
-    """Whether anybody listens there; Ray would ask for most of a minute."""
+    """Check that something listens at an address; Ray itself would try for most of a minute."""
     host, _, port = address.rpartition(":")
     if host in ("localhost", "127.0.0.1"):
-        return  # Ray puts this node's own address in its place
+        return  # Ray replaces it by this node's own address
     try:
         socket.create_connection((host, int(port)), REACH_TIMEOUT_S).close()
     except (OSError, OverflowError) as error:
@@ -140,7 +140,7 @@ def check_reach(address: str) -> None:
 
 
 async def in_time(call: Callable[[], _T], timeout_s: float, what: str) -> _T:
-    """The result of a call that may hang, and is then left behind: in a thread that nobody waits for at the end."""
+    """Return the result of a call that may hang; run it in a daemon thread, which is abandoned after the timeout."""
     loop = asyncio.get_running_loop()
     result: asyncio.Future[_T] = loop.create_future()
 
@@ -156,7 +156,7 @@ async def in_time(call: Callable[[], _T], timeout_s: float, what: str) -> _T:
             value, error = call(), None
         except Exception as caught:
             value, error = None, caught
-        with contextlib.suppress(RuntimeError):  # nobody waits any more
+        with contextlib.suppress(RuntimeError):  # the event loop is closed
             loop.call_soon_threadsafe(tell, value, error)
 
     threading.Thread(target=run, daemon=True, name="twostroke-ray").start()

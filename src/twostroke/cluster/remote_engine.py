@@ -1,9 +1,9 @@
-"""RemoteEngine: an EngineClient whose engine runs in a process of its own, watched and started again when it dies.
+"""RemoteEngine: an EngineClient whose engine runs in a process of its own, which is watched and restarted when it dies.
 
     API ──► generate ──► Reception ──► sequences ──► PoolWorker ──► the engine's process
         ◄── streams ◄── Reception ◄── updates ◄──────────┘
 
-`ProcessClient` is what one process and the pools of `pooled_engine.py` share: streams, health, life cycle, listeners.
+`ProcessClient` is the part shared with the pools of `pooled_engine.py`: streams, health, life cycle, listeners.
 """
 
 from __future__ import annotations
@@ -45,24 +45,24 @@ from twostroke.request import FinishReason
 
 log = get_logger(__name__)
 
-SHUTTING_DOWN = "the server is shutting down, and ends what runs"
+SHUTTING_DOWN = "the server is shutting down after its running requests"
 
 
 class ClientOptions(TypedDict, total=False):
     """Keyword arguments of every ProcessClient."""
 
     listeners: Sequence[PackedEventLog]
-    """Hear every event of every process that runs, as it is reported."""
+    """Receivers of every event of all processes, as it is reported."""
     stall_after_s: float
-    """With requests and no step for so long, the engine counts as stalled."""
+    """Seconds without a step, while there are requests, after which the engine counts as stalled."""
     chat_template: str | None
-    """Jinja source instead of the model's own."""
+    """Jinja source of the chat template; None: the model's own."""
     on_trouble: Callable[[str], object]
-    """Called with the cause when a process has died, the engine stalls or its memory has gone bad, in a thread."""
+    """Called in a thread with the cause, when a process has died, the engine stalls or its KV memory is corrupt."""
 
 
 class ProcessClient(Reception, ABC):
-    """See EngineClient: the streams of a reception, and health and life cycle of engines in other processes."""
+    """An EngineClient over engines in other processes: streams, health and life cycle."""
 
     def __init__(
         self,
@@ -79,17 +79,16 @@ class ProcessClient(Reception, ABC):
         self._progress_s = monotonic_clock()
         self._is_draining = self._is_closed = False
         self._resets: list[tuple[set[str], asyncio.Future[bool]]] = []
-        """Of each reset, the workers that have not answered."""
+        """Unanswered resets, each with the ids of the workers that have not replied."""
         self._tasks: list[asyncio.Task[None]] = []
 
-    # ------------------------------------------------------------------ what EngineClient promises
+    # ------------------------------------------------------------------ EngineClient
 
     def now_s(self) -> float:
-        """The monotonic clock, which all processes of a machine share."""
+        """Return the time of the monotonic clock, which all processes of a machine share."""
         return monotonic_clock()
 
     def health(self) -> EngineHealth:
-        """See EngineClient."""
         num_requests = self.num_streams
         state, cause = (EngineState.CLOSED, "it was closed") if self._is_closed else self._standing()
         waited_s = self.now_s() - self._progress_s
@@ -101,18 +100,17 @@ class ProcessClient(Reception, ABC):
         return EngineHealth(state, cause, num_requests, sum(worker.num_restarts for worker in self._workers))
 
     def generate(self, submission: Submission) -> OutputStream:
-        """See EngineClient."""
         if self._is_draining or self._is_closed or not self._takes_requests:
             health = self.health()
             cause = SHUTTING_DOWN if self._is_draining else health.cause
             may_return = health.state is not EngineState.FAILED
             raise EngineUnavailable(f"the engine takes no requests now: {cause}.", may_return=may_return)
         if not self.num_streams:
-            self._progress_s = self.now_s()  # it was idle, which is no stall
+            self._progress_s = self.now_s()  # idle time is no stall
         return self.receive(submission, self._is_waiting)
 
     async def reset_prefix_cache(self) -> bool:
-        """See EngineClient; in every process."""
+        """Reset the prefix caches of all processes."""
         asked = {worker.worker_id: worker for worker in self._workers if worker.is_ready}
         if not asked:
             raise EngineUnavailable(f"the engine takes no commands now: {self.health().cause}.")
@@ -122,18 +120,18 @@ class ProcessClient(Reception, ABC):
             worker.send(ResetPrefixCache())
         return await reset
 
-    # ------------------------------------------------------------------ its own life
+    # ------------------------------------------------------------------ life cycle
 
     def drain(self) -> None:
-        """Takes no more requests; what runs goes on."""
+        """Accept no more requests; running ones continue."""
         self._is_draining = True
 
     def give_up(self, cause: str) -> None:
-        """Ends what still runs; whoever reads a stream is told why."""
+        """End all streams with the cause."""
         self.lose(cause)
 
     async def close(self) -> None:
-        """Ends the processes; streams that are still open end with an EngineError. A second time does nothing."""
+        """End the processes; streams that are still open end with an EngineError. A second call does nothing."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -149,12 +147,12 @@ class ProcessClient(Reception, ABC):
         self._tasks.append(asyncio.create_task(task, name=name))
 
     async def _look_after(self, every_s: float, silence_s: float, also: Callable[[], object] = lambda: None) -> None:
-        """End processes that have gone silent, and report each stall once.
+        """Kill silent processes, and report each stall once.
 
         Args:
-            every_s: seconds between two looks.
-            silence_s: a process that says nothing for so long never will again: it was stopped, or hangs.
-            also: called after each look.
+            every_s: seconds between two checks.
+            silence_s: seconds of silence after which a process is killed: it was stopped, or hangs.
+            also: called after each check.
         """
         was_stalled = False
         looked_s = self.now_s()
@@ -164,7 +162,7 @@ class ProcessClient(Reception, ABC):
             for worker in self._workers:
                 if looked_s - before_s < silence_s / 2:
                     worker.end_if_silent(silence_s)
-                else:  # it is we who have slept
+                else:  # this process did not run meanwhile
                     worker.heard()
             also()
             health = self.health()
@@ -174,10 +172,9 @@ class ProcessClient(Reception, ABC):
                     await asyncio.to_thread(self._on_trouble, f"the engine stalls: {health.cause}")
             was_stalled = is_stalled
 
-    # ------------------------------------------------------------------ what workers tell
+    # ------------------------------------------------------------------ WorkerListener
 
     def worker_reports(self, worker: PoolWorker, report: Report) -> None:
-        """See WorkerListener."""
         match report:
             case Progress():
                 self._take_progress(worker, report)
@@ -187,7 +184,7 @@ class ProcessClient(Reception, ABC):
                 raise AssertionError(f"not expected of an engine that runs: {report}")
 
     def _take_progress(self, worker: PoolWorker, report: Progress) -> Sequence[TokenUpdate]:
-        """Take in what a step made; return what of it was delivered."""
+        """Process the report of a step; return the updates that were delivered."""
         received_s = self._progress_s = self.now_s()
         events = report.events
         updates = self._deliver(worker, report.updates, events)
@@ -196,7 +193,7 @@ class ProcessClient(Reception, ABC):
                 self.now_s(), self._name_of(worker), report.updates[0].time_s, report.sent_s, received_s
             )
             events = [*events, pack(delivered)]
-        if events:  # behind the streams that were just woken: who waits for a token goes before who takes notes
+        if events:  # after the streams that were just woken: tokens are more urgent than listeners
             asyncio.get_running_loop().call_soon(self._tell_listeners, events)
         return updates
 
@@ -209,20 +206,20 @@ class ProcessClient(Reception, ABC):
         look_in_a_lull()
 
     def _look_at_check(self, event: Event) -> None:
-        """Report memory that has gone bad."""
+        """Report corrupt KV memory."""
         if isinstance(event, KVBlockChecked) and event.quarantined:
-            self._report_trouble(f"KV memory has gone bad in the cached prefix of {event.request_id}")
+            self._report_trouble(f"KV memory is corrupt in the cached prefix of {event.request_id}")
 
     def _tell_soon(self, event: Event) -> None:
-        """Tell listeners an event of this process, behind everything that was reported before."""
+        """Send listeners an event of this process, after all events reported before."""
         asyncio.get_running_loop().call_soon(self._tell_listeners, [pack(event)])
 
     def _report_trouble(self, cause: str) -> None:
-        """Call `on_trouble` beside the loop: it writes a dump, which takes a while."""
+        """Call `on_trouble` in a thread: it writes a dump, which takes a while."""
         asyncio.get_running_loop().run_in_executor(None, self._on_trouble, cause)
 
     def _note_reset(self, worker_id: str, *, had_blocks: bool, for_all: bool = False) -> None:
-        """A worker has forgotten its prefixes: as it was told the longest ago, or by its death, whoever asked."""
+        """Record that a worker has reset its cache: for its oldest reset request, or for all of them if it has died."""
         for asked, reset in self._resets:
             if worker_id in asked:
                 asked.discard(worker_id)
@@ -233,10 +230,10 @@ class ProcessClient(Reception, ABC):
         self._resets = [(asked, reset) for asked, reset in self._resets if asked]
 
     def _fail_resets(self, cause: str) -> None:
-        """Whoever waits for a reset is told why none comes."""
+        """Fail all waiting resets with the cause."""
         resets, self._resets = self._resets, []
         for _, reset in resets:
-            if not reset.done():  # who asked may have left
+            if not reset.done():  # the caller may have been cancelled
                 reset.set_exception(EngineError(cause))
 
     # ------------------------------------------------------------------ what differs between one process and several
@@ -244,7 +241,7 @@ class ProcessClient(Reception, ABC):
     @property
     @abstractmethod
     def _workers(self) -> Sequence[PoolWorker]:
-        """Processes that run, start or leave."""
+        """Workers that run, start or leave."""
 
     @property
     @abstractmethod
@@ -253,11 +250,11 @@ class ProcessClient(Reception, ABC):
 
     @abstractmethod
     def _standing(self) -> tuple[EngineState, str]:
-        """Return what can be said of the processes, and its cause in words."""
+        """Return the state of the processes, and its cause in words."""
 
     @abstractmethod
     def _is_waiting(self, sequence_id: str) -> bool:
-        """Return whether a sequence has not begun anywhere."""
+        """Return whether a sequence has not begun on any worker."""
 
     @abstractmethod
     def _name_of(self, worker: PoolWorker) -> str:
@@ -267,7 +264,7 @@ class ProcessClient(Reception, ABC):
     def _deliver(
         self, worker: PoolWorker, updates: Sequence[TokenUpdate], events: Sequence[PackedEvent]
     ) -> Sequence[TokenUpdate]:
-        """Deliver what a step of a worker made; return what reached a stream."""
+        """Deliver the updates of a worker's step; return those that reached a stream."""
 
     @abstractmethod
     async def _end_processes(self) -> None:
@@ -275,7 +272,7 @@ class ProcessClient(Reception, ABC):
 
 
 class _OnlyWorker(PoolWorker):
-    """The place of an engine that has no pool: what ends it again and again is not tried for ever."""
+    """The worker of an engine without a pool; restarts end after some deaths."""
 
     restart_delays_s = (0.0, 0.0, 1.0)
     soon_s = float("inf")
@@ -283,18 +280,17 @@ class _OnlyWorker(PoolWorker):
 
     @property
     def words(self) -> str:
-        """See PoolWorker."""
         return "the engine process"
 
 
 class RemoteEngine(ProcessClient):
-    """See EngineClient. `start` it, and `close` it; in between it looks after its process by itself.
+    """An EngineClient of one engine process. `start` it, and `close` it; it watches its process by itself.
 
     Args:
         config: of the engine.
-        step_timeout_s: a process that says nothing for so long, or whose engine does not come round for so long beyond
-            what its step takes, is ended and started again.
-        command: starts the process; tests put another around it.
+        step_timeout_s: a process is killed and restarted if it is silent for so many seconds, or if a pass of its loop
+            takes so much longer than its step should.
+        command: command line of the process; tests wrap it.
         options: the fields of ClientOptions, by name.
     """
 
@@ -311,31 +307,29 @@ class RemoteEngine(ProcessClient):
         self._step_timeout_s = step_timeout_s
         self._command = tuple(command)
         self._places: tuple[PoolWorker, ...] = ()
-        """The one place, once it was started."""
+        """The one worker, once it was started."""
         self._name = ""
-        """Of the process that runs now, in events; empty while none does."""
+        """Name of the running process in events; empty while none runs."""
         self.imports_s = self.ready_s = 0.0
-        """Seconds from the start of the running process to the end of its imports, and to when it was ready."""
+        """Seconds from the start of the running process to the end of its imports, and to its readiness."""
 
     @property
     def pid(self) -> int | None:
-        """Of the process that runs now."""
+        """Id of the running process."""
         return self._places[0].pid if self._places else None
 
     @property
     def is_idle(self) -> bool:
-        """See EngineClient."""
         return self._takes_requests and not self.num_streams
 
     def load(self, tenant: str, *, background: bool = False) -> EngineLoad:
-        """See EngineClient."""
         return self._places[0].meter.load(tenant, background=background)
 
     async def start(self) -> None:
-        """Loads the model.
+        """Start the process and load the model.
 
         Raises:
-            SetupError: it cannot be loaded as the config says.
+            SetupError: it cannot be loaded as configured.
         """
         self.expect(self._config.load.tokenizer or self._config.load.model)
         worker = _OnlyWorker(Role.BOTH, 0, self._launch, self)
@@ -355,32 +349,31 @@ class RemoteEngine(ProcessClient):
         heartbeat = Heartbeat(self._step_timeout_s / HEARTBEATS_IN_TIME, self._step_timeout_s)
         return await EngineProcess.spawn(StartEngine(self._config, heartbeat=heartbeat), self._command)
 
-    # ------------------------------------------------------------------ what a front desk needs of who runs sequences
+    # ------------------------------------------------------------------ interface to the front desk
 
     def add_request(self, request: GenerationRequest) -> None:
-        """Queues a sequence."""
+        """Queue a sequence."""
         self._places[0].send(Add(request))
 
     def finish(self, request_id: str, reason: FinishReason, num_output_tokens: int | None = None) -> None:
-        """Ends a sequence, if there is a process that may still run it."""
+        """End a sequence, if a process may still run it."""
         self._places[0].send(Finish(request_id, reason, num_output_tokens))
 
-    # ------------------------------------------------------------------ what its worker tells
+    # ------------------------------------------------------------------ WorkerListener
 
     def objection(self, worker: PoolWorker, ready: EngineReady) -> str:
-        """See WorkerListener: one process has nobody to agree with."""
+        """Return no objection: a single process has no others to agree with."""
         del worker, ready
         return ""
 
     async def worker_ready(self, worker: PoolWorker, ready: EngineReady) -> None:
-        """See WorkerListener."""
         self.imports_s, self.ready_s = ready.imports_s, ready.ready_s
         await self.meet(ready.facts, self)
         self._name = f"engine-{worker.pid}"
         self._progress_s = self.now_s()
 
     def worker_gone(self, worker: PoolWorker, cause: str) -> None:
-        """See WorkerListener: every stream ends, as nobody else has what its engine had."""
+        """End every stream, because no other process can resume its sequences."""
         self.give_up(worker.cause)
         self._fail_resets(worker.cause)
         if self._name:
@@ -412,7 +405,7 @@ class RemoteEngine(ProcessClient):
     def _deliver(
         self, worker: PoolWorker, updates: Sequence[TokenUpdate], events: Sequence[PackedEvent]
     ) -> Sequence[TokenUpdate]:
-        worker.meter.keep(events)  # before the outputs: delivering the last one makes its request unknown
+        worker.meter.keep(events)  # before the updates: delivering the last one removes its request
         if updates:
             self.deliver(updates)
         return updates

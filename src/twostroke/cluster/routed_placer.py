@@ -1,4 +1,4 @@
-"""RoutedPlacer: what workers report, put before the router; its routes, put before the dispatcher."""
+"""RoutedPlacer: translates the workers' reports for the router, and its routes for the dispatcher."""
 
 from __future__ import annotations
 
@@ -21,40 +21,40 @@ from twostroke.pools.router import REPORTS_EVERY_S, Router
 
 @dataclass(frozen=True, slots=True)
 class ReadyWorker:
-    """A worker that takes requests."""
+    """A worker that accepts requests."""
 
     worker_id: str
     role: Role
     lender: LenderFacts | None
-    """Where its KV is fetched, if it is a prefill worker."""
+    """Address of its KV, if it is a prefill worker."""
     block_size: int
     numerics: Mapping[str, str] = field(default_factory=dict[str, str])
-    """By what it computes; where that differs, so may the last bits."""
+    """Numerics of the worker; if they differ, the last bits of results may differ."""
     prefix_tokens: int = 0
-    """Prefixes of a multiple of so many tokens can be handed over, see KVLayout; 0: of block_size."""
+    """Granularity in tokens at which prefixes can be handed over, see KVLayout; 0: block_size."""
     num_ranks: int = 1
     """Ranks that share the model's layers."""
 
     @property
     def whole_tokens(self) -> int:
-        """Where blocks of all KV groups end."""
+        """Granularity in tokens at which blocks of all KV groups end."""
         return self.prefix_tokens or self.block_size
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where an attempt runs."""
+    """Workers that run an attempt."""
 
     decode: str
     prefill: str | None = None
-    """The worker that computes the prompt; None: the decode worker computes it. A prefill worker may decode while no
-    decode worker is ready."""
+    """Worker that computes the prompt; None: the decode worker does. A prefill worker may decode while no decode worker
+    is ready."""
     reason: str = ""
-    """In words."""
+    """Reason in words."""
 
 
 class Placer(Protocol):
-    """Chooses workers; pure as well."""
+    """A pure function that chooses workers."""
 
     def place(
         self,
@@ -63,12 +63,12 @@ class Placer(Protocol):
         members: Sequence[ReadyWorker],
         num_live: Callable[[str], int],
     ) -> Place | None:
-        """Where it runs; None while nobody can take it.
+        """Return the workers for a request; None if no worker can take it now.
 
         Args:
-            request: as it came.
-            token_ids: all that are known, to be computed before the next one can be drawn.
-            members: that take requests.
+            request: as it arrived.
+            token_ids: all tokens known so far, to be computed before the next one can be drawn.
+            members: workers that accept requests.
             num_live: returns the number of sequences that need a member, by its id.
         """
         ...
@@ -77,18 +77,18 @@ class Placer(Protocol):
 @dataclass(slots=True, eq=False)
 class _Worker:
     idle: Member
-    """As it joined."""
+    """State in which the worker joined."""
     prefix_tokens: int
     num_free_blocks: int
     reported_s: float = float("-inf")
 
 
 class RoutedPlacer:
-    """See Placer; see Router for how it chooses.
+    """A placer that asks the Router.
 
     Args:
         config: of the router.
-        names: names the blocks of prompts.
+        names: hashes the blocks of prompts.
     """
 
     def __init__(self, config: RoutingConfig, names: BlockNames = names_by_tokens) -> None:
@@ -96,10 +96,10 @@ class RoutedPlacer:
         self._names = names
         self._workers: dict[str, _Worker] = {}
         self._on_the_way: dict[str, tuple[str, str]] = {}
-        """By request, as workers know it: from whom to whom its KV goes."""
+        """Prefill and decode worker of each hand-over in progress, by the request's id at the workers."""
 
     def joined(self, member: ReadyWorker, facts: EngineFacts, transport: KVTransport) -> None:
-        """A worker takes requests."""
+        """Add a worker that accepts requests."""
         numerics = " ".join(f"{name}={value}" for name, value in sorted(member.numerics.items()))
         kind = Transport.SHARED_MEMORY if transport == "shm" else Transport.TCP
         computes = f"{numerics} kernels={facts.kernels} threads={facts.num_threads} ranks={member.num_ranks}"
@@ -119,17 +119,17 @@ class RoutedPlacer:
         self.joined_idle(idle, facts.prefix_tokens)
 
     def joined_idle(self, idle: Member, prefix_tokens: int) -> None:
-        """A worker takes requests, which has none yet.
+        """Add a worker that has no requests yet.
 
         Args:
-            idle: as it is now.
-            prefix_tokens: prefixes of a multiple of so many tokens can be handed over.
+            idle: its current state.
+            prefix_tokens: granularity in tokens at which prefixes can be handed over.
         """
         self._workers[idle.member_id] = _Worker(idle, prefix_tokens, idle.num_free_blocks)
         self._put(idle.member_id, EngineLoad(idle.max_num_seqs))
 
     def num_free_blocks(self, worker_id: str) -> int:
-        """As it last said."""
+        """Return the number of free blocks that a worker last reported."""
         worker = self._workers.get(worker_id)
         return 0 if worker is None else worker.num_free_blocks
 
@@ -139,13 +139,13 @@ class RoutedPlacer:
         return len(self._on_the_way)
 
     def left(self, worker_id: str) -> None:
-        """It takes none any more."""
+        """Remove a worker that accepts no more requests."""
         if self._workers.pop(worker_id, None) is not None:
             self.router.remove(worker_id)
             self._on_the_way = {name: ends for name, ends in self._on_the_way.items() if worker_id not in ends}
 
     def heard(self, worker_id: str, event: Event) -> None:
-        """What a worker's engine tells of itself."""
+        """Process an event of a worker's engine."""
         worker = self._workers.get(worker_id)
         if worker is None:
             return
@@ -160,12 +160,12 @@ class RoutedPlacer:
                 pass
 
     def routed(self, event: RequestRouted) -> None:
-        """A hand-over is on its way: what comes of it tells how fast the link is."""
+        """Record a hand-over in progress; its outcome gives the speed of the link."""
         if event.prefill is not None:
             self._on_the_way[event.request_id] = event.prefill, event.decode
 
     def reported(self, worker_id: str, load: Callable[[], EngineLoad], now_s: float) -> None:
-        """Hear how busy it is, where that was not heard lately."""
+        """Update a worker's load, unless that was done recently."""
         worker = self._workers.get(worker_id)
         if worker is not None and now_s - worker.reported_s >= REPORTS_EVERY_S:
             worker.reported_s = now_s
@@ -183,11 +183,11 @@ class RoutedPlacer:
         members: Sequence[ReadyWorker],
         num_live: Callable[[str], int],
     ) -> Place | None:
-        """See Placer; the members are those that have joined."""
+        """Return the workers for a request, chosen among those that have joined."""
         del members, num_live
         if not self._workers:
             return None
-        # the largest of all: whoever has its blocks has what is in them in blocks of its own, too
+        # the largest block size of all: full blocks of that size are also full in smaller ones
         block_size = max(worker.idle.block_size for worker in self._workers.values())
         whole = math.lcm(*(worker.prefix_tokens for worker in self._workers.values()))
         new = request.new_request
@@ -222,7 +222,7 @@ class RoutedPlacer:
         )
 
     def _measured(self, worker_id: str, event: KVImportEnded) -> None:
-        """The rate of a hand-over that came through, while its bytes came."""
+        """Record the rate of a successful hand-over, over the time in which bytes arrived."""
         prefill, decode = self._on_the_way.pop(event.request_id, ("", ""))
         is_theirs = decode == worker_id and prefill in self._workers
         if is_theirs and not event.problem and event.num_bytes and event.busy_s > 0:
@@ -230,7 +230,8 @@ class RoutedPlacer:
 
 
 class LeastBusy:
-    """The simplest placer: workers with the fewest sequences, and a hand-over for every prompt of a block or more."""
+    """The simplest placer: takes the workers with the fewest sequences, and hands over every prompt of a block or
+    more."""
 
     def place(
         self,
@@ -239,7 +240,6 @@ class LeastBusy:
         members: Sequence[ReadyWorker],
         num_live: Callable[[str], int],
     ) -> Place | None:
-        """See Placer."""
         order = sorted(members, key=lambda member: (num_live(member.worker_id), member.worker_id))
         decode = next((member for member in order if member.role is Role.DECODE), None)
         prefill = next((member for member in order if member.role is Role.PREFILL), None)
@@ -251,5 +251,5 @@ class LeastBusy:
         if len(token_ids) < math.lcm(decode.whole_tokens, prefill.whole_tokens):
             return Place(decode.worker_id, reason="not one full block")
         if new.params.prompt_logprobs is not None or new.wants_hidden_state:
-            return Place(decode.worker_id, reason="the whole prompt is what it is about")
+            return Place(decode.worker_id, reason="the request needs scores or a hidden state of its prompt")
         return Place(decode.worker_id, prefill.worker_id, "a prefill worker is ready")

@@ -1,15 +1,15 @@
-"""Workers that are threads of this process: the engine's loop as it is, with its sockets, where a child would be.
+"""Workers as threads of this process: the same engine loop and sockets as in a child process.
 
-For notebooks, tests and a server in one process. What a process gives and a thread cannot:
+For notebooks, tests and a server in one process. Compared with processes, threads have these limits:
 
-- A thread cannot be killed. One that hangs is *left*: nothing that it says is heard any more, what it did goes on
-  elsewhere, and when it comes round after all it ends by itself. Until then its memory stays taken, so only a few may
-  be left at a time.
-- Its heart beats in another thread, which is alive whatever the engine does. So a loop that has not come round for
-  `STEP_PATIENCE_S` is said to be alive no longer.
-- Engines compute in turn: the native kernels have one pool of threads (csrc/threads.cpp). Whoever hangs inside a kernel
-  stops all.
-- What ends the process ends them all.
+- A thread cannot be killed. A thread that hangs is *abandoned*: its reports are dropped, its sequences resume
+  elsewhere, and it ends by itself if its step ever returns. Until then its memory stays in use, so only a few may be
+  abandoned at a time.
+- The heartbeat comes from another thread, which runs whatever the engine does. So no heartbeat is sent once a loop has
+  not finished a pass for `STEP_PATIENCE_S`.
+- Engines compute one after the other: the native kernels have one thread pool (csrc/threads.cpp). A thread that hangs
+  inside a kernel stops all engines.
+- If the process ends, all workers end.
 """
 
 from __future__ import annotations
@@ -40,17 +40,18 @@ from twostroke.runner.model_runner import Executor
 log = get_logger(__name__)
 
 STEP_PATIENCE_S = 30.0
-"""A step is a chunk of a prompt or a token each; the longest takes seconds."""
+"""Seconds that a pass of the loop may take. A step is a chunk of a prompt or a token each; the longest takes
+seconds."""
 MOST_LEFT = 2
-"""Threads that were left and have not come round; each has a whole engine's memory."""
+"""Most threads that may be abandoned and still hang; each has a whole engine's memory."""
 
 
 class ThreadLauncher:
-    """Starts threads of this process; see Launcher.
+    """A launcher of workers as threads of this process.
 
     Args:
-        around_executor: puts another executor around the one that computes; tests inject faults there.
-        step_patience_s: a loop that has not come round for so long hangs.
+        around_executor: wraps the executor that computes; tests inject faults there.
+        step_patience_s: seconds without a pass of the loop after which it counts as hanging.
     """
 
     def __init__(
@@ -64,13 +65,13 @@ class ThreadLauncher:
         self._children: list[ThreadChild] = []
 
     async def open(self) -> None:
-        """See Launcher."""
+        """Do nothing: threads need no preparation."""
 
     async def check_room(self, sizes: Mapping[Role, int]) -> None:
         """Accept every size: this process starts as many workers as asked."""
 
     async def launch(self, name: str, role: Role, config: EngineConfig, port: HandoverPort) -> EngineProcess:
-        """See Launcher.
+        """Start a worker as a thread.
 
         Raises:
             SetupError: too many threads hang.
@@ -80,7 +81,7 @@ class ThreadLauncher:
         num_left = sum(child.is_left for child in self._children)
         if num_left >= MOST_LEFT:
             raise SetupError(
-                f"{num_left} workers hang in threads of this process, which nothing can end. Start the process again, "
+                f"{num_left} workers hang in threads of this process and cannot be ended. Restart the process, "
                 "or use --pool-workers process."
             )
         folder = Path(tempfile.mkdtemp(prefix="twostroke-"))  # for this user only
@@ -91,19 +92,19 @@ class ThreadLauncher:
         return process
 
     def is_loaded(self, ready: EngineReady) -> None:
-        """See Launcher: what is measured while others serve is not what the machine can do."""
+        """Keep the first measurement of the machine; later ones would be made while other workers serve."""
         self._machine = self._machine or ready.machine
 
     async def close(self) -> None:
-        """See Launcher."""
+        """Do nothing: threads hold nothing beyond their own end."""
 
 
 class ThreadChild:
-    """A thread that runs an engine; see Child.
+    """A thread that runs an engine, in the role of a child process.
 
     Args:
         name: of the worker.
-        folder: of its sockets; it is removed at its end.
+        folder: folder of its sockets, removed at its end.
         around_executor: see ThreadLauncher.
         step_patience_s: see ThreadLauncher.
     """
@@ -127,31 +128,29 @@ class ThreadChild:
 
     @property
     def pid(self) -> int:
-        """See Child: this process's."""
+        """Id of this process."""
         return os.getpid()
 
     @property
     def is_running(self) -> bool:
-        """Whether the thread is there, left or not."""
+        """Whether the thread still runs, even if it was abandoned."""
         return self._thread.is_alive()
 
     @property
     def is_left(self) -> bool:
-        """Whether it was given up."""
+        """Whether the thread was abandoned."""
         return self._channel.is_left
 
     async def ending(self) -> str:
-        """See Child."""
         return await asyncio.shield(self._ending)
 
     def kill(self) -> None:
-        """See Child: it is left; who waits for its end need not wait."""
+        """Abandon the thread, and report its end at once."""
         if not self._ending.done():
             self._channel.leave()
-            self._ended("was left: a thread cannot be ended")
+            self._ended("was abandoned: a thread cannot be killed")
 
     def forget(self) -> None:
-        """See Child."""
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _run(self) -> None:
@@ -164,8 +163,8 @@ class ThreadChild:
             log.exception("%s has died", self._name)
             how = f"has died ({reason_of(error)})"
         if self._channel.is_left:
-            log.warning("%s, which was left, has come round and ended", self._name)
-        with contextlib.suppress(RuntimeError):  # the event loop is closed: nobody waits
+            log.warning("%s, which was abandoned, has now ended", self._name)
+        with contextlib.suppress(RuntimeError):  # the event loop is closed
             self._loop.call_soon_threadsafe(self._ended, how)
 
     def _ended(self, how: str) -> None:

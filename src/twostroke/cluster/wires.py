@@ -1,15 +1,14 @@
-"""The two one-way sockets between a gateway and a process that runs an engine.
+"""The two one-way sockets between a gateway and an engine process.
 
-    in a folder that nobody else may enter     who sends connects, who receives binds
+    in a folder for this user only             the sender connects, the receiver binds
     on a network, with keys                    the process binds both, the gateway connects both
 
-In a folder a sender's queue is there at once and stays, whether or not the other process is. On a network who starts
-the process makes its listening sockets and lets it inherit them: their ports are known before it runs, and the gateway
-may connect before it listens. A connection of these is never made again: what was on its way is lost, so whoever sees
-one break takes the other side for dead.
+In a folder a sender's queue exists at once, whether or not the other process does. On a network the parent of the
+process creates its listening sockets and passes them on: so their ports are known before it runs, and the gateway may
+connect before it listens. A broken connection is never made again, because messages on their way are lost. So each side
+takes the other for dead when a connection breaks.
 
-Nobody else is heard on a network: both sides prove by CURVE who they are, and everything is encrypted. Secret keys stay
-where they were made.
+On a network both sides authenticate by CURVE, and everything is encrypted. Secret keys stay where they were made.
 """
 
 from __future__ import annotations
@@ -29,10 +28,10 @@ _NETWORK = "network.json"
 
 
 class Wires(Protocol):
-    """How a gateway reaches a process."""
+    """Sockets by which a gateway reaches a process."""
 
     def ends(self, context: zmq.Context[Any]) -> tuple[Any, Any]:
-        """The gateway's sockets: for commands, and for reports."""
+        """Return the gateway's sockets: for commands, and for reports."""
         ...
 
     @property
@@ -43,13 +42,12 @@ class Wires(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class FolderWires:
-    """Sockets that are files: a network port could be spoken to by anybody on the machine."""
+    """Sockets in a folder; a network port would be open to every user of the machine."""
 
     folder: Path
     break_for_good: bool = False
 
     def ends(self, context: zmq.Context[Any]) -> tuple[Any, Any]:
-        """See Wires."""
         to_engine, from_engine = _files(self.folder)
         commands, reports = unbounded(context.socket(zmq.PUSH)), unbounded(context.socket(zmq.PULL))
         commands.connect(to_engine)
@@ -59,20 +57,19 @@ class FolderWires:
 
 @dataclass(frozen=True, slots=True)
 class NetworkWires:
-    """Ports of a process on some node."""
+    """Network ports of a process on some node."""
 
     host: str
     ports: tuple[int, int]
-    """For commands, and for reports."""
+    """Ports for commands and for reports."""
     engine_key: bytes
-    """The process's public key."""
+    """Public key of the process."""
     public_key: bytes
-    """The gateway's."""
+    """Public key of the gateway."""
     secret_key: bytes
     break_for_good: bool = True
 
     def ends(self, context: zmq.Context[Any]) -> tuple[Any, Any]:
-        """See Wires."""
         both = unbounded(context.socket(zmq.PUSH)), unbounded(context.socket(zmq.PULL))
         for socket, port in zip(both, self.ports, strict=True):
             socket.curve_serverkey = self.engine_key
@@ -84,23 +81,23 @@ class NetworkWires:
 
 
 class NetworkEnd(msgspec.Struct, frozen=True):
-    """What a process is told of its end, in its folder."""
+    """Settings of a process's end, written to its folder."""
 
     descriptors: tuple[int, int]
     """Listening sockets that it inherits: for commands, and for reports."""
     public_key: bytes
     secret_key: bytes
     gateway_key: bytes
-    """The public key of the only one who may speak to it."""
+    """Public key of the gateway, which alone may connect."""
 
     def write(self, folder: Path) -> None:
-        """Before the process is started."""
+        """Write the settings; call it before the process starts."""
         _check_is_private(folder)
         (folder / _NETWORK).write_bytes(msgspec.json.encode(self))
 
 
 def engine_ends(context: zmq.Context[Any], folder: Path) -> tuple[Any, Any]:
-    """A process's sockets: for commands, and for reports."""
+    """Return an engine process's sockets: for commands, and for reports."""
     commands, reports = unbounded(context.socket(zmq.PULL)), unbounded(context.socket(zmq.PUSH))
     told = folder / _NETWORK
     if not told.exists():
@@ -109,23 +106,24 @@ def engine_ends(context: zmq.Context[Any], folder: Path) -> tuple[Any, Any]:
         reports.connect(from_engine)
         return commands, reports
     end = msgspec.json.decode(told.read_bytes(), type=NetworkEnd)
-    told.unlink()  # the key is for this process alone
+    told.unlink()  # the secret key is for this process only
     _let_in(context, end.gateway_key)
     for socket, descriptor in zip((commands, reports), end.descriptors, strict=True):
         socket.curve_server = True
         socket.curve_publickey, socket.curve_secretkey = end.public_key, end.secret_key
         socket.setsockopt(zmq.ZAP_DOMAIN, b"twostroke")
-        socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)  # without somebody who checks keys nobody is let in
+        socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)  # refuse all connections if no thread checks keys
         socket.setsockopt(zmq.USE_FD, descriptor)
-        socket.bind("tcp://127.0.0.1:*")  # the address is the descriptor's
+        socket.bind("tcp://127.0.0.1:*")  # the actual address is the descriptor's
     return commands, reports
 
 
 def _let_in(context: zmq.Context[Any], key: bytes) -> None:
-    """Checks who connects to this context's sockets, until it ends: nobody but who has the secret of this key."""
+    """Authenticate connections to this context's sockets in a thread, until it ends: only the owner of this key may
+    connect."""
     questions = context.socket(zmq.REP)
     questions.setsockopt(zmq.LINGER, 0)
-    questions.bind("inproc://zeromq.zap.01")  # where the library asks, https://rfc.zeromq.org/spec/27
+    questions.bind("inproc://zeromq.zap.01")  # address of the authenticator, https://rfc.zeromq.org/spec/27
     raw_key = z85.decode(key)
 
     def check() -> None:
@@ -143,7 +141,7 @@ def _let_in(context: zmq.Context[Any], key: bytes) -> None:
 
 
 def unbounded(socket: Any) -> Any:
-    """A socket that queues in memory whatever the other end has not taken, and drops it when closed."""
+    """Return the socket, set to queue without a limit and to drop its queue when closed."""
     socket.setsockopt(zmq.SNDHWM, 0)
     socket.setsockopt(zmq.RCVHWM, 0)
     socket.setsockopt(zmq.LINGER, 0)

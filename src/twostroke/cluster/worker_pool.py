@@ -1,4 +1,4 @@
-"""WorkerPool: the places of both pools, whoever fills them; more are started and fewer are needed while it runs."""
+"""WorkerPool: the workers of both pools; starts and retires them as the pools' sizes change."""
 
 from __future__ import annotations
 
@@ -32,27 +32,27 @@ from twostroke.pools.member import Role
 log = get_logger(__name__)
 
 LOOKS_EVERY_S = 0.05
-"""How often somebody looks whether a worker that leaves has anything left to do."""
+"""Seconds between checks whether a retired worker has ended its sequences."""
 
 
 class PoolListener(WorkerListener, Protocol):
-    """Hears of all workers of the pools."""
+    """A listener to all workers of the pools."""
 
     def worker_retired(self, worker: PoolWorker) -> None:
-        """It is to take no more requests, and leaves when it has done what it has."""
+        """Stop giving a worker requests; it leaves after its remaining sequences."""
         ...
 
 
 class WorkerPool:
-    """Starts processes, one for each place, and ends them.
+    """The workers of both pools, one process for each place.
 
     Args:
         config: of each engine.
-        pools: how many there are at first.
-        hears: what they tell.
+        pools: initial sizes and settings.
+        hears: listener to the workers.
         launcher: starts a process.
-        num_live: sequences that need a worker, by its id.
-        migrate: called with a worker that leaves when its time is up: what it still has goes on elsewhere.
+        num_live: returns the number of sequences that need a worker, by its id.
+        migrate: called with a leaving worker when its time is up, to resume its sequences elsewhere.
     """
 
     def __init__(
@@ -73,25 +73,26 @@ class WorkerPool:
         self._migrate = migrate
         self._workers: list[PoolWorker] = []
         self._starts: Counter[tuple[Role, int]] = Counter()
-        """In each place, processes so far: one that is filled again goes on counting, so names stay unique."""
+        """Processes started so far in each place; a place that is filled again continues the count, so names stay
+        unique."""
         self._folder: Path | None = None
         self._numbers = itertools.count()
         self._leaving: set[asyncio.Task[None]] = set()
 
     @property
     def workers(self) -> tuple[PoolWorker, ...]:
-        """All, those that leave included."""
+        """All workers, including those that leave."""
         return tuple(self._workers)
 
     def of(self, role: Role) -> list[PoolWorker]:
-        """Those of one pool that stay."""
+        """Return the workers of one pool that stay."""
         return [worker for worker in self._workers if worker.role is role and not worker.is_retired]
 
     async def start(self) -> None:
-        """Starts all processes, at once.
+        """Start all processes at once.
 
         Raises:
-            SetupError: one of them cannot load the model as the config says.
+            SetupError: one of them cannot load the model as configured.
         """
         self._folder = Path(tempfile.mkdtemp(prefix="twostroke-kv-"))  # for this user only
         self._grow(Role.DECODE, self._pools.decode)
@@ -100,7 +101,7 @@ class WorkerPool:
 
     @staticmethod
     def check_size(role: Role, number: int) -> None:
-        """Whether a pool may have so many workers.
+        """Check that a pool may have so many workers.
 
         Raises:
             InvalidParameter: it may not.
@@ -108,18 +109,18 @@ class WorkerPool:
         whole_number(role, number, 1 if role is Role.DECODE else 0, MAX_WORKERS)
 
     def scale(self, role: Role, number: int, *, drain_timeout_s: float, first: Sequence[str] = ()) -> None:
-        """Gives one pool so many workers: starts some, or lets some end what they have to do.
+        """Change the size of a pool: start workers, or retire some.
 
-        Those that do not run leave first, then `first`, then whoever has the fewest sequences.
+        Workers that do not run leave first, then those in `first`, then those with the fewest sequences.
 
         Args:
-            role: which pool.
-            number: of workers that stay.
-            drain_timeout_s: so long a worker that leaves may take; what it has not ended then goes on elsewhere.
+            role: the pool.
+            number: number of workers that stay.
+            drain_timeout_s: seconds a retired worker has; its remaining sequences then resume elsewhere.
             first: ids of workers that should leave before others.
 
         Raises:
-            InvalidParameter: not so many.
+            InvalidParameter: the number is not allowed.
         """
         self.check_size(role, number)
         staying = self.of(role)
@@ -133,7 +134,7 @@ class WorkerPool:
             leaving.add_done_callback(self._leaving.discard)
 
     async def close(self) -> None:
-        """Ends all processes."""
+        """End all processes."""
         for leaving in self._leaving:
             leaving.cancel()
         await asyncio.gather(*self._leaving, return_exceptions=True)
@@ -174,7 +175,8 @@ class WorkerPool:
         return PoolWorker(role, place, launch, self._hears, num_starts=self._starts[role, place])
 
     def _port(self, role: Role, name: str) -> HandoverPort:
-        """Each process has its own address, so nobody who comes back is taken for who was there before."""
+        """Return a process's hand-over settings; each process has its own address, so that it is not taken for an
+        earlier one."""
         port = HandoverPort(
             allows_drift=self._pools.allow_numeric_drift,
             memory_share=1 / max(self._pools.num_workers, len(self._workers)),
@@ -187,13 +189,13 @@ class WorkerPool:
 
     def _lending_address(self) -> Address:
         assert self._folder is not None, "not started"
-        self._folder.mkdir(mode=0o700, exist_ok=True)  # somebody may have tidied up
+        self._folder.mkdir(mode=0o700, exist_ok=True)  # a clean-up of /tmp may have removed it
         path = str(self._folder / f"kv-{next(self._numbers)}")
         match self._pools.transport:
             case "shm":
                 return Address(path=path)
             case "inproc":
-                return Address(name=path)  # it is no file, but no other pool of this process has the same
+                return Address(name=path)  # not a file, but unique in this process
             case "tcp":
                 return Address(host="127.0.0.1")
             case "nixl":

@@ -75,7 +75,7 @@ def test_a_sequence_that_ends_with_its_first_token_has_nothing_fetched() -> None
     assert dispatcher.num_live == 0
     outcome = dispatcher.add(request("one", max_tokens=1))
     assert commands(outcome) == [("p", Add)], "nobody else is needed"
-    assert outcome.placed == [("one", Place("p", None, "p computes the prompt, and its first token is its last"))]
+    assert outcome.placed == [("one", Place("p", None, "p computes the prompt and the only token left"))]
 
 
 def test_a_stale_frame_is_dropped_at_the_fence() -> None:
