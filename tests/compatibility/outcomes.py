@@ -66,7 +66,7 @@ REFUSALS = (
         (("whole prompts", "limit of time"), ("prefill first", "limit of time"), ("limit of time", "no KV cache")),
     ),
     Refusal(
-        "service_tier='flex': needs chunked prefill, and continuous batches with both strokes mixed; "
+        "service_tier='flex': needs chunked prefill and continuous batches that mix prefill and decode; "
         "this engine has them off. Leave it out.",
         tuple(
             (name, "background work") for name in ("whole prompts", "static batching", "prefill first", "no KV cache")

@@ -1,4 +1,4 @@
-"""AsyncEngine: the engine in a thread of its own, its outputs as async streams."""
+"""AsyncEngine: the engine in a thread of its own, with its outputs as async streams."""
 
 from __future__ import annotations
 
@@ -30,19 +30,20 @@ _CLOSED = "the engine is closed; it takes no more requests. Start a new one."
 
 
 class _Stream:
-    """Where the outputs of one request go, from the engine's thread to the event loop that asked.
+    """The path of one request's outputs from the engine's thread to the event loop of the caller.
 
-    A reader that is slower than the engine must not fill the memory. An output of everything so far is replaced by the
-    next one until it is taken, so one waits at most; deltas wait in line, and hold each token once.
+    A reader that is slower than the engine must not fill the memory. A cumulative output replaces the one before it,
+    so at
+    most one waits. Deltas are queued, and hold each token once.
 
     Args:
         loop: of the reader.
-        replaces: whether an output holds all that the one before it did.
+        replaces: whether an output contains the one before it.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, *, replaces: bool) -> None:
         self.request_id: str | None = None
-        """Known once it is queued; belongs to the engine's thread."""
+        """Id of the request, known once it is queued; used only by the engine's thread."""
         self._loop = loop
         self._replaces = replaces
         self._lock = threading.Lock()
@@ -51,25 +52,25 @@ class _Stream:
 
     @property
     def is_deaf(self) -> bool:
-        """Whether the loop has closed and nobody will ever look."""
+        """Whether the reader's event loop has closed."""
         return self._loop.is_closed()
 
     def put(self, item: RequestOutput | Exception) -> bool:
-        """Hands an item over, in the engine's thread; False when nobody will ever look."""
+        """Add an item, in the engine's thread; return False if the reader's loop has closed."""
         with self._lock:
             wakes = not self._items
             if self._replaces and self._items and isinstance(item, RequestOutput):
-                self._items.pop()  # an output: nothing comes behind an error
+                self._items.pop()  # it is an output: nothing follows an error
             self._items.append(item)
         try:
-            if wakes:  # once, however many come before the loop looks: what it has to call is a queue, too
+            if wakes:  # only once per queue, because each call grows the loop's own queue
                 self._loop.call_soon_threadsafe(self._has_items.set)
         except RuntimeError:
             log.debug("the event loop of a stream has closed")
         return not self.is_deaf
 
     async def take(self) -> RequestOutput | Exception:
-        """The next item, in the reader's loop."""
+        """Wait for the next item, in the reader's loop."""
         await self._has_items.wait()
         with self._lock:
             item = self._items.popleft()
@@ -80,59 +81,60 @@ class _Stream:
 
 @dataclass(frozen=True, slots=True)
 class _Command:
-    """Something to do between steps, in the engine's thread."""
+    """An action to run between steps, in the engine's thread."""
 
     run: Callable[[], None]
-    """Raises nothing that is the fault of one request: what it raises ends the engine."""
+    """Function to run. An exception from it ends the engine, so it handles errors of single requests itself."""
     fail: Callable[[EngineError], object] = lambda _: None
-    """Called instead when the engine has ended before."""
+    """Function called instead if the engine has ended before."""
 
 
 class _Worker:
-    """The engine's thread, and what it shares with those who ask.
+    """The engine's thread, and the state it shares with its callers.
 
-    It knows nothing of the AsyncEngine in front of it: a thread that held on to that would keep one that nobody has any
-    more, and its model, forever.
+    It has no reference to the AsyncEngine in front of it. Otherwise an AsyncEngine that was dropped would stay alive
+    for
+    ever, with its model.
     """
 
     def __init__(self, engine: TextEngine) -> None:
         self._engine = engine
         self.commands: queue.SimpleQueue[_Command] = queue.SimpleQueue()
         self.streams: dict[str, _Stream] = {}
-        # Held to look at `_end` and put a command in one: none is put behind the last one that the thread looks at.
+        # Held while checking `_end` and queueing a command: otherwise one could be queued after the thread's last look.
         self._lock = threading.Lock()
         self._end: str | None = None
-        """Why nothing more is taken; None while the engine runs."""
+        """Reason why nothing more is accepted; None while the engine runs."""
         self._thread = threading.Thread(target=self._run, name="twostroke-engine", daemon=True)
         self._thread.start()
 
     def check_runs(self) -> None:
-        """Raises EngineError when it takes no more."""
+        """Raise EngineError if the engine has ended."""
         if self._end is not None:
             raise EngineError(self._end)
 
     def _put(self, command: _Command) -> None:
-        """Has the thread do something; it will either run or fail."""
+        """Queue a command for the thread; it will either run or fail."""
         with self._lock:
             self.check_runs()
             self.commands.put(command)
 
     def open(self, stream: _Stream, submit: Callable[[], str]) -> None:
-        """Submits a request whose outputs go to the stream; what is refused goes there too."""
+        """Submit a request whose outputs, or refusal, go to the stream."""
         self._put(_Command(lambda: self._open(stream, submit), stream.put))
 
     def abort(self, request_id: str) -> None:
-        """Ends a request, if it runs."""
+        """End a request, if it runs."""
         self._put(_Command(lambda: self._abort(request_id)))
 
     def leave(self, stream: _Stream) -> None:
-        """Nobody reads the stream any more; its request, if it still runs, is aborted."""
+        """Abort the request of a stream that is not read any more, if it still runs."""
         with self._lock:
             if self._end is None:
                 self.commands.put(_Command(lambda: self._drop(stream)))
 
     def close(self) -> None:
-        """Ends the thread and waits for that; streams that are still open end with an EngineError."""
+        """End the thread and wait for it; streams that are still open end with an EngineError."""
         with self._lock:
             if self._end is None:
                 self._end = _CLOSED
@@ -140,13 +142,14 @@ class _Worker:
         self._thread.join()
 
     def abandon(self) -> None:
-        """Nobody is left to close it. Called by the garbage collector, anywhere: only a queue may be touched here."""
+        """End the thread of a dropped AsyncEngine. The garbage collector calls it anywhere, so it may only use the
+        queue."""
         self.commands.put(_Command(self._end_abandoned))
 
     # ------------------------------------------------------------------ in the engine's thread
 
     def _run(self) -> None:
-        """The thread: commands between steps, steps while there is work, sleep otherwise."""
+        """Run commands between steps, and steps while there is work; otherwise wait for a command."""
         end = "the engine has stopped; see the log."
         try:
             while True:
@@ -157,7 +160,7 @@ class _Worker:
                 for output in self._engine.step():
                     self._deliver(output)
         except Exception as error:
-            # told to everybody who waits or comes; nobody else would hear of it
+            # reported to all waiting and later callers
             log.exception("the engine's thread has ended")
             end = f"the engine has stopped: {reason_of(error)}"
         finally:
@@ -165,14 +168,14 @@ class _Worker:
             self._engine.close()
 
     def _obey(self, *, block: bool) -> None:
-        """Runs the commands that are waiting; with `block` at least one."""
+        """Run the queued commands; with `block` wait for at least one."""
         if block:
             self.commands.get().run()
         for command in self._waiting():
             command.run()
 
     def _waiting(self) -> Iterator[_Command]:
-        """Take the commands that are waiting, until there are none."""
+        """Yield the queued commands, until there are none."""
         while True:
             try:
                 yield self.commands.get_nowait()
@@ -180,7 +183,7 @@ class _Worker:
                 return
 
     def _end_abandoned(self) -> None:
-        log.warning("an AsyncEngine was dropped without close(); its thread ends, its model is given back")
+        log.warning("an AsyncEngine was dropped without close(); its thread ends and its model is freed")
         with self._lock:
             self._end = _CLOSED
 
@@ -188,7 +191,7 @@ class _Worker:
         try:
             request_id = submit()
         except Exception as error:
-            # handed to the one who asked; the thread serves the others
+            # an error of this request only; the thread continues
             stream.put(error)
             return
         stream.request_id = request_id
@@ -197,12 +200,12 @@ class _Worker:
             self._drop(stream)
 
     def _drop(self, stream: _Stream) -> None:
-        """Aborts the stream's request, and no other that has come by its id meanwhile."""
+        """Abort the stream's request, but not a later one with the same id."""
         if stream.request_id is not None and self.streams.get(stream.request_id) is stream:
             self._abort(stream.request_id)
 
     def _abort(self, request_id: str) -> None:
-        """The stream gets its end here, not with the next step: its id may be used again before that."""
+        """Abort a request and end its stream at once, because its id may be used again before the next step."""
         self._engine.abort(request_id)
         for output in self._engine.take_ended():
             self._deliver(output)
@@ -217,7 +220,7 @@ class _Worker:
             self._drop(stream)
 
     def _fail_all(self, end: str) -> None:
-        """Ends whoever waits, in a stream or for one to begin; each gets an error of its own, as each raises it."""
+        """End all streams and queued commands, each with an EngineError of its own."""
         with self._lock:
             self._end = end
         for stream in self.streams.values():
@@ -228,7 +231,7 @@ class _Worker:
 
 
 class AsyncEngine:
-    """Streams from many coroutines at once; the engine itself runs in one thread.
+    """An engine in a thread, with streams for many coroutines at once.
 
     >>> async def example():                                              # doctest: +SKIP
     ...     async with AsyncEngine("embedded") as engine:
@@ -239,14 +242,14 @@ class AsyncEngine:
         model: folder, hub id or "embedded".
         config: the fields of EngineConfig's parts, by name.
 
-    Close it, or use it as a context manager. One that is dropped without that, and whose streams have all ended, ends
-    its thread and gives back the model by itself, with a warning in the log.
+    Close it, or use it as a context manager. If it is dropped without that, and its streams have all ended, its thread
+    ends and frees the model by itself, with a warning in the log.
     """
 
     def __init__(self, model: str = "embedded", **config: Any) -> None:
         self._engine: TextEngine = build_text_engine(EngineConfig.from_keywords(model=model, **config))
         self._worker = _Worker(self._engine)
-        # at the interpreter's end the thread, a daemon, ends anyhow
+        # not needed at the interpreter's end: the thread is a daemon
         weakref.finalize(self, self._worker.abandon).atexit = False
 
     async def __aenter__(self) -> Self:
@@ -265,11 +268,13 @@ class AsyncEngine:
         cache_salt: str | None = None,
         kind: OutputKind = OutputKind.CUMULATIVE,
     ) -> AsyncGenerator[RequestOutput, None]:
-        """Yields what is there so far, after steps that added to it; the last one is `finished`.
+        """Yield the output so far, after each step that added to it; the last one is `finished`.
 
-        A reader that is slower than the engine sees the newest output and not those between, so at most one waits for
-        it. With kind "delta" each output holds what is new since the one before and none is left out (JoinedDeltas
-        puts them together): n tokens cost n copies, not n squared. "final" yields the last output only.
+        A reader that is slower than the engine gets the newest output without those between, so at most one waits
+        for it.
+        With kind "delta" each output holds what is new since the one before, and none is left out (JoinedDeltas
+        joins them):
+        n tokens cost n copies, not n squared. "final" yields the last output only.
 
         Leaving the loop early, or cancelling it, aborts the request.
 
@@ -292,7 +297,7 @@ class AsyncEngine:
         kind: OutputKind = OutputKind.CUMULATIVE,
         **template: Unpack[TemplateOptions],
     ) -> AsyncGenerator[RequestOutput, None]:
-        """Like `generate`, for a conversation rendered by the model's chat template.
+        """Yield the outputs of a conversation rendered by the model's chat template, as `generate` does.
 
         `template` has the fields of TemplateOptions by name: tools, documents, add_generation_prompt,
         continue_final_message, chat_template_kwargs.
@@ -303,7 +308,8 @@ class AsyncEngine:
         )
 
     async def abort(self, request_id: str) -> None:
-        """Ends a request; its stream ends with finish_reason "abort". Unknown ids are no error: it may have ended.
+        """End a request; its stream ends with finish_reason "abort". Unknown ids are ignored: the request may have
+        ended.
 
         The id can be used again at once.
 
@@ -312,12 +318,12 @@ class AsyncEngine:
             EngineError: the engine has stopped or was closed.
         """
         given: Any = request_id
-        if not isinstance(given, str):  # checked here: in the engine's thread it would be everybody's error
+        if not isinstance(given, str):  # in the engine's thread it would end the engine
             raise InvalidParameter("request_id", given, f"must be a text, not {kind_of(given)}")
         self._worker.abort(request_id)
 
     def close(self) -> None:
-        """Stops the thread; streams that are still open end with an EngineError. A second time does nothing."""
+        """Stop the thread; streams that are still open end with an EngineError. A second call does nothing."""
         self._worker.close()
 
     async def _stream(
@@ -331,7 +337,7 @@ class AsyncEngine:
         """Yield the outputs of a prompt; `wanted` has the fields of its Submission that the caller gave."""
         arrival_time_s = monotonic_clock()
         self._worker.check_runs()
-        # Rendering and encoding may take long, and the engine's thread has steps to do for everybody else.
+        # Rendering and encoding may take long, and must not delay the steps of other requests.
         prepared = await asyncio.to_thread(self._engine.prepare, prompt, sampling_params)
         stream = _Stream(asyncio.get_running_loop(), replaces=kind == OutputKind.CUMULATIVE)
         submission = Submission(prompt=prepared, arrival_time_s=arrival_time_s, kind=kind, **wanted)
@@ -350,6 +356,6 @@ class AsyncEngine:
                     raise item
                 yield item
         finally:
-            # Also when it was cancelled before it was queued: commands keep their order.
+            # This also works if it is cancelled before the request is queued: commands keep their order.
             if not ended:
                 self._worker.leave(stream)

@@ -1,4 +1,4 @@
-"""A conversation, and what its chat template is given beside it."""
+"""A conversation with the inputs of its chat template."""
 
 from __future__ import annotations
 
@@ -13,12 +13,11 @@ class TemplateOptions(TypedDict, total=False):
     tools: Sequence[Mapping[str, Any]] | None
     """JSON schemas of functions the model may call."""
     documents: Sequence[Mapping[str, Any]] | None
-    """For templates that know retrieval."""
+    """Documents for templates that support retrieval."""
     add_generation_prompt: bool
-    """Whether to open the assistant's turn; it is opened by default."""
+    """Whether to open the assistant's turn; True by default."""
     continue_final_message: bool
-    """Whether the model goes on within the last message; needs add_generation_prompt=False. The output is what it
-    adds."""
+    """Whether the model continues the last message, and outputs the rest; needs add_generation_prompt=False."""
     chat_template_kwargs: Mapping[str, Any] | None
     """Further variables for the template, for example enable_thinking."""
 
@@ -28,7 +27,7 @@ class ChatInputs:
     """A conversation to be rendered by the model's chat template; the fields are those of ChatTemplate.render."""
 
     messages: Sequence[Mapping[str, Any]]
-    """Objects with a role and, as a rule, a content."""
+    """Messages: objects with a role and usually a content."""
     tools: Sequence[Mapping[str, Any]] | None = None
     documents: Sequence[Mapping[str, Any]] | None = None
     add_generation_prompt: bool = True

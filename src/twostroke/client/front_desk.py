@@ -1,9 +1,9 @@
-"""Where requests of text are checked in and their outputs put together, wherever their tokens are made.
+"""Text interface to an engine: admits requests and assembles their outputs, wherever the tokens are made.
 
 prompt ─► enqueue ─► sequences of token ids ─► an engine in this process, or in another
-RequestOutputs ◄── take_in ◄──── what its steps made ◄──┘
+RequestOutputs ◄── take_in ◄──── updates of its steps ◄─┘
 
-FrontDesk is that; Reception puts streams around it for an engine in another process.
+FrontDesk does this; Reception adds a stream per request for an engine in another process.
 """
 
 from __future__ import annotations
@@ -36,33 +36,33 @@ from twostroke.tokenizer.gguf_tokenizer import load_tokenizer
 from twostroke.tokenizer.tokenizer import Tokenizer
 
 MAX_NAME_BYTES = 1024
-"""Of a request_id or a cache_salt in UTF-8; ids go into every event of the log."""
+"""Most bytes of a request_id or a cache_salt in UTF-8; ids go into every event of the log."""
 MAX_PRIORITY = 2**31
-"""Either way; far beyond any scheme of priorities, and exact in the scheduler's floating-point keys."""
+"""Largest absolute priority: far beyond any scheme of priorities, and exact in the scheduler's floating-point keys."""
 
 
 class SequenceRunner(Protocol):
-    """Runs sequences of token ids: the engine, or what stands for it in this process."""
+    """A runner of sequences of token ids: the engine, or its representative in this process."""
 
     def add_request(self, request: GenerationRequest) -> None:
-        """Queues a sequence; its id is not in use."""
+        """Queue a sequence; its id is not in use."""
         ...
 
     def finish(self, request_id: str, reason: FinishReason, num_output_tokens: int | None = None) -> object:
-        """Ends a sequence from outside; one that has ended before is left alone.
+        """End a sequence from outside; ignore one that has ended before.
 
-        `num_output_tokens` says how many tokens count as output where a stop string cut off others.
+        `num_output_tokens` is the number of tokens that count as output where a stop string cut off others.
         """
         ...
 
 
 class FrontDesk:
-    """Checks requests in for a runner of sequences, and makes RequestOutputs of what the runner's steps made.
+    """The text side of a runner: queues requests, and turns the updates of its steps into RequestOutputs.
 
-    Not for several threads at once.
+    Not thread-safe.
 
     Args:
-        runner: of the sequences.
+        runner: runs the sequences.
         tokenizer: of the model.
         facts: of the engine.
     """
@@ -71,20 +71,20 @@ class FrontDesk:
         self._runner = runner
         self._facts = facts
         self.outputs = OutputProcessor(tokenizer)
-        """Decodes what steps made, and knows the requests that have not ended."""
+        """Processor of the updates; it has all requests that have not ended."""
         self._names = (f"request-{number}" for number in itertools.count())
         self._ended: dict[str, RequestOutput] = {}
 
     @property
     def has_ended(self) -> bool:
-        """Whether aborted requests have their last outputs waiting in `take_ended`."""
+        """Whether last outputs of aborted requests wait in `take_ended`."""
         return bool(self._ended)
 
     def enqueue(self, submission: Submission) -> str:
-        """Queues a prompt that was checked and encoded.
+        """Queue a prompt that was checked and encoded.
 
         Returns:
-            The request's id, which its outputs carry.
+            The request's id, as in its outputs.
 
         Raises:
             InvalidParameter: a parameter cannot be used; nothing was queued.
@@ -92,7 +92,7 @@ class FrontDesk:
         prompt, request_id = submission.prompt, submission.request_id
         self._check_priority(submission.priority)
         if submission.background and not self._facts.serves_background:
-            limit = "needs chunked prefill, and continuous batches with both strokes mixed; this engine has them off"
+            limit = "needs chunked prefill and continuous batches that mix prefill and decode; this engine has them off"
             raise InvalidParameter("service_tier", "flex", limit, "Leave it out.")
         if submission.cache_salt is not None:
             _check_salt(submission.cache_salt)
@@ -101,7 +101,7 @@ class FrontDesk:
         else:
             _check_name("request_id", request_id)
             if not request_id:
-                raise InvalidParameter("request_id", request_id, "must not be empty", "Leave it out, and one is made.")
+                raise InvalidParameter("request_id", request_id, "must not be empty", "Leave it out to get a new one.")
             if self.is_live(request_id):
                 raise InvalidParameter("request_id", request_id, "is in use by a request that has not ended")
         seed = secrets.randbits(63) if prompt.params.seed is None else prompt.params.seed
@@ -126,7 +126,7 @@ class FrontDesk:
                     )
                 )
         except BaseException:
-            # all of the sequences or none; the runner ignores those that it does not know
+            # queue all sequences or none; the runner ignores unknown ones
             for sequence_id in sequence_ids:
                 self._runner.finish(sequence_id, FinishReason.ABORT)
             self.outputs.discard(request_id)
@@ -134,12 +134,12 @@ class FrontDesk:
         return request_id
 
     def abort(self, request_id: str) -> bool:
-        """Ends a request now; its last output, finish_reason "abort", waits in `take_ended`.
+        """End a request now; its last output, finish_reason "abort", waits in `take_ended`.
 
         The engine frees the blocks of its sequences as soon as it has the command (Engine.finish, Scheduler.finish).
 
         Returns:
-            False when it had ended before, or never was.
+            False if it had ended before or never existed.
         """
         sequence_ids = self.outputs.live_sequence_ids(request_id)
         for sequence_id in sequence_ids:
@@ -150,20 +150,20 @@ class FrontDesk:
         return bool(sequence_ids)
 
     def take_in(self, updates: Sequence[TokenUpdate]) -> Sequence[RequestOutput]:
-        """Makes outputs of what a step made, and ends the sequences in whose text a stop string was found."""
+        """Return the outputs of a step's updates, and end the sequences in whose text a stop string was found."""
         processed = self.outputs.process(updates)
         for ended in processed.ended:
-            # a stop string is only seen here; for what the engine ended itself this does nothing
+            # only this side detects stop strings; for sequences that the engine has ended this does nothing
             self._runner.finish(ended.request_id, ended.finish_reason, ended.num_output_tokens)
         return processed.outputs
 
     def take_ended(self) -> list[RequestOutput]:
-        """The last outputs of aborted requests: their names are free again."""
+        """Return the last outputs of aborted requests; their names are free again."""
         ended, self._ended = list(self._ended.values()), {}
         return ended
 
     def is_live(self, request_id: str) -> bool:
-        """Whether an output of this name is still to come: one that was aborted has its last before it."""
+        """Return whether the request still has an output to come; an aborted one has its last."""
         return self.outputs.is_live(request_id) or request_id in self._ended
 
     def _check_priority(self, priority: Any) -> None:
@@ -172,18 +172,18 @@ class FrontDesk:
         if abs(priority) > MAX_PRIORITY:
             raise InvalidParameter("priority", priority, f"must be from {-MAX_PRIORITY} to {MAX_PRIORITY}")
         if priority and not self._facts.uses_priority:
-            raise InvalidParameter("priority", priority, "needs the policy 'priority'; this engine has another")
+            raise InvalidParameter("priority", priority, "needs the policy 'priority'; this engine has another one")
 
 
 def _check_salt(salt: Any) -> None:
     _check_name("cache_salt", salt)
     if not salt:
-        remedy = "Leave it out to share with everybody who has none."
+        remedy = "Leave it out to share with all requests without a salt."
         raise InvalidParameter("cache_salt", salt, "must not be empty", remedy)
 
 
 def _check_name(parameter: str, value: Any) -> None:
-    """Of callers, hashed and written to the event log: text that UTF-8 can write, and not a book."""
+    """Check a name that is hashed and written to the event log: valid Unicode, and not too long."""
     if not isinstance(value, str):
         raise InvalidParameter(parameter, value, f"must be a text, not {kind_of(value)}")
     unicode(parameter, value)
@@ -195,11 +195,11 @@ def _check_name(parameter: str, value: Any) -> None:
 
 
 def _sequence(prompt: PromptInput, sequence_id: str, index: int, seed: int) -> NewRequest:
-    """One of a prompt's n sequences, for the engine."""
+    """Return one of a prompt's n sequences, for the engine."""
     params = prompt.params
     if index:  # one sequence reports the prompt's log-probabilities; the others may use the prefix cache
         params = dataclasses.replace(params, prompt_logprobs=None)
-    if prompt.grammar is not None:  # which says it all; a schema need not travel twice
+    if prompt.grammar is not None:  # it replaces the schema
         params = dataclasses.replace(params, structured_outputs=None)
     return NewRequest(
         sequence_id,
@@ -214,77 +214,77 @@ def _sequence(prompt: PromptInput, sequence_id: str, index: int, seed: int) -> N
     )
 
 
-# ------------------------------------------------------------------ with a stream for each request
+# ------------------------------------------------------------------ streams
 
 
 class Reception:
-    """The side that speaks text, and the streams of all requests that have not ended.
+    """The text side of an engine, with the streams of all requests that have not ended.
 
     Args:
-        chat_template: Jinja source instead of the model's own.
+        chat_template: Jinja source; None: the model's own.
     """
 
     def __init__(self, chat_template: str | None) -> None:
         self._chat_template = chat_template
         self._streams: dict[str, OutputStream] = {}
         self._tenants: dict[str, str] = {}
-        """Whose each of them is."""
+        """Tenants of the live requests."""
         self._drifts: dict[str, NumericDrift] = {}
         """Differing numerics, by request that workers of different numerics run."""
         self._facts: EngineFacts | None = None
         self._tokenizer: Tokenizer | None = None
         self._expected: tuple[Path, asyncio.Future[Tokenizer]] | None = None
-        """A tokenizer that is being read, and where it lies."""
+        """A tokenizer that is being read, with its path."""
         self._inputs: InputProcessor | None = None
         self._desk: FrontDesk | None = None
 
     @property
     def facts(self) -> EngineFacts:
-        """Of the engine."""
+        """Facts about the engine."""
         assert self._facts is not None, "start() has not returned"
         return self._facts
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """Of the model."""
+        """Tokenizer of the model."""
         assert self._tokenizer is not None, "start() has not returned"
         return self._tokenizer
 
     @property
     def inputs(self) -> InputProcessor:
-        """Checks and encodes."""
+        """Processor that checks and encodes prompts."""
         assert self._inputs is not None, "start() has not returned"
         return self._inputs
 
     @property
     def desk(self) -> FrontDesk:
-        """Of the engine that was met last."""
+        """Front desk of the current engine."""
         assert self._desk is not None, "an engine that runs has been met"
         return self._desk
 
     @property
     def num_streams(self) -> int:
-        """Requests that have not ended."""
+        """Number of requests that have not ended."""
         return len(self._streams)
 
     def expect(self, words: str) -> None:
-        """Begin to read a tokenizer while its engine is loaded, where the words name a file or folder that is here."""
-        with contextlib.suppress(OSError, RuntimeError, ValueError):  # such words are refused by the engine
+        """Start reading a tokenizer while its engine loads, if the name is a local file or folder."""
+        with contextlib.suppress(OSError, RuntimeError, ValueError):  # the engine refuses such names
             path = Path(words).expanduser()
             if path.is_file() or (path / "tokenizer.json").is_file():
                 self._expected = path, asyncio.ensure_future(asyncio.to_thread(load_tokenizer, path))
                 self._expected[1].add_done_callback(lambda task: task.cancelled() or task.exception())
 
     async def _read_tokenizer(self, path: Path) -> Tokenizer:
-        """Read the tokenizer, or wait for that which was expected."""
+        """Return the tokenizer that is being read already, or read it."""
         expected, self._expected = self._expected, None
         if expected is not None and expected[0] == path:
-            with contextlib.suppress(SetupError):  # it is read again, and refused again if that was no accident
+            with contextlib.suppress(SetupError):  # read it again, and report a lasting error
                 return await expected[1]
         return await asyncio.to_thread(load_tokenizer, path)
 
     async def meet(self, facts: EngineFacts, runner: SequenceRunner) -> None:
-        """Prepares for an engine; the tokenizer is read once, outside of the loop."""
+        """Prepare for an engine; the tokenizer is read once, outside of the event loop."""
         if self._tokenizer is None:
             self._tokenizer = await self._read_tokenizer(Path(facts.tokenizer_path))
         if facts != self._facts:
@@ -295,12 +295,13 @@ class Reception:
         self._desk = FrontDesk(runner, self._tokenizer, facts)
 
     def receive(self, submission: Submission, is_waiting: Callable[[str], bool]) -> OutputStream:
-        """See EngineClient.generate; `is_waiting` says whether a sequence has not begun."""
+        """Queue a request and return its stream, as EngineClient.generate; `is_waiting` tells whether a sequence has
+        not begun."""
         try:
             request_id = self.desk.enqueue(submission)
         except BaseException:
             name = submission.request_id
-            if name is not None and name not in self._streams:  # else the note is about the name's present user
+            if name is not None and name not in self._streams:  # else it belongs to a live request
                 self._forget(name)
             raise
         self._tenants[request_id] = submission.tenant
@@ -316,7 +317,7 @@ class Reception:
         return stream
 
     def deliver(self, updates: Sequence[TokenUpdate]) -> None:
-        """To whom they are for."""
+        """Put the outputs of a step into their streams."""
         for output in self.desk.take_in(updates):
             stream = self._streams.get(output.request_id)
             if self._drifts:
@@ -328,13 +329,13 @@ class Reception:
                 stream.put(output)
 
     def note_drift(self, sequence_id: str, drift: NumericDrift) -> None:
-        """Record that workers of different numerics run a sequence; its request's outputs say so from now on."""
+        """Record that workers of different numerics run a sequence; its request's outputs include it from now on."""
         request_id = self.desk.outputs.request_of(sequence_id)
-        if request_id is not None:  # its stream may not exist yet: a sequence gets its place first
+        if request_id is not None:  # its stream may not exist yet: placing comes first
             self._drifts[request_id] = merged_drift(self._drifts.get(request_id, {}), drift)
 
     def lose(self, cause: str) -> None:
-        """Every stream ends; whoever reads one is told why."""
+        """End all streams with the cause."""
         self._drifts.clear()
         self._tenants.clear()
         streams, self._streams = self._streams, {}
@@ -342,7 +343,7 @@ class Reception:
             _fail(stream, cause)
 
     def lose_sequence(self, sequence_id: str, cause: str) -> None:
-        """A sequence, and with it its request, will not end; unknown ones are ignored."""
+        """End the request of a sequence that will not end by itself; unknown ones are ignored."""
         request_id = self.desk.outputs.request_of(sequence_id)
         stream = None if request_id is None else self._streams.get(request_id)
         if request_id is not None and stream is not None:
@@ -350,7 +351,6 @@ class Reception:
             _fail(stream, cause)
 
     def abort(self, request_id: str, tenant: str = "") -> bool:
-        """See EngineClient."""
         if not tenant or self._tenants.get(request_id) == tenant:
             stream = self._streams.get(request_id)
             if stream is not None:
@@ -360,14 +360,14 @@ class Reception:
         return False
 
     def _end(self, request_id: str) -> list[RequestOutput]:
-        """End a request and forget its stream; return what the stream would have brought."""
+        """End a request and forget its stream; return the outputs that the stream did not get."""
         del self._streams[request_id]
         self._forget(request_id)
         self.desk.abort(request_id)
         return self.desk.take_ended()
 
     def _forget(self, request_id: str) -> None:
-        """What is known of a request beside its stream."""
+        """Forget what is stored for a request beside its stream."""
         self._tenants.pop(request_id, None)
         self._drifts.pop(request_id, None)
 

@@ -1,4 +1,4 @@
-"""A prompt and its sampling parameters, checked and turned into token ids."""
+"""Checks of prompts and sampling parameters, and encoding to token ids."""
 
 from __future__ import annotations
 
@@ -21,38 +21,39 @@ from twostroke.tokenizer.tokenizer import Tokenizer
 
 
 class PromptDict(TypedDict, total=False):
-    """A prompt as an object: exactly one of the two."""
+    """A prompt as an object with exactly one of the two keys."""
 
     prompt: str
     prompt_token_ids: Sequence[int]
 
 
 Prompt = str | PromptDict
-"""What a caller may give for a completion."""
+"""Type of a completion's prompt."""
 
 TruncationSide = Literal["left", "right"]
-"""Which end of a prompt that is too long is cut off."""
+"""End of a too long prompt that is cut off."""
 
 
 class PromptFraming(Protocol):
-    """How tokens are made of a prompt: fields of requests, where None asks for the default."""
+    """Settings for turning a prompt into tokens: fields of requests, where None is the default."""
 
     add_special_tokens: bool | None
-    """Whether a text is framed as the model expects. By default it is; a chat template has done that already."""
+    """Whether special tokens are added to a text, as the model expects. Default: yes for completions, no for chats,
+    whose template adds them."""
     truncate_prompt_tokens: int | None
-    """Keep that many tokens; -1 keeps what leaves room for max_tokens. By default all are kept."""
+    """Number of tokens to keep; -1 keeps what leaves room for max_tokens. Default: all."""
     truncation_side: TruncationSide | None
-    """Where the others are cut off: by default on the left, so that the last ones are kept."""
+    """End at which tokens are cut off. Default: left, so that the last ones are kept."""
 
 
 WHOLE = slice(None)
-"""All tokens of a prompt."""
+"""Slice of all tokens of a prompt."""
 
 _PROMPT_KEYS = ("prompt", "prompt_token_ids")
 LEAST_BEGINNING = 1 << 14
-"""Characters of a text that are turned into tokens before any more are, at least."""
+"""Minimum number of characters of a long text that are encoded first."""
 CHARS_PER_TOKEN = 4
-"""Of usual texts; so many for each token of the context are looked at first."""
+"""Characters per token of usual texts; the first part of a long text has so many for each token of the context."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,22 +61,22 @@ class PromptInput:
     """A request's input, ready for the engine."""
 
     prompt_text: str | None
-    """The text, after the chat template where there was one; None when the caller gave token ids."""
+    """Text of the prompt, after the chat template if there was one; None if the caller gave token ids."""
     prompt_token_ids: tuple[int, ...]
     params: SamplingParams
-    """max_tokens is a number now, at most what the context leaves."""
+    """Sampling parameters; max_tokens is set, to at most the remaining context."""
     bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
     """Token id sequences that spell a bad word; the last id of one may not follow the others."""
     eos_token_ids: frozenset[int] = frozenset()
-    """The model's end-of-text tokens, whether or not the request ignores them."""
+    """End-of-text tokens of the model, even if the request ignores them."""
     shown_token_ids: frozenset[int] = frozenset()
-    """Special tokens that are part of the text all the same."""
+    """Special tokens that are part of the text nevertheless."""
     grammar: str | None = None
-    """Of structured outputs, compiled."""
+    """Compiled grammar of structured outputs."""
     wants_hidden_state: bool = False
-    """What comes back is the hidden state of the last token, and no token."""
+    """Whether the result is the hidden state of the last token, instead of tokens."""
     find_stops: Callable[[Sequence[str]], StopFinder] = StopStrings
-    """Makes what looks for stop strings in the text of a sequence; by default they may stand anywhere in it."""
+    """Factory of the search for stop strings in a sequence's text; by default they may occur anywhere in it."""
 
     @property
     def max_tokens(self) -> int:
@@ -89,18 +90,17 @@ class AnswerForm:
     """Settings that the parser of a chat's output needs."""
 
     shown_tokens: Collection[str] = ()
-    """Part of the output's text even where they are special tokens, which are left out otherwise: markup that the
-    parser has to see."""
+    """Special tokens that are part of the output's text, because the parser has to read them."""
     end_tokens: Collection[str] = ()
     """Special tokens that end the text, beside the model's end-of-text tokens."""
     find_stops: Callable[[Sequence[str]], StopFinder] = StopStrings
-    """As in PromptInput."""
+    """Factory of the search for stop strings, as in PromptInput."""
     calls: FreeCalls | RequiredCall | None = None
-    """Tool calls that may be written in place of structured outputs, or how a required call is written."""
+    """Tool calls that may be written in place of structured outputs, or the form of a required call."""
 
 
 class InputProcessor:
-    """Checks and encodes prompts for one model; safe to share between threads.
+    """The checks and encoding of prompts for one model; thread-safe.
 
     Args:
         tokenizer: of the model.
@@ -108,8 +108,7 @@ class InputProcessor:
         vocab_size: embedding rows of the model.
         max_logprobs: most log-probabilities a request may ask for per token.
         eos_token_ids: the model's end-of-text tokens, see `tokenizer.settings.read_eos_token_ids`.
-        grammars: compiles structured outputs; None makes one of its own, which an engine in this process would not
-            share.
+        grammars: compiles structured outputs; None creates one, which is not shared with an engine in this process.
         chat_template: Jinja source instead of the model's own.
     """
 
@@ -133,7 +132,7 @@ class InputProcessor:
         self._grammars = grammars or Guidance(tokenizer, vocab_size, self._eos_token_ids)
         templates = tokenizer.chat_templates if chat_template is None else {"default": chat_template}
         self.chat_template = ChatTemplate(templates, tokenizer.named_tokens)
-        """Writes conversations as the model reads them."""
+        """Template that renders conversations for the model."""
 
     @classmethod
     def of_engine(
@@ -143,7 +142,7 @@ class InputProcessor:
         grammars: GrammarBackend | None = None,
         chat_template: str | None = None,
     ) -> InputProcessor:
-        """Return the checks that an engine's limits ask for.
+        """Return the input processor for an engine's limits.
 
         Args:
             facts: of the engine.
@@ -164,16 +163,16 @@ class InputProcessor:
     def process(
         self, prompt: Prompt, params: SamplingParams | None = None, framing: PromptFraming | None = None
     ) -> PromptInput:
-        """Checks a completion prompt.
+        """Check and encode a completion prompt.
 
         Args:
             prompt: text, or {"prompt_token_ids": [...]}.
             params: how to sample and when to stop.
-            framing: how its tokens are made; None: by default.
+            framing: settings of the encoding; None: the defaults.
 
         Raises:
             InvalidPrompt: empty, too long, not text, or token ids that the model does not have.
-            UnknownParameter: a key of the prompt object that is not one of ours.
+            UnknownParameter: an unknown key of the prompt object.
             InvalidParameter: a sampling parameter that this model cannot serve, or no SamplingParams at all.
         """
         params = _checked_kind(params)
@@ -198,8 +197,8 @@ class InputProcessor:
         return self._checked(None, token_ids[kept], params)
 
     def process_embedding(self, prompt: Prompt, framing: PromptFraming | None = None) -> PromptInput:
-        """Checks a prompt whose last hidden state is wanted; arguments and errors are those of `process`."""
-        # no token is sampled: the last one's hidden state stands for it
+        """Check a prompt whose last hidden state is wanted; arguments and errors are those of `process`."""
+        # no token is sampled; the hidden state counts as the one token
         checked = self.process(prompt, SamplingParams(max_tokens=1), framing)
         return dataclasses.replace(checked, wants_hidden_state=True)
 
@@ -211,10 +210,9 @@ class InputProcessor:
         *,
         answer: AnswerForm | None = None,
     ) -> PromptInput:
-        """Renders a conversation with the model's chat template and checks it; raises what `process` raises.
+        """Render a conversation with the model's chat template and check it; raise what `process` raises.
 
-        A template has written the begin token already where the model has one. `answer` is what a parser of the output
-        asks for.
+        The template adds the begin token if the model has one. `answer` has the settings for a parser of the output.
         """
         params = _checked_kind(params)
         kept = WHOLE if framing is None else self._kept(framing, params)
@@ -231,7 +229,7 @@ class InputProcessor:
         )
 
     def render_chat(self, chat: ChatInputs) -> str:
-        """A conversation as the model reads it; see ChatTemplate.render."""
+        """Return a conversation as text for the model; see ChatTemplate.render."""
         return self.chat_template.render(
             chat.messages,
             tools=chat.tools,
@@ -242,12 +240,12 @@ class InputProcessor:
         )
 
     def encode(self, text: Any, *, add_special_tokens: bool = True) -> Sequence[int]:
-        """Token ids of any text, an empty or a long one too.
+        """Return the token ids of any text, including an empty or a long one.
 
-        Those of a long one take four bytes each; see Tokenizer.encode_compactly.
+        For a long text they take four bytes each; see Tokenizer.encode_compactly.
 
         Raises:
-            InvalidPrompt: no text, half a character, or one that the tokenizer has no ids for.
+            InvalidPrompt: not a text, invalid Unicode, or a text for which the tokenizer has no ids.
         """
         if not isinstance(text, str):
             raise InvalidPrompt(f"the prompt must be a text, not {kind_of(text)}.")
@@ -265,7 +263,7 @@ class InputProcessor:
         return self._tokenizer.special_token_ids.intersection(map(self._tokenizer.token_id, tokens))
 
     def _kept(self, framing: PromptFraming, params: SamplingParams) -> slice:
-        """Return which of its tokens a prompt keeps."""
+        """Return the slice of its tokens that a prompt keeps."""
         most = framing.truncate_prompt_tokens
         if most is None:
             return WHOLE
@@ -283,19 +281,20 @@ class InputProcessor:
         calls: FreeCalls | RequiredCall | None = None,
     ) -> PromptInput:
         if isinstance(text, str) and kept == WHOLE:
-            least = self._tokenizer.fewest_tokens(text)  # a text of megabytes would take seconds to be counted exactly
+            least = self._tokenizer.fewest_tokens(text)  # an exact count of megabytes of text would take seconds
             if least >= self._max_model_len:
                 raise self._too_long(f"at least {least} tokens, by its {len(text)} characters", least)
             if len(text) > self._usual_chars:
                 self._check_beginnings(text, add_special_tokens)
         token_ids = self.encode(text, add_special_tokens=add_special_tokens)
-        # Not out of range for a tokenizer that passed check_vocab, so only its length is looked at.
+        # The ids of a tokenizer that passed check_vocab are in range, so only their number is checked.
         return self._checked(text, tuple(token_ids[kept]), params, calls)
 
     def _check_beginnings(self, text: str, add_special_tokens: bool) -> None:
-        """Refuse a text that is far too long by a beginning of it: turning all of it into tokens may take minutes.
+        """Refuse a text that is far too long by its beginning; encoding all of it may take minutes.
 
-        A beginning of twice the context is beyond doubt: where it is cut, its last words may have more tokens than in
+        A beginning of more than twice the context is certain: cutting may give its last words more tokens than they
+        have in
         the whole text, but not so many.
         """
         size = self._usual_chars
@@ -306,7 +305,7 @@ class InputProcessor:
             size *= 4
 
     def _checked_token_ids(self, given: Any, *, is_whole: bool) -> tuple[int, ...]:
-        """Return the ids; where all are kept, their number is checked before they are looked at."""
+        """Return the checked ids; if all are kept, their number is checked first."""
         if not isinstance(given, (list, tuple)):
             raise InvalidPrompt(f"prompt_token_ids must be a list of token ids, not {kind_of(given)}.")
         token_ids = cast(Sequence[Any], given)
@@ -326,8 +325,8 @@ class InputProcessor:
     def _too_long(self, length: str, num_tokens: int) -> InvalidPrompt:
         most = self._max_model_len
         return InvalidPrompt(
-            f"the prompt has {length}; with max_model_len {most} it may have {most - 1}, which leaves one for the "
-            f"output. Shorten it, or start the engine with --max-model-len {num_tokens + 1} or more."
+            f"the prompt has {length}; with max_model_len {most} it may have {most - 1}, so that one is left for "
+            f"the output. Shorten it, or start the engine with --max-model-len {num_tokens + 1} or more."
         )
 
     def _checked(
@@ -339,7 +338,7 @@ class InputProcessor:
     ) -> PromptInput:
         num_left = self._max_model_len - len(token_ids)
         if not token_ids:
-            raise InvalidPrompt("the prompt is empty: it has no token to begin with. Send at least one.")
+            raise InvalidPrompt("the prompt is empty: it has no tokens. Send at least one.")
         if num_left < 1:
             raise self._too_long(f"{len(token_ids)} tokens", len(token_ids))
         bad_words = tuple(seq for word in params.bad_words for seq in self._bad_word(word))
@@ -359,17 +358,17 @@ class InputProcessor:
         params.check_against_model(self._vocab_size, self._max_logprobs, self._eos_token_ids, bad_words)
         if params.min_tokens > num_left:
             raise InvalidParameter("min_tokens", params.min_tokens, f"at most {num_left}, what the context leaves")
-        # Asking for more than fits is not an error: the generation ends with finish_reason "length" when it is full.
+        # Asking for more than fits is no error: the generation ends with finish_reason "length" at the context's end.
         max_tokens = num_left if params.max_tokens is None else min(params.max_tokens, num_left)
         return params if max_tokens == params.max_tokens else dataclasses.replace(params, max_tokens=max_tokens)
 
     def _bad_word(self, word: str) -> list[tuple[int, ...]]:
-        """The word at the beginning of a text and behind a space, which are different tokens in most vocabularies."""
+        """Return the ids of the word at the start of a text and behind a space; they usually differ."""
         stem = word.lstrip() or word
         sequences: list[tuple[int, ...]] = []
         for spelling in (stem, f" {stem}"):
             ids = tuple(self._tokenizer.encode(spelling, add_special_tokens=False))
-            # A sequence that ends like one we have is forbidden already.
+            # A sequence that ends like a known one is forbidden already.
             if ids and not any(ids[-len(known) :] == known for known in sequences):
                 sequences.append(ids)
         if not sequences:
@@ -378,7 +377,7 @@ class InputProcessor:
 
 
 def _checked_kind(given: object) -> SamplingParams:
-    """What every face takes: SamplingParams, or None for the defaults."""
+    """Return the sampling parameters, or the defaults for None."""
     if given is None:
         return SamplingParams()
     if not isinstance(given, SamplingParams):

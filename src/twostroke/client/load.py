@@ -1,7 +1,7 @@
-"""How busy the engine is: what was sent to it and what its event log says, as frozen facts for who admits requests.
+"""Load of an engine, from the requests sent to it and its event log, as frozen facts for admission.
 
-Kept on the side that sends, so that a burst is seen before the engine has heard of it. The only clock is the events'.
-Events and what was sent are kept in their order, and counted when somebody asks.
+It is kept on the sending side, so that a burst counts before the engine has received it. Its only clock is the
+events'. Events and sent requests are stored in order, and counted when the load is read.
 """
 
 from __future__ import annotations
@@ -15,40 +15,40 @@ from twostroke.event_codec import PackedEvent, Unread
 from twostroke.events import Event, KVBlockChecked, RequestFinishedByCaller, StepCommitted, StepScheduled
 
 STEP_DECAY = 0.95
-"""What a step weighs one step later: the figures follow about the last twenty."""
+"""Weight of a step one step later: the figures follow about the last twenty."""
 REQUEST_DECAY = 0.95
-"""What a finished request weighs one request later."""
+"""Weight of a finished request one request later."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineLoad:
-    """What there is to do, as one tenant who asks sees it. Without fairness everybody is the same tenant."""
+    """The load as one tenant sees it. Without fairness all requests belong to one tenant."""
 
     num_slots: int
-    """Sequences that can run at once, as far as one can tell: max_num_seqs, fewer while the KV cache holds more off."""
+    """Sequences that can run at once, as far as known: max_num_seqs, or fewer while the KV cache limits them."""
     num_running: int = 0
     num_running_tokens: int = 0
-    """Tokens that the running ones have yet to prefill."""
+    """Tokens that running sequences still have to prefill."""
     num_waiting: int = 0
     num_waiting_tokens: int = 0
-    """Tokens that the waiting ones have to prefill."""
+    """Tokens that waiting sequences have to prefill."""
     num_own_waiting: int = 0
-    """Of num_waiting, the tenant's."""
+    """Waiting sequences of this tenant."""
     num_own_waiting_tokens: int = 0
     num_tenants: int = 1
-    """Who have somebody waiting, the tenant who asks included."""
+    """Number of tenants with waiting sequences, including this one."""
     step_s: float = 0.0
-    """Of a step without prefills; 0 while nothing was measured."""
+    """Seconds of a step without prefills; 0 while nothing was measured."""
     prefill_s_per_token: float = 0.0
-    """What a step takes longer for each token that it prefills."""
+    """Additional seconds of a step per token that it prefills."""
     decode_step_s: float = 0.0
     """Seconds of a step without prefills and without sequences: the intercept of the fitted line. See has_decoded."""
     step_s_per_sequence: float = 0.0
-    """Its slope; 0 where all had as many sequences."""
+    """Slope of that line; 0 where all steps had as many sequences."""
     num_output_tokens: float = 0.0
-    """What a request generates, on average."""
+    """Average number of output tokens of a request."""
     num_own_generated: int = 0
-    """Output tokens that the tenant has got since the engine was started."""
+    """Output tokens of this tenant since the engine was started."""
 
     @property
     def has_prefilled(self) -> bool:
@@ -62,7 +62,7 @@ class EngineLoad:
 
 
 class StepTimeFit:
-    """time of a step = base_s + s_per_unit x units of work, fitted to the last steps.
+    """A fit of the times of the last steps: time of a step = base_s + s_per_unit x units of work.
 
     Least squares with exponential forgetting (Haykin, Adaptive Filter Theory, chapter 10), for one variable: five sums.
     """
@@ -71,7 +71,7 @@ class StepTimeFit:
         self._weight = self._x = self._xx = self._y = self._xy = 0.0
 
     def add(self, num_units: int, time_s: float) -> None:
-        """Takes in a step."""
+        """Add a step."""
         keep = STEP_DECAY
         self._weight = keep * self._weight + 1.0
         self._x = keep * self._x + num_units
@@ -81,7 +81,7 @@ class StepTimeFit:
 
     @property
     def slope_s(self) -> float | None:
-        """Seconds a unit; None where all steps had as many."""
+        """Seconds per unit; None if all steps had as many units."""
         spread = self._weight * self._xx - self._x * self._x
         if spread <= 1e-6 * self._weight * self._xx:
             return None
@@ -89,8 +89,8 @@ class StepTimeFit:
 
     @property
     def s_per_unit(self) -> float:
-        """Seconds per unit, 0 without steps; the whole time if unit counts were equal, or if more units took no
-        longer."""
+        """Seconds per unit; 0 without steps. If unit counts were equal, or more units took no longer, the whole time
+        counts."""
         slope_s = self.slope_s
         if slope_s:
             return slope_s
@@ -100,7 +100,7 @@ class StepTimeFit:
     def line(self) -> tuple[float, float]:
         """Seconds of a step without work, and seconds per unit; neither is below 0. Both are 0 only without steps.
 
-        Where steps take ever longer with each unit, an unconstrained line would start below 0; this one starts at 0.
+        If steps take ever longer with each unit, an unconstrained line would start below 0; this one starts at 0.
         """
         slope_s = self.slope_s or 0.0
         base_s = self.base_s(slope_s)
@@ -109,7 +109,7 @@ class StepTimeFit:
         return 0.0, self._xy / self._xx
 
     def base_s(self, s_per_unit: float) -> float:
-        """Of a step without work, with a slope from above."""
+        """Return the seconds of a step without work, given the slope."""
         return max(0.0, (self._y - s_per_unit * self._x) / self._weight) if self._weight else 0.0
 
 
@@ -118,9 +118,9 @@ class _Sequence:
     sequence_id: str
     owner: str
     tenant: str
-    """As the queue sees the owner."""
+    """Tenant in the queue; empty without fairness."""
     num_tokens: int
-    """To prefill when it starts."""
+    """Tokens to prefill when it starts."""
     num_tokens_left: int
     max_tokens: int
     tier: _Tier
@@ -130,11 +130,11 @@ class _Sequence:
 
 @dataclass(slots=True)
 class _Tier:
-    """What there is to do of one kind: the foreground's does not wait for the background's."""
+    """The load of one service tier; the foreground does not wait for the background."""
 
     num_sequences: int = 0
     num_waiting: Counter[str] = field(default_factory=Counter[str])
-    """By tenant."""
+    """Waiting sequences by tenant."""
     num_waiting_tokens: Counter[str] = field(default_factory=Counter[str])
     num_running_tokens: int = 0
 
@@ -143,7 +143,7 @@ class _Tier:
         return self.num_sequences - self.num_waiting.total()
 
     def wait(self, tenant: str, num_sequences: int, num_tokens: int) -> None:
-        """So many more of a tenant's wait."""
+        """Change the counts of a tenant's waiting sequences and tokens."""
         self.num_waiting[tenant] += num_sequences
         self.num_waiting_tokens[tenant] += num_tokens
         if not self.num_waiting[tenant]:
@@ -151,55 +151,55 @@ class _Tier:
 
 
 class LoadMeter:
-    """Counts what is on its way and measures how fast it goes.
+    """A meter of an engine's load and speed.
 
     Args:
         max_num_seqs: of the scheduler.
-        is_fair: whether the scheduler tells tenants apart.
+        is_fair: whether the scheduler shares slots among tenants.
     """
 
     def __init__(self, max_num_seqs: int, *, is_fair: bool) -> None:
         self._max_num_seqs = max_num_seqs
         self._is_fair = is_fair
         self._unread: Unread[Event | _Sequence | str] = Unread(self._read)
-        """Events, sequences that were sent, and ids of those that ended here."""
+        """Events, sent sequences, and ids of sequences that ended here, not yet counted."""
         self._sequences: dict[str, _Sequence] = {}
         self._foreground = _Tier()
         self._background = _Tier()
         self._num_slots = max_num_seqs
         self._num_generated: defaultdict[str, int] = defaultdict(int)
-        """By tenant. No Counter, whose items are set by a method that is looked up each time."""
+        """Output tokens by tenant. A Counter would be slower: it looks up the method that sets an item each time."""
         self._times = StepTimeFit()
-        """By tokens prefilled."""
+        """Step times by the number of tokens prefilled."""
         self._decode_times = StepTimeFit()
-        """By sequences, of steps that prefill nothing."""
+        """Step times by the number of sequences, for steps without prefills."""
         self._in_flight: dict[int, tuple[float, int, int]] = {}
-        """When a step was decided, the tokens it prefills, and its sequences."""
+        """Time of the decision, tokens to prefill, and number of sequences of each step in progress."""
         self._committed_s = 0.0
         self._idle = True
-        """Whether at some time since the last step was committed nothing ran: a pause is no part of a step."""
+        """Whether nothing ran at some time since the last commit; such a pause is not part of the next step's time."""
         self._max_tokens = 0
-        """Of all sequences that have not ended, together."""
+        """Sum over all sequences that have not ended."""
         self._finished_weight = self._finished_tokens = 0.0
 
     def sent(
         self, sequence_id: str, tenant: str, *, num_tokens: int, max_tokens: int, background: bool = False
     ) -> None:
-        """A sequence was sent to the engine and waits there."""
+        """Record that a sequence was sent to the engine and waits there."""
         queue = tenant if self._is_fair else ""
         tier = self._background if background else self._foreground
         self._unread.note(_Sequence(sequence_id, tenant, queue, num_tokens, num_tokens, max_tokens, tier))
 
     def ended(self, sequence_id: str) -> None:
-        """It is over, however it ended; a second time does nothing."""
+        """Record that a sequence has ended, for any reason; a second call does nothing."""
         self._unread.note(sequence_id)
 
     def append(self, event: Event) -> None:
-        """One of the engine's events, in order."""
+        """Add one of the engine's events, in order."""
         self._unread.note(event)
 
     def keep(self, events: Iterable[PackedEvent]) -> None:
-        """Take in the engine's events as they came, in order."""
+        """Add the engine's packed events, in order."""
         for event in events:
             self._unread.append(event)
 
@@ -228,12 +228,12 @@ class LoadMeter:
         return len(self._sequences)
 
     def knows(self, sequence_id: str) -> bool:
-        """Whether it was sent and has not ended."""
+        """Return whether a sequence was sent and has not ended."""
         self._unread.catch_up()
         return sequence_id in self._sequences
 
     def is_waiting(self, sequence_id: str) -> bool:
-        """Whether it has not begun, or was preempted."""
+        """Return whether a sequence has not begun, or was preempted."""
         self._unread.catch_up()
         sequence = self._sequences.get(sequence_id)
         return sequence is not None and sequence.is_waiting
@@ -259,7 +259,7 @@ class LoadMeter:
                 pass
 
     def load(self, tenant: str, *, background: bool = False) -> EngineLoad:
-        """The facts as they are now, of the foreground, or of the background alone."""
+        """Return the current load of the foreground, or of the background."""
         self._unread.catch_up()
         owner, tenant = tenant, tenant if self._is_fair else ""
         tier = self._background if background else self._foreground
@@ -286,13 +286,13 @@ class LoadMeter:
         return self._foreground.num_running + self._background.num_running
 
     def _mean_output_tokens(self) -> float:
-        """Of those that finished; before any has, what is asked for at most."""
+        """Return the average of finished sequences; before the first has finished, the average of their limits."""
         if self._finished_weight:
             return self._finished_tokens / self._finished_weight
         return self._max_tokens / len(self._sequences) if self._sequences else 0.0
 
     def _scheduled(self, batch: ScheduledBatch, time_s: float) -> None:
-        num_prefill_tokens, prefill = 0, Stroke.PREFILL  # looked up once: an enum's member takes as long as a call
+        num_prefill_tokens, prefill = 0, Stroke.PREFILL  # looked up once: an enum member costs as much as a call
         for scheduled in batch.requests:
             if scheduled.stroke is not prefill:
                 continue
@@ -308,7 +308,7 @@ class LoadMeter:
         if batch.requests:
             self._in_flight[batch.step] = time_s, num_prefill_tokens, len(batch.requests)
         head = self._sequences.get(batch.head_request_id or "")
-        # the foreground takes from the background what it lacks
+        # background work does not limit the foreground, which preempts it
         is_held_by_kv = batch.limited_by is Limit.KV and head is not None and head.tier is self._foreground
         self._num_slots = max(1, self._foreground.num_running) if is_held_by_kv else self._max_num_seqs
 
@@ -328,7 +328,7 @@ class LoadMeter:
 
     def _step_ended(self, event: StepCommitted) -> None:
         scheduled_s, num_prefill_tokens, num_sequences = self._in_flight.pop(event.step, (event.time_s, 0, 0))
-        # without a pause it began when the one before it had ended: what the engine does between two steps counts, too
+        # without a pause it began at the end of the step before it, so the time between two steps counts too
         took_s = event.time_s - (scheduled_s if self._idle else self._committed_s)
         self._times.add(num_prefill_tokens, took_s)
         if not num_prefill_tokens:
@@ -351,11 +351,11 @@ class LoadMeter:
 
 
 def combined(prefills: Sequence[EngineLoad], decodes: Sequence[EngineLoad]) -> EngineLoad:
-    """Of pools as if they were one engine: work is added up, and who shares it does it so much faster.
+    """Return the load of several workers as if they were one engine: amounts of work and rates are added.
 
     Args:
-        prefills: of the workers that compute prompts; empty where those that decode do so themselves.
-        decodes: of the workers that decode.
+        prefills: loads of the workers that compute prompts; empty if those that decode do so themselves.
+        decodes: loads of the workers that decode.
     """
     loads = [*prefills, *decodes]
     readers = prefills or decodes

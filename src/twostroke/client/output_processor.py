@@ -1,8 +1,9 @@
-"""What steps made, put together per prompt: RequestOutputs for the caller, and which sequences a stop string ended.
+"""Assembly of RequestOutputs from the updates of steps, and detection of stop strings.
 
-The engine says what each step made for each sequence (`TokenUpdate`) and has committed it by then; the answer says
-which sequences have ended, be it by a stop string, and how many tokens are their output (`EndedSequence`), and brings
-the outputs to hand out. Tokens behind a stop string are cut from the output only. Nothing is called back.
+The engine reports what each step made for each sequence (`TokenUpdate`), after committing it. The result lists the
+sequences that have ended, including those ended by a stop string, with the number of their output tokens
+(`EndedSequence`), and the outputs to hand out. Tokens behind a stop string are removed only from the output. There are
+no callbacks.
 """
 
 from __future__ import annotations
@@ -29,17 +30,17 @@ from twostroke.tokenizer.tokenizer import IncrementalDetokenizer, Tokenizer
 
 
 class CompletionStream:
-    """The output of one sequence, built up token by token.
+    """The output of one sequence, assembled token by token.
 
-    `token_ids` are all tokens generated, the one that ended it included. The text leaves out the end-of-text or stop
+    `token_ids` are all generated tokens, including the one that ended it. The text leaves out the end-of-text or stop
     token.
 
     Args:
         tokenizer: of the model.
         prompt: with the request's parameters.
         index: among the sequences of the prompt.
-        seed: its tokens are drawn with.
-        times: where to note when each token was there, and the end.
+        seed: of its sampling.
+        times: record of the token times and the end.
     """
 
     _looks_for_stops = False
@@ -57,18 +58,18 @@ class CompletionStream:
         self._cumulative_logprob = 0.0
         self._num_tokens_sent = 0
         self.has_news = False
-        """Whether there is something that no delta has brought."""
+        """Whether there is output that no delta has included."""
         self.times = times
         self.finish_reason: FinishReason | None = None
         self.stop_reason: int | str | None = None
 
     @property
     def num_tokens(self) -> int:
-        """Tokens so far."""
+        """Number of tokens so far."""
         return len(self._token_ids)
 
     def push(self, update: TokenUpdate) -> None:
-        """Takes what a step made; tokens behind a stop string, which ends it earlier, do not count.
+        """Add the update of a step; tokens behind a stop string do not count.
 
         Finish reason STOP means that the last token is an end-of-text or stop token, or completes structured outputs.
         """
@@ -94,7 +95,7 @@ class CompletionStream:
             self.finish(news.finish_reason, update.time_s, news.stop_reason)
 
     def finish(self, reason: FinishReason, time_s: float, stop_reason: int | None = None) -> None:
-        """Nothing more will come: what was held back of the text is released."""
+        """End the sequence, and release the text that was held back."""
         assert self.finish_reason is None, f"ended twice: {self.finish_reason}, then {reason}"
         if not self._close(reason, stop_reason):
             self.finish_reason, self.stop_reason = reason, stop_reason
@@ -102,7 +103,7 @@ class CompletionStream:
         self.has_news = True
 
     def take_delta(self) -> CompletionOutput:
-        """What is new since the last delta."""
+        """Return the output since the last delta."""
         delta = self._output("".join(self._text), self._num_tokens_sent)
         self._text.clear()
         self._num_tokens_sent = len(self._token_ids)
@@ -110,7 +111,7 @@ class CompletionStream:
         return delta
 
     def so_far(self) -> CompletionOutput:
-        """All of it."""
+        """Return the whole output so far."""
         self._text = ["".join(self._text)]
         self.has_news = False
         return self._output(self._text[0], 0)
@@ -128,8 +129,9 @@ class CompletionStream:
         )
 
     def _ends_text(self, token_ids: Sequence[int], reason: FinishReason | None, stop_reason: int | None) -> bool:
-        """Whether the last token is no text: the one that completes structured outputs is."""
-        if reason is not FinishReason.STOP or not token_ids:  # without tokens: what it wanted was a hidden state
+        """Return whether the last token is not part of the text; a token that completes structured outputs is part of
+        it."""
+        if reason is not FinishReason.STOP or not token_ids:  # no tokens: the request wanted a hidden state
             return False
         return stop_reason is not None or token_ids[-1] in self._eos_token_ids
 
@@ -144,7 +146,7 @@ class CompletionStream:
         return False
 
     def _count_drafts(self, num_tokens: int, num_draft_tokens: int) -> None:
-        """Count a pass from the first with drafts on; those before it gave a token each."""
+        """Count a pass, from the first pass with drafts on; earlier passes gave one token each."""
         if self.times.drafts is None:
             self.times.drafts = DraftTally.without_drafts(self.num_tokens)
         self.times.drafts.passed(num_tokens, num_draft_tokens)
@@ -174,7 +176,7 @@ class StoppingStream(CompletionStream):
         return num_tokens
 
     def _close(self, reason: FinishReason, stop_reason: int | None) -> bool:
-        # the text that was held back is that of the last token but the one that ended it
+        # the text that was held back belongs to the last token before the one that ended the sequence
         num_text_tokens = self.num_tokens - self._ends_text(self._token_ids, reason, stop_reason)
         may_stop = reason in (FinishReason.LENGTH, FinishReason.STOP) and num_text_tokens > self._params.min_tokens
         is_cut = reason is not FinishReason.STOP
@@ -194,7 +196,7 @@ class StoppingStream(CompletionStream):
 
 
 def _left_out(tokenizer: Tokenizer, prompt: PromptInput) -> dict[int, str]:
-    """Texts of the special tokens that the output's text leaves out."""
+    """Return the texts of the special tokens that the output's text leaves out."""
     if not prompt.params.skip_special_tokens:
         return {}
     ids = tokenizer.special_token_ids - prompt.shown_token_ids
@@ -205,16 +207,16 @@ def _left_out(tokenizer: Tokenizer, prompt: PromptInput) -> dict[int, str]:
 
 
 class EndedSequence(NamedTuple):
-    """A sequence that has ended, and how."""
+    """A sequence that has ended, with its finish reason."""
 
     request_id: str
     finish_reason: FinishReason
     num_output_tokens: int
-    """All that belong to the output; those behind the one that completed a stop string do not."""
+    """Number of tokens in the output, without those behind the one that completed a stop string."""
 
 
 class OutputKind(StrEnum):
-    """What a caller wants to see while a request runs."""
+    """Form of a request's outputs while it runs."""
 
     DELTA = "delta"  # what is new
     CUMULATIVE = "cumulative"  # everything so far
@@ -222,16 +224,16 @@ class OutputKind(StrEnum):
 
 
 class ProcessedUpdates(NamedTuple):
-    """What became of a step's updates."""
+    """Results of processing a step's updates."""
 
     ended: Sequence[EndedSequence]
-    """Sequences that end with these updates, whoever ended them."""
+    """Sequences that ended with these updates, for any reason."""
     outputs: Sequence[RequestOutput]
-    """For the callers; one per prompt at most."""
+    """Outputs for the callers, at most one per prompt."""
 
 
 class OutputProcessor:
-    """Puts together the outputs of all live requests of one model."""
+    """The outputs of all live requests of one model."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -248,19 +250,21 @@ class OutputProcessor:
         arrival_time_s: float,
         kind: OutputKind = OutputKind.FINAL,
     ) -> tuple[str, ...]:
-        """Begins a request.
+        """Add a request.
 
         Args:
             request_id: unique among live requests.
             prompt: checked.
             seeds: one per sequence.
             arrival_time_s: on the engine's clock.
-            kind: what to hand out.
+            kind: form of the outputs.
 
         Returns:
-            The ids of its sequences, under which the engine runs them and which updates are to name. They begin with
-            the caller's name, for people who read the event log, and end with a number that no other request ever has:
-            whatever names callers make up, and however soon they use one again, no two sequences meet.
+            The ids of its sequences, for the engine and its updates. An id begins with the caller's name, so that
+            people
+            can read the event log, and ends with a number that is never reused: so the ids of two sequences never
+                collide,
+            even if a caller reuses a name at once.
         """
         assert request_id not in self._answers, f"request {request_id} is live already"
         assert len(seeds) == prompt.params.n, f"{len(seeds)} seeds for n={prompt.params.n}"
@@ -272,13 +276,13 @@ class OutputProcessor:
         return ids
 
     def discard(self, request_id: str) -> None:
-        """Takes a request back that the engine has refused: no output of it is ever made."""
+        """Remove a request that the engine has refused; it gets no output."""
         self._forget(self._answers[request_id])
 
     def process(self, updates: Iterable[TokenUpdate]) -> ProcessedUpdates:
-        """Takes what a step made, for any of the live sequences.
+        """Process the updates of a step, for any of the live sequences.
 
-        Updates of sequences that have ended here, while an engine elsewhere had a step on its way, are left out.
+        Updates of sequences that have ended here, while an engine in another process was running a step, are ignored.
         """
         ended: list[EndedSequence] = []
         touched: dict[str, _Answer] = {}
@@ -306,7 +310,7 @@ class OutputProcessor:
         return ProcessedUpdates(ended, outputs)
 
     def abort(self, request_id: str, time_s: float, reason: FinishReason = FinishReason.ABORT) -> RequestOutput | None:
-        """Ends what is still running of a request; None when it is not live (any more)."""
+        """End the running sequences of a request; return its last output, or None if it is not live."""
         answer = self._answers.get(request_id)
         if answer is None:
             return None
@@ -315,11 +319,11 @@ class OutputProcessor:
         return answer.take()
 
     def is_live(self, request_id: str) -> bool:
-        """Whether a request of this id has not ended."""
+        """Return whether a request of this id has not ended."""
         return request_id in self._answers
 
     def live_sequence_ids(self, request_id: str) -> tuple[str, ...]:
-        """Which sequences of a request still run; the engine ends them when the request is aborted."""
+        """Return the ids of a request's running sequences, which the engine has to end if the request is aborted."""
         answer = self._answers.get(request_id)
         if answer is None:
             return ()
@@ -327,13 +331,13 @@ class OutputProcessor:
         return tuple(sequence_id for sequence_id, stream in named if stream.finish_reason is None)
 
     def request_of(self, sequence_id: str) -> str | None:
-        """Whose sequence it is; None of one whose request has ended."""
+        """Return the request id of a sequence; None if the request has ended."""
         owner = self._owner.get(sequence_id)
         return None if owner is None else owner[0].request_id
 
     @property
     def num_requests(self) -> int:
-        """Live ones."""
+        """Number of live requests."""
         return len(self._answers)
 
     def _forget(self, answer: _Answer) -> None:
@@ -344,7 +348,7 @@ class OutputProcessor:
 
 @dataclass(slots=True)
 class _Answer:
-    """The answer to one prompt, growing."""
+    """The output of one prompt, under assembly."""
 
     tokenizer: Tokenizer
     request_id: str
@@ -356,9 +360,9 @@ class _Answer:
     _sends_deltas: bool = field(init=False)
     streams: list[CompletionStream] = field(init=False)
     num_running: int = field(init=False)
-    """Sequences that have not ended."""
+    """Number of sequences that have not ended."""
     _scores: PromptScores | None = field(init=False)
-    """Log-probabilities of the prompt's tokens, where they are wanted."""
+    """Log-probabilities of the prompt's tokens, if requested."""
     _num_cached_tokens: int = 0
     _error: str | None = None
     _hidden_state: bytes | None = None
@@ -384,8 +388,8 @@ class _Answer:
         self._error = self._error or news.error
         self._hidden_state = self._hidden_state or news.hidden_state
         if self._scores is not None:
-            # Each chunk brings those of its own positions. None comes twice: what is computed again after a preemption
-            # is not reported again.
+            # Each chunk has the scores of its own positions. No position is reported twice, even if it is computed
+            # again after a preemption.
             self._scores.put(news.prompt_logprobs_start, news.prompt_logprobs)
 
     def abort(self, time_s: float, reason: FinishReason) -> None:
@@ -395,7 +399,7 @@ class _Answer:
                 self.num_running -= 1
 
     def take(self) -> RequestOutput | None:
-        """The output to hand out now, if any."""
+        """Return the output to hand out now, if any."""
         finished = not self.num_running
         if self._sends_deltas:
             # The first of several sequences scores the prompt; others, with a cached prefix, may be ahead of it.
@@ -411,7 +415,7 @@ class _Answer:
             return None
         if not completions:
             return None
-        # In deltas they are sent once.
+        # Deltas include them only once.
         prompt_logprobs = None if self._sends_deltas and self._has_sent else self._scores
         self._has_sent = True
         return RequestOutput(

@@ -1,7 +1,7 @@
-"""Log-probabilities of a prompt's tokens, kept as the engine tells them and decoded where they are read.
+"""Log-probabilities of a prompt's tokens, stored as the engine sends them and decoded when they are read.
 
-A prompt of 8,000 tokens with 20 log-probabilities each is 168,000 objects. Making them takes a good part of a second,
-which must not pass between the tokens of other requests: whoever wants them makes them, in a thread of its own.
+A prompt of 8,000 tokens with 20 log-probabilities each is 168,000 objects. Creating them takes a large part of a
+second, which must not delay the tokens of other requests. So the reader creates them, in its own thread.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from twostroke.tokenizer.tokenizer import Tokenizer
 
 
 class PromptScores(Sequence[LogprobsAtPosition | None]):
-    """One entry for each position of a prompt; the first has none, and others are None until the engine tells them.
+    """A sequence with one entry per prompt position; the first is None, and others are until the engine sends them.
 
     Args:
         tokenizer: of the model.
@@ -26,12 +26,12 @@ class PromptScores(Sequence[LogprobsAtPosition | None]):
         self._tokenizer = tokenizer
         self._entries: list[TokenLogprobs | None] = [None] * num_tokens
         self.num_missing = max(0, num_tokens - 1)
-        """Positions that the engine has not told yet; nothing predicts the first."""
+        """Number of positions that the engine has not sent yet; the first has no prediction."""
         self.num_decoded = 0
-        """Entries that were made for readers."""
+        """Number of entries decoded for readers."""
 
     def put(self, start: int, entries: Sequence[TokenLogprobs]) -> None:
-        """Take those of the positions from `start` on, none of which came before."""
+        """Store the entries of positions from `start` on; none of them was stored before."""
         self._entries[start : start + len(entries)] = entries
         self.num_missing -= len(entries)
 
@@ -45,7 +45,7 @@ class PromptScores(Sequence[LogprobsAtPosition | None]):
     def __getitem__(self, index: slice) -> list[LogprobsAtPosition | None]: ...
 
     def __getitem__(self, index: int | slice) -> LogprobsAtPosition | list[LogprobsAtPosition | None] | None:
-        """Return what is at a position, or a list of what is at several."""
+        """Return the entry at a position, or a list for a slice."""
         if isinstance(index, slice):
             return [self._decoded(entry) for entry in self._entries[index]]
         return self._decoded(self._entries[index])
@@ -66,9 +66,9 @@ class PromptScores(Sequence[LogprobsAtPosition | None]):
 
 
 def decode_logprobs(entry: TokenLogprobs, tokenizer: Tokenizer) -> LogprobsAtPosition:
-    """Log-probabilities by token id, the chosen token first, each with its rank and its own text.
+    """Return log-probabilities by token id, the chosen token first, each with its rank and text.
 
-    The chosen token may stand again among the most likely ones or be left out there; it is listed once.
+    The chosen token may or may not be among the most likely ones; it is listed once.
     """
     chosen, *likely = entry.token_ids
     ranks = dict(zip(likely, _ranks(entry), strict=True)) | {chosen: entry.rank}
@@ -79,7 +79,7 @@ def decode_logprobs(entry: TokenLogprobs, tokenizer: Tokenizer) -> LogprobsAtPos
 
 
 def _ranks(entry: TokenLogprobs) -> list[int]:
-    """Ranks of the most likely tokens; a place is left free for the chosen one when it is left out of them."""
+    """Return the ranks of the most likely tokens; the chosen token's rank is skipped if it is not among them."""
     chosen, *likely = entry.token_ids
     left_out = chosen not in likely
     return [place + (left_out and place >= entry.rank) for place in range(1, len(likely) + 1)]

@@ -1,4 +1,4 @@
-"""When a generation has to stop at a text. Tokens and lengths are checked by the engine (engine/generation.py)."""
+"""Search for stop strings in generated text. The engine checks stop tokens and lengths (engine/generation.py)."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Protocol
 
 
 class _StopString:
-    """One stop string with the borders of its beginnings (Knuth-Morris-Pratt)."""
+    """One stop string with the borders of its prefixes (Knuth-Morris-Pratt)."""
 
     def __init__(self, text: str) -> None:
         self.text = text
         self.borders = [0] * (len(text) + 1)
-        """borders[n]: length of the longest proper beginning of text[:n] that is also its end."""
+        """Border lengths: borders[n] is the length of the longest proper prefix of text[:n] that is also its suffix."""
         length = 0
         for end in range(1, len(text)):
             while length and text[end] != text[length]:
@@ -22,15 +22,16 @@ class _StopString:
             self.borders[end + 1] = length
 
     def scan(self, text: str, matched: int, position: int = 0) -> tuple[int, int | None]:
-        """Reads on until the first match.
+        """Search text until the first match.
 
         Args:
-            text: what comes next.
-            matched: how much of the stop string the text before `position` ends with.
+            text: the next text.
+            matched: number of the stop string's characters that the text before `position` ends with.
             position: where to begin in `text`.
 
         Returns:
-            How much of the stop string the text read so far ends with, and where in `text` the match ends, if any.
+            Number of the stop string's characters that the text ends with now, and the end of a match in `text`, if
+            any.
         """
         stop = self.text
         while position < len(text):
@@ -49,23 +50,23 @@ class _StopString:
 
 @dataclass(frozen=True, slots=True)
 class StopMatch:
-    """A stop string was found."""
+    """A stop string that was found."""
 
     stop: str
     start: int
-    """Where it begins in the text that had not been released before, the new text included."""
+    """Start of the match in the text not released before, including the new text."""
     end: int
 
 
 class StopFinder(Protocol):
-    """Looks for stop strings in the text of one generation and holds back what may be the beginning of one."""
+    """A search for stop strings in one generation's text; it holds text back that may be the beginning of one."""
 
     def push(self, text: str, may_stop: bool = True) -> tuple[str, StopMatch | None]:
-        """Take the next text.
+        """Process the next text.
 
         Args:
-            text: follows what was pushed before.
-            may_stop: False lets matches that end in this text pass, for good.
+            text: continues the text pushed before.
+            may_stop: False ignores matches that end in this text, for good.
 
         Returns:
             Without a match the text to release now; with a match all the text that was held, and where to cut it.
@@ -73,23 +74,24 @@ class StopFinder(Protocol):
         ...
 
     def finish(self, may_stop: bool = True, *, is_cut: bool = False) -> tuple[str, StopMatch | None]:
-        """Take the end of the text; return what `push` returns, with nothing held any more.
+        """Process the end of the text; return what `push` returns, with nothing held any more.
 
         Args:
             may_stop: as for `push`.
-            is_cut: whether the model would have gone on.
+            is_cut: whether the model would have continued.
         """
         ...
 
 
 class StopStrings(StopFinder):
-    """Watches one generation's text for stop strings; returns the text that cannot be part of one any more.
+    """A search for stop strings; it releases the text that can no longer be part of one.
 
         released | held: "</to"  +  new: "ol> and"         stop string "</tool>"
-                          [------------]                    found: start 0, end 7 of held + new
+                              [------------]                    found: start 0, end 7 of held + new
 
-    The match that ends first wins, of several that end at the same character the longest. So it does not matter how
-    tokens cut up the text.
+    The match that ends first wins; of several that end at the same character, the longest. So the result does not
+    depend
+    on how tokens divide the text.
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
@@ -98,7 +100,6 @@ class StopStrings(StopFinder):
         self._held = ""
 
     def push(self, text: str, may_stop: bool = True) -> tuple[str, StopMatch | None]:
-        """Take the next text, as StopFinder.push; the match that ends first wins."""
         first: StopMatch | None = None
         unreleased = self._held + text
         for index, stop in enumerate(self._stops):
@@ -119,21 +120,22 @@ class StopStrings(StopFinder):
         return released, None
 
     def finish(self, may_stop: bool = True, *, is_cut: bool = False) -> tuple[str, StopMatch | None]:
-        """Return what was held, which is no stop string."""
+        """Return the text that was held; it contains no stop string."""
         held, self._held = self._held, ""
         return held, None
 
 
 MARKS = tuple(chr(code) for code in range(0xFDD0, 0xFDF0))
-"""Code points that Unicode keeps for a program's own use. One stands for a special token that the text leaves out."""
+"""Unicode noncharacters, free for internal use. Each stands for a special token that the text leaves out."""
 
 
 class HiddenTokens:
-    """Special tokens that the text leaves out and stop strings name.
+    """Special tokens that the text leaves out and that stop strings name.
 
-    A stop string has to fire whether the model writes it with a special token or letter by letter. So such a token is a
-    mark in the searched text, every stop string that names it is also looked for with the mark in place of the name,
-    and marks are taken out of what is released.
+    A stop string must match whether the model writes it with a special token or letter by letter. So each such token
+    is a
+    mark in the searched text, and every stop string that names it is also searched with the mark in place of the name.
+    Marks are removed from the released text.
 
     Args:
         names: token id to text of the special tokens that are left out.
@@ -143,9 +145,9 @@ class HiddenTokens:
     def __init__(self, names: Mapping[int, str], stops: Sequence[str]) -> None:
         named = [token_id for token_id, name in names.items() if name and any(name in stop for stop in stops)]
         self.marks = dict(zip(named, MARKS, strict=False))
-        """Token id to its mark."""
+        """Marks by token id."""
         self._written: dict[str, str] = {}
-        """Stop string with marks to the one that was asked for."""
+        """Requested stop string by the stop string with marks."""
         for stop in stops:
             marked = stop
             for token_id, mark in self.marks.items():
@@ -154,12 +156,12 @@ class HiddenTokens:
                 self._written[marked] = stop
         self._without_marks = str.maketrans(dict.fromkeys(self.marks.values(), ""))
         self.stops = (*stops, *self._written)
-        """What to look for."""
+        """Stop strings to search for, with and without marks."""
 
     def shown(self, text: str) -> str:
         """Return the text without marks."""
         return text.translate(self._without_marks) if self.marks else text
 
     def asked(self, stop: str) -> str:
-        """Return the stop string that was asked for, given the one that was found."""
+        """Return the stop string that was requested, given the one that was found."""
         return self._written.get(stop, stop)

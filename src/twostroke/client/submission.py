@@ -1,4 +1,4 @@
-"""Submission: a request as one object, from the API to the scheduler."""
+"""Submission: one object for a request on its way from the API to the scheduler."""
 
 from __future__ import annotations
 
@@ -10,23 +10,25 @@ from twostroke.client.output_processor import OutputKind
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Submission:
-    """A checked prompt, and how it is to be served."""
+    """A checked prompt with its settings for serving."""
 
     prompt: PromptInput
-    """The result of InputProcessor, with the sampling parameters."""
+    """Result of InputProcessor, with the sampling parameters."""
     arrival_time_s: float
-    """When the caller asked, on the engine's clock: preparing the prompt counts as waiting."""
+    """Time of the call on the engine's clock; preparing the prompt counts as waiting."""
     request_id: str | None = None
-    """A name of the caller's; must not be in use, which ends with the output that is `finished`. None: one is made."""
+    """Name chosen by the caller, not in use; it is free again after the output that is `finished`. None: one is
+    generated."""
     priority: int = 0
-    """Lower is served earlier; only with policy "priority"."""
+    """Priority; lower is served earlier; only with policy "priority"."""
     cache_salt: str | None = None
-    """Requests share cached prefixes only with those of the same salt."""
+    """Salt of the prefix cache: requests share cached prefixes only with requests of the same salt."""
     tenant: str = ""
-    """Whose request it is, for a fair queue."""
+    """Tenant of the request, for a fair queue."""
     background: bool = False
-    """It takes what the others leave; needs chunked prefill, continuous and mixed batches."""
+    """Whether it runs as background work, in the room that other requests leave; needs chunked prefill, continuous and
+    mixed batches."""
     start_by_s: float | None = None
-    """A request that still waits then, on the engine's clock, is aborted: its stream raises Overloaded."""
+    """Time on the engine's clock at which a request that still waits is aborted; its stream raises Overloaded."""
     kind: OutputKind = OutputKind.CUMULATIVE
-    """Whether outputs hold everything so far, what is new, or come once at the end."""
+    """Form of the outputs: everything so far, what is new, or once at the end."""

@@ -1,4 +1,4 @@
-"""Text in, text out, on top of the engine: what LLM, AsyncEngine and the command line share."""
+"""The engine with text at both ends: the part that LLM, AsyncEngine and the command line share."""
 
 from __future__ import annotations
 
@@ -25,10 +25,9 @@ from twostroke.startup.assembly import BuiltEngine, build_engine
 
 
 class TextEngine(FrontDesk):
-    """Prompts in, RequestOutputs out, a step at a time.
+    """An engine that takes prompts and returns RequestOutputs, one step at a time.
 
-    Not for several threads at once, except `prepare`: what takes long for one prompt can be done beside the thread that
-    steps.
+    Not thread-safe except for `prepare`: work that takes long for one prompt can be done outside the thread that steps.
 
     Args:
         built: the engine that runs sequences of token ids, with its tokenizer.
@@ -37,10 +36,10 @@ class TextEngine(FrontDesk):
     def __init__(self, built: BuiltEngine) -> None:
         super().__init__(built.engine, built.tokenizer, built.facts)
         self.engine = built.engine
-        """The loop beneath."""
+        """The loop that runs the sequences."""
         self._inputs = InputProcessor.of_engine(built.facts, built.tokenizer, built.grammars)
         self.startup_lines = built.facts.startup_lines
-        """What was loaded and how memory was divided, for people."""
+        """Lines for people: what was loaded and how memory was divided."""
         self._is_closed = False
         self._is_whole = True
 
@@ -51,11 +50,12 @@ class TextEngine(FrontDesk):
 
     @property
     def is_whole(self) -> bool:
-        """False once a step was broken off in the middle: nothing can be relied on after that, and all calls refuse."""
+        """Whether no step was interrupted. After an interrupted step the state is inconsistent, and all calls raise
+        EngineError."""
         return self._is_whole
 
     def prepare(self, prompt: Prompt | ChatInputs, params: SamplingParams | None = None) -> PromptInput:
-        """Checks and encodes a prompt for `enqueue`, in any thread; raises what `submit` raises for it."""
+        """Check and encode a prompt for `enqueue`, in any thread; raise what `submit` raises for it."""
         if isinstance(prompt, ChatInputs):
             return self._inputs.process_chat(prompt, params)
         return self._inputs.process(prompt, params)
@@ -70,7 +70,7 @@ class TextEngine(FrontDesk):
         cache_salt: str | None = None,
         kind: OutputKind = OutputKind.CUMULATIVE,
     ) -> str:
-        """Queues a prompt.
+        """Queue a prompt.
 
         Args:
             prompt: text, {"prompt_token_ids": [...]}, or a conversation.
@@ -81,11 +81,11 @@ class TextEngine(FrontDesk):
             kind: of the outputs.
 
         Returns:
-            The request's id, which its outputs carry.
+            The request's id, as in its outputs.
 
         Raises:
             ClientError: the prompt or a parameter cannot be run; nothing was queued.
-            EngineError: the engine is closed, or was broken off in the middle of a step.
+            EngineError: the engine is closed, or a step was interrupted.
         """
         arrival_time_s = monotonic_clock()
         return self.enqueue(
@@ -100,15 +100,14 @@ class TextEngine(FrontDesk):
         )
 
     def enqueue(self, submission: Submission) -> str:
-        """Queues what `prepare` made, as `submit` does."""
         self.check_open()
         return super().enqueue(replace(submission, kind=_checked_kind(submission.kind)))
 
     def abort(self, request_id: str) -> bool:
-        """Ends a request now; its last output, finish_reason "abort", comes with the next step.
+        """End a request now; its last output, finish_reason "abort", comes with the next step.
 
         Returns:
-            False when it had ended before, or never was.
+            False if it had ended before or never existed.
 
         Raises:
             EngineError: the engine is closed.
@@ -117,10 +116,11 @@ class TextEngine(FrontDesk):
         return super().abort(request_id)
 
     def step(self) -> list[RequestOutput]:
-        """One step of the engine; the outputs of requests that it, or an abort before it, has changed.
+        """Run one step of the engine; return the outputs of requests that it, or an abort before it, has changed.
 
-        An exception out of it is never a request's fault, and the end of this engine (`is_whole`). Callers in the main
-        thread hold Ctrl-C back while it runs (client/text_engine.py).
+        An exception from it is never the fault of a request, and ends this engine (`is_whole`). Callers in the main
+        thread
+        hold Ctrl-C back meanwhile (`interrupts_held`).
         """
         self.check_open()
         self._is_whole = False
@@ -130,26 +130,26 @@ class TextEngine(FrontDesk):
         return [*ended, *outputs]
 
     def close(self) -> None:
-        """Gives back memory; what still runs ends without a word. A second time does nothing."""
+        """Free the engine's memory; running requests end without an output. A second call does nothing."""
         if not self._is_closed:
             self._is_closed = True
             self.engine.close()
 
     def check_open(self) -> None:
-        """Raises EngineError when the engine takes nothing more: closed, or broken off in the middle of a step."""
+        """Raise EngineError if the engine is closed, or if a step was interrupted."""
         if self._is_closed:
             raise EngineError("the engine is closed; it takes no more requests. Start a new one.")
         if not self._is_whole:
             raise EngineError(
-                "a step of this engine was broken off in the middle (by a second Ctrl-C, a signal handler that raises, "
-                "or an error of ours); its books no longer add up. Start a new one."
+                "a step of this engine was interrupted (by a second Ctrl-C, a signal handler that raises, or an "
+                "internal error); its state is inconsistent. Start a new one."
             )
 
 
 def build_text_engine(
     config: EngineConfig, around_executor: Callable[[Executor], Executor] | None = None
 ) -> TextEngine:
-    """Loads a model and builds the engine around it, with text at both ends; the rest is as for `build_engine`."""
+    """Load a model and build the engine with text at both ends; arguments and errors are those of `build_engine`."""
     return TextEngine(build_engine(config, around_executor))
 
 
@@ -158,11 +158,13 @@ def build_text_engine(
 
 @contextmanager
 def interrupts_held() -> Generator[Callable[[], None]]:
-    """Holds SIGINT back; what it yields is to be called between steps and lets the signal through if it came.
+    """Hold SIGINT back; the yielded function, called between steps, delivers the signal if it came.
 
-    The handler that was there before then runs, which raises KeyboardInterrupt unless a program has its own. A second
-    Ctrl-C does not wait: somebody who insists gets out, and an engine that it catches in the middle of a step says so
-    from then on. Only the main thread gets signals, so elsewhere nothing is held.
+    The previous handler then runs, which raises KeyboardInterrupt unless the program has its own. A second Ctrl-C is
+    not
+    held back: it interrupts at once, and an engine interrupted in the middle of a step refuses all later calls. Only
+    the
+    main thread gets signals, so in other threads nothing is held.
     """
     before = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or not callable(before):
