@@ -1,4 +1,4 @@
-"""Communicator: how the ranks that compute one model together exchange bytes."""
+"""Communicator: exchange of bytes between the ranks that compute one model."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ if TYPE_CHECKING:
 
 
 class Communicator(Protocol):
-    """One rank's door to the others. All ranks call the same operations in the same order."""
+    """One rank's connection to the others. All ranks call the same operations in the same order."""
 
     @property
     def rank(self) -> int:
-        """Which one this is, from 0."""
+        """Index of this rank, from 0."""
         ...
 
     @property
     def size(self) -> int:
-        """How many ranks there are."""
+        """Number of ranks."""
         ...
 
     def all_gather(self, local: Tensor, out: Tensor, widths: Sequence[int], num_rows: int = 1) -> None:
-        """Puts every rank's columns of a matrix beside each other. With one row: every rank's bytes behind each other.
+        """Concatenate the ranks' columns of a matrix; with one row, the ranks' bytes.
 
-        Between GPUs it is only begun; see `verify`.
+        Between GPUs the gather is only started; see `verify`.
 
         Args:
             local: [num_rows, widths[rank]] bytes, contiguous, of any shape and type.
@@ -39,10 +39,10 @@ class Communicator(Protocol):
         ...
 
     def broadcast(self, message: bytes | None) -> bytes:
-        """Rank 0's message, to everybody.
+        """Send rank 0's message to all ranks, and return it.
 
         Args:
-            message: of rank 0; None of the others.
+            message: on rank 0; None on the others.
 
         Raises:
             RankLost: as for `all_gather`.
@@ -50,7 +50,7 @@ class Communicator(Protocol):
         ...
 
     def barrier(self) -> None:
-        """Returns when every rank has come here.
+        """Wait until every rank has called it.
 
         Raises:
             RankLost: as for `all_gather`.
@@ -58,38 +58,39 @@ class Communicator(Protocol):
         ...
 
     def verify(self) -> None:
-        """Behind a step, before anybody sees what came out of it: every gather that was begun before the device was
-        waited for has brought what the ranks sent.
+        """Check that all gathers started before the last device synchronization received the ranks' data.
+
+        Called after a step, before its results are used.
 
         Raises:
-            RankLost: one has not, because a rank has ended.
+            RankLost: a gather did not, because a rank has ended.
         """
         ...
 
     def close(self) -> None:
-        """Leaves; whoever still waits for this rank gets a RankLost."""
+        """Leave; a rank that waits for this one gets a RankLost."""
         ...
 
 
 class Watching(Communicator, Protocol):
-    """A communicator through sockets, which the kernel closes when a process dies."""
+    """A communicator over sockets, which the kernel closes when a process dies."""
 
     @property
     def own_host(self) -> str:
-        """Of this rank, as the others reach it."""
+        """Host of this rank, as the others reach it."""
         ...
 
     def check_others(self, wait_ms: int) -> None:
-        """Waits a little for any other rank to go, for who waits for them in another way.
+        """Wait briefly for any other rank to end; used while waiting for the ranks in another way.
 
         Raises:
-            RankLost: one is gone.
+            RankLost: a rank is gone.
         """
         ...
 
 
 class Alone:
-    """Rank 0 of 1."""
+    """The communicator of a single rank."""
 
     rank = 0
     size = 1
@@ -103,10 +104,10 @@ class Alone:
         return message
 
     def barrier(self) -> None:
-        """See Communicator."""
+        """Do nothing: there are no other ranks."""
 
     def verify(self) -> None:
-        """See Communicator."""
+        """Do nothing: a gather is complete when it returns."""
 
     def close(self) -> None:
-        """See Communicator."""
+        """Do nothing: there are no connections."""

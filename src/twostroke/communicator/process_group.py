@@ -1,8 +1,8 @@
-"""A communicator whose gathers stay on the device: torch.distributed's NCCL between GPUs, and gloo between CPUs, with
-which the same code is tested.
+"""A communicator whose gathers stay on the device: torch.distributed's NCCL between GPUs, and gloo between CPUs for
+tests.
 
-A communicator through sockets beside it carries broadcasts and barriers, which wait without a processor, and tells who
-is gone.
+A second communicator over sockets carries broadcasts and barriers, which wait without CPU time, and shows which ranks
+are gone.
 """
 
 from __future__ import annotations
@@ -24,22 +24,23 @@ if TYPE_CHECKING:
     from torch._C._distributed_c10d import Backend  # pyright: ignore[reportPrivateImportUsage]
 
 TIMEOUT = datetime.timedelta(minutes=10)
-"""For a rank that neither comes nor ends. One that ends is noticed at once."""
+"""Time limit for a rank that neither arrives nor ends. A rank that ends is noticed at once."""
 _LOOK_MS = 100
 _NOTICE_S = 5.0
-"""For the sockets to tell who is gone, behind a gather that failed."""
+"""Seconds for the sockets to show which rank is gone, after a gather failed."""
 
 
 class ProcessGroupCommunicator:
-    """Gathers tensors where they are.
+    """A communicator that gathers tensors on their device.
 
-    A gather between GPUs is only begun when `all_gather` returns: it is behind what the stream computes, and whatever
-    the stream computes next is behind it. When a rank is gone, it would never end; so a thread watches the sockets and
-    aborts what is under way. What was computed from it then is worth nothing, and `verify` says so.
+    Between GPUs `all_gather` only starts a gather. It runs in stream order: after earlier work of the stream, and
+    before
+    later work. If a rank is gone, the gather would never end. So a thread watches the sockets and aborts gathers in
+    progress. Results computed from an aborted gather are invalid, and `verify` raises.
     """
 
     def __init__(self, beside: Watching, group: Backend) -> None:
-        """Takes over both."""
+        """Take over both communicators."""
         self._beside = beside
         self._group: Backend | None = group
         self._lost: RankLost | None = None
@@ -56,9 +57,10 @@ class ProcessGroupCommunicator:
         return self._beside.size
 
     def all_gather(self, local: Tensor, out: Tensor, widths: Sequence[int], num_rows: int = 1) -> None:
-        """See Communicator.
+        """Gather as described in Communicator.
 
-        Every rank sends as much: narrow columns are filled up to the widest. Ranks that mean other widths go unnoticed.
+        Every rank sends the same amount: narrow columns are padded to the widest. Ranks that disagree on widths go
+        unnoticed.
         """
         self.verify()
         columns = [width // local.itemsize for width in widths]
@@ -91,18 +93,18 @@ class ProcessGroupCommunicator:
             raise self._lost
 
     def close(self) -> None:
-        """See Communicator.
+        """Leave, and abort gathers in progress.
 
-        Call it before the interpreter ends: a watcher that aborts the group meanwhile ends the process with SIGABRT.
+        Call it before the interpreter ends: a watcher that aborts the group at that time ends the process with SIGABRT.
         """
         self._is_closed.set()
         self._watcher.join()
         self._abort()
-        self._group = None  # gloo ends its connections, and with them what others wait for, only with the group itself
+        self._group = None  # gloo closes its connections, which others may wait for, only with the group
         self._beside.close()
 
     def _gather(self, sent: Tensor, found: Tensor) -> None:
-        """Bytes, because not every backend knows every type."""
+        """Gather as bytes, because not every backend supports every type."""
         assert self._group is not None, "a gather behind the end"
         try:
             parts = found.view(-1).view(torch.uint8), sent.view(-1).view(torch.uint8)
@@ -112,12 +114,12 @@ class ProcessGroupCommunicator:
             raise self._lost or RankLost(0 if self.rank else 1, f"a gather failed ({error})") from error
 
     def _watch(self) -> None:
-        """Until this communicator is closed, or another rank is gone."""
+        """Watch the other ranks until this communicator is closed or a rank is gone."""
         while not self._is_closed.is_set():
             try:
                 self._beside.check_others(_LOOK_MS)
             except RankLost as lost:
-                self._lost = lost  # before the abort: whoever is woken by that looks here
+                self._lost = lost  # set before the abort, which wakes up readers of it
                 self._is_gone.set()
                 self._abort()
                 return
@@ -128,10 +130,10 @@ class ProcessGroupCommunicator:
 
 
 def process_group(beside: Watching, device_type: str) -> ProcessGroupCommunicator:
-    """All ranks of a communicator call it; returns when all of them are there.
+    """Create a process group; all ranks call it, and it returns when all have.
 
     Args:
-        beside: between them; it is taken over.
+        beside: communicator between them; it is taken over.
         device_type: of the tensors: NCCL serves "cuda", gloo "cpu".
 
     Raises:
@@ -140,7 +142,7 @@ def process_group(beside: Watching, device_type: str) -> ProcessGroupCommunicato
     try:
         group = _group(device_type, _store(beside), beside.rank, beside.size)
     except RuntimeError as error:
-        raise RankLost(0 if beside.rank else 1, f"it did not come to a process group ({error})") from error
+        raise RankLost(0 if beside.rank else 1, f"it did not join the process group ({error})") from error
     communicator = ProcessGroupCommunicator(beside, group)
     try:
         communicator.barrier()
@@ -151,13 +153,13 @@ def process_group(beside: Watching, device_type: str) -> ProcessGroupCommunicato
 
 
 def _store(beside: Watching) -> dist.TCPStore:
-    """Where backends exchange addresses: rank 0's, on a port that only the ranks hear of."""
+    """Return the store in which backends exchange addresses: on rank 0, at a port that only the ranks know."""
     if beside.rank:
         host, _, port = beside.broadcast(None).decode().rpartition(":")
         return dist.TCPStore(host, int(port), beside.size, is_master=False, timeout=TIMEOUT)
     listener = socket.create_server((beside.own_host, 0), backlog=128)
     host, port = listener.getsockname()[:2]
-    # given as it is: by itself it would listen on every interface; it closes what it is given
+    # pass the listener, or the store would listen on every interface; the store closes it
     store = dist.TCPStore(
         host, port, beside.size, is_master=True, timeout=TIMEOUT, wait_for_workers=False,
         master_listen_fd=listener.detach(),
@@ -167,7 +169,7 @@ def _store(beside: Watching) -> dist.TCPStore:
 
 
 def _group(device_type: str, store: dist.Store, rank: int, size: int) -> Backend:
-    """Without torch's one group of the process, because a process may have several engines."""
+    """Return a process group other than torch's global one, because a process may have several engines."""
     if device_type == "cpu":
         return dist.ProcessGroupGloo(store, rank, size, TIMEOUT)
     options = dist.ProcessGroupNCCL.Options()

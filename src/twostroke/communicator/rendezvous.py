@@ -1,7 +1,7 @@
-"""How ranks find each other: rank 0 listens at an address, the others come and say who they are.
+"""Rendezvous of ranks: rank 0 listens at an address, and the others connect and identify themselves.
 
-An address is the path of a Unix socket (ranks of one host), or host:port. Rank 0 tells everybody where the others
-listen, and each rank connects to those below it; afterwards there is one socket between any two.
+An address is the path of a Unix socket (ranks of one host), or host:port. Rank 0 tells all ranks where the others
+listen, and each rank connects to those below it. In the end there is one socket between any two.
 """
 
 from __future__ import annotations
@@ -23,38 +23,38 @@ from twostroke.version import __version__
 _LENGTH = struct.Struct("<I")
 _MAX_BYTES = 1 << 16
 _ANSWER_S = 10.0
-"""For who has connected to say something."""
+"""Seconds within which a connected peer has to send its message."""
 _LOOK_S = 0.1
 
 
 class _Hello(msgspec.Struct, array_like=True):
-    """What a rank says to rank 0."""
+    """A rank's message to rank 0."""
 
     version: str
     rank: int
     size: int
     listens_at: str
-    """A path, or a port of its host as text."""
+    """Address of its listener: a path, or a port of its host as text."""
 
 
 class _Answer(msgspec.Struct, array_like=True):
-    """What rank 0 says when all have come, or to who is not one of them."""
+    """Rank 0's reply: when all ranks have arrived, or as a refusal."""
 
     addresses: list[str] = msgspec.field(default_factory=list[str])
-    """Where ranks 1 .. listen."""
+    """Addresses of the listeners of ranks 1, 2, …"""
     refusal: str = ""
 
 
 def is_path(address: str) -> bool:
-    """Whether it is a Unix socket's, so that ranks can share memory."""
+    """Return whether an address is a Unix socket's, so that ranks can share memory."""
     return "/" in address
 
 
 def listen(address: str) -> socket.socket:
-    """Rank 0's listener.
+    """Open rank 0's listener.
 
     Raises:
-        SetupError: nobody can listen there.
+        SetupError: the address cannot be listened at.
     """
     try:
         return _listen(address)
@@ -68,19 +68,19 @@ def listen(address: str) -> socket.socket:
 def await_ranks(
     listener: socket.socket, size: int, timeout_s: float, find_trouble: Callable[[], str | None] = lambda: None
 ) -> dict[int, socket.socket]:
-    """Rank 0's part.
+    """Wait on rank 0 for all other ranks.
 
     Args:
         listener: see `listen`.
-        size: ranks, this one included.
-        timeout_s: for the last of them to come.
-        find_trouble: called every now and then; says why nobody will come any more.
+        size: number of ranks, including this one.
+        timeout_s: seconds for all of them to arrive.
+        find_trouble: called regularly; returns a reason to give up, or None.
 
     Returns:
         Sockets by rank.
 
     Raises:
-        SetupError: not all came.
+        SetupError: not all ranks arrived.
     """
     found: dict[int, socket.socket] = {}
     addresses: dict[int, str] = {}
@@ -108,7 +108,7 @@ def await_ranks(
             try:
                 _send(connection, answer)
             except OSError as error:
-                raise SetupError(f"tensor_parallel_size={size}: rank {rank} has gone while it started.") from error
+                raise SetupError(f"tensor_parallel_size={size}: rank {rank} ended during its start.") from error
     except BaseException:
         for connection in found.values():
             connection.close()
@@ -117,19 +117,19 @@ def await_ranks(
 
 
 def join(address: str, rank: int, size: int, timeout_s: float) -> dict[int, socket.socket]:
-    """The part of every other rank.
+    """Connect a rank above 0 to all others.
 
     Args:
         address: rank 0's.
-        rank: which one this is, from 1.
-        size: ranks, all of them.
-        timeout_s: for rank 0 to listen, and for the last rank to come.
+        rank: this rank, from 1.
+        size: number of ranks.
+        timeout_s: seconds for rank 0 to listen, and for the last rank to arrive.
 
     Returns:
         Sockets by rank.
 
     Raises:
-        SetupError: nobody is there, or this rank is refused.
+        SetupError: rank 0 cannot be reached, or refuses this rank.
     """
     deadline_s = time.monotonic() + timeout_s
     found: dict[int, socket.socket] = {}
@@ -162,7 +162,7 @@ def join(address: str, rank: int, size: int, timeout_s: float) -> dict[int, sock
 
 @contextlib.contextmanager
 def _removed(address: str) -> Generator[None]:
-    """The file of a listener that is needed no more."""
+    """Remove the file of a listener after the block."""
     try:
         yield
     finally:
@@ -171,7 +171,7 @@ def _removed(address: str) -> Generator[None]:
 
 
 def _greet(connection: socket.socket, size: int, present: dict[int, socket.socket]) -> _Hello | None:
-    """Hears who comes; None, and the door, for who is not one of us."""
+    """Receive the message of a new connection; close it and return None if it is not an expected rank."""
     connection.settimeout(_ANSWER_S)
     try:
         hello = _receive(connection, _Hello)
@@ -181,12 +181,12 @@ def _greet(connection: socket.socket, size: int, present: dict[int, socket.socke
         elif hello.size != size or not 0 < hello.rank < size:
             refusal = f"rank 0 awaits ranks 1 to {size - 1} of {size}. Start it with these numbers."
         elif hello.rank in present:
-            refusal = "there is such a rank already. Start each of them once."
+            refusal = "this rank has connected already. Start each rank once."
         if not refusal:
             return hello
         _send(connection, _Answer(refusal=refusal))
     except (OSError, EOFError, ValueError, msgspec.MsgspecError):
-        pass  # whoever that was
+        pass  # not a rank
     connection.close()
     return None
 
@@ -205,7 +205,7 @@ def _listen(address: str) -> socket.socket:
 
 
 def _connect_patiently(address: str, deadline_s: float) -> socket.socket:
-    """Who starts a rank elsewhere need not start rank 0 first; on this host rank 0 has started it."""
+    """Connect to rank 0, which may start later on another host; on this host it has started before."""
     while True:
         try:
             return _connect(address)
@@ -242,7 +242,7 @@ _Message = TypeVar("_Message")
 def _receive(connection: socket.socket, kind: type[_Message]) -> _Message:
     (num_bytes,) = _LENGTH.unpack(_exactly(connection, _LENGTH.size))
     if num_bytes > _MAX_BYTES:
-        raise ValueError(f"{num_bytes} bytes announced, at most {_MAX_BYTES} are meant")
+        raise ValueError(f"a message of {num_bytes} bytes; the limit is {_MAX_BYTES}")
     return msgspec.msgpack.decode(_exactly(connection, num_bytes), type=kind)
 
 

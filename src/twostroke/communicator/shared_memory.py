@@ -1,6 +1,6 @@
-"""A communicator of ranks on one host: what is gathered goes through memory that all of them map.
+"""A communicator of ranks on one host, which gathers through memory that all of them map.
 
-Sockets beside it carry what is waited for long (broadcasts, barriers), and tell who is gone.
+Sockets carry operations with long waits (broadcasts, barriers), and show which ranks are gone.
 """
 
 from __future__ import annotations
@@ -23,17 +23,20 @@ if TYPE_CHECKING:
 log = get_logger(__name__)
 
 _SLOT_BYTES = 1 << 18
-"""Of each rank and each of two rounds; a gather of more takes several rounds."""
+"""Bytes of a slot for each rank and each of two rounds; a larger gather takes several rounds."""
 
 _PATIENCE_US = 1000
-"""So long the ranks of a step are waited for with a processor."""
+"""Microseconds of busy waiting for the other ranks of a step."""
 
 
 class SharedMemoryCommunicator:
-    """Ranks that compute the same step come within microseconds: they wait for each other awake, for a millisecond."""
+    """A communicator through shared memory.
+
+    Ranks that compute the same step arrive within microseconds, so they wait for each other busily, for a millisecond.
+    """
 
     def __init__(self, rank: int, peers: Mapping[int, socket.socket], memory: mmap.mmap) -> None:
-        """Takes over Unix sockets to all other ranks, and memory of `num_shared_bytes`, zero at first."""
+        """Take over Unix sockets to all other ranks, and zeroed memory of `num_shared_bytes`."""
         from twostroke.kernels.native.extension import native
 
         self._sockets = SocketCommunicator(rank, peers)
@@ -60,11 +63,11 @@ class SharedMemoryCommunicator:
             raise RankLost(awaited, str(error)) from None
 
     def _check_others(self, wait_ms: int) -> None:
-        """Raise RankLost if a rank is gone before it left its part of the gather; wait for that a little."""
+        """Wait briefly; raise RankLost if a rank is gone and its part of the gather is missing."""
         try:
             self._sockets.check_others(wait_ms)
         except RankLost:
-            # A rank that ended behind its last gather has left its part in memory.
+            # A rank that ended after its last gather has written its part.
             if self._gather.advance(0) >= 0:
                 raise
 
@@ -75,7 +78,7 @@ class SharedMemoryCommunicator:
         self._sockets.barrier()
 
     def verify(self) -> None:
-        """See Communicator. What `all_gather` returns from is done."""
+        """Do nothing: a gather is complete when it returns."""
 
     @property
     def own_host(self) -> str:
@@ -89,7 +92,7 @@ class SharedMemoryCommunicator:
 
 
 def num_shared_bytes(size: int) -> int:
-    """What so many ranks map.
+    """Return the size of the memory that so many ranks share.
 
     Raises:
         ImportError: the native module was not built.
@@ -100,14 +103,14 @@ def num_shared_bytes(size: int) -> int:
 
 
 def share_memory(rank: int, peers: Mapping[int, socket.socket]) -> mmap.mmap | None:
-    """Memory that all ranks of this host map, from rank 0 to the others through the sockets between them.
+    """Create shared memory on rank 0, pass it to the other ranks through their sockets, and map it on all.
 
     Args:
         rank: this one; all call it.
         peers: Unix sockets to the others, by rank; blocking.
 
     Returns:
-        None, to everybody, where rank 0 finds that there is none: then sockets serve.
+        The memory; None on all ranks if rank 0 cannot create it: then sockets are used.
 
     Raises:
         OSError: another rank is gone.
@@ -131,8 +134,8 @@ def _make(size: int) -> tuple[int | None, int]:
     try:
         num_bytes = num_shared_bytes(size)
         descriptor = os.memfd_create("twostroke-ranks", os.MFD_CLOEXEC)
-    except (ImportError, AttributeError, OSError) as error:  # not built; not on Linux: no such call
-        log.warning("ranks have no memory in common (%s); they gather through sockets, slower", error)
+    except (ImportError, AttributeError, OSError) as error:  # not built, or not Linux
+        log.warning("ranks cannot share memory (%s); they gather through sockets, which is slower", error)
         return None, 0
     os.ftruncate(descriptor, num_bytes)
     return descriptor, num_bytes

@@ -1,4 +1,4 @@
-"""A communicator over connected stream sockets, one between any two ranks, of one host or of several."""
+"""A communicator over connected stream sockets, one between any two ranks, on one host or several."""
 
 from __future__ import annotations
 
@@ -17,30 +17,31 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _HEADER = struct.Struct("<QQ")
-"""The number of the operation, and the bytes that follow: ranks that are not in the same operation notice."""
+"""Number of the operation and of the bytes that follow, so that ranks in different operations notice."""
 
 _READ, _WRITE = select.POLLIN, select.POLLOUT
 _HUNG_UP = getattr(select, "POLLRDHUP", 0) | select.POLLHUP | select.POLLERR
 
 _KEEP_ALIVE = (("TCP_KEEPIDLE", 5), ("TCP_KEEPINTVL", 2), ("TCP_KEEPCNT", 3), ("TCP_USER_TIMEOUT", 15_000))
-"""A host that is gone cannot close its sockets: after a quarter of a minute without a sign of it, the kernel does."""
+"""Keep-alive options. A host that is gone cannot close its sockets; the kernel does so after a quarter of a minute of
+silence."""
 
 
 class SocketCommunicator:
-    """Sends and receives at once, so that buffers of any size pass each other. Waiting takes no processor time.
+    """A communicator that sends and receives at the same time, so buffers of any size cannot deadlock. Waiting sleeps.
 
-    The kernel closes the sockets of a process that dies, in whatever way, so the others notice at once.
+    The kernel closes the sockets of a process that dies, for any reason, so the others notice at once.
     """
 
     def __init__(self, rank: int, peers: Mapping[int, socket.socket]) -> None:
-        """Takes over connected sockets to all other ranks, by rank."""
+        """Take over connected sockets to all other ranks, by rank."""
         self._rank, self._size = rank, len(peers) + 1
         assert sorted((*peers, rank)) == list(range(self._size)), (rank, sorted(peers))
         self._peers = dict(peers)
         self._operation = 0
         self._hang_ups = select.poll()
         self._ranks: dict[int, int] = {}
-        """By descriptor of the socket to it."""
+        """Rank by the descriptor of its socket."""
         for peer_rank, peer in self._peers.items():
             peer.setblocking(False)
             if peer.family in (socket.AF_INET, socket.AF_INET6):
@@ -58,7 +59,7 @@ class SocketCommunicator:
 
     @property
     def own_host(self) -> str:
-        """Of this rank, as the first of the others reaches it."""
+        """Host of this rank, as the first of the others reaches it."""
         name = next(iter(self._peers.values())).getsockname()
         return "127.0.0.1" if isinstance(name, str) else name[0]
 
@@ -66,7 +67,7 @@ class SocketCommunicator:
         self._gather(local.data_ptr(), out.data_ptr(), widths, num_rows)
 
     def _gather(self, local: int, out: int, widths: Sequence[int], num_rows: int) -> None:
-        """From address to address."""
+        """Gather from address `local` to address `out`."""
         assert len(widths) == self._size, (len(widths), self._size)
         self._operation += 1
         sent = _memory(local, num_rows * widths[self._rank])
@@ -98,26 +99,21 @@ class SocketCommunicator:
         self._gather(0, 0, [0] * self._size, 1)
 
     def verify(self) -> None:
-        """See Communicator. What `all_gather` returns from is done."""
+        """Do nothing: a gather is complete when it returns."""
 
     def close(self) -> None:
         for peer in self._peers.values():
             peer.close()
 
     def check_others(self, wait_ms: int) -> None:
-        """Waits a little for any other rank to go, for who waits for them in another way.
-
-        Raises:
-            RankLost: one is gone.
-        """
         for descriptor, _ in self._hang_ups.poll(wait_ms):
             raise RankLost(self._ranks[descriptor], "its process has ended")
 
     def check_header(self, rank: int, operation: int, num_bytes: int, awaited: int) -> None:
-        """What a rank says of what it sends.
+        """Check a rank's header against the current operation.
 
         Raises:
-            RankLost: that is not what is awaited.
+            RankLost: the rank is in another operation, or sends another number of bytes.
         """
         if (operation, num_bytes) != (self._operation, awaited):
             raise RankLost(
@@ -127,7 +123,7 @@ class SocketCommunicator:
             )
 
     def _exchange(self, sends: dict[int, list[memoryview]], receives: dict[int, _Incoming]) -> None:
-        """Sends buffers to several ranks and fills those of others, whichever is ready first."""
+        """Send buffers to some ranks and fill buffers from some, in the order in which sockets become ready."""
         while True:
             poll, num_open = select.poll(), 0
             for rank, peer in self._peers.items():
@@ -166,25 +162,25 @@ class SocketCommunicator:
 
 
 class _Incoming:
-    """A header, and what it says that follows; it is looked at before anybody waits for the rest."""
+    """A header and the bytes that it announces; the header is checked before the rest arrives."""
 
     def __init__(self, owner: SocketCommunicator, rank: int, body: memoryview | None) -> None:
-        """`body`: where it goes; None where only the header says how much comes."""
+        """Prepare to receive into `body`; None: the header tells the size."""
         self._owner, self._rank = owner, rank
         self._header = bytearray(_HEADER.size)
         self._has_header = False
         self._body = body
         self.missing = [memoryview(self._header)] + ([] if body is None else [body])
-        """Buffers that are still to be filled, in order."""
+        """Buffers still to be filled, in order."""
 
     @property
     def body(self) -> memoryview:
-        """What came, when nothing is missing."""
+        """Bytes received, once nothing is missing."""
         assert self._body is not None, "the header has not come"
         return self._body
 
     def received(self, num_bytes: int) -> None:
-        """So many more bytes are there."""
+        """Record that more bytes have arrived."""
         in_header = 0 if self._has_header else self.missing[0].nbytes
         _take(self.missing, num_bytes)
         if not self._has_header and num_bytes >= in_header:
@@ -199,7 +195,7 @@ class _Incoming:
 
 
 def _take(buffers: list[memoryview], num_bytes: int) -> None:
-    """Takes what has been sent or filled off the front, and what is empty."""
+    """Remove bytes that were sent or filled from the front of the buffers, and buffers that are empty."""
     while buffers and num_bytes >= buffers[0].nbytes:
         num_bytes -= buffers[0].nbytes
         del buffers[0]
@@ -208,14 +204,14 @@ def _take(buffers: list[memoryview], num_bytes: int) -> None:
 
 
 def _memory(address: int, num_bytes: int) -> memoryview:
-    """What is there."""
+    """Return the memory at an address."""
     if not num_bytes:
         return memoryview(bytearray())
     return memoryview((ctypes.c_ubyte * num_bytes).from_address(address)).cast("B")
 
 
 def _for_small_messages(connection: socket.socket) -> None:
-    """Each is waited for; and see _KEEP_ALIVE."""
+    """Set socket options: no delay, because each message is waited for, and keep-alive (see _KEEP_ALIVE)."""
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in _KEEP_ALIVE:

@@ -1,11 +1,12 @@
-"""Policies of two pools, one for each stroke: who computes a prompt, who decodes, and how many of each there should be.
+"""Policies of the prefill and decode pools: which worker computes a prompt, which decodes, and how many there should
+be.
 
-Pure: what members report goes in, decisions come out. Nothing here has a clock, a socket or a tensor.
+Pure: reports of members go in, decisions come out. No module here has a clock, a socket or a tensor.
 
-    member.py        what a worker says of itself             prefix_index.py   what it is believed to have cached
-    route.py         the question, the answer, and why        directory.py      who is believed to have a prefix
-    prediction.py    what a request would cost where          roster.py         members in the order of their load
-    router.py        who computes a prompt, who decodes       links.py          how fast KV travels between two
-    why_alone.py     why a hand-over does not pay             ratio.py          P : D that the load speaks for
-    autoscaler.py    how many members, and who is drained
+    member.py        a worker's last report                   prefix_index.py   prefixes a member probably has
+    route.py         a routing request, and its answer        directory.py      members that probably have a prefix
+    prediction.py    predicted costs of a request             roster.py         members, ordered by load
+    router.py        choice of prefill and decode member      links.py          KV transfer rates between members
+    why_alone.py     reason why a hand-over does not pay      ratio.py          pool ratio that fits a load
+    autoscaler.py    number of members, and which to drain
 """

@@ -1,4 +1,4 @@
-"""How many members a pool should have, and who goes when they are too many. Each pool by itself.
+"""Number of members that a pool should have, and which to drain if there are too many. Each pool is scaled by itself.
 
     need, in members that are busy all the time
         prefill     max( arriving prompt tokens/s / r,     queued prompt tokens / (r x queue_share x TTFT target) )
@@ -13,9 +13,9 @@
            up at once, │                                      │   down after hold_intervals in a row, to the most that
            max_step_up │                                      │   was needed in them, a tenth of the pool at a time
 
-No need depends on how many members there are, so a load that stays the same leads to a number that stays the same: the
-band between the two is wider than nothing, and what it ends in is its own answer. Members are never stopped: they
-drain, those with the fewest streams first.
+The need does not depend on the current number of members, so a constant load leads to a constant size. The band
+between the two limits prevents oscillation: every size that the autoscaler chooses lies within it. Members are never
+stopped at once: they drain, those with the fewest streams first.
 """
 
 from __future__ import annotations
@@ -30,37 +30,37 @@ from twostroke.config.pools import ScalingConfig
 
 _MOST = float(1 << 53)
 _SHRINKS_BY = 10
-"""A tenth of the pool goes at a time."""
+"""Reciprocal of the share of the pool that is drained at a time: a tenth."""
 
 
 @dataclass(frozen=True, slots=True)
 class Replica:
-    """A member as the autoscaler sees it; those that drain are not shown."""
+    """A member as the autoscaler sees it; draining members are left out."""
 
     member_id: str
     num_streams: int
-    """That decode, compute a prompt or wait there."""
+    """Streams that decode, compute a prompt or wait there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrefillLoad:
-    """The prefill pool in the last interval.
+    """Load of the prefill pool in the last interval.
 
     Raises:
-        InvalidParameter: a count or a rate that is none.
+        InvalidParameter: a count or a rate is not valid.
     """
 
     replicas: Sequence[Replica]
-    """That do not drain; those that still start count, too, or more would be asked for until they are ready."""
+    """Members that do not drain, including those that start: otherwise more would be started until they are ready."""
     num_queued_prompt_tokens: int
-    """Not cached, and nobody has begun with them."""
+    """Prompt tokens that are not cached and whose computation has not begun."""
     prompt_tokens_per_s: float
-    """That arrived and were not cached."""
+    """Rate of arriving prompt tokens that are not cached."""
     prefill_tokens_per_s: float | None
-    """Of one member, measured while it had work; None: not measured."""
+    """Prefill rate of one member, measured while it had work; None: not measured."""
 
     def __post_init__(self) -> None:
-        """Checks ranges."""
+        """Check ranges."""
         whole_number("num_queued_prompt_tokens", self.num_queued_prompt_tokens, 0)
         number("prompt_tokens_per_s", self.prompt_tokens_per_s, 0, _MOST, "0 or more tokens a second")
         if self.prefill_tokens_per_s is not None:
@@ -70,29 +70,29 @@ class PrefillLoad:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecodeLoad:
-    """The decode pool in the last interval.
+    """Load of the decode pool in the last interval.
 
     Raises:
-        InvalidParameter: a count or a time that is none.
+        InvalidParameter: a count or a time is not valid.
     """
 
     replicas: Sequence[Replica]
-    """As in PrefillLoad."""
+    """Members, as in PrefillLoad."""
     num_sequences: int
-    """Running and waiting, in the whole pool."""
+    """Running and waiting sequences in the whole pool."""
     num_used_blocks: int
-    """That somebody holds, in the whole pool, and those that waiting ones will need."""
+    """Blocks in use in the whole pool, and those that waiting sequences will need."""
     num_blocks: int
-    """Of one member."""
+    """Blocks of one member."""
     max_num_seqs: int
-    """Of one member."""
+    """Slots of one member."""
     step_s: float | None
-    """A decode step without streams: where the line through measured steps begins; None: not measured."""
+    """Seconds of a decode step without streams: intercept of the line through measured steps; None: not measured."""
     step_s_per_sequence: float = 0.0
-    """The slope of that line."""
+    """Slope of that line."""
 
     def __post_init__(self) -> None:
-        """Checks ranges."""
+        """Check ranges."""
         for name in ("num_sequences", "num_used_blocks"):
             whole_number(name, getattr(self, name), 0)
         for name in ("num_blocks", "max_num_seqs"):
@@ -103,35 +103,35 @@ class DecodeLoad:
 
 
 class ScalingReason(enum.StrEnum):
-    """Why a pool has the size that is wanted."""
+    """Reason for the size that is wanted."""
 
     STEADY = "steady"
     UP = "up"
     AT_MAX = "at_max"
-    """More would be needed than max_replicas."""
+    """More than max_replicas would be needed."""
     HOLDING = "holding"
-    """Fewer would do, but not for long enough yet."""
+    """Fewer would be enough, but not for long enough yet."""
     DOWN = "down"
     BELOW_MIN = "below_min"
     """Members are missing: one has died, or the minimum was raised."""
     ABOVE_MAX = "above_max"
     NOT_MEASURED = "not_measured"
-    """Nothing is known of its speed yet: it stays as it is."""
+    """Speed not known yet: the size stays as it is."""
 
 
 @dataclass(frozen=True, slots=True)
 class ScalingState:
-    """What a pool remembers from one interval to the next; it begins as ScalingState()."""
+    """State that a pool keeps between intervals; initially ScalingState()."""
 
     num_intervals_low: int = 0
-    """In a row that spoke for fewer members."""
+    """Number of intervals in a row in which fewer members would have been enough."""
     most_wanted: int = 0
-    """In these."""
+    """Largest size needed in these intervals."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScalingDecision:
-    """What to do with one pool."""
+    """Decision about the size of one pool."""
 
     num_wanted: int
     drain: tuple[str, ...]
@@ -140,13 +140,13 @@ class ScalingDecision:
     need: float | None
     """Members that would be busy all the time; None where not measured."""
     limited_by: str
-    """Which of its parts need is, in words."""
+    """Part of the need that is largest, in words."""
     state: ScalingState
-    """To hand in with the next interval."""
+    """State to pass in the next interval."""
 
     @property
     def words(self) -> str:
-        """Why, for people.
+        """Reason in words.
 
         >>> ScalingDecision(num_wanted=8, drain=(), reason=ScalingReason.UP, need=6.0,
         ...                 limited_by="queued prompt tokens", state=ScalingState()).words
@@ -157,9 +157,9 @@ class ScalingDecision:
 
 
 def streams_within_target(step_s: float, step_s_per_sequence: float, tpot_target_s: float, max_num_seqs: int) -> int:
-    """Streams at one member whose step still takes no longer than the target.
+    """Return the number of streams of one member whose step still meets the target.
 
-    A target that not even one stream meets cannot be reached by more members: it does not count then.
+    If not even one stream meets the target, more members do not help, and the target is ignored.
 
     >>> streams_within_target(step_s=0.030, step_s_per_sequence=0.001, tpot_target_s=0.050, max_num_seqs=64)
     20
@@ -168,15 +168,17 @@ def streams_within_target(step_s: float, step_s_per_sequence: float, tpot_target
     """
     if step_s + step_s_per_sequence > tpot_target_s or step_s_per_sequence <= 0:
         return max_num_seqs
-    # 20 x 0.001 is a little more than 0.05 - 0.03: what rounding takes is given back
+    # compensate rounding: 20 x 0.001 is slightly more than 0.05 - 0.03
     streams = min(float(max_num_seqs), (tpot_target_s - step_s) / step_s_per_sequence + 1e-9)
     return max(1, math.floor(streams))
 
 
 def scale_prefill(load: PrefillLoad, config: ScalingConfig, state: ScalingState) -> ScalingDecision:
-    """The prefill pool, once an interval.
+    """Decide the size of the prefill pool for an interval.
 
-    3,000 tokens wait, a member does 1,000 a second, half a second may be waited: 6 are busy, 8 are wanted.
+    If 3,000 tokens wait, a member prefills 1,000 a second, and half a second may be waited, 6 members are busy, and
+    8 are
+    wanted.
 
     >>> load = PrefillLoad(replicas=[Replica("p0", 3)], num_queued_prompt_tokens=3000, prompt_tokens_per_s=500.0,
     ...                    prefill_tokens_per_s=1000.0)
@@ -194,7 +196,7 @@ def scale_prefill(load: PrefillLoad, config: ScalingConfig, state: ScalingState)
 
 
 def scale_decode(load: DecodeLoad, config: ScalingConfig, state: ScalingState) -> ScalingDecision:
-    """The decode pool, once an interval."""
+    """Decide the size of the decode pool for an interval."""
     if load.step_s is None:
         return _resize(load.replicas, config, state, None, "")
     most = streams_within_target(load.step_s, load.step_s_per_sequence, config.tpot_target_s, load.max_num_seqs)
@@ -237,11 +239,11 @@ def _wanted(
     state = ScalingState(state.num_intervals_low + 1, max(state.most_wanted, enough))
     if state.num_intervals_low < config.hold_intervals:
         return num_now, ScalingReason.HOLDING, state
-    # what was needed at most in these is less than there are: an interval that needed more would have ended the hold
+    # most_wanted is below num_now: an interval that needed more would have ended the hold
     num_wanted = max(state.most_wanted, num_now - max(1, num_now // _SHRINKS_BY))
     return num_wanted, ScalingReason.DOWN, ScalingState()
 
 
 def _members(exact: float) -> int:
-    """Whole members, at least one; what rounding adds to a whole number is no member."""
+    """Round up to whole members, at least one; ignore rounding errors above a whole number."""
     return max(1, math.ceil(exact - 1e-9))

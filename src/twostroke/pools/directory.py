@@ -1,4 +1,4 @@
-"""Who is believed to have a prefix: found by its hash, whatever the number of members."""
+"""Members that probably have a prefix, found by its hash in time independent of the number of members."""
 
 from __future__ import annotations
 
@@ -8,35 +8,36 @@ from twostroke.pools.prefix_index import PrefixIndex
 
 
 class PrefixDirectory:
-    """A PrefixIndex of each member, and for each hash the members that came to it last.
+    """A PrefixIndex of each member, and for each hash the members that got it last.
 
-    Only the last few: what everybody has (a system prompt) is found at whoever is idle anyway, and what few have is
-    found whole. So a list never grows with the pool.
+    Only the last few are kept. A prefix that all members have (a system prompt) is found at any idle member, and
+    holders
+    of a rare prefix are all kept. So a list never grows with the pool.
 
     Args:
-        max_holders: of one hash, remembered.
+        max_holders: most members kept for one hash.
     """
 
     def __init__(self, max_holders: int) -> None:
         self._max_holders = max_holders
         self._indexes: dict[str, PrefixIndex] = {}
         self._holders: dict[bytes, list[str]] = {}
-        """The latest is last; no list is empty."""
+        """Members by hash, the latest last; no list is empty."""
 
     def __len__(self) -> int:
-        """Hashes that somebody is known for."""
+        """Return the number of hashes with a known holder."""
         return len(self._holders)
 
     def depth(self, member_id: str, hashes: Sequence[bytes]) -> int:
-        """How many of the chain's hashes the member is believed to have."""
+        """Return the number of the chain's hashes that the member probably has."""
         index = self._indexes.get(member_id)
         return 0 if index is None or not hashes else index.depth(hashes)
 
     def holders(self, hashes: Sequence[bytes], most: int) -> list[str]:
-        """Members with the longest known part of the chain, the latest first; then with the first half of that part,
-        a quarter and so on, until there are `most`.
+        """Return the members with the longest known part of the chain, the latest first.
 
-        Shorter parts count, because whoever has the longest may be the busiest. O(log n + most).
+        Members with the first half of that part follow, then a quarter and so on, until there are `most`. Shorter parts
+        count, because the member with the longest may be the busiest. O(log n + most).
 
         >>> directory = PrefixDirectory(max_holders=2)
         >>> directory.open("p0", max_hashes=8), directory.open("p1", max_hashes=8)
@@ -61,17 +62,17 @@ class PrefixDirectory:
         return list(found)[:most]
 
     def open(self, member_id: str, max_hashes: int) -> None:
-        """A member joins, with an empty cache; one that is there keeps what it is believed to have.
+        """Add a member with an empty cache; a known member keeps its index.
 
         Args:
-            member_id: its name.
-            max_hashes: bound of its index. No more than its cache holds, or more is believed of it than can be there.
+            member_id: its id.
+            max_hashes: limit of its index. It must not exceed the member's cache, or the index would overestimate it.
         """
         if member_id not in self._indexes:
             self._indexes[member_id] = PrefixIndex(max_hashes)
 
     def add(self, member_id: str, hashes: Sequence[bytes]) -> None:
-        """A request with this chain was computed there, or is going to be; who never joined is passed over."""
+        """Add the chain of a request that the member computes; ignore an unknown member."""
         index = self._indexes.get(member_id)
         if index is None:
             return
@@ -87,7 +88,7 @@ class PrefixDirectory:
         self._unlist(member_id, index.add(hashes))
 
     def drop(self, member_id: str, hashes: Iterable[bytes]) -> None:
-        """The member has evicted these."""
+        """Remove hashes that the member has evicted."""
         index = self._indexes.get(member_id)
         if index is not None:
             gone = [block_hash for block_hash in hashes if block_hash in index]
@@ -95,14 +96,14 @@ class PrefixDirectory:
             self._unlist(member_id, gone)
 
     def reset(self, member_id: str) -> None:
-        """Its cache is empty."""
+        """Forget all hashes of a member, because its cache is empty."""
         index = self._indexes.get(member_id)
         if index is not None:
             self._unlist(member_id, index)
             self._indexes[member_id] = PrefixIndex(index.max_hashes)
 
     def close(self, member_id: str) -> None:
-        """It has left."""
+        """Remove a member."""
         self.reset(member_id)
         self._indexes.pop(member_id, None)
 
@@ -115,7 +116,7 @@ class PrefixDirectory:
                     del self._holders[block_hash]
 
     def check_invariants(self) -> None:
-        """Who is listed for a hash has it; bounds hold."""
+        """Check that every listed member has the hash, and that the limits hold."""
         for index in self._indexes.values():
             index.check_invariants()
         for block_hash, holders in self._holders.items():

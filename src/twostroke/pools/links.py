@@ -1,4 +1,4 @@
-"""How fast KV travels between two members: measured, or assumed by the way it takes."""
+"""KV transfer rates between members: measured, or assumed by their transport."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from twostroke.pools.member import Member
 
 
 class Links:
-    """The latest measured rates, by (prefill member, decode member), and no more than a bound: ten thousand members are
-    up to twenty-five million pairs.
+    """The latest measured rates by (prefill member, decode member), up to a limit.
+
+    Ten thousand members form up to twenty-five million pairs.
 
     Args:
-        max_links: the bound.
+        max_links: the limit.
     """
 
     def __init__(self, max_links: int) -> None:
@@ -24,10 +25,10 @@ class Links:
         return len(self._bytes_per_s)
 
     def measured(self, prefill_id: str, decode_id: str, bytes_per_s: float) -> None:
-        """A hand-over has ended.
+        """Record the rate of a hand-over.
 
         Raises:
-            InvalidParameter: no rate above 0.
+            InvalidParameter: the rate is not above 0.
         """
         number("bytes_per_s", bytes_per_s, 0, 1e18, "more than 0 bytes a second", low_open=True)
         self._bytes_per_s[prefill_id, decode_id] = float(bytes_per_s)
@@ -36,17 +37,18 @@ class Links:
             self._bytes_per_s.popitem(last=False)
 
     def bytes_per_s(self, prefill: Member, decode: Member) -> float:
-        """Measured; else what the slower one's transport is assumed to do (Transport.assumed_bytes_per_s)."""
+        """Return the measured rate, or the assumed rate of the slower member's transport
+        (Transport.assumed_bytes_per_s)."""
         known = self._bytes_per_s.get((prefill.member_id, decode.member_id))
         return _assumed(prefill, decode) if known is None else known
 
     def assumed_bytes_per_s(self, prefill: Member, decode: Member) -> float | None:
-        """Return the assumed rate of a link that nobody has measured; None: it was measured."""
+        """Return the assumed rate of a link that was not measured; None: it was measured."""
         is_measured = (prefill.member_id, decode.member_id) in self._bytes_per_s
         return None if is_measured else _assumed(prefill, decode)
 
     def forget(self, member_id: str) -> None:
-        """It has left: who comes under its name may be elsewhere."""
+        """Forget a member that has left; another one may reuse its name elsewhere."""
         for pair in [pair for pair in self._bytes_per_s if member_id in pair]:
             del self._bytes_per_s[pair]
 

@@ -1,4 +1,4 @@
-"""A member of a pool: what a worker last said of itself, as frozen facts for who routes and scales."""
+"""A member of a pool: a worker's last report, as frozen facts for routing and scaling."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from twostroke.config.checks import number, whole_number
 
 
 class Role(enum.StrEnum):
-    """Which strokes a member takes."""
+    """Kinds of work that a member takes."""
 
     PREFILL = "prefill"
     DECODE = "decode"
-    """Decodes, and prefills what is not worth a hand-over."""
+    """Decodes, and computes prompts that are not worth a hand-over."""
     BOTH = "both"
-    """Either: it computes prompts for others, too."""
+    """Both: it also computes prompts for other members."""
 
     @property
     def prefills_for_others(self) -> bool:
@@ -24,12 +24,12 @@ class Role(enum.StrEnum):
 
     @property
     def decodes(self) -> bool:
-        """Whether a stream may live there."""
+        """Whether it may decode streams."""
         return self is not Role.PREFILL
 
 
 class Transport(enum.StrEnum):
-    """How KV leaves a member."""
+    """Means by which KV leaves a member."""
 
     INPROC = "inproc"
     SHARED_MEMORY = "shared_memory"
@@ -38,9 +38,13 @@ class Transport(enum.StrEnum):
 
     @property
     def assumed_bytes_per_s(self) -> float:
-        """Of a link that was not measured yet. Optimistic, near the best that was seen on two cores (one copy 20 GB/s,
-        shared memory and process_vm_readv 10, a TCP connection 3, NIXL's copies 5): a link that is taken for fast is
-        tried, and measured by that; one that is taken for slow never would be."""
+        """Assumed bytes per second of a link that was not measured yet.
+
+        Optimistic, near the best measured on two cores (one copy 20 GB/s, shared memory and process_vm_readv 10, a TCP
+        connection 3, NIXL's copies 5). A link that is assumed fast is tried, and thereby measured; one that is
+        assumed slow
+        would never be.
+        """
         return _ASSUMED_BYTES_PER_S[self]
 
 
@@ -56,23 +60,22 @@ _MOST = float(1 << 53)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Member:
-    """One worker: a scheduler and its KV blocks, on however many devices.
+    """One worker: a scheduler and its KV blocks, on any number of devices.
 
     Raises:
-        InvalidParameter: a figure that nothing can be computed with: below its least, not finite, or more blocks free
-            than there are.
+        InvalidParameter: a value that cannot be used: too small, not finite, or more free blocks than blocks.
     """
 
     member_id: str
     role: Role
     epoch: int = 0
-    """Of its process: another one means that it has started again, and its cache is empty."""
+    """Epoch of its process; another value means that it was restarted and its cache is empty."""
     is_ready: bool = True
-    """It takes requests: loaded, heard of lately."""
+    """Whether it accepts requests: it is loaded and has reported lately."""
     is_draining: bool = False
-    """It ends what it has and takes nothing new."""
+    """Whether it only ends the requests that it has."""
     num_queued_prompt_tokens: int = 0
-    """Not computed yet, of requests that it has taken."""
+    """Prompt tokens of its requests that are not computed yet."""
     silent_s: float = 0.0
     """Seconds without a finished step although it has work. It may hang, so its queue counts as that much longer."""
     num_running: int = 0
@@ -81,29 +84,29 @@ class Member:
     """Sequences that wait for a slot."""
     max_num_seqs: int
     num_free_blocks: int
-    """Held by nobody; blocks that only the prefix cache holds are free."""
+    """Free blocks, including those that only the prefix cache holds."""
     num_blocks: int
     block_size: int
     """Tokens of a block."""
     kv_bytes_per_token: int
-    """Of all layers, on the wire."""
+    """KV bytes per token over all layers, as transferred."""
     num_layers: int = 1
-    """That KV travels in pieces of."""
+    """Number of pieces in which KV is transferred."""
     prefill_tokens_per_s: float | None = None
-    """Measured; None while it has not prefilled: then the fastest measured rate of its kind is assumed."""
+    """Measured prefill rate; None while it has not prefilled: then the fastest measured rate of its kind is assumed."""
     kind: str = ""
-    """What decides how fast it computes: device, formats, threads. Members of one kind are assumed equally fast until
-    they are measured. Empty: not known, and no other member's rate stands for its own."""
+    """Properties that determine its speed: device, formats, threads. Members of one kind are assumed equally fast until
+    measured. Empty: unknown, and no other member's rate is assumed for it."""
     step_s: float = 0.0
-    """Measured, of a decode step with the streams it has; 0 while it has not decoded."""
+    """Measured seconds of a decode step with its current streams; 0 while it has not decoded."""
     step_s_per_sequence: float | None = None
-    """What one stream more adds to a step; None while not measured: then step_s / max_num_seqs is taken."""
+    """Seconds that one more stream adds to a step; None while not measured: then step_s / max_num_seqs is assumed."""
     transport: Transport = Transport.TCP
     numerics: str = ""
     """Numerics of its computation. KV of a member with other numerics is converted and cached under other hashes."""
 
     def __post_init__(self) -> None:
-        """Checks ranges: a member says this of itself, and one bad figure would turn every comparison."""
+        """Check ranges: a member reports these values itself, and one bad value would distort every comparison."""
         for name in ("num_queued_prompt_tokens", "num_running", "num_waiting", "num_blocks"):
             whole_number(name, getattr(self, name), 0)
         for name in ("max_num_seqs", "block_size", "kv_bytes_per_token", "num_layers"):
@@ -120,5 +123,5 @@ class Member:
 
     @property
     def takes_requests(self) -> bool:
-        """Ready, and to stay."""
+        """Whether it is ready and does not drain."""
         return self.is_ready and not self.is_draining

@@ -1,25 +1,25 @@
-"""What a request would cost here or there: a few formulas over what members report. Seconds from now.
+"""Predicted costs of a request at each member: a few formulas over the members' reports. All times in seconds from now.
 
     N   prompt tokens            o   output tokens expected       B   tokens of a block, the larger one
-    c   of N, believed cached    r   prefill tokens/s             K   KV bytes of a token      b   link bytes/s
+    c   of N, probably cached    r   prefill tokens/s             K   KV bytes of a token      b   link bytes/s
 
 Where the prompt is computed (p, or d itself):
 
     queue   = queued prompt tokens / r + silence          prefill = (N - c) / r
     late    = prefill x streams that decode there / TPOT target
-              tokens of others that a prefill beside them delays, each by one target
+              tokens of other streams that a prefill beside them delays, each by one target
 
-Where it decodes (d), with one stream more:
+Where it decodes (d), with one more stream:
 
-    step    = step_s + what a stream adds                 decode  = o x step
+    step    = step_s + seconds added by a stream          decode  = o x step
     slot    = max(queue,  streams that must end for a slot x o x step / slots,
                           streams that must end for the missing blocks x o x step / S)
-              one of S streams ends every o / S steps, and gives back its part of the used blocks
+              one of S streams ends every o / S steps, and frees its part of the used blocks
 
     alone       TTFT = slot + prefill
                 cost = TTFT + late x late_token_s + decode
 
-    handed over, layer by layer while p computes (so max, and no sum), d fetching once it has blocks:
+    handed over, layer by layer while p computes (so a max, not a sum); d fetches once it has blocks:
 
                 transfer = (whole blocks of N, less c of d) x K / b
                 TTFT     = queue + prefill                                            p sends the first token itself
@@ -28,7 +28,7 @@ Where it decodes (d), with one stream more:
                 exposed  = goes on - TTFT
                 cost     = goes on + hand_over_s + late x late_token_s + decode
 
-A request that finds nothing cached and everybody idle is computed where it decodes unless streams would be late by it.
+If nothing is cached and all members are idle, a request is computed where it decodes, unless that would delay streams.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from twostroke.pools.route import PredictedWay, RouteRequest
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """What was sent to a member since it last reported: a burst is seen before the member has heard of it."""
+    """Load sent to a member since its last report, so that a burst counts before the member has received it."""
 
     num_prompt_tokens: int = 0
     num_sequences: int = 0
@@ -53,34 +53,34 @@ class Placed:
 
 @dataclass(frozen=True, slots=True)
 class MemberStanding:
-    """What the formulas need of a member, worked out once a report."""
+    """State of a member for the formulas, computed once per report."""
 
     member: Member
     queue_s: float
     prefill_s_per_token: float
     is_rate_assumed: bool
-    """Whether nobody has measured how fast it prefills."""
+    """Whether its prefill rate was not measured."""
     num_streams: int
-    """That decode, or wait to."""
+    """Streams that decode or wait."""
     step_s: float
-    """With one stream more."""
+    """Seconds of a step with one more stream."""
     num_departures: int
-    """Streams that have to end before there is a slot."""
+    """Streams that have to end before a slot is free."""
     num_used_blocks: int
     late_tokens_per_s: float
-    """Of prefill."""
+    """Late tokens per second of prefill."""
 
     @classmethod
     def of(
         cls, member: Member, placed: Placed, config: RoutingConfig, rate_of_kind: float | None = None
     ) -> MemberStanding:
-        """Return how a member stands after what was placed there.
+        """Return a member's state after the requests placed there.
 
         Args:
-            member: as it last reported.
-            placed: what was sent to it since.
-            config: with the rate to assume where nothing was measured.
-            rate_of_kind: prefill tokens/s that were measured of another member of its kind.
+            member: its last report.
+            placed: load sent to it since then.
+            config: has the rate to assume where nothing was measured.
+            rate_of_kind: measured prefill tokens/s of another member of its kind.
         """
         rate = member.prefill_tokens_per_s or rate_of_kind or config.assumed_prefill_tokens_per_s
         step_s, most = member.step_s, member.max_num_seqs
@@ -101,12 +101,12 @@ class MemberStanding:
 
     @property
     def assumed_tokens_per_s(self) -> float | None:
-        """Its prefill rate where that is assumed; None: it was measured."""
+        """Assumed prefill rate; None: it was measured."""
         return 1 / self.prefill_s_per_token if self.is_rate_assumed else None
 
 
 class PrefillSide(NamedTuple):
-    """A request at a member that may compute its prompt. A tuple, as DecodeSide: many are made for each decision."""
+    """A request at a member that may compute its prompt. A tuple, as DecodeSide, because each decision creates many."""
 
     standing: MemberStanding
     num_cached_tokens: int
@@ -116,7 +116,7 @@ class PrefillSide(NamedTuple):
 
     @classmethod
     def of(cls, standing: MemberStanding, request: RouteRequest, num_cached_tokens: int) -> PrefillSide:
-        """At least one token is computed, whatever is cached: the first output token needs its state."""
+        """Return the figures; at least one token is computed, because the first output token needs its state."""
         num_cached_tokens = min(num_cached_tokens, request.num_prompt_tokens - 1)
         prefill_s = (request.num_prompt_tokens - num_cached_tokens) * standing.prefill_s_per_token
         late_tokens = prefill_s * standing.late_tokens_per_s
@@ -130,21 +130,21 @@ class DecodeSide(NamedTuple):
     num_cached_tokens: int
     slot_s: float
     tail_s: float
-    """The last block, where it is not whole."""
+    """Seconds to compute the last block, if it is not whole."""
     transfer_bytes: int
     decode_s: float
 
     @classmethod
     def of(cls, standing: MemberStanding, request: RouteRequest, num_cached_tokens: int) -> DecodeSide:
-        """Whether it fits at all is another question (`num_blocks_needed`)."""
+        """Return the figures, without checking that the request fits (`num_blocks_needed`)."""
         member = standing.member
         num_tail = request.num_prompt_tokens % max(member.block_size, request.block_size)
         num_missing_tokens = max(0, request.num_prompt_tokens - num_tail - num_cached_tokens)
-        # cached blocks that nobody else holds are taken out of the free ones: nothing is saved by them here
+        # cached blocks without other users count as free, so they save nothing here
         num_missing = num_blocks_needed(request, member) - (member.num_blocks - standing.num_used_blocks)
         decode_s = request.num_output_tokens * standing.step_s
         slot_s = max(standing.queue_s, standing.num_departures * decode_s / member.max_num_seqs)
-        if num_missing > 0:  # whoever holds blocks there, be it one or none that is known of, has to end first
+        if num_missing > 0:  # streams that hold blocks have to end first; assume one if none is known
             num_streams = max(1, standing.num_streams)
             num_ends = math.ceil(num_missing * num_streams / max(1, standing.num_used_blocks))
             slot_s = max(slot_s, num_ends * decode_s / num_streams)
@@ -159,7 +159,7 @@ class DecodeSide(NamedTuple):
 
 
 def num_blocks_needed(request: RouteRequest, member: Member) -> int:
-    """KV blocks of the whole request, at a member.
+    """Return the KV blocks that the whole request needs at a member.
 
     >>> from twostroke.pools.member import Role
     >>> member = Member(member_id="d0", role=Role.DECODE, max_num_seqs=1, num_free_blocks=9, num_blocks=9,
@@ -171,14 +171,14 @@ def num_blocks_needed(request: RouteRequest, member: Member) -> int:
 
 
 def local_cost_s(here: PrefillSide, decode: DecodeSide, config: RoutingConfig) -> float:
-    """Of both strokes at one member."""
+    """Return the cost of prefill and decode at one member."""
     return decode.slot_s + here.prefill_s + here.late_tokens * config.late_token_s + decode.decode_s
 
 
 def goes_on_s(prefill: PrefillSide, decode: DecodeSide, transfer_s: float) -> float:
-    """Until the second token of a request that is handed over can be computed.
+    """Return the time until the second token of a handed-over request can be computed.
 
-    A prompt of 1 s whose KV takes 1 s, in ten layers: not 2 s.
+    A prompt of 1 s whose KV takes 1 s, in ten layers, does not take 2 s:
 
     >>> from twostroke.pools.member import Role
     >>> member = Member(member_id="m", role=Role.BOTH, max_num_seqs=1, num_free_blocks=9, num_blocks=9, block_size=10,
@@ -194,13 +194,13 @@ def goes_on_s(prefill: PrefillSide, decode: DecodeSide, transfer_s: float) -> fl
 
 
 def hand_over_cost_s(prefill: PrefillSide, decode: DecodeSide, transfer_s: float, config: RoutingConfig) -> float:
-    """Of the prompt at one member and the rest at another."""
+    """Return the cost of the prompt at one member and decode at another."""
     late_s = prefill.late_tokens * config.late_token_s
     return goes_on_s(prefill, decode, transfer_s) + config.hand_over_s + late_s + decode.decode_s
 
 
 def predicted_local(here: PrefillSide, decode: DecodeSide, config: RoutingConfig) -> PredictedWay:
-    """The figures of `local_cost_s`."""
+    """Return the prediction with the figures of `local_cost_s`."""
     return PredictedWay(
         prefill_id=None,
         decode_id=decode.standing.member.member_id,
@@ -224,7 +224,8 @@ def predicted_hand_over(
     config: RoutingConfig,
     assumed_bytes_per_s: float | None = None,
 ) -> PredictedWay:
-    """Return the figures of `hand_over_cost_s`; the assumed rate is that of a link that nobody has measured."""
+    """Return the prediction with the figures of `hand_over_cost_s`; the last argument is the link's rate if not
+    measured."""
     ttft_s = prefill.queue_s + prefill.prefill_s
     return PredictedWay(
         prefill_id=prefill.standing.member.member_id,

@@ -1,4 +1,4 @@
-"""Which prefixes a member is believed to have: the last hashes it was told to compute, and no more than a bound."""
+"""Prefixes that a member probably has: the hashes of its latest requests, up to a limit."""
 
 from __future__ import annotations
 
@@ -9,18 +9,20 @@ from twostroke.config.checks import whole_number
 
 
 class PrefixIndex:
-    """Chained hashes, least recently used forgotten first.
+    """Chained block hashes; the least recently used are forgotten first.
 
-    A belief, not a fact: the member evicts by its own rules and says so later, if at all. A belief that is wrong costs
-    a prefill that was not expected, never a wrong token.
+    The index is an estimate: the member evicts blocks by its own rules, and reports it later or never. An error
+    costs an
+    unexpected prefill, never a wrong token.
 
-    A chain is taken in from its end to its start, so a block is always older than the block before it, and the bound
-    cuts chains at their ends. Hence what is known of a chain is its first part, and the length of that is found by
-    bisection. (A hash that was dropped alone may leave later ones of its chain behind; until they are forgotten the
-    prefix may be taken for longer than it is.)
+    A chain is added from its end to its start, so a block is always older than the block before it, and the limit
+    removes
+    chains from their ends. So the known part of a chain is its beginning, and bisection finds its length. (A hash
+    that is
+    dropped alone may leave later ones of its chain; until they are forgotten, the prefix may be overestimated.)
 
     Args:
-        max_hashes: the bound, at least 1.
+        max_hashes: the limit, at least 1.
 
     >>> index = PrefixIndex(3)
     >>> index.add([b"a", b"b", b"c"]), index.add([b"x"])
@@ -35,7 +37,7 @@ class PrefixIndex:
         whole_number("max_hashes", max_hashes, 1)
         self.max_hashes = max_hashes
         self._hashes: OrderedDict[bytes, None] = OrderedDict()
-        """The one to be forgotten next is first."""
+        """Hashes in order; the first one is forgotten next."""
 
     def __len__(self) -> int:
         return len(self._hashes)
@@ -47,7 +49,7 @@ class PrefixIndex:
         return iter(self._hashes)
 
     def depth(self, hashes: Sequence[bytes]) -> int:
-        """How many of a chain's hashes, from its first on, are believed to be there. O(log n)."""
+        """Return the number of a chain's hashes, from the first on, that the member probably has. O(log n)."""
         known = self._hashes
         low, high = 0, len(hashes)
         while low < high:
@@ -59,7 +61,7 @@ class PrefixIndex:
         return low
 
     def add(self, hashes: Sequence[bytes]) -> list[bytes]:
-        """A request with this chain was computed there, or is going to be; returns what the bound pushed out."""
+        """Add the chain of a request that the member computes; return the hashes that the limit removes."""
         known = self._hashes
         for block_hash in reversed(hashes[: self.max_hashes]):
             known[block_hash] = None
@@ -67,10 +69,10 @@ class PrefixIndex:
         return [known.popitem(last=False)[0] for _ in range(len(known) - self.max_hashes)]
 
     def drop(self, hashes: Iterable[bytes]) -> None:
-        """The member has evicted these; unknown ones are passed over."""
+        """Remove hashes that the member has evicted; ignore unknown ones."""
         for block_hash in hashes:
             self._hashes.pop(block_hash, None)
 
     def check_invariants(self) -> None:
-        """The bound holds."""
+        """Check that the limit holds."""
         assert len(self._hashes) <= self.max_hashes, f"{len(self._hashes)} hashes, at most {self.max_hashes}"

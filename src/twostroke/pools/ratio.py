@@ -1,4 +1,4 @@
-"""How a load divides members among the two pools, with its arithmetic."""
+"""Ratio of the two pools that fits a load, with its arithmetic."""
 
 from __future__ import annotations
 
@@ -13,35 +13,34 @@ _MOST = float(1 << 53)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SuggestedRatio:
-    """Members of each pool that a load keeps busy, and what that follows from.
+    """Number of members of each pool that a load keeps busy, with the figures behind it.
 
     num_prefill = prompt_tokens_per_s / prefill_tokens_per_s
     num_decode  = output_tokens_per_s / decode_tokens_per_s,    decode_tokens_per_s = n / (step_s + n x slope)
     """
 
     prompt_tokens_per_s: float
-    """Of the load, cached ones left out."""
+    """Rate of arriving prompt tokens that are not cached."""
     output_tokens_per_s: float
-    """Of the load."""
+    """Rate of output tokens."""
     prefill_tokens_per_s: float
-    """Of one member."""
+    """Prefill rate of one member."""
     num_streams: int
-    """n: that one decode member takes within the TPOT target."""
+    """Number of streams, n, of one decode member within the TPOT target."""
     decode_tokens_per_s: float
-    """Of one member with that many."""
+    """Rate of one decode member with n streams."""
     num_prefill: float
     num_decode: float
 
     @property
     def prefill_per_decode(self) -> float | None:
-        """P : D as one number; None where nothing is decoded."""
+        """P : D as one number; None if nothing is decoded."""
         return self.num_prefill / self.num_decode if self.num_decode else None
 
     def split(self, num_members: int) -> tuple[int, int]:
-        """So many members in that ratio, at least one of each.
+        """Divide a number of members in that ratio, at least one of each.
 
-        The pools should be about equally busy: of the ways to divide, the one whose busier pool is least busy; of
-        equals the one with more members that decode.
+        The split minimizes the utilization of the busier pool; of equals it is the one with more decode members.
 
         Raises:
             InvalidParameter: less than two members.
@@ -67,19 +66,19 @@ def suggested_ratio(
     tpot_target_s: float,
     max_num_seqs: int,
 ) -> SuggestedRatio:
-    """The ratio that observed load and measured speeds speak for.
+    """Return the ratio that fits the observed load and the measured speeds.
 
     Args:
-        prompt_tokens_per_s: that arrive and are not cached.
-        output_tokens_per_s: that are wanted.
+        prompt_tokens_per_s: arriving prompt tokens that are not cached.
+        output_tokens_per_s: output tokens that are wanted.
         prefill_tokens_per_s: of one member.
         step_s: of a decode step without streams.
-        step_s_per_sequence: what a stream adds to it.
+        step_s_per_sequence: seconds that a stream adds to it.
         tpot_target_s: seconds for an output token.
         max_num_seqs: of one member.
 
     Raises:
-        InvalidParameter: a rate or a time that nothing can be divided by.
+        InvalidParameter: a rate or a time by which nothing can be divided.
 
     >>> ratio = suggested_ratio(prompt_tokens_per_s=3000.0, output_tokens_per_s=800.0, prefill_tokens_per_s=1000.0,
     ...                         step_s=0.03, step_s_per_sequence=0.001, tpot_target_s=0.05, max_num_seqs=64)

@@ -1,5 +1,7 @@
-"""The members, in the order of what a middling request would cost there: the least loaded are found without looking at
-all of them."""
+"""The members, ordered by the cost of a typical request.
+
+The order gives the least loaded members without looking at all of them.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +15,11 @@ from twostroke.pools.prediction import DecodeSide, MemberStanding, Placed, Prefi
 from twostroke.pools.route import RouteRequest
 
 MIDDLING = RouteRequest(num_prompt_tokens=512, num_output_tokens=256)
-"""Stands for all requests in the order. Among members that are equally fast any request would do."""
+"""Typical request that defines the order. Among equally fast members any request gives the same order."""
 
 
 class MembersByLoad:
-    """Ids by rising load, equals by id. A change is a binary search and a shift of pointers."""
+    """Member ids by rising load, ties by id. A change is a binary search and a shift of pointers."""
 
     def __init__(self) -> None:
         self._loads: dict[str, float] = {}
@@ -33,16 +35,16 @@ class MembersByLoad:
         return (member_id for _, member_id in self._sorted)
 
     def first(self, most: int) -> list[str]:
-        """The least loaded."""
+        """Return the ids of the least loaded members."""
         return [member_id for _, member_id in self._sorted[:most]]
 
     @property
     def least(self) -> float | None:
-        """The least load; None where there is no member."""
+        """The smallest load; None without members."""
         return self._sorted[0][0] if self._sorted else None
 
     def put(self, member_id: str, load: float) -> None:
-        """A member comes, or its load has changed."""
+        """Add a member, or change its load."""
         if self._loads.get(member_id) == load:
             return
         self.remove(member_id)
@@ -50,33 +52,33 @@ class MembersByLoad:
         bisect.insort(self._sorted, (load, member_id))
 
     def remove(self, member_id: str) -> None:
-        """It has left; who is not there is passed over."""
+        """Remove a member; ignore an unknown one."""
         load = self._loads.pop(member_id, None)
         if load is not None:
             del self._sorted[bisect.bisect_left(self._sorted, (load, member_id))]
 
     def check_invariants(self) -> None:
-        """Sorted, and everybody once."""
+        """Check that the list is sorted and has every member once."""
         assert self._sorted == sorted((load, member_id) for member_id, load in self._loads.items())
 
 
 class Roster:
-    """Members with what was placed at each since its last report, in three orders."""
+    """The members, with the requests placed at each since its last report, in three orders."""
 
     def __init__(self, config: RoutingConfig) -> None:
         self._config = config
         self._standings: dict[str, MemberStanding] = {}
         self._placed: dict[str, Placed] = {}
         self.for_prefill = MembersByLoad()
-        """Who computes prompts for others."""
+        """Members that compute prompts for others."""
         self.for_decode = MembersByLoad()
-        """Who decodes, by what decoding costs there."""
+        """Members that decode, by the cost of decoding."""
         self.for_both = MembersByLoad()
-        """The same members, by both strokes together."""
+        """Members that decode, by the cost of prefill and decode together."""
         self._rates: dict[str, MembersByLoad] = {}
-        """Members of a kind whose prefill was measured, the fastest first."""
+        """Members with a measured prefill rate by kind, the fastest first."""
         self._unmeasured: dict[str, set[str]] = {}
-        """By kind, the others: the fastest rate stands for theirs."""
+        """Members without a measured prefill rate by kind; the fastest rate of the kind is assumed for them."""
 
     def __contains__(self, member_id: object) -> bool:
         return member_id in self._standings
@@ -85,16 +87,16 @@ class Roster:
         return len(self._standings)
 
     def __getitem__(self, member_id: str) -> MemberStanding:
-        """As it stands with what was placed there."""
+        """Return a member's state, including the requests placed there."""
         return self._standings[member_id]
 
     @property
     def members(self) -> Iterator[Member]:
-        """As they last reported."""
+        """Last reports of all members."""
         return (standing.member for standing in self._standings.values())
 
     def put(self, member: Member) -> None:
-        """It has joined, or reports. The report counts what was placed there before."""
+        """Add a member, or take its report, which includes the requests placed there before."""
         before = self._standings.get(member.member_id)
         if before is not None and before.member.kind != member.kind:
             self._forget_rate(before.member)
@@ -107,7 +109,7 @@ class Roster:
             self._stand_unmeasured(member.kind)
 
     def place(self, member_id: str, more: Placed) -> None:
-        """Something was sent there; a member that has left is passed over."""
+        """Add a request to a member's load; ignore a member that has left."""
         standing = self._standings.get(member_id)
         if standing is None:
             return
@@ -122,7 +124,7 @@ class Roster:
         self._stand(standing.member, placed)
 
     def remove(self, member_id: str) -> None:
-        """It has left."""
+        """Remove a member."""
         left = self._standings.pop(member_id, None)
         self._placed.pop(member_id, None)
         self._leave_orders(member_id)
@@ -135,7 +137,7 @@ class Roster:
         return None if least is None else -least
 
     def _note_rate(self, member: Member) -> None:
-        """Take in a report's measured rate, or that there is none."""
+        """Record a report's measured prefill rate, or that it has none."""
         rates = self._rates.setdefault(member.kind, MembersByLoad())
         unmeasured = self._unmeasured.setdefault(member.kind, set())
         if member.prefill_tokens_per_s is None:
@@ -146,7 +148,7 @@ class Roster:
             unmeasured.discard(member.member_id)
 
     def _forget_rate(self, member: Member) -> None:
-        """Forget a member's rate: it has left, or is of another kind now."""
+        """Forget a member's rate, because it has left or changed its kind."""
         kind = member.kind
         if kind not in self._rates:
             return
@@ -157,7 +159,7 @@ class Roster:
             del self._rates[kind], self._unmeasured[kind]
 
     def _stand_unmeasured(self, kind: str) -> None:
-        """Work out the members again for whom another's rate stands."""
+        """Recompute the members for which another member's rate is assumed."""
         for member_id in self._unmeasured.get(kind, ()):
             self._stand(self._standings[member_id].member, self._placed.get(member_id, Placed()))
 
@@ -188,7 +190,7 @@ class Roster:
             order.remove(member_id)
 
     def check_invariants(self) -> None:
-        """Orders hold whoever takes requests, and nobody else."""
+        """Check that the orders contain exactly the members that accept requests."""
         ready = {m.member_id: m.role for m in self.members if m.takes_requests}
         assert set(self.for_prefill) == {i for i, role in ready.items() if role.prefills_for_others}
         assert set(self.for_decode) == set(self.for_both) == {i for i, role in ready.items() if role.decodes}

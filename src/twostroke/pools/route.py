@@ -1,4 +1,4 @@
-"""The question to the router and its answer, with the figures that it was decided by."""
+"""A request to the router and its answer, with the figures behind the decision."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from twostroke.config.checks import whole_number
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouteRequest:
-    """What the router knows of a request: counts and hashes, no token.
+    """A request as the router sees it: counts and hashes, no tokens.
 
     Raises:
-        InvalidParameter: no prompt tokens, no output token, more hashes than full blocks.
+        InvalidParameter: no prompt tokens, no output token, or more hashes than full blocks.
     """
 
     num_prompt_tokens: int
     num_output_tokens: int
-    """Expected; the most it may become where nothing better is known."""
+    """Expected output tokens; their limit if no better estimate is known."""
     block_hashes: Sequence[bytes] = ()
-    """Chained, of the prompt's full blocks, from its start on."""
+    """Chained hashes of the prompt's full blocks, from the start on."""
     block_size: int = 16
-    """Tokens that a hash stands for: the largest of all members' blocks. One whose blocks do not divide it has none of
+    """Tokens per hash: the largest block size of all members. A member whose block size does not divide it has none of
     these."""
     whole_tokens: int = 0
-    """Prefixes of a multiple of so many tokens can be handed over, whoever the members are; 0: of block_size."""
+    """Granularity in tokens at which prefixes can be handed over between any members; 0: block_size."""
     may_be_handed_over: bool = True
-    """False for what only the member that decodes can answer, as prompt_logprobs."""
+    """Whether it may be handed over; False if only the decoding member can answer it, as prompt_logprobs."""
 
     @property
     def has_full_block(self) -> bool:
@@ -36,7 +36,7 @@ class RouteRequest:
         return self.num_prompt_tokens >= (self.whole_tokens or self.block_size)
 
     def __post_init__(self) -> None:
-        """Checks counts."""
+        """Check counts."""
         for name in ("num_prompt_tokens", "num_output_tokens", "block_size"):
             whole_number(name, getattr(self, name), 1)
         most = self.num_prompt_tokens // self.block_size
@@ -45,11 +45,11 @@ class RouteRequest:
 
 
 class RouteReason(enum.StrEnum):
-    """Why a route is as it is."""
+    """Reason for a route."""
 
     HAND_OVER_PAYS = "hand_over_pays"
     NOT_ALLOWED = "not_allowed"
-    """The request asks for something that does not travel."""
+    """The request asks for something that is not handed over."""
     NO_FULL_BLOCK = "no_full_block"
     """The prompt is shorter than a block, and only whole blocks are handed over."""
     NO_PREFILL_MEMBER = "no_prefill_member"
@@ -59,28 +59,29 @@ class RouteReason(enum.StrEnum):
     KV_DOES_NOT_FIT = "kv_does_not_fit"
     """The decode members cannot import the KV of any ready prefill member: block or token sizes differ."""
     SHORT_REMAINDER = "short_remainder"
-    """What is not cached where it decodes is computed sooner than a hand-over is arranged."""
+    """The uncached part of the prompt is computed sooner than a hand-over is arranged."""
     PREFILL_BUSY = "prefill_busy"
-    """Mostly the prefill member's queue keeps the hand-over from paying. why_alone.py finds this and the next three."""
+    """The main obstacle to a hand-over is the prefill member's queue. why_alone.py finds this and the next three
+    reasons."""
     SLOW_LINK = "slow_link"
-    """Mostly the time of the KV transfer keeps it from paying."""
+    """The main obstacle is the time of the KV transfer."""
     MORE_IS_CACHED = "more_is_cached"
-    """Mostly the decode member's longer cached prefix keeps it from paying."""
+    """The main obstacle is the decode member's longer cached prefix."""
     SLOW_PREFILL = "slow_prefill"
-    """Mostly the prefill member's slower prefill keeps it from paying."""
+    """The main obstacle is the prefill member's slower prefill."""
     LOCAL_IS_CHEAPER = "local_is_cheaper"
-    """Even an idle prefill member would not pay: a prefill where the request decodes makes few streams late."""
+    """A hand-over to an idle prefill member would not pay either: prefill at the decode member delays few streams."""
     NO_DECODE_LEFT = "no_decode_left"
-    """No decode member takes requests: a prefill member computes the prompt and decodes."""
+    """No decode member accepts requests: a prefill member computes the prompt and decodes."""
     NO_DECODE_MEMBER = "no_decode_member"
     """No member is ready: the request cannot be routed."""
     TOO_LARGE = "too_large"
-    """No member that decodes has so many KV blocks: the request goes nowhere."""
+    """No member that decodes has enough KV blocks: the request cannot be routed."""
 
 
 _WORDS = {
     RouteReason.HAND_OVER_PAYS: "the hand-over is predicted to pay",
-    RouteReason.NOT_ALLOWED: "the request asks for something that does not travel with its KV",
+    RouteReason.NOT_ALLOWED: "the request asks for results that cannot be handed over with its KV",
     RouteReason.NO_FULL_BLOCK: "the prompt is shorter than one KV block, and only whole blocks are handed over",
     RouteReason.NO_PREFILL_MEMBER: "no prefill member is ready",
     RouteReason.PROMPT_TOO_LARGE: "no prefill member that is ready has KV memory for the prompt",
@@ -97,62 +98,62 @@ _ASSUMED_WORDS = {
     RouteReason.SLOW_LINK: "the link is assumed too slow for so much KV",
     RouteReason.SLOW_PREFILL: "the prefill member is assumed to compute prompts more slowly",
 }
-"""The same where a rate that the reason rests on was not measured."""
+"""Words for these reasons if a rate behind them was not measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PredictedWay:
-    """What one way is expected to bring; seconds from now. The formulas are in prediction.py."""
+    """Prediction for one way to run the request; seconds from now. The formulas are in prediction.py."""
 
     prefill_id: str | None
-    """None: the prompt is computed where the request decodes."""
+    """Member that computes the prompt; None: the one that decodes."""
     decode_id: str
     num_cached_tokens: int
-    """Believed to be cached where the prompt is computed."""
+    """Tokens that are probably cached where the prompt is computed."""
     queue_s: float
-    """Until its prefill starts."""
+    """Time until its prefill starts."""
     prefill_s: float
     transfer_s: float
-    """Of all KV that travels, by itself."""
+    """Time of the transfer of all its KV, without overlap."""
     exposed_s: float
-    """Of transfer and slot, what the prefill does not hide: the gap between the first token and the second."""
+    """Part of transfer and slot that the prefill does not hide: the gap between the first and the second token."""
     ttft_s: float
     late_tokens: float
-    """Of other streams, that its prefill delays by the TPOT target."""
+    """Tokens of other streams that its prefill delays, each by the TPOT target."""
     decode_s: float
-    """All of its output."""
+    """Time to decode its output."""
     cost_s: float
-    """What ways are compared by."""
+    """Cost by which ways are compared."""
     assumed_tokens_per_s: float | None = None
-    """Prefill rate of the member that computes the prompt, where nobody has measured it."""
+    """Prefill rate of the member that computes the prompt, if it is assumed; else None."""
     assumed_bytes_per_s: float | None = None
-    """Rate of the link, where nobody has measured it."""
+    """Rate of the link, if it is assumed; else None."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Route:
-    """Where a request goes."""
+    """The members that run a request, and why."""
 
     prefill_id: str | None
-    """Who computes the prompt and lends its KV; None: no hand-over."""
+    """Member that computes the prompt and lends its KV; None: no hand-over."""
     decode_id: str | None
-    """Who decodes, and prefills where nobody does it for it; None: nobody can take the request now."""
+    """Member that decodes, and also prefills without a hand-over; None: no member can take the request now."""
     reason: RouteReason
     hand_over: PredictedWay | None
-    """The cheapest that was found; None where none was possible."""
+    """Prediction for the cheapest hand-over; None if none was possible."""
     local: PredictedWay | None
-    """The same without a hand-over."""
+    """Prediction for the cheapest way without a hand-over."""
     detail: str = ""
-    """Of a request that goes nowhere: value, limit and remedy."""
+    """Value, limit and remedy, if the request cannot be routed."""
 
     @property
     def chosen(self) -> PredictedWay | None:
-        """The figures of the way it goes."""
+        """Prediction for the way that was chosen."""
         return None if self.decode_id is None else self.local if self.prefill_id is None else self.hand_over
 
     @property
     def words(self) -> str:
-        """For people.
+        """Route and reason in words.
 
         >>> Route(prefill_id=None, decode_id="d0", reason=RouteReason.SLOW_LINK, hand_over=None, local=None).words
         'd0 computes the prompt itself: the link is too slow for so much KV'
@@ -169,7 +170,7 @@ class Route:
 
     @property
     def _why(self) -> str:
-        """The reason, called an assumption where a rate that it rests on was not measured."""
+        """Reason in words; it is called an assumption if a rate behind it was not measured."""
         ways = [way for way in (self.local, self.hand_over) if way is not None]
         is_assumed = {
             RouteReason.SLOW_LINK: any(way.assumed_bytes_per_s is not None for way in ways),
@@ -179,7 +180,7 @@ class Route:
 
     @property
     def _assumptions(self) -> list[str]:
-        """Rates behind the predicted costs that were assumed; the link's only where it is the reason."""
+        """Assumed rates behind the predicted costs; the link's only if it is the reason."""
         found: dict[str, str] = {}
         for way in (self.local, self.hand_over):
             if way is not None and way.assumed_tokens_per_s is not None:

@@ -1,29 +1,31 @@
-"""Who computes a request's prompt, and who decodes it.
+"""Choice of the members that compute a request's prompt and decode it.
 
-    what members report ──► Roster ─── the least loaded ──┐
-    what was routed     ──► PrefixDirectory ─ who has its ┼─► candidates ─► cost of each way ─► the cheapest: a Route
-                                              prefix      │   (prediction.py)
-    rates of hand-overs ──► Links ────────────────────────┘
+    members' reports   ──► Roster ─── least loaded ──────────┐
+    earlier routes     ──► PrefixDirectory ─ prefix holders ─┼─► candidates ─► cost of each way ─► cheapest: a Route
+                                                             │   (prediction.py)
+    rates of hand-overs ─► Links ────────────────────────────┘
 
 The rules:
 
-1.  Warm or idle: both are candidates, and the cost decides. A warm member saves c / r seconds of prefill, a queue costs
-    q / r: it is chosen while it saves more than its queue is longer.  A prefix draws load only as far as it pays.
-2.  A hand-over has to pay:   cost handed over < cost alone.   The first holds the transfer that prefill does not hide
-    and hand_over_s, the second the tokens that the decode member's streams would have late. So a short remainder, a
-    slow link, a busy prefill pool and an idle decode member all speak for computing the prompt where it decodes.
-3.  What was sent counts from when it was sent (`placed`), not from the member's next report: a burst spreads.
-4.  No decode member takes requests: the prefill member that is cheapest for both strokes takes the request.
-5.  Equal costs: the id that sorts first. The same history gives the same routes.
-6.  A member whose prefill nobody has measured is assumed as fast as the fastest of its kind: so it is tried, and
-    measured by that. Without one of its kind that was measured, assumed_prefill_tokens_per_s stands for it. A route's
-    words say which of its figures are assumed.
+1.  Both members with a cached prefix and idle members are candidates, and the cost decides. A cached prefix saves
+    c / r seconds of prefill, and a queue costs q / r. So a cached prefix attracts load only as long as it saves more
+    than the queue costs.
+2.  A hand-over has to pay: its cost must be less than the cost without one. The first includes hand_over_s and the
+    part of the transfer that prefill does not hide; the second includes the tokens that the decode member's streams
+    would have late. So a short remainder, a slow link, a busy prefill pool or an idle decode member all favour
+    computing the prompt where it decodes.
+3.  A placed request counts at once (`placed`), not only after the member's next report, so bursts spread.
+4.  If no decode member accepts requests, the prefill member that is cheapest for prefill and decode takes the request.
+5.  Of equal costs, the id that sorts first wins. So the same history gives the same routes.
+6.  A member with an unmeasured prefill rate is assumed as fast as the fastest of its kind. So it is tried, and thereby
+    measured. If no member of its kind was measured, assumed_prefill_tokens_per_s is used. A route's words say which
+    of its figures are assumed.
 
-Work of a decision: num_candidates least loaded and as many holders of the prefix for each stroke, of which the
-num_candidates cheapest make pairs. It does not grow with the number of members; their orders cost a report a binary
-search. Pools of up to num_candidates members are searched whole. In larger ones the order by what a middling request
-would cost decides who is looked at: the choice is exact where those of a role differ in one figure of load, and near
-elsewhere; links that differ much can hide a better pair.
+Work of a decision: num_candidates least loaded members and as many holders of the prefix for each of prefill and
+decode, of which the num_candidates cheapest form pairs. It does not grow with the number of members; a report costs a
+binary search in their orders. Pools of up to num_candidates members are searched completely. In larger ones the cost
+of a typical request selects the candidates. The choice is exact if members of a role differ in one figure of load, and
+close to it otherwise; links that differ much can hide a better pair.
 """
 
 from __future__ import annotations
@@ -50,14 +52,14 @@ from twostroke.pools.route import PredictedWay, Route, RouteReason, RouteRequest
 from twostroke.pools.why_alone import why_alone
 
 REPORTS_EVERY_S = 0.2
-"""The router hears a member's figures so often at most; what was sent to it counts at once."""
+"""Minimum seconds between two updates of a member's figures; requests sent to it count at once."""
 
 Pair = tuple[PrefillSide, DecodeSide, float]
-"""And the seconds of transfer."""
+"""Prefill side, decode side, and seconds of transfer."""
 
 
 class Router:
-    """Knows the members, and answers where a request goes. `route` asks and changes nothing; the rest tells.
+    """The members' state, and the choice of routes. `route` only reads the state; the other methods update it.
 
     >>> from twostroke.pools.member import Role
     >>> router = Router(RoutingConfig())
@@ -78,11 +80,11 @@ class Router:
         self._prefixes = PrefixDirectory(max_holders=2 * config.num_candidates)
 
     def __len__(self) -> int:
-        """Members, ready or not."""
+        """Return the number of members, ready or not."""
         return len(self._roster)
 
     def put(self, member: Member) -> None:
-        """A member has joined, or reports. Another epoch than before: its cache is empty, its links are new."""
+        """Add a member, or take its report. If its epoch has changed, its cache is empty and its links are unknown."""
         if member.member_id in self._roster and self._roster[member.member_id].member.epoch != member.epoch:
             self.remove(member.member_id)
         self._roster.put(member)
@@ -90,14 +92,16 @@ class Router:
         self._prefixes.open(member.member_id, max(1, most))
 
     def remove(self, member_id: str) -> None:
-        """It has left; what was known of it is forgotten."""
+        """Remove a member, and forget everything about it."""
         self._roster.remove(member_id)
         self._prefixes.close(member_id)
         self._links.forget(member_id)
 
     def placed(self, request: RouteRequest, route: Route) -> None:
-        """The request was sent as `route` says: who was chosen has that much more to do until it reports, and is
-        believed to have the prompt's blocks."""
+        """Record that the request was sent along a route.
+
+        The chosen members have that much more work until they report, and probably have the prompt's blocks.
+        """
         chosen = route.chosen
         if chosen is None:
             return
@@ -119,27 +123,27 @@ class Router:
         return giver is not None and taker is not None and giver.numerics == taker.numerics
 
     def computed(self, member_id: str, block_hashes: Sequence[bytes]) -> None:
-        """A member has these blocks of a chain, from its start on: what it says of its own cache."""
+        """Record a member's report that it has these blocks of a chain, from the start on."""
         self._prefixes.add(member_id, self._strided(block_hashes))
 
     def evicted(self, member_id: str, block_hashes: Iterable[bytes]) -> None:
-        """A member has these blocks no longer; hashes that are not remembered are passed over."""
+        """Record that a member has evicted these blocks; ignore unknown hashes."""
         self._prefixes.drop(member_id, block_hashes)
 
     def reset(self, member_id: str) -> None:
-        """A member's prefix cache is empty."""
+        """Record that a member's prefix cache is empty."""
         self._prefixes.reset(member_id)
 
     def link_measured(self, prefill_id: str, decode_id: str, bytes_per_s: float) -> None:
-        """A hand-over between the two went that fast.
+        """Record the rate of a hand-over between two members.
 
         Raises:
-            InvalidParameter: no rate above 0.
+            InvalidParameter: the rate is not above 0.
         """
         self._links.measured(prefill_id, decode_id, bytes_per_s)
 
     def route(self, request: RouteRequest) -> Route:
-        """Where the request goes, by what is known now."""
+        """Return the route of a request, from the current state."""
         keys = self._strided(request.block_hashes)
         decodes = self._decode_sides(request, keys)
         if not decodes:
@@ -182,7 +186,7 @@ class Router:
         return self._local_route(local, None, RouteReason.NO_DECODE_LEFT)
 
     def _decode_sides(self, request: RouteRequest, keys: Sequence[bytes]) -> list[DecodeSide]:
-        """Candidates that the request fits into; if none of the candidates, then all that it fits into."""
+        """Return the candidates with room for the request; if none has, all decode members with room."""
         most, roster = self._config.num_candidates, self._roster
         nearest = dict.fromkeys(roster.for_decode.first(most) + roster.for_both.first(most))
         nearest.update(dict.fromkeys(self._holders(keys, roster.for_decode)))
@@ -203,7 +207,7 @@ class Router:
         for prefill in prefills[: 2 * most]:
             giver = prefill.standing.member
             if self._prefill_key(prefill)[0] + least_s > best_key[0]:
-                break  # nobody who comes now has a cheaper pair: a transfer and a tail cost no less than nothing
+                break  # later ones cost more: transfer and tail are at least 0
             for decode in nearest:
                 taker = decode.standing.member
                 if giver.member_id == taker.member_id or not _kv_fits(giver, taker):
@@ -250,7 +254,7 @@ class Router:
         return Route(prefill_id=None, decode_id=local.decode_id, reason=reason, hand_over=handed, local=local)
 
     def _holders(self, keys: Sequence[bytes], order: MembersByLoad) -> list[str]:
-        """Who is believed to have the prefix and takes this stroke."""
+        """Return the members of an order that probably have the prefix."""
         most = self._config.num_candidates
         found = self._prefixes.holders(keys, 2 * most) if keys else []
         return [member_id for member_id in found if member_id in order][:most]
@@ -295,20 +299,21 @@ class Router:
         return side.slot_s + travel_s + side.tail_s + side.decode_s, member.member_id
 
     def check_invariants(self) -> None:
-        """Of all parts."""
+        """Check the invariants of all parts."""
         self._roster.check_invariants()
         self._prefixes.check_invariants()
 
 
 def _kv_fits(giver: Member, taker: Member) -> bool:
-    """Blocks that can be made of each other; the transport itself compares everything else when it connects."""
+    """Return whether one member's blocks can be converted into the other's; the transport compares everything else when
+    it connects."""
     small, large = sorted((giver.block_size, taker.block_size))
     is_converted = giver.numerics != taker.numerics
     return large % small == 0 and (is_converted or giver.kv_bytes_per_token == taker.kv_bytes_per_token)
 
 
 def _transfer_bytes(giver: Member, decode: DecodeSide) -> float:
-    """Return the bytes that travel, in the lender's format."""
+    """Return the bytes to transfer, in the lender's format."""
     taker = decode.standing.member
     if giver.kv_bytes_per_token == taker.kv_bytes_per_token:
         return decode.transfer_bytes

@@ -1,8 +1,8 @@
-"""Why a hand-over does not pay: the one change on the prefill side that would bring it nearest to paying.
+"""The reason why a hand-over does not pay: the one change of the prefill side that would help most.
 
 as it is      cost of the best pair > cost of computing the prompt where it decodes
-if it were    idle | linked without delay | as warm | as fast    each alone: the cheapest names the reason
-              all of them, and it would still not pay            nothing at the prefill side is the reason
+if it were    idle | linked without delay | as warm | as fast    each alone: the cheapest gives the reason
+              all of them, and it would still not pay            the reason is not on the prefill side
 """
 
 from __future__ import annotations

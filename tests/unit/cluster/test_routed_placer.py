@@ -43,8 +43,8 @@ def test_a_prompt_of_a_block_and_more_is_handed_over() -> None:
     [
         (15, {}, "the prompt is shorter than one KV block, and only whole blocks are handed over"),
         (1, {}, "the prompt is shorter than one KV block, and only whole blocks are handed over"),
-        (512, {"prompt_logprobs": 1}, "the request asks for something that does not travel with its KV"),
-        (15, {"prompt_logprobs": 1}, "the request asks for something that does not travel with its KV"),
+        (512, {"prompt_logprobs": 1}, "the request asks for results that cannot be handed over with its KV"),
+        (15, {"prompt_logprobs": 1}, "the request asks for results that cannot be handed over with its KV"),
     ],
 )
 def test_a_prompt_that_cannot_be_handed_over_says_why(num_tokens: int, params: dict[str, Any], reason: str) -> None:
