@@ -62,7 +62,8 @@ class PoolWorker:
     """
 
     restart_delays_s: tuple[float, ...] = (0.0, 0.5, 2.0, 5.0, 10.0)
-    """Seconds before a start, by the number of fast deaths in a row; the last value from then on."""
+    """Seconds before a start, by the number of deaths in a row, of which a late one counts as the first; the last value
+    from then on."""
     soon_s = 5.0
     """Seconds after loading within which a death counts as fast, if no token was made."""
     gives_up = False

@@ -40,7 +40,7 @@ def keep_what_is_there() -> None:
 def look_in_a_lull() -> None:
     """Collect young garbage now if a collection is due soon, because no request waits for a token now.
 
-    The old generation is collected as often as the interpreter would. Left alone, it never gets there where this
+    The old generation is collected as often as the interpreter would do it; the interpreter never gets to it where this
     function is used.
     """
     young, middle, old = gc.get_count()

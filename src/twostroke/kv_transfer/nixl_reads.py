@@ -64,7 +64,7 @@ def _load_nixl() -> Any:
 
 
 class NixlAgent:
-    """This process's NIXL agent, with the pool registered; `close` it.
+    """NIXL agent of this process, with the pool registered; `close` it.
 
     Args:
         memory: of the pool.

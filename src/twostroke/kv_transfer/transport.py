@@ -65,5 +65,5 @@ class FetchingSide(Protocol):
         ...
 
     def close(self) -> None:
-        """Stop fetching."""
+        """Stop fetching prefixes."""
         ...

@@ -60,7 +60,7 @@ class PrefillLoad:
     """Prefill rate of one member, measured while it had work; None: not measured."""
 
     def __post_init__(self) -> None:
-        """Check ranges."""
+        """Check that all values are in range."""
         whole_number("num_queued_prompt_tokens", self.num_queued_prompt_tokens, 0)
         number("prompt_tokens_per_s", self.prompt_tokens_per_s, 0, _MOST, "0 or more tokens a second")
         if self.prefill_tokens_per_s is not None:
@@ -92,7 +92,7 @@ class DecodeLoad:
     """Slope of that line."""
 
     def __post_init__(self) -> None:
-        """Check ranges."""
+        """Check that all values are in range."""
         for name in ("num_sequences", "num_used_blocks"):
             whole_number(name, getattr(self, name), 0)
         for name in ("num_blocks", "max_num_seqs"):

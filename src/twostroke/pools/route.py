@@ -36,7 +36,7 @@ class RouteRequest:
         return self.num_prompt_tokens >= (self.whole_tokens or self.block_size)
 
     def __post_init__(self) -> None:
-        """Check counts."""
+        """Check that all counts are valid."""
         for name in ("num_prompt_tokens", "num_output_tokens", "block_size"):
             whole_number(name, getattr(self, name), 1)
         most = self.num_prompt_tokens // self.block_size

@@ -1,12 +1,12 @@
-"""Puts an engine together: the one place where model, memory, scheduler and text meet.
+"""Assembly of an engine: the one module that combines model, memory, scheduler and text.
 
-A start goes in stages, each made from those before it:
+A start has stages, each built from those before it:
 
-    EngineConfig -> Prepared (preparation.py)     settings and files resolved, everything refused that can be
-                 -> Costs                         the machine's limits, and by which step times limits are kept
-                 -> KVSizing, or MemoryProbe      how many KV blocks there are, or who will measure that
+    EngineConfig -> Prepared (preparation.py)     settings and files resolved, and checked as far as possible
+                 -> Costs                         the machine's limits, and step times for latency limits
+                 -> KVSizing, or MemoryProbe      the number of KV blocks, or the probe that will measure it
                  -> Computing                     the weights are read, by one rank or several
-                 -> BuiltEngine                   scheduler, journal and the ends of hand-overs around it
+                 -> BuiltEngine                   scheduler, journal and hand-over ends around it
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ log = get_logger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Costs:
-    """What the costs and the times of steps are worked out from."""
+    """Basis for the costs and times of steps."""
 
     shape: ModelShape
     machine: MachineLimits
@@ -80,26 +80,26 @@ class Computing:
 
     executor: Executor
     runner: ModelRunner
-    """What rank 0 computes with."""
+    """Runner of rank 0."""
     sized: Sized
     shared: SharedMemory | None
-    """Memory of all ranks' KV caches, where other processes map it."""
+    """Memory of all ranks' KV caches, if other processes map it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuiltEngine:
-    """An engine, and what the side that speaks text has to know of it."""
+    """An engine, with the facts that the text side needs."""
 
     engine: Engine
     facts: EngineFacts
     tokenizer: Tokenizer
     grammars: GrammarBackend
     lender: LenderFacts | None
-    """Where its KV can be fetched; None: nowhere."""
+    """Address at which its KV can be fetched; None: it lends none."""
     geometry: KVGeometry | None
-    """What it computes and by what, in a pool."""
+    """Identity, numerics and layout of its KV, in a pool."""
     machine: MachineLimits
-    """What the machine can do."""
+    """Limits of the machine."""
 
 
 def build_engine(
@@ -114,13 +114,13 @@ def build_engine(
     """Load a model and build the engine that runs sequences of its token ids.
 
     Args:
-        config: everything a user may set.
-        around_executor: puts another executor around the one that computes, to watch it (benchmarks do).
-        listeners: hear every event, beside the file and the ring of the engine's own.
-        around_drafter: puts another drafter around the one that the settings name, or in its place (benchmarks do).
-        handover: where KV goes and comes from, in an engine that is one of a pool.
-        machine: what the machine can do; None: that is measured.
-        step_times: what limits of time are kept by; None: a calibration, if there is one.
+        config: all settings of the user.
+        around_executor: wraps the executor that computes, to observe it (benchmarks do).
+        listeners: receive every event, in addition to the engine's file and ring.
+        around_drafter: wraps or replaces the drafter that the settings name (benchmarks do).
+        handover: hand-over settings of an engine in a pool.
+        machine: limits of the machine; None: they are measured.
+        step_times: step times for latency limits; None: those of a calibration, if there is one.
 
     Raises:
         SetupError: no such model, files that contradict each other, sizes that do not fit.
@@ -130,18 +130,18 @@ def build_engine(
     prepared = prepare(config)
     if around_drafter is not None and prepared.drafter is not None:
         prepared = replace(prepared, drafter=around_drafter(prepared.drafter))
-    return_unused()  # reading a large tokenizer takes twice what it keeps
+    return_unused()  # reading a large tokenizer takes twice the memory that it keeps
 
     @cache
     def costs() -> Costs:
         return _costs(prepared, machine, step_times)
 
     if prepared.device.type != "cpu" or prepared.num_ranks > 1:
-        costs()  # while there is memory on the card, and no rank waits
-    # on a CPU it is measured behind the weights, when the server's process has ended its own preparations
+        costs()  # before the weights fill the card, and before ranks wait
+    # on a CPU it is measured after the weights, when the server's process is idle
     kv_size = _kv_size(prepared, handover)
     with ExitStack() as if_it_fails:
-        # opened before a weight is read, which may take minutes: a path that cannot be written is refused at once
+        # opened before the weights are read, which may take minutes, to refuse a bad path at once
         path = config.load.event_log
         event_log = None if path is None else if_it_fails.enter_context(JsonlEventLog(path))
         computing = _computing(prepared, kv_size, handover)
@@ -163,7 +163,7 @@ def build_engine(
                 hashes_blocks=config.cache.enable_prefix_caching,
                 journal=journal,
             )
-        if_it_fails.pop_all()  # the engine's from here on
+        if_it_fails.pop_all()  # the engine owns them now
     lines = start_lines(prepared, computing.sized, costs().pace, time.perf_counter() - begin_s)
     for line in lines:
         log.log(logging.WARNING if line.startswith(NOTE) else logging.INFO, line)
@@ -182,8 +182,8 @@ def run_rank(start: RankStart, communicator: Communicator) -> None:
     """Run one of the ranks above 0, from loading its share to its end.
 
     Args:
-        start: what rank 0 was asked for and has decided.
-        communicator: to the others.
+        start: settings and decisions of rank 0.
+        communicator: to the other ranks.
 
     Raises:
         SetupError: its share cannot be loaded.
@@ -205,7 +205,7 @@ def run_rank(start: RankStart, communicator: Communicator) -> None:
 
 
 def _costs(prepared: Prepared, machine: MachineLimits | None, step_times: StepTimeModel | None) -> Costs:
-    """Measure the machine unless its limits are given, and find the step times to keep limits by."""
+    """Measure the machine unless its limits are given, and find the step times for latency limits."""
     settings, shape = prepared.settings, prepared.shape
     if machine is None:
         num_threads = prepared.num_threads * settings.load.num_local_ranks
@@ -217,11 +217,11 @@ def _costs(prepared: Prepared, machine: MachineLimits | None, step_times: StepTi
 
 
 def _kv_size(prepared: Prepared, handover: HandoverEnds | None) -> KVSizing | MemoryProbe:
-    """Return how many KV blocks there are, or what will measure that when the weights are there.
+    """Return the number of KV blocks, or the probe that measures it after the weights are loaded.
 
     Raises:
-        DoesNotFit: the weights do not, or an explicit size, with the arithmetic.
-        SetupError: a card's KV is to be handed over.
+        DoesNotFit: the weights or an explicit size are too large; the message has the arithmetic.
+        SetupError: KV of a card would have to be handed over.
     """
     probe = probe_of(prepared.device)
     if probe is None:
@@ -229,20 +229,20 @@ def _kv_size(prepared: Prepared, handover: HandoverEnds | None) -> KVSizing | Me
         return account_for_memory(prepared, share=share).sizing
     if handover is not None:
         device = prepared.settings.load.device
-        raise SetupError(f"device={device}: KV of a card is not handed over so far. Take --device cpu.")
+        raise SetupError(f"device={device}: handing over KV of a GPU is not implemented. Use --device cpu.")
     check_weights_fit(prepared)
     return probe
 
 
 def _computing(prepared: Prepared, kv_size: KVSizing | MemoryProbe, handover: HandoverEnds | None) -> Computing:
-    """Load the model, here or here and in other processes, and open the one door to it."""
+    """Load the model in this process and the processes of other ranks, and return its executor."""
     shared: SharedMemory | None = None
     finds_key_means = is_quantized(prepared.kv_format)
     if handover is not None:
         assert isinstance(kv_size, KVSizing), "memory that is shared is made before a weight is read"
         num_blocks = kv_size.num_blocks + kv_size.num_scratch_blocks + prepared.drafter_facts.num_branch_blocks
         shared = shared_memory_for(handover.port, prepared.num_ranks, num_blocks * prepared.layout.bytes_per_block)
-        # who converts KV from and to a quantized format needs them, too
+        # a process that converts KV from or to a quantized format needs them too
         finds_key_means |= handover.port.fetches and handover.port.allows_drift
     descriptors = () if shared is None else shared.descriptors
     descriptor = descriptors[0] if descriptors else None
@@ -269,7 +269,7 @@ def _computing(prepared: Prepared, kv_size: KVSizing | MemoryProbe, handover: Ha
 
 
 def _check_own_memory(prepared: Prepared, sizing: KVSizing) -> None:
-    """Check the memory of a rank on a host of its own, which rank 0 did not see when it chose the number of blocks."""
+    """Check the memory of a rank on another host, which rank 0 did not see when it chose the number of blocks."""
     if prepared.settings.load.tensor_parallel_address is None:
         return
     usable = free_memory(prepared).usable_bytes
@@ -294,7 +294,7 @@ def _scheduler(prepared: Prepared, sizing: KVSizing, pace: Pace) -> Scheduler:
 
 
 def _engine(prepared: Prepared, scheduler: Scheduler, executor: Executor, journal: Journal) -> Engine:
-    """Return an engine outside of pools, which checks its KV where the settings say so."""
+    """Return an engine outside of pools, with a KV self-check if the settings ask for one."""
     cache, size = prepared.settings.cache, prepared.layout.block_size
     self_check = None
     if cache.kv_check_rate:
@@ -312,7 +312,7 @@ def _engine(prepared: Prepared, scheduler: Scheduler, executor: Executor, journa
 
 
 def _engine_started(prepared: Prepared, sizing: KVSizing, costs: Costs, handover: HandoverEnds | None) -> EngineStarted:
-    """Return the first event of the log: everything that a replay has to be built from."""
+    """Return the first event of the log: everything that a replay needs."""
     settings, model = prepared.settings, prepared.config
     what = f"{model.architecture}, {num_parameters(model)} parameters, {prepared.dtype}{unlike(prepared)}"
     started = engine_started(
@@ -337,7 +337,7 @@ def _engine_started(prepared: Prepared, sizing: KVSizing, costs: Costs, handover
 
 
 def _geometry(prepared: Prepared, runner: ModelRunner) -> KVGeometry:
-    """Return what another process has to agree on."""
+    """Return the properties that must match those of another process."""
     load = prepared.settings.load
     text = prepared.tokenizer.encode(KEY_MEANS_TEXT)
     return KVGeometry(

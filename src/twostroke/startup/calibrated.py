@@ -1,4 +1,4 @@
-"""Where a calibration lies, and whether it is one of this model, as it is loaded here, on this machine.
+"""Location of a calibration, and the check that it fits this model, its settings and this machine.
 
     written to   ~/.cache/twostroke/NAME-KEY-twostroke-calibration.json, where KEY is a hash of the model's path
     read from    the same, and else beside the model, where earlier releases wrote it:
@@ -8,8 +8,8 @@ Machines may share a model's folder, and step times belong to one machine, so no
 says whether weights are quantized while loading, are random, or are multiplied without batch invariance: step times
 then differ, or belong to no real model.
 
-From it follow the step times by which an engine keeps its limits and makes room for background work, and whether limits
-can be kept at all.
+The calibration gives the step times by which an engine keeps its latency limits and makes room for background work. It
+also shows whether limits can be kept at all.
 """
 
 from __future__ import annotations
@@ -45,16 +45,16 @@ _LOAD = (
     "threads",
     "enable_expert_parallel",
 )
-"""Of the settings, those that step times depend on; and the number of ranks."""
+"""Load settings that step times depend on, in addition to the number of ranks."""
 _PACKAGE = Path(__file__).parents[1]
 
 
 def calibration_places(model: Path, load: LoadConfig) -> tuple[Path, ...]:
-    """Return where a calibration may lie: in the cache folder, where it is written, then where older releases wrote it.
+    """Return the paths of a calibration: in the cache folder, where it is written, then where older releases wrote it.
 
     Args:
         model: the folder or the GGUF file.
-        load: how it is loaded.
+        load: load settings.
     """
     ending = "" if load.quantization is None else f"-{load.quantization}"
     ending += "" if load.load_format == "auto" else f"-{load.load_format}"
@@ -69,10 +69,10 @@ def calibration_places(model: Path, load: LoadConfig) -> tuple[Path, ...]:
 
 
 def place_to_write(model: Path, load: LoadConfig) -> Path:
-    """Return the file in the cache folder; the folder is made.
+    """Return the file in the cache folder, after creating the folder.
 
     Raises:
-        InvalidParameter: the folder cannot be made.
+        InvalidParameter: the folder cannot be created.
     """
     place = calibration_places(model, load)[0]
     try:
@@ -84,9 +84,9 @@ def place_to_write(model: Path, load: LoadConfig) -> Path:
 
 
 def find_calibration(model: Path, load: LoadConfig, cache: CacheConfig) -> tuple[Calibration | None, str]:
-    """Return the calibration of a model as it is loaded here, and words: which it is, or why there is none.
+    """Return the calibration for a model as it is loaded here, and words: which file it is, or why there is none.
 
-    A file that is none or of another version counts as missing, since calibrating again is what mends it.
+    A file that is invalid or of another version counts as missing, because a new calibration replaces it.
     """
     return _chosen(*_read(model, load), load, cache)
 
@@ -106,7 +106,7 @@ def _chosen(
 
 
 def _read(model: Path, load: LoadConfig) -> tuple[list[tuple[Path, Calibration]], list[str]]:
-    """Return the calibrations that lie there, and of the other files their paths and what is wrong with them."""
+    """Return the calibrations found, and a message for each file that cannot be read."""
     found: list[tuple[Path, Calibration]] = []
     broken: list[str] = []
     for place in calibration_places(model, load):
@@ -124,8 +124,8 @@ def why_not(found: Calibration, load: LoadConfig, cache: CacheConfig) -> str:
 
     Args:
         found: the calibration.
-        load: how the model is loaded here.
-        cache: of the engine here.
+        load: load settings here.
+        cache: cache settings here.
     """
     differences = [
         *_differences(found.machine, Hardware.of_this_machine().as_json()),
@@ -138,17 +138,17 @@ def why_not(found: Calibration, load: LoadConfig, cache: CacheConfig) -> str:
 
 
 def _differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """In words, of what both know."""
+    """Return the differences of the values that both sides have, in words."""
     return [f"{name} {then[name]} there, {value} here" for name, value in now.items() if then.get(name, value) != value]
 
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """What limits of time are kept by."""
+    """Step times by which latency limits are kept."""
 
     step_times: StepTimeModel
     lines: tuple[str, ...]
-    """To be said at the start."""
+    """Lines for the start."""
 
 
 def pace_of(
@@ -158,14 +158,15 @@ def pace_of(
     machine: MachineLimits,
     step_times: StepTimeModel | None = None,
 ) -> Pace:
-    """The calibration of the model, or else the floors of the machine, which are stretched by what steps really take.
+    """Return the step times of the model's calibration, or else the machine's limits, which measured steps then
+    correct.
 
     Args:
-        config: with or without limits.
+        config: with or without latency limits.
         model: its folder or file.
         shape: of the model.
-        machine: what it does at best.
-        step_times: to go by; None: those of a calibration, if there is one.
+        machine: its limits.
+        step_times: step times to use; None: those of a calibration, if there is one.
     """
     why, broken = "step times as given", list[str]()
     if step_times is None:
@@ -174,7 +175,7 @@ def pace_of(
         step_times = None if found is None else found.step_times
     if step_times is None:
         step_times = roofline(shape, machine, most_tokens=config.scheduler.max_num_batched_tokens)
-        why += "; limits begin with what the machine could do at best, and follow what steps take"
+        why += "; limits start from the machine's best speed, and then follow measured steps"
     remedy = f"`twostroke calibrate {config.load.model} --no-drafts` writes a new one"
     notes = tuple(f"{NOTE}     {words}; {remedy}" for words in broken)
     if not config.scheduler.has_slo:
@@ -189,7 +190,7 @@ def _words(config: SchedulerConfig) -> str:
 
 
 def _unreachable(config: SchedulerConfig, step_times: StepTimeModel, shape: ModelShape) -> Iterator[str]:
-    """A limit below what a single request takes is said, with the nearest that can be kept."""
+    """Yield a note for each limit that not even a single request can keep, with the nearest that can be kept."""
     layers = Layers(shape.windows)
     first_s = step_times.seconds(layers.work([(0, 1, 1)]))
     if config.ttft_slo_s is not None and config.ttft_slo_s < first_s:
@@ -210,7 +211,7 @@ def _unreachable(config: SchedulerConfig, step_times: StepTimeModel, shape: Mode
 
 
 def _ms(seconds: float) -> str:
-    """A limit may be a fraction of a millisecond.
+    """Return a time in milliseconds, which may be a fraction of one.
 
     >>> _ms(0.05), _ms(0.0123), _ms(1e-6)
     ('50 ms', '12.3 ms', '0.001 ms')

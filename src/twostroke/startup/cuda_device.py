@@ -1,4 +1,4 @@
-"""Whether a model can run on the GPU that PyTorch finds, and what to do where it cannot."""
+"""Checks that a model can run on the GPU that PyTorch finds, with remedies."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ from twostroke.errors import InvalidParameter, SetupError
 BFLOAT16_CAPABILITY = (8, 0)
 REMEDY = "or take --device cpu"
 _NO_GPUS = "No CUDA GPUs are available"
-"""torch's words where a driver has no device for this process."""
+"""PyTorch's message if the driver has no device for this process."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CudaFacts:
-    """What PyTorch says of CUDA here."""
+    """PyTorch's information about CUDA on this machine."""
 
     torch_version: str
     built_for: str | None
-    """The CUDA version that it was built for; None: for CPUs alone."""
+    """CUDA version that PyTorch was built for; None: CPUs only."""
     failure: str | None
-    """What it says where CUDA does not start."""
+    """Error message if CUDA does not start."""
     num_devices: int = 0
     name: str = ""
-    """Of the device that is asked for, as all that follows."""
+    """Name of the requested device; all further fields are about it."""
     capability: tuple[int, int] = (0, 0)
     built_architectures: tuple[str, ...] = ()
-    """What it has machine code for ("sm_90"), or code that a driver can compile ("compute_90")."""
+    """Architectures with machine code ("sm_90"), or with code that a driver can compile ("compute_90")."""
     total_bytes: int = 0
     free_bytes: int = 0
 
 
 def device_of(load: LoadConfig, rank: int) -> torch.device:
-    """Where a rank runs: each has a GPU of its own, on its host.
+    """Return a rank's device: each rank has a GPU of its own on its host.
 
     >>> device_of(LoadConfig(device="cuda", tensor_parallel_size=4), 3)
     device(type='cuda', index=3)
@@ -47,7 +47,7 @@ def device_of(load: LoadConfig, rank: int) -> torch.device:
 
 
 def cuda_facts(index: int = 0) -> CudaFacts:
-    """Of this process, and of one of its devices, if there are so many; starts CUDA."""
+    """Return the facts of this process, and of one of its devices if that exists; start CUDA."""
     version, built_for = torch.__version__, torch.version.cuda
     if built_for is None:
         return CudaFacts(torch_version=version, built_for=None, failure=None)
@@ -55,7 +55,7 @@ def cuda_facts(index: int = 0) -> CudaFacts:
         torch.cuda.init()
         num_devices = torch.cuda.device_count()
     except (RuntimeError, AssertionError) as error:  # no driver, one that is too old, or a device that does not answer
-        if _NO_GPUS in str(error):  # with a driver that is right: `init` raises before anybody can count
+        if _NO_GPUS in str(error):  # the driver works, but `init` raises before devices can be counted
             return CudaFacts(torch_version=version, built_for=built_for, failure=None)
         return CudaFacts(torch_version=version, built_for=built_for, failure=str(error))
     if not num_devices:
@@ -76,14 +76,14 @@ def cuda_facts(index: int = 0) -> CudaFacts:
 
 
 def check_cuda(facts: CudaFacts) -> None:
-    """Refuses what cannot run there, whatever the model.
+    """Refuse a machine on which no model can run.
 
     Raises:
-        SetupError: what is missing, and what to do.
+        SetupError: the message says what is missing, and what to do.
     """
     if facts.built_for is None:
         raise SetupError(
-            f"device=cuda: this PyTorch ({facts.torch_version}) was built for CPUs alone. Install one that was built "
+            f"device=cuda: this PyTorch ({facts.torch_version}) was built for CPUs only. Install one that was built "
             f"for CUDA (https://pytorch.org/get-started/locally), {REMEDY}."
         )
     where = f"device=cuda: this PyTorch ({facts.torch_version}) was built for CUDA {facts.built_for}, and"
@@ -106,10 +106,10 @@ def check_cuda(facts: CudaFacts) -> None:
 
 
 def check_gpu_for_each_rank(facts: CudaFacts, load: LoadConfig) -> None:
-    """Refuses more ranks than this host has GPUs.
+    """Refuse more ranks than this host has GPUs.
 
     Raises:
-        InvalidParameter: how many there are.
+        InvalidParameter: the message has their number.
     """
     if load.num_local_ranks > facts.num_devices:
         raise InvalidParameter(
@@ -121,10 +121,10 @@ def check_gpu_for_each_rank(facts: CudaFacts, load: LoadConfig) -> None:
 
 
 def check_dtype(facts: CudaFacts, dtype: str) -> None:
-    """Refuses a type that the GPU cannot compute in.
+    """Refuse a type in which the GPU cannot compute.
 
     Raises:
-        SetupError: it cannot, and which type it can.
+        SetupError: the message names a type in which it can.
     """
     if dtype == "bfloat16" and facts.capability < BFLOAT16_CAPABILITY:
         raise SetupError(
@@ -134,7 +134,9 @@ def check_dtype(facts: CudaFacts, dtype: str) -> None:
 
 
 def _has_code_for(capability: tuple[int, int], architectures: tuple[str, ...]) -> bool:
-    """Machine code runs on later minor versions of its major one, code to be compiled on all that are later.
+    """Return whether code for a capability exists.
+
+    Machine code runs on later minor versions of its major version; code to be compiled runs on all later versions.
 
     >>> _has_code_for((8, 9), ("sm_80", "sm_90")), _has_code_for((7, 0), ("sm_80",))
     (True, False)
@@ -156,5 +158,5 @@ def _dotted(capability: tuple[int, int]) -> str:
 
 
 def _first_sentence(text: str) -> str:
-    """Of a report the beginning; what follows advises users of PyTorch itself."""
+    """Return the beginning of an error report; the rest advises users of PyTorch."""
     return re.split(r"(?<=\w)[.:](?:\s|$)|\n", text.strip())[0]

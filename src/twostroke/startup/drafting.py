@@ -1,4 +1,4 @@
-"""Puts together what drafts: found and checked before a weight is read, built when the target is in memory."""
+"""Drafters: found and checked before any weight is read, and built when the target is in memory."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _TAKES_NOTHING = DrafterFacts()
 
 
 def find_drafter(config: SpeculativeConfig, prepared: Prepared) -> Drafter:
-    """Return the drafter that the settings ask for, with everything checked that can be before a weight is read.
+    """Return the drafter that the settings name, after all checks that need no weights.
 
     Raises:
         InvalidParameter: a setting that does not go with the target.
@@ -84,7 +84,7 @@ class _EarlyExit:
 
     @classmethod
     def of(cls, config: SpeculativeConfig, prepared: Prepared) -> _EarlyExit:
-        """Checks the layer."""
+        """Return the drafter after checking the layer."""
         name, num_layers = "speculative_config.exit_layer", prepared.config.num_layers
         trained = prepared.config.early_exit_layers
         exit_layer = config.exit_layer or (trained[0] if trained else None)
@@ -109,7 +109,7 @@ class _EarlyExit:
 
 @dataclass(frozen=True, slots=True)
 class _DraftModel:
-    """A model of its own. Its KV block i goes with the target's block i, whatever the target keeps there."""
+    """A separate draft model. Its KV block i belongs to the target's block i, whatever the target stores there."""
 
     files: ModelFiles
     config: ModelConfig
@@ -118,7 +118,7 @@ class _DraftModel:
 
     @classmethod
     def of(cls, config: SpeculativeConfig, prepared: Prepared) -> _DraftModel:
-        """Finds it, and checks that it speaks the target's tokens."""
+        """Find the model, and check that it has the target's vocabulary."""
         files = find_model(_model_of(config, prepared, "draft"))
         draft = files.config().fixed_for(prepared.longest_request)
         _check_vocabulary(files, draft, prepared, has_tokenizer=config.model is not None)
@@ -159,16 +159,16 @@ class _DraftModel:
 
 @dataclass(frozen=True, slots=True)
 class _Medusa:
-    """Heads on the target's last hidden state; they keep no K and V."""
+    """Medusa heads on the target's last hidden state; they keep no K and V."""
 
     folder: DraftFolder
     num_places: int
-    """For drafts, of each request and step; more than there are heads make branches."""
+    """Positions for drafts, per request and step; more than there are heads allow branches."""
     prepared: Prepared
 
     @classmethod
     def of(cls, config: SpeculativeConfig, prepared: Prepared) -> _Medusa:
-        """Finds them, and checks that they go with the target."""
+        """Find the heads, and check that they fit the target."""
         folder = DraftFolder(find_model_folder(_model_of(config, prepared, "medusa")))
         check_medusa(folder, prepared.config, prepared.path.name)
         num_places = config.num_speculative_tokens
@@ -178,13 +178,13 @@ class _Medusa:
     def facts(self) -> DrafterFacts:
         around, num_heads = self.prepared, medusa_shape(self.folder).num_heads
         num_branch_blocks = 0
-        if self.num_places > num_heads + 1:  # one more is no place for a branch
+        if self.num_places > num_heads + 1:  # one more does not make a branch
             num_branch_blocks = MAX_BRANCHES * blocks_of_branch(num_heads, around.layout)
         return DrafterFacts(
             max_drafts=num_heads,
             num_weight_bytes=medusa_bytes(self.folder, around.dtype, around.operators.packed_sizes),
             num_branch_blocks=num_branch_blocks,
-            # states of two steps: not every request is in the last one
+            # states of two steps, because not every request is in the last one
             bytes_per_request=2 * around.config.hidden_size * around.dtype.itemsize,
         )
 
@@ -201,12 +201,13 @@ class _Medusa:
 
 
 _KEPT_TOKENS = 32
-"""Of each request, two blocks of the usual size; beside them the largest chunk of a prompt."""
+"""Tokens whose features are kept for each request, two blocks of the usual size, in addition to the largest chunk of a
+prompt."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Eagle:
-    """A layer of its own over the target's features; its KV block i goes with the target's block i."""
+    """A separate layer over the target's features; its KV block i belongs to the target's block i."""
 
     folder: DraftFolder
     config: ModelConfig
@@ -214,7 +215,7 @@ class _Eagle:
 
     @classmethod
     def of(cls, config: SpeculativeConfig, prepared: Prepared) -> _Eagle:
-        """Finds it, and checks that it goes with the target."""
+        """Find the head, and check that it fits the target."""
         folder = DraftFolder(find_model_folder(_model_of(config, prepared, "eagle")))
         check_eagle(folder, prepared.config, prepared.path.name)
         layers = feature_layers(prepared.config.num_layers)
@@ -232,7 +233,7 @@ class _Eagle:
         return DrafterFacts(
             num_weight_bytes=eagle_bytes(self.folder, around.dtype, around.operators.packed_sizes),
             kv_bytes_per_block=self._kv.bytes_per_block,
-            bytes_per_token=2 * size,  # of a step's features, and of those that are kept
+            bytes_per_token=2 * size,  # features of the step, and features that are kept
             bytes_per_request=_KEPT_TOKENS * size,
         )
 
@@ -259,7 +260,7 @@ class _Eagle:
 
 
 def _model_of(config: SpeculativeConfig, prepared: Prepared, kind: str) -> str:
-    """The model that the settings name, or what comes with the target.
+    """Return the model that the settings name, or the one that comes with the target.
 
     Raises:
         InvalidParameter: there is neither.
@@ -277,41 +278,41 @@ def _placement(prepared: Prepared, target: LoadedTarget) -> Placement:
 
 
 class _KVBeside:
-    """KV of a drafter, whose block i goes with the target's block i: it follows one block table of the target."""
+    """KV of a drafter, whose block i belongs to the target's block i: it follows one block table of the target."""
 
     def __init__(self, drafter: ModelConfig, target: KVLayout) -> None:
         self._drafter = drafter
         windows = [group.window for group in target.groups]
-        # the table of the group that reaches back most
+        # the block table of the group with the longest window
         group_id = min(range(len(windows)), key=lambda group: (windows[group] is not None, -(windows[group] or 0)))
         group = target.groups[group_id]
         self.table = TargetTable(group_id, target.page_ids(group))
-        self._held = group.window  # what it has given back, nobody sees any more
+        self._held = group.window  # positions before the window have no blocks any more
         layers: dict[KVSpec, list[int]] = {}
         for layer_id, spec in enumerate(drafter.kv_specs):
             layers.setdefault(replace(spec, window=None), []).append(layer_id)
-        # for each shape of K and V one group of all its layers; what each of them sees is the attention layout's affair
+        # one group for all layers with the same shape of K and V; the attention layout has their windows
         groups = (KVGroup(tuple(layer_ids), spec, group.pages_per_block) for spec, layer_ids in layers.items())
         self._layouts = [KVLayout((group,), target.block_size, target.kv_format) for group in groups]
 
     @property
     def bytes_per_block(self) -> int:
-        """Return the bytes that the drafter keeps for each KV block of the target."""
+        """Bytes that the drafter keeps for each KV block of the target."""
         return sum(layout.bytes_per_block for layout in self._layouts)
 
     @property
     def words(self) -> str:
-        """Return the size of a token, for the lines at the start."""
+        """KV bytes of a token, for the lines at the start."""
         return f"{sum(layout.bytes_per_token for layout in self._layouts):,} bytes of KV per token"
 
     def num_pages(self, num_blocks: int) -> int:
-        """Return the pages of each of its storages."""
+        """Return the number of pages of each of its storages."""
         return num_blocks * self._layouts[0].groups[0].pages_per_block
 
     def storage(self, num_blocks: int, device: torch.device) -> tuple[JoinedStorages, AttentionLayout]:
-        """Make the storage, and say where the drafter's layers find their K and V there.
+        """Create the storage, and return it with the places of the drafter's layers in it.
 
-        Layers of the same shape and window are a group.
+        Layers of the same shape and window form a group.
         """
         places = {
             layer_id: (which, index)
@@ -336,10 +337,10 @@ class _KVBeside:
 
 
 def _check_vocabulary(files: ModelFiles, draft: ModelConfig, target: Prepared, *, has_tokenizer: bool) -> None:
-    """A draft is a token id: both models must mean the same by it.
+    """Check that both models have the same vocabulary, because a draft is a token id.
 
     Raises:
-        SetupError: they do not, with the first difference.
+        SetupError: they differ; the message has the first difference.
     """
     names = f"{files.path.name}, the draft model, and {target.path.name}"
     if draft.vocab_size != target.config.vocab_size:

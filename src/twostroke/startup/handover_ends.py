@@ -1,5 +1,6 @@
-"""The ends of hand-overs, built for an engine that is one of a pool; and what a process computes and by what, as far as
-the bits of K and V depend on it: compared before any travel.
+"""Hand-over ends of an engine in a pool, and the facts that determine the bits of K and V.
+
+Two processes compare these facts before any KV is transferred.
 """
 
 from __future__ import annotations
@@ -35,23 +36,23 @@ from twostroke.version import __version__
 
 @dataclass(frozen=True, slots=True)
 class HandoverEnds:
-    """What an engine in a pool needs besides its config."""
+    """Settings of an engine in a pool, in addition to its config."""
 
     port: HandoverPort
     epoch: int
-    """A number that no other process has."""
+    """Number that identifies the process."""
     post: Callable[[KVFetched | EndHold], object]
-    """Called in another thread with a message for PoolEngine.hand_over: an import has come, or will not, or blocks are
-    not read any more."""
+    """Function called in another thread with a message for PoolEngine.hand_over: an import has ended, or blocks are not
+    read any more."""
 
 
 def shared_memory_for(port: HandoverPort, num_ranks: int, num_bytes: int) -> SharedMemory | None:
-    """Make memory for a KV cache that processes on this machine map; None where none of them is to.
+    """Create memory for a KV cache that other processes on this machine map; return None if none does.
 
-    Other engines on this machine map what they fetch from; rank 0 maps that of all ranks, to lend and to fill it.
+    Other engines on this machine map the memory they fetch from; rank 0 maps that of all ranks, to lend and to fill it.
 
     Args:
-        port: where the engine lends, and whether it fetches; one that does neither may have ranks on other hosts.
+        port: hand-over settings; an engine that neither lends nor fetches may have ranks on other hosts.
         num_ranks: of the engine.
         num_bytes: of each rank's cache.
 
@@ -64,7 +65,7 @@ def shared_memory_for(port: HandoverPort, num_ranks: int, num_bytes: int) -> Sha
         return None
     try:
         return SharedMemory(num_ranks, num_bytes)
-    except (OSError, AttributeError) as error:  # not on Linux: no such call
+    except (OSError, AttributeError) as error:  # AttributeError: not Linux
         alone = " and --tensor-parallel-size 1" if num_ranks > 1 else ""
         raise SetupError(
             f"no shared memory for a KV cache of {num_bytes:,} bytes ({error}). Hand KV over by TCP (--kv-transport "
@@ -80,18 +81,18 @@ def open_ends(
     runner: ModelRunner,
     shared: SharedMemory | None,
 ) -> tuple[KVEnds, LenderFacts | None]:
-    """The two ends of hand-overs, as far as an engine has them, and where it lends.
+    """Return an engine's hand-over ends, and the address at which it lends.
 
     Args:
-        ends: what they tell, and where they are.
+        ends: settings of the ends.
         geometry: of this engine.
         scheduler: of the engine.
         journal: of the engine.
-        runner: what computes in its KV cache.
-        shared: memory of all ranks' caches, where processes map it.
+        runner: owner of the KV cache.
+        shared: memory of all ranks' caches, if processes map it.
 
     Raises:
-        SetupError: nobody can be served at its address, or NIXL is not there.
+        SetupError: the engine cannot listen at its address, or NIXL is not installed.
     """
     kv = runner.kv
     own = kv.bytes_of_pool()
@@ -114,7 +115,7 @@ def open_ends(
         try:
             where = LenderFacts(lender.listen(port.lends_at), ends.epoch)
         except OSError as error:
-            raise SetupError(f"{port.lends_at}: nobody can fetch KV there ({error}). Give another address.") from None
+            raise SetupError(f"{port.lends_at}: cannot lend KV there ({error}). Give another address.") from None
     if port.fetches:
         borrower = KVBorrower(
             memory,
@@ -131,18 +132,18 @@ def open_ends(
 _NUM_SAMPLES = 16
 _SAMPLE_BYTES = 4096
 _KV_CODEC = "3"
-"""Raised when a KV format comes to mean other numbers: what one process stored another must not misread."""
+"""Version of the KV formats' meaning, so that a process does not misread KV stored by another version."""
 
 
 def identity_facts(path: Path, config: ModelConfig, load: LoadConfig, token_ids: Sequence[int]) -> dict[str, str]:
-    """Of the model. Two folders with the same weights are the same model, whatever they are called.
+    """Return the identity of a model. Two folders with the same weights are the same model, whatever their names.
 
     Args:
         path: of the weights.
         config: of the model, fixed for the longest request.
-        load: what the user asked for.
-        token_ids: of the text that the means of keys are found with (runner/key_means.py): quantized keys are less
-            these means.
+        load: load settings of the user.
+        token_ids: of the text from which the means of keys are computed (runner/key_means.py); quantized keys are
+            stored without these means.
     """
     ropes = (sorted(asdict(rope).items()) for rope, _ in config.ropes)
     rope = "; ".join(" ".join(f"{name}={value}" for name, value in fields if value is not None) for fields in ropes)
@@ -160,7 +161,7 @@ def identity_facts(path: Path, config: ModelConfig, load: LoadConfig, token_ids:
 def numerics_facts(
     kernels: str, device: str, load: LoadConfig, *, dtype: str, kv_format: KVFormat, quantization: str | None
 ) -> dict[str, str]:
-    """Return the facts that decide the numerics, named as the settings where there is one.
+    """Return the facts that determine the numerics, named like the settings where there is one.
 
     Args:
         kernels: name of the operators.
@@ -187,19 +188,20 @@ def numerics_facts(
 
 
 def _maths(config: ModelConfig) -> ModelConfig:
-    """Return what a model computes with its weights; where two differ, no weight tells."""
+    """Return the config without the fields that do not change the model's computation."""
     return replace(config, dtype="", max_position_embeddings=0, max_context=0, early_exit_layers=())
 
 
 def _digest(value: object) -> str:
-    """Return a digest of a value's `repr`: of token ids, or of a shape, which is all that random weights come from."""
+    """Return a digest of a value's `repr`: of token ids, or of a shape, which alone determines random weights."""
     return hashlib.blake2b(repr(value).encode(), digest_size=8).hexdigest()
 
 
 def fingerprint(path: Path) -> str:
-    """Of weight files: their sizes, and samples spread over each. Reading all of them would take as long as loading.
+    """Return a digest of weight files: of their sizes and of samples spread over each.
 
-    Two fine-tunes of one model differ nearly everywhere, so some of the samples do.
+    Reading whole files would take as long as loading. Two fine-tunes of one model differ nearly everywhere, so some
+    samples differ.
     """
     files = parts_of(path) if path.is_file() else sorted(path.glob("*.safetensors"))
     found = hashlib.blake2b(digest_size=8)

@@ -1,4 +1,4 @@
-"""The weights of a rank, read, and what computes with them."""
+"""Loading of a rank: reads its weights and builds its runner."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ def load_rank(
     *,
     finds_key_means: bool,
 ) -> tuple[ModelRunner, Sized]:
-    """Read the weights of a rank and build what runs them, with its KV cache in shared memory where that is given.
+    """Read the weights of a rank and build its runner, with its KV cache in shared memory if that is given.
 
-    Quantized KV stores keys less their means; who converts KV from and to a quantized format needs these, too.
+    Quantized KV stores keys less their means; a process that converts KV from or to a quantized format needs them too.
 
     Returns:
-        What runs them, and how large that cache is.
+        The runner, and the size of its KV cache.
     """
     settings = prepared.settings
     is_known = isinstance(kv_size, KVSizing)
@@ -90,7 +90,7 @@ def load_rank(
     parts = RunnerParts(
         graphs=_graphs(prepared, target),
         mover=KVMover(kv, num_slots) if (num_slots := host_slots(settings.cache, prepared.layout)) else None,
-        # torch's threads go where the one that runs the model may
+        # torch's threads stay on the CPUs of the thread that runs the model
         cpus=prepared.cpus if prepared.operators.pin_threads is None else prepared.cpus[:1],
     )
     kind = RunnerAhead if settings.schedules_ahead else ModelRunner
@@ -105,8 +105,8 @@ def _packed_cache(prepared: Prepared) -> PackedCache | None:
 
     Raises:
         InvalidParameter: the operators keep none.
-        SetupError: its folder cannot be made.
-        CorruptCheckpoint: a hash differs from the one that is kept.
+        SetupError: its folder cannot be created.
+        CorruptCheckpoint: a hash differs from the stored one.
     """
     load = prepared.settings.load
     if load.packed_cache is None:
@@ -125,9 +125,9 @@ def _packed_cache(prepared: Prepared) -> PackedCache | None:
 
 
 def _graphs(prepared: Prepared, target: LoadedTarget) -> DecodeGraphs | None:
-    """Return recorded passes where they can be recorded.
+    """Return the recorded passes; None if passes cannot be recorded.
 
-    Not of several ranks, which gather in between, and not of experts whose rows are counted on the host.
+    They cannot with several ranks, which gather in between, or with experts whose rows are counted on the host.
     """
     is_alike = prepared.num_ranks == 1 and not target.model.reads_counts
     recorder = _recorder(prepared.device.type) if is_alike else None

@@ -1,4 +1,5 @@
-"""The KV cache of a card: weights are there, the largest steps run and are measured, and the rest is for KV."""
+"""Size of the KV cache on a card: after loading the weights the largest steps run and are measured, and KV gets the
+rest."""
 
 from __future__ import annotations
 
@@ -29,20 +30,20 @@ from twostroke.startup.prepared import Prepared
 
 @dataclass(frozen=True, slots=True)
 class Sized:
-    """How large the KV cache is."""
+    """Size of the KV cache."""
 
     sizing: KVSizing
     memory: DeviceMemory | None = None
-    """What was measured for it, of several ranks that of the one which has least room; None: it was known before."""
+    """Measured memory, of the rank with the least room; None: the size was known before."""
 
 
 def measure_and_size(
     prepared: Prepared, model: DecoderModel, sampler: Sampler, probe: MemoryProbe, split: RowSplit
 ) -> Sized:
-    """Run the largest steps and decide how many KV blocks there are; all ranks do, and decide the same.
+    """Run the largest steps and decide the number of KV blocks; all ranks do so, with the same result.
 
     Raises:
-        DoesNotFit: too little is left, with the numbers and the settings that would do.
+        DoesNotFit: too little is left; the message has the numbers and settings that would fit.
     """
 
     def measure(changed: Prepared) -> DeviceMemory:
@@ -51,9 +52,9 @@ def measure_and_size(
     try:
         memory = measure(prepared)
     except torch.OutOfMemoryError as error:
-        # the frames that it came through hold the tensors of the step: smaller ones would be measured beside them
+        # the traceback's frames hold the step's tensors, which would count in the measurement of smaller steps
         traceback.clear_frames(error.__traceback__)
-        # of several ranks, the others are in the middle of the step that this one had to leave
+        # with several ranks, the others are still in the step that failed here
         fits = () if split.size > 1 else smaller_steps(prepared, measure)
         size = largest_step(prepared)
         raise DoesNotFit(
@@ -63,7 +64,7 @@ def measure_and_size(
     cache = prepared.settings.cache
     is_given = cache.kv_cache_memory is not None or cache.num_kv_blocks is not None
     needed = needed_bytes(prepared)
-    if not is_given and memory.default_bytes < needed:  # how a given size fits is said when it is cut up
+    if not is_given and memory.default_bytes < needed:  # a given size is checked by size_for
         raise DoesNotFit(
             f"{memory.account}, and a request of {prepared.settings.load.max_model_len or 2} tokens takes {needed:,}. "
             f"{_advice(settings_that_fit(prepared, memory, measure))}"
@@ -78,7 +79,7 @@ def _advice(fits: Sequence[str]) -> str:
 
 
 def _measure(prepared: Prepared, model: DecoderModel, sampler: Sampler, probe: MemoryProbe) -> DeviceMemory:
-    """Return the account of this rank's card.
+    """Return the memory of this rank's card.
 
     Raises:
         torch.OutOfMemoryError: not even the largest steps fit beside the weights.
@@ -97,7 +98,7 @@ def _measure(prepared: Prepared, model: DecoderModel, sampler: Sampler, probe: M
             launched.append(runner.launch(batch))
             if not ahead:
                 runner.finish(launched.pop())
-        for step in launched:  # until here, two steps hold what they have computed
+        for step in launched:  # up to here, two steps hold their results
             runner.finish(step)
 
     # the peak includes the block of KV that the steps used; it is too small to matter
@@ -105,7 +106,7 @@ def _measure(prepared: Prepared, model: DecoderModel, sampler: Sampler, probe: M
 
 
 def _poorest(own: DeviceMemory, split: RowSplit, device: torch.device) -> DeviceMemory:
-    """Of all ranks' cards the one that has least room, since every rank has as many blocks."""
+    """Return the memory of the card with the least room over all ranks, because every rank has as many blocks."""
     names = [field.name for field in fields(own) if field.name != "utilization"]
     numbers = torch.tensor([[getattr(own, name) for name in names]], device=device)
     of_ranks = split.gather(numbers, len(names) * split.size).view(split.size, -1).tolist()
@@ -114,7 +115,7 @@ def _poorest(own: DeviceMemory, split: RowSplit, device: torch.device) -> Device
 
 
 def needed_bytes(prepared: Prepared) -> int:
-    """Return the KV bytes of the longest request asked for, or else of the shortest: one token in, one out."""
+    """Return the KV bytes of the longest request in the settings, or else of the shortest: one token in, one out."""
     cache, layout = prepared.settings.cache, prepared.layout
     num_tokens = prepared.settings.load.max_model_len or 2
     num_blocks = blocks_of_request(layout, cache, num_tokens, prepared.max_tokens_per_step)
@@ -126,12 +127,12 @@ def needed_bytes(prepared: Prepared) -> int:
 def settings_that_fit(
     prepared: Prepared, memory: DeviceMemory, measure: Callable[[Prepared], DeviceMemory]
 ) -> list[str]:
-    """Return changes of one setting, each of which leaves room for a request, as flags.
+    """Return changes of a single setting, as flags, each of which leaves room for a request.
 
     Args:
-        prepared: the model and the settings that were asked for.
-        memory: as it was measured for that.
-        measure: the same with other sizes of steps.
+        prepared: the model with the current settings.
+        memory: measured with these settings.
+        measure: measures other settings.
     """
     needed, words = needed_bytes(prepared), list[str]()
     utilization = memory.utilization_for(needed)
@@ -142,13 +143,16 @@ def settings_that_fit(
         spared = prepared.rank_weight_bytes - with_quantization(prepared, quantization).rank_weight_bytes
         if replace(memory, weight_bytes=max(0, memory.weight_bytes - spared)).default_bytes >= needed:
             words.append(f"--quantization {quantization}")
-            break  # the least change of them
+            break  # the smallest change
     return words
 
 
 def smaller_steps(prepared: Prepared, measure: Callable[[Prepared], DeviceMemory]) -> list[str]:
-    """Return, as flags, settings that make steps smaller: of each the first of its halves, quarters, ... that leaves
-    room for a request, found by trying, as the weights are there."""
+    """Return settings that make steps smaller, as flags.
+
+    For each setting it is the first of its halves, quarters, ... that leaves room for a request. They are tried out,
+    because the weights are loaded.
+    """
     settings = prepared.settings
 
     def fits(part: str, name: str, value: int) -> bool:
@@ -172,7 +176,8 @@ def smaller_steps(prepared: Prepared, measure: Callable[[Prepared], DeviceMemory
 
 
 def _halves(value: int, least: int) -> Iterator[int]:
-    """
+    """Yield a value's halves, down to the least.
+
     >>> list(_halves(100, 10)), list(_halves(2, 2))
     ([50, 25, 12], [])
     """
@@ -182,7 +187,7 @@ def _halves(value: int, least: int) -> Iterator[int]:
 
 
 def _smaller_forms(prepared: Prepared) -> Iterator[QuantizationOnLoad]:
-    """Yield the forms that this model's weights can be loaded in, the larger first."""
+    """Yield the quantizations in which this model's weights can be loaded, the larger first."""
     for name in integer_forms(prepared):
         with contextlib.suppress(InvalidParameter):  # its matrices do not divide into groups
             check_weights(prepared.weights, prepared.config, name, DEFAULT_GROUP_SIZE)

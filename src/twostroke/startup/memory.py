@@ -1,6 +1,6 @@
-"""Where an engine's memory goes: weights, the largest step and tables, and what they leave for KV.
+"""Division of an engine's memory: weights, largest step and tables, and the remainder for KV.
 
-Of a GPU there is one account for the engine, which measures its parts, and for plans, which predict them.
+For a GPU one account serves the engine, which measures the parts, and plans, which predict them.
 """
 
 from __future__ import annotations
@@ -24,37 +24,37 @@ from twostroke.startup.prepared import DrafterFacts, Prepared
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryAccount:
-    """Where an engine's memory goes, in bytes, and what the KV blocks hold. Of several ranks, each rank's."""
+    """Bytes of each part of an engine's memory, and the size of the KV cache. With several ranks, of each rank."""
 
     weight_bytes: int
-    """Of several ranks, of the one that has most."""
+    """Weight bytes of the rank that has most."""
     draft_weight_bytes: int
-    """Of a draft model's, or of heads that draft."""
+    """Weight bytes of a draft model or of draft heads."""
     step_bytes: int
-    """Peak memory of the largest step."""
+    """Peak bytes of the largest step."""
     context_bytes: int
-    """Memory of tables that grow with the longest request."""
+    """Bytes of tables that grow with the longest request."""
     reserve_bytes: int
-    """Memory kept free beside them, and for recorded passes; on a GPU only."""
+    """Bytes kept free in addition, and for recorded passes; on a GPU only."""
     memory: KVRoom
-    """What is free once all weights are there, and what of it must stay free beside the KV cache."""
+    """Free memory once all weights are loaded, and the part of it that must stay free beside the KV cache."""
     kv_bytes_per_token: int
     kv_bytes_per_block: int
-    """What drafts keep beside it included."""
+    """Bytes of a KV block, including the drafter's share."""
     sizing: KVSizing
     """Blocks, scratch blocks, the longest request, and how many of these fit."""
 
 
 def account_for_memory(prepared: Prepared, *, free_bytes: int | None = None, share: float = 1.0) -> MemoryAccount:
-    """Return what the weights take, and how the rest is cut up.
+    """Return the memory of the weights, and the division of the rest.
 
     Args:
         prepared: the model and its settings.
         free_bytes: of the device; None: as much as is free now.
-        share: of them that is this engine's.
+        share: this engine's share of them.
 
     Raises:
-        DoesNotFit: the weights are larger than that, or an explicit size is, with the arithmetic.
+        DoesNotFit: the weights or an explicit size are too large; the message has the arithmetic.
     """
     memory = free_memory(prepared, free_bytes=free_bytes, share=share)
     return _account(prepared, memory, memory.step_bytes, memory.context_bytes, reserve_bytes=0)
@@ -63,7 +63,7 @@ def account_for_memory(prepared: Prepared, *, free_bytes: int | None = None, sha
 def _account(
     prepared: Prepared, memory: KVRoom, step_bytes: int, context_bytes: int, *, reserve_bytes: int
 ) -> MemoryAccount:
-    """Return the account of a device, with the rest of its memory cut up."""
+    """Return the account of a device, with the rest of its memory divided."""
     drafts = prepared.drafter_facts
     return MemoryAccount(
         weight_bytes=prepared.rank_weight_bytes,
@@ -79,10 +79,10 @@ def _account(
 
 
 def size_for(prepared: Prepared, memory: KVRoom) -> KVSizing:
-    """Cut up the room for KV.
+    """Divide the memory for KV.
 
     Raises:
-        DoesNotFit: an explicit size is larger than the room, with the arithmetic.
+        DoesNotFit: an explicit size is too large; the message has the arithmetic.
     """
     settings = prepared.settings
     return size_kv_cache(
@@ -100,7 +100,7 @@ def size_for(prepared: Prepared, memory: KVRoom) -> KVSizing:
 
 
 def free_memory(prepared: Prepared, *, free_bytes: int | None = None, share: float = 1.0) -> FreeMemory:
-    """Return what there is for KV; the arguments are those of `account_for_memory`.
+    """Return the memory that is free for KV; the arguments are those of `account_for_memory`.
 
     Raises:
         DoesNotFit: it does not hold the weights.
@@ -116,7 +116,7 @@ def free_memory(prepared: Prepared, *, free_bytes: int | None = None, share: flo
     if free_bytes is None:
         free_bytes = free_bytes_of(prepared.device)
     free = int(share * free_bytes) // settings.load.num_local_ranks
-    if prepared.device.type == "cpu":  # both are cut from the same memory
+    if prepared.device.type == "cpu":  # both use the same memory
         free -= _checked_offloading(prepared, free)
     return FreeMemory(
         free_bytes=free - _checked_weight_bytes(prepared, free),
@@ -126,27 +126,27 @@ def free_memory(prepared: Prepared, *, free_bytes: int | None = None, share: flo
 
 
 def check_weights_fit(prepared: Prepared) -> None:
-    """Refuse weights that a card cannot hold, before one is read; how much else fits is measured when they are there.
+    """Refuse weights that a card cannot hold, before any is read; what else fits is measured after loading.
 
     Raises:
-        DoesNotFit: they are larger than what is free there.
+        DoesNotFit: they are larger than the free memory.
     """
     _checked_weight_bytes(prepared, free_bytes_of(prepared.device))
     _checked_offloading(prepared, free_host_bytes() // prepared.settings.load.num_local_ranks)
 
 
 def free_bytes_of(device: torch.device) -> int:
-    """Return what can be taken of a device's memory now."""
+    """Return the bytes of a device's memory that are free now."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     return free_host_bytes()
 
 
 def _checked_offloading(prepared: Prepared, free: int) -> int:
-    """Return the bytes of host memory for what the pool evicts.
+    """Return the bytes of host memory for evicted blocks.
 
     Raises:
-        DoesNotFit: more than is free there, or less than a block.
+        DoesNotFit: more than is free, or less than a block.
     """
     asked, per_block = prepared.settings.cache.kv_offloading_size or 0, prepared.layout.bytes_per_block
     if asked > free:
@@ -157,10 +157,10 @@ def _checked_offloading(prepared: Prepared, free: int) -> int:
 
 
 def _checked_weight_bytes(prepared: Prepared, free: int) -> int:
-    """Return the bytes of the weights, those of drafts included.
+    """Return the bytes of the weights, including the drafter's.
 
     Raises:
-        DoesNotFit: they are more than is free.
+        DoesNotFit: they are larger than the free memory.
     """
     num_bytes = prepared.rank_weight_bytes + prepared.drafter_facts.num_weight_bytes
     if num_bytes > free:
@@ -172,19 +172,19 @@ def _checked_weight_bytes(prepared: Prepared, free: int) -> int:
 
 
 def integer_forms(prepared: Prepared) -> tuple[QuantizationOnLoad, ...]:
-    """Return the integers that weights of floats can be quantized to while they are loaded, the larger first."""
+    """Return the integer types to which float weights can be quantized while loading, the larger first."""
     floats = prepared.settings.load.quantization is None and prepared.weights.quantization is None
     return ("int8", "int4") if floats and prepared.operators.keeps_quantized else ()
 
 
 def with_quantization(prepared: Prepared, quantization: QuantizationOnLoad) -> Prepared:
-    """Return the same model with its weights quantized while they are loaded."""
+    """Return the same model with its weights quantized while loading."""
     settings = prepared.settings
     return replace(prepared, settings=replace(settings, load=replace(settings.load, quantization=quantization)))
 
 
 def _what_would_fit(prepared: Prepared, free: int) -> str:
-    """Return the least quantization that makes the weights small enough, where one does."""
+    """Return advice: the mildest quantization with which the weights fit, if there is one."""
     for quantization in integer_forms(prepared):
         num_bytes = with_quantization(prepared, quantization).rank_weight_bytes
         if num_bytes < free:
@@ -193,7 +193,7 @@ def _what_would_fit(prepared: Prepared, free: int) -> str:
 
 
 def _step_bytes(prepared: Prepared) -> int:
-    """Return what the largest step takes, and what drafts keep of steps."""
+    """Return the bytes of the largest step, and of the state that the drafter keeps."""
     return prepared.drafter_step_bytes + step_bytes(
         prepared.config,
         max_tokens=prepared.step_tokens,
@@ -231,7 +231,7 @@ def account_for_card(prepared: Prepared, *, total_bytes: int, others_bytes: int 
         others_bytes: memory that other processes use.
 
     Raises:
-        DoesNotFit: no room for KV is left, or an explicit size is too large, with the arithmetic.
+        DoesNotFit: no room for KV is left, or an explicit size is too large; the message has the arithmetic.
     """
     longest, itemsize = prepared.longest_request, prepared.dtype.itemsize
     tables = sum(Rotary.bytes_for(head_dim, longest, itemsize) for _, head_dim in prepared.config.ropes)

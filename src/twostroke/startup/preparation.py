@@ -1,4 +1,4 @@
-"""Settings resolved against a model's files before a weight is read, and whatever can be refused by then."""
+"""Resolution of settings against a model's files, with all checks that are possible before a weight is read."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ from twostroke.startup.prepared import Prepared
 log = get_logger(__name__)
 
 MOST_THREADS_PER_PROCESSOR = 8
-"""Beyond it threads wait for each other: with 500 for each processor a prompt of a token took minutes."""
+"""Most threads per processor; more wait for each other: with 500, a prompt of one token took minutes."""
 
 
 def check_can_split(config: EngineConfig, model: ModelConfig, operators: Operators) -> None:
-    """Refuses what would not give the bits of one rank, or is not implemented.
+    """Refuse a number of ranks that is not implemented, or would not give the bits of one rank.
 
     Raises:
         InvalidParameter: tensor_parallel_size does not go with the model or with another setting.
@@ -77,7 +77,7 @@ def check_can_split(config: EngineConfig, model: ModelConfig, operators: Operato
 
 
 def _check_can_deal_experts(num_ranks: int, model: ModelConfig) -> None:
-    """Refuse a model without experts, and ranks that would have none.
+    """Refuse expert parallelism for a model without experts, or with more ranks than experts.
 
     Raises:
         InvalidParameter: enable_expert_parallel does not go with the model.
@@ -92,16 +92,16 @@ def _check_can_deal_experts(num_ranks: int, model: ModelConfig) -> None:
 
 
 def prepare(settings: EngineConfig, rank: int = 0, *, planned: Operators | None = None) -> Prepared:
-    """Find everything of a model but its weights.
+    """Find everything of a model except its weights.
 
     Args:
-        settings: everything a user may set.
-        rank: which of the ranks this is; its device depends on it.
+        settings: all settings of the user.
+        rank: this rank; its device depends on it.
         planned: operators of a device that is not present; their memory is counted and nothing runs there. None: those
             of the device, which must be present.
 
     Raises:
-        SetupError: whatever can be refused before a weight is read.
+        SetupError: any error that can be found before a weight is read.
         InvalidParameter: a setting that does not go with the model.
     """
     load = settings.load
@@ -110,7 +110,7 @@ def prepare(settings: EngineConfig, rank: int = 0, *, planned: Operators | None 
     if facts is not None:
         check_cuda(facts)
         check_gpu_for_each_rank(facts, load)
-        torch.cuda.set_device(device)  # of this thread, which is the one that computes where it is not the first
+        torch.cuda.set_device(device)  # for this thread, which computes
     files = find_model_of(load)
     config = files.config().fixed_for(load.max_model_len)
     weights = weights_of(files, config, load, device)
@@ -138,7 +138,7 @@ def prepare(settings: EngineConfig, rank: int = 0, *, planned: Operators | None 
         log.info("%s: sampling defaults %s are not applied; give them per request", files.path.name, shown(recommended))
     if load.activation_quantization is not None and weights.quantization is None and load.quantization is None:
         raise SetupError(
-            f"activation_quantization={load.activation_quantization}: it is about quantized weights, and those of "
+            f"activation_quantization={load.activation_quantization}: it needs quantized weights, and those of "
             f"{files.path} are not. Leave it out, or quantize them (--quantization int8 or int4)."
         )
     check_weights(weights, config, load.quantization, load.group_size or DEFAULT_GROUP_SIZE)
@@ -164,7 +164,7 @@ def prepare(settings: EngineConfig, rank: int = 0, *, planned: Operators | None 
 
 
 def moved_to(prepared: Prepared, operators: Operators) -> Prepared:
-    """Return the same model planned for the device of its settings, with operators whose memory is counted.
+    """Return the same model prepared for another device, with operators whose memory is only counted.
 
     Raises:
         InvalidParameter: several ranks cannot share the model there.
@@ -191,7 +191,7 @@ def _with_drafter(prepared: Prepared) -> Prepared:
 
 
 def _check_formats(settings: EngineConfig, operators: Operators, kv_format: KVFormat) -> None:
-    """Refuse formats that the operators do not know."""
+    """Refuse formats that the operators do not support."""
     remedy = "Take int8, or the kernels of torch (--kernels reference, slower) or of a GPU (--device cuda)."
     if kv_format not in operators.kv_formats:
         limit = f"the {operators.name} kernels do not read it; they read {', '.join(operators.kv_formats)}"
@@ -223,7 +223,7 @@ def _types(
 
 
 def _layout(config: EngineConfig, model: ModelConfig, kv_format: KVFormat) -> KVLayout:
-    """Return how a rank keeps KV."""
+    """Return a rank's KV layout."""
     ranks = config.load.tensor_parallel_size
     return KVLayout.of(
         [spec.of_rank(ranks) for spec in model.kv_specs], block_size=config.cache.block_size, kv_format=kv_format
@@ -231,7 +231,7 @@ def _layout(config: EngineConfig, model: ModelConfig, kv_format: KVFormat) -> KV
 
 
 def _check_cpus(load: LoadConfig) -> None:
-    """Refuse CPUs that this process may not use, those of other ranks here included."""
+    """Refuse CPUs that this process may not use, including those of other ranks on this host."""
     name, given = "cpu_affinity", load.cpu_affinity
     if not hasattr(os, "sched_setaffinity"):
         limit = f"{platform.system()} has no sched_setaffinity, by which threads are pinned"
@@ -245,11 +245,11 @@ def _check_cpus(load: LoadConfig) -> None:
 
 
 def _num_threads(load: LoadConfig, cpus: Sequence[int]) -> int:
-    """Return the threads of the operators.
+    """Return the number of threads of the operators.
 
     Raises:
-        InvalidParameter: so many for each processor that they would only wait for each other, or CPUs that this
-            process may not use.
+        InvalidParameter: so many per processor that they would only wait for each other, or CPUs that this process may
+            not use.
     """
     if cpus:
         _check_cpus(load)
@@ -264,7 +264,7 @@ def _num_threads(load: LoadConfig, cpus: Sequence[int]) -> int:
 
 
 def usable_processors() -> int:
-    """Those this process may run on; where the system does not say (macOS, Windows), all there are."""
+    """Return the number of processors that this process may use; all where that is unknown (macOS, Windows)."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

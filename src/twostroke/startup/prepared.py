@@ -1,6 +1,6 @@
-"""The first stage of a start: settings resolved against a model's files, of which no weight was read.
+"""The first stage of a start: settings resolved against a model's files, before any weight is read.
 
-Beside it: what a start knows of a drafter, its needs before a weight is read and how it is built beside the target.
+Also a drafter's interface to the start: its needs before weights are read, and how it is built beside the target.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from twostroke.tokenizer.tokenizer import Tokenizer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedTarget:
-    """The target in memory."""
+    """The target model in memory."""
 
     model: DecoderModel
     kv: KVStorage
@@ -42,25 +42,25 @@ class LoadedTarget:
     max_tokens: int
     """Known tokens of a step, which drafting layers may read at once."""
     max_num_seqs: int
-    """Requests of a step."""
+    """Most requests of a step."""
 
 
 @dataclass(frozen=True, slots=True)
 class DrafterFacts:
-    """What the engine needs to know about the drafter. The defaults describe no drafter."""
+    """Needs and limits of a drafter. The defaults describe no drafter."""
 
     max_drafts: int | None = None
-    """Most tokens in a row that it can guess; None: any number."""
+    """Most tokens in a row that it can draft; None: any number."""
     num_weight_bytes: int = 0
     """Bytes of its own weights."""
     kv_bytes_per_block: int = 0
-    """Bytes it keeps beside each KV block of the target."""
+    """Bytes it keeps for each KV block of the target."""
     num_branch_blocks: int = 0
-    """KV blocks of the target that its branches are verified in."""
+    """KV blocks of the target in which its branches are verified."""
     bytes_per_token: int = 0
-    """Most bytes that it remembers of each token of the largest step."""
+    """Most bytes that it keeps for each token of the largest step."""
     bytes_per_request: int = 0
-    """Most bytes that it remembers of each request of that step."""
+    """Most bytes that it keeps for each request of that step."""
 
 
 class Drafter(Protocol):
@@ -68,22 +68,22 @@ class Drafter(Protocol):
 
     @property
     def facts(self) -> DrafterFacts:
-        """Return its needs and limits."""
+        """Needs and limits of the drafter."""
         ...
 
     @property
     def words(self) -> str:
-        """Return its description for the lines at the start."""
+        """Description for the lines at the start."""
         ...
 
     def build(self, target: LoadedTarget) -> Proposer:
-        """Read its weights and return what drafts."""
+        """Read its weights and return the proposer."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class GivenDrafter:
-    """A proposer that is there already: a benchmark's, or a test's."""
+    """A proposer that exists already, from a benchmark or a test."""
 
     proposer: Proposer
     words: str
@@ -96,7 +96,7 @@ class GivenDrafter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
-    """A model that can be loaded, the settings to load it with, and what follows from both."""
+    """A model that can be loaded, with its settings and the values derived from both."""
 
     settings: EngineConfig
     path: Path
@@ -108,7 +108,7 @@ class Prepared:
     operators: Operators
     num_threads: int
     cpus: tuple[int, ...]
-    """CPUs that the threads are pinned to; none: they are not pinned."""
+    """CPUs that the threads are pinned to; empty: they are not pinned."""
     tokenizer: Tokenizer
     tokenizer_path: Path
     eos_token_ids: frozenset[int]
@@ -118,54 +118,54 @@ class Prepared:
 
     @property
     def num_ranks(self) -> int:
-        """Return the number of ranks that compute the model together."""
+        """Number of ranks that compute the model together."""
         return self.settings.load.tensor_parallel_size
 
     @property
     def split(self) -> RankSplit:
-        """Return how the weights are dealt out to these ranks."""
+        """Distribution of the weights over the ranks."""
         return RankSplit(self.num_ranks, self.settings.load.enable_expert_parallel)
 
     @property
     def dtype_name(self) -> str:
-        """Return the name of the type of activations, as settings have it."""
+        """Name of the type of activations, as in the settings."""
         return str(self.dtype).removeprefix("torch.")
 
     @property
     def attention_dtype(self) -> torch.dtype:
-        """Return the type that attention multiplies in."""
+        """Type in which attention multiplies."""
         return self.operators.attention_dtype(self.dtype, self.kv_format)
 
     @property
     def drafter_facts(self) -> DrafterFacts:
-        """Return the facts of the drafter, or those of none."""
+        """Facts of the drafter; defaults without one."""
         return DrafterFacts() if self.drafter is None else self.drafter.facts
 
     @property
     def longest_request(self) -> int:
-        """Return the tokens of the longest request as asked for; whether KV memory holds it comes out later."""
+        """Tokens of the longest request in the settings; whether KV memory holds it is decided later."""
         return self.settings.load.max_model_len or self.config.max_context
 
     @property
     def max_tokens_per_step(self) -> int:
-        """Return the most tokens that one step can add to one request."""
+        """Most tokens that one step can add to one request."""
         scheduler = self.settings.scheduler
         return scheduler.max_num_batched_tokens if scheduler.enable_chunked_prefill else self.config.max_context
 
     @property
     def step_tokens(self) -> int:
-        """Return the tokens of the largest step; no step has more than all its requests together."""
+        """Tokens of the largest step; no step has more than all its requests together."""
         scheduler, longest = self.settings.scheduler, self.longest_request
         most = scheduler.max_num_batched_tokens
         if not scheduler.enable_chunked_prefill:
             most = max(most, longest + scheduler.max_num_seqs)
-        if self.settings.cache.kv_check_rate:  # a pass over one block is a step, too
+        if self.settings.cache.kv_check_rate:  # a pass over one block is a step too
             most = max(most, self.settings.cache.block_size)
         return min(most, longest * scheduler.max_num_seqs)
 
     @property
     def drafter_step_bytes(self) -> int:
-        """Return what drafts take in the largest step: what they keep of it, and the blocks of branches."""
+        """Bytes that drafts take in the largest step: the state that is kept, and the blocks of branches."""
         drafts = self.drafter_facts
         kept = drafts.bytes_per_token * self.step_tokens
         kept += drafts.bytes_per_request * self.settings.scheduler.max_num_seqs
@@ -173,7 +173,7 @@ class Prepared:
 
     @property
     def shape(self) -> ModelShape:
-        """Return the numbers that operations and bytes are counted from, for all ranks together."""
+        """Figures from which operations and bytes are counted, for all ranks together."""
         num_bytes, num_weights = self.weight_bytes(), num_parameters(self.config)
         shape = ModelShape(
             hidden_size=self.config.hidden_size,
@@ -195,7 +195,7 @@ class Prepared:
 
     @property
     def int8_operators(self) -> Operators | None:
-        """Return the operators that multiply this model's weights in 8 bits; None where products are of floats."""
+        """Operators that multiply this model's weights in 8 bits; None if products use floats."""
         load = self.settings.load
         is_quantized = load.quantization is not None or self.weights.quantization is not None
         multiplies_codes = self.device.type == "cpu" and self.operators.keeps_quantized
@@ -205,11 +205,11 @@ class Prepared:
 
     @property
     def rank_weight_bytes(self) -> int:
-        """Return the bytes of the weights of the rank that has most, drafts left out."""
+        """Weight bytes of the rank that has most, without drafters."""
         return self.weight_bytes(self.split)
 
     def weight_bytes(self, split: RankSplit = ALONE) -> int:
-        """Return the bytes of the weights, of the rank that has most. With quantized KV, means of keys count."""
+        """Return the weight bytes of the rank that has most, including means of keys with quantized KV."""
         load = self.settings.load
         means = key_means_bytes(self.config, self.kv_format, self.dtype.itemsize)
         return means + weight_bytes(

@@ -1,6 +1,6 @@
-"""A rank above 0: `python -m twostroke.startup.rank_process RANK SIZE ADDRESS`.
+"""Process of a rank above 0: `python -m twostroke.startup.rank_process RANK SIZE ADDRESS`.
 
-A rank ends when rank 0 says so, and when any other rank is gone.
+A rank ends when rank 0 tells it to, and when any other rank is gone.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ log = get_logger(__name__)
 
 
 def serve_rank(rank: int, size: int, address: str, *, ends_with_first: bool = False) -> None:
-    """Everything that a rank above 0 does, from meeting the others to its end.
+    """Run a rank above 0, from the rendezvous to its end.
 
     Args:
-        rank: from 1.
-        size: all ranks; rank 0 was given `tensor_parallel_size` of as many.
-        address: rank 0's, its `tensor_parallel_address`.
-        ends_with_first: this process ends at once when rank 0 is gone, whatever it does then.
+        rank: this rank, from 1.
+        size: number of ranks, the same as rank 0's `tensor_parallel_size`.
+        address: rank 0's `tensor_parallel_address`.
+        ends_with_first: whether this process ends at once when rank 0 is gone, whatever it is doing.
 
     Raises:
         SetupError: rank 0 was not found, or this rank's share cannot be loaded.
@@ -46,7 +46,7 @@ def serve_rank(rank: int, size: int, address: str, *, ends_with_first: bool = Fa
     try:
         start = msgspec.msgpack.decode(communicator.broadcast(None), type=RankStart, dec_hook=read_path)
         communicator = on_device(sockets_or_memory, start.config.load)
-        # not before: a rank that finds nobody is to say so at once, without loading the operators first
+        # imported only now, so that a rank that finds no rank 0 fails at once
         from twostroke.startup.assembly import run_rank
 
         run_rank(start, communicator)
@@ -55,7 +55,7 @@ def serve_rank(rank: int, size: int, address: str, *, ends_with_first: bool = Fa
 
 
 def _end_with(first: socket.socket) -> None:
-    """Ends this process when rank 0 does; loading, it would not notice for minutes."""
+    """End this process when rank 0 ends; while loading, it would not notice for minutes."""
     poll = select.poll()
     watched = first.dup()
     poll.register(watched, getattr(select, "POLLRDHUP", select.POLLHUP))
@@ -69,21 +69,21 @@ def _end_with(first: socket.socket) -> None:
 
 
 def main() -> int:
-    """A rank's process."""
+    """Run a rank's process; return its exit code."""
     parser = argparse.ArgumentParser(prog="python -m twostroke.startup.rank_process", description=__doc__)
     parser.add_argument("rank", type=int, help="from 1")
     parser.add_argument("size", type=int, help="ranks in all; rank 0's --tensor-parallel-size")
     parser.add_argument("address", help="rank 0's --tensor-parallel-address, host:port")
     given = parser.parse_args()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole group; rank 0 decides
-    signal_at_parents_death(signal.SIGCONT)  # one that is stopped would not see that rank 0 is gone
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; rank 0 handles it
+    signal_at_parents_death(signal.SIGCONT)  # a stopped process would not notice the end of rank 0
     logging.basicConfig(
         level=logging.WARNING, stream=sys.stderr, format=f"rank {given.rank}: %(levelname)s %(message)s"
     )
     try:
         serve_rank(given.rank, given.size, given.address, ends_with_first=True)
     except RankLost:
-        return 0  # nobody is left to run for, and who is lost has said why
+        return 0  # the lost rank has logged the cause
     except TwostrokeError as error:
         log.error("%s", error)
         return 1

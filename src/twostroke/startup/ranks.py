@@ -1,4 +1,4 @@
-"""The ranks above 0 as rank 0 has them: processes that it starts on its own host, or that somebody starts on others."""
+"""The ranks above 0, as rank 0 sees them: processes that it starts on its host, or that are started on other hosts."""
 
 from __future__ import annotations
 
@@ -27,61 +27,61 @@ from twostroke.log import get_logger
 log = get_logger(__name__)
 
 _PATIENCE_S = 5.0
-"""For a rank that was told to end."""
+"""Seconds for a rank to end after it was told to."""
 MEETING_S = 600.0
-"""For ranks that others start: a cluster may have to find a place for them first."""
+"""Seconds for all ranks to connect; a cluster may have to find a place for them first."""
 
 
 class KVDecision(msgspec.Struct, array_like=True):
-    """How large every rank's KV cache is."""
+    """Size of every rank's KV cache."""
 
     num_blocks: int
     max_model_len: int
 
 
 class RankStart(msgspec.Struct, array_like=True):
-    """What the other ranks have to know before they load their share."""
+    """Settings that the other ranks need before they load their share."""
 
     config: EngineConfig
     kv: KVDecision | None
-    """None: each rank measures its card, and the one that has least room decides."""
+    """Size of the KV cache; None: each rank measures its card, and the one with the least room decides."""
     kv_descriptors: tuple[int, ...] = ()
-    """Of memory for each rank's KV cache that rank 0 maps, too; none: it is a rank's own."""
+    """Memory for each rank's KV cache that rank 0 also maps; empty: each rank has its own."""
     finds_key_means: bool = False
-    """Whether all ranks find the means of keys (runner/key_means.py)."""
+    """Whether all ranks compute the means of keys (runner/key_means.py)."""
 
 
 class RankProcess(Protocol):
-    """Of a rank that was started here; as `subprocess.Popen` has it."""
+    """Process of a rank started here; the interface of `subprocess.Popen`."""
 
     def poll(self) -> int | None:
-        """Its exit code; None while it runs."""
+        """Return its exit code; None while it runs."""
         ...
 
     def wait(self, timeout: float | None = None) -> int:
-        """Waits for the exit code; raises `subprocess.TimeoutExpired`."""
+        """Wait for the exit code; raise `subprocess.TimeoutExpired` after the timeout."""
         ...
 
     def kill(self) -> None:
-        """Ends it at once."""
+        """Kill the process."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Ranks:
-    """The other ranks, as rank 0 has them."""
+    """The other ranks, as rank 0 sees them."""
 
     communicator: Communicator
     processes: tuple[RankProcess, ...]
-    """Those that were started here."""
+    """Processes that were started here."""
 
     @classmethod
     def start(cls, start: RankStart) -> Ranks:
-        """Starts the other ranks, or waits for those that somebody else starts; they begin to load.
+        """Start the other ranks, or wait for ranks that are started elsewhere; they begin to load.
 
         Raises:
-            SetupError: they did not come.
-            RankLost: one came, and is gone.
+            SetupError: not all ranks connected.
+            RankLost: a rank connected, and is gone.
         """
         load = start.config.load
         size, address = load.tensor_parallel_size, load.tensor_parallel_address
@@ -108,16 +108,18 @@ class Ranks:
         return cls(communicator, tuple(processes))
 
     def end(self) -> None:
-        """Waits for those that were started here; who does not end in time is killed. For failures, too: then nobody
-        has told them."""
+        """Wait for the processes that were started here, and kill those that do not end in time.
+
+        Also used after failures, when the ranks were not told to end.
+        """
         self.communicator.close()
         _end(self.processes)
 
 
 def spawn_rank(rank: int, size: int, address: str, descriptors: Sequence[int] = ()) -> RankProcess:
-    """A rank of this host, in a process of its own, which has these descriptors under the same numbers."""
+    """Start a rank of this host in a process of its own, which inherits these descriptors under the same numbers."""
     command = child_command("twostroke.startup.rank_process", str(rank), str(size), address)
-    # from its first moment, imports included, Ctrl-C is rank 0's affair: a process inherits what is blocked here
+    # only rank 0 handles Ctrl-C; the process inherits the blocked signal, so this holds during its imports too
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         return subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=descriptors)
@@ -126,15 +128,15 @@ def spawn_rank(rank: int, size: int, address: str, descriptors: Sequence[int] = 
 
 
 def connect(rank: int, sockets: Mapping[int, socket.socket], *, shares_memory: bool) -> Watching:
-    """The best communicator of host memory that there is between ranks that have met; returns when all of them have it.
+    """Return the fastest communicator in host memory for ranks that have met; wait until all of them have it.
 
     Raises:
-        RankLost: one is gone already.
+        RankLost: a rank is gone already.
     """
     try:
         memory = share_memory(rank, sockets) if shares_memory else None
     except OSError as error:
-        raise RankLost(0 if rank else 1, f"it went while ranks shared memory ({error})") from error
+        raise RankLost(0 if rank else 1, f"it ended while ranks shared memory ({error})") from error
     communicator = (
         SocketCommunicator(rank, sockets) if memory is None else SharedMemoryCommunicator(rank, sockets, memory)
     )
@@ -147,10 +149,10 @@ def connect(rank: int, sockets: Mapping[int, socket.socket], *, shares_memory: b
 
 
 def on_device(communicator: Watching, load: LoadConfig) -> Communicator:
-    """The communicator of where the model runs; between GPUs gathers do not go through the hosts.
+    """Return the communicator for the model's device; between GPUs gathers do not pass through the hosts.
 
     Raises:
-        RankLost: another rank did not come to it.
+        RankLost: another rank did not join it.
     """
     if load.device == "cpu":
         return communicator
@@ -163,7 +165,7 @@ def _trouble(processes: Sequence[RankProcess]) -> str | None:
     for rank, process in enumerate(processes, 1):
         code = process.poll()
         if code is not None:
-            return f"the process of rank {rank} exited with code {code}; its log says why"
+            return f"the process of rank {rank} exited with code {code}; see its log"
     return None
 
 

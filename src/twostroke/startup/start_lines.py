@@ -15,13 +15,13 @@ from twostroke.startup.prepared import Prepared
 
 
 def start_lines(prepared: Prepared, sized: Sized, pace: Pace, load_s: float) -> tuple[str, ...]:
-    """Return the lines that a start prints: the model and where it runs, its KV cache, and what is to be noted.
+    """Return the lines that a start prints: the model and its device, the KV cache, and notes.
 
     Args:
         prepared: the model and its settings.
         sized: its KV cache.
-        pace: by which step times limits are kept.
-        load_s: seconds from the beginning until everything was there.
+        pace: step times by which limits are kept.
+        load_s: seconds of the start.
     """
     sizing, layout = sized.sizing, prepared.layout
     config = prepared.config
@@ -35,7 +35,7 @@ def start_lines(prepared: Prepared, sized: Sized, pace: Pace, load_s: float) -> 
     model = f"{config.architecture}, {_parameters(config)}, {prepared.dtype_name}, {where}"
     weights = f"{prepared.rank_weight_bytes:,} bytes of weights, loaded in {load_s:.2f} s"
     per_token = f"{layout.kv_format}, {layout.bytes_per_token:,} bytes per token"
-    beside = f" and {sizing.num_scratch_blocks} to check them with" if sizing.num_scratch_blocks else ""
+    beside = f" and {sizing.num_scratch_blocks} for checks" if sizing.num_scratch_blocks else ""
     blocks = f"{sizing.num_blocks:,} blocks of {layout.block_words}{beside} = {sizing.kv_bytes:,} bytes"
     capacity = layout.capacity_tokens(sizing.num_blocks)
     limit = f" ({sizing.limit})" if sizing.limit else ""
@@ -64,13 +64,13 @@ def _rope_remarks(config: ModelConfig) -> list[str]:
         original, longest = rope.original_max_position_embeddings or 0, rope.longest_request or 0
         if rope.rope_type in ("dynamic", "longrope") and longest > original:
             name = "dynamic rope scaling is" if rope.rope_type == "dynamic" else "the long factors of longrope are"
-            fixed = f"{name} fixed for {longest} tokens: another --max-model-len, other outputs"
-            found.append(f"{fixed}; up to {original} nothing is stretched")
+            fixed = f"{name} fixed for {longest} tokens: another --max-model-len changes outputs"
+            found.append(f"{fixed}; up to {original} tokens nothing is scaled")
     return found
 
 
 def unlike(prepared: Prepared) -> str:
-    """Return, in words, how answers are not what one expects of the model."""
+    """Return, in words, how answers differ from what the model normally gives."""
     is_random = isinstance(prepared.weights, RandomWeights)
     is_free = not prepared.operators.is_batch_invariant
     return (", random weights" if is_random else "") + (", not batch-invariant" if is_free else "")
@@ -83,7 +83,7 @@ def _promise_remarks(prepared: Prepared) -> list[str]:
 
 
 def _proof_lines() -> list[str]:
-    """Return which numbers of rows the products of this process may have, and what it took to prove that."""
+    """Return a line about the row counts that were proved batch-invariant in this process, and the time it took."""
     found = proofs()
     if not found:
         return []

@@ -155,7 +155,7 @@ def test_a_setting_that_nobody_has_is_an_error() -> None:
 
 def test_what_is_missing_for_a_card_is_said() -> None:
     assert isinstance(find_machine(needs_card=False, facts=NO_CARD), Processors)
-    with pytest.raises(NotOnThisMachine, match=r"--full .*NVIDIA GPU.*built for CPUs alone.*Without --full") as error:
+    with pytest.raises(NotOnThisMachine, match=r"--full .*NVIDIA GPU.*built for CPUs only.*Without --full") as error:
         find_machine(needs_card=True, facts=NO_CARD)
     assert "--device" not in str(error.value)
     no_driver = replace(H200, failure="Found no NVIDIA driver on your system. Please check")
@@ -411,7 +411,7 @@ def test_an_interrupted_run_keeps_what_it_has(
 @pytest.mark.usefixtures("no_card")
 def test_full_is_refused_without_a_card_and_left_out_of_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     options = ReproduceOptions(full=True, results=tmp_path, plots=False)
-    with pytest.raises(NotOnThisMachine, match="built for CPUs alone"):
+    with pytest.raises(NotOnThisMachine, match="built for CPUs only"):
         reproduce(["card"], options, Console(quiet=True))
     monkeypatch.setattr("benchmarks.reproduce.run.RESULTS", {"card": RESULTS["card"]})
     console = Console(record=True, width=300, file=io.StringIO())

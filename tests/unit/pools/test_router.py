@@ -29,7 +29,7 @@ LARGE = {"kv_bytes_per_token": 100_000_000}
 STAYING: list[tuple[RouteReason, dict[str, Any], dict[str, Any], RouteRequest, str]] = [
     (RouteReason.NO_FULL_BLOCK, {}, BUSY, request(15), "shorter than one KV block"),
     (RouteReason.NO_FULL_BLOCK, {"block_size": 64}, BUSY, request(63, block_size=64), "shorter than one KV block"),
-    (RouteReason.NOT_ALLOWED, {}, BUSY, request(800, may_be_handed_over=False), "does not travel"),
+    (RouteReason.NOT_ALLOWED, {}, BUSY, request(800, may_be_handed_over=False), "cannot be handed over with its KV"),
     (RouteReason.NO_PREFILL_MEMBER, {"is_draining": True}, BUSY, request(800), "no prefill member is ready"),
     (RouteReason.NO_PREFILL_MEMBER, {"is_ready": False}, BUSY, request(800), "no prefill member is ready"),
     (RouteReason.PROMPT_TOO_LARGE, {"num_blocks": 40, "num_free_blocks": 40}, BUSY, request(800), "KV memory for the"),

@@ -98,7 +98,7 @@ def test_each_rank_has_a_gpu_of_its_own() -> None:
 @pytest.mark.skipif(torch.version.cuda is not None, reason="a PyTorch for CUDA")
 def test_an_engine_without_cuda_says_so_before_it_reads_a_model() -> None:
     assert cuda_facts().built_for is None
-    with pytest.raises(SetupError, match=r"was built for CPUs alone.*--device cpu"):
+    with pytest.raises(SetupError, match=r"was built for CPUs only.*--device cpu"):
         LLM(model="/nowhere", device="cuda")
 
 
